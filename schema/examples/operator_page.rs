@@ -1,0 +1,150 @@
+//! Makes `docs/KeyValueCache.md`, the human page of the operator, from `key_value_cache.yaml`.
+//!
+//! `cargo run -p kvcache-schema --example operator_page` writes the page; with `--check` it compares instead and fails
+//! if the page is not what the YAML makes.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_yaml::{Mapping, Value};
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/KeyValueCache.md");
+
+fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let schema: Value = serde_yaml::from_str(kvcache_schema::SCHEMA)?;
+    let page = page(&schema)?;
+    if std::env::args().any(|argument| argument == "--check") {
+        if std::fs::read_to_string(PAGE).ok().as_deref() == Some(page.as_str()) {
+            println!("docs/KeyValueCache.md is what schema/key_value_cache.yaml makes");
+            return Ok(ExitCode::SUCCESS);
+        }
+        eprintln!(
+            "docs/KeyValueCache.md is not what schema/key_value_cache.yaml makes: run \
+             `cargo run -p kvcache-schema --example operator_page`"
+        );
+        return Ok(ExitCode::FAILURE);
+    }
+    std::fs::create_dir_all(Path::new(PAGE).parent().ok_or("the page has a folder")?)?;
+    std::fs::write(PAGE, page)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The whole page as Markdown.
+fn page(schema: &Value) -> Result<String, std::fmt::Error> {
+    let mut md = String::new();
+    writeln!(md, "<!-- Made from schema/key_value_cache.yaml; change that file, then run")?;
+    writeln!(md, "     `cargo run -p kvcache-schema --example operator_page`. -->")?;
+    writeln!(md, "# {}\n\n{}\n", text(&schema["name"]), text(&schema["summary"]))?;
+    writeln!(md, "Domains {}; version {}.\n", list(&schema["domains"]), text(&schema["version"]))?;
+
+    writeln!(md, "Dimensions:\n")?;
+    for (name, meaning) in mapping(&schema["dimensions"]) {
+        writeln!(md, "- **{}**: {}", text(name), text(meaning))?;
+    }
+
+    writeln!(md, "\n## Attributes\n\nAll are integers; an absent one takes its default.\n")?;
+    table(&mut md, &["name", "default", "range", "meaning"], rows(&schema["attributes"]), |row| {
+        vec![code(&row["name"]), text(&row["default"]), range(row), text(&row["meaning"])]
+    })?;
+
+    writeln!(md, "\n## Cache modes\n")?;
+    table(&mut md, &["cache_mode", "name", "shape of cachestarts", "meaning"], rows(&schema["cache_modes"]), |row| {
+        vec![text(&row["code"]), text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
+    })?;
+
+    writeln!(md, "\n## Cache layouts\n")?;
+    table(&mut md, &["cache_layout", "name", "cache", "scale"], rows(&schema["cache_layouts"]), |row| {
+        vec![text(&row["code"]), text(&row["name"]), shape(&row["cache"]), shape(&row["scale"])]
+    })?;
+
+    for (title, key) in [("Inputs", "inputs"), ("Outputs", "outputs")] {
+        writeln!(md, "\n## {title}\n")?;
+        table(&mut md, &["name", "type", "shape", "meaning"], rows(&schema[key]), |row| {
+            let mut meaning = text(&row["meaning"]);
+            for (flag, words) in [("optional", "*Optional.*"), ("in_out", "*Modified in place.*")] {
+                if row[flag] == Value::Bool(true) {
+                    meaning = format!("{words} {meaning}");
+                }
+            }
+            vec![code(&row["name"]), text(&row["type"]), shape(&row["shape"]), meaning]
+        })?;
+    }
+
+    writeln!(md, "\n## Types\n")?;
+    for (name, types) in mapping(&schema["types"]) {
+        writeln!(md, "- **{}**: {}", text(name), list(types))?;
+    }
+    writeln!(md, "\nLegal combinations; without quantisation a scale of any T3 may be given and is left untouched.\n")?;
+    table(&mut md, &["quant_bit", "T1", "T2", "T3"], rows(&schema["combinations"]), |row| {
+        let t3 = if row["T3"].is_null() { "none".to_owned() } else { text(&row["T3"]) };
+        vec![text(&row["quant_bit"]), text(&row["T1"]), text(&row["T2"]), t3]
+    })?;
+
+    writeln!(md, "\n## Rules\n")?;
+    for rule in rows(&schema["rules"]) {
+        writeln!(md, "- **{}.** {}", text(&rule["title"]), text(&rule["text"]))?;
+    }
+    Ok(md)
+}
+
+fn rows(value: &Value) -> &[Value] {
+    value.as_sequence().map_or(&[], Vec::as_slice)
+}
+
+fn mapping(value: &Value) -> impl Iterator<Item = (&Value, &Value)> {
+    value.as_mapping().into_iter().flat_map(Mapping::iter)
+}
+
+/// A scalar as it stands in the YAML.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => serde_yaml::to_string(other).unwrap_or_default().trim_end().to_owned(),
+    }
+}
+
+fn code(value: &Value) -> String {
+    format!("`{}`", text(value))
+}
+
+fn list(value: &Value) -> String {
+    rows(value).iter().map(code).collect::<Vec<_>>().join(", ")
+}
+
+/// A shape: a list of formulas, or words.
+fn shape(value: &Value) -> String {
+    match value {
+        Value::Sequence(axes) => format!("`({})`", axes.iter().map(text).collect::<Vec<_>>().join(", ")),
+        words => text(words),
+    }
+}
+
+/// The range of an attribute in words.
+fn range(attribute: &Value) -> String {
+    let given = |key: &str| (!attribute[key].is_null()).then(|| text(&attribute[key]));
+    let mut words = match (given("one_of"), given("max"), given("below")) {
+        (Some(_), _, _) => format!("one of {}", list(&attribute["one_of"])),
+        (None, Some(max), _) => format!("{} to {max}", text(&attribute["min"])),
+        (None, None, Some(below)) => format!("{} to `{below}` - 1", text(&attribute["min"])),
+        (None, None, None) => format!("at least {}", text(&attribute["min"])),
+    };
+    if let Some(quant_bit) = given("even_with_quant_bit") {
+        words += &format!(", even where `quant_bit` is {quant_bit}");
+    }
+    words
+}
+
+fn table(
+    md: &mut String,
+    head: &[&str],
+    rows: &[Value],
+    cells: impl Fn(&Value) -> Vec<String>,
+) -> Result<(), std::fmt::Error> {
+    writeln!(md, "| {} |", head.join(" | "))?;
+    writeln!(md, "|{}", " --- |".repeat(head.len()))?;
+    for row in rows {
+        writeln!(md, "| {} |", cells(row).join(" | "))?;
+    }
+    Ok(())
+}

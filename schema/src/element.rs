@@ -1,0 +1,78 @@
+//! The types of the operator's tensors.
+
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ElementType {
+    /// IEEE 754 binary32.
+    Float32,
+    /// IEEE 754 binary16.
+    Float16,
+    /// Eight bits, two's complement.
+    Int8,
+    /// Four bits, two's complement; element 2i is the low nibble of byte i, as in ONNX.
+    Int4,
+    /// 64 bits, two's complement: the indices.
+    Int64,
+}
+
+impl ElementType {
+    /// Every type.
+    pub const ALL: [Self; 5] = [Self::Float32, Self::Float16, Self::Int8, Self::Int4, Self::Int64];
+
+    /// Legal types of `current_key`, `current_value`, `key` and `value`.
+    pub const T1: [Self; 3] = [Self::Float32, Self::Float16, Self::Int8];
+
+    /// Legal types of `cache`.
+    pub const T2: [Self; 4] = [Self::Float32, Self::Float16, Self::Int8, Self::Int4];
+
+    /// Legal types of `scale`.
+    pub const T3: [Self; 2] = [Self::Float32, Self::Float16];
+
+    /// The width of an element in bits.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Float32 => 32,
+            Self::Float16 => 16,
+            Self::Int8 => 8,
+            Self::Int4 => 4,
+            Self::Int64 => 64,
+        }
+    }
+
+    /// The bytes that `len` neighbouring elements take, rounded up to whole bytes; `None` if that overflows.
+    pub const fn bytes(self, len: usize) -> Option<usize> {
+        match self {
+            Self::Int4 => Some(len.div_ceil(2)),
+            _ => len.checked_mul(self.bits() / 8),
+        }
+    }
+
+    /// The address that a pointer to such elements is a multiple of, in bytes.
+    pub const fn align(self) -> usize {
+        self.bits().div_ceil(8)
+    }
+
+    /// The type's name in the specification.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Float16 => "float16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+            Self::Int64 => "int64",
+        }
+    }
+
+    /// The type of that name in the specification, if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|element| element.name() == name)
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,46 @@
+//! What `dynamic_batching.KeyValueCache` **is**, with no dependency on how it is computed.
+//!
+//! [`SCHEMA`] holds the operator as data (the text of `key_value_cache.yaml`); the types beside it are the same facts
+//! for Rust. A test compares the two, so neither can drift. This crate states facts and derives strides from them; it
+//! checks nothing: every rule about values is enforced in `kvcache-op`.
+
+mod attributes;
+mod cache_layout;
+mod cache_mode;
+mod element;
+mod quant;
+
+pub use attributes::{AttributeSpec, Attributes};
+pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
+pub use cache_mode::CacheMode;
+pub use element::ElementType;
+pub use quant::{QuantBit, SCALE_FLOOR, TypeCombination};
+
+/// The operator's name in a graph.
+pub const NAME: &str = "KeyValueCache";
+
+/// The domains the operator is registered in: that of current exports, and that of exports before 2024-04-23.
+pub const DOMAINS: [&str; 2] = ["opmx.dynamic_batching", "pmx.dynamic_batching"];
+
+/// The operator's version in both [`DOMAINS`].
+pub const VERSION: u32 = 1;
+
+/// The names of the operator's inputs, by position.
+pub const INPUTS: [&str; 10] = [
+    "current_key",
+    "current_value",
+    "seqstarts",
+    "kvstarts",
+    "cachestarts",
+    "start_pos",
+    "max_seqlen",
+    "max_kvlen",
+    "cache",
+    "scale",
+];
+
+/// The names of the operator's outputs, by position.
+pub const OUTPUTS: [&str; 2] = ["key", "value"];
+
+/// The operator as data: the text of `key_value_cache.yaml`.
+pub const SCHEMA: &str = include_str!("../key_value_cache.yaml");

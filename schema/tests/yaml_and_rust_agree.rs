@@ -1,0 +1,166 @@
+//! Holds `key_value_cache.yaml` and the Rust types together: a fact changed in one and not in the other fails here.
+
+use std::collections::BTreeMap;
+
+use kvcache_schema::{
+    Attributes, Axis, CacheLayout, CacheMode, DOMAINS, ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR,
+    SCHEMA, TypeCombination, VERSION,
+};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Schema {
+    name: String,
+    domains: Vec<String>,
+    version: u32,
+    attributes: Vec<Attribute>,
+    cache_modes: Vec<Mode>,
+    cache_layouts: Vec<Layout>,
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+    types: BTreeMap<String, Vec<String>>,
+    combinations: Vec<Combination>,
+    quantisation: Quantisation,
+}
+
+#[derive(Deserialize)]
+struct Attribute {
+    name: String,
+    default: i64,
+    min: i64,
+    max: Option<i64>,
+    one_of: Option<Vec<i64>>,
+}
+
+#[derive(Deserialize)]
+struct Mode {
+    code: i64,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Layout {
+    code: i64,
+    name: String,
+    cache: Vec<serde_yaml::Value>,
+    scale: Vec<serde_yaml::Value>,
+}
+
+#[derive(Deserialize)]
+struct Operand {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Combination {
+    quant_bit: i64,
+    #[serde(rename = "T1")]
+    t1: String,
+    #[serde(rename = "T2")]
+    t2: String,
+    #[serde(rename = "T3")]
+    t3: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Quantisation {
+    scale_floor: f32,
+    qmax: BTreeMap<i64, i8>,
+}
+
+fn schema() -> Schema {
+    serde_yaml::from_str(SCHEMA).expect("key_value_cache.yaml has the structure this test knows")
+}
+
+fn element(name: &str) -> ElementType {
+    ElementType::from_name(name).unwrap_or_else(|| panic!("{name} is no element type"))
+}
+
+#[test]
+fn names_domains_and_version() {
+    let schema = schema();
+    assert_eq!(schema.name, NAME);
+    assert_eq!(schema.domains, DOMAINS);
+    assert_eq!(schema.version, VERSION);
+    assert_eq!(schema.inputs.iter().map(|input| &input.name).collect::<Vec<_>>(), INPUTS.each_ref());
+    assert_eq!(schema.outputs.iter().map(|output| &output.name).collect::<Vec<_>>(), OUTPUTS.each_ref());
+}
+
+#[test]
+fn attributes_defaults_and_ranges() {
+    let yaml = schema().attributes;
+    assert_eq!(yaml.len(), Attributes::SPEC.len());
+    for (yaml, rust) in yaml.iter().zip(&Attributes::SPEC) {
+        assert_eq!(yaml.name, rust.name);
+        assert_eq!(yaml.default, rust.default, "{}", rust.name);
+        assert_eq!(yaml.min, rust.min, "{}", rust.name);
+        assert_eq!(yaml.max, rust.max, "{}", rust.name);
+        assert_eq!(yaml.one_of.as_deref(), rust.one_of, "{}", rust.name);
+        assert_eq!(rust.value(&Attributes::default()), rust.default, "{}", rust.name);
+    }
+}
+
+#[test]
+fn cache_modes() {
+    let yaml: Vec<_> = schema().cache_modes.into_iter().map(|mode| (mode.code, mode.name)).collect();
+    let rust: Vec<_> = CacheMode::ALL.into_iter().map(|mode| (mode.code(), format!("{mode:?}"))).collect();
+    assert_eq!(yaml, rust);
+}
+
+#[test]
+fn cache_layouts_and_their_axes() {
+    let yaml = schema().cache_layouts;
+    assert_eq!(yaml.len(), CacheLayout::ALL.len());
+    for (yaml, rust) in yaml.iter().zip(CacheLayout::ALL) {
+        assert_eq!((yaml.code, &yaml.name), (rust.code(), &format!("{rust:?}")));
+        let mut axes: Vec<serde_yaml::Value> = rust
+            .axes()
+            .into_iter()
+            .map(|axis| match axis {
+                Axis::Token => "MaxT".into(),
+                Axis::Layer => "L".into(),
+                Axis::Kv => 2.into(),
+                Axis::Head => "H".into(),
+            })
+            .collect();
+        axes.push("Dh".into());
+        assert_eq!(yaml.cache, axes, "{rust:?}");
+        axes[4] = "Dh/quant_group".into();
+        assert_eq!(yaml.scale, axes, "{rust:?}");
+    }
+}
+
+#[test]
+fn types_and_their_legal_combinations() {
+    let schema = schema();
+    let constraint = |name: &str| schema.types[name].iter().map(|name| element(name)).collect::<Vec<_>>();
+    assert_eq!(constraint("T1"), ElementType::T1);
+    assert_eq!(constraint("T2"), ElementType::T2);
+    assert_eq!(constraint("T3"), ElementType::T3);
+    let yaml: Vec<_> = schema
+        .combinations
+        .iter()
+        .map(|row| TypeCombination {
+            quant_bit: row.quant_bit,
+            t1: element(&row.t1),
+            t2: element(&row.t2),
+            t3: row.t3.as_deref().map(element),
+        })
+        .collect();
+    assert_eq!(yaml, TypeCombination::LEGAL);
+    for row in TypeCombination::LEGAL {
+        assert!(ElementType::T1.contains(&row.t1) && ElementType::T2.contains(&row.t2), "{row:?}");
+        if let Some(bits) = QuantBit::from_code(row.quant_bit) {
+            assert_eq!(row.t2, bits.element(), "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn quantisation_constants() {
+    let yaml = schema().quantisation;
+    assert_eq!(yaml.scale_floor, SCALE_FLOOR);
+    let rust: BTreeMap<_, _> =
+        QuantBit::CODES.into_iter().filter_map(QuantBit::from_code).map(|bits| (bits.code(), bits.qmax())).collect();
+    assert_eq!(yaml.qmax, rust);
+}
