@@ -1,0 +1,163 @@
+//! From a token of a sequence to its slot in the cache: the only place that reads `cachestarts`.
+
+use std::ops::Range;
+
+/// Where the tokens of each sequence lie in the cache.
+#[derive(Debug, Clone, Copy)]
+pub enum Addressing<'a> {
+    /// `cache_mode` 0: token t of sequence b has slot `cachestarts[b] + t`.
+    Offset {
+        /// Shape (B).
+        cachestarts: &'a [i64],
+    },
+    /// `cache_mode` 1: token t of sequence b has slot `cachestarts[b, t / page_size] + t % page_size`.
+    Paged {
+        /// Shape (B, MaxP), row-major.
+        cachestarts: &'a [i64],
+        /// Page table entries per sequence (MaxP).
+        max_p: usize,
+        /// Tokens in a page, at least 1.
+        page_size: usize,
+    },
+}
+
+/// Tokens of one sequence that lie side by side because one entry of `cachestarts` places them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// The entry's column in `cachestarts`: the page, or 0 in offset mode.
+    pub page: usize,
+    /// The entry as the caller gave it, unchecked.
+    pub start: i64,
+    /// The first token, counted in the sequence.
+    pub token: usize,
+    /// How far behind `start` the first token lies.
+    pub skip: usize,
+    /// The number of tokens.
+    pub len: usize,
+}
+
+/// Tokens of one sequence that lie in neighbouring slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The first token, counted in the sequence.
+    pub token: usize,
+    /// The slot of the first token.
+    pub slot: usize,
+    /// The number of tokens.
+    pub len: usize,
+}
+
+impl<'a> Addressing<'a> {
+    /// The slot of token `t` of sequence `b`, in an addressing whose slots have been checked.
+    pub fn slot(&self, b: usize, t: usize) -> usize {
+        match *self {
+            Self::Offset { cachestarts } => cachestarts[b] as usize + t,
+            Self::Paged { cachestarts, max_p, page_size } => {
+                cachestarts[b * max_p + t / page_size] as usize + t % page_size
+            }
+        }
+    }
+
+    /// How many entries of a row of `cachestarts` place `kvlen` tokens.
+    pub fn entries(&self, kvlen: usize) -> usize {
+        match *self {
+            Self::Offset { .. } => 1,
+            Self::Paged { page_size, .. } => kvlen.div_ceil(page_size),
+        }
+    }
+
+    /// The segments of some tokens of sequence `b`, in order, with the entries of `cachestarts` as they are.
+    ///
+    /// # Panics
+    /// In iteration, if the tokens need more than `max_p` entries.
+    pub fn segments(&self, b: usize, tokens: Range<usize>) -> impl Iterator<Item = Segment> + use<'a> {
+        let (row, page_size) = match *self {
+            Self::Offset { cachestarts } => (&cachestarts[b..=b], usize::MAX),
+            Self::Paged { cachestarts, max_p, page_size } => (&cachestarts[b * max_p..][..max_p], page_size),
+        };
+        let mut token = tokens.start;
+        std::iter::from_fn(move || {
+            if token >= tokens.end {
+                return None;
+            }
+            let (page, skip) = (token / page_size, token % page_size);
+            let len = (page_size - skip).min(tokens.end - token);
+            let segment = Segment { page, start: row[page], token, skip, len };
+            token += len;
+            Some(segment)
+        })
+    }
+
+    /// The longest runs of some tokens of sequence `b`, in order, in an addressing whose slots have been checked.
+    pub fn runs(&self, b: usize, tokens: Range<usize>) -> impl Iterator<Item = Run> + use<'a> {
+        let mut runs = self
+            .segments(b, tokens)
+            .map(|segment| Run { token: segment.token, slot: segment.start as usize + segment.skip, len: segment.len })
+            .peekable();
+        std::iter::from_fn(move || {
+            let mut run = runs.next()?;
+            while let Some(next) = runs.next_if(|next| next.slot == run.slot + run.len) {
+                run.len += next.len;
+            }
+            Some(run)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Segments and runs name each token once, in order, and agree with `slot`.
+        #[test]
+        fn runs_and_segments_walk_the_slots(
+            pages in prop::collection::vec(0i64..40, 1..12),
+            page_size in 1usize..7,
+            ends in (0usize..80, 0usize..80),
+            paged: bool,
+        ) {
+            let cachestarts: Vec<i64> = std::iter::repeat_n(-1, pages.len()).chain(pages.iter().copied()).collect();
+            let max_p = pages.len();
+            let (addressing, b, kvlen) = if paged {
+                (Addressing::Paged { cachestarts: &cachestarts, max_p, page_size }, 1, max_p * page_size)
+            } else {
+                (Addressing::Offset { cachestarts: &cachestarts }, max_p, 80)
+            };
+            let tokens = ends.0.min(kvlen)..ends.1.min(kvlen);
+            let expected: Vec<_> = tokens.clone().map(|t| (t, addressing.slot(b, t))).collect();
+            let walked: Vec<_> = addressing
+                .runs(b, tokens.clone())
+                .flat_map(|run| (0..run.len).map(move |i| (run.token + i, run.slot + i)))
+                .collect();
+            prop_assert_eq!(&walked, &expected);
+            let walked: Vec<_> = addressing
+                .segments(b, tokens.clone())
+                .flat_map(|s| (0..s.len).map(move |i| (s.token + i, s.start as usize + s.skip + i)))
+                .collect();
+            prop_assert_eq!(&walked, &expected);
+            let runs: Vec<_> = addressing.runs(b, tokens.clone()).collect();
+            prop_assert!(runs.windows(2).all(|pair| pair[0].slot + pair[0].len != pair[1].slot), "{:?} not longest", runs);
+            if let Some(last) = addressing.segments(b, 0..tokens.end).last() {
+                prop_assert_eq!(last.page + 1, addressing.entries(tokens.end));
+            }
+        }
+    }
+
+    #[test]
+    fn neighbouring_pages_are_one_run() {
+        let addressing = Addressing::Paged { cachestarts: &[4, 8, 0, 12, -1], max_p: 5, page_size: 4 };
+        let runs: Vec<_> = addressing.runs(0, 2..15).collect();
+        let run = |token, slot, len| Run { token, slot, len };
+        assert_eq!(runs, [run(2, 6, 6), run(8, 0, 4), run(12, 12, 3)]);
+    }
+
+    #[test]
+    fn no_tokens_read_no_entry() {
+        let addressing = Addressing::Paged { cachestarts: &[], max_p: 0, page_size: 4 };
+        assert_eq!(addressing.runs(0, 0..0).count(), 0);
+        assert_eq!(addressing.entries(0), 0);
+    }
+}

@@ -1,0 +1,70 @@
+//! Splits the tokens of a phase, store or load, among the caller's threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::workers::Workers;
+
+/// Bytes read and written below which one thread does a phase alone: waking another costs more than it saves.
+const PARALLEL_BYTES: usize = 1 << 20;
+
+/// Bytes read and written in one piece of work, at least; small enough to even out threads of different speed.
+const PIECE_BYTES: usize = 1 << 18;
+
+/// Runs `work` over ranges of packed tokens that together are `0..tokens`, each token in one of them.
+///
+/// Pieces are equal in tokens however ragged the batch is, and a thread takes the next when it is done with one.
+/// `token_bytes` is what a token makes `work` read and write.
+pub(super) fn run(workers: &dyn Workers, tokens: usize, token_bytes: usize, work: impl Fn(Range<usize>) + Sync) {
+    let bytes = tokens.saturating_mul(token_bytes);
+    let threads = workers.threads();
+    if threads <= 1 || bytes < PARALLEL_BYTES {
+        return work(0..tokens);
+    }
+    let piece = (PIECE_BYTES / token_bytes.max(1)).clamp(1, tokens.div_ceil(threads));
+    let next = AtomicUsize::new(0);
+    let take = |_: usize| {
+        // Claimed by counting, not by the task's number: no token is moved twice even if the caller's workers err.
+        while let start @ 0.. = next.fetch_add(piece, Ordering::Relaxed)
+            && start < tokens
+        {
+            work(start..tokens.min(start + piece));
+        }
+    };
+    workers.run(threads, &take);
+    take(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Workers that break their promise: they run one task twice and the others never.
+    struct Careless(usize);
+
+    impl Workers for Careless {
+        fn threads(&self) -> usize {
+            self.0
+        }
+
+        fn run(&self, _: usize, task: &(dyn Fn(usize) + Sync)) {
+            task(0);
+            task(0);
+        }
+    }
+
+    #[test]
+    fn every_token_is_in_one_piece() {
+        for (tokens, token_bytes, threads) in
+            [(0, 8, 2), (1, 1 << 30, 2), (7, 1 << 20, 3), (1000, 1 << 12, 2), (5, 0, 4), (3, usize::MAX, 2)]
+        {
+            let pieces = Mutex::new(Vec::new());
+            run(&Careless(threads), tokens, token_bytes, |piece| pieces.lock().unwrap().push(piece));
+            let mut pieces = pieces.into_inner().unwrap();
+            pieces.sort_by_key(|piece| piece.start);
+            assert_eq!(pieces.iter().flat_map(Clone::clone).collect::<Vec<_>>(), (0..tokens).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! One call of the operator, already checked: what every kernel is given.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use kvcache_schema::{CacheStrides, ElementType, QuantBit};
+
+use crate::addressing::Addressing;
+use crate::shared_slice::SharedSlice;
+use crate::workers::Workers;
+
+/// A way to compute the operator. All kernels give the bits of [`Reference`](crate::Reference).
+pub trait Kernel: Sync {
+    /// The kernel's name, as a user writes it.
+    fn name(&self) -> &'static str;
+
+    /// Stores all current tokens of the problem, then loads all tokens of all its sequences.
+    fn run(&self, problem: Problem<'_>, workers: &dyn Workers);
+}
+
+/// Dimensions, types and strides of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Sequences (B).
+    pub batch: usize,
+    /// Cache heads (H).
+    pub num_heads: usize,
+    /// Elements of a head (Dh).
+    pub head_dim: usize,
+    /// Output heads per cache head.
+    pub num_repeat: usize,
+    /// The layer that is stored to and loaded from.
+    pub layer_idx: usize,
+    /// The type of `current_key`, `current_value`, `key` and `value` (T1).
+    pub t1: ElementType,
+    /// The type of `cache` (T2).
+    pub t2: ElementType,
+    /// The quantisation of the cache, if it is quantised.
+    pub quant: Option<Quant>,
+    /// The number of elements of `cache`.
+    pub cache_len: usize,
+    /// The strides of `cache`, in elements.
+    pub cache: CacheStrides,
+}
+
+/// How a cache is quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quant {
+    /// The width of a code.
+    pub bits: QuantBit,
+    /// Neighbours along `head_dim` that share a scale; divides `head_dim`, and is even for four bits.
+    pub group: usize,
+    /// The type of `scale` (T3).
+    pub t3: ElementType,
+    /// The number of elements of `scale`.
+    pub scale_len: usize,
+    /// The strides of `scale`, in elements.
+    pub scale: CacheStrides,
+}
+
+/// Which tokens a call stores and loads.
+#[derive(Debug, Clone, Copy)]
+pub struct Indices<'a> {
+    /// Shape (B + 1): where each sequence starts in `current_key` and `current_value`.
+    pub seqstarts: &'a [i64],
+    /// Shape (B + 1): where each sequence starts in `key` and `value`.
+    pub kvstarts: &'a [i64],
+    /// Shape (B): the position of each sequence's first current token.
+    pub start_pos: &'a [i64],
+    /// The slot of each token.
+    pub addressing: Addressing<'a>,
+}
+
+/// The tokens of one sequence of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequence {
+    /// Its rows of `current_key` and `current_value`.
+    pub current: Range<usize>,
+    /// Its rows of `key` and `value`.
+    pub all: Range<usize>,
+    /// The position in the sequence of its first current token.
+    pub start_pos: usize,
+}
+
+impl Indices<'_> {
+    /// The tokens of sequence `b`, of indices that have been checked.
+    pub fn sequence(&self, b: usize) -> Sequence {
+        let range = |starts: &[i64]| starts[b] as usize..starts[b + 1] as usize;
+        Sequence { current: range(self.seqstarts), all: range(self.kvstarts), start_pos: self.start_pos[b] as usize }
+    }
+}
+
+/// The memory of a call's tensors; the first of two is for keys, the second for values.
+#[derive(Debug, Clone, Copy)]
+pub struct Pointers {
+    /// `current_key` and `current_value`: T1, shape (`seqstarts[B]`, H, Dh).
+    pub current: [*const u8; 2],
+    /// `cache`: T2, shape by layout.
+    pub cache: *mut u8,
+    /// `scale`: T3, shape by layout; not accessed without quantisation.
+    pub scale: *mut u8,
+    /// `key` and `value`: T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub outputs: [*mut u8; 2],
+}
+
+/// One call of the operator, already checked.
+///
+/// To hold one is to know that every slot its tokens use is inside the cache and that all sizes fit in memory.
+pub struct Problem<'a> {
+    geometry: Geometry,
+    indices: Indices<'a>,
+    pointers: Pointers,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Problem<'a> {
+    /// A problem, taken as checked.
+    ///
+    /// # Safety
+    /// - The types are a legal combination; `head_dim` is a multiple of the group.
+    /// - The indices obey the rules "Starts" and "Slots" of the specification, and no two current tokens share a slot.
+    /// - For the lifetime, each pointer is aligned for its type and valid for its tensor's shape (for any address where
+    ///   the tensor is empty): the current tokens for reads, outputs for writes, cache and scale for reads and writes of
+    ///   initialised memory. Outputs, cache and scale overlap nothing else.
+    /// - Meanwhile nobody else writes the current tokens, touches the outputs, writes the slots of this layer that the
+    ///   call loads, or touches those that it stores.
+    pub unsafe fn assume_checked(geometry: Geometry, indices: Indices<'a>, pointers: Pointers) -> Self {
+        Self { geometry, indices, pointers, memory: PhantomData }
+    }
+
+    /// Dimensions, types and strides.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The tokens to store and to load.
+    pub fn indices(&self) -> &Indices<'a> {
+        &self.indices
+    }
+
+    /// The tensors' memory. Access follows the conditions of [`assume_checked`](Self::assume_checked).
+    pub fn pointers(&self) -> Pointers {
+        self.pointers
+    }
+
+    /// Rows of `current_key` and `current_value`.
+    pub fn total_seqlen(&self) -> usize {
+        self.indices.seqstarts[self.geometry.batch] as usize
+    }
+
+    /// Rows of `key` and `value`.
+    pub fn total_kvlen(&self) -> usize {
+        self.indices.kvstarts[self.geometry.batch] as usize
+    }
+
+    /// The tensors as slices of their types.
+    ///
+    /// # Safety
+    /// `V` is stored as T1, `C` as T2 (`u8` for int4) and `S` as T3 (any type without quantisation).
+    pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(self) -> Tensors<'a, V, C, S> {
+        let Geometry { num_heads, head_dim, num_repeat, .. } = self.geometry;
+        let current_len = self.total_seqlen() * num_heads * head_dim;
+        let output_len = self.total_kvlen() * num_heads * num_repeat * head_dim;
+        let cache_len = match self.geometry.t2 {
+            ElementType::Int4 => self.geometry.cache_len.div_ceil(2),
+            _ => self.geometry.cache_len,
+        };
+        let scale_len = self.geometry.quant.map_or(0, |quant| quant.scale_len);
+        let Pointers { current, cache, scale, outputs } = self.pointers;
+        // SAFETY: assume_checked promises aligned memory for these shapes, and that what is written overlaps nothing; the
+        // caller promises the types. Where a tensor is empty its address is not used.
+        unsafe {
+            Tensors {
+                geometry: self.geometry,
+                indices: self.indices,
+                current: current.map(|data| match current_len {
+                    0 => &[][..],
+                    len => std::slice::from_raw_parts(data.cast(), len),
+                }),
+                cache: shared_slice(cache, cache_len),
+                scale: shared_slice(scale, scale_len),
+                outputs: outputs.map(|data| match output_len {
+                    0 => &mut [][..],
+                    len => std::slice::from_raw_parts_mut(data.cast(), len),
+                }),
+            }
+        }
+    }
+}
+
+/// The shared slice of `len` elements at `data`, which may be any address if `len` is 0.
+///
+/// # Safety
+/// As for [`SharedSlice::from_raw_parts`].
+unsafe fn shared_slice<'a, T: Copy>(data: *mut u8, len: usize) -> SharedSlice<'a, T> {
+    match NonNull::new(data.cast()) {
+        // SAFETY: the caller's promise.
+        Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
+        // SAFETY: a dangling pointer is aligned and valid for no elements.
+        _ => unsafe { SharedSlice::from_raw_parts(NonNull::dangling(), 0) },
+    }
+}
+
+/// A problem whose tensors are slices: values of type `V`, cache elements of type `C`, scales of type `S`.
+pub(crate) struct Tensors<'a, V, C, S> {
+    pub(crate) geometry: Geometry,
+    pub(crate) indices: Indices<'a>,
+    /// `current_key` and `current_value`.
+    pub(crate) current: [&'a [V]; 2],
+    pub(crate) cache: SharedSlice<'a, C>,
+    pub(crate) scale: SharedSlice<'a, S>,
+    /// `key` and `value`.
+    pub(crate) outputs: [&'a mut [MaybeUninit<V>]; 2],
+}
