@@ -1,0 +1,60 @@
+//! From the integers of a graph to attributes that are known to be legal.
+
+use kvcache_schema::{Attributes, CacheLayout, CacheMode, QuantBit};
+
+use crate::error::Error;
+
+/// Attributes that have been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) num_layer: usize,
+    pub(crate) layer_idx: usize,
+    pub(crate) quant: Option<QuantBit>,
+    pub(crate) quant_group: usize,
+    pub(crate) num_repeat: usize,
+    pub(crate) mode: CacheMode,
+    pub(crate) layout: CacheLayout,
+    pub(crate) page_size: usize,
+}
+
+impl Config {
+    /// Checks every attribute: first each by itself, then those that depend on another.
+    pub(crate) fn new(attributes: &Attributes) -> Result<Self, Error> {
+        for spec in &Attributes::SPEC {
+            let found = spec.value(attributes);
+            if !spec.contains(found) {
+                let wanted = match (spec.one_of, spec.max) {
+                    (Some(legal), _) => format!("one of {legal:?}"),
+                    (None, Some(max)) => format!("{} to {max}", spec.min),
+                    (None, None) => format!("at least {}", spec.min),
+                };
+                return Err(Error::AttributeOutOfRange { name: spec.name, found, wanted });
+            }
+        }
+        let out_of_range = |name, found, wanted| Error::AttributeOutOfRange { name, found, wanted };
+        let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
+        if layer_idx >= num_layer {
+            let wanted = format!("0 to {}, because num_layer is {num_layer}", num_layer - 1);
+            return Err(out_of_range("layer_idx", layer_idx, wanted));
+        }
+        let quant = QuantBit::from_code(quant_bit);
+        if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
+            return Err(out_of_range("quant_group", quant_group, "an even number, because quant_bit is 4".to_owned()));
+        }
+        let mode = CacheMode::from_code(attributes.cache_mode);
+        let layout = CacheLayout::from_code(attributes.cache_layout);
+        let (Some(mode), Some(layout)) = (mode, layout) else {
+            unreachable!("the ranges of cache_mode and cache_layout are those of their codes");
+        };
+        Ok(Self {
+            num_layer: num_layer as usize,
+            layer_idx: layer_idx as usize,
+            quant,
+            quant_group: quant_group as usize,
+            num_repeat: num_repeat as usize,
+            mode,
+            layout,
+            page_size: page_size as usize,
+        })
+    }
+}

@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("caches are addressed with 64 bits");
+
+mod attributes;
+mod backend;
+mod call;
+mod error;
+mod operator;
+mod shape;
+mod tensor;
+mod validate;
+#[cfg(feature = "rayon")]
+mod workers;
+
+pub use backend::Backend;
+pub use call::Call;
+pub use error::Error;
+pub use kvcache_kernels::{Serial, Workers};
+pub use kvcache_schema as schema;
+pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
+pub use operator::{Inputs, KeyValueCache, Outputs};
+pub use shape::{Dim, InputDims};
+pub use tensor::{Element, Shape, TensorMut, TensorRef};
+#[cfg(feature = "rayon")]
+pub use workers::Rayon;

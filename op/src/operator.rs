@@ -1,0 +1,151 @@
+//! The operator: attributes in, calls out.
+
+use kvcache_kernels::Workers;
+use kvcache_schema::{Attributes, ElementType, TypeCombination};
+use ndarray::Array3;
+
+use crate::attributes::Config;
+use crate::backend::Backend;
+use crate::call::Call;
+use crate::error::Error;
+use crate::shape::{self, Dim, InputDims};
+use crate::tensor::{Element, TensorMut, TensorRef};
+use crate::validate;
+
+/// The operator `dynamic_batching.KeyValueCache` with checked attributes.
+///
+/// It holds no other state and can be used by several threads at once.
+#[derive(Debug, Clone)]
+pub struct KeyValueCache {
+    attributes: Attributes,
+    config: Config,
+    backend: Backend,
+}
+
+/// The operator's inputs that are only read. Everything is checked when a call is made.
+#[derive(Debug, Clone)]
+pub struct Inputs<'a> {
+    /// T1, shape (`seqstarts[B]`, H, Dh).
+    pub current_key: TensorRef<'a>,
+    /// T1, shape (`seqstarts[B]`, H, Dh).
+    pub current_value: TensorRef<'a>,
+    /// int64, shape (B + 1).
+    pub seqstarts: TensorRef<'a>,
+    /// int64, shape (B + 1).
+    pub kvstarts: TensorRef<'a>,
+    /// int64, shape (B) or, paged, (B, MaxP).
+    pub cachestarts: TensorRef<'a>,
+    /// int64, shape (B).
+    pub start_pos: TensorRef<'a>,
+    /// int64, a scalar or of shape (1).
+    pub max_seqlen: TensorRef<'a>,
+    /// int64, a scalar or of shape (1).
+    pub max_kvlen: TensorRef<'a>,
+}
+
+/// The operator's outputs, in memory of the caller.
+#[derive(Debug)]
+pub struct Outputs<'a> {
+    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub key: TensorMut<'a>,
+    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub value: TensorMut<'a>,
+}
+
+impl KeyValueCache {
+    /// The operator with these attributes, on the fast CPU kernel.
+    ///
+    /// # Errors
+    /// [`Error::AttributeOutOfRange`].
+    pub fn new(attributes: Attributes) -> Result<Self, Error> {
+        Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default() })
+    }
+
+    /// The same operator on another kernel.
+    #[must_use]
+    pub fn with_backend(self, backend: Backend) -> Self {
+        Self { backend, ..self }
+    }
+
+    /// The attributes that the operator was made with.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// Checks whether the types of `current_key`, `cache` and `scale` go together; a graph executor can ask at load.
+    ///
+    /// # Errors
+    /// [`Error::ScaleMissing`], [`Error::IllegalTypes`].
+    pub fn check_types(&self, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> Result<(), Error> {
+        let quant_bit = self.attributes.quant_bit;
+        let legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
+        if legal(t3) {
+            return Ok(());
+        }
+        if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
+            return Err(Error::ScaleMissing { quant_bit });
+        }
+        Err(Error::IllegalTypes { t1, t2, t3, quant_bit })
+    }
+
+    /// The shape of `key` and of `value`, as far as it is known before a call.
+    pub fn infer_shape(&self, inputs: &InputDims<'_>) -> [Dim; 3] {
+        shape::infer(&self.config, inputs)
+    }
+
+    /// Checks a call; nothing is written yet. [`Call::output_shape`] is then known, and [`Call::run`] does the work.
+    ///
+    /// # Errors
+    /// Every [`Error`] that concerns the inputs, `cache` or `scale`.
+    pub fn check<'a>(
+        &self,
+        inputs: &Inputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+    ) -> Result<Call<'a>, Error> {
+        self.check_types(inputs.current_key.element, cache.element, scale.as_ref().map(|scale| scale.element))?;
+        validate::call(&self.config, self.backend, inputs, &cache, scale.as_ref())
+    }
+
+    /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
+    /// for usual batches.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run<'a>(
+        &self,
+        inputs: &Inputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        outputs: Outputs<'a>,
+        workers: &dyn Workers,
+    ) -> Result<(), Error> {
+        self.check(inputs, cache, scale)?.run(outputs, workers)
+    }
+
+    /// As [`run`](Self::run), with outputs allocated here: `key` and `value`, of the type of `current_key`.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run_alloc<'a, T: Element>(
+        &self,
+        inputs: &Inputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        workers: &dyn Workers,
+    ) -> Result<(Array3<T>, Array3<T>), Error> {
+        let call = self.check(inputs, cache, scale)?;
+        let shape = call.output_shape();
+        let (mut key, mut value) = (Array3::<T>::uninit(shape), Array3::<T>::uninit(shape));
+        // SAFETY: both are fresh arrays of T in row-major order, borrowed only by this call; outputs are not read.
+        let outputs = unsafe {
+            Outputs {
+                key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),
+                value: TensorMut::from_raw_parts(T::TYPE, shape, value.as_mut_ptr().cast()),
+            }
+        };
+        call.run(outputs, workers)?;
+        // SAFETY: a successful call has written every element of both outputs.
+        Ok(unsafe { (key.assume_init(), value.assume_init()) })
+    }
+}

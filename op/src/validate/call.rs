@@ -1,0 +1,111 @@
+//! The order of the checks, and what they add up to.
+
+use kvcache_kernels::{Geometry, Quant};
+use kvcache_schema::ElementType;
+
+use super::memory::{self, Extents};
+use super::{indices, shapes};
+use crate::attributes::Config;
+use crate::backend::Backend;
+use crate::call::Call;
+use crate::error::Error;
+use crate::operator::{Inputs, Outputs};
+use crate::tensor::{Shape, TensorMut};
+
+/// Checks everything but the outputs. The types of `current_key`, `cache` and `scale` are known to be legal.
+pub(crate) fn call<'a>(
+    config: &Config,
+    backend: Backend,
+    inputs: &Inputs<'a>,
+    cache: &TensorMut<'a>,
+    scale: Option<&TensorMut<'a>>,
+) -> Result<Call<'a>, Error> {
+    // A scale that is given without quantisation is left untouched, so nothing is asked of it.
+    let scale = config.quant.and(scale);
+    let t1 = inputs.current_key.element;
+    wanted_type("current_value", inputs.current_value.element, t1)?;
+    let index_inputs = indices::inputs(inputs);
+    for (name, tensor) in &index_inputs {
+        wanted_type(name, tensor.element, ElementType::Int64)?;
+    }
+
+    let dims = shapes::check(config, inputs, cache, scale)?;
+
+    let mut extents = Extents::default();
+    extents.read("current_key", (&inputs.current_key).into())?;
+    extents.read("current_value", (&inputs.current_value).into())?;
+    for (name, tensor) in index_inputs {
+        extents.read(name, tensor.into())?;
+    }
+    extents.write("cache", cache.into())?;
+    if let Some(scale) = scale {
+        extents.write("scale", scale.into())?;
+    }
+
+    let cache_strides = config.layout.strides(dims.cache).ok_or_else(|| overflow("cache", &cache.shape))?;
+    let quant = match (config.quant, scale) {
+        (Some(bits), Some(scale)) => Some(Quant {
+            bits,
+            group: config.quant_group,
+            t3: scale.element,
+            scale_len: memory::len("scale", &scale.shape)?,
+            scale: config.layout.strides(dims.scale).ok_or_else(|| overflow("scale", &scale.shape))?,
+        }),
+        _ => None,
+    };
+    let geometry = Geometry {
+        batch: dims.batch,
+        num_heads: dims.cache.num_heads,
+        head_dim: dims.cache.inner,
+        num_repeat: config.num_repeat,
+        layer_idx: config.layer_idx,
+        t1,
+        t2: cache.element,
+        quant,
+        cache_len: memory::len("cache", &cache.shape)?,
+        cache: cache_strides,
+    };
+
+    let indices = indices::check(config, inputs, &dims)?;
+    let total_kvlen = indices.kvstarts[dims.batch] as usize;
+    let output_heads = geometry.num_heads.checked_mul(config.num_repeat).ok_or_else(|| {
+        overflow("key", &[total_kvlen, geometry.num_heads, config.num_repeat, geometry.head_dim].into())
+    })?;
+    let output_shape = [total_kvlen, output_heads, geometry.head_dim];
+    memory::bytes("key", t1, &output_shape.into())?;
+
+    Ok(Call {
+        backend,
+        geometry,
+        indices,
+        current: [inputs.current_key.data, inputs.current_value.data],
+        cache: cache.data,
+        scale: scale.map_or(std::ptr::null_mut(), |scale| scale.data),
+        extents,
+        output_shape,
+    })
+}
+
+/// Checks the outputs of a call that has been checked otherwise.
+pub(crate) fn outputs(call: &Call<'_>, outputs: &Outputs<'_>) -> Result<(), Error> {
+    let mut extents = call.extents.clone();
+    for (name, output) in [("key", &outputs.key), ("value", &outputs.value)] {
+        wanted_type(name, output.element, call.geometry.t1)?;
+        shapes::equal(
+            name,
+            &output.shape,
+            &call.output_shape,
+            "the shape (kvstarts[B], H * num_repeat, Dh) of this call",
+        )?;
+        extents.write(name, output.into())?;
+    }
+    Ok(())
+}
+
+fn wanted_type(input: &'static str, found: ElementType, wanted: ElementType) -> Result<(), Error> {
+    if found == wanted { Ok(()) } else { Err(Error::TypeMismatch { input, found, wanted }) }
+}
+
+fn overflow(input: &'static str, shape: &Shape) -> Error {
+    Error::SizeOverflow { input, shape: shape.clone() }
+}

@@ -1,0 +1,135 @@
+//! The values of the index inputs: starts, positions, bounds and slots.
+
+use kvcache_kernels::{Addressing, Indices};
+use kvcache_schema::CacheMode;
+use smallvec::SmallVec;
+
+use super::shapes::Dims;
+use crate::attributes::Config;
+use crate::error::Error;
+use crate::operator::Inputs;
+use crate::tensor::TensorRef;
+
+/// The inputs of type int64, with their names.
+pub(super) fn inputs<'t, 'a>(inputs: &'t Inputs<'a>) -> [(&'static str, &'t TensorRef<'a>); 6] {
+    [
+        ("seqstarts", &inputs.seqstarts),
+        ("kvstarts", &inputs.kvstarts),
+        ("cachestarts", &inputs.cachestarts),
+        ("start_pos", &inputs.start_pos),
+        ("max_seqlen", &inputs.max_seqlen),
+        ("max_kvlen", &inputs.max_kvlen),
+    ]
+}
+
+/// Checks the values of tensors whose types, shapes and memory have been checked.
+pub(super) fn check<'a>(config: &Config, inputs: &Inputs<'a>, dims: &Dims) -> Result<Indices<'a>, Error> {
+    let seqstarts = values(&inputs.seqstarts);
+    let kvstarts = values(&inputs.kvstarts);
+    let start_pos = values(&inputs.start_pos);
+    starts("seqstarts", seqstarts)?;
+    starts("kvstarts", kvstarts)?;
+    let total = seqstarts[dims.batch];
+    if usize::try_from(total) != Ok(dims.total_seqlen) {
+        return Err(Error::StartsTotal { input: "seqstarts", found: total, wanted: dims.total_seqlen });
+    }
+
+    for b in 0..dims.batch {
+        let (seqlen, kvlen) = (seqstarts[b + 1] - seqstarts[b], kvstarts[b + 1] - kvstarts[b]);
+        if start_pos[b] < 0 {
+            return Err(Error::StartPosNegative { b, found: start_pos[b] });
+        }
+        if kvlen - seqlen != start_pos[b] {
+            return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
+        }
+    }
+    bound("max_seqlen", values(&inputs.max_seqlen), seqstarts)?;
+    bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)?;
+
+    let cachestarts = values(&inputs.cachestarts);
+    let addressing = match config.mode {
+        CacheMode::Offset => Addressing::Offset { cachestarts },
+        CacheMode::Paged => Addressing::Paged { cachestarts, max_p: dims.max_p, page_size: config.page_size },
+    };
+    let indices = Indices { seqstarts, kvstarts, start_pos, addressing };
+    slots(&indices, dims)?;
+    write_conflicts(&indices, dims)?;
+    Ok(indices)
+}
+
+/// The values of an int64 tensor whose type, shape and memory have been checked.
+fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
+    match tensor.shape.iter().product() {
+        0 => &[],
+        // SAFETY: the tensor promises memory of its shape for 'a; that it is int64, aligned and contiguous is checked.
+        len => unsafe { std::slice::from_raw_parts(tensor.data.cast(), len) },
+    }
+}
+
+/// Checks that starts begin with 0 and never fall.
+fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
+    if starts[0] != 0 {
+        return Err(Error::StartsNotZero { input, found: starts[0] });
+    }
+    match starts.windows(2).position(|pair| pair[1] < pair[0]) {
+        None => Ok(()),
+        Some(b) => Err(Error::StartsDecrease { input, b, before: starts[b], found: starts[b + 1] }),
+    }
+}
+
+/// Checks that the one value is no less than the longest sequence.
+fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Result<(), Error> {
+    let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
+    let longest = lengths.max_by_key(|&(_, len)| len);
+    let wanted = longest.map_or(0, |(_, len)| len);
+    if value[0] >= wanted {
+        return Ok(());
+    }
+    Err(Error::MaxTooSmall { input, found: value[0], wanted, b: longest.map(|(b, _)| b) })
+}
+
+/// Checks that every token of the call has a slot in the cache.
+fn slots(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
+    let max_t = dims.cache.max_t;
+    let inside = |start: i64, len: usize| {
+        usize::try_from(start).is_ok_and(|start| start.checked_add(len).is_some_and(|end| end <= max_t))
+    };
+    for b in 0..dims.batch {
+        let kvlen = indices.sequence(b).all.len();
+        match indices.addressing {
+            Addressing::Offset { cachestarts } => {
+                if !inside(cachestarts[b], kvlen) {
+                    return Err(Error::CacheRange { b, start: cachestarts[b], kvlen, max_t });
+                }
+            }
+            Addressing::Paged { max_p, page_size, .. } => {
+                let needed = indices.addressing.entries(kvlen);
+                if needed > max_p {
+                    return Err(Error::TooManyPages { b, kvlen, page_size, needed, max_p });
+                }
+                for segment in indices.addressing.segments(b, 0..kvlen) {
+                    if !inside(segment.start, segment.len) {
+                        let (page, used) = (segment.page, segment.len);
+                        return Err(Error::PageRange { b, page, start: segment.start, used, max_t });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no two current tokens have the same slot.
+fn write_conflicts(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
+    let mut writes: SmallVec<[(usize, usize, usize); 128]> = SmallVec::new();
+    for b in 0..dims.batch {
+        let sequence = indices.sequence(b);
+        let positions = sequence.start_pos..sequence.start_pos + sequence.current.len();
+        writes.extend(indices.addressing.runs(b, positions).map(|run| (run.slot, run.len, b)));
+    }
+    writes.sort_unstable();
+    match writes.windows(2).find(|pair| pair[1].0 < pair[0].0 + pair[0].1) {
+        None => Ok(()),
+        Some(pair) => Err(Error::WriteConflict { b: pair[0].2, other: pair[1].2, slot: pair[1].0 }),
+    }
+}

@@ -1,0 +1,110 @@
+//! Ranks and shapes, and what the inputs say of B, H, Dh, L and MaxT together.
+
+use kvcache_schema::{CacheDims, CacheMode};
+
+use crate::attributes::Config;
+use crate::error::Error;
+use crate::operator::Inputs;
+use crate::tensor::{Shape, TensorMut, TensorRef};
+
+/// The dimensions of a call, on which all inputs agree.
+pub(super) struct Dims {
+    /// Sequences (B).
+    pub(super) batch: usize,
+    /// Rows of `current_key`.
+    pub(super) total_seqlen: usize,
+    /// Page table entries per sequence (MaxP); 0 in offset mode.
+    pub(super) max_p: usize,
+    /// The axes of `cache`.
+    pub(super) cache: CacheDims,
+    /// The axes of `scale`, if there were one.
+    pub(super) scale: CacheDims,
+}
+
+/// Checks ranks, then shapes.
+pub(super) fn check(
+    config: &Config,
+    inputs: &Inputs<'_>,
+    cache: &TensorMut<'_>,
+    scale: Option<&TensorMut<'_>>,
+) -> Result<Dims, Error> {
+    if config.mode == CacheMode::Paged && inputs.cachestarts.shape.len() == 1 {
+        return Err(Error::LegacyPageTable { shape: inputs.cachestarts.shape.clone() });
+    }
+    let [total_seqlen, num_heads, head_dim] = rank("current_key", &inputs.current_key.shape)?;
+    let _: [usize; 3] = rank("current_value", &inputs.current_value.shape)?;
+    let [starts] = rank("seqstarts", &inputs.seqstarts.shape)?;
+    let _: [usize; 1] = rank("kvstarts", &inputs.kvstarts.shape)?;
+    let max_p = match config.mode {
+        CacheMode::Offset => rank("cachestarts", &inputs.cachestarts.shape).map(|[_]| None)?,
+        CacheMode::Paged => rank("cachestarts", &inputs.cachestarts.shape).map(|[_, max_p]| Some(max_p))?,
+    };
+    let _: [usize; 1] = rank("start_pos", &inputs.start_pos.shape)?;
+    let cache_shape = rank("cache", &cache.shape)?;
+    if let Some(scale) = scale {
+        let _: [usize; 5] = rank("scale", &scale.shape)?;
+    }
+
+    equal("current_value", &inputs.current_value.shape, &inputs.current_key.shape, "as in current_key")?;
+    let Some(batch) = starts.checked_sub(1) else {
+        let shape = inputs.seqstarts.shape.clone();
+        let reason = "as many as sequences, and the total";
+        return Err(Error::ShapeMismatch { input: "seqstarts", shape, axis: 0, found: 0, wanted: 1, reason });
+    };
+    equal("kvstarts", &inputs.kvstarts.shape, &[starts], "as in seqstarts")?;
+    let cachestarts: &[usize] = match max_p {
+        None => &[batch],
+        Some(max_p) => &[batch, max_p],
+    };
+    const PER_SEQUENCE: &str = "one for each sequence: one less than seqstarts";
+    equal("cachestarts", &inputs.cachestarts.shape, cachestarts, PER_SEQUENCE)?;
+    equal("start_pos", &inputs.start_pos.shape, &[batch], PER_SEQUENCE)?;
+    one("max_seqlen", &inputs.max_seqlen)?;
+    one("max_kvlen", &inputs.max_kvlen)?;
+
+    let max_t = config.layout.dims(cache_shape).max_t;
+    let cache_dims = CacheDims { max_t, num_layer: config.num_layer, num_heads, inner: head_dim };
+    const CACHE: &str = "by cache_layout, num_layer and the shape of current_key";
+    equal("cache", &cache.shape, &config.layout.shape(cache_dims), CACHE)?;
+    if config.quant.is_some() && head_dim % config.quant_group != 0 {
+        return Err(Error::HeadDimNotDivisible { head_dim, quant_group: config.quant_group });
+    }
+    let scale_dims = CacheDims { inner: head_dim / config.quant_group, ..cache_dims };
+    if let Some(scale) = scale {
+        equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
+    }
+    let max_p = max_p.unwrap_or_default();
+    Ok(Dims { batch, total_seqlen, max_p, cache: cache_dims, scale: scale_dims })
+}
+
+/// Checks a tensor's shape against the one that it must have, which has the same rank unless told otherwise here.
+pub(super) fn equal(input: &'static str, shape: &Shape, wanted: &[usize], reason: &'static str) -> Result<(), Error> {
+    if shape.len() != wanted.len() {
+        return Err(Error::RankMismatch { input, shape: shape.clone(), wanted: wanted.len() });
+    }
+    match shape.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
+        None => Ok(()),
+        Some(axis) => Err(Error::ShapeMismatch {
+            input,
+            shape: shape.clone(),
+            axis,
+            found: shape[axis],
+            wanted: wanted[axis],
+            reason,
+        }),
+    }
+}
+
+/// The axes of a tensor that must have `N` of them.
+fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result<[usize; N], Error> {
+    shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), wanted: N })
+}
+
+/// Checks that a tensor is a scalar or has one element in one axis.
+fn one(input: &'static str, tensor: &TensorRef<'_>) -> Result<(), Error> {
+    match tensor.shape[..] {
+        [] | [1] => Ok(()),
+        [_] => equal(input, &tensor.shape, &[1], "a single number"),
+        _ => Err(Error::RankMismatch { input, shape: tensor.shape.clone(), wanted: 0 }),
+    }
+}
