@@ -1,0 +1,106 @@
+//! What a case says.
+
+use std::path::PathBuf;
+
+use kvcache_schema::{Attributes, ElementType};
+
+use crate::tensor::Tensor;
+
+/// A node with its state, and calls that are made one after the other.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The name of its folder.
+    pub name: String,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Which rule of the specification it pins.
+    pub about: String,
+    /// The types of the node.
+    pub types: Types,
+    /// The attributes of the node.
+    pub attributes: Attributes,
+    /// How NaNs are compared.
+    pub nan: NanRule,
+    /// `cache` before the first call.
+    pub cache: Tensor,
+    /// `scale` before the first call, if given.
+    pub scale: Option<Tensor>,
+    /// The calls.
+    pub steps: Vec<Step>,
+}
+
+/// The types of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Types {
+    /// The type of `current_key`.
+    pub t1: ElementType,
+    /// The type of `cache`.
+    pub t2: ElementType,
+    /// The type of `scale`, if given.
+    pub t3: Option<ElementType>,
+}
+
+/// How NaNs are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NanRule {
+    /// By their bits, like every other value.
+    Exact,
+    /// Any NaN equals any NaN of a float tensor: here arithmetic makes them, and their bits are the hardware's.
+    Any,
+}
+
+/// One call.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// What the call is given.
+    pub inputs: StepInputs,
+    /// What it must do.
+    pub expected: Expected,
+}
+
+/// The inputs of a call other than `cache` and `scale`.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the fields are the operator's inputs")]
+pub struct StepInputs {
+    pub current_key: Tensor,
+    pub current_value: Tensor,
+    pub seqstarts: Tensor,
+    pub kvstarts: Tensor,
+    pub cachestarts: Tensor,
+    pub start_pos: Tensor,
+    pub max_seqlen: Tensor,
+    pub max_kvlen: Tensor,
+}
+
+/// The outputs of a call.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the fields are the operator's outputs")]
+pub struct Outputs {
+    pub key: Tensor,
+    pub value: Tensor,
+}
+
+/// What a call must do.
+#[derive(Debug, Clone)]
+pub enum Expected {
+    /// Give outputs and change the state.
+    Success(Box<After>),
+    /// Be refused, and leave the state as it was.
+    Refusal {
+        /// The kind of error.
+        kind: String,
+        /// What the message must contain.
+        mentions: Vec<String>,
+    },
+}
+
+/// Outputs and state after a call.
+#[derive(Debug, Clone)]
+pub struct After {
+    /// `key` and `value`.
+    pub outputs: Outputs,
+    /// `cache` after the call.
+    pub cache: Tensor,
+    /// `scale` after the call, if given.
+    pub scale: Option<Tensor>,
+}

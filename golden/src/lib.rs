@@ -1,0 +1,45 @@
+//! The conformance suite of `dynamic_batching.KeyValueCache`.
+//!
+//! A [`Case`] is a folder of two files: `case.yaml` (attributes, types, what each call must do) and
+//! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come
+//! from an oracle in plain numpy, `generate.py`, that shares no code with any kernel.
+//!
+//! To hold an implementation against the suite, implement [`Implementation`] (from another language: write a program that
+//! [`Program`] can call) and [`play`] the [`cases`]:
+//!
+//! ```
+//! use kvcache_golden::{Case, Implementation, Outcome, Played, play};
+//!
+//! /// An implementation that refuses everything.
+//! struct Nothing;
+//!
+//! impl Implementation for Nothing {
+//!     fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
+//!         let refuse = |_| Played {
+//!             outcome: Outcome::refused("everything is refused"),
+//!             cache: case.cache.clone(),
+//!             scale: case.scale.clone(),
+//!         };
+//!         Ok(case.steps.iter().map(refuse).collect())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), kvcache_golden::ReadError> {
+//! let report = play(&Nothing, &kvcache_golden::cases()?);
+//! assert!(report.failures.len() > 100);
+//! # Ok(())
+//! # }
+//! ```
+
+mod case;
+mod compare;
+mod implementation;
+mod program;
+mod read;
+mod tensor;
+
+pub use case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+pub use implementation::{Failure, Implementation, Outcome, Played, Report, play};
+pub use program::Program;
+pub use read::{ReadError, cases, read_cases};
+pub use tensor::Tensor;

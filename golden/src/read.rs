@@ -1,0 +1,197 @@
+//! Reads cases from their folders.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvcache_schema::{Attributes, ElementType};
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+use crate::tensor::Tensor;
+
+/// A folder that is no case.
+#[derive(Debug, Error)]
+#[error("golden case {}: {problem}", path.display())]
+pub struct ReadError {
+    path: PathBuf,
+    problem: Problem,
+}
+
+#[derive(Debug, Error)]
+enum Problem {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("case.yaml: {0}")]
+    Yaml(#[from] serde_yaml::Error),
+    #[error("tensors.safetensors: {0}")]
+    Tensors(#[from] safetensors::SafeTensorError),
+    #[error("no case in the folder")]
+    NoCase,
+    #[error("no attribute is called {0}")]
+    Attribute(String),
+    #[error("no element type is called {0}")]
+    Type(String),
+    #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
+    Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CaseFile {
+    about: String,
+    types: TypesFile,
+    #[serde(default)]
+    attributes: BTreeMap<String, i64>,
+    #[serde(default)]
+    int4: BTreeMap<String, Vec<usize>>,
+    compare: Option<CompareFile>,
+    steps: Vec<StepFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypesFile {
+    #[serde(rename = "T1")]
+    t1: String,
+    #[serde(rename = "T2")]
+    t2: String,
+    #[serde(rename = "T3")]
+    t3: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CompareFile {
+    nan: NanFile,
+    #[serde(rename = "why")]
+    _why: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum NanFile {
+    Any,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepFile {
+    error: Option<String>,
+    #[serde(default)]
+    mentions: Vec<String>,
+}
+
+/// The cases of this suite, by name.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn cases() -> Result<Vec<Case>, ReadError> {
+    read_cases(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/cases")))
+}
+
+/// The cases in the subfolders of `folder`, by name.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |problem: Problem| ReadError { path, problem }
+    };
+    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let mut folders: Vec<_> =
+        entries.map_err(Problem::from).map_err(at(folder))?.into_iter().map(|entry| entry.path()).collect();
+    folders.sort();
+    if folders.is_empty() {
+        return Err(at(folder)(Problem::NoCase));
+    }
+    folders.into_iter().map(|folder| read_case(&folder).map_err(at(&folder))).collect()
+}
+
+/// The case in `folder`.
+fn read_case(folder: &Path) -> Result<Case, Problem> {
+    let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
+    let bytes = fs::read(folder.join("tensors.safetensors"))?;
+    let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
+    let mut attributes = Attributes::default();
+    for (name, &value) in &file.attributes {
+        if !attributes.set(name, value) {
+            return Err(Problem::Attribute(name.clone()));
+        }
+    }
+    let t3 = file.types.t3.as_deref().map(element).transpose()?;
+    let scale = |name: &str| t3.map(|_| tensors.get(name)).transpose();
+    let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
+        let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
+        let inputs = StepInputs {
+            current_key: tensor("current_key")?,
+            current_value: tensor("current_value")?,
+            seqstarts: tensor("seqstarts")?,
+            kvstarts: tensor("kvstarts")?,
+            cachestarts: tensor("cachestarts")?,
+            start_pos: tensor("start_pos")?,
+            max_seqlen: tensor("max_seqlen")?,
+            max_kvlen: tensor("max_kvlen")?,
+        };
+        let expected = match step.error {
+            Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
+            None => Expected::Success(Box::new(After {
+                outputs: Outputs { key: tensor("key")?, value: tensor("value")? },
+                cache: tensor("cache")?,
+                scale: scale(&format!("{i}.scale"))?,
+            })),
+        };
+        Ok(Step { inputs, expected })
+    });
+    Ok(Case {
+        name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        folder: folder.to_owned(),
+        about: file.about,
+        types: Types { t1: element(&file.types.t1)?, t2: element(&file.types.t2)?, t3 },
+        attributes,
+        nan: file.compare.map_or(NanRule::Exact, |compare| match compare.nan {
+            NanFile::Any => NanRule::Any,
+        }),
+        cache: tensors.get("cache")?,
+        scale: scale("scale")?,
+        steps: steps.collect::<Result<_, Problem>>()?,
+    })
+}
+
+fn element(name: &str) -> Result<ElementType, Problem> {
+    ElementType::from_name(name).ok_or_else(|| Problem::Type(name.to_owned()))
+}
+
+/// The tensors of a file, some of which are packed int4 with a logical shape that the case gives.
+pub(crate) struct Tensors<'a> {
+    file: SafeTensors<'a>,
+    int4: &'a BTreeMap<String, Vec<usize>>,
+}
+
+impl Tensors<'_> {
+    fn get(&self, name: &str) -> Result<Tensor, Problem> {
+        let view = self.file.tensor(name)?;
+        let logical = name.rsplit('.').next().and_then(|base| self.int4.get(base));
+        read_tensor(&view, logical).ok_or_else(|| Problem::Tensor {
+            name: name.to_owned(),
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+        })
+    }
+}
+
+/// A tensor of a file; with a logical shape it is packed int4.
+pub(crate) fn read_tensor(view: &safetensors::tensor::TensorView<'_>, int4: Option<&Vec<usize>>) -> Option<Tensor> {
+    let (element, shape) = match (view.dtype(), int4) {
+        (Dtype::U8, Some(shape)) => (ElementType::Int4, shape.as_slice()),
+        (Dtype::F32, None) => (ElementType::Float32, view.shape()),
+        (Dtype::F16, None) => (ElementType::Float16, view.shape()),
+        (Dtype::I8, None) => (ElementType::Int8, view.shape()),
+        (Dtype::I64, None) => (ElementType::Int64, view.shape()),
+        _ => return None,
+    };
+    Tensor::new(element, shape.to_vec(), view.data())
+}
