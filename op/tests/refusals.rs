@@ -1,0 +1,177 @@
+//! Refusals that concern the caller's memory, which golden cases cannot hold, and outputs of the wrong kind.
+
+use half::f16;
+use kvcache_op::{Attributes, Dim, ElementType, Error, InputDims, Inputs, KeyValueCache, Outputs, Serial, TensorMut};
+use ndarray::{Array1, Array3, Array5, Axis, s};
+
+/// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
+struct Call {
+    current: Array3<f32>,
+    cache: Array5<f32>,
+    key: Array3<f32>,
+    value: Array3<f32>,
+}
+
+impl Call {
+    fn new() -> Self {
+        Self {
+            current: Array3::ones((2, 2, 4)),
+            cache: Array5::zeros((8, 1, 2, 2, 4)),
+            key: Array3::zeros((5, 2, 4)),
+            value: Array3::zeros((5, 2, 4)),
+        }
+    }
+}
+
+fn inputs(current: &Array3<f32>) -> Inputs<'_> {
+    Inputs {
+        current_key: current.into(),
+        current_value: current.into(),
+        seqstarts: (&[0, 2]).into(),
+        kvstarts: (&[0, 5]).into(),
+        cachestarts: (&[1]).into(),
+        start_pos: (&[3]).into(),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&5).into(),
+    }
+}
+
+fn op() -> KeyValueCache {
+    KeyValueCache::new(Attributes::default()).unwrap()
+}
+
+/// The error of a call that must be refused with an untouched cache.
+fn refused(call: &mut Call, run: impl FnOnce(&KeyValueCache, &mut Call) -> Result<(), Error>) -> Error {
+    let error = run(&op(), call).expect_err("the call breaks a rule");
+    assert!(call.cache.iter().all(|&x| x == 0.0), "the cache was written by a refused call: {error}");
+    error
+}
+
+#[test]
+fn the_call_that_these_tests_break_is_legal() {
+    let mut call = Call::new();
+    let outputs = Outputs { key: (&mut call.key).into(), value: (&mut call.value).into() };
+    op().run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial).unwrap();
+    assert_eq!(call.cache.sum(), 2.0 * 2.0 * 2.0 * 4.0);
+    assert_eq!(call.key.index_axis(Axis(0), 4).sum(), 8.0);
+}
+
+#[test]
+fn tensors_with_gaps() {
+    let wide = Array3::<f32>::ones((2, 2, 8));
+    let view = wide.slice(s![.., .., ..4]);
+    let error = refused(&mut Call::new(), |op, call| {
+        let inputs = Inputs { current_value: (&view).into(), ..inputs(&call.current) };
+        op.check(&inputs, (&mut call.cache).into(), None).map(drop)
+    });
+    assert!(matches!(error, Error::NotContiguous { input: "current_value", .. }), "{error}");
+}
+
+#[test]
+fn tensors_that_share_memory() {
+    let error = refused(&mut Call::new(), |op, call| {
+        let key: *mut f32 = call.key.as_mut_ptr();
+        // SAFETY: the memory is that of `key`, alive and unused but for this call, which is refused before it writes.
+        let outputs = unsafe {
+            Outputs {
+                key: TensorMut::from_raw_parts(ElementType::Float32, [5, 2, 4], key.cast()),
+                value: TensorMut::from_raw_parts(ElementType::Float32, [5, 2, 4], key.cast()),
+            }
+        };
+        op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
+    });
+    assert_eq!(error, Error::OperandsOverlap { input: "value", other: "key" });
+
+    let error = refused(&mut Call::new(), |op, call| {
+        let cache: *mut f32 = call.cache.as_mut_ptr();
+        // SAFETY: as above, with the memory of `cache`.
+        let key = unsafe { TensorMut::from_raw_parts(ElementType::Float32, [5, 2, 4], cache.add(64).cast()) };
+        let outputs = Outputs { key, value: (&mut call.value).into() };
+        op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
+    });
+    assert_eq!(error, Error::OperandsOverlap { input: "key", other: "cache" });
+}
+
+#[test]
+fn tensors_at_odd_addresses() {
+    let mut bytes = vec![0u8; 2048];
+    let odd = bytes.as_ptr().align_offset(4) + 1;
+    let error = refused(&mut Call::new(), |op, call| {
+        // SAFETY: the bytes suffice for the shape; that they are not aligned is refused before they are accessed.
+        let cache =
+            unsafe { TensorMut::from_raw_parts(ElementType::Float32, [8, 1, 2, 2, 4], bytes.as_mut_ptr().add(odd)) };
+        op.check(&inputs(&call.current), cache, None).map(drop)
+    });
+    assert!(matches!(error, Error::Misaligned { input: "cache", wanted: 4, .. }), "{error}");
+}
+
+#[test]
+fn packed_caches_of_the_wrong_length() {
+    let attributes = Attributes { quant_bit: 4, quant_group: 4, ..Attributes::default() };
+    let op = KeyValueCache::new(attributes).unwrap();
+    let current = Array3::ones((2, 2, 4));
+    let mut scale = Array5::<f16>::zeros((8, 1, 2, 2, 1));
+    let mut bytes = [0; 65];
+    let inputs = inputs(&current);
+    for len in [63, 65] {
+        let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..len]);
+        let error = op.check(&inputs, cache, Some((&mut scale).into())).err().expect("64 bytes are wanted");
+        assert!(matches!(error, Error::PackedLength { found, wanted: 64, .. } if found == len), "{error}");
+    }
+    let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..64]);
+    assert!(op.check(&inputs, cache, Some((&mut scale).into())).is_ok());
+}
+
+#[test]
+fn outputs_of_the_wrong_kind() {
+    let error = refused(&mut Call::new(), |op, call| {
+        let mut short = Array3::<f32>::zeros((4, 2, 4));
+        let outputs = Outputs { key: (&mut call.key).into(), value: (&mut short).into() };
+        op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
+    });
+    assert!(matches!(error, Error::ShapeMismatch { input: "value", axis: 0, found: 4, wanted: 5, .. }), "{error}");
+
+    let error = refused(&mut Call::new(), |op, call| {
+        op.run_alloc::<f16>(&inputs(&call.current), (&mut call.cache).into(), None, &Serial).map(drop)
+    });
+    assert!(matches!(error, Error::TypeMismatch { input: "key", .. }), "{error}");
+
+    let error = refused(&mut Call::new(), |op, call| {
+        let mut flat = Array1::<f32>::zeros(40);
+        let outputs = Outputs { key: (&mut flat).into(), value: (&mut call.value).into() };
+        op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
+    });
+    assert!(matches!(error, Error::RankMismatch { input: "key", wanted: 3, .. }), "{error}");
+}
+
+#[test]
+fn sizes_beyond_64_bits() {
+    let current = Array3::<f32>::ones((2, 2, 4));
+    let mut call = Call::new();
+    let op = KeyValueCache::new(Attributes { num_repeat: i64::MAX, ..Attributes::default() }).unwrap();
+    let error = op.check(&inputs(&current), (&mut call.cache).into(), None).err().expect("the output is too large");
+    assert!(matches!(error, Error::SizeOverflow { input: "key", .. }), "{error}");
+
+    let op = KeyValueCache::new(Attributes { num_layer: 1 << 62, ..Attributes::default() }).unwrap();
+    // SAFETY: no such memory exists; a shape whose size overflows is refused before any access.
+    let cache = unsafe { TensorMut::from_raw_parts(ElementType::Float32, [8, 1 << 62, 2, 2, 4], 64 as *mut u8) };
+    let error = op.check(&inputs(&current), cache, None).err().expect("the cache is too large");
+    assert!(matches!(error, Error::SizeOverflow { input: "cache", .. }), "{error}");
+}
+
+#[test]
+fn shapes_are_inferred_as_far_as_they_are_known() {
+    let op = KeyValueCache::new(Attributes { num_repeat: 3, ..Attributes::default() }).unwrap();
+    let name = |name: &str| Dim::Symbol(name.to_owned());
+    let current = [name("tokens"), name("heads"), Dim::Unknown];
+    let cache = [name("max_t"), Dim::Known(1), Dim::Known(2), Dim::Known(2), name("head_dim")];
+    let inputs = InputDims { current_key: Some(&current), cache: Some(&cache), ..InputDims::default() };
+    assert_eq!(op.infer_shape(&inputs), [Dim::Unknown, Dim::Known(6), name("head_dim")]);
+    let inputs = InputDims { current_value: Some(&current), total_kvlen: Some(7), ..InputDims::default() };
+    assert_eq!(op.infer_shape(&inputs), [Dim::Known(7), Dim::Unknown, Dim::Unknown]);
+    assert_eq!(op.infer_shape(&InputDims::default()), [Dim::Unknown, Dim::Unknown, Dim::Unknown]);
+
+    let same_heads = KeyValueCache::new(Attributes::default()).unwrap();
+    let inputs = InputDims { current_key: Some(&current), ..InputDims::default() };
+    assert_eq!(same_heads.infer_shape(&inputs), [Dim::Unknown, name("heads"), Dim::Unknown]);
+}
