@@ -1,0 +1,58 @@
+# make run    the main job: the built library in ONNX Runtime, decoding
+# make test   everything that can be proven on this machine
+# make golden    writes the golden cases anew      make docs    writes docs/KeyValueCache.md anew
+
+PYTHON ?= python3
+VENV := .venv/bin/python
+OLDEST := .venv-oldest/bin/python
+LIBRARY := target/release/libkvcache_ort.so
+# The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
+ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
+
+.PHONY: run build test lint test-rust test-golden test-python golden docs clean
+
+run: .venv/ready build
+	$(VENV) examples/continuous_batching.py
+
+build:
+	cargo build --release --locked -p kvcache-ort
+
+test: lint test-rust test-golden test-python
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+test-rust: .venv/ready build
+	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
+	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
+
+test-golden: .venv/ready
+	$(VENV) golden/generate.py --check
+	cargo run --quiet --locked -p kvcache-op --example golden -- reference
+	cargo run --quiet --locked -p kvcache-op --example golden -- cpu
+
+# The newest and the oldest supported ONNX Runtime.
+test-python: .venv/ready .venv-oldest/ready build
+	$(VENV) -m pytest python_tests
+	$(OLDEST) -m pytest python_tests
+
+golden: .venv/ready
+	$(VENV) golden/generate.py
+
+docs:
+	cargo run --quiet --locked -p kvcache-schema --example operator_page
+
+.venv/ready: requirements.txt
+	$(PYTHON) -m venv .venv
+	$(VENV) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv-oldest/ready: requirements-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
+	touch $@
+
+clean:
+	rm -rf target .venv .venv-oldest
