@@ -16,8 +16,17 @@ pub trait Kernel: Sync {
     /// The kernel's name, as a user writes it.
     fn name(&self) -> &'static str;
 
-    /// Stores all current tokens of the problem, then loads all tokens of all its sequences.
-    fn run(&self, problem: Problem<'_>, workers: &dyn Workers);
+    /// Stores all current tokens into the cache.
+    fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers);
+
+    /// Loads all tokens of all sequences from the cache.
+    fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers);
+
+    /// The operator: all stores, then all loads.
+    fn run(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
+        self.store(problem, workers);
+        self.load(problem, workers);
+    }
 }
 
 /// Dimensions, types and strides of a call.
@@ -43,6 +52,18 @@ pub struct Geometry {
     pub cache_len: usize,
     /// The strides of `cache`, in elements.
     pub cache: CacheStrides,
+}
+
+impl Geometry {
+    /// The offset in `cache` of the first element of a head, in elements; `kv` is 0 for keys and 1 for values.
+    pub fn cache_at(&self, slot: usize, kv: usize, h: usize) -> usize {
+        self.cache.offset(slot, self.layer_idx, kv, h)
+    }
+
+    /// The offset in `scale` of the first scale of a head, in elements; 0 without quantisation.
+    pub fn scale_at(&self, slot: usize, kv: usize, h: usize) -> usize {
+        self.quant.map_or(0, |quant| quant.scale.offset(slot, self.layer_idx, kv, h))
+    }
 }
 
 /// How a cache is quantised.
@@ -159,7 +180,7 @@ impl<'a> Problem<'a> {
     ///
     /// # Safety
     /// `V` is stored as T1, `C` as T2 (`u8` for int4) and `S` as T3 (any type without quantisation).
-    pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(self) -> Tensors<'a, V, C, S> {
+    pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(&mut self) -> Tensors<'_, V, C, S> {
         let Geometry { num_heads, head_dim, num_repeat, .. } = self.geometry;
         let current_len = self.total_seqlen() * num_heads * head_dim;
         let output_len = self.total_kvlen() * num_heads * num_repeat * head_dim;

@@ -18,28 +18,49 @@ impl Kernel for Reference {
         "reference"
     }
 
-    fn run(&self, problem: Problem<'_>, _: &dyn Workers) {
-        let (t1, t2) = (problem.geometry().t1, problem.geometry().t2);
-        let t3 = problem.geometry().quant.map(|quant| quant.t3);
-        // SAFETY: each row names the types that it matches.
-        unsafe {
-            match (t1, t2, t3) {
-                (Float32, Float32, None) => run::<Plain, f32, f32, ()>(problem.tensors()),
-                (Float32, Float16, None) => run::<Plain, f32, f16, ()>(problem.tensors()),
-                (Float16, Float32, None) => run::<Plain, f16, f32, ()>(problem.tensors()),
-                (Float16, Float16, None) => run::<Plain, f16, f16, ()>(problem.tensors()),
-                (Int8, Int8, None) => run::<Plain, i8, i8, ()>(problem.tensors()),
-                (Float32, Int8, Some(Float32)) => run::<Eight, f32, i8, f32>(problem.tensors()),
-                (Float32, Int8, Some(Float16)) => run::<Eight, f32, i8, f16>(problem.tensors()),
-                (Float16, Int8, Some(Float32)) => run::<Eight, f16, i8, f32>(problem.tensors()),
-                (Float16, Int8, Some(Float16)) => run::<Eight, f16, i8, f16>(problem.tensors()),
-                (Float32, Int4, Some(Float32)) => run::<Four, f32, u8, f32>(problem.tensors()),
-                (Float32, Int4, Some(Float16)) => run::<Four, f32, u8, f16>(problem.tensors()),
-                (Float16, Int4, Some(Float32)) => run::<Four, f16, u8, f32>(problem.tensors()),
-                (Float16, Int4, Some(Float16)) => run::<Four, f16, u8, f16>(problem.tensors()),
-                types => unreachable!("a problem has a legal combination of types, not {types:?}"),
-            }
+    fn store(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
+        dispatch(problem, Phase::Store);
+    }
+
+    fn load(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
+        dispatch(problem, Phase::Load);
+    }
+}
+
+enum Phase {
+    Store,
+    Load,
+}
+
+/// Runs a phase on the problem's types.
+fn dispatch(problem: &mut Problem<'_>, phase: Phase) {
+    let (t1, t2) = (problem.geometry().t1, problem.geometry().t2);
+    let t3 = problem.geometry().quant.map(|quant| quant.t3);
+    // SAFETY: each row names the types that it matches.
+    unsafe {
+        match (t1, t2, t3) {
+            (Float32, Float32, None) => run::<Plain, f32, f32, ()>(problem.tensors(), phase),
+            (Float32, Float16, None) => run::<Plain, f32, f16, ()>(problem.tensors(), phase),
+            (Float16, Float32, None) => run::<Plain, f16, f32, ()>(problem.tensors(), phase),
+            (Float16, Float16, None) => run::<Plain, f16, f16, ()>(problem.tensors(), phase),
+            (Int8, Int8, None) => run::<Plain, i8, i8, ()>(problem.tensors(), phase),
+            (Float32, Int8, Some(Float32)) => run::<Eight, f32, i8, f32>(problem.tensors(), phase),
+            (Float32, Int8, Some(Float16)) => run::<Eight, f32, i8, f16>(problem.tensors(), phase),
+            (Float16, Int8, Some(Float32)) => run::<Eight, f16, i8, f32>(problem.tensors(), phase),
+            (Float16, Int8, Some(Float16)) => run::<Eight, f16, i8, f16>(problem.tensors(), phase),
+            (Float32, Int4, Some(Float32)) => run::<Four, f32, u8, f32>(problem.tensors(), phase),
+            (Float32, Int4, Some(Float16)) => run::<Four, f32, u8, f16>(problem.tensors(), phase),
+            (Float16, Int4, Some(Float32)) => run::<Four, f16, u8, f32>(problem.tensors(), phase),
+            (Float16, Int4, Some(Float16)) => run::<Four, f16, u8, f16>(problem.tensors(), phase),
+            types => unreachable!("a problem has a legal combination of types, not {types:?}"),
         }
+    }
+}
+
+fn run<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>, phase: Phase) {
+    match phase {
+        Phase::Store => store::<Q, V, C, S>(tensors),
+        Phase::Load => load::<Q, V, C, S>(tensors),
     }
 }
 
@@ -59,35 +80,40 @@ trait Codec<V, C, S> {
     fn load(d: usize, group: usize, cache: &SharedSlice<C>, at: usize, scale: &SharedSlice<S>, scale_at: usize) -> V;
 }
 
-/// The operator: all stores, then all loads.
-fn run<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>) {
-    let Tensors { geometry, indices, current, mut cache, mut scale, outputs } = tensors;
-    let (num_heads, head_dim, num_repeat) = (geometry.num_heads, geometry.head_dim, geometry.num_repeat);
+/// Stores each current token of each sequence into its slot.
+fn store<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>) {
+    let Tensors { geometry, indices, current, mut cache, mut scale, .. } = tensors;
+    let (num_heads, head_dim) = (geometry.num_heads, geometry.head_dim);
     let group = geometry.quant.map_or(head_dim, |quant| quant.group);
-    let cache_at = |slot, kv, h| geometry.cache.offset(slot, geometry.layer_idx, kv, h);
-    let scale_at = |slot, kv, h| geometry.quant.map_or(0, |quant| quant.scale.offset(slot, geometry.layer_idx, kv, h));
-
-    for b in 0..geometry.batch {
-        let sequence = indices.sequence(b);
-        for (t, token) in sequence.current.enumerate() {
-            let slot = indices.addressing.slot(b, sequence.start_pos + t);
-            for (kv, current) in current.into_iter().enumerate() {
+    for (kv, current) in current.into_iter().enumerate() {
+        for b in 0..geometry.batch {
+            let sequence = indices.sequence(b);
+            for (t, token) in sequence.current.enumerate() {
+                let slot = indices.addressing.slot(b, sequence.start_pos + t);
                 for h in 0..num_heads {
                     let row = &current[(token * num_heads + h) * head_dim..][..head_dim];
-                    Q::store(row, group, &mut cache, cache_at(slot, kv, h), &mut scale, scale_at(slot, kv, h));
+                    let (at, scale_at) = (geometry.cache_at(slot, kv, h), geometry.scale_at(slot, kv, h));
+                    Q::store(row, group, &mut cache, at, &mut scale, scale_at);
                 }
             }
         }
     }
+}
 
+/// Loads every token of each sequence from its slot, each head `num_repeat` times.
+fn load<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>) {
+    let Tensors { geometry, indices, cache, scale, outputs, .. } = tensors;
+    let (num_heads, head_dim, num_repeat) = (geometry.num_heads, geometry.head_dim, geometry.num_repeat);
+    let group = geometry.quant.map_or(head_dim, |quant| quant.group);
     for (kv, output) in outputs.into_iter().enumerate() {
         for b in 0..geometry.batch {
             for (t, token) in indices.sequence(b).all.enumerate() {
                 let slot = indices.addressing.slot(b, t);
                 for h in 0..num_heads {
+                    let (at, scale_at) = (geometry.cache_at(slot, kv, h), geometry.scale_at(slot, kv, h));
                     for r in 0..num_repeat {
                         for d in 0..head_dim {
-                            let value = Q::load(d, group, &cache, cache_at(slot, kv, h), &scale, scale_at(slot, kv, h));
+                            let value = Q::load(d, group, &cache, at, &scale, scale_at);
                             output[((token * num_heads + h) * num_repeat + r) * head_dim + d].write(value);
                         }
                     }

@@ -32,6 +32,16 @@ impl<'a> Call<'a> {
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`; nothing has then been written.
     pub fn run(self, outputs: Outputs<'a>, workers: &dyn Workers) -> Result<(), Error> {
+        let kernel = self.backend.kernel();
+        kernel.run(&mut self.bind(outputs)?, workers);
+        Ok(())
+    }
+
+    /// The call with its outputs, ready for a kernel: for callers that drive one themselves, phase by phase.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         validate::outputs(&self, &outputs)?;
         let pointers = Pointers {
             current: self.current,
@@ -41,8 +51,6 @@ impl<'a> Call<'a> {
         };
         // SAFETY: `validate` has checked types, shapes, indices, alignment and overlap; the tensors promise valid memory
         // of their shapes for 'a, and that nobody else touches what the call writes.
-        let problem = unsafe { Problem::assume_checked(self.geometry, self.indices, pointers) };
-        self.backend.kernel().run(problem, workers);
-        Ok(())
+        Ok(unsafe { Problem::assume_checked(self.geometry, self.indices, pointers) })
     }
 }

@@ -17,6 +17,7 @@ mod workers;
 pub use backend::Backend;
 pub use call::Call;
 pub use error::Error;
+pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};

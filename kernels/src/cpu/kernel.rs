@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvcache_schema::{CacheStrides, ElementType};
+use kvcache_schema::ElementType;
 
 use super::phase;
 use super::rows::Rows;
@@ -18,25 +18,14 @@ impl Kernel for Cpu {
         "cpu"
     }
 
-    fn run(&self, problem: Problem<'_>, workers: &dyn Workers) {
-        let geometry = *problem.geometry();
-        let call = Call {
-            rows: Rows::choose(geometry.t1, geometry.t2, geometry.quant.map(|quant| quant.t3)),
-            indices: *problem.indices(),
-            pointers: problem.pointers(),
-            geometry,
-        };
-        let token_len = 2 * geometry.num_heads * geometry.head_dim;
-        if token_len == 0 {
-            return;
-        }
-        let cache_bytes =
-            bytes(geometry.t2, token_len) + geometry.quant.map_or(0, |quant| bytes(quant.t3, token_len / quant.group));
-        let value_bytes = bytes(geometry.t1, token_len);
-        phase::run(workers, problem.total_seqlen(), value_bytes + cache_bytes, |tokens| call.store(tokens));
-        phase::run(workers, problem.total_kvlen(), value_bytes * geometry.num_repeat + cache_bytes, |tokens| {
-            call.load(tokens)
-        });
+    fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
+        let call = Call::new(problem);
+        phase::run(workers, problem.total_seqlen(), call.store_bytes(), |tokens| call.store(tokens));
+    }
+
+    fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
+        let call = Call::new(problem);
+        phase::run(workers, problem.total_kvlen(), call.load_bytes(), |tokens| call.load(tokens));
     }
 }
 
@@ -67,7 +56,39 @@ struct RowShape {
     len: usize,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    fn new(problem: &Problem<'a>) -> Self {
+        let geometry = *problem.geometry();
+        Self {
+            rows: Rows::choose(geometry.t1, geometry.t2, geometry.quant.map(|quant| quant.t3)),
+            indices: *problem.indices(),
+            pointers: problem.pointers(),
+            geometry,
+        }
+    }
+
+    /// What storing a token reads and writes, in bytes.
+    fn store_bytes(&self) -> usize {
+        self.value_bytes() + self.cache_bytes()
+    }
+
+    /// What loading a token reads and writes, in bytes.
+    fn load_bytes(&self) -> usize {
+        self.value_bytes() * self.geometry.num_repeat + self.cache_bytes()
+    }
+
+    /// Bytes of a token's key and value.
+    fn value_bytes(&self) -> usize {
+        2 * bytes(self.geometry.t1, self.geometry.num_heads * self.geometry.head_dim)
+    }
+
+    /// Bytes that a token's key and value take in cache and scale.
+    fn cache_bytes(&self) -> usize {
+        let Geometry { num_heads, head_dim, t2, quant, .. } = self.geometry;
+        let len = 2 * num_heads * head_dim;
+        bytes(t2, len) + quant.map_or(0, |quant| bytes(quant.t3, len / quant.group))
+    }
+
     /// The longest rows that `tokens` tokens in neighbouring slots make: those of a head, a token or the whole run.
     fn row_shape(&self, tokens: usize, repeat: usize) -> RowShape {
         let Geometry { num_heads, head_dim, cache, .. } = self.geometry;
@@ -81,32 +102,19 @@ impl Call<'_> {
         }
     }
 
-    /// The sequences that packed tokens belong to, each with its part of them, counted in the sequence.
-    fn parts(starts: &[i64], tokens: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let first = starts.partition_point(|&start| start as usize <= tokens.start).saturating_sub(1);
-        (first..starts.len() - 1)
-            .take_while(move |&b| (starts[b] as usize) < tokens.end)
-            .map(move |b| {
-                let (start, end) = (starts[b] as usize, starts[b + 1] as usize);
-                (b, tokens.start.max(start) - start..tokens.end.min(end).saturating_sub(start))
-            })
-            .filter(|(_, part)| !part.is_empty())
-    }
-
     /// The addresses of a head's codes and scales.
     fn cache_at(&self, slot: usize, kv: usize, h: usize) -> (*mut u8, *mut u8) {
-        let Geometry { layer_idx, t2, quant, cache, .. } = self.geometry;
-        let offset = |element, strides: CacheStrides| bytes(element, strides.offset(slot, layer_idx, kv, h));
-        let cache = self.pointers.cache.wrapping_add(offset(t2, cache));
-        let scale = quant.map_or(0, |quant| offset(quant.t3, quant.scale));
-        (cache, self.pointers.scale.wrapping_add(scale))
+        let Geometry { t2, quant, .. } = self.geometry;
+        let cache = bytes(t2, self.geometry.cache_at(slot, kv, h));
+        let scale = quant.map_or(0, |quant| bytes(quant.t3, self.geometry.scale_at(slot, kv, h)));
+        (self.pointers.cache.wrapping_add(cache), self.pointers.scale.wrapping_add(scale))
     }
 
     /// Stores a range of rows of `current_key` and `current_value`.
     fn store(&self, tokens: Range<usize>) {
         let Geometry { num_heads, head_dim, t1, quant, .. } = self.geometry;
         let group = quant.map_or(1, |quant| quant.group);
-        for (b, part) in Self::parts(self.indices.seqstarts, tokens) {
+        for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
             for run in self.indices.addressing.runs(b, positions) {
@@ -130,7 +138,7 @@ impl Call<'_> {
     fn load(&self, tokens: Range<usize>) {
         let Geometry { num_heads, head_dim, num_repeat, t1, quant, .. } = self.geometry;
         let group = quant.map_or(1, |quant| quant.group);
-        for (b, part) in Self::parts(self.indices.kvstarts, tokens) {
+        for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             for run in self.indices.addressing.runs(b, part) {
                 let token = start + run.token;
@@ -156,4 +164,16 @@ impl Call<'_> {
             }
         }
     }
+}
+
+/// The sequences that packed tokens belong to, each with its part of them, counted in the sequence.
+fn parts(starts: &[i64], tokens: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let first = starts.partition_point(|&start| start as usize <= tokens.start).saturating_sub(1);
+    (first..starts.len() - 1)
+        .take_while(move |&b| (starts[b] as usize) < tokens.end)
+        .map(move |b| {
+            let (start, end) = (starts[b] as usize, starts[b + 1] as usize);
+            (b, tokens.start.max(start) - start..tokens.end.min(end).saturating_sub(start))
+        })
+        .filter(|(_, part)| !part.is_empty())
 }
