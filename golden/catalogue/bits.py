@@ -1,0 +1,43 @@
+"""Values that are the same for ever: bytes hashed from a label, numbers built from integers, never from a library's
+random generator."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+
+
+def random_bytes(label: str, count: int) -> bytes:
+    """`count` bytes that only the label decides."""
+    return hashlib.shake_128(label.encode()).digest(count)
+
+
+def random_integers(label: str, shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
+    """int64 values in [low, high)."""
+    raw = np.frombuffer(random_bytes(label, 4 * math.prod(shape)), "<u4").astype(np.int64)
+    return low + raw.reshape(shape) % (high - low)
+
+
+def random_bits(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
+    """Every bit pattern of the type, NaN and Inf included. int4 comes as int8 from -8 to 7."""
+    if element == "int4":
+        return random_integers(label, shape, -8, 8).astype(np.int8)
+    dtype = np.dtype(element).newbyteorder("<")
+    return np.frombuffer(random_bytes(label, dtype.itemsize * math.prod(shape)), dtype).reshape(shape).copy()
+
+
+def random_values(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
+    """Finite values between -8 and 8 with a full mantissa; each row has a magnitude of its own. int8 and int4: all."""
+    if element in ("int8", "int4"):
+        return random_bits(label, shape, element)
+    digits = {"float32": 24, "float16": 11}[element]
+    mantissa = random_integers(f"{label} mantissa", shape, 1 - 2**digits, 2**digits)
+    exponent = random_integers(f"{label} exponent", (*shape[:-1], 1), 3 - digits - 6, 3 - digits + 1)
+    return np.ldexp(mantissa.astype(np.float64), exponent).astype(element)
+
+
+def random_scales(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
+    """Positive values up to 1/16, as a step of quantisation would be."""
+    return np.abs(random_values(label, shape, element)) / np.dtype(element).type(128)

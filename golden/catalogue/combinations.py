@@ -1,0 +1,50 @@
+"""Every layout, mode, legal combination of types and num_repeat: each must address, convert and repeat rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from .case import Case, Sequence, begin
+
+LAYOUTS = (0, 1, 2, 3)
+MODES = ("offset", "paged")
+REPEATS = (1, 4)
+GROUPS = (8, 16, 8, 32, 64, 16, 128, 32)
+
+UNQUANTISED = ("f32 f32", "f32 f16", "f16 f32", "f16 f16", "int8 int8")
+QUANTISED = tuple(f"{T1} {T2} {T3}" for T2 in ("int8", "int4") for T1 in ("f32", "f16") for T3 in ("f32", "f16"))
+
+
+def cases() -> Iterator[Case]:
+    """The whole product; sizes, layers, places and groups vary along it."""
+    combinations = product(LAYOUTS, enumerate(MODES), UNQUANTISED + QUANTISED, REPEATS)
+    for number, (cache_layout, (cache_mode, mode), types, num_repeat) in enumerate(combinations):
+        yield combination(number, cache_layout, cache_mode, mode, types, num_repeat)
+
+
+def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str, num_repeat: int) -> Case:
+    """A prefill beside a decode step; small groups leave room for a third sequence that continues a prefill."""
+    attributes = dict(num_layer=2, layer_idx=number % 2, num_repeat=num_repeat)
+    attributes |= dict(cache_mode=cache_mode, cache_layout=cache_layout)
+    about = f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, num_repeat {num_repeat}: "
+    head_dim = 4 + number % 3
+    quant_group = 0
+    if types in QUANTISED:
+        # Eight neighbours of the product share layout, mode and width, and so meet all groups.
+        quant_group = GROUPS[(number + cache_layout) % len(GROUPS)]
+        attributes |= dict(quant_bit=8 if "int8" in types else 4, quant_group=quant_group)
+        head_dim = 16 if quant_group == 8 else quant_group
+        about += f"groups of {quant_group}, "
+    if cache_mode == 1:
+        attributes |= dict(page_size=2)
+    name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}-r{num_repeat}"
+    if quant_group <= 16:
+        about += "a prefill, a decode step and the second chunk of a prefill in one call."
+        case = begin(name, about, types, num_heads=2, head_dim=head_dim, max_t=8, **attributes)
+        prefill, decode, chunk = (6, 0, 3) if cache_mode == 0 else ((6,), (3, 5), (1, 0))
+        return case.call(Sequence(0, 2, prefill), Sequence(2, 1, decode), Sequence(1, 2, chunk))
+    about += "a prefill and a decode step in one call."
+    case = begin(name, about, types, num_heads=1, head_dim=head_dim, max_t=5, **attributes)
+    prefill, decode = (3, 0) if cache_mode == 0 else ((3,), (1,))
+    return case.call(Sequence(0, 2, prefill), Sequence(1, 1, decode))

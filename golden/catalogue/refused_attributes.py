@@ -1,0 +1,63 @@
+"""Attributes outside their range, one at a time; a value is never cut to fewer bits, nor excused because it is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .addressing import I64_MIN
+from .case import Case, Sequence, begin
+
+# What a kernel that keeps 32 bits would take for the value that is added.
+BEYOND_32_BITS = 2**32
+
+WRONG = {
+    "num_layer": (0, I64_MIN),
+    "layer_idx": (-1, 2, BEYOND_32_BITS + 1),
+    "quant_bit": (-8, 1, 7, 16, BEYOND_32_BITS),
+    "quant_group": (0, -8),
+    "num_repeat": (0, -1),
+    "cache_mode": (-1, 2, BEYOND_32_BITS + 1),
+    "cache_layout": (-1, 4, BEYOND_32_BITS, I64_MIN),
+    "page_size": (0, I64_MIN),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Everything of this module."""
+    for attribute, values in WRONG.items():
+        for value in values:
+            about = f"{attribute} {value} is outside its range: refused."
+            name = f"refuse-{attribute}-{spelled(value)}".replace("_", "-")
+            case = begin(name, about, "f32 f32", max_t=4, num_layer=2 if attribute == "layer_idx" else 1)
+            yield refused(case, attribute, value, cache_mode=attribute == "page_size")
+
+    for attribute, value in (("page_size", 0), ("quant_group", -2)):
+        name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
+        about = f"{attribute} {value} is outside its range also where nothing uses it: refused."
+        yield refused(begin(name, about, "f16 f16"), attribute, value)
+
+    about = "quant_group 0 with quant_bit 8: refused, not divided by."
+    case = begin("refuse-quant-group-0-int8", about, "f16 int8 f16", quant_bit=8)
+    yield refused(case, "quant_group", 0)
+
+    for quant_group in (1, 9):
+        about = f"Four bits need an even quant_group; {quant_group} divides head_dim 18 and is refused all the same."
+        name = f"refuse-odd-quant-group-{quant_group}-int4"
+        case = begin(name, about, "f32 int4 f32", head_dim=18, quant_bit=4, quant_group=quant_group)
+        yield refused(case, "quant_group", quant_group)
+
+
+def refused(case: Case, attribute: str, value: int, cache_mode: bool = False) -> Case:
+    """The case with one attribute made wrong after cache and scale were shaped by the right ones."""
+    if cache_mode:
+        case.attributes["cache_mode"] = 1
+    place = (2,) if cache_mode else 2
+    inputs = vars(case.inputs([Sequence(0, 2, place)], {}))
+    case.attributes[attribute] = value
+    return case.refuse("attribute_out_of_range", [attribute, value], **inputs)
+
+
+def spelled(value: int) -> str:
+    """The value as a part of a name."""
+    extremes = {I64_MIN: "i64-min", BEYOND_32_BITS: "2p32", BEYOND_32_BITS + 1: "2p32-plus-1"}
+    return extremes.get(value, f"minus-{-value}" if value < 0 else str(value))

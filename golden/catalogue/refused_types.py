@@ -1,0 +1,58 @@
+"""Types that the table does not have, and tensors of another type than theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from oracle.operands import NUMPY_TYPES
+from oracle.rules import INDEX_INPUTS
+
+from .case import LONG_NAMES, Case, Sequence, begin
+
+ILLEGAL = {
+    0: ("f32 int8", "f16 int8 f16", "f32 int4 f32", "f16 int4", "int8 f32", "int8 f16", "int8 int4"),
+    8: ("f32 f32 f32", "f32 f16 f16", "f16 int4 f16", "int8 int8 f32"),
+    4: ("f16 f16 f16", "f32 int8 f32", "int8 int4 f32"),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Everything of this module."""
+    batch = (Sequence(0, 2, 3), Sequence(1, 1, 0))
+    for quant_bit, combinations in ILLEGAL.items():
+        for types in combinations:
+            about = (
+                f"{types.replace(' ', '/')} is no legal combination with quant_bit {quant_bit}: refused by its names."
+            )
+            name = f"refuse-types-{types.replace(' ', '-')}-quant-bit-{quant_bit}"
+            mentions = [*(LONG_NAMES[short] for short in types.split()[:2]), "quant_bit", quant_bit]
+            yield begin(name, about, types, max_t=6, quant_bit=quant_bit).refuse("illegal_types", mentions, *batch)
+
+    for quant_bit, types in ((8, "f32 int8 int8"), (4, "f16 int4 int8")):
+        about = "A scale is float32 or float16, never int8."
+        name = f"refuse-types-{types.replace(' ', '-')}-quant-bit-{quant_bit}"
+        scale = np.ones((6, 1, 2, 2, 1), np.int8)
+        case = begin(name, about, types, max_t=6, scale=scale, quant_bit=quant_bit)
+        yield case.refuse("illegal_types", ["int8"], *batch)
+
+    for quant_bit, T1 in ((8, "f32"), (4, "f16")):
+        about = f"quant_bit {quant_bit} needs a scale and none is given."
+        name = f"refuse-scale-missing-{T1}-int{quant_bit}"
+        case = begin(name, about, f"{T1} int{quant_bit}", max_t=6, quant_bit=quant_bit)
+        yield case.refuse("scale_missing", ["scale"], *batch)
+
+    about = "current_value is float32, then int8, and current_key is float16."
+    case = begin("refuse-type-of-current-value", about, "f16 f16", max_t=6)
+    for other in ("float32", "int8"):
+        value = np.zeros((3, 2, 8), NUMPY_TYPES[other])
+        case.refuse("type_mismatch", ["current_value", other], *batch, current_value=value)
+    yield case
+
+    about = "Each index input in turn is int8, not int64: refused, its bytes not read."
+    case = begin("refuse-type-of-indices", about, "f32 f32", max_t=6)
+    for index in INDEX_INPUTS:
+        narrow = getattr(case.inputs(batch, {}), index).astype(np.int8)
+        case.refuse("type_mismatch", [index, "int8"], *batch, **{index: narrow})
+    yield case

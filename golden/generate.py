@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Writes the golden cases that the oracle makes, or proves that the files are the oracle's.
+
+    generate.py            writes golden/cases anew
+    generate.py --check    writes nothing; names every file that differs, is missing or is extra
+    generate.py --list     names the cases and what each pins
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from catalogue import all_cases
+from catalogue.folder import files
+
+CASES = Path(__file__).resolve().parent / "cases"
+
+
+def main() -> int:
+    """Runs the command and gives its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="compare the files with the oracle")
+    what.add_argument("--list", action="store_true", help="name the cases")
+    arguments = parser.parse_args()
+
+    cases = all_cases()
+    if arguments.list:
+        width = max(len(case.name) for case in cases)
+        for case in cases:
+            print(f"{case.name:{width}}  {case.about}")
+        return 0
+
+    expected = {f"{case.name}/{name}": content for case in cases for name, content in files(case).items()}
+    if arguments.check:
+        drifted = drift(expected)
+        for line in drifted:
+            print(line)
+        print(f"{len(cases)} cases, {len(expected)} files, {len(drifted)} drifted")
+        return 1 if drifted else 0
+
+    write(expected)
+    size = sum(len(content) for content in expected.values())
+    print(f"wrote {len(cases)} cases, {len(expected)} files, {size / 1e6:.2f} MB")
+    return 0
+
+
+def drift(expected: dict[str, bytes]) -> list[str]:
+    """One line for each file under golden/cases that is not what the oracle makes."""
+    found = {path.relative_to(CASES).as_posix(): path for path in CASES.rglob("*") if not path.is_dir()}
+    lines = []
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in expected:
+            lines.append(f"extra    {name}")
+        elif name not in found:
+            lines.append(f"missing  {name}")
+        elif found[name].read_bytes() != expected[name]:
+            lines.append(f"differs  {name}")
+    return lines
+
+
+def write(expected: dict[str, bytes]) -> None:
+    """Replaces golden/cases by the expected files."""
+    if CASES.exists():
+        shutil.rmtree(CASES)
+    for name, content in expected.items():
+        path = CASES / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The judge of the golden cases: dynamic_batching.KeyValueCache in plain numpy, from the specification alone."""

@@ -1,0 +1,120 @@
+"""The operator: slow, scalar, ordered as the specification is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .operands import NUMPY_TYPES, Attributes, Inputs, Types
+from .quantize import dequantize, quantize
+
+KEY, VALUE = 0, 1
+
+
+def key_value_cache(
+    inputs: Inputs,
+    cache: np.ndarray,
+    scale: np.ndarray | None,
+    attributes: Attributes,
+    types: Types,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Stores the call's tokens in cache and scale, in place; gives key and value (kvstarts[B], H * num_repeat, Dh).
+
+    The call must be legal: `rules.broken_rules` finds nothing.
+    """
+    batch = len(inputs.start_pos)
+    for b in range(batch):
+        for t in range(seqlen(inputs, b)):
+            token = int(inputs.seqstarts[b]) + t
+            slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
+            store(inputs.current_key[token], cache, scale, slot, KEY, attributes)
+            store(inputs.current_value[token], cache, scale, slot, VALUE, attributes)
+
+    _, num_heads, head_dim = inputs.current_key.shape
+    output_shape = (int(inputs.kvstarts[-1]), num_heads * attributes.num_repeat, head_dim)
+    key = np.zeros(output_shape, NUMPY_TYPES[types.T1])
+    value = np.zeros(output_shape, NUMPY_TYPES[types.T1])
+    for b in range(batch):
+        for t in range(kvlen(inputs, b)):
+            token = int(inputs.kvstarts[b]) + t
+            slot = cache_slot(inputs, attributes, b, t)
+            load(key[token], cache, scale, slot, KEY, attributes)
+            load(value[token], cache, scale, slot, VALUE, attributes)
+    return key, value
+
+
+def seqlen(inputs: Inputs, b: int) -> int:
+    """How many tokens sequence b stores."""
+    return int(inputs.seqstarts[b + 1]) - int(inputs.seqstarts[b])
+
+
+def kvlen(inputs: Inputs, b: int) -> int:
+    """How many tokens sequence b loads: all it has."""
+    return int(inputs.kvstarts[b + 1]) - int(inputs.kvstarts[b])
+
+
+def cache_slot(inputs: Inputs, attributes: Attributes, b: int, t: int) -> int:
+    """The index in MaxT of token t of sequence b."""
+    if attributes.cache_mode == 0:
+        return int(inputs.cachestarts[b]) + t
+    page = int(inputs.cachestarts[b, t // attributes.page_size])
+    return page + t % attributes.page_size
+
+
+def head_index(attributes: Attributes, slot: int, key_or_value: int, h: int) -> tuple[int, ...]:
+    """Where, in cache and in scale, the row of head h lies: every axis but the last."""
+    layer_idx = attributes.layer_idx
+    return {
+        0: (slot, layer_idx, key_or_value, h),
+        1: (layer_idx, slot, key_or_value, h),
+        2: (layer_idx, key_or_value, slot, h),
+        3: (layer_idx, key_or_value, h, slot),
+    }[attributes.cache_layout]
+
+
+def store(
+    current: np.ndarray,
+    cache: np.ndarray,
+    scale: np.ndarray | None,
+    slot: int,
+    key_or_value: int,
+    attributes: Attributes,
+) -> None:
+    """Puts the token current (H, Dh) of T1 into its slot."""
+    num_heads, head_dim = current.shape
+    quant_group = attributes.quant_group
+    for h in range(num_heads):
+        row = head_index(attributes, slot, key_or_value, h)
+        if attributes.quant_bit == 0:
+            with np.errstate(over="ignore", invalid="ignore"):  # float32 beyond float16 becomes Inf; NaN stays NaN
+                cache[row] = current[h]
+            continue
+        for d in range(0, head_dim, quant_group):
+            codes, step = quantize(current[h, d : d + quant_group], attributes.quant_bit)
+            cache[row][d : d + quant_group] = codes
+            with np.errstate(over="ignore"):  # a float32 step beyond a float16 scale becomes Inf
+                scale[row][d // quant_group] = step
+
+
+def load(
+    output: np.ndarray,
+    cache: np.ndarray,
+    scale: np.ndarray | None,
+    slot: int,
+    key_or_value: int,
+    attributes: Attributes,
+) -> None:
+    """Fills the token output (H * num_repeat, Dh) of T1 from its slot."""
+    num_heads = output.shape[0] // attributes.num_repeat
+    head_dim = output.shape[1]
+    quant_group = attributes.quant_group
+    for h in range(num_heads):
+        row = head_index(attributes, slot, key_or_value, h)
+        for r in range(attributes.num_repeat):
+            repeated = output[h * attributes.num_repeat + r]
+            if attributes.quant_bit == 0:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    repeated[:] = cache[row]
+                continue
+            for d in range(0, head_dim, quant_group):
+                group = slice(d, d + quant_group)
+                repeated[group] = dequantize(cache[row][group], scale[row][d // quant_group], output.dtype.type)

@@ -1,0 +1,29 @@
+"""The arithmetic of one quantisation group. Every step is rounded to the type named beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
+    """The codes q (quant_group), int8, and the step s, a T1, of the neighbours x (quant_group) of T1."""
+    T1 = x.dtype.type
+    qmax = 2 ** (quant_bit - 1) - 1
+    with np.errstate(invalid="ignore"):  # NaN and Inf are the group's poison, see below
+        amax = np.max(np.abs(x))  # T1, exact
+        s = np.maximum(amax / T1(qmax), T1(1e-5))  # T1; a NaN stays
+        quotient = x / s  # T1; Inf / Inf is NaN
+    rounded = np.rint(quotient)  # half to even
+    q = np.clip(rounded, T1(-qmax), T1(qmax))
+    q = np.where(np.isnan(q), T1(0), q)
+    assert amax.dtype == s.dtype == quotient.dtype == q.dtype == x.dtype, "nothing is promoted"
+    return q.astype(np.int8), s
+
+
+def dequantize(q: np.ndarray, scale: np.floating, T1: type[np.floating]) -> np.ndarray:
+    """The T1 values (quant_group) that the codes q (quant_group), int8, stand for with their scale, a T3."""
+    T3 = scale.dtype.type
+    with np.errstate(invalid="ignore", over="ignore"):  # 0 * Inf; products and results beyond float16
+        product = q.astype(T3) * scale  # T3
+        assert product.dtype == T3, "nothing is promoted"
+        return product.astype(T1)

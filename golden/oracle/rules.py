@@ -1,0 +1,197 @@
+"""What makes a call illegal. Gathers every broken rule of the first stage that has one, so that a case that means to
+break one rule can be seen to break only that one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from .key_value_cache import cache_slot, kvlen, seqlen
+from .operands import NUMPY_TYPES, Attributes, Inputs, Types
+
+INDEX_INPUTS = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen")
+FLOATS = ("float32", "float16")
+
+
+def broken_rules(
+    inputs: Inputs,
+    cache: np.ndarray,
+    scale: np.ndarray | None,
+    attributes: Attributes,
+    types: Types,
+) -> list[str]:
+    """The error kind of every rule broken in the first stage that is not clean; empty for a legal call."""
+    stages = (
+        lambda: attribute_rules(attributes),
+        lambda: type_rules(inputs, scale, attributes, types),
+        lambda: rank_rules(inputs, cache, scale, attributes),
+        lambda: shape_rules(inputs, cache, scale, attributes),
+        lambda: starts_rules(inputs),
+        lambda: length_rules(inputs),
+        lambda: slot_rules(inputs, max_t(cache, attributes), attributes),
+        lambda: conflict_rules(inputs, attributes),
+        lambda: size_rules(inputs, attributes),
+    )
+    for stage in stages:
+        broken = list(stage())
+        if broken:
+            return broken
+    return []
+
+
+def attribute_rules(attributes: Attributes) -> Iterator[str]:
+    """Each attribute within its range, also where another attribute makes it idle."""
+    in_range = (
+        attributes.num_layer >= 1,
+        0 <= attributes.layer_idx < attributes.num_layer or attributes.num_layer < 1,
+        attributes.quant_bit in (0, 4, 8),
+        attributes.quant_group >= 1,
+        attributes.quant_group % 2 == 0 or attributes.quant_bit != 4,
+        attributes.num_repeat >= 1,
+        attributes.cache_mode in (0, 1),
+        attributes.cache_layout in (0, 1, 2, 3),
+        attributes.page_size >= 1,
+    )
+    yield from ("attribute_out_of_range" for legal in in_range if not legal)
+
+
+def type_rules(inputs: Inputs, scale: np.ndarray | None, attributes: Attributes, types: Types) -> Iterator[str]:
+    """The combination of types is in the table, and every tensor has the type it should have."""
+    T1, T2 = types.T1, types.T2
+    legal = {
+        0: (T1 in FLOATS and T2 in FLOATS) or (T1 == "int8" and T2 == "int8"),
+        8: T1 in FLOATS and T2 == "int8",
+        4: T1 in FLOATS and T2 == "int4",
+    }[attributes.quant_bit]
+    if not legal or types.T3 not in (*FLOATS, None):
+        yield "illegal_types"
+    elif attributes.quant_bit != 0 and scale is None:
+        yield "scale_missing"
+    if inputs.current_value.dtype != inputs.current_key.dtype:
+        yield "type_mismatch"
+    for name in INDEX_INPUTS:
+        if getattr(inputs, name).dtype != np.int64:
+            yield "type_mismatch"
+
+
+def rank_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes) -> Iterator[str]:
+    """Every tensor has its rank; max_seqlen and max_kvlen have rank 0 or 1."""
+    if attributes.cache_mode == 1 and inputs.cachestarts.ndim == 1:
+        yield "legacy_page_table"
+    elif inputs.cachestarts.ndim != 1 + attributes.cache_mode:
+        yield "rank_mismatch"
+    ranks = (
+        inputs.current_key.ndim == 3,
+        inputs.current_value.ndim == 3,
+        inputs.seqstarts.ndim == 1,
+        inputs.kvstarts.ndim == 1,
+        inputs.start_pos.ndim == 1,
+        inputs.max_seqlen.ndim in (0, 1),
+        inputs.max_kvlen.ndim in (0, 1),
+        cache.ndim == 5,
+        attributes.quant_bit == 0 or scale.ndim == 5,
+    )
+    yield from ("rank_mismatch" for legal in ranks if not legal)
+
+
+def max_t(cache: np.ndarray, attributes: Attributes) -> int:
+    """How many tokens the cache holds: layout 0 has MaxT as axis 0, layout 1 as axis 1, and so on."""
+    return cache.shape[attributes.cache_layout]
+
+
+def cache_shape(layout: int, max_t: int, num_layer: int, num_heads: int, last: int) -> tuple[int, ...]:
+    """The shape of cache (last is Dh) and of scale (last is Dh / quant_group)."""
+    return {
+        0: (max_t, num_layer, 2, num_heads, last),
+        1: (num_layer, max_t, 2, num_heads, last),
+        2: (num_layer, 2, max_t, num_heads, last),
+        3: (num_layer, 2, num_heads, max_t, last),
+    }[layout]
+
+
+def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes) -> Iterator[str]:
+    """B, T, H, Dh, L, MaxT agree across the tensors, one report per axis that does not."""
+    pairs: list[tuple[int, int]] = []
+    pairs += zip(inputs.current_value.shape, inputs.current_key.shape, strict=True)
+    batch = inputs.seqstarts.size - 1
+    if batch < 0:
+        yield "shape_mismatch"
+        return
+    pairs += [(inputs.kvstarts.size, batch + 1), (inputs.cachestarts.shape[0], batch), (inputs.start_pos.size, batch)]
+    pairs += [(inputs.max_seqlen.size, 1), (inputs.max_kvlen.size, 1)]
+    _, num_heads, head_dim = inputs.current_key.shape
+    expected = (attributes.cache_layout, max_t(cache, attributes), attributes.num_layer, num_heads)
+    pairs += zip(cache.shape, cache_shape(*expected, head_dim), strict=True)
+    if attributes.quant_bit != 0:
+        pairs += zip(scale.shape, cache_shape(*expected, head_dim // attributes.quant_group), strict=True)
+        if head_dim % attributes.quant_group != 0:
+            yield "head_dim_not_divisible"
+    yield from ("shape_mismatch" for found, wanted in pairs if found != wanted)
+
+
+def starts_rules(inputs: Inputs) -> Iterator[str]:
+    """seqstarts and kvstarts start at 0 and never fall; seqstarts ends at the tokens of current_key."""
+    for starts in (inputs.seqstarts, inputs.kvstarts):
+        if starts[0] != 0:
+            yield "starts_not_zero"
+        for b in range(len(starts) - 1):
+            if starts[b + 1] < starts[b]:
+                yield "starts_decrease"
+    if inputs.seqstarts[-1] != len(inputs.current_key):
+        yield "starts_total"
+
+
+def length_rules(inputs: Inputs) -> Iterator[str]:
+    """start_pos, seqlen and kvlen belong together, and max_seqlen and max_kvlen bound them."""
+    batch = len(inputs.start_pos)
+    for b in range(batch):
+        if inputs.start_pos[b] < 0:
+            yield "start_pos_negative"
+        elif kvlen(inputs, b) != int(inputs.start_pos[b]) + seqlen(inputs, b):
+            yield "kvlen_mismatch"
+    if inputs.max_seqlen.item() < max((seqlen(inputs, b) for b in range(batch)), default=0):
+        yield "max_too_small"
+    if inputs.max_kvlen.item() < max((kvlen(inputs, b) for b in range(batch)), default=0):
+        yield "max_too_small"
+
+
+def slot_rules(inputs: Inputs, max_t: int, attributes: Attributes) -> Iterator[str]:
+    """Every token of the call has a slot in [0, MaxT)."""
+    for b in range(len(inputs.start_pos)):
+        if attributes.cache_mode == 0:
+            first = int(inputs.cachestarts[b])
+            if first < 0 or first + kvlen(inputs, b) > max_t:
+                yield "cache_range"
+            continue
+        pages = -(-kvlen(inputs, b) // attributes.page_size)
+        if pages > inputs.cachestarts.shape[1]:
+            yield "too_many_pages"
+            continue
+        for p in range(pages):
+            used = min(attributes.page_size, kvlen(inputs, b) - p * attributes.page_size)
+            first = int(inputs.cachestarts[b, p])
+            if first < 0 or first + used > max_t:
+                yield "page_range"
+
+
+def conflict_rules(inputs: Inputs, attributes: Attributes) -> Iterator[str]:
+    """No slot is written by two tokens; one report per pair of sequences (or for one sequence) that meet."""
+    writers: dict[int, int] = {}
+    meetings: Counter[tuple[int, int]] = Counter()
+    for b in range(len(inputs.start_pos)):
+        for t in range(seqlen(inputs, b)):
+            slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
+            if slot in writers:
+                meetings[writers[slot], b] += 1
+            writers[slot] = b
+    yield from ("write_conflict" for _ in meetings)
+
+
+def size_rules(inputs: Inputs, attributes: Attributes) -> Iterator[str]:
+    """The bytes of an output fit in 64 bits."""
+    _, num_heads, head_dim = inputs.current_key.shape
+    elements = int(inputs.kvstarts[-1]) * num_heads * attributes.num_repeat * head_dim
+    if elements * np.dtype(NUMPY_TYPES["float32"]).itemsize >= 2**63:
+        yield "size_overflow"
