@@ -1,0 +1,95 @@
+//! Reading a node's attributes.
+
+use std::ffi::CString;
+
+use kvcache_schema::Attributes;
+use ort::AsPointer;
+use ort::operator::{KernelContext, ShapeInferenceContext};
+
+use crate::error::Error;
+
+/// An attribute that no node has.
+const ABSENT: &str = "kvcache_ort_absent_attribute";
+
+/// The attributes of the node that a kernel is made for; absent ones have the specification's defaults.
+///
+/// # Errors
+/// An attribute that is there with another type than integer. It is never replaced by the default.
+pub(crate) fn of_kernel(context: &KernelContext<'_>) -> Result<Attributes, Error> {
+    read(|name| integer(context, name))
+}
+
+/// The same, as far as shape inference needs them: an unreadable attribute counts as absent, since the kernel refuses
+/// the node anyway.
+pub(crate) fn of_inference(context: &ShapeInferenceContext) -> Attributes {
+    let mut attributes = Attributes::default();
+    for name in Attributes::NAMES {
+        if let Ok(value) = context.attr(name) {
+            let _known = attributes.set(name, value);
+        }
+    }
+    attributes
+}
+
+/// All attributes, each read by `integer`, which gives the runtime's words for one that it cannot give.
+///
+/// ONNX Runtime has no call that tells an absent attribute from one of another type, and its wording changes from
+/// version to version. But an attribute that is surely absent shows the wording: an attribute is absent if the runtime
+/// says the same of it, except for the name.
+fn read(integer: impl Fn(&str) -> Result<i64, String>) -> Result<Attributes, Error> {
+    let absent = integer(ABSENT).err().unwrap_or_default();
+    let mut attributes = Attributes::default();
+    for name in Attributes::NAMES {
+        match integer(name) {
+            Ok(value) => {
+                let _known = attributes.set(name, value);
+            }
+            Err(reason) if reason == absent.replace(ABSENT, name) => {}
+            Err(reason) => return Err(Error::AttributeType { name, reason }),
+        }
+    }
+    Ok(attributes)
+}
+
+/// The integer attribute `name` of a node, or the runtime's words on why there is none.
+fn integer(context: &KernelContext<'_>, name: &str) -> Result<i64, String> {
+    let name = CString::new(name).map_err(|error| error.to_string())?;
+    let mut value = 0;
+    // SAFETY: the context is alive, the name ends with NUL, and the value is written only on success.
+    let status = unsafe { (ort::api().KernelInfoGetAttribute_int64)(context.ptr(), name.as_ptr(), &mut value) };
+    // SAFETY: the status comes from the call above and is used once.
+    unsafe { ort::Error::result_from_status(status) }.map(|()| value).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A runtime that knows the node's integers and words its refusals as `wording` does.
+    fn runtime(wording: fn(&str) -> String) -> impl Fn(&str) -> Result<i64, String> {
+        move |name| match name {
+            "num_layer" => Ok(32),
+            "layer_idx" => Ok(31),
+            _ => Err(wording(name)),
+        }
+    }
+
+    #[test]
+    fn absent_attributes_have_their_defaults() {
+        for wording in [|name: &str| format!("No attribute with name:'{name}'is defined."), |_: &str| "none".to_owned()]
+        {
+            let attributes = read(runtime(wording)).unwrap();
+            assert_eq!(attributes, Attributes { num_layer: 32, layer_idx: 31, ..Attributes::default() });
+        }
+    }
+
+    #[test]
+    fn an_attribute_of_another_type_is_refused() {
+        let wording = |name: &str| match name {
+            "num_repeat" => "requested attribute is not an int".to_owned(),
+            _ => format!("no {name}"),
+        };
+        let error = read(runtime(wording)).unwrap_err();
+        assert!(matches!(&error, Error::AttributeType { name: "num_repeat", reason } if reason.contains("not an int")));
+    }
+}

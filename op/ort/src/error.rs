@@ -1,0 +1,76 @@
+//! Why a node or a call is refused.
+
+use kvcache_schema::NAME;
+use ort::value::TensorElementType;
+
+/// Why a node or a call is refused. The text reaches the user.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The operator itself refuses: a rule of the specification is broken.
+    #[error("{kind}: {0}", kind = .0.kind())]
+    Operator(#[from] kvcache_op::Error),
+    /// A node of which no kernel can be made.
+    #[error("{NAME} node '{name}': {reason}")]
+    Node {
+        /// The node's name.
+        name: String,
+        /// What is wrong with it.
+        reason: Box<Error>,
+    },
+    /// ONNX Runtime refuses something that was asked of it.
+    #[error(transparent)]
+    Runtime(#[from] ort::Error),
+    /// A node carries an attribute that is not an integer.
+    #[error("attribute {name} is of another type, wanted an integer (ONNX Runtime: {reason})")]
+    AttributeType {
+        /// The attribute.
+        name: &'static str,
+        /// What the runtime said when asked for the integer.
+        reason: String,
+    },
+    /// The node's state would live in the session instead of with the caller.
+    #[error("{name} is an initializer, wanted a graph input: the operator modifies it, and the caller owns it")]
+    Initializer {
+        /// The input.
+        name: &'static str,
+    },
+    /// A required input or output is not there.
+    #[error("{name} is missing")]
+    Missing {
+        /// The input or output.
+        name: &'static str,
+    },
+    /// A tensor of a type that the operator does not know.
+    #[error("{name} has elements of type {found}")]
+    ElementType {
+        /// The input or output.
+        name: &'static str,
+        /// Its type.
+        found: TensorElementType,
+    },
+    /// A tensor that the CPU cannot reach.
+    #[error("{name} is in memory of {device}, wanted memory of the CPU")]
+    Device {
+        /// The input or output.
+        name: &'static str,
+        /// Where its memory is.
+        device: String,
+    },
+    /// A runtime from before the interface that the library uses.
+    #[error("ONNX Runtime is of version {found}, wanted 1.{wanted} or later")]
+    OldRuntime {
+        /// The runtime's version.
+        found: String,
+        /// The first minor version that has the interface.
+        wanted: u32,
+    },
+    /// A second copy of the runtime in one process.
+    #[error("another copy of ONNX Runtime in this process uses this library, which can serve only one")]
+    SecondRuntime,
+    /// The runtime did not take the operator's definition.
+    #[error("ONNX Runtime refused the definition of the operator: {0}")]
+    Definition(String),
+    /// A panic, caught on its way to the runtime.
+    #[error("the operator panicked, which is a defect of its own: {0}")]
+    Panic(String),
+}

@@ -1,0 +1,95 @@
+//! The outputs' shape as far as a graph knows it before a call.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvcache_op::{Dim, InputDims, KeyValueCache};
+use kvcache_schema::{INPUTS, NAME, OUTPUTS};
+use ort::operator::ShapeInferenceContext;
+use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
+
+use crate::attributes;
+use crate::error::Error;
+use crate::inputs::{CACHE, CURRENT_KEY, CURRENT_VALUE};
+
+/// Gives `key` and `value` the type of `current_key`, and their shape.
+///
+/// ONNX Runtime asks one of the operators of a name for all of them, so the types of that one say nothing.
+///
+/// # Errors
+/// ONNX Runtime ignores them; the reason comes back when the kernel is made.
+pub(crate) fn infer_shape(context: &mut ShapeInferenceContext) -> Result<(), Error> {
+    let operator = KeyValueCache::new(attributes::of_inference(context))?;
+    let inputs = context.inputs();
+    let shapes: Vec<_> = inputs.iter().map(dims).collect();
+    let shape = |index: usize| shapes.get(index).and_then(Option::as_deref);
+    let known = InputDims {
+        current_key: shape(CURRENT_KEY),
+        current_value: shape(CURRENT_VALUE),
+        cache: shape(CACHE),
+        total_kvlen: None,
+    };
+    let t1 =
+        inputs.get(CURRENT_KEY).and_then(ValueType::tensor_type).ok_or(Error::Missing { name: INPUTS[CURRENT_KEY] })?;
+    let output = tensor_type(t1, &operator.infer_shape(&known).map(named));
+    (0..OUTPUTS.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
+}
+
+/// The shape of an input; `None` if its rank is unknown, which looks like a scalar here. No input that matters is one.
+fn dims(input: &ValueType) -> Option<Vec<Dim>> {
+    match input {
+        ValueType::Tensor { shape, dimension_symbols, .. } if !shape.is_empty() => {
+            let dim = |(&len, symbol): (&i64, &String)| match usize::try_from(len) {
+                Ok(len) => Dim::Known(len),
+                Err(_) if symbol.is_empty() => Dim::Unknown,
+                Err(_) => Dim::Symbol(symbol.clone()),
+            };
+            Some(shape.iter().zip(dimension_symbols.iter()).map(dim).collect())
+        }
+        _ => None,
+    }
+}
+
+/// `dim`, with a name if it has nothing else: ONNX Runtime takes a dimension without name as a reason to forget the
+/// names that the user gave. The name is new, since the runtime takes dimensions of one name to be equal.
+fn named(dim: Dim) -> Dim {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    match dim {
+        Dim::Unknown => Dim::Symbol(format!("{NAME}_{}", NAMES.fetch_add(1, Ordering::Relaxed))),
+        known => known,
+    }
+}
+
+fn tensor_type(element: TensorElementType, dims: &[Dim]) -> ValueType {
+    let len = |dim: &Dim| match dim {
+        Dim::Known(len) => i64::try_from(*len).unwrap_or(-1),
+        Dim::Symbol(_) | Dim::Unknown => -1,
+    };
+    let symbol = |dim: &Dim| match dim {
+        Dim::Symbol(name) => name.clone(),
+        Dim::Known(_) | Dim::Unknown => String::new(),
+    };
+    ValueType::Tensor {
+        ty: element,
+        shape: Shape::new(dims.iter().map(len)),
+        dimension_symbols: SymbolicDimensions::new(dims.iter().map(symbol)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_survives_the_way_through_the_runtimes_types() {
+        let shape = [Dim::Known(4), Dim::Symbol("heads".to_owned()), Dim::Unknown];
+        assert_eq!(dims(&tensor_type(TensorElementType::Float16, &shape)), Some(shape.to_vec()));
+        assert_eq!(dims(&tensor_type(TensorElementType::Float16, &[])), None);
+    }
+
+    #[test]
+    fn every_unknown_dimension_gets_a_name_of_its_own() {
+        let [a, b] = [named(Dim::Unknown), named(Dim::Unknown)];
+        assert!(matches!((&a, &b), (Dim::Symbol(a), Dim::Symbol(b)) if a != b));
+        assert_eq!(named(Dim::Known(3)), Dim::Known(3));
+    }
+}

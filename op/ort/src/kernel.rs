@@ -1,0 +1,87 @@
+//! One node of a graph: the operator as ONNX Runtime runs it.
+
+use std::ptr;
+use std::sync::LazyLock;
+use std::thread::available_parallelism;
+
+use kvcache_op::{Inputs, KeyValueCache, Outputs};
+use kvcache_schema::INPUTS;
+use ort::operator::{ComputeContext, Kernel, KernelContext};
+use ort::value::DynTensorValueType;
+use ort::{AsPointer, ortsys};
+
+use crate::attributes;
+use crate::border::guard;
+use crate::error::Error;
+use crate::inputs::{
+    CACHE, CACHESTARTS, CURRENT_KEY, CURRENT_VALUE, KVSTARTS, MAX_KVLEN, MAX_SEQLEN, SCALE, SEQSTARTS, START_POS,
+};
+use crate::operator::TypedOperator;
+use crate::tensor::Operands;
+use crate::workers::Pool;
+
+/// The threads that the machine runs at once, found out once.
+static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, usize::from));
+
+/// One node of a graph.
+///
+/// Nothing in it changes after creation: ONNX Runtime calls one kernel from several threads at once, whatever the trait
+/// [`Kernel`] says of exclusive access.
+pub(crate) struct NodeKernel {
+    operator: KeyValueCache,
+}
+
+impl NodeKernel {
+    /// The kernel of the node that `context` describes, for which ONNX Runtime has chosen these types.
+    ///
+    /// # Errors
+    /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
+    pub(crate) fn new(context: &KernelContext<'_>, types: TypedOperator) -> Result<Self, Error> {
+        let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
+        let t3 = has_input(context, SCALE)?.then_some(types.t3);
+        operator.check_types(types.t1, types.t2, t3)?;
+        match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
+            Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
+            None => Ok(Self { operator }),
+        }
+    }
+
+    fn run(&self, context: &ComputeContext) -> Result<(), Error> {
+        let operands = Operands(context);
+        let inputs = Inputs {
+            current_key: operands.read(CURRENT_KEY)?,
+            current_value: operands.read(CURRENT_VALUE)?,
+            seqstarts: operands.read(SEQSTARTS)?,
+            kvstarts: operands.read(KVSTARTS)?,
+            cachestarts: operands.read(CACHESTARTS)?,
+            start_pos: operands.read(START_POS)?,
+            max_seqlen: operands.read(MAX_SEQLEN)?,
+            max_kvlen: operands.read(MAX_KVLEN)?,
+        };
+        let cache = operands.modify(CACHE)?.ok_or(Error::Missing { name: INPUTS[CACHE] })?;
+        let scale = operands.modify(SCALE)?;
+        let call = self.operator.check(&inputs, cache, scale)?;
+        // The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before both.
+        let shape = call.output_shape();
+        let outputs = Outputs { key: operands.write(0, shape)?, value: operands.write(1, shape)? };
+        Ok(call.run(outputs, &Pool::new(context, *THREADS))?)
+    }
+}
+
+impl Kernel for NodeKernel {
+    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        guard(|| self.run(context))
+    }
+}
+
+/// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
+fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
+    // `KernelContext::inputs` would do, but fails for an input with the empty name.
+    let (mut count, mut name_len) = (0, 0);
+    ortsys![unsafe KernelInfo_GetInputCount(context.ptr(), &mut count)?];
+    if index >= count {
+        return Ok(false);
+    }
+    ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut name_len)?];
+    Ok(name_len > 1) // the closing NUL counts
+}

@@ -1,0 +1,62 @@
+//! The operator `KeyValueCache` as a custom operator library of ONNX Runtime.
+//!
+//! This crate builds a shared library with one symbol, [`RegisterCustomOps`]. It is a library for the runtime and not for
+//! Rust programs, which register it by its path as programs in every language do; so it binds nobody to a version of the
+//! `ort` crate, or to the way that it is linked:
+//!
+//! ```python
+//! options = onnxruntime.SessionOptions()
+//! options.register_custom_ops_library("target/release/libkvcache_ort.so")
+//! session = onnxruntime.InferenceSession("model.onnx", options)
+//! ```
+//!
+//! ```rust,ignore
+//! let session = Session::builder(&environment)?
+//!     .with_operator_library("target/release/libkvcache_ort.so")?
+//!     .commit_from_file("model.onnx")?;
+//! ```
+//!
+//! `tests/session` is such a program. A Rust program that needs no graph calls `kvcache-op` instead.
+//!
+//! # What it does
+//! - It registers the operator in both of its domains, for every choice of types. ONNX Runtime 1.20 and later can load it;
+//!   an older one is refused with a sentence that names its version.
+//! - A node that cannot work is refused when the session is made: an attribute out of range or of another type than
+//!   integer, types that do not go together, a cache or a scale that is an initializer.
+//! - A call is checked before its first byte is written. The message of a refused one begins with the stable name of the
+//!   rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
+//! - No panic reaches the runtime; should there be one, it becomes an error of the call.
+//! - Work that is worth it goes to the session's own threads.
+//!
+//! # What it cannot do
+//! `cache` and `scale` are inputs that the operator writes, which ONNX Runtime has no notion of. It works because the
+//! runtime hands over the memory that the caller bound. Where it hands over other memory, the operator cannot tell, and
+//! what it writes is lost:
+//! - a numpy array that is not C-contiguous, or a list, given to `session.run`: the runtime makes a copy;
+//! - a cache that another node computes, or that the runtime copies between devices: the copy is written;
+//! - an initializer that is also a graph input, when the caller leaves it out: the session's own memory is written.
+//!   (One that is no graph input is refused.)
+//!
+//! Nor does the runtime show the operator attributes that it does not ask for: a misspelt one counts as absent. And a
+//! numpy array that is read-only is written all the same.
+//!
+//! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other.
+//!
+//! # Limits of the runtime
+//! - The library serves one copy of ONNX Runtime in a process, and refuses a second.
+//! - Registering it twice in the options of one session fails, as does, before version 1.24, a node whose `scale` has the
+//!   empty name; leave the input out there.
+//! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn.
+
+mod attributes;
+mod border;
+mod error;
+mod infer;
+mod inputs;
+mod kernel;
+mod operator;
+mod register;
+mod tensor;
+mod workers;
+
+pub use register::RegisterCustomOps;

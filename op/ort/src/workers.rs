@@ -1,0 +1,55 @@
+//! ONNX Runtime's thread pool as the operator's workers.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use kvcache_op::Workers;
+use ort::operator::ComputeContext;
+
+/// The pool of the session that makes the call.
+///
+/// It obeys the session's thread setting by itself. How many threads it has, the runtime does not tell; `threads` is
+/// the number the machine can run, which the pool has unless the user set another. A kernel that splits its work for
+/// more threads than there are loses next to nothing: a pool of one thread runs the tasks in a loop.
+pub(crate) struct Pool<'a> {
+    context: &'a ComputeContext,
+    threads: usize,
+}
+
+// SAFETY: a pool only asks the context for the runtime's pool, which takes work from any thread.
+unsafe impl Sync for Pool<'_> {}
+
+impl<'a> Pool<'a> {
+    /// The pool that serves `context`.
+    pub(crate) fn new(context: &'a ComputeContext, threads: usize) -> Self {
+        Self { context, threads }
+    }
+}
+
+impl Workers for Pool<'_> {
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// # Panics
+    /// If a task panics, or the pool fails: on the calling thread, after all tasks have ended. The runtime's threads
+    /// never unwind.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if tasks <= 1 {
+            return (0..tasks).for_each(task);
+        }
+        let panicked: Mutex<Option<Box<dyn Any + Send>>> = Mutex::new(None);
+        let outcome = self.context.par_for(tasks, 0, |i| {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(i))) {
+                panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+            }
+        });
+        if let Some(payload) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(payload);
+        }
+        if let Err(error) = outcome {
+            panic!("the thread pool of ONNX Runtime failed: {error}");
+        }
+    }
+}
