@@ -1,0 +1,194 @@
+"""Continuous batching with `KeyValueCache` in ONNX Runtime, for several cache formats; `make run` runs this.
+
+Readers' questions, as bytes, arrive one after another at a small decoder; they join and leave its batch between
+steps, their keys and values live in pages of one cache, and the pages of the instruction they all begin with are
+shared. The weights are random numbers from a seed (nothing is downloaded), so the answers mean nothing; the logits
+are right or wrong all the same, and every one is compared with a recomputation of its whole sequence without a cache.
+The exit status is 1 if one is further off than its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from decoder import Decoder
+from engine import Engine, Recomputation
+from kvcache import FORMATS, find_library
+from scheduler import PagePool, Request, Scheduler
+
+INSTRUCTION = "You are the librarian of a small harbour town. Answer in one sentence, and name the book.\n"
+
+QUESTIONS = (
+    "Who says 'Call me Ishmael', and where does he sail from?",
+    "Which story begins with 'It was the best of times, it was the worst of times'?",
+    "What does Alice follow down the hole, and what does it carry in its waistcoat pocket?",
+    "Who is locked up in the Chateau d'If?",
+    "How long was Robinson Crusoe alone?",
+    "What did Victor Frankenstein study at Ingolstadt?",
+    "'It is a truth universally acknowledged' - how does that sentence go on?",
+    "Around the world in how many days, and who made the bet?",
+    "What do the musketeers say to one another?",
+    "Which letter does Hester Prynne wear, and of what colour?",
+    "Who painted the fence for Tom Sawyer?",
+    "At what depth does the Nautilus travel, and who is its captain?",
+    "What did Long John Silver keep on his shoulder?",
+    "How does the Odyssey begin?",
+    "Why does Bartleby not copy the letter?",
+    "Which windmills did Don Quixote take for giants?",
+)
+
+# The largest difference that a logit may have from full recomputation. The logits have a standard deviation of 1; a
+# page of another request's tokens would move some of them by 1 or 2. float32 and float16 give attention every bit of
+# what was stored, so what is left is matrix products of other shapes that sum in another order, and the few numbers
+# that this tips over a rounding border of float16. int8 rounds a key or value by up to 1/254 of the largest in its
+# group, int4 by up to 1/14.
+BOUNDS = {"float32": 5e-5, "float16": 2e-3, "int8": 0.1, "int4": 1.5}
+
+
+@dataclass
+class Report:
+    """What one cache format came to."""
+
+    name: str
+    bytes_per_token: float
+    tokens_per_second: float
+    difference: float
+    bound: float
+    same_choices: float
+
+    @property
+    def within(self) -> bool:
+        """Whether every logit is within the bound; a NaN is not."""
+        return bool(self.difference <= self.bound)
+
+
+def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: bool) -> Report:
+    """Serves all requests with one cache format, then judges every logit."""
+    print(f"\n{name}: loading the decoder", flush=True)
+    engine = Engine(
+        decoder,
+        FORMATS[name],
+        max_t=arguments.pages * arguments.page_size,
+        page_size=arguments.page_size,
+        threads=arguments.threads,
+    )
+    print(f"{name}: cache {list(engine.cache.shape)}, {engine.cache.bytes_per_token:.0f} bytes per token", flush=True)
+    pool = PagePool(arguments.pages)
+    scheduler = Scheduler(pool, arguments.page_size, arguments.max_batch)
+    requests = [
+        Request(f"#{i:02}", prompt, arguments.new_tokens, arrives=3 * i)
+        for i, prompt in enumerate(prompts(arguments.requests))
+    ]
+    for request in requests:
+        scheduler.submit(request)
+
+    step, tokens, seconds = 0, 0, 0.0
+    while scheduler.waiting or scheduler.running:
+        joined = scheduler.join(step)
+        batch = scheduler.batch()
+        begin = time.perf_counter()
+        logits = engine.step(batch)
+        seconds += time.perf_counter() - begin
+        used = pool.num_pages - pool.free
+        left = scheduler.advance(batch, logits)
+        tokens += len(batch.token_ids)
+        if step % 25 == 0 or (detailed and (joined or left)):
+            events = [f"  +{r.name} ({len(r.prompt)} tokens, {r.shared} shared)" for r in joined]
+            events += [f"  -{r.name}" for r in left]
+            print(
+                f"  step {step:4}: {len(batch.start_pos)} in the batch, {len(batch.token_ids):4} tokens, "
+                f"{used:3} of {pool.num_pages} pages" + "".join(events),
+                flush=True,
+            )
+        step += 1
+
+    shared = sum(request.shared for request in requests)
+    print(
+        f"{name}: {tokens} tokens in {step} steps, {shared} more were shared; {pool.allocations} pages handed out of "
+        f"{pool.num_pages}; recomputing every sequence",
+        flush=True,
+    )
+    if pool.free != pool.num_pages:
+        sys.exit(f"{name}: {pool.num_pages - pool.free} pages were never given back")
+    difference, same = judge(requests, Recomputation(decoder, FORMATS[name], arguments.threads))
+    bound = BOUNDS[name] if arguments.bound is None else arguments.bound
+    return Report(name, engine.cache.bytes_per_token, tokens / seconds, difference, bound, same)
+
+
+def prompts(count: int) -> list[list[int]]:
+    """The questions under their instruction, as bytes."""
+    return [list((INSTRUCTION + QUESTIONS[i % len(QUESTIONS)]).encode()) for i in range(count)]
+
+
+def judge(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:
+    """The largest difference of a logit, and the share of tokens after which the likeliest next one is the same."""
+    largest, same, judged = 0.0, 0, 0
+    for request in requests:
+        logits = np.concatenate(request.logits)
+        truth = recomputation.logits(request.tokens[:-1])[request.shared :]
+        largest = float(np.maximum(largest, np.abs(logits - truth).max()))  # a NaN stays, and is within no bound
+        same += int((logits.argmax(1) == truth.argmax(1)).sum())
+        judged += len(logits)
+    return largest, same / judged
+
+
+def parse_arguments(decoder: Decoder) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="cache formats to serve with"
+    )
+    parser.add_argument("--requests", type=int, default=len(QUESTIONS), help="how many questions arrive")
+    parser.add_argument("--new-tokens", type=int, default=64, help="how many tokens each gets as its answer")
+    parser.add_argument("--max-batch", type=int, default=8, help="how many requests run at once")
+    parser.add_argument("--pages", type=int, default=72, help="pages in the cache")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens in a page")
+    parser.add_argument("--threads", type=int, default=0, help="threads inside an operator; 0 takes all cores")
+    parser.add_argument("--bound", type=float, help="largest difference allowed, in the place of each format's own")
+    arguments = parser.parse_args()
+    for name in ("requests", "new_tokens", "max_batch", "pages", "page_size"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}, wanted at least 1")
+    longest = max(map(len, prompts(arguments.requests))) + arguments.new_tokens
+    if longest > decoder.max_positions:
+        parser.error(f"{longest} tokens in the longest sequence, the decoder has {decoder.max_positions} positions")
+    if longest > arguments.pages * arguments.page_size:
+        parser.error(f"{longest} tokens in the longest sequence, the cache has {arguments.pages * arguments.page_size}")
+    return arguments
+
+
+def main() -> int:
+    """Serves with every format, prints the table, returns the exit status."""
+    decoder = Decoder()
+    arguments = parse_arguments(decoder)
+    try:
+        print(f"operator library {find_library()}, onnxruntime {onnxruntime.__version__}")
+    except FileNotFoundError as error:
+        sys.exit(str(error))
+    print(
+        f"decoder of {decoder.num_layer} layers, {decoder.num_heads} heads over {decoder.num_kv_heads} cache heads of "
+        f"{decoder.head_dim}, random weights (seed {decoder.seed}); byte tokens of {arguments.requests} questions, "
+        f"{arguments.new_tokens} new tokens each"
+    )
+    reports = [serve(name, decoder, arguments, detailed=i == 0) for i, name in enumerate(arguments.formats)]
+
+    print("\ncache format  bytes/token  tokens/s  largest logit difference    bound  same likeliest token")
+    for report in reports:
+        print(
+            f"{report.name:12}  {report.bytes_per_token:11.0f}  {report.tokens_per_second:8.0f}  "
+            f"{report.difference:24.2g}  {report.bound:7.2g}  {report.same_choices:20.1%}"
+            + ("" if report.within else "  BEYOND THE BOUND")
+        )
+    within = all(report.within for report in reports)
+    print("every logit is within its bound of full recomputation" if within else "wrong: see BEYOND THE BOUND above")
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

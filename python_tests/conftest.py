@@ -1,0 +1,25 @@
+"""The suite sees the built library alone, through ONNX Runtime; it may import the examples and the golden oracle."""
+
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "golden")]
+
+from kvcache import find_library  # noqa: E402  (the path above makes it importable)
+
+
+def pytest_sessionstart() -> None:
+    """Without the library nothing can be tested: one clear line, not hundreds of failures."""
+    try:
+        find_library()
+    except FileNotFoundError as error:
+        pytest.exit(str(error), returncode=1)
+
+
+def pytest_report_header() -> str:
+    """Says what is under test."""
+    return f"onnxruntime {onnxruntime.__version__}, operator library {find_library()}"

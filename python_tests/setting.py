@@ -1,0 +1,123 @@
+"""Settings of the operator: types, attributes and head sizes, and random tensors that fit them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto
+
+from kvcache import NUMPY_TYPES, cache_shape
+from node import call, node_model, node_types, session_of
+
+FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
+TYPE_NAMES = {FLOAT: "float32", HALF: "float16", INT8: "int8", INT4: "int4"}
+
+# The specification's table of types, as (T1, T2, T3, quant_bit). Without quantisation T3 may be anything, or absent.
+UNQUANTISED = [(FLOAT, FLOAT), (FLOAT, HALF), (HALF, FLOAT), (HALF, HALF), (INT8, INT8)]
+LEGAL_TYPES = [(t1, t2, t3, 0) for (t1, t2), t3 in product(UNQUANTISED, (None, FLOAT, HALF))] + [
+    (t1, t2, t3, quant_bit) for t1, (t2, quant_bit), t3 in product((FLOAT, HALF), ((INT8, 8), (INT4, 4)), (FLOAT, HALF))
+]
+
+
+@dataclass
+class Memory:
+    """The in-out tensors: the cache, packed if it is int4 (then `int4_shape` is its shape), and the scale."""
+
+    cache: np.ndarray
+    scale: np.ndarray | None
+    int4_shape: tuple[int, ...] | None
+
+    def copy(self) -> Memory:
+        """The same contents in other memory."""
+        return Memory(self.cache.copy(), None if self.scale is None else self.scale.copy(), self.int4_shape)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The tensors by the names of their inputs."""
+        return {"cache": self.cache} | ({} if self.scale is None else {"scale": self.scale})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One node: its types, its attributes, and the sizes that the specification calls H and Dh."""
+
+    t1: int = FLOAT
+    t2: int = FLOAT
+    t3: int | None = None
+    quant_bit: int = 0
+    quant_group: int = 8
+    num_layer: int = 1
+    layer_idx: int = 0
+    num_repeat: int = 1
+    cache_mode: int = 0
+    cache_layout: int = 0
+    page_size: int = 128
+    num_heads: int = 2
+    head_dim: int = 16
+
+    def __str__(self) -> str:
+        return "-".join(
+            [TYPE_NAMES[t] for t in (self.t1, self.t2, self.t3) if t is not None]
+            + [f"{'paged' if self.cache_mode else 'offset'}{self.cache_layout}"]
+        )
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """All attributes of the node."""
+        names = (
+            "num_layer",
+            "layer_idx",
+            "quant_bit",
+            "quant_group",
+            "num_repeat",
+            "cache_mode",
+            "cache_layout",
+            "page_size",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def model(self) -> bytes:
+        """The model of this one node."""
+        return node_model(node_types(self.t1, self.t2, self.t3), self.attributes)
+
+    def memory(self, random: np.random.Generator, max_t: int) -> Memory:
+        """A cache with something in every slot, for showing what a call leaves alone."""
+        axes = dict(num_layer=self.num_layer, num_heads=self.num_heads, max_t=max_t)
+        shape = cache_shape(self.cache_layout, **axes, last=self.head_dim)
+        if self.t2 == INT4:
+            cache = random.integers(0, 256, (prod(shape) + 1) // 2, np.uint8)
+        else:
+            cache = random_values(random, shape, self.t2)
+        scale = None
+        if self.t3 is not None:
+            scale_shape = cache_shape(self.cache_layout, **axes, last=self.head_dim // self.quant_group)
+            scale = (random.random(scale_shape) + 0.01).astype(NUMPY_TYPES[self.t3])
+        return Memory(cache, scale, shape if self.t2 == INT4 else None)
+
+    def current(self, random: np.random.Generator, tokens: int) -> dict[str, np.ndarray]:
+        """A call's keys and values."""
+        shape = (tokens, self.num_heads, self.head_dim)
+        return {name: random_values(random, shape, self.t1) for name in ("current_key", "current_value")}
+
+    def run(
+        self, inputs: dict[str, np.ndarray], memory: Memory, session: onnxruntime.InferenceSession | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One call on the memory itself: key and value."""
+        return call(session or session_of(self.model), inputs | memory.arrays, memory.int4_shape)
+
+    def layers(self) -> list[Setting]:
+        """This setting once for each layer."""
+        return [replace(self, layer_idx=layer) for layer in range(self.num_layer)]
+
+
+def random_values(random: np.random.Generator, shape: tuple[int, ...], element_type: int) -> np.ndarray:
+    """Random finite values of many magnitudes; of int8, all of its values."""
+    if element_type == INT8:
+        return random.integers(-128, 128, shape, np.int8)
+    magnitude = 2.0 ** random.integers(-6, 7, shape)
+    return (random.standard_normal(shape) * magnitude).astype(NUMPY_TYPES[element_type])

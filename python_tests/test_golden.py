@@ -1,0 +1,56 @@
+"""Every golden case through ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from compare import assert_same_bits
+from node import INPUTS, call, node_model, session_of, types_of
+
+CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "golden/cases").glob("*/case.yaml"))
+
+# Refusals that ONNX Runtime itself makes, in its words, from the types in the operator's signature.
+RUNTIME_REFUSES = {
+    "type_mismatch": "the signature has one T1 for current_key and current_value, and int64 for the indices",
+}
+
+
+def test_there_are_cases() -> None:
+    """The folder is found and not empty."""
+    assert CASES
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_case(folder: Path) -> None:
+    """Plays the steps of a case: each succeeds with the oracle's bytes, or is refused and changes nothing."""
+    case = yaml.safe_load((folder / "case.yaml").read_text())
+    tensors = load_file(folder / "tensors.safetensors")
+    state = {name: tensors[name].copy() for name in ("cache", "scale") if name in tensors}
+    int4_shape = tuple(case["int4"]["cache"]) if "int4" in case else None
+    any_nan = case.get("compare", {}).get("nan") == "any"
+    assert case["steps"], "a case has steps"
+
+    for i, step in enumerate(case["steps"]):
+        inputs = {
+            name: tensors[f"{i}.{name}"].copy() for name in INPUTS if f"{i}.{name}" in tensors and name not in state
+        }
+        inputs |= state
+        model = node_model(types_of(inputs, int4_shape is not None), case.get("attributes", {}))
+        if "error" in step:
+            before = {name: array.copy() for name, array in state.items()}
+            with pytest.raises(Exception) as refusal:
+                call(session_of(model), inputs, int4_shape)
+            if step["error"] not in RUNTIME_REFUSES:
+                for mention in step["mentions"]:
+                    assert str(mention) in str(refusal.value)
+            for name, array in before.items():
+                assert_same_bits(f"step {i}, refused: {name}", state[name], array)
+        else:
+            key, value = call(session_of(model), inputs, int4_shape)
+            for name, found in dict(key=key, value=value, **state).items():
+                assert_same_bits(f"step {i}: {name}", found, np.asarray(tensors[f"{i}.{name}"]), any_nan)
