@@ -1,0 +1,128 @@
+"""Interleaved measurement: in each round every contender is measured once, and ratios are taken within a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isnan
+
+import numpy as np
+
+from native import Measured
+
+# A contender that takes so many seconds for one call is measured in a few rounds only.
+SLOW_SECONDS, SLOW_ROUNDS = 0.15, 3
+
+# A round counts if its threads held a processor for such a part of the time, provided that there are so many rounds.
+ENOUGH_SHARE, ENOUGH_ROUNDS = 0.9, 3
+
+# The round before the first, which does not count.
+WARM_UP = -1
+
+# Samples of a fast call last about so long, by repetition.
+SAMPLE_SECONDS = 0.5e-3
+
+
+@dataclass
+class Contender:
+    """Something that is measured; `sample(turn, iterations)` runs it on the layer that is the turn's."""
+
+    name: str
+    phase: str
+    threads: int
+    sample: Callable[[int, int], Measured]
+    answer: Callable[[], None] | None = None  # one run on the first layer, for the verdict
+    cold: bool = True  # a cold call must not be repeated on the same layer
+    rest_seconds: float = 0  # how long its threads may keep on spinning
+    iterations: int = 1
+    measured: dict[int, Measured] = field(default_factory=dict)  # by round; meanwhile at WARM_UP
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from the others of a case."""
+        return self.name, self.phase, self.threads
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """The spread of some values, at least one."""
+        low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+        return cls(float(median), float(low), float(high))
+
+    def scaled(self, factor: float) -> Spread:
+        """The same in another unit."""
+        return Spread(self.median * factor, self.low * factor, self.high * factor)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def run_rounds(contenders: list[Contender], rounds: int, seconds: float) -> None:
+    """Measures all contenders, in turn, for `rounds` rounds or, after at least five, until the time is over."""
+    for contender in contenders:
+        calibrate(contender)
+    end = time.monotonic() + seconds
+    turn = 1
+    for round_number in range(rounds):
+        if round_number >= min(5, rounds) and time.monotonic() > end:
+            break
+        # Each round begins with another contender, so that nobody always comes after the same one.
+        first = round_number % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
+            if round_number < SLOW_ROUNDS or contender.measured[WARM_UP].ns < SLOW_SECONDS * 1e9:
+                contender.measured[round_number] = contender.sample(turn, contender.iterations)
+                time.sleep(contender.rest_seconds)
+                turn += 1
+    for contender in contenders:
+        del contender.measured[WARM_UP]
+
+
+def calibrate(contender: Contender) -> None:
+    """Warms a contender up and chooses how often a sample repeats it."""
+    measured = contender.sample(0, 1)
+    if not contender.cold:
+        for _ in range(3):
+            contender.iterations = max(1, round(SAMPLE_SECONDS * 1e9 / max(measured.ns, 1)))
+            measured = contender.sample(0, contender.iterations)
+    contender.measured[WARM_UP] = measured
+    time.sleep(contender.rest_seconds)
+
+
+def times(contender: Contender) -> dict[int, float]:
+    """Nanoseconds of one iteration, by round, without the rounds in which others held the contender's processors."""
+    kept = {i: measured.ns for i, measured in contender.measured.items() if not measured.share < ENOUGH_SHARE}
+    return kept if len(kept) >= ENOUGH_ROUNDS else {i: measured.ns for i, measured in contender.measured.items()}
+
+
+def ratio(numerator: Contender, denominator: Contender, scale: float = 1) -> Spread | None:
+    """How much faster `denominator` was, round by round: its time is the divisor; None if they never met."""
+    above, below = times(numerator), times(denominator)
+    ratios = [scale * above[i] / below[i] for i in above.keys() & below.keys()]
+    return Spread.of(ratios) if ratios else None
+
+
+def difference(minuend: Contender, subtrahend: Contender, scale: float) -> Spread | None:
+    """How much longer `minuend` took, round by round, in `scale` nanoseconds; None if they never met."""
+    more, less = times(minuend), times(subtrahend)
+    differences = [scale * (more[i] - less[i]) for i in more.keys() & less.keys()]
+    return Spread.of(differences) if differences else None
+
+
+def time_ns(contender: Contender) -> Spread:
+    """The time of one iteration."""
+    return Spread.of(list(times(contender).values()))
+
+
+def share(contender: Contender) -> float | None:
+    """The median part of the time in which the contender's threads held a processor; None where it is not known."""
+    median = float(np.median([measured.share for measured in contender.measured.values()]))
+    return None if isnan(median) else median

@@ -1,0 +1,170 @@
+"""The native library: copies of memory, the kernels called directly, and the reference kernel's verdict."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from kvcache import ELEMENT_TYPES
+from memory import Operands
+
+INPUTS = (
+    "current_key",
+    "current_value",
+    "seqstarts",
+    "kvstarts",
+    "cachestarts",
+    "start_pos",
+    "max_seqlen",
+    "max_kvlen",
+    "cache",
+    "scale",
+)
+T = TypeVar("T")
+
+PHASES = {"store": 0, "load": 1, "op": 2}
+TEXT = 1024  # bytes of a buffer for a text
+
+
+class Sample(ctypes.Structure):
+    """`Sample` of the library."""
+
+    _fields_ = [("wall_ns", ctypes.c_uint64), ("share", ctypes.c_double)]
+
+
+class Tensor(ctypes.Structure):
+    """`Tensor` of the library."""
+
+    _fields_ = [
+        ("element", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * 5),
+        ("data", ctypes.c_void_p),
+    ]
+
+
+class Description(ctypes.Structure):
+    """`Description` of the library."""
+
+    _fields_ = [("attributes", ctypes.c_int64 * 8), ("tensors", Tensor * 12)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Nanoseconds of one iteration, and the part of the time in which the threads held a processor."""
+
+    ns: float
+    share: float
+
+
+class WrongAnswer(Exception):
+    """A contender's answer is not the reference's."""
+
+
+def library_path() -> Path:
+    """The built library: `KVCACHE_BENCH_LIB` if that is set, else the release build of this repository."""
+    named = os.environ.get("KVCACHE_BENCH_LIB")
+    path = Path(named) if named else Path(__file__).resolve().parents[2] / "target/release/libkvcache_bench.so"
+    if not path.is_file():
+        raise FileNotFoundError(f"no file at {path}: run `cargo build --release -p kvcache-bench`")
+    return path
+
+
+def load() -> ctypes.CDLL:
+    """The library, with its functions declared."""
+    library = ctypes.CDLL(str(library_path()))
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    signatures = {
+        "bench_team_new": (pointer, size),
+        "bench_team_free": (None, pointer),
+        "bench_copy": (Sample, pointer, size, pointer, pointer, size, size),
+        "bench_case_new": (pointer, ctypes.POINTER(Description), text),
+        "bench_case_free": (None, pointer),
+        "bench_case_measure": (ctypes.c_bool, pointer, pointer, ctypes.c_int32, size, ctypes.POINTER(Sample), text),
+        "bench_case_expect": (pointer, pointer, text),
+        "bench_answer_free": (None, pointer),
+        "bench_case_scramble": (ctypes.c_bool, pointer, text),
+        "bench_case_compare": (ctypes.c_bool, pointer, pointer, text),
+    }
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class Native:
+    """The library and its teams of threads."""
+
+    def __init__(self, threads: tuple[int, ...]) -> None:
+        self.library = load()
+        self.teams = {count: self.library.bench_team_new(count) for count in threads}
+        if None in self.teams.values():
+            raise OSError(f"threads could not be started: {threads}")
+
+    def copy(self, threads: int, streams: int, source: np.ndarray, target: np.ndarray, iterations: int) -> Measured:
+        """Copies all of `source`: with `streams` 0 by memcpy, else past the caches, so many pages at once."""
+        addresses = source.ctypes.data, target.ctypes.data
+        sample = self.library.bench_copy(self.teams[threads], streams, *addresses, source.nbytes, iterations)
+        return Measured(sample.wall_ns / iterations, sample.share)
+
+
+class NativeCase:
+    """A case on one layer of its cache, for direct calls and for the verdict on anybody's answer."""
+
+    def __init__(self, native: Native, operands: Operands, layer_idx: int) -> None:
+        self._native, self._library = native, native.library
+        self._operands = operands  # keeps the memory alive
+        self._text = ctypes.create_string_buffer(TEXT)
+        description = Description()
+        description.attributes[:] = list((operands.attributes | {"layer_idx": layer_idx}).values())
+        tensors = operands.inputs | {"key": operands.key, "value": operands.value}
+        for i, name in enumerate((*INPUTS, "key", "value")):
+            if name in tensors:
+                description.tensors[i] = describe(operands, name, tensors[name])
+        self._case = self._checked(self._library.bench_case_new(description, self._text))
+        self._answer = None
+
+    def _checked(self, result: T) -> T:
+        """A result of the library, which is null or false where it refuses."""
+        if not result:
+            raise WrongAnswer(f"{self._operands.case.name}: {self._text.value.decode()}")
+        return result
+
+    def measure(self, phase: str, threads: int, iterations: int) -> Measured:
+        """Runs a phase of the fast kernel."""
+        sample = Sample()
+        team = self._native.teams[threads]
+        arguments = self._case, team, PHASES[phase], iterations, sample, self._text
+        self._checked(self._library.bench_case_measure(*arguments))
+        return Measured(sample.wall_ns / iterations, sample.share)
+
+    def expect(self) -> None:
+        """Computes the right answer."""
+        self._answer = self._checked(self._library.bench_case_expect(self._case, self._text))
+
+    def check(self, name: str, run: Callable[[], object]) -> None:
+        """Raises `WrongAnswer` unless `run()` writes the right answer, bit for bit."""
+        self._checked(self._library.bench_case_scramble(self._case, self._text))
+        run()
+        if not self._library.bench_case_compare(self._case, self._answer, self._text):
+            raise WrongAnswer(f"{self._operands.case.name}: {name}: {self._text.value.decode()}")
+
+    def close(self) -> None:
+        """Frees what the library holds."""
+        if self._answer:
+            self._library.bench_answer_free(self._answer)
+        self._library.bench_case_free(self._case)
+
+
+def describe(operands: Operands, name: str, array: np.ndarray) -> Tensor:
+    """An array as the library sees it; packed int4 by its shape in elements."""
+    packed = name == "cache" and array.dtype == np.uint8
+    element = operands.case.format.t2 if packed else ELEMENT_TYPES[array.dtype]
+    shape = operands.cache_shape if packed else array.shape
+    return Tensor(element, len(shape), (ctypes.c_int64 * 5)(*shape), array.ctypes.data)

@@ -1,0 +1,164 @@
+//! The C interface that the Python driver loads. Texts go to a buffer of [`TEXT`] bytes, with a NUL at the end.
+
+use std::fmt::Display;
+
+use crate::case::{Case, Description, Phase};
+use crate::copy::{self, Copy};
+use crate::sample::Sample;
+use crate::team::Team;
+use crate::verdict::{self, Answer};
+
+/// The size of a caller's buffer for a text.
+pub const TEXT: usize = 1024;
+
+/// Makes a team of `threads`; null if they cannot be started.
+#[unsafe(no_mangle)]
+pub extern "C" fn bench_team_new(threads: usize) -> *mut Team {
+    Team::new(threads).map_or(std::ptr::null_mut(), |team| Box::into_raw(Box::new(team)))
+}
+
+/// Ends a team.
+///
+/// # Safety
+/// `team` is of [`bench_team_new`] and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_team_free(team: *mut Team) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(team) });
+}
+
+/// Measures copies of `len` bytes: with `streams` 0 by memcpy, else past the caches, so many pages at once.
+///
+/// # Safety
+/// `team` is alive; `from` is valid for reads and `to` for writes of `len` bytes, both begin at a page, and they do not
+/// overlap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_copy(
+    team: &Team,
+    streams: usize,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    iterations: usize,
+) -> Sample {
+    let how = if streams == 0 { Copy::Plain } else { Copy::Streaming { streams } };
+    // SAFETY: the caller's promise.
+    team.measure(iterations, || unsafe { copy::copy(team, how, from, to, len) })
+}
+
+/// Makes a case; null, with the reason in `text`, if the operator refuses the call.
+///
+/// # Safety
+/// As for [`Case::new`]; `text` is a buffer for a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_new(description: &Description, text: *mut u8) -> *mut Case {
+    // SAFETY: the caller's promise.
+    match unsafe { Case::new(description) } {
+        Ok(case) => Box::into_raw(Box::new(case)),
+        Err(error) => {
+            // SAFETY: as above.
+            unsafe { write_text(text, &error) };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Ends a case.
+///
+/// # Safety
+/// `case` is of [`bench_case_new`] and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_free(case: *mut Case) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(case) });
+}
+
+/// Measures a phase of a case: 0 store, 1 load, 2 the whole operator with the check of its inputs. False, with the reason
+/// in `text`, if the operator refuses the call.
+///
+/// # Safety
+/// `case` and `team` are alive, and the case's memory is as [`Case::new`] asks; `text` is a buffer for a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_measure(
+    case: &mut Case,
+    team: &Team,
+    phase: i32,
+    iterations: usize,
+    sample: &mut Sample,
+    text: *mut u8,
+) -> bool {
+    let phase = match phase {
+        0 => Phase::Store,
+        1 => Phase::Load,
+        _ => Phase::Whole,
+    };
+    // SAFETY: the caller's promise.
+    let measured = case.measure(phase, team, iterations).map_err(|error| unsafe { write_text(text, &error) });
+    measured.map(|measured| *sample = measured).is_ok()
+}
+
+/// Computes the right answer of a case with the reference kernel; null, with the reason in `text`, if the call is refused.
+///
+/// # Safety
+/// As for [`bench_case_measure`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_expect(case: &mut Case, text: *mut u8) -> *mut Answer {
+    match verdict::expect(case) {
+        Ok(answer) => Box::into_raw(Box::new(answer)),
+        Err(error) => {
+            // SAFETY: the caller's promise.
+            unsafe { write_text(text, &error) };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Frees an answer.
+///
+/// # Safety
+/// `answer` is of [`bench_case_expect`] and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_answer_free(answer: *mut Answer) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(answer) });
+}
+
+/// Overwrites all that a contender must write. False, with the reason in `text`, if the call is refused.
+///
+/// # Safety
+/// As for [`bench_case_measure`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_scramble(case: &mut Case, text: *mut u8) -> bool {
+    // SAFETY: the caller's promise.
+    verdict::scramble(case).map_err(|error| unsafe { write_text(text, &error) }).is_ok()
+}
+
+/// Whether a contender has given the right answer, bit for bit; if not, `text` says what differs.
+///
+/// # Safety
+/// As for [`bench_case_measure`]; `answer` is of this case.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_compare(case: &mut Case, answer: &Answer, text: *mut u8) -> bool {
+    let difference = match verdict::compare(case, answer) {
+        Ok(None) => return true,
+        Ok(Some(difference)) => difference,
+        Err(error) => error.to_string(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { write_text(text, &difference) };
+    false
+}
+
+/// Writes a text, cut to the buffer.
+///
+/// # Safety
+/// `buffer` is valid for writes of [`TEXT`] bytes.
+unsafe fn write_text(buffer: *mut u8, text: &dyn Display) {
+    let text = text.to_string();
+    let len = text.len().min(TEXT - 1);
+    // SAFETY: the caller's promise; the text and the NUL fit.
+    unsafe {
+        buffer.copy_from_nonoverlapping(text.as_ptr(), len);
+        buffer.add(len).write(0);
+    }
+}

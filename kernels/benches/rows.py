@@ -1,0 +1,55 @@
+"""A case in the words of the peers: the cache as rows, and which of them a call writes and reads.
+
+The peers get the row numbers for free. Where keys and values are rows of one tensor, the layer and the head are part
+of the number, so that one gather serves every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from cases import HEAD_DIM, NUM_HEADS
+from memory import Operands
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One layer of a case; `cache` and `scale` are the memory of all layers."""
+
+    cache: np.ndarray
+    scale: np.ndarray | None
+    write: tuple[np.ndarray, np.ndarray]  # rows of the current keys and values
+    read: tuple[np.ndarray, np.ndarray]  # rows of all keys and values
+
+
+def rows_of(operands: Operands, layer_idx: int) -> Rows:
+    """A row is a token's key or value, in layout 3 that of one head; then the row numbers are (tokens, H)."""
+    by_head = operands.case.cache_layout == 3
+    inner = (HEAD_DIM,) if by_head else (NUM_HEADS, HEAD_DIM)
+    number = prod(operands.cache_shape) // prod(inner)
+    cache, scale = operands.inputs["cache"], operands.inputs.get("scale")
+    slots = operands.slots
+    read = tuple(numbers(operands, layer_idx, kv, slots) for kv in range(2))
+    write = tuple(rows[operands.current_rows] for rows in read)
+    if scale is not None:
+        scale = scale.reshape(number, *inner[:-1], -1)
+    return Rows(cache.reshape(number, *inner), scale, write, read)
+
+
+def numbers(operands: Operands, layer_idx: int, kv: int, slots: np.ndarray) -> np.ndarray:
+    """The row of each slot, or of each head of each slot."""
+    shape = operands.cache_shape
+    match operands.case.cache_layout:
+        case 0:
+            rows = (slots * shape[1] + layer_idx) * 2 + kv
+        case 1:
+            rows = (layer_idx * shape[1] + slots) * 2 + kv
+        case 2:
+            rows = (layer_idx * 2 + kv) * shape[2] + slots
+        case _:
+            heads = (layer_idx * 2 + kv) * NUM_HEADS + np.arange(NUM_HEADS)
+            rows = heads * shape[3] + slots[:, None]
+    return np.ascontiguousarray(rows, np.int64)
