@@ -95,6 +95,14 @@ def test_types(t1: int, t2: int, t3: int | None, quant_bit: int, domain: str) ->
             assert "T3" in message and TYPE_NAMES[t3] in message
 
 
+@pytest.mark.parametrize(("key", "value"), [(a, b) for a in (FLOAT, HALF, INT8) for b in (FLOAT, HALF, INT8) if a != b])
+def test_a_value_of_another_type_than_the_key(key: int, value: int) -> None:
+    """Both are of T1: the message names the one that differs, its type, and the type it should have."""
+    cache = INT8 if key == INT8 else FLOAT
+    message = refusal_of(node_model(node_types(key, cache) | {"current_value": value}, {}))
+    assert f"current_value is of type {TYPE_NAMES[value]}, wanted {TYPE_NAMES[key]}" in message
+
+
 @pytest.mark.parametrize("held", ["cache", "scale"])
 def test_a_cache_that_is_an_initializer(held: str) -> None:
     """It would be the session's own state, which no caller can see: refused."""

@@ -1,7 +1,7 @@
 //! The operator: attributes in, calls out.
 
 use kvcache_kernels::Workers;
-use kvcache_schema::{Attributes, ElementType, TypeCombination};
+use kvcache_schema::{Attributes, ElementType};
 use ndarray::Array3;
 
 use crate::attributes::Config;
@@ -72,20 +72,18 @@ impl KeyValueCache {
         &self.attributes
     }
 
-    /// Checks whether the types of `current_key`, `cache` and `scale` go together; a graph executor can ask at load.
+    /// Checks whether the types of the inputs that are not indices go together; a graph executor can ask at load.
     ///
     /// # Errors
-    /// [`Error::ScaleMissing`], [`Error::IllegalTypes`].
-    pub fn check_types(&self, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> Result<(), Error> {
-        let quant_bit = self.attributes.quant_bit;
-        let legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
-        if legal(t3) {
-            return Ok(());
-        }
-        if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
-            return Err(Error::ScaleMissing { quant_bit });
-        }
-        Err(Error::IllegalTypes { t1, t2, t3, quant_bit })
+    /// [`Error::IllegalTypes`], [`Error::ScaleMissing`], [`Error::TypeMismatch`].
+    pub fn check_types(
+        &self,
+        current_key: ElementType,
+        current_value: ElementType,
+        cache: ElementType,
+        scale: Option<ElementType>,
+    ) -> Result<(), Error> {
+        validate::types(self.attributes.quant_bit, current_key, current_value, cache, scale)
     }
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
@@ -103,7 +101,12 @@ impl KeyValueCache {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Call<'a>, Error> {
-        self.check_types(inputs.current_key.element, cache.element, scale.as_ref().map(|scale| scale.element))?;
+        self.check_types(
+            inputs.current_key.element,
+            inputs.current_value.element,
+            cache.element,
+            scale.as_ref().map(|scale| scale.element),
+        )?;
         validate::call(&self.config, self.backend, inputs, &cache, scale.as_ref())
     }
 

@@ -38,8 +38,8 @@ impl NodeKernel {
     /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
     pub(crate) fn new(context: &KernelContext<'_>, types: TypedOperator) -> Result<Self, Error> {
         let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
-        let t3 = has_input(context, SCALE)?.then_some(types.t3);
-        operator.check_types(types.t1, types.t2, t3)?;
+        let scale = has_input(context, SCALE)?.then_some(types.scale);
+        operator.check_types(types.current_key, types.current_value, types.cache, scale)?;
         match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
             Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
             None => Ok(Self { operator }),

@@ -15,20 +15,26 @@ use crate::tensor::runtime_type;
 /// The operator for one choice of types. ONNX Runtime chooses among those of one name by the types of a node's inputs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TypedOperator {
-    /// The type of `current_key`, `current_value`, `key` and `value`.
-    pub(crate) t1: ElementType,
+    /// The type of `current_key`, `key` and `value`.
+    pub(crate) current_key: ElementType,
+    /// The type of `current_value`.
+    pub(crate) current_value: ElementType,
     /// The type of `cache`.
-    pub(crate) t2: ElementType,
+    pub(crate) cache: ElementType,
     /// The type of `scale`, where there is one.
-    pub(crate) t3: ElementType,
+    pub(crate) scale: ElementType,
 }
 
 impl TypedOperator {
-    /// Every choice of types that the specification has a name for, legal or not: an illegal one is refused when a
-    /// node's kernel is made, in words that name the types. ONNX Runtime's own refusal does not.
+    /// Every choice of types that the specification has a name for, legal or not: an illegal one, and a
+    /// `current_value` of another type than `current_key`, is refused when a node's kernel is made, in words that name
+    /// the types. ONNX Runtime's own refusal names neither input nor type.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        let pairs = ElementType::T1.into_iter().flat_map(|t1| ElementType::T2.map(|t2| (t1, t2)));
-        pairs.flat_map(|(t1, t2)| ElementType::T3.map(|t3| Self { t1, t2, t3 }))
+        let currents = ElementType::T1.into_iter().flat_map(|key| ElementType::T1.map(|value| (key, value)));
+        let states = ElementType::T2.into_iter().flat_map(|cache| ElementType::T3.map(|scale| (cache, scale)));
+        currents.flat_map(move |(current_key, current_value)| {
+            states.clone().map(move |(cache, scale)| Self { current_key, current_value, cache, scale })
+        })
     }
 }
 
@@ -44,24 +50,25 @@ impl Operator for TypedOperator {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        let [t1, t2, t3] = [self.t1, self.t2, self.t3].map(runtime_type);
-        let index = || OperatorInput::required(runtime_type(ElementType::Int64));
+        let required = |element| OperatorInput::required(runtime_type(element));
+        let index = || required(ElementType::Int64);
         [
-            OperatorInput::required(t1), // current_key
-            OperatorInput::required(t1), // current_value
-            index(),                     // seqstarts
-            index(),                     // kvstarts
-            index(),                     // cachestarts
-            index(),                     // start_pos
-            index(),                     // max_seqlen
-            index(),                     // max_kvlen
-            OperatorInput::required(t2), // cache
-            OperatorInput::optional(t3), // scale
+            required(self.current_key),
+            required(self.current_value),
+            index(), // seqstarts
+            index(), // kvstarts
+            index(), // cachestarts
+            index(), // start_pos
+            index(), // max_seqlen
+            index(), // max_kvlen
+            required(self.cache),
+            OperatorInput::optional(runtime_type(self.scale)),
         ]
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [OperatorOutput::required(runtime_type(self.t1)), OperatorOutput::required(runtime_type(self.t1))] // key, value
+        let t1 = runtime_type(self.current_key);
+        [OperatorOutput::required(t1), OperatorOutput::required(t1)] // key, value
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
@@ -89,6 +96,6 @@ mod tests {
             assert_eq!(operator.inputs().into_iter().count(), kvcache_schema::INPUTS.len());
             assert_eq!(operator.outputs().into_iter().count(), kvcache_schema::OUTPUTS.len());
         }
-        assert_eq!(TypedOperator::all().count(), 24);
+        assert_eq!(TypedOperator::all().count(), 72);
     }
 }

@@ -4,6 +4,7 @@ use kvcache_kernels::{Geometry, Quant};
 use kvcache_schema::ElementType;
 
 use super::memory::{self, Extents};
+use super::types::wanted_type;
 use super::{indices, shapes};
 use crate::attributes::Config;
 use crate::backend::Backend;
@@ -12,7 +13,7 @@ use crate::error::Error;
 use crate::operator::{Inputs, Outputs};
 use crate::tensor::{Shape, TensorMut};
 
-/// Checks everything but the outputs. The types of `current_key`, `cache` and `scale` are known to be legal.
+/// Checks everything but the outputs. What [`types`](super::types) checks is known to be legal.
 pub(crate) fn call<'a>(
     config: &Config,
     backend: Backend,
@@ -23,7 +24,6 @@ pub(crate) fn call<'a>(
     // A scale that is given without quantisation is left untouched, so nothing is asked of it.
     let scale = config.quant.and(scale);
     let t1 = inputs.current_key.element;
-    wanted_type("current_value", inputs.current_value.element, t1)?;
     let index_inputs = indices::inputs(inputs);
     for (name, tensor) in &index_inputs {
         wanted_type(name, tensor.element, ElementType::Int64)?;
@@ -100,10 +100,6 @@ pub(crate) fn outputs(call: &Call<'_>, outputs: &Outputs<'_>) -> Result<(), Erro
         extents.write(name, output.into())?;
     }
     Ok(())
-}
-
-fn wanted_type(input: &'static str, found: ElementType, wanted: ElementType) -> Result<(), Error> {
-    if found == wanted { Ok(()) } else { Err(Error::TypeMismatch { input, found, wanted }) }
 }
 
 fn overflow(input: &'static str, shape: &Shape) -> Error {

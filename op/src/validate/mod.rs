@@ -4,6 +4,8 @@ mod call;
 mod indices;
 mod memory;
 mod shapes;
+mod types;
 
 pub(crate) use call::{call, outputs};
 pub(crate) use memory::Extents;
+pub(crate) use types::types;
