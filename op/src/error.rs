@@ -253,6 +253,15 @@ pub enum Error {
         shape: Shape,
     },
 
+    /// An output that this library was to allocate and that the system has no memory for.
+    #[error("there is no memory for {output} (shape {shape})")]
+    OutOfMemory {
+        /// `key` or `value`.
+        output: &'static str,
+        /// Its shape.
+        shape: Shape,
+    },
+
     /// A tensor whose elements do not lie side by side in row-major order.
     #[error("{input} is not contiguous (shape {shape}), wanted row-major memory without gaps")]
     NotContiguous {
@@ -319,6 +328,7 @@ impl Error {
             Self::PageRange { .. } => "page_range",
             Self::WriteConflict { .. } => "write_conflict",
             Self::SizeOverflow { .. } => "size_overflow",
+            Self::OutOfMemory { .. } => "out_of_memory",
             Self::NotContiguous { .. } => "not_contiguous",
             Self::Misaligned { .. } => "misaligned",
             Self::PackedLength { .. } => "packed_length",

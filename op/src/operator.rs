@@ -1,5 +1,7 @@
 //! The operator: attributes in, calls out.
 
+use std::mem::MaybeUninit;
+
 use kvcache_kernels::Workers;
 use kvcache_schema::{Attributes, ElementType};
 use ndarray::Array3;
@@ -139,7 +141,7 @@ impl KeyValueCache {
     ) -> Result<(Array3<T>, Array3<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
         let shape = call.output_shape();
-        let (mut key, mut value) = (Array3::<T>::uninit(shape), Array3::<T>::uninit(shape));
+        let (mut key, mut value) = (allocate::<T>("key", shape)?, allocate::<T>("value", shape)?);
         // SAFETY: both are fresh arrays of T in row-major order, borrowed only by this call; outputs are not read.
         let outputs = unsafe {
             Outputs {
@@ -151,4 +153,15 @@ impl KeyValueCache {
         // SAFETY: a successful call has written every element of both outputs.
         Ok(unsafe { (key.assume_init(), value.assume_init()) })
     }
+}
+
+/// An output of this shape, not yet written. Sizes come from the caller, so a lack of memory is an error and no abort.
+fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
+    let out_of_memory = || Error::OutOfMemory { output, shape: shape.into() };
+    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis)).ok_or_else(out_of_memory)?;
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
+    // SAFETY: there is room for so many, and elements that may be uninitialised need no more.
+    unsafe { elements.set_len(len) };
+    Array3::from_shape_vec(shape, elements).map_err(|_| out_of_memory())
 }

@@ -45,8 +45,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A Rust type that a tensor may have as its elements; int4 has none and is given by
-/// [`TensorMut::int4`].
+/// A Rust type that a tensor may have as its elements; int4 has none and is given by [`TensorMut::int4`].
 pub trait Element: Copy + sealed::Sealed {
     /// The type's name in the operator.
     const TYPE: ElementType;
@@ -82,9 +81,8 @@ pub(crate) enum Defect {
 
 /// A tensor to be read.
 ///
-/// Made from references to ndarray arrays and views, from a slice of indices (rank 1) or one index
-/// (rank 0), or, for another
-/// runtime's memory, by [`TensorRef::from_raw_parts`].
+/// Made from references to ndarray arrays and views, from a slice or `Vec` of indices (rank 1) or one index (rank 0), or,
+/// for another runtime's memory, by [`TensorRef::from_raw_parts`].
 #[derive(Debug, Clone)]
 pub struct TensorRef<'a> {
     pub(crate) element: ElementType,
@@ -190,6 +188,12 @@ impl<'a> From<&'a [i64]> for TensorRef<'a> {
 
 impl<'a, const N: usize> From<&'a [i64; N]> for TensorRef<'a> {
     fn from(indices: &'a [i64; N]) -> Self {
+        indices.as_slice().into()
+    }
+}
+
+impl<'a> From<&'a Vec<i64>> for TensorRef<'a> {
+    fn from(indices: &'a Vec<i64>) -> Self {
         indices.as_slice().into()
     }
 }

@@ -160,6 +160,32 @@ fn sizes_beyond_64_bits() {
 }
 
 #[test]
+fn outputs_that_memory_cannot_hold() {
+    for num_repeat in [1 << 45, 1 << 52] {
+        let error = refused(&mut Call::new(), |_, call| {
+            let op = KeyValueCache::new(Attributes { num_repeat, ..Attributes::default() })?;
+            op.run_alloc::<f32>(&inputs(&call.current), (&mut call.cache).into(), None, &Serial).map(drop)
+        });
+        assert!(matches!(&error, Error::OutOfMemory { output: "key", .. }), "{error}");
+    }
+    // Without tokens an output is empty, but its other axes can still be more than any array has.
+    let current = Array3::<f32>::zeros((0, 2, 4));
+    let none = Vec::new();
+    let inputs = Inputs {
+        seqstarts: (&[0]).into(),
+        kvstarts: (&[0]).into(),
+        cachestarts: (&none).into(),
+        start_pos: (&none).into(),
+        ..inputs(&current)
+    };
+    for (num_repeat, fits) in [(1 << 40, true), (1 << 61, false)] {
+        let op = KeyValueCache::new(Attributes { num_repeat, ..Attributes::default() }).unwrap();
+        let result = op.run_alloc::<f32>(&inputs, (&mut Call::new().cache).into(), None, &Serial);
+        assert_eq!(result.is_ok(), fits, "{result:?}");
+    }
+}
+
+#[test]
 fn shapes_are_inferred_as_far_as_they_are_known() {
     let op = KeyValueCache::new(Attributes { num_repeat: 3, ..Attributes::default() }).unwrap();
     let name = |name: &str| Dim::Symbol(name.to_owned());
