@@ -30,6 +30,8 @@ enum Problem {
     Tensors(#[from] safetensors::SafeTensorError),
     #[error("no case in the folder")]
     NoCase,
+    #[error("case.yaml has no steps: nothing would be played")]
+    NoSteps,
     #[error("no attribute is called {0}")]
     Attribute(String),
     #[error("no element type is called {0}")]
@@ -114,6 +116,9 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
 /// The case in `folder`.
 fn read_case(folder: &Path) -> Result<Case, Problem> {
     let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
+    if file.steps.is_empty() {
+        return Err(Problem::NoSteps);
+    }
     let bytes = fs::read(folder.join("tensors.safetensors"))?;
     let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
     let mut attributes = Attributes::default();
