@@ -106,7 +106,7 @@ class CachedKeyValues:
             graph.input("cache", self._format.cache_type, axes),
         ]
         if self._format.scale_type is not None:
-            self._inputs.append(graph.input("scale", self._format.scale_type, axes[:4] + ["Dh/quant_group"]))
+            self._inputs.append(graph.input("scale", self._format.scale_type, [*axes[:4], "Dh/quant_group"]))
         return start_pos, kvstarts
 
     def __call__(self, graph: Graph, layer: int, current_key: str, current_value: str) -> tuple[str, str]:

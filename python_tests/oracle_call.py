@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from oracle.key_value_cache import key_value_cache
-from oracle.operands import Attributes, Inputs, Types
 
 from node import INPUTS
+from oracle.key_value_cache import key_value_cache
+from oracle.operands import Attributes, Inputs, Types
 from setting import TYPE_NAMES, Memory, Setting
 
 
-def oracle_call(
-    setting: Setting, inputs: dict[str, np.ndarray], memory: Memory
-) -> tuple[np.ndarray, np.ndarray]:
+def oracle_call(setting: Setting, inputs: dict[str, np.ndarray], memory: Memory) -> tuple[np.ndarray, np.ndarray]:
     """What the oracle makes of a call: key and value; cache and scale change in the memory."""
     t3 = None if setting.t3 is None else TYPE_NAMES[setting.t3]
     types = Types(TYPE_NAMES[setting.t1], TYPE_NAMES[setting.t2], t3)

@@ -199,7 +199,7 @@ def test_outputs_of_a_wrong_shape_leave_the_cache_alone(example: Example, wrong:
     shapes = output_shapes(example)
     shapes[wrong][0] += 1
     outputs = {name: np.zeros(shape, example.key.dtype) for name, shape in shapes.items()}
-    with pytest.raises(Exception, match="(?i)shape"):
+    with pytest.raises(Exception, match=r"(?i)shape"):
         run_with_outputs(example, memory, outputs)
     assert_same_arrays(memory.arrays, example.before.arrays)
     example.check(memory, example.session.run(["key", "value"], example.inputs | memory.arrays))

@@ -27,7 +27,7 @@ SEQLENS = (0, 0, 1, 1, 1, 2, 3, 5, 8, 17, 40)
 
 def random_setting(random: np.random.Generator, types: tuple) -> Setting:
     """A legal node."""
-    t1, t2, t3, quant_bit = types
+    *_, quant_bit = types
     quant_group = int(random.choice((2, 4, 6, 8, 16, 32, 64, 128) + ((1, 3, 5) if quant_bit == 8 else ())))
     groups = int(random.integers(1, 4)) if quant_group < 64 else 1
     num_layer = int(random.integers(1, 4))

@@ -209,7 +209,7 @@ def test_the_library_registered_twice() -> None:
     """ONNX Runtime itself refuses that, and says which domain it knows already."""
     options = quiet_options()
     options.register_custom_ops_library(str(find_library()))
-    with pytest.raises(Exception, match="(?i)domain already set"):
+    with pytest.raises(Exception, match=r"(?i)domain already set"):
         create_session(Setting().model, options)
 
 

@@ -82,7 +82,7 @@ def test_a_declared_cache_goes_with_declared_inputs(cache_layout: int) -> None:
     )
     sizes = {"MaxT": "slots", "L": 2, "2": 2, "H": 3, "Dh": 16}
     cache = [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]
-    shapes = inferred(setting, current("tokens", 3, 16) | {"cache": cache, "scale": cache[:4] + [2]})
+    shapes = inferred(setting, current("tokens", 3, 16) | {"cache": cache, "scale": [*cache[:4], 2]})
     assert shapes["key"][1:] == [6, 16]
 
 
