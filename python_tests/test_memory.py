@@ -1,4 +1,4 @@
-"""Memory that a binding by address can get wrong: shared with what a call writes, or not aligned; nothing is written."""
+"""Memory that a binding by address can get wrong: shared with what a call writes, or not aligned."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@
 //! - The library serves one copy of ONNX Runtime in a process, and refuses a second.
 //! - Registering it twice in the options of one session fails, as does, before version 1.24, a node whose `scale` has the
 //!   empty name; leave the input out there.
-//! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn.
+//! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn. Nor
+//!   does it tell a node in the branch of an `If` or the body of a `Loop` that its cache is an initializer of the graph
+//!   around, so that one is not refused there.
 
 mod attributes;
 mod border;
