@@ -102,9 +102,15 @@ def bind(
     `element_type` and `shape` are the array's own unless given; packed int4 needs both, with the shape in elements.
     """
     if not array.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous: the operator would write into a copy")
-    element_type = element_type or ELEMENT_TYPES[array.dtype]
-    binding.bind_input(name, "cpu", 0, element_type, array.shape if shape is None else shape, array.ctypes.data)
+        raise ValueError(f"{name} is not contiguous, and its address stands for contiguous memory")
+    element_type = element_type or ELEMENT_TYPES.get(array.dtype)
+    if element_type is None:
+        raise TypeError(f"{name} is an array of {array.dtype}; packed int4 is bound with its type and shape")
+    shape = array.shape if shape is None else shape
+    size = (prod(shape) * BITS[element_type] + 7) // 8
+    if array.nbytes != size:  # ONNX Runtime believes the shape, and the operator would leave the array's memory
+        raise ValueError(f"{name} has {array.nbytes} bytes, and {list(shape)} takes {size}")
+    binding.bind_input(name, "cpu", 0, element_type, shape, array.ctypes.data)
 
 
 class Cache:

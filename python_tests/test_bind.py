@@ -1,0 +1,52 @@
+"""`kvcache.bind`, which gives ONNX Runtime a bare address: what the address cannot stand for is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from kvcache import FORMATS, Cache, bind
+from node import session_of
+from setting import INT4, Setting
+
+
+@pytest.fixture
+def binding() -> onnxruntime.IOBinding:
+    """A fresh binding of some session."""
+    return session_of(Setting().model).io_binding()
+
+
+@pytest.mark.parametrize("array", [np.zeros((4, 6), np.float32)[:, ::2], np.zeros((4, 6), np.float32, order="F")])
+def test_arrays_with_gaps(binding: onnxruntime.IOBinding, array: np.ndarray) -> None:
+    """An address says nothing of strides."""
+    with pytest.raises(ValueError, match="cache is not contiguous"):
+        bind(binding, "cache", array)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "uint8", ">f4", "int32"])
+def test_arrays_of_other_types(binding: onnxruntime.IOBinding, dtype: str) -> None:
+    """Bytes alone may be packed int4 or not, so they need the type."""
+    with pytest.raises(TypeError, match="cache is an array of"):
+        bind(binding, "cache", np.zeros(4, dtype))
+
+
+@pytest.mark.parametrize("size", [15, 17, 32])
+def test_packed_arrays_of_another_size_than_the_shape_asks_for(binding: onnxruntime.IOBinding, size: int) -> None:
+    """The operator would read and write behind the array; one byte for each element is a usual mistake."""
+    with pytest.raises(ValueError, match=f"{size} bytes.*takes 16"):
+        bind(binding, "cache", np.zeros(size, np.uint8), INT4, (1, 1, 2, 2, 8))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("cache_layout", range(4))
+def test_the_memory_of_every_format_can_be_bound(binding: onnxruntime.IOBinding, name: str, cache_layout: int) -> None:
+    """`Cache` allocates what its shapes ask for, and counts it right."""
+    sizes = dict(num_layer=3, num_heads=2, head_dim=64, max_t=5)
+    cache = Cache(FORMATS[name], **sizes, cache_layout=cache_layout)
+    bind(binding, "cache", cache.cache, cache.format.cache_type, cache.shape)
+    if cache.scale is not None:
+        assert cache.scale.shape == (*cache.shape[:4], 64 // cache.format.quant_group)
+    scales = 0 if cache.scale is None else 64 // cache.format.quant_group * 16
+    bits = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}[name]
+    assert cache.bytes_per_token == 3 * 2 * 2 * (64 * bits + scales) / 8
