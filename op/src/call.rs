@@ -8,6 +8,7 @@ use crate::operator::Outputs;
 use crate::validate::{self, Extents};
 
 /// A call whose inputs, cache and scale have been checked, and which has written nothing yet.
+#[derive(Debug)]
 pub struct Call<'a> {
     pub(crate) backend: Backend,
     pub(crate) geometry: Geometry,

@@ -115,7 +115,7 @@ fn packed_caches_of_the_wrong_length() {
     let inputs = inputs(&current);
     for len in [63, 65] {
         let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..len]);
-        let error = op.check(&inputs, cache, Some((&mut scale).into())).err().expect("64 bytes are wanted");
+        let error = op.check(&inputs, cache, Some((&mut scale).into())).unwrap_err();
         assert!(matches!(error, Error::PackedLength { found, wanted: 64, .. } if found == len), "{error}");
     }
     let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..64]);
@@ -149,13 +149,13 @@ fn sizes_beyond_64_bits() {
     let current = Array3::<f32>::ones((2, 2, 4));
     let mut call = Call::new();
     let op = KeyValueCache::new(Attributes { num_repeat: i64::MAX, ..Attributes::default() }).unwrap();
-    let error = op.check(&inputs(&current), (&mut call.cache).into(), None).err().expect("the output is too large");
+    let error = op.check(&inputs(&current), (&mut call.cache).into(), None).unwrap_err();
     assert!(matches!(error, Error::SizeOverflow { input: "key", .. }), "{error}");
 
     let op = KeyValueCache::new(Attributes { num_layer: 1 << 62, ..Attributes::default() }).unwrap();
     // SAFETY: no such memory exists; a shape whose size overflows is refused before any access.
     let cache = unsafe { TensorMut::from_raw_parts(ElementType::Float32, [8, 1 << 62, 2, 2, 4], 64 as *mut u8) };
-    let error = op.check(&inputs(&current), cache, None).err().expect("the cache is too large");
+    let error = op.check(&inputs(&current), cache, None).unwrap_err();
     assert!(matches!(error, Error::SizeOverflow { input: "cache", .. }), "{error}");
 }
 
