@@ -5,7 +5,9 @@
 PYTHON ?= python3
 VENV := .venv/bin/python
 OLDEST := .venv-oldest/bin/python
-LIBRARY := target/release/libkvcache_ort.so
+# Where cargo builds, unless the user has said so, and the library that examples and tests take from there.
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.so
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
 
