@@ -294,3 +294,23 @@ fn attributes_are_legal_in_their_ranges_alone() {
         }
     }
 }
+
+#[test]
+fn every_rank_is_checked_before_any_length() {
+    let schema = schema();
+    for setting in settings() {
+        for input in &schema.inputs {
+            let mut operands = setting.operands(&schema);
+            // A length that goes with nothing, of the first tensor whose lengths are compared.
+            let value = operands.get_mut("current_value").unwrap();
+            let shape = value.shape().iter().map(|len| len + 1).collect();
+            *value = Tensor::zeros(value.element(), shape).unwrap();
+            let tensor = &operands[&input.name];
+            let deeper = [&[1, 1], tensor.shape()].concat();
+            let deeper = Tensor::zeros(tensor.element(), deeper).unwrap();
+            operands.insert(input.name.clone(), deeper);
+            let error = setting.run(&mut operands).unwrap_err();
+            assert!(matches!(&error, Error::RankMismatch { input: name, .. } if *name == input.name), "{error}");
+        }
+    }
+}

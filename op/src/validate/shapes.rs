@@ -5,7 +5,7 @@ use kvcache_schema::{CacheDims, CacheMode};
 use crate::attributes::Config;
 use crate::error::Error;
 use crate::operator::Inputs;
-use crate::tensor::{Shape, TensorMut, TensorRef};
+use crate::tensor::{Shape, TensorMut};
 
 /// The dimensions of a call, on which all inputs agree.
 pub(super) struct Dims {
@@ -40,6 +40,8 @@ pub(super) fn check(
         CacheMode::Paged => rank("cachestarts", &inputs.cachestarts.shape).map(|[_, max_p]| Some(max_p))?,
     };
     let _: [usize; 1] = rank("start_pos", &inputs.start_pos.shape)?;
+    scalar_or_one_axis("max_seqlen", &inputs.max_seqlen.shape)?;
+    scalar_or_one_axis("max_kvlen", &inputs.max_kvlen.shape)?;
     let cache_shape = rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
         let _: [usize; 5] = rank("scale", &scale.shape)?;
@@ -59,8 +61,9 @@ pub(super) fn check(
     const PER_SEQUENCE: &str = "one for each sequence: one less than seqstarts";
     equal("cachestarts", &inputs.cachestarts.shape, cachestarts, PER_SEQUENCE)?;
     equal("start_pos", &inputs.start_pos.shape, &[batch], PER_SEQUENCE)?;
-    one("max_seqlen", &inputs.max_seqlen)?;
-    one("max_kvlen", &inputs.max_kvlen)?;
+    for (name, bound) in [("max_seqlen", &inputs.max_seqlen.shape), ("max_kvlen", &inputs.max_kvlen.shape)] {
+        equal(name, bound, &[1][..bound.len()], "a single number")?;
+    }
 
     let max_t = config.layout.dims(cache_shape).max_t;
     let cache_dims = CacheDims { max_t, num_layer: config.num_layer, num_heads, inner: head_dim };
@@ -100,11 +103,7 @@ fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result<[usize; N]
     shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), wanted: N })
 }
 
-/// Checks that a tensor is a scalar or has one element in one axis.
-fn one(input: &'static str, tensor: &TensorRef<'_>) -> Result<(), Error> {
-    match tensor.shape[..] {
-        [] | [1] => Ok(()),
-        [_] => equal(input, &tensor.shape, &[1], "a single number"),
-        _ => Err(Error::RankMismatch { input, shape: tensor.shape.clone(), wanted: 0 }),
-    }
+/// Checks that a tensor has no axis or one.
+fn scalar_or_one_axis(input: &'static str, shape: &Shape) -> Result<(), Error> {
+    if shape.len() <= 1 { Ok(()) } else { Err(Error::RankMismatch { input, shape: shape.clone(), wanted: 0 }) }
 }
