@@ -164,6 +164,7 @@ def full_cases() -> Iterator[Case]:
         yield warm(form, layout, batch, 1 << 20)
     for form in (F16, F32, INT8_F16, INT4_F16):
         yield warm(form, 2, 4, 1 << 20, num_repeat=4)
+        yield Case(prefill(1, 128), form, 2, True, 1, False)
     yield from small_calls()
 
 

@@ -36,7 +36,7 @@ class Arena:
         if region is None or region.size < size:
             self._regions.pop(name, None)
             self._contents.pop(name, None)
-            memory = mmap.mmap(-1, ceil(max(size, 1) / (1 << 21)) << 21)
+            memory = mmap.mmap(-1, ceil(max(size, 1) / (1 << 21)) << 21, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
             region = self._regions[name] = np.frombuffer(memory, np.uint8)
             region[:] = 0

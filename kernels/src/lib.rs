@@ -14,7 +14,7 @@ mod shared_slice;
 mod workers;
 
 pub use addressing::{Addressing, Run, Segment};
-pub use cpu::Cpu;
+pub use cpu::{Cpu, InstructionSet};
 pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
 pub use reference::Reference;
 pub use workers::{Serial, Workers};

@@ -29,10 +29,9 @@ impl Real for f16 {
 
 /// The scale of a group, in the values' type, before its conversion to T3. NaN if the group holds a NaN.
 pub(crate) fn scale<T1: Real>(group: &[T1], bits: QuantBit) -> T1 {
-    let amax = group.iter().fold(0.0, |amax: f32, &x| {
-        let x: f32 = x.as_();
-        if x.abs() <= amax || amax.is_nan() { amax } else { x.abs() }
-    });
+    // In total order a NaN is above infinity, and of several the one of the largest payload counts: the order of the
+    // elements does not matter, so kernels may take maxima in any.
+    let amax = group.iter().map(|x| x.as_().abs()).max_by(f32::total_cmp).unwrap_or(0.0);
     let quotient = T1::round(amax / f32::from(bits.qmax()));
     let floor = T1::round(SCALE_FLOOR);
     if quotient.as_() < floor.as_() { floor } else { quotient }

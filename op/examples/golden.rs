@@ -1,6 +1,7 @@
 //! Plays the golden cases against a backend, or against a program in any language.
 //!
-//! `cargo run -p kvcache-op --example golden -- cpu`
+//! `cargo run -p kvcache-op --example golden`                 every backend that this machine can run
+//! `cargo run -p kvcache-op --example golden -- cpu-avx2`
 //! `cargo run -p kvcache-op --example golden -- --program ./my-implementation`
 
 use std::path::PathBuf;
@@ -17,12 +18,12 @@ mod operator;
 /// Plays the golden cases: a line for each failure, then a count.
 #[derive(Parser)]
 struct Arguments {
-    /// The backend to play against.
-    #[arg(value_parser = PossibleValuesParser::new(Backend::ALL.map(Backend::name)), required_unless_present = "program")]
-    backend: Option<String>,
+    /// The backends to play against; all, if none is named.
+    #[arg(value_parser = PossibleValuesParser::new(Backend::all().map(|backend| backend.name())))]
+    backends: Vec<String>,
 
     /// A program to play against instead, called as `PROGRAM CASE_FOLDER RESULT_FILE` for each case.
-    #[arg(long, conflicts_with = "backend")]
+    #[arg(long, conflicts_with = "backends")]
     program: Option<PathBuf>,
 
     /// Only cases whose name contains this.
@@ -34,13 +35,18 @@ fn main() -> Result<ExitCode, kvcache_golden::ReadError> {
     let arguments = Arguments::parse();
     let mut cases = kvcache_golden::cases()?;
     cases.retain(|case| case.name.contains(&arguments.filter));
-    let backend = Backend::ALL.into_iter().find(|backend| Some(backend.name()) == arguments.backend.as_deref());
-    let implementation: Box<dyn Implementation> = match (backend, arguments.program) {
-        (Some(backend), _) => Box::new(operator::Operator { backend, workers: Serial }),
-        (None, Some(path)) => Box::new(Program { path }),
-        (None, None) => unreachable!("clap asks for one of the two"),
+    let implementations: Vec<(&str, Box<dyn Implementation>)> = match arguments.program {
+        Some(path) => vec![("program", Box::new(Program { path }))],
+        None => Backend::all()
+            .filter(|backend| arguments.backends.is_empty() || arguments.backends.iter().any(|b| b == backend.name()))
+            .map(|backend| (backend.name(), Box::new(operator::Operator { backend, workers: Serial }) as _))
+            .collect(),
     };
-    let report = kvcache_golden::play(&*implementation, &cases);
-    println!("{report}");
-    Ok(if report.failures.is_empty() && report.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let mut passed = true;
+    for (name, implementation) in implementations {
+        let report = kvcache_golden::play(&*implementation, &cases);
+        println!("{name}: {report}");
+        passed &= report.failures.is_empty() && report.passed > 0;
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -33,8 +33,8 @@ impl<'a> Call<'a> {
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`; nothing has then been written.
     pub fn run(self, outputs: Outputs<'a>, workers: &dyn Workers) -> Result<(), Error> {
-        let kernel = self.backend.kernel();
-        kernel.run(&mut self.bind(outputs)?, workers);
+        let backend = self.backend;
+        backend.kernel().run(&mut self.bind(outputs)?, workers);
         Ok(())
     }
 

@@ -1,31 +1,30 @@
 //! Every backend plays every golden case.
 
+#[path = "common/backends.rs"]
+mod backends;
 #[path = "common/operator.rs"]
 mod operator;
 
 use kvcache_golden::{cases, play};
-use kvcache_op::{Backend, Rayon, Serial, Workers};
+use kvcache_op::{Rayon, Serial, Workers};
 use operator::Operator;
 
-fn all_cases_pass(backend: Backend, workers: impl Workers) {
+fn all_cases_pass(workers: impl Workers + Copy) {
     let cases = cases().expect("the golden cases can be read");
-    let report = play(&Operator { backend, workers }, &cases);
-    println!("{}: {report}", backend.name());
-    assert!(report.failures.is_empty(), "{}: {report}", backend.name());
-    assert_eq!(report.passed, cases.len());
+    for backend in backends::backends() {
+        let report = play(&Operator { backend, workers }, &cases);
+        println!("{backend:?}: {report}");
+        assert!(report.failures.is_empty(), "{backend:?}: {report}");
+        assert_eq!(report.passed, cases.len());
+    }
 }
 
 #[test]
-fn reference() {
-    all_cases_pass(Backend::Reference, Serial);
+fn on_one_thread() {
+    all_cases_pass(Serial);
 }
 
 #[test]
-fn cpu() {
-    all_cases_pass(Backend::Cpu, Serial);
-}
-
-#[test]
-fn cpu_with_threads() {
-    all_cases_pass(Backend::Cpu, Rayon);
+fn on_a_pool_of_threads() {
+    all_cases_pass(Rayon);
 }

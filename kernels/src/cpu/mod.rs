@@ -1,8 +1,23 @@
-//! The CPU kernel: whole rows, on the caller's threads.
+//! The CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod block;
+mod format;
 mod kernel;
+mod lines;
 mod phase;
 mod portable;
+mod prefetch;
 mod rows;
+mod simd;
+mod stage;
+mod variant;
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no instruction set is written for this machine"))]
+mod vector;
+mod walk;
 
 pub use kernel::Cpu;
+pub use variant::InstructionSet;

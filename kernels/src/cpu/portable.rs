@@ -1,4 +1,4 @@
-//! Row functions in plain Rust, for every machine and every combination of types.
+//! Rows in plain Rust, for every machine and every combination of types.
 //!
 //! Loads go through small buffers on the stack: `half` converts whole slices with the machine's own instructions where
 //! it has them, and the output may be uninitialised memory, which no slice of floats may refer to.
@@ -9,31 +9,29 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use kvcache_schema::QuantBit;
 
+use super::block;
+use super::format::{Format, Mover};
 use super::rows::Rows;
+use super::simd::{Lanes, PackedLanes};
+use super::variant::Variant;
 use crate::quantize::{self, Real};
 
 /// Elements in a buffer on the stack; even, so that a full buffer is whole bytes of int4.
 const BUFFER: usize = 128;
 
-/// Rows of values kept as they are.
-pub(super) fn copy<V>() -> Rows {
-    Rows { store: store_copy::<V>, load: load_copy::<V> }
-}
+/// Moves rows on every machine.
+pub(super) struct Portable;
 
-/// Rows of floats kept in the other float type.
-pub(super) fn convert<V: Buffered, C: Buffered>() -> Rows {
-    Rows { store: store_convert::<V, C>, load: load_convert::<V, C> }
-}
-
-/// Rows of floats kept as codes of `Q` with scales of type `S`.
-pub(super) fn quantised<Q: Codes, V: Buffered, S: Buffered>() -> Rows {
-    Rows { store: store_quantised::<Q, V, S>, load: load_quantised::<Q, V, S> }
+impl Variant for Portable {
+    fn rows<F: Format>() -> Rows {
+        Rows { store: block::store::<Self, F>, load: block::load::<Self, F>, fence: || () }
+    }
 }
 
 /// A float type of which a buffer of float32 is read or written.
-pub(super) trait Buffered: Real {
+pub(super) trait Float: Real {
     /// Fills `to` with as many values.
-    fn read(from: &[Self], to: &mut [f32]);
+    fn read_all(from: &[Self], to: &mut [f32]);
 
     /// Rounds each of the values, of which there are at most [`BUFFER`], to this type.
     fn round_all(values: &mut [f32]);
@@ -42,24 +40,24 @@ pub(super) trait Buffered: Real {
     ///
     /// # Safety
     /// `to` is aligned and valid for writes of as many elements.
-    unsafe fn write(from: &[f32], to: *mut Self);
+    unsafe fn write_all(from: &[f32], to: *mut Self);
 }
 
-impl Buffered for f32 {
-    fn read(from: &[Self], to: &mut [f32]) {
+impl Float for f32 {
+    fn read_all(from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
 
     fn round_all(_: &mut [f32]) {}
 
-    unsafe fn write(from: &[f32], to: *mut Self) {
+    unsafe fn write_all(from: &[f32], to: *mut Self) {
         // SAFETY: the caller's promise; a buffer on the stack overlaps no operand.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) }
     }
 }
 
-impl Buffered for f16 {
-    fn read(from: &[Self], to: &mut [f32]) {
+impl Float for f16 {
+    fn read_all(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
 
@@ -70,7 +68,7 @@ impl Buffered for f16 {
         rounded.convert_to_f32_slice(values);
     }
 
-    unsafe fn write(from: &[f32], to: *mut Self) {
+    unsafe fn write_all(from: &[f32], to: *mut Self) {
         let mut rounded = [f16::ZERO; BUFFER];
         let rounded = &mut rounded[..from.len()];
         rounded.convert_from_f32_slice(from);
@@ -147,93 +145,78 @@ impl Codes for Four {
     }
 }
 
-unsafe fn store_copy<V>(values: *const u8, cache: *mut u8, _: *mut u8, len: usize, _: usize) {
-    // SAFETY: a StoreRow's caller promises valid, separate memory for `len` values on both sides.
-    unsafe { cache.copy_from_nonoverlapping(values, len * size_of::<V>()) }
-}
+impl Mover for Portable {
+    const STREAMS: bool = false;
 
-unsafe fn load_copy<V>(cache: *const u8, _: *const u8, values: *mut u8, len: usize, _: usize) {
-    // SAFETY: a LoadRow's caller promises valid, separate memory for `len` values on both sides.
-    unsafe { values.copy_from_nonoverlapping(cache, len * size_of::<V>()) }
-}
-
-unsafe fn store_convert<V: Buffered, C: Buffered>(values: *const u8, cache: *mut u8, _: *mut u8, len: usize, _: usize) {
-    // SAFETY: a StoreRow's caller promises `len` values to read and room for `len` elements of the cache.
-    unsafe { convert_row::<V, C>(values.cast(), cache.cast(), len) }
-}
-
-unsafe fn load_convert<V: Buffered, C: Buffered>(
-    cache: *const u8,
-    _: *const u8,
-    values: *mut u8,
-    len: usize,
-    _: usize,
-) {
-    // SAFETY: a LoadRow's caller promises `len` elements of the cache to read and room for `len` values.
-    unsafe { convert_row::<C, V>(cache.cast(), values.cast(), len) }
-}
-
-/// Converts `len` elements.
-///
-/// # Safety
-/// Both are aligned and valid for `len` elements, `from` for reads and `to` for writes; they do not overlap.
-unsafe fn convert_row<A: Buffered, B: Buffered>(from: *const A, to: *mut B, len: usize) {
-    let mut buffer = [0.0; BUFFER];
-    // SAFETY: the caller's promise.
-    let from = unsafe { slice::from_raw_parts(from, len) };
-    for (i, chunk) in from.chunks(BUFFER).enumerate() {
-        let buffer = &mut buffer[..chunk.len()];
-        A::read(chunk, buffer);
-        // SAFETY: the chunk begins at i * BUFFER and ends inside `len`.
-        unsafe { B::write(buffer, to.add(i * BUFFER)) }
+    unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { to.copy_from_nonoverlapping(from, len) }
     }
-}
 
-unsafe fn store_quantised<Q: Codes, V: Buffered, S: Buffered>(
-    values: *const u8,
-    cache: *mut u8,
-    scale: *mut u8,
-    len: usize,
-    group: usize,
-) {
-    // SAFETY: a StoreRow's caller promises `len` values to read.
-    let values = unsafe { slice::from_raw_parts(values.cast::<V>(), len) };
-    for (g, values) in values.chunks_exact(group).enumerate() {
-        let s = quantize::scale(values, Q::BITS);
-        // SAFETY: the caller promises room for len / group scales and for the codes of `len` values, of whose groups g
-        // is one; a group is whole bytes.
-        unsafe {
-            scale.cast::<S>().add(g).write(S::round(s.as_()));
-            let code = |i: usize| quantize::code(values[i], s, Q::BITS);
-            Q::pack(group, code, cache.add(Q::bytes(g * group)));
+    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, _: *const u8) {
+        for copy in 0..copies {
+            // SAFETY: the caller's promise.
+            unsafe { to.add(copy * len).copy_from_nonoverlapping(from, len) }
+        }
+    }
+
+    unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize) {
+        let mut buffer = [0.0; BUFFER];
+        // SAFETY: the caller's promise.
+        let from = unsafe { slice::from_raw_parts(from, len) };
+        for (i, chunk) in from.chunks(BUFFER).enumerate() {
+            let buffer = &mut buffer[..chunk.len()];
+            A::read_all(chunk, buffer);
+            // SAFETY: the chunk begins at i * BUFFER and ends inside `len`.
+            unsafe { B::write_all(buffer, to.add(i * BUFFER)) }
+        }
+    }
+
+    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        len: usize,
+        group: usize,
+    ) {
+        // SAFETY: the caller promises `len` values to read.
+        let values = unsafe { slice::from_raw_parts(values, len) };
+        for (g, values) in values.chunks_exact(group).enumerate() {
+            let s = quantize::scale(values, Q::BITS);
+            // SAFETY: the caller promises room for len / group scales and for the codes of `len` values, of whose groups g
+            // is one; a group is whole bytes.
+            unsafe {
+                scales.add(g).write(T::round(s.as_()));
+                let code = |i: usize| quantize::code(values[i], s, Q::BITS);
+                Q::pack(group, code, cache.add(Q::bytes(g * group)));
+            }
+        }
+    }
+
+    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+        cache: *const u8,
+        scales: *const T,
+        values: *mut V,
+        len: usize,
+        group: usize,
+    ) {
+        // SAFETY: the caller promises the codes of `len` values, and len / group scales, to read.
+        let (cache, scales) =
+            unsafe { (slice::from_raw_parts(cache, Q::bytes(len)), slice::from_raw_parts(scales, len / group)) };
+        let mut buffer = [0.0; BUFFER];
+        for at in (0..len).step_by(BUFFER) {
+            let buffer = &mut buffer[..BUFFER.min(len - at)];
+            Q::unpack(&cache[Q::bytes(at)..], buffer);
+            multiply(buffer, scales, at, group);
+            T::round_all(buffer);
+            // SAFETY: the buffer begins at `at` and ends inside `len`, for which the caller promises room.
+            unsafe { V::write_all(buffer, values.add(at)) }
         }
     }
 }
 
-unsafe fn load_quantised<Q: Codes, V: Buffered, S: Buffered>(
-    cache: *const u8,
-    scale: *const u8,
-    values: *mut u8,
-    len: usize,
-    group: usize,
-) {
-    let values = values.cast::<V>();
-    // SAFETY: a LoadRow's caller promises the codes of `len` values, and len / group scales, to read.
-    let (cache, scale) =
-        unsafe { (slice::from_raw_parts(cache, Q::bytes(len)), slice::from_raw_parts(scale.cast::<S>(), len / group)) };
-    let mut buffer = [0.0; BUFFER];
-    for at in (0..len).step_by(BUFFER) {
-        let buffer = &mut buffer[..BUFFER.min(len - at)];
-        Q::unpack(&cache[Q::bytes(at)..], buffer);
-        multiply(buffer, scale, at, group);
-        S::round_all(buffer);
-        // SAFETY: the buffer begins at `at` and ends inside `len`, for which the caller promises room.
-        unsafe { V::write(buffer, values.add(at)) }
-    }
-}
-
 /// Multiplies the values from `at` on, counted in the row, each by the scale of its group.
-fn multiply<S: Buffered>(values: &mut [f32], scale: &[S], at: usize, group: usize) {
+fn multiply<S: Float>(values: &mut [f32], scale: &[S], at: usize, group: usize) {
     let mut rest = values;
     let mut at = at;
     while !rest.is_empty() {

@@ -105,8 +105,8 @@ impl Case {
         }
         let mut problem = self.problem()?;
         Ok(match phase {
-            Phase::Store => team.measure(iterations, || Cpu.store(&mut problem, team)),
-            _ => team.measure(iterations, || Cpu.load(&mut problem, team)),
+            Phase::Store => team.measure(iterations, || Cpu::default().store(&mut problem, team)),
+            _ => team.measure(iterations, || Cpu::default().load(&mut problem, team)),
         })
     }
 

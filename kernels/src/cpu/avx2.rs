@@ -1,0 +1,260 @@
+//! AVX2 with FMA and F16C: registers of 8 float32.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::block;
+use super::format::Format;
+use super::rows::{Block, Rows};
+use super::simd::{Simd, lane_of_group, lane_of_scale, scales_of_register, units};
+use super::variant::simd_variant;
+
+/// Row functions for machines with AVX2, FMA and F16C.
+pub(super) struct Avx2;
+
+simd_variant!(Avx2, "avx2,fma,f16c");
+
+impl Avx2 {
+    /// Whether this machine has the instructions.
+    pub(super) fn is_supported() -> bool {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    }
+}
+
+/// Orders streamed writes before whatever follows.
+fn fence() {
+    // SAFETY: the instruction belongs to SSE, which every x86-64 has.
+    unsafe { _mm_sfence() }
+}
+
+/// Rounds to nearest, ties to even.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+/// The lanes of the scales of the `k`th register of values, for each `k`.
+const fn lane_tables<const GROUP: usize>() -> [[i32; 8]; 8] {
+    let mut tables = [[0; 8]; 8];
+    let mut k = 0;
+    while k < units::<Avx2, GROUP>() {
+        tables[k] = lane_of_scale::<Avx2, 8, GROUP>(k);
+        k += 1;
+    }
+    tables
+}
+
+/// A mask of the first `n <= 8` lanes.
+#[inline(always)]
+fn first(n: usize) -> __m256i {
+    const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: the instructions are enabled (see Simd); n <= 8 leaves a register's lanes.
+    unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
+}
+
+/// Eight codes, one a byte, in the low half; 0 for that of NaN, which is the smallest int32.
+#[inline(always)]
+unsafe fn bytes(codes: __m256i) -> __m128i {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let nan = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(i32::MIN));
+        let codes = _mm256_andnot_si256(nan, codes);
+        let words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
+        _mm_packs_epi16(words, words)
+    }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    type F32 = __m256;
+    type Code = __m256i;
+    type Line = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: __m256) {
+        unsafe { _mm256_storeu_ps(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: __m256) {
+        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: __m256) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> __m256 {
+        unsafe {
+            let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
+            // Each byte for its two codes, of which the wanted one is moved to the top and back, with its sign.
+            let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+            let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn abs(x: __m256) -> __m256 {
+        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_magnitude(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_of_group<const GROUP: usize>(x: __m256) -> __m256 {
+        unsafe {
+            let mut x = _mm256_castps_si256(x);
+            if GROUP > 4 {
+                x = _mm256_max_epi32(x, _mm256_permute2x128_si256::<0x01>(x, x));
+            }
+            if GROUP > 2 {
+                x = _mm256_max_epi32(x, _mm256_shuffle_epi32::<0b01_00_11_10>(x));
+            }
+            if GROUP > 1 {
+                x = _mm256_max_epi32(x, _mm256_shuffle_epi32::<0b10_11_00_01>(x));
+            }
+            _mm256_castsi256_ps(x)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn at_least(x: __m256, floor: __m256) -> __m256 {
+        // The instruction gives its second operand where one is NaN.
+        unsafe { _mm256_max_ps(floor, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_sub_from(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fnmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn number_or(x: __m256, otherwise: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(otherwise, x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn codes(x: __m256) -> __m256i {
+        unsafe { _mm256_cvtps_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i8(to: *mut u8, codes: __m256i) {
+        unsafe { _mm_storel_epi64(to.cast(), bytes(codes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i4(to: *mut u8, codes: __m256i) {
+        unsafe {
+            let nibbles = _mm_and_si128(bytes(codes), _mm_set1_epi8(0x0f));
+            let pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
+            to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(_mm_packus_epi16(pairs, pairs)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m256 {
+        unsafe { _mm256_maskload_ps(from, first(n)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m256 {
+        unsafe {
+            if n == Self::LANES {
+                return Self::read_f16(from);
+            }
+            let mut some = [f16::ZERO; Self::LANES];
+            for (i, some) in some.iter_mut().enumerate().take(n) {
+                *some = from.add(i).read();
+            }
+            Self::read_f16(some.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spread<const GROUP: usize>(scales: __m256, k: usize) -> __m256 {
+        unsafe {
+            let lanes = &const { lane_tables::<GROUP>() }[k];
+            _mm256_permutevar8x32_ps(scales, _mm256_loadu_si256(lanes.as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn collect<const GROUP: usize>(scales: __m256, k: usize, x: __m256) -> __m256 {
+        let per_register = scales_of_register::<Self, GROUP>();
+        unsafe {
+            let lanes = _mm256_loadu_si256(const { lane_of_group::<Self, 8, GROUP>() }.as_ptr().cast());
+            let moved = _mm256_permutevar8x32_ps(x, lanes);
+            // The first k * per_register lanes are taken already; what follows them is written by later registers.
+            let taken = _mm256_castsi256_ps(first(k * per_register));
+            _mm256_blendv_ps(moved, scales, taken)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_line(from: *const u8) -> [__m256i; 2] {
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn write_line(to: *mut u8, [low, high]: [__m256i; 2]) {
+        unsafe {
+            _mm256_storeu_si256(to.cast(), low);
+            _mm256_storeu_si256(to.add(32).cast(), high);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(to: *mut u8, [low, high]: [__m256i; 2]) {
+        unsafe {
+            _mm256_stream_si256(to.cast(), low);
+            _mm256_stream_si256(to.add(32).cast(), high);
+        }
+    }
+}

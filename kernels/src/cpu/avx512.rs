@@ -1,0 +1,312 @@
+//! AVX-512: registers of 16 float32.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::block;
+use super::format::Format;
+use super::rows::{Block, Rows};
+use super::simd::{REGISTER, Simd, lane_of_group, lane_of_scale, last_inside, scales_of_register, units};
+use super::variant::simd_variant;
+
+/// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
+pub(super) struct Avx512;
+
+simd_variant!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+
+impl Avx512 {
+    /// Whether this machine has the instructions.
+    pub(super) fn is_supported() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+}
+
+/// Orders streamed writes before whatever follows.
+fn fence() {
+    // SAFETY: the instruction belongs to SSE, which every x86-64 has.
+    unsafe { _mm_sfence() }
+}
+
+/// Rounds to nearest, ties to even, without exceptions.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+/// The signed value of four bits.
+const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
+
+/// The lanes of the scales of the `k`th register of values, for each `k`.
+const fn lane_tables<const GROUP: usize>() -> [[i32; 16]; 16] {
+    let mut tables = [[0; 16]; 16];
+    let mut k = 0;
+    while k < units::<Avx512, GROUP>() {
+        tables[k] = lane_of_scale::<Avx512, 16, GROUP>(k);
+        k += 1;
+    }
+    tables
+}
+
+/// For each lane of a register of scales, a lane of 32 bits that has its group's maximum, if each of two registers of
+/// float16 has.
+const fn lane_of_pair(group: usize) -> [i32; 16] {
+    let mut lanes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        lanes[i] = if group < 16 { i * group / 2 % 16 } else { 0 } as i32;
+        i += 1;
+    }
+    lanes
+}
+
+/// The largest of sixteen halves without signs, in the lowest bits, complemented: the instruction finds the smallest.
+#[inline(always)]
+unsafe fn complement_of_max(x: __m256i) -> __m128i {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let x = _mm_max_epu16(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+        _mm_minpos_epu16(_mm_xor_si128(x, _mm_set1_epi16(-1)))
+    }
+}
+
+/// A mask of the first `n <= 16` lanes.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    ((1u32 << n) - 1) as __mmask16
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    type F32 = __m512;
+    type Code = __m512i;
+    type Line = __m512i;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: __m512) {
+        unsafe { _mm512_storeu_ps(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: __m512) {
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: __m512) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> __m512 {
+        unsafe {
+            let bytes = _mm_loadl_epi64(from.cast());
+            // Each byte for its two codes; the permutation looks at the low four bits of a lane only.
+            let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+            let nibbles = _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32));
+            _mm512_permutexvar_ps(nibbles, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn abs(x: __m512) -> __m512 {
+        unsafe { _mm512_abs_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_magnitude(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_of_group<const GROUP: usize>(x: __m512) -> __m512 {
+        unsafe {
+            let mut x = _mm512_castps_si512(x);
+            if GROUP > 8 {
+                x = _mm512_max_epi32(x, _mm512_shuffle_i32x4::<0b01_00_11_10>(x, x));
+            }
+            if GROUP > 4 {
+                x = _mm512_max_epi32(x, _mm512_shuffle_i32x4::<0b10_11_00_01>(x, x));
+            }
+            if GROUP > 2 {
+                x = _mm512_max_epi32(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+            }
+            if GROUP > 1 {
+                x = _mm512_max_epi32(x, _mm512_shuffle_epi32::<0b10_11_00_01>(x));
+            }
+            _mm512_castsi512_ps(x)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn at_least(x: __m512, floor: __m512) -> __m512 {
+        // The instruction gives its second operand where one is NaN.
+        unsafe { _mm512_max_ps(floor, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_sub_from(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn number_or(x: __m512, otherwise: __m512) -> __m512 {
+        unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn codes(x: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i8(to: *mut u8, codes: __m512i) {
+        // NaN is the smallest int32, whose low byte is 0.
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(codes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i4(to: *mut u8, codes: __m512i) {
+        unsafe {
+            let nibbles = _mm_and_si128(_mm512_cvtepi32_epi8(codes), _mm_set1_epi8(0x0f));
+            let pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
+            _mm_storel_epi64(to.cast(), _mm_packus_epi16(pairs, pairs));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps(first(n), from) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn spread<const GROUP: usize>(scales: __m512, k: usize) -> __m512 {
+        unsafe {
+            let lanes = &const { lane_tables::<GROUP>() }[k];
+            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), scales)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn collect<const GROUP: usize>(scales: __m512, k: usize, x: __m512) -> __m512 {
+        let per_register = scales_of_register::<Self, GROUP>();
+        unsafe {
+            let lanes = _mm512_loadu_si512(const { lane_of_group::<Self, 16, GROUP>() }.as_ptr().cast());
+            _mm512_mask_permutexvar_ps(scales, first(per_register) << (k * per_register), lanes, x)
+        }
+    }
+
+    /// On the bits of the halves: of numbers without signs, and of NaN, the order of the integers is that of the values.
+    #[inline(always)]
+    unsafe fn amax_f16<const GROUP: usize>(values: *const f16, units: usize, unit: usize) -> __m512 {
+        unsafe {
+            let magnitude = _mm512_set1_epi16(0x7fff);
+            let mut amax = _mm512_setzero_si512();
+            if GROUP == 1 {
+                return Self::abs(Self::read_f16(values));
+            }
+            if GROUP == REGISTER {
+                for k in 0..units {
+                    let values = values.add(k * unit);
+                    let mut of_unit = _mm256_setzero_si256();
+                    let mut i = 0;
+                    while i < unit {
+                        let at = last_inside::<Self>(i, unit);
+                        let x = _mm256_loadu_si256(values.add(at).cast());
+                        of_unit = _mm256_max_epu16(of_unit, _mm256_and_si256(x, _mm512_castsi512_si256(magnitude)));
+                        i += Self::LANES;
+                    }
+                    amax = _mm512_mask_broadcastd_epi32(amax, 1 << k, complement_of_max(of_unit));
+                }
+                amax = _mm512_xor_si512(amax, _mm512_set1_epi32(-1));
+            } else {
+                // Two registers of values at once: 32 halves.
+                let per_pair = 2 * scales_of_register::<Self, GROUP>();
+                let lanes = _mm512_loadu_si512(const { lane_of_pair(GROUP) }.as_ptr().cast());
+                for pair in 0..units.div_ceil(2) {
+                    let values = values.add(2 * pair * unit);
+                    let x = if 2 * pair + 1 < units {
+                        _mm512_loadu_si512(values.cast())
+                    } else {
+                        _mm512_zextsi256_si512(_mm256_loadu_si256(values.cast()))
+                    };
+                    let mut x = _mm512_and_si512(x, magnitude);
+                    if GROUP > 4 {
+                        x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+                    }
+                    if GROUP > 2 {
+                        x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b10_11_00_01>(x));
+                    }
+                    x = _mm512_max_epu16(x, _mm512_rol_epi32::<16>(x));
+                    amax = _mm512_mask_permutexvar_epi32(amax, first(per_pair) << (pair * per_pair), lanes, x);
+                }
+            }
+            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(amax))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_line(from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_line(to: *mut u8, line: __m512i) {
+        unsafe { _mm512_storeu_si512(to.cast(), line) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(to: *mut u8, line: __m512i) {
+        unsafe { _mm512_stream_si512(to.cast(), line) }
+    }
+}

@@ -1,0 +1,338 @@
+//! Registers of an instruction set, and the types that are read into and written from them.
+
+use half::f16;
+
+use super::portable::{Codes, Eight, Float, Four};
+
+/// A group of a register or more, as the `GROUP` of the functions that have one.
+pub(super) const REGISTER: usize = usize::MAX;
+
+/// How many scales a register of values has.
+pub(super) const fn scales_of_register<S: Simd, const GROUP: usize>() -> usize {
+    if GROUP < S::LANES { S::LANES / GROUP } else { 1 }
+}
+
+/// How many registers of values have a register of scales.
+pub(super) const fn units<S: Simd, const GROUP: usize>() -> usize {
+    S::LANES / scales_of_register::<S, GROUP>()
+}
+
+/// For each lane of register `k` of values, the lane of its scale.
+pub(super) const fn lane_of_scale<S: Simd, const LANES: usize, const GROUP: usize>(k: usize) -> [i32; LANES] {
+    let mut lanes = [0; LANES];
+    let mut i = 0;
+    while i < LANES {
+        lanes[i] = (k * scales_of_register::<S, GROUP>() + if GROUP < LANES { i / GROUP } else { 0 }) as i32;
+        i += 1;
+    }
+    lanes
+}
+
+/// For each lane of a register of scales, a lane of register `k` of values that has its group; any lane where the scale is
+/// another register's.
+pub(super) const fn lane_of_group<S: Simd, const LANES: usize, const GROUP: usize>() -> [i32; LANES] {
+    let mut lanes = [0; LANES];
+    let mut i = 0;
+    while i < LANES {
+        lanes[i] = if GROUP < LANES { i % scales_of_register::<S, GROUP>() * GROUP } else { 0 } as i32;
+        i += 1;
+    }
+    lanes
+}
+
+/// An instruction set with registers of [`LANES`](Self::LANES) float32.
+///
+/// # Safety
+/// Every function may be called only where the instruction set is enabled. Pointers need no alignment; they are valid for
+/// as many elements as the function's description says.
+pub(super) trait Simd {
+    /// Float32 values in a register: 8 or 16.
+    const LANES: usize;
+
+    /// A register of float32.
+    type F32: Copy;
+
+    /// A register of codes, as int32.
+    type Code: Copy;
+
+    /// [`LINE`] bytes in registers.
+    type Line: Copy;
+
+    /// `x` in every lane.
+    unsafe fn splat(x: f32) -> Self::F32;
+    /// Reads a register of float32.
+    unsafe fn read_f32(from: *const f32) -> Self::F32;
+    /// Writes a register of float32.
+    unsafe fn write_f32(to: *mut f32, x: Self::F32);
+    /// Reads a register of float16.
+    unsafe fn read_f16(from: *const f16) -> Self::F32;
+    /// Writes a register as float16, rounded to nearest, ties to even.
+    unsafe fn write_f16(to: *mut f16, x: Self::F32);
+    /// Rounds to float16, to nearest, ties to even.
+    unsafe fn round_f16(x: Self::F32) -> Self::F32;
+    /// Reads a register of int8, one a byte.
+    unsafe fn read_i8(from: *const u8) -> Self::F32;
+    /// Reads a register of int4, two a byte.
+    unsafe fn read_i4(from: *const u8) -> Self::F32;
+
+    /// `a * b`
+    unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a - b`
+    unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a / b`
+    unsafe fn div(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once.
+    unsafe fn mul_add(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// `c - a * b`, rounded once.
+    unsafe fn mul_sub_from(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// `x` where it is a number, else `otherwise`.
+    unsafe fn number_or(x: Self::F32, otherwise: Self::F32) -> Self::F32;
+    /// `|x|`
+    unsafe fn abs(x: Self::F32) -> Self::F32;
+    /// The larger of two registers without signs, in the order in which a NaN is above infinity.
+    unsafe fn max_magnitude(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The largest lane of each `GROUP` lanes in each of them, in that order; of all lanes if `GROUP` is larger.
+    unsafe fn max_of_group<const GROUP: usize>(x: Self::F32) -> Self::F32;
+    /// `x`, but at least `floor`; NaN where `x` is NaN.
+    unsafe fn at_least(x: Self::F32, floor: Self::F32) -> Self::F32;
+    /// Rounds to integers, ties to even.
+    unsafe fn codes(x: Self::F32) -> Self::Code;
+    /// Writes a register of codes as int8, one a byte; 0 for that of NaN.
+    unsafe fn write_i8(to: *mut u8, codes: Self::Code);
+    /// Writes a register of codes as int4, two a byte; 0 for that of NaN.
+    unsafe fn write_i4(to: *mut u8, codes: Self::Code);
+
+    /// Reads the first `n <= LANES` float32; the other lanes are 0.
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> Self::F32;
+    /// Reads the first `n <= LANES` float16; the other lanes are 0.
+    unsafe fn read_some_f16(from: *const f16, n: usize) -> Self::F32;
+    /// Of register `k` of values, the scale of each lane, where `scales` are those of [`units::<GROUP>`](units) registers.
+    unsafe fn spread<const GROUP: usize>(scales: Self::F32, k: usize) -> Self::F32;
+    /// The inverse of [`spread`](Self::spread): puts a register's scales among those of the others.
+    unsafe fn collect<const GROUP: usize>(scales: Self::F32, k: usize, x: Self::F32) -> Self::F32;
+
+    /// The largest magnitude of each group of `units` units of `unit` elements, as [`collect`](Self::collect) places them.
+    #[inline(always)]
+    unsafe fn amax_f16<const GROUP: usize>(values: *const f16, units: usize, unit: usize) -> Self::F32
+    where
+        Self: Sized,
+    {
+        // SAFETY: the caller's promise.
+        unsafe { amax::<Self, f16, GROUP>(values, units, unit) }
+    }
+
+    /// Reads a line.
+    unsafe fn read_line(from: *const u8) -> Self::Line;
+    /// Writes a line.
+    unsafe fn write_line(to: *mut u8, line: Self::Line);
+    /// Writes a line to an address that is a multiple of its bytes, past the caches.
+    unsafe fn stream_line(to: *mut u8, line: Self::Line);
+}
+
+/// Where a register begins that is to begin at `i < len` and end inside `len >= LANES`: it may overlap the one before it.
+#[inline(always)]
+pub(super) fn last_inside<S: Simd>(i: usize, len: usize) -> usize {
+    i.min(len - S::LANES)
+}
+
+/// The largest magnitude of each group of `units` units of `unit` elements, as [`Simd::collect`] places them.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn amax<S: Simd, V: Lanes, const GROUP: usize>(values: *const V, units: usize, unit: usize) -> S::F32 {
+    // SAFETY: the caller's promise; every register lies inside its unit.
+    unsafe {
+        let mut amax = S::splat(0.0);
+        for k in 0..units {
+            let values = values.add(k * unit);
+            let mut of_unit = S::abs(V::read::<S>(values));
+            let mut i = S::LANES;
+            while i < unit {
+                let at = last_inside::<S>(i, unit);
+                of_unit = S::max_magnitude(of_unit, S::abs(V::read::<S>(values.add(at))));
+                i += S::LANES;
+            }
+            amax = S::collect::<GROUP>(amax, k, S::max_of_group::<GROUP>(of_unit));
+        }
+        amax
+    }
+}
+
+/// A float type in registers.
+///
+/// # Safety
+/// As for [`Simd`], whose functions these choose from.
+pub(super) trait Lanes: Float {
+    /// Whether writing rounds to float16.
+    const HALF: bool;
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32;
+    unsafe fn write<S: Simd>(to: *mut Self, x: S::F32);
+    unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32;
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32;
+    unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32;
+
+    /// `x / s` as the reference rounds it, where `reciprocal` is `1 / s` in float32 and the quotient is at most 128; any
+    /// number below 1/4 where it is below that, NaN where it is NaN.
+    unsafe fn quotient<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32;
+
+    /// Writes the first `n <= LANES` lanes. Not with a mask: some processors take very long for that.
+    #[inline(always)]
+    unsafe fn write_some<S: Simd>(to: *mut Self, x: S::F32, n: usize) {
+        // SAFETY: the caller's promise; no register is longer than `all`.
+        unsafe {
+            if n == S::LANES {
+                return Self::write::<S>(to, x);
+            }
+            let mut all = [Self::round(0.0); 16];
+            Self::write::<S>(all.as_mut_ptr(), x);
+            for (i, &lane) in all.iter().enumerate().take(n) {
+                to.add(i).write(lane);
+            }
+        }
+    }
+}
+
+/// `x / s`, rounded as a division is, where `reciprocal` is `1 / s`, rounded as a division is; NaN where `x` or `s` is
+/// not finite.
+///
+/// Markstein's theorem: a quotient that is off by no more than its last place is corrected by its remainder, which is
+/// exact. Where the remainder underflows so does the quotient, to a code of 0 or a scale below the floor. (Markstein,
+/// "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 5.)
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
+    // SAFETY: the caller's promise that the instruction set is enabled.
+    unsafe {
+        let quotient = S::mul(x, reciprocal);
+        let remainder = S::mul_sub_from(quotient, s, x);
+        S::mul_add(remainder, reciprocal, quotient)
+    }
+}
+
+/// Codes in registers.
+///
+/// # Safety
+/// As for [`Simd`], whose functions these choose from.
+pub(super) trait PackedLanes: Codes {
+    /// Reads a register of codes.
+    unsafe fn read<S: Simd>(from: *const u8) -> S::F32;
+    /// Writes a register of codes.
+    unsafe fn write<S: Simd>(to: *mut u8, codes: S::Code);
+}
+
+impl Lanes for f32 {
+    const HALF: bool = false;
+
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::read_f32(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd>(to: *mut Self, x: S::F32) {
+        // SAFETY: the caller's promise.
+        unsafe { S::write_f32(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32 {
+        x
+    }
+
+    #[inline(always)]
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::read_some_f32(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { amax::<S, f32, GROUP>(values, units, unit) }
+    }
+
+    #[inline(always)]
+    unsafe fn quotient<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { divide::<S>(x, s, reciprocal) }
+    }
+}
+
+impl Lanes for f16 {
+    const HALF: bool = true;
+
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::read_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd>(to: *mut Self, x: S::F32) {
+        // SAFETY: the caller's promise.
+        unsafe { S::write_f16(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::round_f16(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::read_some_f16(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::amax_f16::<GROUP>(values, units, unit) }
+    }
+
+    /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with the
+    /// rounded reciprocal, which is no further off than that, lies on the quotient's side of it. Veltkamp's splitting then
+    /// rounds to float16's eleven bits. `tests/every_float16_quotient.rs` goes through all pairs.
+    #[inline(always)]
+    unsafe fn quotient<S: Simd>(x: S::F32, _: S::F32, reciprocal: S::F32) -> S::F32 {
+        // SAFETY: the caller's promise that the instruction set is enabled.
+        unsafe {
+            let quotient = S::mul(x, reciprocal);
+            let large = S::mul(quotient, S::splat((1 << 13 | 1) as f32));
+            S::sub(large, S::sub(large, quotient))
+        }
+    }
+}
+
+impl PackedLanes for Eight {
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::read_i8(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd>(to: *mut u8, codes: S::Code) {
+        // SAFETY: the caller's promise.
+        unsafe { S::write_i8(to, codes) }
+    }
+}
+
+impl PackedLanes for Four {
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { S::read_i4(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd>(to: *mut u8, codes: S::Code) {
+        // SAFETY: the caller's promise.
+        unsafe { S::write_i4(to, codes) }
+    }
+}

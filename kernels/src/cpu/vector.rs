@@ -1,0 +1,244 @@
+//! Rows over vector registers, written once for every instruction set that is a [`Simd`].
+//!
+//! Everything here is inlined into functions that enable an instruction set; see `avx2.rs` and `avx512.rs`.
+//!
+//! Rows that do not fill a register go to the portable functions, and so do groups that are neither a divisor of the
+//! register's lanes nor at least as long. A longer group that is no multiple of the lanes ends with a register that
+//! overlaps the one before it: the same values are computed, and written, twice.
+
+use kvcache_schema::SCALE_FLOOR;
+
+use super::format::Mover;
+use super::lines;
+use super::portable::Portable;
+use super::simd::{Lanes, PackedLanes, REGISTER, Simd, divide, last_inside, scales_of_register, units};
+
+impl<S: Simd> Mover for S {
+    const STREAMS: bool = true;
+
+    #[inline(always)]
+    unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { lines::copy::<S>(from, to, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe { lines::stream::<S>(from, to, len, copies, ahead) }
+    }
+
+    #[inline(always)]
+    unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize) {
+        // SAFETY: the caller's promise; every register lies inside the row.
+        unsafe {
+            if len < S::LANES {
+                return Portable::convert::<A, B>(from, to, len);
+            }
+            let mut i = 0;
+            while i < len {
+                let at = last_inside::<S>(i, len);
+                B::write::<S>(to.add(at), A::read::<S>(from.add(at)));
+                i += S::LANES;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        len: usize,
+        group: usize,
+    ) {
+        // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
+        unsafe {
+            match group {
+                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, len, S::LANES),
+                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, len, S::LANES),
+                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, len, S::LANES),
+                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, len, S::LANES),
+                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(values, cache, scales, len, group),
+                _ => Portable::quantise::<Q, V, T>(values, cache, scales, len, group),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+        cache: *const u8,
+        scales: *const T,
+        values: *mut V,
+        len: usize,
+        group: usize,
+    ) {
+        // SAFETY: as in `quantise`.
+        unsafe {
+            match group {
+                1 if len >= S::LANES => dequantise_row::<S, Q, V, T, 1>(cache, scales, values, len, S::LANES),
+                2 if len >= S::LANES => dequantise_row::<S, Q, V, T, 2>(cache, scales, values, len, S::LANES),
+                4 if len >= S::LANES => dequantise_row::<S, Q, V, T, 4>(cache, scales, values, len, S::LANES),
+                8 if len >= S::LANES => dequantise_row::<S, Q, V, T, 8>(cache, scales, values, len, S::LANES),
+                _ if group >= S::LANES => dequantise_row::<S, Q, V, T, REGISTER>(cache, scales, values, len, group),
+                _ => Portable::dequantise::<Q, V, T>(cache, scales, values, len, group),
+            }
+        }
+    }
+}
+
+/// Parts of a row whose scales are made before the first of them is quantised: the one takes long, but not its throughput.
+const PARTS: usize = 4;
+
+/// Quantises a row of units of `unit` elements: groups of a register or more, or registers of groups.
+#[inline(always)]
+unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+    values: *const V,
+    cache: *mut u8,
+    scales: *mut T,
+    len: usize,
+    unit: usize,
+) {
+    let (per_unit, per_part) = (scales_of_register::<S, GROUP>(), units::<S, GROUP>());
+    let all = len / unit;
+    let mut first = 0;
+    // SAFETY: the caller's promise; the units lie inside the row. What the last one leaves over is less than a register,
+    // and ends the row with a register that begins with a group.
+    unsafe {
+        while all - first >= PARTS * per_part {
+            let mut made = [(S::splat(0.0), S::splat(0.0)); PARTS];
+            for (part, made) in made.iter_mut().enumerate() {
+                let u = first + part * per_part;
+                *made =
+                    make_scales::<S, Q, V, T, GROUP>(values.add(u * unit), scales.add(u * per_unit), per_part, unit);
+            }
+            for (part, made) in made.into_iter().enumerate() {
+                let at = (first + part * per_part) * unit;
+                encode::<S, Q, V, GROUP>(values.add(at), cache.add(Q::bytes(at)), made, per_part, unit);
+            }
+            first += PARTS * per_part;
+        }
+        while first < all {
+            let (some, at) = ((all - first).min(per_part), first * unit);
+            let made = make_scales::<S, Q, V, T, GROUP>(values.add(at), scales.add(first * per_unit), some, unit);
+            encode::<S, Q, V, GROUP>(values.add(at), cache.add(Q::bytes(at)), made, some, unit);
+            first += some;
+        }
+        if all * unit < len {
+            let at = len - unit;
+            let made = make_scales::<S, Q, V, T, GROUP>(values.add(at), scales.add(at / GROUP), 1, unit);
+            encode::<S, Q, V, GROUP>(values.add(at), cache.add(Q::bytes(at)), made, 1, unit);
+        }
+    }
+}
+
+/// Writes the scales of units that have no more than a register of them; gives them in V, and their reciprocals.
+#[inline(always)]
+unsafe fn make_scales<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+    values: *const V,
+    scales: *mut T,
+    units: usize,
+    unit: usize,
+) -> (S::F32, S::F32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let s = scale::<S, Q, V>(V::amax::<S, GROUP>(values, units, unit));
+        T::write_some::<S>(scales, s, units * scales_of_register::<S, GROUP>());
+        (s, S::div(S::splat(1.0), s))
+    }
+}
+
+/// Writes the codes of units with these scales and their reciprocals.
+#[inline(always)]
+unsafe fn encode<S: Simd, Q: PackedLanes, V: Lanes, const GROUP: usize>(
+    values: *const V,
+    cache: *mut u8,
+    (s, reciprocal): (S::F32, S::F32),
+    units: usize,
+    unit: usize,
+) {
+    // SAFETY: the caller's promise; every register lies inside its unit.
+    unsafe {
+        for k in 0..units {
+            let (s, reciprocal) = (S::spread::<GROUP>(s, k), S::spread::<GROUP>(reciprocal, k));
+            let mut i = 0;
+            while i < unit {
+                let at = k * unit + last_inside::<S>(i, unit);
+                let quotient = V::quotient::<S>(V::read::<S>(values.add(at)), s, reciprocal);
+                Q::write::<S>(cache.add(Q::bytes(at)), S::codes(quotient));
+                i += S::LANES;
+            }
+        }
+    }
+}
+
+/// The scales of groups with these largest magnitudes.
+#[inline(always)]
+unsafe fn scale<S: Simd, Q: PackedLanes, V: Lanes>(amax: S::F32) -> S::F32 {
+    let qmax = f32::from(Q::BITS.qmax());
+    // SAFETY: the caller's promise that the instruction set is enabled.
+    unsafe {
+        let approximate = S::mul(amax, S::splat(1.0 / qmax));
+        let quotient = S::number_or(divide::<S>(amax, S::splat(qmax), S::splat(1.0 / qmax)), approximate);
+        S::at_least(V::round_to::<S>(quotient), V::round_to::<S>(S::splat(SCALE_FLOOR)))
+    }
+}
+
+/// Dequantises a row of units of `unit` elements: groups of a register or more, or registers of groups.
+#[inline(always)]
+unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+    cache: *const u8,
+    scales: *const T,
+    values: *mut V,
+    len: usize,
+    unit: usize,
+) {
+    let per_unit = scales_of_register::<S, GROUP>();
+    let all = len / unit;
+    let mut first = 0;
+    // SAFETY: as in `quantise_row`.
+    unsafe {
+        while first < all {
+            let some = (all - first).min(units::<S, GROUP>());
+            let at = first * unit;
+            let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(first * per_unit), values.add(at));
+            if some == units::<S, GROUP>() {
+                dequantise_units::<S, Q, V, T, GROUP>(cache, scales, values, units::<S, GROUP>(), unit);
+            } else {
+                dequantise_units::<S, Q, V, T, GROUP>(cache, scales, values, some, unit);
+            }
+            first += some;
+        }
+        if all * unit < len {
+            let at = len - unit;
+            let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(at / GROUP), values.add(at));
+            dequantise_units::<S, Q, V, T, GROUP>(cache, scales, values, 1, unit);
+        }
+    }
+}
+
+/// Dequantises units whose scales fill no more than a register.
+#[inline(always)]
+unsafe fn dequantise_units<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+    cache: *const u8,
+    scales: *const T,
+    values: *mut V,
+    units: usize,
+    unit: usize,
+) {
+    // SAFETY: the caller's promise; every register lies inside its unit.
+    unsafe {
+        let scales = T::read_some::<S>(scales, units * scales_of_register::<S, GROUP>());
+        for k in 0..units {
+            let s = S::spread::<GROUP>(scales, k);
+            let mut i = 0;
+            while i < unit {
+                let at = k * unit + last_inside::<S>(i, unit);
+                let x = S::mul(Q::read::<S>(cache.add(Q::bytes(at))), s);
+                // Where writing rounds to float16 anyway, to round before it changes nothing.
+                V::write::<S>(values.add(at), if V::HALF { x } else { T::round_to::<S>(x) });
+                i += S::LANES;
+            }
+        }
+    }
+}

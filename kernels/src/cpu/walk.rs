@@ -1,0 +1,211 @@
+//! Walks a problem's tokens in rows as long as its layout allows.
+
+use std::ops::Range;
+
+use kvcache_schema::ElementType;
+
+use super::rows::{Block, Rows};
+use super::variant::InstructionSet;
+use crate::addressing::Run;
+use crate::problem::{Geometry, Indices, Pointers, Problem};
+
+/// A problem in the form that the threads share.
+pub(super) struct Walk<'a> {
+    geometry: Geometry,
+    indices: Indices<'a>,
+    pointers: Pointers,
+    rows: Rows,
+}
+
+// SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no two
+// tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others away.
+unsafe impl Sync for Walk<'_> {}
+
+/// How a run is cut into rows, as long as the layout allows but no longer than [`ROW_BYTES`] if it has several tokens.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Tokens in a row.
+    tokens: usize,
+    /// Rows of a token.
+    heads: usize,
+    /// Elements of a token in a row.
+    len: usize,
+    /// How many tokens ahead of a row the prefetched one is.
+    ahead: usize,
+}
+
+/// Bytes of T1 in a row of several tokens: few, since keys and values take turns and a row ahead is prefetched with each.
+const ROW_BYTES: usize = 4096;
+
+/// Bytes of T1 between a row and the one that is prefetched with it, where a layer's tokens are neighbours.
+const AHEAD_BYTES: usize = 8192;
+
+/// The same where they lie apart: fewer lines, each from another place, are in flight at once.
+const SCATTERED_AHEAD_BYTES: usize = 2048;
+
+/// The bytes of `len` elements that are known to fit in memory.
+fn bytes(element: ElementType, len: usize) -> usize {
+    len * element.bits() / 8
+}
+
+impl<'a> Walk<'a> {
+    /// The problem with the row functions of an instruction set that this machine has.
+    pub(super) fn new(problem: &Problem<'a>, instructions: InstructionSet) -> Self {
+        let geometry = *problem.geometry();
+        let t3 = geometry.quant.map(|quant| quant.t3);
+        Self {
+            // SAFETY: a Cpu, the only caller, is made for supported instructions only.
+            rows: unsafe { instructions.rows(geometry.t1, geometry.t2, t3) },
+            indices: *problem.indices(),
+            pointers: problem.pointers(),
+            geometry,
+        }
+    }
+
+    /// Bytes of a token's key and value.
+    pub(super) fn value_bytes(&self) -> usize {
+        2 * bytes(self.geometry.t1, self.geometry.num_heads * self.geometry.head_dim)
+    }
+
+    /// Bytes of a token's key and value in the outputs.
+    pub(super) fn output_bytes(&self) -> usize {
+        self.value_bytes() * self.geometry.num_repeat
+    }
+
+    /// Bytes that a token's key and value take in cache and scale.
+    pub(super) fn cache_bytes(&self) -> usize {
+        let Geometry { num_heads, head_dim, t2, quant, .. } = self.geometry;
+        let len = 2 * num_heads * head_dim;
+        bytes(t2, len) + quant.map_or(0, |quant| bytes(quant.t3, len / quant.group))
+    }
+
+    /// Stores a range of rows of `current_key` and `current_value`.
+    pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
+        let heads_len = self.geometry.num_heads * self.geometry.head_dim;
+        let shape = self.shape(1);
+        for (b, part) in parts(self.indices.seqstarts, tokens) {
+            let sequence = self.indices.sequence(b);
+            let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
+            for run in self.indices.addressing.runs(b, positions) {
+                let token = sequence.current.start + run.token - sequence.start_pos;
+                let at = self.value_bytes_of(token * heads_len);
+                let values = self.pointers.current.map(|current| current.cast_mut().wrapping_add(at));
+                self.for_each_block(shape, run, None, values, 1, |block| {
+                    // Current tokens follow one another: the processor sees them coming.
+                    let block = Block { stream, ahead: (ROW_BYTES as isize, 0), ..block };
+                    // SAFETY: the block lies in the run's tokens and heads, for which Problem promises memory.
+                    unsafe { (self.rows.store)(&block) }
+                });
+            }
+        }
+        self.fence(stream);
+    }
+
+    /// Loads a range of rows of `key` and `value`.
+    pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
+        let num_repeat = self.geometry.num_repeat;
+        let shape = self.shape(num_repeat);
+        for (b, part) in parts(self.indices.kvstarts, tokens) {
+            let start = self.indices.sequence(b).all.start;
+            let mut runs = self.indices.addressing.runs(b, part).peekable();
+            while let Some(run) = runs.next() {
+                let at = (start + run.token) * self.output_bytes() / 2;
+                let values = self.pointers.outputs.map(|output| output.wrapping_add(at));
+                self.for_each_block(shape, run, runs.peek().copied(), values, num_repeat, |block| {
+                    // SAFETY: the block lies in the run's tokens and heads, for which Problem promises memory; its copies
+                    // are the next num_repeat - 1 heads of the output.
+                    unsafe { (self.rows.load)(&Block { stream, ..block }) }
+                });
+            }
+        }
+        self.fence(stream);
+    }
+
+    /// Ends a part of a phase: after it, what was streamed is as if it had been written plainly.
+    fn fence(&self, stream: bool) {
+        if stream {
+            (self.rows.fence)();
+        }
+    }
+
+    /// The bytes of `len` elements of T1.
+    fn value_bytes_of(&self, len: usize) -> usize {
+        bytes(self.geometry.t1, len)
+    }
+
+    /// Where a token's first head lies in cache and scale, in bytes.
+    fn cache_at(&self, slot: usize, kv: usize) -> (usize, usize) {
+        let Geometry { t2, quant, .. } = self.geometry;
+        let scale = quant.map_or(0, |quant| bytes(quant.t3, self.geometry.scale_at(slot, kv, 0)));
+        (bytes(t2, self.geometry.cache_at(slot, kv, 0)), scale)
+    }
+
+    /// The longest rows of heads that have `num_repeat` copies.
+    fn shape(&self, num_repeat: usize) -> Shape {
+        let Geometry { num_heads, head_dim, t1, cache, .. } = self.geometry;
+        let token_len = num_heads * head_dim;
+        let of = |row_bytes: usize| (row_bytes / bytes(t1, token_len).max(1)).max(1);
+        let whole_tokens = num_heads == 1 || cache.head == head_dim;
+        let neighbours = whole_tokens && cache.token <= 2 * token_len;
+        let ahead = of(if neighbours { AHEAD_BYTES } else { SCATTERED_AHEAD_BYTES });
+        if num_repeat > 1 || !whole_tokens {
+            Shape { tokens: 1, heads: num_heads, len: head_dim, ahead }
+        } else if cache.token == token_len {
+            Shape { tokens: of(ROW_BYTES), heads: 1, len: token_len, ahead }
+        } else {
+            Shape { tokens: 1, heads: 1, len: token_len, ahead }
+        }
+    }
+
+    /// Calls `visit` with each block of a run, of which `values` are the first of `copies` copies; `next` follows the run.
+    #[inline(always)]
+    fn for_each_block(
+        &self,
+        shape: Shape,
+        run: Run,
+        next: Option<Run>,
+        values: [*mut u8; 2],
+        copies: usize,
+        visit: impl Fn(Block),
+    ) {
+        let Geometry { num_heads, head_dim, t2, cache, quant, .. } = self.geometry;
+        let token_bytes = self.value_bytes_of(num_heads * head_dim * copies);
+        let (group, scale_step) = quant.map_or((1, 0), |quant| (quant.group, bytes(quant.t3, quant.scale.head)));
+        for t in (0..run.len).step_by(shape.tokens) {
+            let ahead = match (t + shape.ahead, next) {
+                (ahead, _) if ahead < run.len => run.slot + ahead,
+                (ahead, Some(next)) => next.slot + (ahead - run.len).min(next.len - 1),
+                _ => run.slot + t,
+            };
+            for (kv, values) in values.into_iter().enumerate() {
+                let (cache_at, scale_at) = self.cache_at(run.slot + t, kv);
+                let ahead = self.cache_at(ahead, kv);
+                visit(Block {
+                    rows: shape.heads,
+                    len: shape.tokens.min(run.len - t) * shape.len,
+                    group,
+                    values: values.wrapping_add(t * token_bytes),
+                    copies,
+                    cache: self.pointers.cache.wrapping_add(cache_at),
+                    cache_step: bytes(t2, cache.head),
+                    scale: self.pointers.scale.wrapping_add(scale_at),
+                    scale_step,
+                    ahead: (ahead.0 as isize - cache_at as isize, ahead.1 as isize - scale_at as isize),
+                    stream: false,
+                });
+            }
+        }
+    }
+}
+
+/// The sequences that packed tokens belong to, each with its part of them, counted in the sequence.
+fn parts(starts: &[i64], tokens: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let first = starts.partition_point(|&start| start as usize <= tokens.start).saturating_sub(1);
+    (first..starts.len() - 1)
+        .take_while(move |&b| (starts[b] as usize) < tokens.end)
+        .map(move |b| {
+            let (start, end) = (starts[b] as usize, starts[b + 1] as usize);
+            (b, tokens.start.max(start) - start..tokens.end.min(end).saturating_sub(start))
+        })
+        .filter(|(_, part)| !part.is_empty())
+}

@@ -1,0 +1,15 @@
+//! The backends that tests compare.
+
+use kvcache_op::Backend;
+
+/// Every backend that this machine can run, and each CPU kernel once more with even the smallest output streamed past the
+/// caches.
+pub fn backends() -> impl Iterator<Item = Backend> {
+    Backend::all().flat_map(|backend| {
+        let streaming = match backend {
+            Backend::Cpu(cpu) => Some(Backend::Cpu(cpu.with_stream_bytes(0))),
+            _ => None,
+        };
+        [Some(backend), streaming].into_iter().flatten()
+    })
+}
