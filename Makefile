@@ -1,5 +1,6 @@
 # make run    the main job: the built library in ONNX Runtime, decoding
 # make test   everything that can be proven on this machine
+# make bench  ratios to the copy limit and to peers; BENCH="--quick" for a sample of them
 # make golden    writes the golden cases anew      make docs    writes docs/KeyValueCache.md anew
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
 
-.PHONY: run build test lint test-rust test-golden test-python golden docs clean
+.PHONY: run build test lint test-rust test-golden test-python bench golden docs clean
 
 run: .venv/ready build
 	$(VENV) examples/continuous_batching.py
@@ -28,9 +29,15 @@ lint:
 
 test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
+	cargo test --release --locked -p kvcache-kernels --test every_float16_quotient
 	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
 
-test-golden: .venv/ready
+test-bench: .venv-bench/ready build
+	cargo build --release --locked -p kvcache-bench
+	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
+		.venv-bench/bin/python kernels/benches/bench.py $(BENCH)
+
+golden: .venv/ready
 	$(VENV) golden/generate.py --check
 	cargo run --quiet --locked -p kvcache-op --example golden
 
@@ -38,6 +45,11 @@ test-golden: .venv/ready
 test-python: .venv/ready .venv-oldest/ready build
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
+
+bench: .venv-bench/ready build
+	cargo build --release --locked -p kvcache-bench
+	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
+		.venv-bench/bin/python kernels/benches/bench.py $(BENCH)
 
 golden: .venv/ready
 	$(VENV) golden/generate.py
@@ -55,5 +67,10 @@ docs:
 	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
 	touch $@
 
+.venv-bench/ready: requirements.txt kernels/benches/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r kernels/benches/requirements.txt
+	touch $@
+
 clean:
-	rm -rf target .venv .venv-oldest
+	rm -rf target .venv .venv-oldest .venv-bench

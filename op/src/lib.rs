@@ -26,3 +26,8 @@ pub use shape::{Dim, InputDims};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;
+
+/// The repository's front page, so that its example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct FrontPage;
