@@ -37,6 +37,12 @@ fn fence() {
 /// Rounds to nearest, ties to even, without exceptions.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+/// The bits of an infinite float16.
+const INFINITY: i16 = 0x7c00;
+
+/// The bit that tells a quiet NaN from a signalling one, which every conversion sets.
+const QUIET: i16 = 0x0200;
+
 /// The signed value of four bits.
 const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
 
@@ -246,7 +252,8 @@ impl Simd for Avx512 {
         }
     }
 
-    /// On the bits of the halves: of numbers without signs, and of NaN, the order of the integers is that of the values.
+    /// On the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is that of the
+    /// values.
     #[inline(always)]
     unsafe fn amax_f16<const GROUP: usize>(values: *const f16, units: usize, unit: usize) -> __m512 {
         unsafe {
@@ -263,7 +270,10 @@ impl Simd for Avx512 {
                     while i < unit {
                         let at = last_inside::<Self>(i, unit);
                         let x = _mm256_loadu_si256(values.add(at).cast());
-                        of_unit = _mm256_max_epu16(of_unit, _mm256_and_si256(x, _mm512_castsi512_si256(magnitude)));
+                        let x = _mm256_and_si256(x, _mm512_castsi512_si256(magnitude));
+                        let nan = _mm256_cmpgt_epu16_mask(x, _mm256_set1_epi16(INFINITY));
+                        let x = _mm256_or_si256(x, _mm256_maskz_set1_epi16(nan, QUIET));
+                        of_unit = _mm256_max_epu16(of_unit, x);
                         i += Self::LANES;
                     }
                     amax = _mm512_mask_broadcastd_epi32(amax, 1 << k, complement_of_max(of_unit));
@@ -280,7 +290,9 @@ impl Simd for Avx512 {
                     } else {
                         _mm512_zextsi256_si512(_mm256_loadu_si256(values.cast()))
                     };
-                    let mut x = _mm512_and_si512(x, magnitude);
+                    let x = _mm512_and_si512(x, magnitude);
+                    let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
+                    let mut x = _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET));
                     if GROUP > 4 {
                         x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
                     }

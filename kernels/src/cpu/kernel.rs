@@ -16,8 +16,7 @@ pub struct Cpu {
 impl Cpu {
     /// Written bytes of a phase from which on they go past the caches, unless a caller says otherwise.
     ///
-    /// Less than that is likely to be read again, by attention, before it leaves the last-level cache; see the table of
-    /// thresholds that `make bench` prints.
+    /// Less than that is likely to be read again, by attention, before it leaves the last-level cache.
     pub const STREAM_BYTES: usize = 32 << 20;
 
     /// The kernel with the rows of an instruction set; none if this machine lacks it.
