@@ -1,0 +1,365 @@
+//! What a launch of a kernel is given: its parameters by value, its variant and its grid.
+//!
+//! [`Operands`] describes a call by what the host knows: types, dimensions, strides, device addresses and the number of
+//! rows of `current_key` and of `key`, which are the shapes of tensors that somebody has allocated. Lengths and slots stay
+//! on the device: the kernels read `seqstarts`, `start_pos` and `cachestarts` there.
+//!
+//! - `kvstarts` is not needed on the device. Sequence b has `start_pos[b] + seqlen[b]` tokens in `key`, and every block
+//!   makes the running sum over the batch for itself, once: an L2 read of two int64 a sequence and one scan.
+//! - `max_seqlen` and `max_kvlen` are not needed either: the rows give the amount of work exactly, ragged or not. Blocks
+//!   stride over all work whatever the grid is.
+//! - `rows` are capacities. The device's lengths may add up to less, so that a captured graph serves smaller batches; more
+//!   is reported and nothing is moved. [`Operands::exact_rows`] reports less, too.
+//!
+//! Both launches of a call go to one stream, [`Operands::store`] first. Each may be absent: then there is nothing to do.
+
+use kvcache_schema::{CacheStrides, ElementType};
+
+use super::ptx::{self, Module};
+use crate::problem::{Geometry, Quant};
+
+/// Threads in a block. The kernels are compiled for this number.
+pub const BLOCK: u32 = 256;
+
+/// Lanes in a warp.
+const WARP: u32 = 32;
+
+/// Units that a lane of a wide kernel moves in a round, at most; `UNROLL` in `call.cuh`.
+const UNROLL: u32 = 4;
+
+/// Blocks per multiprocessor from which on a larger grid only repeats the scan over the batch.
+const BLOCKS_PER_MULTIPROCESSOR: u64 = 8;
+
+/// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
+const WIDE_BYTES: usize = 16;
+
+/// A number of units, with what replaces division by it: for n < 2^31 the quotient is
+/// `(n + (n * magic >> 32)) >> shift`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Divisor {
+    /// The number itself, at least 1.
+    pub value: u32,
+    /// `floor(2^32 * (2^shift - value) / value) + 1`.
+    pub magic: u32,
+    /// The number of bits of `value - 1`.
+    pub shift: u32,
+}
+
+/// Strides of `cache` or `scale`, in elements. The layer is part of the base address.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Strides {
+    /// From one slot to the next.
+    pub token: i64,
+    /// From keys to values.
+    pub kv: i64,
+    /// From one head to the next.
+    pub head: i64,
+}
+
+/// The one parameter of every kernel, given by value. `parameters.cuh` mirrors it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parameters {
+    /// `current_key` and `current_value`: T1, shape (rows of the store, H, Dh).
+    pub current: [u64; 2],
+    /// `key` and `value`: T1, shape (rows of the load, H * `num_repeat`, Dh).
+    pub outputs: [u64; 2],
+    /// The layer's first element in `cache`.
+    pub cache: u64,
+    /// The layer's first element in `scale`; not accessed without quantisation.
+    pub scale: u64,
+    /// int64, shape (B + 1).
+    pub seqstarts: u64,
+    /// int64, shape (B).
+    pub start_pos: u64,
+    /// int64, shape (B) or (B, MaxP).
+    pub cachestarts: u64,
+    /// The status word, 64 bits: see [`Status`](super::Status).
+    pub status: u64,
+    /// Rows of `current_key` for the store, of `key` for the load.
+    pub rows: i64,
+    /// Slots of the cache.
+    pub max_t: i64,
+    /// Entries in a row of `cachestarts`; 1 in offset mode.
+    pub max_p: i64,
+    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page.
+    pub page_size: i64,
+    /// Strides of `cache`.
+    pub cache_strides: Strides,
+    /// Strides of `scale`.
+    pub scale_strides: Strides,
+    /// Sequences.
+    pub batch: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Output heads per cache head.
+    pub num_repeat: u32,
+    /// Elements that share a scale; 1 without quantisation.
+    pub group: u32,
+    /// Units that a warp moves between two look-ups of slots: 32, or 128 where that spans no more than 32 tokens.
+    pub round: u32,
+    /// Whether device lengths that add up to less than `rows` are reported.
+    pub exact_rows: u32,
+    /// Units of work in a token's keys; its values make as many more, which the same lanes move.
+    pub units_per_token: Divisor,
+    /// Units of work in a head.
+    pub units_per_head: Divisor,
+    /// Units of work in a group; 1 where a unit is a group or there is none.
+    pub units_per_group: Divisor,
+    /// Zero; makes the size a multiple of the alignment without a gap.
+    pub reserved: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Parameters>() == 224);
+    assert!(std::mem::offset_of!(Parameters, rows) == 80);
+    assert!(std::mem::offset_of!(Parameters, batch) == 160);
+    assert!(std::mem::offset_of!(Parameters, units_per_token) == 184);
+};
+
+/// How `cachestarts` is indexed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// `cache_mode` 0.
+    Offset,
+    /// `cache_mode` 1.
+    Paged {
+        /// Page table entries per sequence (MaxP).
+        max_p: usize,
+        /// Tokens in a page, at least 1.
+        page_size: usize,
+    },
+}
+
+/// A call whose tensors lie on a device: everything that the host knows of it. Addresses are the device's.
+#[derive(Debug, Clone, Copy)]
+pub struct Operands {
+    /// Dimensions, types and strides.
+    pub geometry: Geometry,
+    /// Slots of the cache (MaxT).
+    pub max_t: usize,
+    /// How `cachestarts` is indexed.
+    pub pages: Pages,
+    /// Rows of `current_key` and `current_value`: no more than these are read.
+    pub current_rows: usize,
+    /// Rows of `key` and `value`: no more than these are written.
+    pub output_rows: usize,
+    /// Whether device lengths that add up to fewer rows are an error. A graph that is replayed with smaller batches says
+    /// no; elsewhere it would leave rows of `key` and `value` unwritten in silence.
+    pub exact_rows: bool,
+    /// `current_key` and `current_value`.
+    pub current: [u64; 2],
+    /// `key` and `value`.
+    pub outputs: [u64; 2],
+    /// `cache`: its first element, whatever the layer.
+    pub cache: u64,
+    /// `scale`: its first element; not accessed without quantisation.
+    pub scale: u64,
+    /// int64, shape (B + 1).
+    pub seqstarts: u64,
+    /// int64, shape (B).
+    pub start_pos: u64,
+    /// int64, shape (B) or (B, MaxP).
+    pub cachestarts: u64,
+    /// The status word: 8 aligned bytes, which the caller zeroes once. See [`Status`](super::Status).
+    pub status: u64,
+    /// Multiprocessors of the device; sizes the grid only.
+    pub multiprocessors: u32,
+}
+
+/// One launch of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch {
+    /// The module that holds the kernel.
+    pub module: &'static Module,
+    /// The kernel's name in its module.
+    pub kernel: &'static str,
+    /// Blocks, along the first axis. A block has [`BLOCK`] threads along the first axis and no dynamic shared memory.
+    pub grid: u32,
+    /// The kernel's one parameter.
+    pub parameters: Parameters,
+}
+
+/// A dimension that the kernels' 32-bit arithmetic has no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLarge {
+    /// What is too large, in the specification's words.
+    pub what: &'static str,
+    /// How large it is; the largest `usize` if that overflows.
+    pub got: usize,
+    /// The largest that can be served.
+    pub limit: usize,
+}
+
+/// How a phase's work is cut into units, and which kernel moves them.
+struct Units {
+    wide: bool,
+    per_head: usize,
+    per_group: usize,
+}
+
+impl Divisor {
+    /// Division by `value`, which is at least 1 and less than 2^31.
+    fn new(value: u32) -> Self {
+        let shift = value.next_power_of_two().trailing_zeros();
+        let rest = (1u64 << shift) - u64::from(value);
+        // Below 2^32, since rest < value.
+        let magic = ((rest << 32) / u64::from(value) + 1) as u32;
+        Self { value, magic, shift }
+    }
+}
+
+impl Operands {
+    /// The launch that stores the current tokens; `None` if there is nothing to store.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn store(&self) -> Result<Option<Launch>, TooLarge> {
+        let Geometry { head_dim, quant, .. } = self.geometry;
+        let lanes = quant.map_or(1, |quant| quant.group / self.pack());
+        let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(self.pack()) && lanes.is_power_of_two());
+        let units = if self.is_aligned(self.current) && whole && lanes <= WARP as usize {
+            Units { wide: true, per_head: head_dim / self.pack(), per_group: lanes }
+        } else {
+            Units { wide: false, per_head: head_dim / quant.map_or(1, |quant| quant.group), per_group: 1 }
+        };
+        let module = self.module();
+        let kernel = if units.wide { module.store_wide } else { module.store_narrow };
+        self.launch(module, kernel, self.current_rows, units)
+    }
+
+    /// The launch that loads all tokens; `None` if there is nothing to load.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn load(&self) -> Result<Option<Launch>, TooLarge> {
+        let Geometry { head_dim, t2, quant, .. } = self.geometry;
+        let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(self.pack()));
+        let units = if self.is_aligned(self.outputs) && whole {
+            let per_group = quant.map_or(1, |quant| quant.group / self.pack());
+            Units { wide: true, per_head: head_dim / self.pack(), per_group }
+        } else {
+            // A byte of the cache, so that no two lanes share one.
+            let unit = if t2 == ElementType::Int4 { 2 } else { 1 };
+            let per_group = quant.map_or(1, |quant| quant.group / unit);
+            Units { wide: false, per_head: head_dim / unit, per_group }
+        };
+        let module = self.module();
+        let kernel = if units.wide { module.load_wide } else { module.load_narrow };
+        self.launch(module, kernel, self.output_rows, units)
+    }
+
+    fn module(&self) -> &'static Module {
+        let Geometry { t1, t2, quant, .. } = self.geometry;
+        ptx::module(t1, t2, quant.map(|quant| quant.t3))
+    }
+
+    /// Elements that a lane of a wide kernel moves at once.
+    fn pack(&self) -> usize {
+        WIDE_BYTES / self.geometry.t1.align()
+    }
+
+    /// Whether heads are whole packs, each at an address that is a multiple of its size.
+    fn is_aligned(&self, values: [u64; 2]) -> bool {
+        let Geometry { head_dim, t2, .. } = self.geometry;
+        let cache_bytes = self.pack() * t2.bits() / 8;
+        let is_aligned = |address: u64, bytes: usize| address.is_multiple_of(bytes as u64);
+        // Strides are multiples of head_dim, and so are the layer's offset and the values' rows.
+        head_dim.is_multiple_of(self.pack())
+            && values.into_iter().all(|address| is_aligned(address, WIDE_BYTES))
+            && is_aligned(self.cache, cache_bytes)
+    }
+
+    fn launch(
+        &self,
+        module: &'static Module,
+        kernel: &'static str,
+        rows: usize,
+        units: Units,
+    ) -> Result<Option<Launch>, TooLarge> {
+        let Geometry { batch, num_heads, head_dim, num_repeat, layer_idx, t2, quant, cache, .. } = self.geometry;
+        let per_token = units.per_head.saturating_mul(num_heads);
+        if rows == 0 || batch == 0 || per_token == 0 {
+            return Ok(None);
+        }
+        const LIMIT: usize = i32::MAX as usize - (WARP * UNROLL) as usize;
+        let narrow = |what, got: usize| match got {
+            0..=LIMIT => Ok(got as u32),
+            _ => Err(TooLarge { what, got, limit: LIMIT }),
+        };
+        let per_token = narrow("num_heads * head_dim", per_token)?;
+        let wide = |what, got: usize| i64::try_from(got).map_err(|_| TooLarge { what, got, limit: i64::MAX as usize });
+        let strides = |strides: CacheStrides| -> Result<Strides, TooLarge> {
+            let stride = |got| wide("a stride of cache or scale", got);
+            Ok(Strides { token: stride(strides.token)?, kv: stride(strides.kv)?, head: stride(strides.head)? })
+        };
+        let total = (rows as u64).checked_mul(u64::from(per_token)).filter(|&total| total < 1 << 62);
+        let total = total.ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: 1 << 62 })?;
+        let (max_p, page_size) = match self.pages {
+            Pages::Offset => (1, i64::MAX as usize),
+            Pages::Paged { max_p, page_size } => (max_p, page_size),
+        };
+        let scale_bytes = |quant: Quant| layer_idx * quant.scale.layer * quant.t3.align();
+
+        let round = self.round(total, per_token, units.wide);
+        let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
+        let most = u64::from(self.multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
+        let parameters = Parameters {
+            current: self.current,
+            outputs: self.outputs,
+            cache: self.cache.wrapping_add((layer_idx * cache.layer * t2.bits() / 8) as u64),
+            scale: self.scale.wrapping_add(quant.map_or(0, scale_bytes) as u64),
+            seqstarts: self.seqstarts,
+            start_pos: self.start_pos,
+            cachestarts: self.cachestarts,
+            status: self.status,
+            rows: wide("rows", rows)?,
+            max_t: wide("max_t", self.max_t)?,
+            max_p: wide("max_p", max_p)?,
+            page_size: wide("page_size", page_size)?,
+            cache_strides: strides(cache)?,
+            scale_strides: quant.map_or(Ok(Strides::default()), |quant| strides(quant.scale))?,
+            batch: narrow("batch", batch)?,
+            head_dim: narrow("head_dim", head_dim)?,
+            num_repeat: narrow("num_repeat", num_repeat)?,
+            group: narrow("quant_group", quant.map_or(1, |quant| quant.group))?,
+            round,
+            exact_rows: self.exact_rows.into(),
+            units_per_token: Divisor::new(per_token),
+            units_per_head: Divisor::new(units.per_head as u32),
+            units_per_group: Divisor::new(units.per_group as u32),
+            reserved: 0,
+        };
+        Ok(Some(Launch { module, kernel, grid: blocks.min(most) as u32, parameters }))
+    }
+
+    /// Units between two look-ups of slots: many for throughput, few where warps would be too few to fill the device.
+    fn round(&self, total: u64, per_token: u32, wide: bool) -> u32 {
+        let long = WARP * UNROLL;
+        let warps_to_fill = u64::from(self.multiprocessors) * u64::from(WARP);
+        // One lane looks up one token, so a round spans 32 tokens at most.
+        let fits = (long - 1).div_ceil(per_token) < WARP;
+        if wide && fits && total / u64::from(long) >= warps_to_fill { long } else { WARP }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_divide() {
+        let edges = |n: u32| [n.saturating_sub(1), n, n.saturating_add(1)];
+        let values: Vec<u32> = (1..40).chain((5..31).flat_map(|bit| edges(1 << bit))).chain([i32::MAX as u32]).collect();
+        for &value in values.iter().filter(|&&value| value <= i32::MAX as u32) {
+            let Divisor { magic, shift, .. } = Divisor::new(value);
+            let multiples = (0..200).map(|i| (u64::from(value) * i * i / 3).min(i32::MAX as u64) as u32);
+            for n in multiples.flat_map(edges).chain(values.iter().copied()).filter(|&n| n <= i32::MAX as u32) {
+                let quotient = (u64::from(n) + (u64::from(n) * u64::from(magic) >> 32)) >> shift;
+                assert_eq!(quotient, u64::from(n / value), "{n} / {value}");
+            }
+        }
+    }
+}

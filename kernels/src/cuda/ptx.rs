@@ -1,0 +1,88 @@
+//! The kernels as PTX, compiled ahead by `generate.py`: which module and which kernel serve a combination of types.
+
+use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
+
+/// The kernels for one combination of types.
+#[derive(Debug)]
+pub struct Module {
+    /// The types, as in the kernels' names: T1, T2 and, with quantisation, T3.
+    pub types: &'static str,
+    /// PTX text.
+    pub ptx: &'static str,
+    /// Stores with 16-byte accesses.
+    pub store_wide: &'static str,
+    /// Stores whatever is legal.
+    pub store_narrow: &'static str,
+    /// Loads with 16-byte accesses.
+    pub load_wide: &'static str,
+    /// Loads whatever is legal.
+    pub load_narrow: &'static str,
+}
+
+macro_rules! modules {
+    ($($types:literal),*) => {
+        [$(Module {
+            types: $types,
+            ptx: include_str!(concat!("ptx/", $types, ".ptx")),
+            store_wide: concat!("kvcache_store_wide_", $types),
+            store_narrow: concat!("kvcache_store_narrow_", $types),
+            load_wide: concat!("kvcache_load_wide_", $types),
+            load_narrow: concat!("kvcache_load_narrow_", $types),
+        }),*]
+    };
+}
+
+/// Every module.
+pub static MODULES: [Module; 13] = modules![
+    "f32_f32", "f32_f16", "f16_f32", "f16_f16", "i8_i8", "f32_i8_f32", "f32_i8_f16", "f16_i8_f32", "f16_i8_f16",
+    "f32_i4_f32", "f32_i4_f16", "f16_i4_f32", "f16_i4_f16"
+];
+
+/// The module for a legal combination of T1, T2 and, with quantisation, T3.
+pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
+    let i = match (t1, t2, t3) {
+        (Float32, Float32, None) => 0,
+        (Float32, Float16, None) => 1,
+        (Float16, Float32, None) => 2,
+        (Float16, Float16, None) => 3,
+        (Int8, Int8, None) => 4,
+        (Float32, Int8, Some(Float32)) => 5,
+        (Float32, Int8, Some(Float16)) => 6,
+        (Float16, Int8, Some(Float32)) => 7,
+        (Float16, Int8, Some(Float16)) => 8,
+        (Float32, Int4, Some(Float32)) => 9,
+        (Float32, Int4, Some(Float16)) => 10,
+        (Float16, Int4, Some(Float32)) => 11,
+        (Float16, Int4, Some(Float16)) => 12,
+        types => unreachable!("a problem has a legal combination of types, not {types:?}"),
+    };
+    &MODULES[i]
+}
+
+#[cfg(test)]
+mod tests {
+    use kvcache_schema::TypeCombination;
+
+    use super::*;
+
+    #[test]
+    fn every_combination_has_its_module() {
+        let short = |element: ElementType| match element {
+            Float32 => "f32",
+            Float16 => "f16",
+            Int8 => "i8",
+            Int4 => "i4",
+            other => unreachable!("{other}"),
+        };
+        let named = TypeCombination::LEGAL.map(|TypeCombination { t1, t2, t3, .. }| {
+            let module = module(t1, t2, t3);
+            let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(short).collect();
+            assert_eq!(module.types, types.join("_"));
+            for kernel in [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow] {
+                assert!(module.ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
+            }
+            module.types
+        });
+        assert_eq!(named, MODULES.each_ref().map(|module| module.types));
+    }
+}

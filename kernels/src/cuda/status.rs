@@ -1,0 +1,82 @@
+//! The status word: what a kernel found wrong on the device.
+//!
+//! Reading lengths and page tables on the host would cost a synchronisation, so the kernels check them. They skip what is
+//! wrong and keep the first finding in a word that stays until the caller zeroes it. This is the one difference from the
+//! CPU, where an error is known before the first byte is written.
+
+use thiserror::Error;
+
+/// Bits of the token; larger ones are reported as the largest.
+const TOKEN_BITS: u32 = 32;
+
+/// Bits of the batch; larger ones are reported as the largest.
+const BATCH_BITS: u32 = 28;
+
+/// What the kernels found first, of all calls since the word was zeroed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("{finding} at batch {batch}, token {token}")]
+pub struct Status {
+    /// What is wrong.
+    pub finding: Finding,
+    /// The sequence; the batch size where the sum over all sequences is wrong.
+    pub batch: u32,
+    /// The token, counted in its sequence; 0 where a length is wrong.
+    pub token: u32,
+}
+
+/// What can be wrong on the device. Wrong lengths make a launch move nothing; a wrong slot is skipped alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+#[repr(u8)]
+pub enum Finding {
+    /// `seqstarts` does not start at 0, or falls.
+    #[error("seqstarts does not start at 0 or falls")]
+    Seqstarts = 1,
+    /// `start_pos` is negative.
+    #[error("start_pos is negative")]
+    StartPos = 2,
+    /// There are more tokens than `current_key` or `key` has rows.
+    #[error("more tokens than rows of current_key or key")]
+    TooManyTokens = 3,
+    /// There are fewer tokens than rows, and the caller wanted to know. They are moved all the same.
+    #[error("fewer tokens than rows of current_key or key")]
+    TooFewTokens = 4,
+    /// A token's page is past the end of its row of `cachestarts`.
+    #[error("more pages than a row of cachestarts has")]
+    TooManyPages = 5,
+    /// A token's slot is outside the cache.
+    #[error("cachestarts leads to a slot outside the cache")]
+    Slot = 6,
+}
+
+impl Status {
+    /// What a status word says; `None` if nothing was wrong.
+    pub fn from_word(word: u64) -> Option<Self> {
+        let finding = match word >> (TOKEN_BITS + BATCH_BITS) {
+            1 => Finding::Seqstarts,
+            2 => Finding::StartPos,
+            3 => Finding::TooManyTokens,
+            4 => Finding::TooFewTokens,
+            5 => Finding::TooManyPages,
+            6 => Finding::Slot,
+            _ => return None,
+        };
+        let batch = (word >> TOKEN_BITS) as u32 & ((1 << BATCH_BITS) - 1);
+        Some(Self { finding, batch, token: word as u32 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_finding_batch_and_token() {
+        assert_eq!(Status::from_word(0), None);
+        let status = Status::from_word(6 << 60 | 0x123_4567 << 32 | 0x89ab_cdef).unwrap();
+        assert_eq!(status, Status { finding: Finding::Slot, batch: 0x123_4567, token: 0x89ab_cdef });
+        assert_eq!(
+            Status { finding: Finding::Slot, batch: 3, token: 70 }.to_string(),
+            "cachestarts leads to a slot outside the cache at batch 3, token 70"
+        );
+    }
+}
