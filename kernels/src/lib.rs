@@ -7,6 +7,8 @@
 
 mod addressing;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod problem;
 mod quantize;
 mod reference;

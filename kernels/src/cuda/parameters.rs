@@ -24,8 +24,8 @@ pub const BLOCK: u32 = 256;
 /// Lanes in a warp.
 const WARP: u32 = 32;
 
-/// Units that a lane of a wide kernel moves in a round, at most; `UNROLL` in `call.cuh`.
-const UNROLL: u32 = 4;
+/// Units that a warp moves between two look-ups of slots, at most.
+const LONG_ROUND: u32 = 4 * WARP;
 
 /// Blocks per multiprocessor from which on a larger grid only repeats the scan over the batch.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 8;
@@ -284,7 +284,7 @@ impl Operands {
         if rows == 0 || batch == 0 || per_token == 0 {
             return Ok(None);
         }
-        const LIMIT: usize = i32::MAX as usize - (WARP * UNROLL) as usize;
+        const LIMIT: usize = i32::MAX as usize - 2 * LONG_ROUND as usize;
         let narrow = |what, got: usize| match got {
             0..=LIMIT => Ok(got as u32),
             _ => Err(TooLarge { what, got, limit: LIMIT }),
@@ -303,7 +303,7 @@ impl Operands {
         };
         let scale_bytes = |quant: Quant| layer_idx * quant.scale.layer * quant.t3.align();
 
-        let round = self.round(total, per_token, units.wide);
+        let round = self.round(total, per_token);
         let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
         let most = u64::from(self.multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
         let parameters = Parameters {
@@ -336,12 +336,11 @@ impl Operands {
     }
 
     /// Units between two look-ups of slots: many for throughput, few where warps would be too few to fill the device.
-    fn round(&self, total: u64, per_token: u32, wide: bool) -> u32 {
-        let long = WARP * UNROLL;
+    fn round(&self, total: u64, per_token: u32) -> u32 {
         let warps_to_fill = u64::from(self.multiprocessors) * u64::from(WARP);
         // One lane looks up one token, so a round spans 32 tokens at most.
-        let fits = (long - 1).div_ceil(per_token) < WARP;
-        if wide && fits && total / u64::from(long) >= warps_to_fill { long } else { WARP }
+        let fits = (LONG_ROUND - 1).div_ceil(per_token) < WARP;
+        if fits && total / u64::from(LONG_ROUND) >= warps_to_fill { LONG_ROUND } else { WARP }
     }
 }
 
@@ -352,7 +351,8 @@ mod tests {
     #[test]
     fn divisors_divide() {
         let edges = |n: u32| [n.saturating_sub(1), n, n.saturating_add(1)];
-        let values: Vec<u32> = (1..40).chain((5..31).flat_map(|bit| edges(1 << bit))).chain([i32::MAX as u32]).collect();
+        let values: Vec<u32> =
+            (1..40).chain((5..31).flat_map(|bit| edges(1 << bit))).chain([i32::MAX as u32]).collect();
         for &value in values.iter().filter(|&&value| value <= i32::MAX as u32) {
             let Divisor { magic, shift, .. } = Divisor::new(value);
             let multiples = (0..200).map(|i| (u64::from(value) * i * i / 3).min(i32::MAX as u64) as u32);

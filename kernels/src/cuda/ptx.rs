@@ -1,5 +1,8 @@
 //! The kernels as PTX, compiled ahead by `generate.py`: which module and which kernel serve a combination of types.
 
+use std::io::{self, Read};
+
+use flate2::read::ZlibDecoder;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
 
 /// The kernels for one combination of types.
@@ -7,8 +10,8 @@ use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
 pub struct Module {
     /// The types, as in the kernels' names: T1, T2 and, with quantisation, T3.
     pub types: &'static str,
-    /// PTX text.
-    pub ptx: &'static str,
+    /// Compressed PTX: as text the modules are five times larger.
+    compressed: &'static [u8],
     /// Stores with 16-byte accesses.
     pub store_wide: &'static str,
     /// Stores whatever is legal.
@@ -23,7 +26,7 @@ macro_rules! modules {
     ($($types:literal),*) => {
         [$(Module {
             types: $types,
-            ptx: include_str!(concat!("ptx/", $types, ".ptx")),
+            compressed: include_bytes!(concat!("ptx/", $types, ".ptx.z")),
             store_wide: concat!("kvcache_store_wide_", $types),
             store_narrow: concat!("kvcache_store_narrow_", $types),
             load_wide: concat!("kvcache_load_wide_", $types),
@@ -34,9 +37,32 @@ macro_rules! modules {
 
 /// Every module.
 pub static MODULES: [Module; 13] = modules![
-    "f32_f32", "f32_f16", "f16_f32", "f16_f16", "i8_i8", "f32_i8_f32", "f32_i8_f16", "f16_i8_f32", "f16_i8_f16",
-    "f32_i4_f32", "f32_i4_f16", "f16_i4_f32", "f16_i4_f16"
+    "f32_f32",
+    "f32_f16",
+    "f16_f32",
+    "f16_f16",
+    "i8_i8",
+    "f32_i8_f32",
+    "f32_i8_f16",
+    "f16_i8_f32",
+    "f16_i8_f16",
+    "f32_i4_f32",
+    "f32_i4_f16",
+    "f16_i4_f32",
+    "f16_i4_f16"
 ];
+
+impl Module {
+    /// The module's PTX text.
+    ///
+    /// # Errors
+    /// If the embedded bytes are damaged.
+    pub fn ptx(&self) -> io::Result<String> {
+        let mut ptx = String::new();
+        ZlibDecoder::new(self.compressed).read_to_string(&mut ptx)?;
+        Ok(ptx)
+    }
+}
 
 /// The module for a legal combination of T1, T2 and, with quantisation, T3.
 pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
@@ -78,8 +104,9 @@ mod tests {
             let module = module(t1, t2, t3);
             let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(short).collect();
             assert_eq!(module.types, types.join("_"));
+            let ptx = module.ptx().unwrap();
             for kernel in [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow] {
-                assert!(module.ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
+                assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
             }
             module.types
         });

@@ -1,0 +1,99 @@
+// Element types, and conversions between floats that keep the bits of NaNs as the CPU does.
+#pragma once
+
+#include "parameters.cuh"
+
+struct F32 {
+    using Bits = u32;
+    static constexpr u32 BITS = 32;
+};
+
+struct F16 {
+    using Bits = u16;
+    static constexpr u32 BITS = 16;
+};
+
+struct I8 {
+    using Bits = u8;
+    static constexpr u32 BITS = 8;
+};
+
+// Two to a byte, the first in the low nibble.
+struct I4 {
+    using Bits = u8;
+    static constexpr u32 BITS = 4;
+};
+
+// No scale.
+struct None {
+    using Bits = u8;
+    static constexpr u32 BITS = 8;
+};
+
+template <class A, class B>
+constexpr bool SAME = false;
+template <class A>
+constexpr bool SAME<A, A> = true;
+
+constexpr u32 F32_INFINITY = 0x7f800000;
+constexpr u32 F16_INFINITY = 0x7c00;
+
+// cuda_fp16.h is no part of NVRTC, hence the two instructions themselves; on the CPU the shim has them.
+#ifdef __CUDACC_RTC__
+// Exact; a NaN loses its payload.
+__device__ __forceinline__ float half_to_float(u16 half) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+    return x;
+}
+
+// To nearest, ties to even; a NaN loses its payload.
+__device__ __forceinline__ u16 float_to_half(float x) {
+    u16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+    return half;
+}
+#endif
+
+// The float of a float's bits, converted to another type or the same: an assignment. NaNs become quiet and keep their sign
+// and the payload that fits, as on the CPU.
+template <class To, class From>
+__device__ __forceinline__ typename To::Bits convert(typename From::Bits from) {
+    if constexpr (SAME<To, From>) {
+        return from;
+    } else if constexpr (SAME<From, F16>) {
+        const u32 magnitude = from & 0x7fff;
+        const u32 nan = (from & 0x8000u) << 16 | 0x7fc00000 | (magnitude & 0x3ff) << 13;
+        return magnitude > F16_INFINITY ? nan : __float_as_uint(half_to_float(from));
+    } else {
+        const u32 magnitude = from & 0x7fffffff;
+        const u32 nan = (from >> 16 & 0x8000) | 0x7e00 | (magnitude >> 13 & 0x3ff);
+        return magnitude > F32_INFINITY ? static_cast<u16>(nan) : float_to_half(__uint_as_float(from));
+    }
+}
+
+// The value of a float's bits; a NaN may lose its payload.
+template <class T>
+__device__ __forceinline__ float value_of(typename T::Bits bits) {
+    if constexpr (SAME<T, F16>) {
+        return half_to_float(bits);
+    } else {
+        return __uint_as_float(bits);
+    }
+}
+
+// The bits of a number, rounded to T; a NaN may lose its payload.
+template <class T>
+__device__ __forceinline__ typename T::Bits bits_of(float x) {
+    if constexpr (SAME<T, F16>) {
+        return float_to_half(x);
+    } else {
+        return __float_as_uint(x);
+    }
+}
+
+// A number, rounded to T.
+template <class T>
+__device__ __forceinline__ float rounded(float x) {
+    return value_of<T>(bits_of<T>(x));
+}

@@ -1,0 +1,124 @@
+// Group arithmetic, bit for bit that of quantize.rs. `Codes` is the type of the cache's elements: I8 or I4.
+#pragma once
+
+#include "elements.cuh"
+
+template <class Codes>
+constexpr float QMAX = SAME<Codes, I8> ? 127.0f : 7.0f;
+
+// 1e-5, rounded to T.
+template <class T>
+constexpr u32 SCALE_FLOOR = SAME<T, F16> ? 168 : 0x3727c5ac;
+
+template <class T>
+constexpr u32 INFINITY_OF = SAME<T, F16> ? F16_INFINITY : F32_INFINITY;
+
+template <class T>
+constexpr u32 QUIET = SAME<T, F16> ? 0x0200 : 0x00400000;
+
+// The bits of |x|. As integers they are ordered as the magnitudes are, with NaN above infinity.
+template <class T>
+__device__ __forceinline__ u32 magnitude(typename T::Bits x) {
+    return x & (SAME<T, F16> ? 0x7fffu : 0x7fffffffu);
+}
+
+// x / y, rounded to nearest as IEEE 754 division is, given 1 / y rounded to nearest.
+//
+// Two steps of Newton's iteration on the quotient, what a division compiles to once the reciprocal is there: the first makes
+// the quotient faithful (off by less than one unit in the last place), and from a faithful one the second makes the correctly
+// rounded one (Markstein's theorem). The theorem needs 1 / y, the quotient and the residual to be normal numbers. They are for
+// a finite y >= 1e-5 and |x / y| >= 2^-2; where |x / y| is smaller, so is the result, whose last bits nobody sees.
+__device__ __forceinline__ float divide(float x, float y, float reciprocal) {
+    float quotient = __fmul_rn(x, reciprocal);
+    quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
+    return __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
+}
+
+// A group's scale in T1, and what its codes are made with.
+template <class T1>
+struct Scale {
+    typename T1::Bits bits;
+    float value;
+    float reciprocal;
+    // All ones, or zero for a group whose scale is infinite or NaN: its codes are 0.
+    u32 mask;
+};
+
+// The scale of a group, given the magnitude of its largest value.
+template <class T1, class Codes>
+__device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
+    using Bits = typename T1::Bits;
+    u32 bits;
+    if (amax >= INFINITY_OF<T1>) {
+        bits = amax > INFINITY_OF<T1> ? amax | QUIET<T1> : amax;
+    } else {
+        constexpr float RECIPROCAL = 1.0f / QMAX<Codes>;
+        // A quotient too small for `divide` is below the floor.
+        const float quotient = divide(value_of<T1>(static_cast<Bits>(amax)), QMAX<Codes>, RECIPROCAL);
+        bits = bits_of<T1>(quotient);
+        bits = bits < SCALE_FLOOR<T1> ? SCALE_FLOOR<T1> : bits;
+    }
+    Scale<T1> scale;
+    scale.bits = static_cast<Bits>(bits);
+    scale.mask = amax >= INFINITY_OF<T1> ? 0 : 0xffffffff;
+    scale.value = value_of<T1>(scale.bits);
+    scale.reciprocal = __frcp_rn(scale.value);
+    return scale;
+}
+
+// The code of x, in the low bits; what is above them is of no use.
+//
+// It needs no clamp: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since the
+// smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2.
+template <class T1>
+__device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
+    const float quotient = rounded<T1>(divide(value_of<T1>(x), scale.value, scale.reciprocal));
+    // 1.5 * 2^23: a float of this size has no fraction, so the addition rounds to an integer, ties to even.
+    return __float_as_uint(__fadd_rn(quotient, 12582912.0f)) & scale.mask;
+}
+
+// Four codes as bytes.
+__device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 c, u32 d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+// Code i of a word, as a float.
+template <class Codes>
+__device__ __forceinline__ float code_in(u32 word, u32 i) {
+    // The bits of 2^23 + n are those of 2^23 with n as the lowest; n is the code with its sign bit turned.
+    if constexpr (SAME<Codes, I8>) {
+        const u32 bits = __byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 | i);
+        return __fadd_rn(__uint_as_float(bits), -8388736.0f);
+    } else {
+        const u32 bits = ((word ^ 0x88888888) >> 4 * i & 0xf) | 0x4b000000;
+        return __fadd_rn(__uint_as_float(bits), -8388616.0f);
+    }
+}
+
+// The value of a code, given the bits of its scale.
+template <class T1, class T3>
+__device__ __forceinline__ typename T1::Bits value_of_code(float code, typename T3::Bits scale) {
+    return bits_of<T1>(rounded<T3>(__fmul_rn(code, value_of<T3>(scale))));
+}
+
+// As value_of_code, for a scale that is infinite or NaN, where `nan` is nan_of the scale.
+template <class T1, class T3>
+__device__ __forceinline__ typename T1::Bits value_of_poisoned_code(float code, typename T3::Bits scale,
+                                                                    typename T1::Bits nan) {
+    const float product = __fmul_rn(code, value_of<T3>(scale));
+    return product == product ? bits_of<T1>(product) : nan;
+}
+
+// The NaN that a product with this scale may be: as on an x86 CPU, the scale itself or, of zero and infinity, the one that is
+// called real indefinite.
+template <class T1, class T3>
+__device__ __forceinline__ typename T1::Bits nan_of(typename T3::Bits scale) {
+    const u32 factor = convert<F32, T3>(scale);
+    const bool is_nan = magnitude<F32>(factor) > F32_INFINITY;
+    return convert<T1, T3>(convert<T3, F32>(is_nan ? factor | QUIET<F32> : 0xffc00000));
+}
+
+template <class T3>
+__device__ __forceinline__ bool is_poisoned(typename T3::Bits scale) {
+    return magnitude<T3>(scale) >= INFINITY_OF<T3>;
+}

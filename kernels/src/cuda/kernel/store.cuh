@@ -1,0 +1,155 @@
+// Stores the current tokens into the cache.
+#pragma once
+
+#include "access.cuh"
+#include "call.cuh"
+#include "quantize.cuh"
+
+// The magnitude of the largest of a pack of values.
+template <class T1>
+__device__ __forceinline__ u32 largest(const Words<16>& values) {
+    u32 amax = 0;
+    if constexpr (SAME<T1, F32>) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            amax = max(amax, magnitude<F32>(values.word[i]));
+        }
+    } else {
+        // The low halves do not disturb the order of the high ones.
+        u32 high = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            amax = max(amax, values.word[i] & 0x7fff);
+            high = max(high, values.word[i] & 0x7fffffff);
+        }
+        amax = max(amax, high >> 16);
+    }
+    return amax;
+}
+
+// The codes of a pack of values.
+template <class T1, class T2, u32 BYTES>
+__device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const Scale<T1>& scale) {
+    constexpr u32 PER_WORD = 32 / T2::BITS;
+    constexpr u32 PACK = 128 / T1::BITS;
+    Words<BYTES> codes = {};
+#pragma unroll
+    for (u32 i = 0; i < PACK; i += 4) {
+        u32 code[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            code[j] = code_of<T1>(element<T1>(values, i + j), scale);
+        }
+        u32& word = codes.word[i / PER_WORD];
+        if constexpr (SAME<T2, I8>) {
+            word = bytes_of(code[0], code[1], code[2], code[3]);
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                word |= (code[j] & 0xf) << 4 * (i % PER_WORD + j);
+            }
+        }
+    }
+    return codes;
+}
+
+// A lane's unit is a pack: 16 bytes of values. A group is `units_per_group` packs, a power of two up to 32, in neighbouring
+// lanes: a round starts with a multiple of 32 units and a head holds whole groups.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void store_wide(const Parameters& p) {
+    constexpr u32 PACK = 128 / T1::BITS;
+    constexpr u32 BYTES = PACK * T2::BITS / 8;
+    for_each_place<STORE, UNROLL>(p, [&](const Place (&places)[UNROLL]) {
+        Words<16> values[UNROLL][2];
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; ++i) {
+#pragma unroll
+            for (u32 kv = 0; kv < 2; ++kv) {
+                values[i][kv] = {};
+                if (places[i].active) {
+                    values[i][kv] = read_words<16>(p.current[kv] + places[i].unit * 16);
+                }
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; ++i) {
+            const Place& place = places[i];
+#pragma unroll
+            for (u32 kv = 0; kv < 2; ++kv) {
+                const i64 head = head_at(p.cache_strides, place) + kv * p.cache_strides.kv;
+                u8* cache = p.cache + bytes_of_elements<T2>(head + static_cast<i64>(place.d) * PACK);
+                if constexpr (SAME<T3, None>) {
+                    Words<BYTES> cells = {};
+#pragma unroll
+                    for (u32 j = 0; j < PACK; ++j) {
+                        set_element<T2>(cells, j, convert<T2, T1>(element<T1>(values[i][kv], j)));
+                    }
+                    if (place.active) {
+                        write_words<BYTES>(cache, cells);
+                    }
+                } else {
+                    u32 amax = largest<T1>(values[i][kv]);
+#pragma unroll 1
+                    for (u32 distance = p.units_per_group.value / 2; distance > 0; distance /= 2) {
+                        amax = max(amax, __shfl_xor_sync(ALL_LANES, amax, distance));
+                    }
+                    const Scale<T1> scale = scale_of<T1, T2>(amax);
+                    const Words<BYTES> codes = codes_of<T1, T2, BYTES>(values[i][kv], scale);
+                    const u32 group = divide(place.d, p.units_per_group);
+                    if (place.active) {
+                        write_words<BYTES>(cache, codes);
+                    }
+                    if (place.active && place.d == group * p.units_per_group.value) {
+                        const i64 at = head_at(p.scale_strides, place) + kv * p.scale_strides.kv + group;
+                        write(p.scale + bytes_of_elements<T3>(at), convert<T3, T1>(scale.bits));
+                    }
+                }
+            }
+        }
+    });
+}
+
+// A lane's unit is an element; with quantisation, a group of any length, so that no two lanes share a byte or a scale.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void store_narrow(const Parameters& p) {
+    using Bits = typename T1::Bits;
+    for_each_place<STORE, 1>(p, [&](const Place (&places)[1]) {
+        const Place& place = places[0];
+        if (!place.active) {
+            return;
+        }
+#pragma unroll
+        for (u32 kv = 0; kv < 2; ++kv) {
+            const i64 head = head_at(p.cache_strides, place) + kv * p.cache_strides.kv;
+            if constexpr (SAME<T3, None>) {
+                const Bits x = read<Bits>(p.current[kv] + bytes_of_elements<T1>(place.unit));
+                write(p.cache + bytes_of_elements<T2>(head + place.d), convert<T2, T1>(x));
+            } else {
+                const u8* values = p.current[kv] + bytes_of_elements<T1>(place.unit * p.group);
+                u8* cache = p.cache + bytes_of_elements<T2>(head + static_cast<i64>(place.d) * p.group);
+                const auto value = [&](u32 i) { return read<Bits>(values + bytes_of_elements<T1>(i)); };
+                u32 amax = 0;
+#pragma unroll 1
+                for (u32 i = 0; i < p.group; ++i) {
+                    amax = max(amax, magnitude<T1>(value(i)));
+                }
+                const Scale<T1> scale = scale_of<T1, T2>(amax);
+                if constexpr (SAME<T2, I8>) {
+#pragma unroll 1
+                    for (u32 i = 0; i < p.group; ++i) {
+                        write(cache + i, static_cast<u8>(code_of<T1>(value(i), scale)));
+                    }
+                } else {
+#pragma unroll 1
+                    for (u32 i = 0; i < p.group; i += 2) {
+                        const u32 low = code_of<T1>(value(i), scale) & 0xf;
+                        const u32 high = code_of<T1>(value(i + 1), scale) & 0xf;
+                        write(cache + i / 2, static_cast<u8>(low | high << 4));
+                    }
+                }
+                const i64 at = head_at(p.scale_strides, place) + kv * p.scale_strides.kv + place.d;
+                write(p.scale + bytes_of_elements<T3>(at), convert<T3, T1>(scale.bits));
+            }
+        }
+    });
+}
