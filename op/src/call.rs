@@ -43,7 +43,8 @@ impl<'a> Call<'a> {
     /// # Errors
     /// As for [`run`](Self::run).
     pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        validate::outputs(&self, &outputs)?;
+        let both = [&outputs.key, &outputs.value];
+        validate::outputs(self.geometry.t1, self.output_shape, self.extents, both)?;
         let pointers = Pointers {
             current: self.current,
             cache: self.cache,

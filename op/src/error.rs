@@ -295,6 +295,20 @@ pub enum Error {
         wanted: usize,
     },
 
+    /// A slice of a device whose bytes are not as many as its shape asks for.
+    #[cfg(feature = "cuda")]
+    #[error("{input} is a slice of {found} bytes, wanted {wanted} for shape {shape}")]
+    SliceLength {
+        /// The tensor's name.
+        input: &'static str,
+        /// Its shape.
+        shape: Shape,
+        /// The slice's bytes.
+        found: usize,
+        /// The bytes that the shape asks for.
+        wanted: usize,
+    },
+
     /// Two tensors of which one is written and that share memory.
     #[error("{input} shares memory with {other}, wanted memory of its own because it is written")]
     OperandsOverlap {
@@ -332,6 +346,8 @@ impl Error {
             Self::NotContiguous { .. } => "not_contiguous",
             Self::Misaligned { .. } => "misaligned",
             Self::PackedLength { .. } => "packed_length",
+            #[cfg(feature = "cuda")]
+            Self::SliceLength { .. } => "slice_length",
             Self::OperandsOverlap { .. } => "operands_overlap",
         }
     }

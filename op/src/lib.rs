@@ -6,6 +6,8 @@ compile_error!("caches are addressed with 64 bits");
 mod attributes;
 mod backend;
 mod call;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod operator;
 mod shape;

@@ -69,6 +69,12 @@ impl KeyValueCache {
         Self { backend, ..self }
     }
 
+    /// The attributes as they were checked.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// The attributes that the operator was made with.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes

@@ -77,6 +77,9 @@ pub(crate) enum Defect {
     NotContiguous,
     /// So many bytes of packed elements, which are not what the shape asks for.
     PackedLength(usize),
+    /// A slice of so many bytes of a device, which are not what the shape asks for.
+    #[cfg(feature = "cuda")]
+    SliceLength(usize),
 }
 
 /// A tensor to be read.

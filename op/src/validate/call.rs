@@ -1,26 +1,34 @@
 //! The order of the checks, and what they add up to.
 
 use kvcache_kernels::{Geometry, Quant};
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, OUTPUTS};
 
 use super::memory::{self, Extents};
+use super::shapes::Dims;
 use super::types::wanted_type;
 use super::{indices, shapes};
 use crate::attributes::Config;
 use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
-use crate::operator::{Inputs, Outputs};
+use crate::operator::Inputs;
 use crate::tensor::{Shape, TensorMut};
 
-/// Checks everything but the outputs. What [`types`](super::types) checks is known to be legal.
-pub(crate) fn call<'a>(
+/// What is known of a call whose types, shapes and memory have been checked.
+pub(crate) struct Operands {
+    pub(crate) geometry: Geometry,
+    pub(crate) dims: Dims,
+    /// The memory of everything checked so far.
+    pub(crate) extents: Extents,
+}
+
+/// Checks types, shapes and memory, and no value of any tensor. What [`types`](super::types) checks is known to be legal.
+pub(crate) fn operands(
     config: &Config,
-    backend: Backend,
-    inputs: &Inputs<'a>,
-    cache: &TensorMut<'a>,
-    scale: Option<&TensorMut<'a>>,
-) -> Result<Call<'a>, Error> {
+    inputs: &Inputs<'_>,
+    cache: &TensorMut<'_>,
+    scale: Option<&TensorMut<'_>>,
+) -> Result<Operands, Error> {
     // A scale that is given without quantisation is left untouched, so nothing is asked of it.
     let scale = config.quant.and(scale);
     let t1 = inputs.current_key.element;
@@ -65,15 +73,21 @@ pub(crate) fn call<'a>(
         cache_len: memory::len("cache", &cache.shape)?,
         cache: cache_strides,
     };
+    Ok(Operands { geometry, dims, extents })
+}
 
+/// Checks everything but the outputs. What [`types`](super::types) checks is known to be legal.
+pub(crate) fn call<'a>(
+    config: &Config,
+    backend: Backend,
+    inputs: &Inputs<'a>,
+    cache: &TensorMut<'a>,
+    scale: Option<&TensorMut<'a>>,
+) -> Result<Call<'a>, Error> {
+    let Operands { geometry, dims, extents } = operands(config, inputs, cache, scale)?;
     let indices = indices::check(config, inputs, &dims)?;
-    let total_kvlen = indices.kvstarts[dims.batch] as usize;
-    let output_heads = geometry.num_heads.checked_mul(config.num_repeat).ok_or_else(|| {
-        overflow("key", &[total_kvlen, geometry.num_heads, config.num_repeat, geometry.head_dim].into())
-    })?;
-    let output_shape = [total_kvlen, output_heads, geometry.head_dim];
-    memory::bytes("key", t1, &output_shape.into())?;
-
+    let output_shape = output_shape(&geometry, indices.kvstarts[dims.batch] as usize)?;
+    let scale = config.quant.and(scale);
     Ok(Call {
         backend,
         geometry,
@@ -86,17 +100,28 @@ pub(crate) fn call<'a>(
     })
 }
 
-/// Checks the outputs of a call that has been checked otherwise.
-pub(crate) fn outputs(call: &Call<'_>, outputs: &Outputs<'_>) -> Result<(), Error> {
-    let mut extents = call.extents.clone();
-    for (name, output) in [("key", &outputs.key), ("value", &outputs.value)] {
-        wanted_type(name, output.element, call.geometry.t1)?;
-        shapes::equal(
-            name,
-            &output.shape,
-            &call.output_shape,
-            "the shape (kvstarts[B], H * num_repeat, Dh) of this call",
-        )?;
+/// The shape of `key` and of `value`, of a size that fits.
+pub(crate) fn output_shape(geometry: &Geometry, total_kvlen: usize) -> Result<[usize; 3], Error> {
+    let &Geometry { num_heads, num_repeat, head_dim, t1, .. } = geometry;
+    let output_heads = num_heads
+        .checked_mul(num_repeat)
+        .ok_or_else(|| overflow("key", &[total_kvlen, num_heads, num_repeat, head_dim].into()))?;
+    let output_shape = [total_kvlen, output_heads, head_dim];
+    memory::bytes("key", t1, &output_shape.into())?;
+    Ok(output_shape)
+}
+
+/// Checks the outputs of a call that has been checked otherwise: their type, the shape that they must have, and that they
+/// share no memory with what the call uses.
+pub(crate) fn outputs(
+    t1: ElementType,
+    output_shape: [usize; 3],
+    mut extents: Extents,
+    outputs: [&TensorMut<'_>; 2],
+) -> Result<(), Error> {
+    for (name, output) in OUTPUTS.into_iter().zip(outputs) {
+        wanted_type(name, output.element, t1)?;
+        shapes::equal(name, &output.shape, &output_shape, "the shape (kvstarts[B], H * num_repeat, Dh) of this call")?;
         extents.write(name, output.into())?;
     }
     Ok(())

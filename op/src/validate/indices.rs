@@ -57,6 +57,35 @@ pub(super) fn check<'a>(config: &Config, inputs: &Inputs<'a>, dims: &Dims) -> Re
     Ok(indices)
 }
 
+/// Checks what the host can know of a call on a device: `kvstarts` and the bounds lie in its own memory, the other index
+/// inputs do not. Gives the rows of `key` and `value`.
+///
+/// # Safety
+/// The memory of these three inputs is the host's.
+#[cfg(feature = "cuda")]
+pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &Inputs<'_>, dims: &Dims) -> Result<usize, Error> {
+    let kvstarts = values(&inputs.kvstarts);
+    starts("kvstarts", kvstarts)?;
+    // SAFETY: the caller's promise.
+    unsafe { bounds_on_host(inputs, kvstarts) }?;
+    if config.mode == CacheMode::Paged {
+        for (b, pair) in kvstarts.windows(2).enumerate() {
+            pages(b, (pair[1] - pair[0]) as usize, config.page_size, dims.max_p)?;
+        }
+    }
+    Ok(kvstarts[dims.batch] as usize)
+}
+
+/// Checks `max_seqlen` and `max_kvlen` against the lengths that the host knows: those of `kvstarts`, or none.
+///
+/// # Safety
+/// The memory of these two inputs is the host's.
+#[cfg(feature = "cuda")]
+pub(crate) unsafe fn bounds_on_host(inputs: &Inputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
+    bound("max_seqlen", values(&inputs.max_seqlen), &[])?;
+    bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)
+}
+
 /// The values of an int64 tensor whose type, shape and memory have been checked.
 fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
@@ -103,10 +132,7 @@ fn slots(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
                 }
             }
             Addressing::Paged { max_p, page_size, .. } => {
-                let needed = indices.addressing.entries(kvlen);
-                if needed > max_p {
-                    return Err(Error::TooManyPages { b, kvlen, page_size, needed, max_p });
-                }
+                pages(b, kvlen, page_size, max_p)?;
                 for segment in indices.addressing.segments(b, 0..kvlen) {
                     if !inside(segment.start, segment.len) {
                         let (page, used) = (segment.page, segment.len);
@@ -117,6 +143,12 @@ fn slots(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Checks that a row of the page table is long enough for the tokens of its sequence.
+fn pages(b: usize, kvlen: usize, page_size: usize, max_p: usize) -> Result<(), Error> {
+    let needed = kvlen.div_ceil(page_size);
+    if needed <= max_p { Ok(()) } else { Err(Error::TooManyPages { b, kvlen, page_size, needed, max_p }) }
 }
 
 /// Checks that no two current tokens have the same slot.

@@ -57,6 +57,10 @@ impl Extents {
             Some(Defect::PackedLength(found)) => {
                 return Err(Error::PackedLength { input: name, shape: shape.clone(), found, wanted: bytes });
             }
+            #[cfg(feature = "cuda")]
+            Some(Defect::SliceLength(found)) => {
+                return Err(Error::SliceLength { input: name, shape: shape.clone(), found, wanted: bytes });
+            }
             None => {}
         }
         if bytes == 0 {

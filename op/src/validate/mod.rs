@@ -6,6 +6,10 @@ mod memory;
 mod shapes;
 mod types;
 
+#[cfg(feature = "cuda")]
+pub(crate) use call::{Operands, operands, output_shape};
 pub(crate) use call::{call, outputs};
+#[cfg(feature = "cuda")]
+pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use memory::Extents;
 pub(crate) use types::types;

@@ -8,17 +8,17 @@ use crate::operator::Inputs;
 use crate::tensor::{Shape, TensorMut};
 
 /// The dimensions of a call, on which all inputs agree.
-pub(super) struct Dims {
+pub(crate) struct Dims {
     /// Sequences (B).
-    pub(super) batch: usize,
+    pub(crate) batch: usize,
     /// Rows of `current_key`.
-    pub(super) total_seqlen: usize,
+    pub(crate) total_seqlen: usize,
     /// Page table entries per sequence (MaxP); 0 in offset mode.
-    pub(super) max_p: usize,
+    pub(crate) max_p: usize,
     /// The axes of `cache`.
-    pub(super) cache: CacheDims,
+    pub(crate) cache: CacheDims,
     /// The axes of `scale`, if there were one.
-    pub(super) scale: CacheDims,
+    pub(crate) scale: CacheDims,
 }
 
 /// Checks ranks, then shapes.

@@ -1,0 +1,59 @@
+//! The driver, which a machine may not have: asked for before anything else is asked of it.
+
+use std::sync::OnceLock;
+
+use cudarc::driver::{result, sys};
+
+use super::error::Error;
+
+/// The first version of CUDA whose driver compiles PTX of the version that the kernels are written in.
+pub(super) const WANTED: i32 = 13_000;
+
+/// Whether kernels can run on this machine at all: it has a driver, one that is new enough, and a device. Found out once.
+///
+/// # Errors
+/// [`Error::NoDriver`], [`Error::OldDriver`], [`Error::Driver`].
+pub fn available() -> Result<(), Error> {
+    static AVAILABLE: OnceLock<Result<(), Error>> = OnceLock::new();
+    AVAILABLE.get_or_init(find).clone()
+}
+
+fn find() -> Result<(), Error> {
+    // SAFETY: this opens the driver's library, whose initialisers ask for nothing.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    let mut found = 0;
+    // SAFETY: the library is there, and every version of it has this function, which may come before `init`.
+    unsafe { sys::cuDriverGetVersion(&mut found) }.result().map_err(Error::driver("telling its version"))?;
+    if found < WANTED {
+        return Err(Error::OldDriver { found, wanted: WANTED });
+    }
+    result::init().map_err(Error::driver("initialising"))?;
+    // A driver without a device fails above; one whose devices are all hidden may count none.
+    match result::device::get_count().map_err(Error::driver("counting devices"))? {
+        0 => Err(Error::Driver { doing: "counting devices", reason: "there is none".to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::MODULES;
+
+    #[test]
+    fn asking_for_the_driver_never_panics() {
+        // Whatever the machine has, the answer stays the same.
+        assert_eq!(available(), available());
+    }
+
+    #[test]
+    fn the_wanted_driver_is_the_first_that_knows_the_kernels_ptx() {
+        // PTX 9.0 came with CUDA 13.0.
+        for module in &MODULES {
+            assert!(module.ptx().unwrap().contains("\n.version 9.0\n"), "{}", module.types);
+        }
+        assert_eq!(WANTED, 13_000);
+    }
+}

@@ -1,0 +1,120 @@
+//! Why kernels could not be launched.
+
+use cudarc::driver::DriverError;
+use thiserror::Error;
+
+use super::parameters::TooLarge;
+
+/// Why kernels could not be launched. Nothing has then been put into the stream, unless the store was launched and the
+/// driver refused the load.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A machine without CUDA.
+    #[error("there is no CUDA driver on this machine (libcuda.so.1 cannot be opened)")]
+    NoDriver,
+
+    /// A driver that cannot compile the kernels.
+    #[error(
+        "the CUDA driver serves CUDA {}, wanted at least {}: the kernels are newer",
+        version(*found),
+        version(*wanted)
+    )]
+    OldDriver {
+        /// The driver's version, as CUDA counts: 12080 is 12.8.
+        found: i32,
+        /// The first version that knows the kernels' PTX.
+        wanted: i32,
+    },
+
+    /// The default stream of a thread that has no current context.
+    #[error("the stream is a default stream, and no CUDA context is current on this thread")]
+    NoContext,
+
+    /// A stream that is being captured, in a context that has not loaded the kernels.
+    #[error(
+        "the kernels for {types} are not loaded in this context, and cannot be while a stream is captured: prepare first"
+    )]
+    NotPrepared {
+        /// The types, as in the kernels' names.
+        types: &'static str,
+    },
+
+    /// Kernels that the driver does not take.
+    #[error("the kernels for {types} cannot be loaded: {reason}")]
+    Module {
+        /// The types, as in the kernels' names.
+        types: &'static str,
+        /// What the driver said, with its compiler's log if there is one.
+        reason: String,
+    },
+
+    /// A dimension beyond the kernels' arithmetic.
+    #[error("{} is {}, wanted at most {} on a CUDA device", .0.what, .0.got, .0.limit)]
+    TooLarge(TooLarge),
+
+    /// A status word that may go away while the call writes it.
+    #[error("the status word belongs to another CUDA context than the stream")]
+    OtherContext,
+
+    /// The driver refused something that was asked of it, or tells of an earlier failure.
+    #[error("the CUDA driver failed in {doing}: {reason}")]
+    Driver {
+        /// What was asked.
+        doing: &'static str,
+        /// The driver's words.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// A stable name of what is wrong, for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::NoDriver => "no_cuda_driver",
+            Self::OldDriver { .. } => "old_cuda_driver",
+            Self::NoContext => "no_cuda_context",
+            Self::NotPrepared { .. } => "not_prepared",
+            Self::Module { .. } => "cuda_module",
+            Self::TooLarge(_) => "too_large",
+            Self::OtherContext => "other_cuda_context",
+            Self::Driver { .. } => "cuda_driver",
+        }
+    }
+
+    /// The driver's refusal while it was asked for `doing`.
+    pub(super) fn driver(doing: &'static str) -> impl Fn(DriverError) -> Self {
+        move |error| Self::Driver { doing, reason: reason(error) }
+    }
+}
+
+impl From<TooLarge> for Error {
+    fn from(error: TooLarge) -> Self {
+        Self::TooLarge(error)
+    }
+}
+
+/// The driver's name and words for an error.
+pub(super) fn reason(error: DriverError) -> String {
+    let text = |text: Result<&std::ffi::CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        (Ok(name), Ok(words)) => format!("{name}, {words}"),
+        _ => format!("error {}", error.0 as i32),
+    }
+}
+
+/// A version of CUDA as people write it.
+fn version(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_cudas_do() {
+        let error = Error::OldDriver { found: 12080, wanted: 13000 };
+        assert_eq!(error.to_string(), "the CUDA driver serves CUDA 12.8, wanted at least 13.0: the kernels are newer");
+    }
+}

@@ -1,0 +1,160 @@
+//! A checked call on a device, waiting for its outputs and a stream.
+
+use cudarc::driver::{CudaStream, sys};
+use kvcache_kernels::Geometry;
+use kvcache_kernels::cuda::{self, Pages, Queue, StatusWord, cudarc};
+use kvcache_schema::OUTPUTS;
+
+use super::error::Error;
+use super::tensor::{DeviceMut, DeviceRef, Usage};
+use crate::tensor::TensorRef;
+use crate::validate::{self, Extents};
+
+/// The operator's inputs that are only read, for a call on a device.
+#[derive(Debug)]
+pub struct DeviceInputs<'a> {
+    /// T1, shape (`seqstarts[B]`, H, Dh).
+    pub current_key: DeviceRef<'a>,
+    /// T1, shape (`seqstarts[B]`, H, Dh).
+    pub current_value: DeviceRef<'a>,
+    /// int64, shape (B + 1).
+    pub seqstarts: DeviceRef<'a>,
+    /// int64, shape (B) or, paged, (B, MaxP).
+    pub cachestarts: DeviceRef<'a>,
+    /// int64, shape (B).
+    pub start_pos: DeviceRef<'a>,
+    /// int64, shape (B + 1), in memory of the host.
+    pub kvstarts: OutputRows<'a>,
+    /// int64, a scalar or of shape (1), in memory of the host.
+    pub max_seqlen: TensorRef<'a>,
+    /// int64, a scalar or of shape (1), in memory of the host.
+    pub max_kvlen: TensorRef<'a>,
+}
+
+/// What the host knows of `kvstarts`.
+#[derive(Debug, Clone)]
+pub enum OutputRows<'a> {
+    /// The input itself, in memory of the host. The device's lengths must add up to its last entry, and those of
+    /// `seqstarts` to the rows of `current_key`; the status word tells if they do not.
+    Kvstarts(TensorRef<'a>),
+    /// `key` and `value` have so many rows. The device's lengths may add up to less, and those of `seqstarts` to less than
+    /// the rows of `current_key`: the rows behind are not touched. This is for graphs that are replayed with batches of
+    /// other lengths. (B stays the same; a sequence that is gone has no tokens: `start_pos` 0 and no current ones.)
+    AtMost(usize),
+}
+
+/// The operator's outputs in a device's memory.
+#[derive(Debug)]
+pub struct DeviceOutputs<'a> {
+    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub key: DeviceMut<'a>,
+    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub value: DeviceMut<'a>,
+}
+
+/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
+#[derive(Debug)]
+pub struct DeviceCall<'a> {
+    pub(super) geometry: Geometry,
+    pub(super) max_t: usize,
+    pub(super) pages: Pages,
+    pub(super) current_rows: usize,
+    pub(super) exact_rows: bool,
+    pub(super) output_shape: [usize; 3],
+    pub(super) extents: Extents,
+    pub(super) inputs: DeviceInputs<'a>,
+    pub(super) cache: DeviceMut<'a>,
+    pub(super) scale: Option<DeviceMut<'a>>,
+}
+
+impl<'a> DeviceCall<'a> {
+    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub fn output_shape(&self) -> [usize; 3] {
+        self.output_shape
+    }
+
+    /// Puts the call into the stream that its tensors were made for. It is done when the stream comes through it, and what
+    /// it has found wrong is then in the status word.
+    ///
+    /// # Errors
+    /// An [`Error`] that concerns `key` or `value`, the stream, the machine or its driver.
+    pub fn launch(self, outputs: DeviceOutputs<'a>, status: &StatusWord, stream: &CudaStream) -> Result<(), Error> {
+        for (input, usage) in self.uses(&outputs) {
+            usage.map_or(Ok(()), |usage| usage.check(input, stream))?;
+        }
+        if status.context().cu_ctx() != stream.context().cu_ctx() {
+            return Err(cuda::Error::OtherContext.into());
+        }
+        // SAFETY: slices made for the stream stay in use until the call is in it, since `self` and `outputs` are dropped
+        // after that; for raw tensors their makers have promised as much. The status word belongs to this context, for
+        // which it waits before it goes away.
+        unsafe { self.run(&outputs, status.address(), &Queue::new(stream)?) }
+    }
+
+    /// Puts the call into a stream of any library. A default stream is that of the current context.
+    ///
+    /// # Errors
+    /// An [`Error`] that concerns `key` or `value`, the machine or its driver.
+    ///
+    /// # Safety
+    /// - `stream` lives, or is a default stream. Slices among the tensors were made for it.
+    /// - `status` is the address of 8 aligned bytes, 0 before the first call, that the device can access atomically when the
+    ///   stream comes to the call. [`Status::from_word`](kvcache_kernels::cuda::Status::from_word) reads what it holds.
+    pub unsafe fn launch_raw(
+        self,
+        outputs: DeviceOutputs<'a>,
+        status: u64,
+        stream: sys::CUstream,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller promises that the stream lives, and the status word.
+        unsafe { self.run(&outputs, status, &Queue::from_raw(stream)?) }
+    }
+
+    /// Puts the call into a queue.
+    ///
+    /// # Safety
+    /// Slices among the tensors were made for the queue's stream; the status word is as for
+    /// [`launch_raw`](Self::launch_raw).
+    unsafe fn run(&self, outputs: &DeviceOutputs<'a>, status: u64, queue: &Queue<'_>) -> Result<(), Error> {
+        let DeviceOutputs { key, value } = outputs;
+        validate::outputs(self.geometry.t1, self.output_shape, self.extents.clone(), [&key.tensor, &value.tensor])?;
+        let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
+        let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
+        let operands = cuda::Operands {
+            geometry: self.geometry,
+            max_t: self.max_t,
+            pages: self.pages,
+            current_rows: self.current_rows,
+            output_rows: self.output_shape[0],
+            exact_rows: self.exact_rows,
+            current: [address(&self.inputs.current_key.tensor), address(&self.inputs.current_value.tensor)],
+            outputs: [address_mut(key), address_mut(value)],
+            cache: address_mut(&self.cache),
+            scale: self.scale.as_ref().map_or(0, address_mut),
+            seqstarts: address(&self.inputs.seqstarts.tensor),
+            start_pos: address(&self.inputs.start_pos.tensor),
+            cachestarts: address(&self.inputs.cachestarts.tensor),
+            status,
+            multiprocessors: queue.multiprocessors(),
+        };
+        // SAFETY: `validate` has checked types, shapes, alignment and overlap; the tensors' makers have promised the rest
+        // of what the kernels need, and the caller promises the status word.
+        Ok(unsafe { queue.run(&operands) }?)
+    }
+
+    /// The usage of slices by this call, with the tensors' names.
+    fn uses<'b>(&'b self, outputs: &'b DeviceOutputs<'a>) -> [(&'static str, Option<&'b Usage<'a>>); 9] {
+        let inputs = &self.inputs;
+        [
+            ("current_key", inputs.current_key.usage.as_ref()),
+            ("current_value", inputs.current_value.usage.as_ref()),
+            ("seqstarts", inputs.seqstarts.usage.as_ref()),
+            ("cachestarts", inputs.cachestarts.usage.as_ref()),
+            ("start_pos", inputs.start_pos.usage.as_ref()),
+            ("cache", self.cache.usage.as_ref()),
+            ("scale", self.scale.as_ref().and_then(|scale| scale.usage.as_ref())),
+            (OUTPUTS[0], outputs.key.usage.as_ref()),
+            (OUTPUTS[1], outputs.value.usage.as_ref()),
+        ]
+    }
+}

@@ -1,0 +1,43 @@
+//! Why a call was not launched.
+
+use kvcache_kernels::cuda;
+use thiserror::Error;
+
+/// Why a call on a device was not launched.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A rule of the operator is broken.
+    #[error(transparent)]
+    Operator(#[from] crate::Error),
+
+    /// The machine, or its driver, cannot serve.
+    #[error(transparent)]
+    Launch(#[from] cuda::Error),
+
+    /// A slice that was handed over for another stream than the call's.
+    #[error("{input} was made for another stream than the one that the call is launched on")]
+    OtherStream {
+        /// The tensor's name.
+        input: &'static str,
+    },
+
+    /// A slice of another context than the stream's.
+    #[error("{input} lies in memory of another CUDA context than the stream's")]
+    OtherContext {
+        /// The tensor's name.
+        input: &'static str,
+    },
+}
+
+impl Error {
+    /// A stable name of the rule that is broken, or of what is wrong with the machine.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Operator(error) => error.kind(),
+            Self::Launch(error) => error.kind(),
+            Self::OtherStream { .. } => "other_stream",
+            Self::OtherContext { .. } => "other_cuda_context",
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Calls on a CUDA device: its memory, its streams, the same rules and the same bits.
+//!
+//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`DeviceCall::launch`] puts it into a
+//! stream: two kernels, without an allocation and without waiting for the device.
+//!
+//! ```no_run
+//! use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context};
+//! use kvcache_op::{Attributes, KeyValueCache};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let context = primary_context(0)?; // an error where there is no CUDA
+//! let stream = context.default_stream();
+//! let status = StatusWord::new(&context)?;
+//! let op = KeyValueCache::new(Attributes { num_repeat: 4, ..Attributes::default() })?;
+//!
+//! let mut cache = stream.alloc_zeros::<f32>(1024 * 2 * 8 * 64)?; // (MaxT, L, 2, H, Dh): cache_layout 0
+//! let current = stream.clone_htod(&vec![1f32; 3 * 8 * 64])?; // one sequence of 2 new tokens, one of 1
+//! let [seqstarts, cachestarts, start_pos] = [&[0i64, 2, 3][..], &[0, 512], &[0, 10]].map(|x| stream.clone_htod(x));
+//! let (seqstarts, cachestarts, start_pos) = (seqstarts?, cachestarts?, start_pos?);
+//! let (mut key, mut value) = (stream.alloc_zeros::<f32>(13 * 32 * 64)?, stream.alloc_zeros::<f32>(13 * 32 * 64)?);
+//!
+//! let inputs = DeviceInputs {
+//!     current_key: DeviceRef::new([3, 8, 64], &current, &stream),
+//!     current_value: DeviceRef::new([3, 8, 64], &current, &stream),
+//!     seqstarts: DeviceRef::new([3], &seqstarts, &stream),
+//!     cachestarts: DeviceRef::new([2], &cachestarts, &stream),
+//!     start_pos: DeviceRef::new([2], &start_pos, &stream),
+//!     kvstarts: OutputRows::Kvstarts((&[0, 2, 13]).into()), // these three are read on the host
+//!     max_seqlen: (&2).into(),
+//!     max_kvlen: (&11).into(),
+//! };
+//! let call = op.check_device(inputs, DeviceMut::new([1024, 1, 2, 8, 64], &mut cache, &stream), None)?;
+//! assert_eq!(call.output_shape(), [13, 32, 64]);
+//! let outputs = DeviceOutputs {
+//!     key: DeviceMut::new([13, 32, 64], &mut key, &stream),
+//!     value: DeviceMut::new([13, 32, 64], &mut value, &stream),
+//! };
+//! call.launch(outputs, &status, &stream)?;
+//!
+//! stream.synchronize()?; // whenever the caller wants to
+//! assert_eq!(status.take(), None);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What differs from a call on the host
+//! The host does not read what lies on the device, since that would make it wait. It checks attributes, types, shapes,
+//! memory, `kvstarts` and the bounds before anything is launched, as always. The kernels check `seqstarts`, `start_pos` and
+//! `cachestarts`, and tell of what they find by a [`StatusWord`], with the sequence and the token:
+//! - Where a length is wrong, the kernel that finds it moves nothing. Both look at `seqstarts` and `start_pos`.
+//! - Where a slot is wrong (a page outside the cache, or past the end of its row of the page table), that token is skipped:
+//!   not stored, and its rows of `key` and `value` stay as they were. **All other tokens are moved.** This is the one
+//!   difference: on the host a refused call changes nothing.
+//! - Two current tokens with one slot are not found. One of the two is stored, or a mixture of both.
+//! - `kvstarts` and the sums of `start_pos` and the lengths of `seqstarts` are compared by their last entries only.
+//!
+//! Whatever the index inputs hold, nothing outside the tensors is read or written.
+//!
+//! # Streams of other libraries
+//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take addresses, streams and
+//! status words that anybody has made.
+//!
+//! # CUDA graphs
+//! A call can be captured once its kernels are loaded: [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device)
+//! before the capture, or an earlier call of the same types. A graph keeps the addresses of the tensors and the number of
+//! rows, and reads the lengths anew at each replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be
+//! replayed once one of the tensors, or the status word, is gone; with cudarc's own slices, capture on a context without
+//! event tracking.
+
+mod call;
+mod error;
+mod operator;
+mod tensor;
+
+pub use call::{DeviceCall, DeviceInputs, DeviceOutputs, OutputRows};
+pub use error::Error;
+pub use kvcache_kernels::cuda::{
+    Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,
+};
+pub use tensor::{DeviceMut, DeviceRef};

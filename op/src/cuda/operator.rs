@@ -1,0 +1,92 @@
+//! The operator on a device: its check, and the loading of its kernels.
+
+use cudarc::driver::CudaStream;
+use kvcache_kernels::cuda::{Pages, Queue, cudarc};
+use kvcache_schema::{CacheMode, ElementType};
+
+use super::call::{DeviceCall, DeviceInputs, OutputRows};
+use super::error::Error;
+use super::tensor::DeviceMut;
+use crate::operator::{Inputs, KeyValueCache};
+use crate::validate;
+
+impl KeyValueCache {
+    /// Checks a call on a device as far as the host knows it; nothing is launched yet, and no driver is needed.
+    /// [`DeviceCall::output_shape`] is then known, and [`DeviceCall::launch`] does the work.
+    ///
+    /// # Errors
+    /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, `cache` and `scale`, and
+    /// the values of `kvstarts`, `max_seqlen` and `max_kvlen`.
+    pub fn check_device<'a>(
+        &self,
+        inputs: DeviceInputs<'a>,
+        cache: DeviceMut<'a>,
+        scale: Option<DeviceMut<'a>>,
+    ) -> Result<DeviceCall<'a>, crate::Error> {
+        let t3 = scale.as_ref().map(|scale| scale.tensor.element);
+        let [current_key, current_value] =
+            [&inputs.current_key, &inputs.current_value].map(|input| input.tensor.element);
+        self.check_types(current_key, current_value, cache.tensor.element, t3)?;
+        let (kvstarts, exact_rows) = match &inputs.kvstarts {
+            OutputRows::Kvstarts(kvstarts) => (kvstarts, true),
+            // No input at all then, so nothing can be wrong with it; its shape is that of `seqstarts`.
+            OutputRows::AtMost(_) => (&inputs.seqstarts.tensor, false),
+        };
+        let tensors = Inputs {
+            current_key: inputs.current_key.tensor.clone(),
+            current_value: inputs.current_value.tensor.clone(),
+            seqstarts: inputs.seqstarts.tensor.clone(),
+            kvstarts: kvstarts.clone(),
+            cachestarts: inputs.cachestarts.tensor.clone(),
+            start_pos: inputs.start_pos.tensor.clone(),
+            max_seqlen: inputs.max_seqlen.clone(),
+            max_kvlen: inputs.max_kvlen.clone(),
+        };
+        let config = self.config();
+        let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
+        let validate::Operands { geometry, dims, extents } =
+            validate::operands(config, &tensors, &cache.tensor, scale_tensor)?;
+        let output_rows = match inputs.kvstarts {
+            // SAFETY: these inputs are tensors of the host.
+            OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &tensors, &dims) }?,
+            OutputRows::AtMost(rows) => {
+                // SAFETY: as above.
+                unsafe { validate::bounds_on_host(&tensors, &[]) }?;
+                rows
+            }
+        };
+        Ok(DeviceCall {
+            output_shape: validate::output_shape(&geometry, output_rows)?,
+            geometry,
+            max_t: dims.cache.max_t,
+            pages: match config.mode {
+                CacheMode::Offset => Pages::Offset,
+                CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
+            },
+            current_rows: dims.total_seqlen,
+            exact_rows,
+            extents,
+            inputs,
+            cache,
+            scale,
+        })
+    }
+
+    /// Loads the kernels for these types into the stream's context, so that a later call of them can be captured into a CUDA
+    /// graph, and takes no longer than others. A graph executor does so when it loads a model.
+    ///
+    /// # Errors
+    /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
+    pub fn prepare_device(
+        &self,
+        t1: ElementType,
+        t2: ElementType,
+        t3: Option<ElementType>,
+        stream: &CudaStream,
+    ) -> Result<(), Error> {
+        self.check_types(t1, t1, t2, t3)?;
+        // A scale that is given without quantisation is not used.
+        let t3 = self.config().quant.and(t3);
+        Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
+    }
+}
