@@ -48,14 +48,24 @@ pub(crate) enum Error {
         /// Its type.
         found: TensorElementType,
     },
-    /// A tensor that the CPU cannot reach.
-    #[error("{name} is in memory of {device}, wanted memory of the CPU")]
+    /// A tensor that the processor which needs it cannot reach.
+    #[error("{name} is in memory of {device}, wanted memory of {wanted}")]
     Device {
         /// The input or output.
         name: &'static str,
         /// Where its memory is.
         device: String,
+        /// Where it must be.
+        wanted: &'static str,
     },
+    /// CUDA cannot serve, or refuses.
+    #[cfg(feature = "cuda")]
+    #[error("{kind}: {0}", kind = .0.kind())]
+    Cuda(#[from] kvcache_op::cuda::Error),
+    /// What the kernels found wrong in a call that had been accepted.
+    #[cfg(feature = "cuda")]
+    #[error("device_status: in an earlier call of this node {0}; tokens without a place in the cache were skipped")]
+    EarlierCall(kvcache_op::cuda::Status),
     /// A runtime from before the interface that the library uses.
     #[error("ONNX Runtime is of version {found}, wanted 1.{wanted} or later")]
     OldRuntime {

@@ -37,13 +37,7 @@ impl NodeKernel {
     /// # Errors
     /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
     pub(crate) fn new(context: &KernelContext<'_>, types: TypedOperator) -> Result<Self, Error> {
-        let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
-        let scale = has_input(context, SCALE)?.then_some(types.scale);
-        operator.check_types(types.current_key, types.current_value, types.cache, scale)?;
-        match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
-            Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
-            None => Ok(Self { operator }),
-        }
+        Ok(Self { operator: checked_operator(context, types)? })
     }
 
     fn run(&self, context: &ComputeContext) -> Result<(), Error> {
@@ -74,8 +68,22 @@ impl Kernel for NodeKernel {
     }
 }
 
+/// The operator of the node that `context` describes, for these types.
+///
+/// # Errors
+/// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
+pub(crate) fn checked_operator(context: &KernelContext<'_>, types: TypedOperator) -> Result<KeyValueCache, Error> {
+    let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
+    let scale = has_input(context, SCALE)?.then_some(types.scale);
+    operator.check_types(types.current_key, types.current_value, types.cache, scale)?;
+    match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
+        Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
+        None => Ok(operator),
+    }
+}
+
 /// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
-fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
+pub(crate) fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
     // `KernelContext::inputs` would do, but fails for an input with the empty name.
     let (mut count, mut name_len) = (0, 0);
     ortsys![unsafe KernelInfo_GetInputCount(context.ptr(), &mut count)?];

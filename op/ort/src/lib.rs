@@ -42,6 +42,16 @@
 //!
 //! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other.
 //!
+//! # CUDA
+//! Built with the feature `cuda`, as `make build` does, the library registers the operator for ONNX Runtime's CUDA provider
+//! as well. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the same file
+//! serves CPU sessions on machines without CUDA. A node runs on the session's stream as two kernels.
+//! - `kvstarts`, `max_seqlen` and `max_kvlen` are read on the host; where a graph computes them on the device, the runtime
+//!   copies them, and waits for the copy. All other tensors stay on the device. Bind `cache` and `scale` there
+//!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is lost.
+//! - `seqstarts`, `start_pos` and `cachestarts` are checked by the kernels. What they find wrong is told by the **next** call
+//!   of the node, which fails and does nothing; tokens with a wrong slot are skipped, all others are moved.
+//!
 //! # Limits of the runtime
 //! - The library serves one copy of ONNX Runtime in a process, and refuses a second.
 //! - Registering it twice in the options of one session fails, as does, before version 1.24, a node whose `scale` has the
@@ -52,6 +62,8 @@
 
 mod attributes;
 mod border;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod infer;
 mod inputs;

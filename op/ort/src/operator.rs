@@ -72,18 +72,19 @@ impl Operator for TypedOperator {
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
-        guard(|| {
-            // ONNX Runtime names the node when a call fails, but not when its kernel cannot be made.
-            NodeKernel::new(context, *self).map_err(|reason| Error::Node {
-                name: context.node_name().unwrap_or_default(),
-                reason: Box::new(reason),
-            })
-        })
+        create(context, || NodeKernel::new(context, *self))
     }
 
     fn infer_shape(&self, context: &mut ShapeInferenceContext) -> ort::Result<()> {
         guard(|| infer_shape(context))
     }
+}
+
+/// Makes a node's kernel, and names the node if that fails: ONNX Runtime does so when a call fails, but not here.
+pub(crate) fn create<K>(context: &KernelContext<'_>, new: impl FnOnce() -> Result<K, Error>) -> ort::Result<K> {
+    guard(|| {
+        new().map_err(|reason| Error::Node { name: context.node_name().unwrap_or_default(), reason: Box::new(reason) })
+    })
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOpti
 use ort::{AsPointer, ortsys};
 
 use crate::border::{catch, text};
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaOperator;
 use crate::error::Error;
 use crate::operator::TypedOperator;
 
@@ -79,7 +81,10 @@ fn domains() -> Result<&'static [Domain], Error> {
 }
 
 fn domain(name: &str) -> ort::Result<Domain> {
-    TypedOperator::all().try_fold(OperatorDomain::new(name)?, OperatorDomain::add).map(Domain)
+    let domain = TypedOperator::all().try_fold(OperatorDomain::new(name)?, OperatorDomain::add)?;
+    #[cfg(feature = "cuda")]
+    let domain = TypedOperator::all().map(CudaOperator).try_fold(domain, OperatorDomain::add)?;
+    Ok(Domain(domain))
 }
 
 /// A failed status of the runtime that `api` belongs to.

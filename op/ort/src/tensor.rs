@@ -8,6 +8,8 @@
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::{DeviceMut, DeviceRef};
 use kvcache_op::{ElementType, Shape, TensorMut, TensorRef};
 use kvcache_schema::{INPUTS, OUTPUTS};
 use ort::operator::ComputeContext;
@@ -30,34 +32,95 @@ pub(crate) struct Operands<'a>(pub(crate) &'a ComputeContext);
 impl<'a> Operands<'a> {
     /// The input at `index`, to be read.
     pub(crate) fn read(self, index: usize) -> Result<TensorRef<'a>, Error> {
-        let Tensor { element, shape, data } = self.input(index)?.ok_or(Error::Missing { name: INPUTS[index] })?;
+        let tensor = self.input(index, Place::Cpu)?;
+        let Tensor { element, shape, data } = tensor.ok_or(Error::Missing { name: INPUTS[index] })?;
         // SAFETY: the runtime keeps a tensor of this type and shape at this address until the context ends.
         Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
     }
 
     /// The input at `index`, to be modified; `None` if the node does without it.
     pub(crate) fn modify(self, index: usize) -> Result<Option<TensorMut<'a>>, Error> {
-        let tensor = self.input(index)?;
+        let tensor = self.input(index, Place::Cpu)?;
         // SAFETY: as above, and this input is in-out by the operator's definition.
         Ok(tensor.map(|Tensor { element, shape, data }| unsafe { TensorMut::from_raw_parts(element, shape, data) }))
     }
 
     /// The output at `index`, which the runtime makes with this shape.
     pub(crate) fn write(self, index: usize, shape: [usize; 3]) -> Result<TensorMut<'a>, Error> {
+        let Tensor { element, shape, data } = self.output(index, shape, Place::Cpu)?;
+        // SAFETY: as above, and the runtime has made this output for the operator to write.
+        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
+    }
+
+    /// The input at `index` in the device's memory, to be read.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn read_device(self, index: usize) -> Result<DeviceRef<'a>, Error> {
+        let tensor = self.input(index, Place::Device)?;
+        let Tensor { element, shape, data } = tensor.ok_or(Error::Missing { name: INPUTS[index] })?;
+        // SAFETY: the runtime keeps a tensor of this type and shape at this address until its stream is through with the call.
+        Ok(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) })
+    }
+
+    /// The input at `index` in the device's memory, to be modified; `None` if the node does without it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn modify_device(self, index: usize) -> Result<Option<DeviceMut<'a>>, Error> {
+        let tensor = self.input(index, Place::Device)?;
+        // SAFETY: as above, and this input is in-out by the operator's definition.
+        Ok(tensor.map(|Tensor { element, shape, data }| unsafe {
+            DeviceMut::from_raw_parts(element, shape, data.addr() as u64)
+        }))
+    }
+
+    /// The output at `index` in the device's memory, which the runtime makes with this shape.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn write_device(self, index: usize, shape: [usize; 3]) -> Result<DeviceMut<'a>, Error> {
+        let Tensor { element, shape, data } = self.output(index, shape, Place::Device)?;
+        // SAFETY: as above, and the runtime has made this output for the operator to write.
+        Ok(unsafe { DeviceMut::from_raw_parts(element, shape, data.addr() as u64) })
+    }
+
+    fn input(self, index: usize, place: Place) -> Result<Option<Tensor>, Error> {
+        let mut value = ptr::null();
+        ortsys![unsafe KernelContext_GetInput(self.0.ptr(), index, &mut value)?];
+        NonNull::new(value.cast_mut()).map(|value| Tensor::of(INPUTS[index], value, place)).transpose()
+    }
+
+    fn output(self, index: usize, shape: [usize; 3], place: Place) -> Result<Tensor, Error> {
         let name = OUTPUTS[index];
         let dims = shape.map(|dim| dim as i64);
         let mut value = ptr::null_mut();
         ortsys![unsafe KernelContext_GetOutput(self.0.ptr().cast_mut(), index, dims.as_ptr(), dims.len(), &mut value)?];
         let value = NonNull::new(value).ok_or(Error::Missing { name })?;
-        let Tensor { element, shape, data } = Tensor::of(name, value)?;
-        // SAFETY: as above, and the runtime has made this output for the operator to write.
-        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
+        Tensor::of(name, value, place)
+    }
+}
+
+/// Where a tensor must lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In memory that the CPU reaches.
+    Cpu,
+    /// In memory of the provider's device.
+    #[cfg(feature = "cuda")]
+    Device,
+}
+
+impl Place {
+    /// Whether this memory is there.
+    fn holds(self, memory: *const OrtMemoryInfo) -> Result<bool, Error> {
+        match self {
+            Self::Cpu => is_on_cpu(memory),
+            #[cfg(feature = "cuda")]
+            Self::Device => Ok(!is_on_cpu(memory)?),
+        }
     }
 
-    fn input(self, index: usize) -> Result<Option<Tensor>, Error> {
-        let mut value = ptr::null();
-        ortsys![unsafe KernelContext_GetInput(self.0.ptr(), index, &mut value)?];
-        NonNull::new(value.cast_mut()).map(|value| Tensor::of(INPUTS[index], value)).transpose()
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "the CPU",
+            #[cfg(feature = "cuda")]
+            Self::Device => "the device",
+        }
     }
 }
 
@@ -70,11 +133,11 @@ struct Tensor {
 
 impl Tensor {
     /// What makes the tensor `value`, which the runtime has just given.
-    fn of(name: &'static str, value: NonNull<OrtValue>) -> Result<Self, Error> {
+    fn of(name: &'static str, value: NonNull<OrtValue>, place: Place) -> Result<Self, Error> {
         let mut memory = ptr::null();
         ortsys![unsafe GetTensorMemoryInfo(value.as_ptr(), &mut memory)?];
-        if !is_on_cpu(memory)? {
-            return Err(Error::Device { name, device: device_name(memory)? });
+        if !place.holds(memory)? {
+            return Err(Error::Device { name, device: device_name(memory)?, wanted: place.name() });
         }
         let info = TypeAndShape::of(value)?;
         let found = info.element()?;
