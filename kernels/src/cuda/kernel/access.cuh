@@ -15,7 +15,7 @@ __device__ __forceinline__ T read(const u8* at) {
 
 template <class T>
 __device__ __forceinline__ void write(u8* at, T value) {
-    *reinterpret_cast<T*>(at) = value;
+    __stwb(reinterpret_cast<T*>(at), value);
 }
 
 // Reads what no launch writes before this one ends.

@@ -1,0 +1,70 @@
+//! Memory as a launch sees it.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// What `cudaMalloc` promises.
+const ALIGN: usize = 256;
+
+/// Memory of its own for one operand, `shift` bytes behind an address that is a multiple of 256.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    allocation: NonNull<u8>,
+    shift: usize,
+    len: usize,
+}
+
+impl DeviceMemory {
+    /// Memory of `len` bytes, each of them 0xa5.
+    pub fn new(len: usize, shift: usize) -> Self {
+        let layout = Self::layout(len, shift);
+        // SAFETY: the layout is not of size zero.
+        let Some(allocation) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        // SAFETY: the allocation is that large.
+        unsafe { allocation.write_bytes(0xa5, layout.size()) };
+        Self { allocation, shift, len }
+    }
+
+    /// A copy of `bytes`.
+    pub fn of(bytes: &[u8], shift: usize) -> Self {
+        let mut memory = Self::new(bytes.len(), shift);
+        memory.bytes_mut().copy_from_slice(bytes);
+        memory
+    }
+
+    /// The address.
+    pub fn address(&self) -> u64 {
+        self.data().as_ptr().expose_provenance() as u64
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation holds len initialised bytes behind the shift.
+        unsafe { std::slice::from_raw_parts(self.data().as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for bytes, and self is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.data().as_ptr(), self.len) }
+    }
+
+    pub(crate) fn data(&self) -> NonNull<u8> {
+        // SAFETY: the allocation has shift + len bytes.
+        unsafe { self.allocation.add(self.shift) }
+    }
+
+    fn layout(len: usize, shift: usize) -> Layout {
+        match Layout::from_size_align((len + shift).max(1), ALIGN) {
+            Ok(layout) => layout,
+            Err(error) => panic!("{len} bytes: {error}"),
+        }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in new with the same layout.
+        unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.len, self.shift)) }
+    }
+}

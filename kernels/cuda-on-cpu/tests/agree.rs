@@ -1,0 +1,43 @@
+//! The CUDA kernels give the reference's bits on random calls of every kind.
+
+#[path = "../../../op/tests/common/random.rs"]
+mod random;
+
+use kvcache_cuda_on_cpu::{CudaOnCpu, Order};
+use kvcache_kernels::{Kernel, Serial};
+use kvcache_op::Backend;
+use proptest::prelude::*;
+use random::{After, RandomCall, calls};
+
+fn run(call: &RandomCall, kernel: &dyn Kernel) -> After {
+    call.run(Backend::Reference, |call, outputs| kernel.run(&mut call.bind(outputs).unwrap(), &Serial))
+}
+
+fn devices() -> impl Strategy<Value = CudaOnCpu> {
+    let order = prop_oneof![Just(Order::Forward), Just(Order::Backward), any::<u32>().prop_map(Order::Random)];
+    (any::<bool>(), 1..4u32, order).prop_map(|(unaligned, multiprocessors, order)| CudaOnCpu {
+        build: None,
+        unaligned,
+        multiprocessors,
+        order,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn small_calls_agree(call in calls(12, 12), device in devices()) {
+        prop_assert!(run(&call, &device) == run(&call, &kvcache_kernels::Reference), "{device:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Large enough that warps make several rounds.
+    #[test]
+    fn large_calls_agree(call in calls(80, 200), device in devices()) {
+        prop_assert!(run(&call, &device) == run(&call, &kvcache_kernels::Reference), "{device:?}");
+    }
+}
