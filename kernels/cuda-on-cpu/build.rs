@@ -78,7 +78,6 @@ fn main() -> io::Result<()> {
             .flag("-Wno-unknown-pragmas")
             .include("shim");
         build.include(sources).file(Path::new("shim").join(file)).warnings(warnings).extra_warnings(warnings);
-        // rustc links the tests, so that the sanitizers' libraries come with a flag of its own.
         if sanitize {
             build.flags(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-fno-omit-frame-pointer"]);
         }
@@ -88,7 +87,10 @@ fn main() -> io::Result<()> {
         build.compile(library);
     };
     if sanitize {
-        println!("cargo::rustc-link-arg-tests=-fsanitize=address,undefined");
+        // rustc links without the compiler's libraries, and the runtime must come before the C library: so it is linked in.
+        for argument in ["-Wl,--whole-archive", "-l:libasan.a", "-Wl,--no-whole-archive", "-l:libubsan.a", "-lstdc++"] {
+            println!("cargo::rustc-link-arg-tests={argument}");
+        }
     }
 
     let mut builds = String::from("/// The kernels as they are.\npub static FAITHFUL: [Build; 13] = [\n");

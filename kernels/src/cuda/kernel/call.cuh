@@ -76,7 +76,10 @@ __device__ bool read_lengths(const Parameters& p) {
         const i64 end = __ldg(p.seqstarts + b + 1);
         const i64 past = __ldg(p.start_pos + b);
         if (start < 0 || end < start || (b == 0 && start != 0)) {
-            report(p.status, SEQSTARTS, b, 0);
+            // Where it starts below 0 but has not fallen, it has before.
+            if (end < start || b == 0) {
+                report(p.status, SEQSTARTS, b, 0);
+            }
             bad = true;
         } else if (past < 0) {
             report(p.status, START_POS, b, 0);
