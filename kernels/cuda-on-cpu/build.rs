@@ -116,6 +116,7 @@ fn main() -> io::Result<()> {
         entry(&mut builds, &mut externs, name, types, &symbol);
     }
     builds.push_str("];\n");
+    compile("arithmetic", sources, "arithmetic.cpp", &defines("f16_i8_f16", "arithmetic", "arithmetic"), true);
     // After those that need it.
     compile("shim", sources, "shim.cpp", &[], true);
     fs::write(out.join("builds.rs"), format!("{externs}}}\n\n{builds}"))

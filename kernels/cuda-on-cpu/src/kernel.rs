@@ -1,5 +1,8 @@
 //! The kernels as one of the project's: held against the reference like any other.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use kvcache_kernels::cuda::{Launch, Operands, Pages, Status, TooLarge};
 use kvcache_kernels::{Addressing, Geometry, Kernel, Problem, Workers};
 use kvcache_schema::ElementType;
@@ -22,11 +25,13 @@ pub struct CudaOnCpu {
     pub multiprocessors: u32,
     /// The order of the threads.
     pub order: Order,
+    /// Where to note the names of the kernels that were launched.
+    pub launched: Option<&'static Mutex<BTreeSet<&'static str>>>,
 }
 
 impl Default for CudaOnCpu {
     fn default() -> Self {
-        Self { build: None, unaligned: false, multiprocessors: 1, order: Order::Forward }
+        Self { build: None, unaligned: false, multiprocessors: 1, order: Order::Forward, launched: None }
     }
 }
 
@@ -129,6 +134,9 @@ impl CudaOnCpu {
         let operands = reads.chain(writes).chain([(&uploaded.status, Access::Atomic)]);
         let operands: Vec<_> = operands.map(|(memory, access)| Operand { memory, access }).collect();
         launch(build, what, &operands, self.order)?;
+        if let Some(launched) = self.launched {
+            launched.lock().unwrap_or_else(PoisonError::into_inner).insert(what.kernel);
+        }
         let word = uploaded.status.bytes().try_into().map_or(u64::MAX, u64::from_ne_bytes);
         Status::from_word(word).map_or(Ok(()), |status| Err(status.into()))
     }

@@ -6,11 +6,13 @@
 //!
 //! [`CudaOnCpu`] is a [`Kernel`](kvcache_kernels::Kernel), so that it is held against the reference like any other.
 
+mod arithmetic;
 mod builds;
 mod device_memory;
 mod kernel;
 mod launch;
 
+pub use arithmetic::{wrong_of_float16, wrong_of_float32};
 pub use builds::{Build, FAITHFUL, MUTANTS};
 pub use device_memory::DeviceMemory;
 pub use kernel::{CudaOnCpu, Failure};

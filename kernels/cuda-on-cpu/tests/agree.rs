@@ -16,10 +16,10 @@ fn run(call: &RandomCall, kernel: &dyn Kernel) -> After {
 fn devices() -> impl Strategy<Value = CudaOnCpu> {
     let order = prop_oneof![Just(Order::Forward), Just(Order::Backward), any::<u32>().prop_map(Order::Random)];
     (any::<bool>(), 1..4u32, order).prop_map(|(unaligned, multiprocessors, order)| CudaOnCpu {
-        build: None,
         unaligned,
         multiprocessors,
         order,
+        ..CudaOnCpu::default()
     })
 }
 

@@ -3,8 +3,12 @@
 #[path = "common/golden.rs"]
 mod golden;
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
 use golden::Player;
 use kvcache_cuda_on_cpu::{CudaOnCpu, Order};
+use kvcache_kernels::cuda::MODULES;
 
 fn all_cases_pass(kernel: CudaOnCpu) {
     let cases = kvcache_golden::cases().expect("the golden cases can be read");
@@ -14,14 +18,17 @@ fn all_cases_pass(kernel: CudaOnCpu) {
     assert_eq!(report.passed, cases.len());
 }
 
+/// Between them the two launch every kernel there is.
 #[test]
-fn aligned() {
-    all_cases_pass(CudaOnCpu::default());
-}
-
-#[test]
-fn unaligned() {
-    all_cases_pass(CudaOnCpu { unaligned: true, ..CudaOnCpu::default() });
+fn aligned_and_unaligned() {
+    static LAUNCHED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    for unaligned in [false, true] {
+        all_cases_pass(CudaOnCpu { unaligned, launched: Some(&LAUNCHED), ..CudaOnCpu::default() });
+    }
+    let kernels = MODULES
+        .iter()
+        .flat_map(|module| [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow]);
+    assert_eq!(*LAUNCHED.lock().unwrap(), kernels.collect());
 }
 
 #[test]

@@ -346,7 +346,130 @@ impl Operands {
 
 #[cfg(test)]
 mod tests {
+    use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
+    use kvcache_schema::{CacheDims, CacheLayout, QuantBit};
+
     use super::*;
+
+    /// A call of one sequence, aligned as well as can be.
+    fn operands(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: usize, head_dim: usize) -> Operands {
+        let dims = CacheDims { max_t: 64, num_layer: 3, num_heads, inner: head_dim };
+        let strides = |dims| CacheLayout::LayerMajor.strides(dims).unwrap();
+        let quant = group.map(|group| Quant {
+            bits: if t2 == Int4 { QuantBit::Four } else { QuantBit::Eight },
+            group,
+            t3: Float16,
+            scale_len: 0,
+            scale: strides(CacheDims { inner: head_dim / group, ..dims }),
+        });
+        let geometry = Geometry {
+            batch: 1,
+            num_heads,
+            head_dim,
+            num_repeat: 2,
+            layer_idx: 2,
+            t1,
+            t2,
+            quant,
+            cache_len: 0,
+            cache: strides(dims),
+        };
+        Operands {
+            geometry,
+            max_t: 64,
+            pages: Pages::Offset,
+            current_rows: 5,
+            output_rows: 9,
+            exact_rows: true,
+            current: [0x1000, 0x2000],
+            outputs: [0x3000, 0x4000],
+            cache: 0x5000,
+            scale: 0x6002,
+            seqstarts: 0x7000,
+            start_pos: 0x7100,
+            cachestarts: 0x7200,
+            status: 0x7300,
+            multiprocessors: 2,
+        }
+    }
+
+    /// Whether the store is wide, and whether the load is.
+    fn wide(operands: Operands) -> (bool, bool) {
+        let (store, load) = (operands.store().unwrap().unwrap(), operands.load().unwrap().unwrap());
+        (store.kernel == store.module.store_wide, load.kernel == load.module.load_wide)
+    }
+
+    #[test]
+    fn wide_kernels_serve_whole_aligned_packs() {
+        let f16 = operands(Float16, Float16, None, 2, 24);
+        assert_eq!(wide(f16), (true, true));
+        assert_eq!(wide(operands(Float16, Float16, None, 2, 20)), (false, false));
+        assert_eq!(wide(operands(Float32, Float32, None, 2, 20)), (true, true));
+        assert_eq!(wide(operands(Int8, Int8, None, 2, 24)), (false, false));
+        assert_eq!(wide(Operands { current: [0x1000, 0x2008], ..f16 }), (false, true));
+        assert_eq!(wide(Operands { outputs: [0x3002, 0x4000], ..f16 }), (true, false));
+        assert_eq!(wide(Operands { cache: 0x5008, ..f16 }), (false, false));
+        // Eight values are eight bytes of codes, or four.
+        assert_eq!(wide(Operands { cache: 0x5008, ..operands(Float16, Int8, Some(8), 2, 24) }), (true, true));
+        assert_eq!(wide(Operands { cache: 0x5004, ..operands(Float16, Int8, Some(8), 2, 24) }), (false, false));
+        assert_eq!(wide(Operands { cache: 0x5004, ..operands(Float16, Int4, Some(8), 2, 24) }), (true, true));
+    }
+
+    #[test]
+    fn wide_stores_need_groups_that_a_warp_can_reduce() {
+        for (group, expected) in
+            [(4, (false, false)), (8, (true, true)), (24, (false, true)), (256, (true, true)), (512, (false, true))]
+        {
+            assert_eq!(wide(operands(Float16, Int4, Some(group), 1, 1536)), expected, "{group}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_the_layers() {
+        let operands = operands(Float16, Int4, Some(8), 2, 16);
+        let Parameters { cache, scale, rows, .. } = operands.store().unwrap().unwrap().parameters;
+        // Two layers of 64 slots, two tensors and two heads.
+        assert_eq!((cache, scale), (0x5000 + 2 * 64 * 2 * 2 * 16 / 2, 0x6002 + 2 * 64 * 2 * 2 * 2 * 2));
+        assert_eq!((rows, operands.load().unwrap().unwrap().parameters.rows), (5, 9));
+    }
+
+    #[test]
+    fn nothing_to_do_is_no_launch() {
+        let some = operands(Float32, Float32, None, 2, 4);
+        assert!(Operands { current_rows: 0, ..some }.store().unwrap().is_none());
+        assert!(Operands { output_rows: 0, ..some }.load().unwrap().is_none());
+        assert!(operands(Float32, Float32, None, 0, 4).load().unwrap().is_none());
+        assert!(operands(Float32, Float32, None, 2, 0).load().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_too_large_is_named() {
+        let large = operands(Int8, Int8, None, 1 << 24, 1 << 12);
+        assert_eq!(large.store().unwrap_err().what, "num_heads * head_dim");
+        let many = Operands { output_rows: 1 << 62, ..operands(Int8, Int8, None, 2, 16) };
+        assert_eq!(many.load().unwrap_err().what, "rows * num_heads * head_dim");
+    }
+
+    #[test]
+    fn grids_cover_the_work_and_rounds_the_lanes() {
+        for num_heads in 1..40 {
+            for rows in [1, 31, 33, 1000, 1 << 20, 1 << 33] {
+                for multiprocessors in [1, 132] {
+                    let operands =
+                        Operands { current_rows: rows, multiprocessors, ..operands(Int8, Int8, None, num_heads, 16) };
+                    let Launch { grid, parameters, .. } = operands.store().unwrap().unwrap();
+                    let (round, per_token) = (parameters.round, parameters.units_per_token.value);
+                    let total = rows as u64 * u64::from(per_token);
+                    let blocks = total.div_ceil(u64::from(round * BLOCK / WARP));
+                    assert_eq!(u64::from(grid), blocks.min(u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR));
+                    let most_tokens = (0..per_token).map(|offset| (offset + round - 1) / per_token + 1).max();
+                    assert!(most_tokens <= Some(WARP), "{round} units of {per_token} a token");
+                    // Groups of lanes start where warps do.
+                    assert!(round.is_multiple_of(WARP));
+                }
+            }
+        }
+    }
 
     #[test]
     fn divisors_divide() {
@@ -357,7 +480,7 @@ mod tests {
             let Divisor { magic, shift, .. } = Divisor::new(value);
             let multiples = (0..200).map(|i| (u64::from(value) * i * i / 3).min(i32::MAX as u64) as u32);
             for n in multiples.flat_map(edges).chain(values.iter().copied()).filter(|&n| n <= i32::MAX as u32) {
-                let quotient = (u64::from(n) + (u64::from(n) * u64::from(magic) >> 32)) >> shift;
+                let quotient = (u64::from(n) + ((u64::from(n) * u64::from(magic)) >> 32)) >> shift;
                 assert_eq!(quotient, u64::from(n / value), "{n} / {value}");
             }
         }

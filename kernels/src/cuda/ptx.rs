@@ -1,12 +1,12 @@
 //! The kernels as PTX, compiled ahead by `generate.py`: which module and which kernel serve a combination of types.
 
+use std::fmt;
 use std::io::{self, Read};
 
 use flate2::read::ZlibDecoder;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
 
 /// The kernels for one combination of types.
-#[derive(Debug)]
 pub struct Module {
     /// The types, as in the kernels' names: T1, T2 and, with quantisation, T3.
     pub types: &'static str,
@@ -51,6 +51,12 @@ pub static MODULES: [Module; 13] = modules![
     "f16_i4_f32",
     "f16_i4_f16"
 ];
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.types)
+    }
+}
 
 impl Module {
     /// The module's PTX text.

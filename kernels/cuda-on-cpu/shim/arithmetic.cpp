@@ -1,0 +1,61 @@
+// Scales and codes of the kernels against the specification's own words: division, rounding and clamping.
+
+#include "shim.hpp"
+
+namespace NAMESPACE {
+
+#include "quantize.cuh"
+
+namespace {
+
+// round_half_even(x), clamped.
+template <class Codes>
+int wanted_code(float quotient) {
+    return static_cast<int>(min(max(std::nearbyint(quotient), -QMAX<Codes>), QMAX<Codes>));
+}
+
+// Codes, and scales, that are wrong for a group whose largest value has these bits.
+template <class Codes>
+uint64_t wrong_of_float16(u32 amax) {
+    const Scale<F16> scale = scale_of<F16, Codes>(amax);
+    const u32 quotient = float_to_half(half_to_float(amax) / QMAX<Codes>);
+    const u32 wanted = max(quotient, SCALE_FLOOR<F16>);
+    uint64_t wrong = wanted != scale.bits;
+    for (u32 x = 0; x <= amax; ++x) {
+        const float exact = half_to_float(float_to_half(half_to_float(x) / half_to_float(wanted)));
+        wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F16>(x, scale));
+        wrong += wanted_code<Codes>(-exact) != static_cast<i8>(code_of<F16>(x | 0x8000, scale));
+    }
+    return wrong;
+}
+
+// As wrong_of_float16, for the given values; those that are larger than the largest are passed over.
+template <class Codes>
+uint64_t wrong_of_float32(u32 amax, const u32* values, u32 count) {
+    const Scale<F32> scale = scale_of<F32, Codes>(amax);
+    const float quotient = __uint_as_float(amax) / QMAX<Codes>;
+    const float wanted = max(quotient, 1e-5f);
+    uint64_t wrong = __float_as_uint(wanted) != scale.bits;
+    for (u32 i = 0; i < count; ++i) {
+        if (magnitude<F32>(values[i]) > amax) {
+            continue;
+        }
+        const float exact = __uint_as_float(values[i]) / wanted;
+        wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F32>(values[i], scale));
+        // Division itself, wherever its last bit can matter.
+        wrong += std::fabs(exact) >= 0.25f && exact != divide(__uint_as_float(values[i]), wanted, scale.reciprocal);
+    }
+    return wrong;
+}
+
+}  // namespace
+
+extern "C" uint64_t kvcache_wrong_of_float16(u32 amax) {
+    return wrong_of_float16<I8>(amax) + wrong_of_float16<I4>(amax);
+}
+
+extern "C" uint64_t kvcache_wrong_of_float32(u32 amax, const u32* values, u32 count) {
+    return wrong_of_float32<I8>(amax, values, count) + wrong_of_float32<I4>(amax, values, count);
+}
+
+}  // namespace NAMESPACE
