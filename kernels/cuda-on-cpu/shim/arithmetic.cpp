@@ -14,10 +14,12 @@ int wanted_code(float quotient) {
     return static_cast<int>(min(max(std::nearbyint(quotient), -QMAX<Codes>), QMAX<Codes>));
 }
 
-// Codes, and scales, that are wrong for a group whose largest value has these bits.
+// Codes, and scales, that are wrong for a group whose largest value has these bits, if reciprocals are off by so many units in
+// the last place.
 template <class Codes>
-uint64_t wrong_of_float16(u32 amax) {
-    const Scale<F16> scale = scale_of<F16, Codes>(amax);
+uint64_t wrong_of_float16(u32 amax, int units) {
+    Scale<F16> scale = scale_of<F16, Codes>(amax);
+    scale.reciprocal = __uint_as_float(__float_as_uint(1.0f / scale.value) + units);
     const u32 quotient = float_to_half(half_to_float(amax) / QMAX<Codes>);
     const u32 wanted = max(quotient, SCALE_FLOOR<F16>);
     uint64_t wrong = wanted != scale.bits;
@@ -43,7 +45,7 @@ uint64_t wrong_of_float32(u32 amax, const u32* values, u32 count) {
         const float exact = __uint_as_float(values[i]) / wanted;
         wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F32>(values[i], scale));
         // Division itself, wherever its last bit can matter.
-        wrong += std::fabs(exact) >= 0.25f && exact != divide(__uint_as_float(values[i]), wanted, scale.reciprocal);
+        wrong += std::fabs(exact) >= 0.25f && exact != divide<F32>(__uint_as_float(values[i]), wanted, scale.reciprocal);
     }
     return wrong;
 }
@@ -51,7 +53,11 @@ uint64_t wrong_of_float32(u32 amax, const u32* values, u32 count) {
 }  // namespace
 
 extern "C" uint64_t kvcache_wrong_of_float16(u32 amax) {
-    return wrong_of_float16<I8>(amax) + wrong_of_float16<I4>(amax);
+    uint64_t wrong = 0;
+    for (int units = -1; units <= 1; ++units) {
+        wrong += wrong_of_float16<I8>(amax, units) + wrong_of_float16<I4>(amax, units);
+    }
+    return wrong;
 }
 
 extern "C" uint64_t kvcache_wrong_of_float32(u32 amax, const u32* values, u32 count) {

@@ -116,14 +116,14 @@ T __ldg(const T* at) {
 }
 
 template <class T>
-void __stwb(T* at, T value) {
+void write_global(T* at, T value) {
     shim::access(at, sizeof(T), 1);
     *at = value;
 }
 
 template <class T>
 void __stcs(T* at, T value) {
-    __stwb(at, value);
+    write_global(at, value);
 }
 
 inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long wanted, unsigned long long value) {
@@ -175,6 +175,12 @@ inline float __fadd_rn(float a, float b) { return shim::of_gpu(a + b); }
 inline float __fmul_rn(float a, float b) { return shim::of_gpu(a * b); }
 inline float __fmaf_rn(float a, float b, float c) { return shim::of_gpu(std::fma(a, b, c)); }
 inline float __frcp_rn(float x) { return shim::of_gpu(1.0f / x); }
+
+// As far off as a GPU's may be.
+inline float approximate_reciprocal(float x) {
+    const float reciprocal = 1.0f / x;
+    return shim::of_gpu(std::isfinite(x) ? std::nextafter(reciprocal, x < 1 ? 0.0f : 1e30f) : reciprocal);
+}
 
 inline unsigned __umulhi(unsigned a, unsigned b) {
     return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);

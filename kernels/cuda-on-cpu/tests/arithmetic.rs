@@ -1,4 +1,4 @@
-//! The kernels divide by a reciprocal and two corrections, and do not clamp: that this is division and clamping.
+//! The kernels divide by a reciprocal and corrections, and do not clamp: that this is division and clamping.
 
 use kvcache_cuda_on_cpu::{wrong_of_float16, wrong_of_float32};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn float16_thinned() {
     assert_eq!(all.map(wrong_of_float16).sum::<u64>(), 0);
 }
 
-/// Each scale and each value there is: a billion codes of either sign.
+/// Each scale and each value there is: a billion codes of either sign, for each of three reciprocals.
 #[test]
 #[ignore = "takes a minute; run it when quantize.cuh changes"]
 fn float16_all() {

@@ -1,7 +1,7 @@
 // Reads and writes of a lane's share: a few bytes at an address that is a multiple of their number (of 16, for 32).
 #pragma once
 
-#include "parameters.cuh"
+#include "machine.cuh"
 
 template <u32 BYTES>
 struct Words {
@@ -15,7 +15,7 @@ __device__ __forceinline__ T read(const u8* at) {
 
 template <class T>
 __device__ __forceinline__ void write(u8* at, T value) {
-    __stwb(reinterpret_cast<T*>(at), value);
+    write_global(reinterpret_cast<T*>(at), value);
 }
 
 // Reads what no launch writes before this one ends.

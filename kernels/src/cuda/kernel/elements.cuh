@@ -1,7 +1,7 @@
 // Element types, and conversions between floats that keep the bits of NaNs as the CPU does.
 #pragma once
 
-#include "parameters.cuh"
+#include "machine.cuh"
 
 struct F32 {
     using Bits = u32;
@@ -37,23 +37,6 @@ constexpr bool SAME<A, A> = true;
 
 constexpr u32 F32_INFINITY = 0x7f800000;
 constexpr u32 F16_INFINITY = 0x7c00;
-
-// cuda_fp16.h is no part of NVRTC, hence the two instructions themselves; on the CPU the shim has them.
-#ifdef __CUDACC_RTC__
-// Exact; a NaN loses its payload.
-__device__ __forceinline__ float half_to_float(u16 half) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
-    return x;
-}
-
-// To nearest, ties to even; a NaN loses its payload.
-__device__ __forceinline__ u16 float_to_half(float x) {
-    u16 half;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
-    return half;
-}
-#endif
 
 // The float of a float's bits, converted to another type or the same: an assignment. NaNs become quiet and keep their sign
 // and the payload that fits, as on the CPU.

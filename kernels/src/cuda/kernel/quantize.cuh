@@ -22,16 +22,30 @@ __device__ __forceinline__ u32 magnitude(typename T::Bits x) {
     return x & (SAME<T, F16> ? 0x7fffu : 0x7fffffffu);
 }
 
-// x / y, rounded to nearest as IEEE 754 division is, given 1 / y rounded to nearest.
+// The reciprocal of a scale, for `divide`.
+template <class T>
+__device__ __forceinline__ float reciprocal_of(float y) {
+    return SAME<T, F16> ? approximate_reciprocal(y) : __frcp_rn(y);
+}
+
+// x / y, rounded to nearest as IEEE 754 division is and then to T, given reciprocal_of(y), for x and y in T. This is what
+// division compiles to, without the instructions that a group's values have in common and those for numbers at the ends of the
+// range. Only codes are made of it: where |x / y| < 2^-2 its last bits are not those of division, and the code is 0 anyway.
 //
-// Two steps of Newton's iteration on the quotient, what a division compiles to once the reciprocal is there: the first makes
-// the quotient faithful (off by less than one unit in the last place), and from a faithful one the second makes the correctly
-// rounded one (Markstein's theorem). The theorem needs 1 / y, the quotient and the residual to be normal numbers. They are for
-// a finite y >= 1e-5 and |x / y| >= 2^-2; where |x / y| is smaller, so is the result, whose last bits nobody sees.
+// Float32: the first step makes the quotient faithful (off by less than one unit in the last place), and from a faithful one
+// and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem, which needs y >= 1e-5,
+// |x / y| >= 2^-2).
+//
+// Float16: a quotient is a point between two float16, or at least 2^-23 of itself away from it, and one step leaves an error
+// smaller than that, whatever the last bit of the reciprocal. There is a test of all x and y.
+template <class T>
 __device__ __forceinline__ float divide(float x, float y, float reciprocal) {
     float quotient = __fmul_rn(x, reciprocal);
     quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
-    return __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
+    if constexpr (SAME<T, F32>) {
+        quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
+    }
+    return rounded<T>(quotient);
 }
 
 // A group's scale in T1, and what its codes are made with.
@@ -40,8 +54,8 @@ struct Scale {
     typename T1::Bits bits;
     float value;
     float reciprocal;
-    // All ones, or zero for a group whose scale is infinite or NaN: its codes are 0.
-    u32 mask;
+    // Whether it is infinite or NaN: then all codes are 0.
+    bool poisoned;
 };
 
 // The scale of a group, given the magnitude of its largest value.
@@ -54,27 +68,26 @@ __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
     } else {
         constexpr float RECIPROCAL = 1.0f / QMAX<Codes>;
         // A quotient too small for `divide` is below the floor.
-        const float quotient = divide(value_of<T1>(static_cast<Bits>(amax)), QMAX<Codes>, RECIPROCAL);
-        bits = bits_of<T1>(quotient);
+        bits = bits_of<T1>(divide<T1>(value_of<T1>(static_cast<Bits>(amax)), QMAX<Codes>, RECIPROCAL));
         bits = bits < SCALE_FLOOR<T1> ? SCALE_FLOOR<T1> : bits;
     }
     Scale<T1> scale;
     scale.bits = static_cast<Bits>(bits);
-    scale.mask = amax >= INFINITY_OF<T1> ? 0 : 0xffffffff;
+    scale.poisoned = amax >= INFINITY_OF<T1>;
     scale.value = value_of<T1>(scale.bits);
-    scale.reciprocal = __frcp_rn(scale.value);
+    scale.reciprocal = reciprocal_of<T1>(scale.value);
     return scale;
 }
 
-// The code of x, in the low bits; what is above them is of no use.
+// The code of x, in the low bits; what is above them is of no use, and nothing is if the scale is poisoned.
 //
 // It needs no clamp: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since the
 // smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2.
 template <class T1>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
-    const float quotient = rounded<T1>(divide(value_of<T1>(x), scale.value, scale.reciprocal));
+    const float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
     // 1.5 * 2^23: a float of this size has no fraction, so the addition rounds to an integer, ties to even.
-    return __float_as_uint(__fadd_rn(quotient, 12582912.0f)) & scale.mask;
+    return __float_as_uint(__fadd_rn(quotient, 12582912.0f));
 }
 
 // Four codes as bytes.

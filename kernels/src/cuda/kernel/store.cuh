@@ -50,6 +50,10 @@ __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const 
             }
         }
     }
+#pragma unroll
+    for (u32& word : codes.word) {
+        word = scale.poisoned ? 0 : word;
+    }
     return codes;
 }
 
@@ -137,14 +141,15 @@ __device__ __forceinline__ void store_narrow(const Parameters& p) {
                 if constexpr (SAME<T2, I8>) {
 #pragma unroll 1
                     for (u32 i = 0; i < p.group; ++i) {
-                        write(cache + i, static_cast<u8>(code_of<T1>(value(i), scale)));
+                        const u32 code = code_of<T1>(value(i), scale);
+                        write(cache + i, static_cast<u8>(scale.poisoned ? 0 : code));
                     }
                 } else {
 #pragma unroll 1
                     for (u32 i = 0; i < p.group; i += 2) {
                         const u32 low = code_of<T1>(value(i), scale) & 0xf;
                         const u32 high = code_of<T1>(value(i + 1), scale) & 0xf;
-                        write(cache + i / 2, static_cast<u8>(low | high << 4));
+                        write(cache + i / 2, static_cast<u8>(scale.poisoned ? 0 : low | high << 4));
                     }
                 }
                 const i64 at = head_at(p.scale_strides, place) + kv * p.scale_strides.kv + place.d;
