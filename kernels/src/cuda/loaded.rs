@@ -105,7 +105,8 @@ fn load(module: &'static Module) -> Result<[Function; KERNELS], Error> {
     };
     status.result().map_err(|error| {
         let written = log.split(|&byte| byte == 0).next().unwrap_or_default();
-        failed([reason(error), String::from_utf8_lossy(written).trim().replace('\n', "; ")].join(": "))
+        let log = String::from_utf8_lossy(written).trim().replace('\n', "; ");
+        failed(if log.is_empty() { reason(error) } else { format!("{}: {log}", reason(error)) })
     })?;
     let function = |name: &'static str| {
         let name = CString::new(name).map_err(|error| failed(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! Random calls of every kind.
 
 #[path = "memory.rs"]
-mod memory;
+pub mod memory;
 
 use half::f16;
 use kvcache_golden::Tensor;
@@ -12,23 +12,24 @@ use proptest::test_runner::TestRng;
 
 /// What a random call is made from.
 #[derive(Debug, Clone)]
-struct Plan {
-    types: TypeCombination,
-    layout: CacheLayout,
-    mode: CacheMode,
-    num_heads: usize,
+pub struct Plan {
+    pub types: TypeCombination,
+    pub layout: CacheLayout,
+    pub mode: CacheMode,
+    pub num_heads: usize,
     /// Groups in a head; elements, without quantisation.
-    inner: usize,
-    group: usize,
-    num_repeat: usize,
-    num_layer: usize,
-    layer_idx: usize,
-    page_size: usize,
+    pub inner: usize,
+    pub group: usize,
+    pub num_repeat: usize,
+    pub num_layer: usize,
+    pub layer_idx: usize,
+    pub page_size: usize,
     /// Past and current tokens of each sequence.
-    sequences: Vec<(usize, usize)>,
+    pub sequences: Vec<(usize, usize)>,
 }
 
-fn plans(max_inner: usize, tokens: usize) -> impl Strategy<Value = Plan> {
+/// Plans of calls of every kind.
+pub fn plans(max_inner: usize, tokens: usize) -> impl Strategy<Value = Plan> {
     let layer = (1..4usize).prop_flat_map(|num_layer| (Just(num_layer), 0..num_layer));
     (
         (
@@ -70,19 +71,20 @@ pub struct After {
 /// A legal call with random values.
 #[derive(Debug, Clone)]
 pub struct RandomCall {
-    attributes: Attributes,
-    t1: ElementType,
-    current: [Tensor; 2],
-    seqstarts: Vec<i64>,
-    kvstarts: Vec<i64>,
-    cachestarts: Tensor,
-    start_pos: Vec<i64>,
-    cache: Tensor,
-    scale: Option<Tensor>,
+    pub attributes: Attributes,
+    pub t1: ElementType,
+    pub current: [Tensor; 2],
+    pub seqstarts: Vec<i64>,
+    pub kvstarts: Vec<i64>,
+    pub cachestarts: Tensor,
+    pub start_pos: Vec<i64>,
+    pub cache: Tensor,
+    pub scale: Option<Tensor>,
 }
 
 impl RandomCall {
-    fn new(plan: &Plan, rng: &mut TestRng) -> Self {
+    /// A call as planned.
+    pub fn new(plan: &Plan, rng: &mut TestRng) -> Self {
         let Plan { types, layout, mode, num_heads, page_size, .. } = *plan;
         let quantised = QuantBit::from_code(types.quant_bit).is_some();
         let head_dim = if quantised { plan.inner.min(300 / plan.group) * plan.group } else { plan.inner * 3 };

@@ -1,0 +1,202 @@
+//! The driver, its one device, and contexts.
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use kvcache_kernels::cuda::cudarc::driver::sys::{CUdevice_attribute, CUresult};
+
+use crate::out::Out;
+use crate::state::driver;
+
+const NAME: &[u8] = b"CUDA on the CPU\0";
+const ERROR: &std::ffi::CStr = c"an error of the driver on the CPU";
+
+thread_local! {
+    /// The thread's contexts, the current one last.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread's current context.
+pub(crate) fn current() -> Result<usize, CUresult> {
+    CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuInit(_flags: c_uint) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> CUresult {
+    version.put(13_000);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGetErrorName(error: CUresult, name: Out<*const c_char>) -> CUresult {
+    let known: &std::ffi::CStr = match error {
+        CUresult::CUDA_ERROR_INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
+        CUresult::CUDA_ERROR_INVALID_CONTEXT => c"CUDA_ERROR_INVALID_CONTEXT",
+        CUresult::CUDA_ERROR_INVALID_HANDLE => c"CUDA_ERROR_INVALID_HANDLE",
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        _ => ERROR,
+    };
+    name.put(known.as_ptr());
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGetErrorString(_error: CUresult, text: Out<*const c_char>) -> CUresult {
+    text.put(ERROR.as_ptr());
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> CUresult {
+    count.put(1);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> CUresult {
+    if ordinal != 0 {
+        return CUresult::CUDA_ERROR_INVALID_DEVICE;
+    }
+    device.put(0);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) -> CUresult {
+    for (i, &byte) in NAME.iter().enumerate().take(len.unsigned_abs() as usize) {
+        // SAFETY: the interface asks for so many bytes.
+        unsafe { name.add(i).write(byte.cast_signed()) };
+    }
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: CUdevice_attribute, _device: c_int) -> CUresult {
+    value.put(match attribute {
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 2,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 7,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 5,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
+        _ => 0,
+    });
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, _device: c_int) -> CUresult {
+    driver(|state| {
+        if state.primary == 0 {
+            state.primary = state.new_handle();
+            state.contexts.push(state.primary);
+        }
+        context.put(state.primary);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxCreate_v4(
+    context: Out<usize>,
+    _parameters: *mut c_void,
+    _flags: c_uint,
+    _device: c_int,
+) -> CUresult {
+    driver(|state| {
+        let new = state.new_handle();
+        state.contexts.push(new);
+        CURRENT.with_borrow_mut(|stack| stack.push(new));
+        context.put(new);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxDestroy_v2(context: usize) -> CUresult {
+    CURRENT.with_borrow_mut(|stack| stack.retain(|&other| other != context));
+    driver(|state| {
+        state.contexts.retain(|&other| other != context);
+        state.modules.retain(|_, module| module.context != context);
+        state.functions.retain(|_, function| function.context != context);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetCurrent(context: Out<usize>) -> CUresult {
+    context.put(current().unwrap_or(0));
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: usize) -> CUresult {
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        if context != 0 {
+            stack.push(context);
+        }
+    });
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPushCurrent_v2(context: usize) -> CUresult {
+    driver(|state| match state.contexts.contains(&context) {
+        true => {
+            CURRENT.with_borrow_mut(|stack| stack.push(context));
+            Ok(())
+        }
+        false => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPopCurrent_v2(context: Out<usize>) -> CUresult {
+    match CURRENT.with_borrow_mut(Vec::pop) {
+        Some(popped) => {
+            context.put(popped);
+            CUresult::CUDA_SUCCESS
+        }
+        None => CUresult::CUDA_ERROR_INVALID_CONTEXT,
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetId(context: usize, id: Out<c_ulonglong>) -> CUresult {
+    driver(|state| {
+        if !state.contexts.contains(&context) {
+            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        }
+        // Handles are never used again here.
+        id.put(context as c_ulonglong);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> CUresult {
+    if let Err(error) = current() {
+        return error;
+    }
+    device.put(0);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> CUresult {
+    driver(|state| {
+        current()?;
+        state.not_captured()
+    })
+}

@@ -1,0 +1,99 @@
+//! Streams, whose work is done when it is given.
+
+use std::ffi::c_uint;
+
+use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
+
+use crate::context::current;
+use crate::out::Out;
+use crate::state::{Capture, State, Stream, driver};
+
+/// A stream, and its context if it is a default one.
+pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult> {
+    match stream {
+        0..=2 => current(),
+        _ => state.streams.get(&stream).map(|stream| stream.context).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE),
+    }
+}
+
+fn own(state: &mut State, stream: usize) -> Result<&mut Stream, CUresult> {
+    state.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamCreate(stream: Out<usize>, _flags: c_uint) -> CUresult {
+    driver(|state| {
+        state.not_captured()?;
+        let new = state.new_handle();
+        state.streams.insert(new, Stream { context: current()?, capture: None });
+        stream.put(new);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: usize) -> CUresult {
+    driver(|state| state.streams.remove(&stream).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        state.not_captured()
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: usize, _event: usize, _flags: c_uint) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        // An event from before the capture cannot be waited for in it.
+        state.not_captured()
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamGetCtx(stream: usize, context: Out<usize>) -> CUresult {
+    driver(|state| {
+        context.put(context_of(state, stream)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamIsCapturing(stream: usize, status: Out<CUstreamCaptureStatus>) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        let capture = state.streams.get(&stream).and_then(|stream| stream.capture.as_ref());
+        status.put(match capture {
+            None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+            Some(Capture { spoiled: false, .. }) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamBeginCapture_v2(stream: usize, _mode: CUstreamCaptureMode) -> CUresult {
+    driver(|state| {
+        own(state, stream)?.capture = Some(Capture::default());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> CUresult {
+    driver(|state| {
+        let capture = own(state, stream)?.capture.take().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        if capture.spoiled {
+            graph.put(0);
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        let new = state.new_handle();
+        state.graphs.insert(new, capture.nodes);
+        graph.put(new);
+        Ok(())
+    })
+}

@@ -1,0 +1,113 @@
+//! The device gives the reference's bits.
+
+use std::error::Error;
+
+use kvcache_golden::{StepInputs, Tensor};
+use kvcache_op::schema::TypeCombination;
+use kvcache_op::{Backend, KeyValueCache, Serial};
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestError, TestRunner};
+
+use crate::device::{Buffer, Gpu, call, shift};
+use crate::random::{After, Plan, RandomCall, calls, plans};
+use crate::status::of_numbers;
+
+/// A random call's inputs as the golden cases have them.
+pub fn step_inputs(call: &RandomCall) -> StepInputs {
+    let vector = |numbers: &[i64]| of_numbers(numbers, &[numbers.len()]);
+    StepInputs {
+        current_key: call.current[0].clone(),
+        current_value: call.current[1].clone(),
+        seqstarts: vector(&call.seqstarts),
+        kvstarts: vector(&call.kvstarts),
+        cachestarts: call.cachestarts.clone(),
+        start_pos: vector(&call.start_pos),
+        max_seqlen: of_numbers(&[1 << 20], &[]),
+        max_kvlen: of_numbers(&[1 << 20], &[1]),
+    }
+}
+
+/// What the reference makes of a call.
+pub fn reference(call: &RandomCall) -> After {
+    call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).expect("a legal call"))
+}
+
+fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, Box<dyn Error>> {
+    let of = |tensor: &Tensor| Buffer::of(gpu, tensor, shift(tensor.element(), unaligned));
+    let mut cache = of(&random.cache)?;
+    let mut scale = random.scale.as_ref().map(of).transpose()?;
+    let op = KeyValueCache::new(random.attributes.clone())?;
+    let outputs = call(gpu, &op, &step_inputs(random), (&mut cache, scale.as_mut()), unaligned)?;
+    if let Some(status) = gpu.status.take() {
+        return Err(format!("the device found something wrong: {status}").into());
+    }
+    let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
+    Ok(After { key: outputs.key, value: outputs.value, cache: cache.download(gpu)?, scale })
+}
+
+fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> Result<(), Failed> {
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(strategy, any::<bool>()), |(call, unaligned)| {
+        let found = on_device(gpu, &call, unaligned).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let wanted = reference(&call);
+        let same = [
+            ("key", found.key == wanted.key),
+            ("value", found.value == wanted.value),
+            ("cache", found.cache == wanted.cache),
+            ("scale", found.scale == wanted.scale),
+        ];
+        match same.into_iter().find(|(_, same)| !same) {
+            Some((name, _)) => Err(TestCaseError::fail(format!("{name} differs"))),
+            None => Ok(()),
+        }
+    });
+    outcome.map_err(|error| match error {
+        TestError::Fail(reason, (call, unaligned)) => format!("{reason}, unaligned: {unaligned}\n{call:?}").into(),
+        TestError::Abort(reason) => reason.to_string().into(),
+    })
+}
+
+/// More calls on a GPU than where every thread is emulated.
+fn many(gpu: &Gpu, cases: u32) -> Result<u32, Failed> {
+    Ok(if gpu.context.name()?.contains("CPU") { cases / 8 } else { cases })
+}
+
+pub fn small_calls(gpu: &Gpu) -> Result<(), Failed> {
+    agree(gpu, calls(12, 12), many(gpu, 4000)?)
+}
+
+pub fn large_calls(gpu: &Gpu) -> Result<(), Failed> {
+    agree(gpu, calls(80, 400), many(gpu, 48)?)
+}
+
+/// Random calls of these types and sequences.
+fn calls_of(types: TypeCombination, sequences: Vec<(usize, usize)>) -> impl Strategy<Value = RandomCall> {
+    plans(12, 2).prop_perturb(move |plan, mut rng| {
+        let plan = Plan {
+            types,
+            sequences: sequences.clone(),
+            num_heads: plan.num_heads.max(1),
+            inner: plan.inner.max(1),
+            group: plan.group.next_multiple_of(2),
+            ..plan
+        };
+        RandomCall::new(&plan, &mut rng)
+    })
+}
+
+/// One long sequence among many short ones.
+pub fn ragged_batches(gpu: &Gpu) -> Result<(), Failed> {
+    for types in TypeCombination::LEGAL {
+        let lengths = |long: usize| {
+            let mut sequences = vec![(3, 1); 300];
+            sequences[7] = (0, 0);
+            sequences[123] = (long, long / 2);
+            sequences[299] = (0, 5);
+            sequences
+        };
+        let long = if gpu.context.name()?.contains("CPU") { 50 } else { 3000 };
+        agree(gpu, calls_of(types, lengths(long)), 1)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! A GPU, tensors in its memory, and calls with tensors of the host.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use kvcache_golden::{Outputs, StepInputs, Tensor};
+use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
+use kvcache_op::cuda::{
+    self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
+};
+use kvcache_op::{ElementType, KeyValueCache};
+
+use crate::memory::read;
+
+/// What outputs hold before a call.
+pub const UNTOUCHED: u8 = 0xa5;
+
+/// The first GPU, with a stream and a status word.
+pub struct Gpu {
+    pub context: Arc<CudaContext>,
+    pub stream: Arc<CudaStream>,
+    pub status: StatusWord,
+}
+
+impl Gpu {
+    pub fn new() -> Result<Self, Box<dyn Error>> {
+        Self::in_context(primary_context(0)?)
+    }
+
+    pub fn in_context(context: Arc<CudaContext>) -> Result<Self, Box<dyn Error>> {
+        Ok(Self { stream: context.default_stream(), status: StatusWord::new(&context)?, context })
+    }
+
+    /// The device's name and architecture.
+    pub fn name(&self) -> Result<String, Box<dyn Error>> {
+        let (major, minor) = self.context.compute_capability()?;
+        Ok(format!("{}, sm_{major}{minor}", self.context.name()?))
+    }
+}
+
+/// A tensor in the GPU's memory, `shift` bytes behind the address of an allocation.
+pub struct Buffer {
+    slice: CudaSlice<u8>,
+    shift: usize,
+    element: ElementType,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+impl Buffer {
+    pub fn of(gpu: &Gpu, tensor: &Tensor, shift: usize) -> Result<Self, Box<dyn Error>> {
+        // An allocation has at least one byte.
+        let mut bytes = vec![0; shift + tensor.bytes().len() + 1];
+        bytes[shift..][..tensor.bytes().len()].copy_from_slice(tensor.bytes());
+        Ok(Self {
+            slice: gpu.stream.clone_htod(&bytes)?,
+            shift,
+            element: tensor.element(),
+            shape: tensor.shape().to_vec(),
+            bytes: tensor.bytes().len(),
+        })
+    }
+
+    /// A tensor whose bytes are all [`UNTOUCHED`].
+    pub fn untouched(gpu: &Gpu, element: ElementType, shape: &[usize], shift: usize) -> Result<Self, Box<dyn Error>> {
+        Self::of(gpu, &untouched(element, shape), shift)
+    }
+
+    pub fn view(&self) -> CudaView<'_, u8> {
+        self.slice.slice(self.shift..self.shift + self.bytes)
+    }
+
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, u8> {
+        self.slice.slice_mut(self.shift..self.shift + self.bytes)
+    }
+
+    /// Overwrites the tensor by another of the same type and shape.
+    pub fn upload(&mut self, gpu: &Gpu, tensor: &Tensor) -> Result<(), Box<dyn Error>> {
+        assert_eq!((tensor.element(), tensor.shape()), (self.element, self.shape.as_slice()));
+        if self.bytes > 0 {
+            gpu.stream.memcpy_htod(tensor.bytes(), &mut self.view_mut())?;
+        }
+        Ok(())
+    }
+
+    pub fn download(&self, gpu: &Gpu) -> Result<Tensor, Box<dyn Error>> {
+        let bytes = if self.bytes == 0 { Vec::new() } else { gpu.stream.clone_dtoh(&self.view())? };
+        Ok(Tensor::new(self.element, self.shape.clone(), &bytes).expect("as many bytes as the shape asks for"))
+    }
+
+    /// The tensor for a call, from one of its views.
+    pub fn read<'a>(&self, view: &'a CudaView<'a, u8>, stream: &'a CudaStream) -> DeviceRef<'a> {
+        DeviceRef::from_bytes(self.element, self.shape.as_slice(), view, stream)
+    }
+}
+
+/// A tensor of the host whose bytes are all [`UNTOUCHED`].
+pub fn untouched(element: ElementType, shape: &[usize]) -> Tensor {
+    let mut tensor = Tensor::zeros(element, shape.to_vec()).expect("it fits in memory");
+    tensor.bytes_mut().fill(UNTOUCHED);
+    tensor
+}
+
+/// The inputs of a call on the device, except those that are read on the host.
+pub struct Uploaded {
+    pub current: [Buffer; 2],
+    pub seqstarts: Buffer,
+    pub cachestarts: Buffer,
+    pub start_pos: Buffer,
+}
+
+impl Uploaded {
+    pub fn new(gpu: &Gpu, inputs: &StepInputs, unaligned: bool) -> Result<Self, Box<dyn Error>> {
+        let shift = shift(inputs.current_key.element(), unaligned);
+        Ok(Self {
+            current: [Buffer::of(gpu, &inputs.current_key, shift)?, Buffer::of(gpu, &inputs.current_value, shift)?],
+            seqstarts: Buffer::of(gpu, &inputs.seqstarts, 0)?,
+            cachestarts: Buffer::of(gpu, &inputs.cachestarts, 0)?,
+            start_pos: Buffer::of(gpu, &inputs.start_pos, 0)?,
+        })
+    }
+}
+
+/// A shift that leaves addresses aligned for the type and no more.
+pub fn shift(element: ElementType, unaligned: bool) -> usize {
+    if unaligned { element.align() } else { 0 }
+}
+
+/// Puts a call into the GPU's stream, with its tensors in the GPU's memory.
+pub fn launch(
+    gpu: &Gpu,
+    op: &KeyValueCache,
+    (inputs, uploaded): (&StepInputs, &Uploaded),
+    rows: OutputRows<'_>,
+    (cache, scale): (&mut Buffer, Option<&mut Buffer>),
+    [key, value]: [&mut Buffer; 2],
+) -> Result<(), Box<dyn Error>> {
+    let stream = &*gpu.stream;
+    let current = uploaded.current.each_ref().map(Buffer::view);
+    let (seqstarts, cachestarts) = (uploaded.seqstarts.view(), uploaded.cachestarts.view());
+    let start_pos = uploaded.start_pos.view();
+    let device_inputs = DeviceInputs {
+        current_key: uploaded.current[0].read(&current[0], stream),
+        current_value: uploaded.current[1].read(&current[1], stream),
+        seqstarts: uploaded.seqstarts.read(&seqstarts, stream),
+        cachestarts: uploaded.cachestarts.read(&cachestarts, stream),
+        start_pos: uploaded.start_pos.read(&start_pos, stream),
+        kvstarts: rows,
+        max_seqlen: read(&inputs.max_seqlen),
+        max_kvlen: read(&inputs.max_kvlen),
+    };
+    let [mut cache, mut key, mut value] = [cache, key, value].map(Writable::new);
+    let mut scale = scale.map(Writable::new);
+    let scale = scale.as_mut().map(|scale| scale.tensor(stream));
+    let call = op.check_device(device_inputs, cache.tensor(stream), scale).map_err(cuda::Error::from)?;
+    let outputs = DeviceOutputs { key: key.tensor(stream), value: value.tensor(stream) };
+    Ok(call.launch(outputs, &gpu.status, stream)?)
+}
+
+/// A buffer to be written by a call.
+struct Writable<'a> {
+    element: ElementType,
+    shape: Vec<usize>,
+    view: CudaViewMut<'a, u8>,
+}
+
+impl<'a> Writable<'a> {
+    fn new(buffer: &'a mut Buffer) -> Self {
+        Self { element: buffer.element, shape: buffer.shape.clone(), view: buffer.view_mut() }
+    }
+
+    fn tensor<'b>(&'b mut self, stream: &'b CudaStream) -> DeviceMut<'b> {
+        DeviceMut::from_bytes(self.element, self.shape.as_slice(), &mut self.view, stream)
+    }
+}
+
+/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU. What the device found is
+/// left in the status word.
+pub fn call(
+    gpu: &Gpu,
+    op: &KeyValueCache,
+    inputs: &StepInputs,
+    state: (&mut Buffer, Option<&mut Buffer>),
+    unaligned: bool,
+) -> Result<Outputs, Box<dyn Error>> {
+    // Outputs as they must be if the call is legal; if it is not, it is refused before they matter.
+    let total = inputs
+        .kvstarts
+        .bytes()
+        .rchunks_exact(8)
+        .next()
+        .map_or(0, |bytes| i64::from_le_bytes(bytes.try_into().expect("8 bytes")).clamp(0, 1 << 20));
+    let mut shape = inputs.current_key.shape().to_vec();
+    if let [rows, heads, _] = &mut shape[..] {
+        *rows = total as usize;
+        *heads *= op.attributes().num_repeat.min(64) as usize;
+    }
+    let uploaded = Uploaded::new(gpu, inputs, unaligned)?;
+    let t1 = inputs.current_key.element();
+    let output = || Buffer::untouched(gpu, t1, &shape, shift(t1, unaligned));
+    let (mut key, mut value) = (output()?, output()?);
+    let rows = OutputRows::Kvstarts(read(&inputs.kvstarts));
+    launch(gpu, op, (inputs, &uploaded), rows, state, [&mut key, &mut value])?;
+    gpu.stream.synchronize()?;
+    Ok(Outputs { key: key.download(gpu)?, value: value.download(gpu)? })
+}

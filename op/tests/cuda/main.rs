@@ -1,0 +1,63 @@
+//! What needs a GPU. Without one, every test is ignored and the reason is printed; with `KVCACHE_REQUIRE_GPU` set the run
+//! then ends with the exit code 77, so that nobody takes it for a success.
+//!
+//! `KVCACHE_GOLDEN_CASES` names the golden cases' folder where the sources are elsewhere than when this was built.
+
+#[path = "../common/device_check.rs"]
+mod device_check;
+#[path = "../common/random.rs"]
+mod random;
+
+mod agree;
+mod device;
+mod golden;
+mod graphs;
+mod large;
+mod oracle;
+mod status;
+mod streams;
+
+use std::env;
+use std::process::ExitCode;
+
+use device::Gpu;
+use libtest_mimic::{Arguments, Failed, Trial};
+use random::memory;
+
+type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
+
+const TESTS: [Test; 17] = [
+    ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
+    ("golden::every_case", golden::every_case),
+    ("golden::every_case_unaligned", golden::every_case_unaligned),
+    ("status::golden_cases_that_the_host_cannot_refuse", status::golden_cases_that_the_host_cannot_refuse),
+    ("status::random_bad_pages", status::random_bad_pages),
+    ("status::keeps_the_first_finding", status::keeps_the_first_finding),
+    ("agree::small_calls", agree::small_calls),
+    ("agree::large_calls", agree::large_calls),
+    ("agree::ragged_batches", agree::ragged_batches),
+    ("streams::raw_addresses_on_a_foreign_stream", streams::raw_addresses_on_a_foreign_stream),
+    ("streams::calls_on_several_streams", streams::calls_on_several_streams),
+    ("streams::misuse_is_refused", streams::misuse_is_refused),
+    ("streams::slices_of_another_length_are_refused", streams::slices_of_another_length_are_refused),
+    ("graphs::captured_and_replayed", graphs::captured_and_replayed),
+    ("graphs::replayed_while_sequences_grow", graphs::replayed_while_sequences_grow),
+    ("graphs::unprepared_kernels_do_not_spoil_a_capture", graphs::unprepared_kernels_do_not_spoil_a_capture),
+    ("large::more_than_two_to_the_31_elements", large::more_than_two_to_the_31_elements),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One stream after the other: a capture forbids much to everybody else.
+    arguments.test_threads = Some(1);
+    let missing = Gpu::new().and_then(|gpu| gpu.name()).inspect(|name| println!("device: {name}")).err();
+    if let Some(reason) = &missing {
+        println!("NO GPU, nothing of this is tested: {reason}");
+    }
+    let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?)).with_ignored_flag(missing.is_some());
+    let conclusion = libtest_mimic::run(&arguments, TESTS.map(trial).into());
+    match missing {
+        Some(_) if env::var_os("KVCACHE_REQUIRE_GPU").is_some() && !arguments.list => ExitCode::from(77),
+        _ => conclusion.exit_code(),
+    }
+}

@@ -1,0 +1,167 @@
+//! What the device finds wrong, and what it does all the same.
+
+use kvcache_golden::{Case, Outputs, StepInputs, Tensor};
+use kvcache_op::cuda::{Finding, Status};
+use kvcache_op::{Attributes, KeyValueCache};
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestError, TestRunner};
+
+use crate::agree::step_inputs;
+use crate::device::{Buffer, Gpu, call};
+use crate::device_check::left_to_device;
+use crate::golden::cases;
+use crate::oracle::{Oracle, numbers};
+use crate::random::calls;
+
+/// Makes a call on the device, and holds it against the oracle: outputs, state, and that the finding is one that there is.
+fn agrees_with_oracle(
+    gpu: &Gpu,
+    attributes: &Attributes,
+    inputs: &StepInputs,
+    state: (&Tensor, Option<&Tensor>),
+) -> Result<Option<Status>, Failed> {
+    let op = KeyValueCache::new(attributes.clone())?;
+    let mut cache = Buffer::of(gpu, state.0, 0)?;
+    let mut scale = state.1.map(|scale| Buffer::of(gpu, scale, 0)).transpose()?;
+    let Outputs { key, value } = call(gpu, &op, inputs, (&mut cache, scale.as_mut()), false)?;
+    let status = gpu.status.take();
+
+    let (mut wanted_cache, mut wanted_scale) = (state.0.clone(), state.1.cloned());
+    let oracle = Oracle { attributes, inputs, cache: &mut wanted_cache, scale: wanted_scale.as_mut() };
+    let (outputs, findings) = oracle.run();
+    match status {
+        None if findings.is_empty() => {}
+        Some(status) if findings.contains(&status) => {}
+        _ => return Err(format!("the device found {status:?}, wanted one of {findings:?}").into()),
+    }
+    let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
+    let same = [
+        ("cache", cache.download(gpu)? == wanted_cache),
+        ("scale", scale == wanted_scale),
+        ("key", key == outputs.key),
+        ("value", value == outputs.value),
+    ];
+    match same.into_iter().find(|(_, same)| !same) {
+        Some((name, _)) => Err(format!("{name} differs from the oracle's; the device found {status:?}").into()),
+        None => Ok(status),
+    }
+}
+
+pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
+    let (mut found, mut unseen) = (0, Vec::new());
+    for case in cases()? {
+        let Case { attributes, cache, scale, .. } = &case;
+        for step in &case.steps {
+            let Some(kind) = left_to_device(&case, step) else { continue };
+            let starts = numbers(&step.inputs.cachestarts);
+            if kind == "write_conflict" || race(attributes, &step.inputs, &starts) {
+                unseen.push(format!("{} (two tokens race for a slot)", case.name));
+                continue;
+            }
+            if numbers(&step.inputs.kvstarts).last().is_some_and(|&rows| rows > 1 << 20) {
+                unseen.push(format!("{} (nobody can allocate its outputs)", case.name));
+                continue;
+            }
+            let status = agrees_with_oracle(gpu, attributes, &step.inputs, (cache, scale.as_ref()))
+                .map_err(|error| format!("{}: {}", case.name, error.message().unwrap_or_default()))?;
+            match status {
+                Some(_) => found += 1,
+                None => unseen.push(format!("{} ({kind})", case.name)),
+            }
+        }
+    }
+    println!("{found} found; not found, as documented: {}", unseen.join(", "));
+    if found < 10 {
+        return Err(format!("only {found} cases are found by the device").into());
+    }
+    Ok(())
+}
+
+pub fn random_bad_pages(gpu: &Gpu) -> Result<(), Failed> {
+    let bad = prop_oneof![Just(-1i64), Just(i64::MIN), Just(i64::MAX), Just(1 << 40), -3..100i64];
+    let broken = (calls(6, 12), prop::collection::vec((any::<prop::sample::Index>(), bad), 1..4));
+    let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
+    let seen = std::cell::Cell::new(0);
+    let outcome = runner.run(&broken, |(call, changes)| {
+        let mut inputs = step_inputs(&call);
+        let mut starts = numbers(&inputs.cachestarts);
+        if starts.is_empty() {
+            return Ok(());
+        }
+        for (index, value) in changes {
+            let at = index.index(starts.len());
+            starts[at] = value;
+        }
+        if race(&call.attributes, &inputs, &starts) {
+            return Ok(());
+        }
+        inputs.cachestarts = of_numbers(&starts, inputs.cachestarts.shape());
+        match agrees_with_oracle(gpu, &call.attributes, &inputs, (&call.cache, call.scale.as_ref())) {
+            Ok(status) => {
+                seen.set(seen.get() + usize::from(status.is_some()));
+                Ok(())
+            }
+            Err(error) => Err(TestCaseError::fail(error.message().unwrap_or_default().to_owned())),
+        }
+    });
+    println!("{} calls with a finding", seen.get());
+    match outcome {
+        Ok(()) if seen.get() >= 20 => Ok(()),
+        Ok(()) => Err(format!("only {} calls had a finding", seen.get()).into()),
+        Err(TestError::Fail(reason, (call, changes))) => Err(format!("{reason}\n{changes:?}\n{call:?}").into()),
+        Err(error) => Err(error.to_string().into()),
+    }
+}
+
+/// Whether two current tokens have one slot.
+fn race(attributes: &Attributes, inputs: &StepInputs, starts: &[i64]) -> bool {
+    let (seqstarts, start_pos) = (numbers(&inputs.seqstarts), numbers(&inputs.start_pos));
+    let falls = seqstarts.windows(2).any(|pair| pair[1] < pair[0]);
+    let total = seqstarts.last().copied().unwrap_or_default();
+    if seqstarts[0] != 0 || falls || total > inputs.current_key.shape()[0] as i64 {
+        return false; // nothing is stored
+    }
+    let columns = if attributes.cache_mode == 0 { 1 } else { inputs.cachestarts.shape()[1] };
+    let page_size = if attributes.cache_mode == 0 { i64::MAX } else { attributes.page_size };
+    let mut slots = Vec::new();
+    for (b, &start) in start_pos.iter().enumerate() {
+        for token in (0..seqstarts[b + 1] - seqstarts[b]).filter_map(|t| start.checked_add(t)) {
+            let page = (token / page_size) as usize;
+            if token >= 0 && page < columns {
+                slots.push(i128::from(starts[b * columns + page]) + i128::from(token % page_size));
+            }
+        }
+    }
+    slots.sort_unstable();
+    slots.windows(2).any(|pair| pair[0] == pair[1])
+}
+
+/// An int64 tensor.
+pub fn of_numbers(numbers: &[i64], shape: &[usize]) -> Tensor {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    Tensor::new(kvcache_op::ElementType::Int64, shape.to_vec(), &bytes).expect("as many as the shape asks for")
+}
+
+pub fn keeps_the_first_finding(gpu: &Gpu) -> Result<(), Failed> {
+    let cases = cases()?;
+    let case = cases.iter().find(|case| case.name.starts_with("refuse-page-range"));
+    let case = case.ok_or("there is no golden case of a page out of range")?;
+    let op = KeyValueCache::new(case.attributes.clone())?;
+    let mut cache = Buffer::of(gpu, &case.cache, 0)?;
+    let mut scale = case.scale.as_ref().map(|scale| Buffer::of(gpu, scale, 0)).transpose()?;
+    let mut inputs = case.steps[0].inputs.clone();
+    call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
+    let first = gpu.status.get().ok_or("nothing was found")?;
+    assert_eq!(first.finding, Finding::Slot);
+    // Something else, later.
+    inputs.start_pos = of_numbers(&vec![-1; numbers(&inputs.start_pos).len()], inputs.start_pos.shape());
+    call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
+    assert_eq!(gpu.status.get(), Some(first), "the first finding stays");
+    assert_eq!(gpu.status.take(), Some(first));
+    assert_eq!(gpu.status.get(), None);
+    call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
+    let second = gpu.status.take().ok_or("nothing was found after the word was cleared")?;
+    assert_eq!(second.finding, Finding::StartPos);
+    Ok(())
+}

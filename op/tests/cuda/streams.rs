@@ -1,0 +1,209 @@
+//! Modules, streams, addresses and slices: what the launcher takes, and what it refuses.
+
+use std::sync::Arc;
+
+use kvcache_golden::Tensor;
+use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaStream, result};
+use kvcache_op::cuda::{
+    DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
+};
+use kvcache_op::schema::TypeCombination;
+use kvcache_op::{Attributes, ElementType, KeyValueCache};
+use libtest_mimic::Failed;
+
+use crate::device::Gpu;
+
+/// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
+const CURRENT: [usize; 3] = [2, 2, 4];
+const CACHE: [usize; 5] = [8, 1, 2, 2, 4];
+const OUTPUT: [usize; 3] = [5, 2, 4];
+
+fn op() -> Result<KeyValueCache, Failed> {
+    Ok(KeyValueCache::new(Attributes::default())?)
+}
+
+fn len(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+fn numbers() -> Vec<f32> {
+    (1..=len(&CURRENT)).map(|x| x as f32).collect()
+}
+
+/// What `key` must be of a call with [`numbers`] on a cache of zeros.
+fn wanted() -> Vec<f32> {
+    [vec![0.0; len(&OUTPUT) - len(&CURRENT)], numbers()].concat()
+}
+
+pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
+    for TypeCombination { quant_bit, t1, t2, t3 } in TypeCombination::LEGAL {
+        let op = KeyValueCache::new(Attributes { quant_bit, ..Attributes::default() })?;
+        op.prepare_device(t1, t2, t3, &gpu.stream)?;
+    }
+    let error = op()?.prepare_device(ElementType::Float32, ElementType::Int8, None, &gpu.stream).unwrap_err();
+    assert_eq!(error.kind(), "illegal_types");
+    Ok(())
+}
+
+pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
+    let stream = &gpu.stream;
+    let alloc = |shape: &[usize]| stream.alloc_zeros::<f32>(len(shape));
+    let current = stream.clone_htod(&numbers())?;
+    let (cache, key, value) = (alloc(&CACHE)?, alloc(&OUTPUT)?, alloc(&OUTPUT)?);
+    let indices = [vec![0i64, 2], vec![1], vec![3]].map(|index| stream.clone_htod(&index));
+    let [seqstarts, cachestarts, start_pos] = indices;
+    let (seqstarts, cachestarts, start_pos) = (seqstarts?, cachestarts?, start_pos?);
+    let status = stream.alloc_zeros::<u64>(1)?;
+    stream.synchronize()?;
+    let addresses = {
+        use kvcache_op::cuda::cudarc::driver::DevicePtr;
+        let address = |slice: &kvcache_op::cuda::cudarc::driver::CudaSlice<f32>| slice.device_ptr(stream).0;
+        let index = |slice: &kvcache_op::cuda::cudarc::driver::CudaSlice<i64>| slice.device_ptr(stream).0;
+        let floats = [&current, &cache, &key, &value].map(address);
+        (floats, [&seqstarts, &cachestarts, &start_pos].map(index), status.device_ptr(stream).0)
+    };
+    let ([current_at, cache_at, key_at, value_at], [seqstarts_at, cachestarts_at, start_pos_at], status_at) = addresses;
+
+    gpu.context.bind_to_thread()?;
+    let foreign = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+    // Nothing of the thread's context is taken for granted: the stream knows its own.
+    // SAFETY: no context is a legal current context.
+    unsafe { result::ctx::set_current(std::ptr::null_mut()) }?;
+    // SAFETY: all addresses are those of slices that live until the stream has been synchronised, and nothing else uses them.
+    let launched = unsafe {
+        let read = |element, shape: &[usize], at| DeviceRef::from_raw_parts(element, shape, at);
+        let inputs = DeviceInputs {
+            current_key: read(ElementType::Float32, &CURRENT, current_at),
+            current_value: read(ElementType::Float32, &CURRENT, current_at),
+            seqstarts: read(ElementType::Int64, &[2], seqstarts_at),
+            cachestarts: read(ElementType::Int64, &[1], cachestarts_at),
+            start_pos: read(ElementType::Int64, &[1], start_pos_at),
+            kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
+            max_seqlen: (&2).into(),
+            max_kvlen: (&5).into(),
+        };
+        let write = |shape: &[usize], at| DeviceMut::from_raw_parts(ElementType::Float32, shape, at);
+        let call = op()?.check_device(inputs, write(&CACHE, cache_at), None)?;
+        let outputs = DeviceOutputs { key: write(&OUTPUT, key_at), value: write(&OUTPUT, value_at) };
+        call.launch_raw(outputs, status_at, foreign)
+    };
+    assert_eq!(result::ctx::get_current()?, None, "the thread's context is as it was");
+    gpu.context.bind_to_thread()?;
+    // SAFETY: the stream lives.
+    unsafe { result::stream::synchronize(foreign) }?;
+    launched?;
+    assert_eq!(stream.clone_dtoh(&key)?, wanted());
+    assert_eq!(stream.clone_dtoh(&value)?, wanted());
+    assert_eq!(Status::from_word(stream.clone_dtoh(&status)?[0]), None);
+    // SAFETY: nothing uses the stream any more.
+    unsafe { result::stream::destroy(foreign) }?;
+    Ok(())
+}
+
+/// The tensors of a call, as slices of cudarc.
+struct Slices {
+    current: kvcache_op::cuda::cudarc::driver::CudaSlice<f32>,
+    indices: [kvcache_op::cuda::cudarc::driver::CudaSlice<i64>; 3],
+    cache: kvcache_op::cuda::cudarc::driver::CudaSlice<f32>,
+    outputs: [kvcache_op::cuda::cudarc::driver::CudaSlice<f32>; 2],
+}
+
+impl Slices {
+    fn new(stream: &Arc<CudaStream>) -> Result<Self, Failed> {
+        let zeros = |shape: &[usize]| stream.alloc_zeros::<f32>(len(shape));
+        Ok(Self {
+            current: stream.clone_htod(&numbers())?,
+            indices: [stream.clone_htod(&[0i64, 2])?, stream.clone_htod(&[1i64])?, stream.clone_htod(&[3i64])?],
+            cache: zeros(&CACHE)?,
+            outputs: [zeros(&OUTPUT)?, zeros(&OUTPUT)?],
+        })
+    }
+
+    /// The call, whose seqstarts are made for another stream if told so.
+    fn check<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+        of_seqstarts: &'a CudaStream,
+    ) -> Result<(DeviceCall<'a>, DeviceOutputs<'a>), Failed> {
+        let [seqstarts, cachestarts, start_pos] = &self.indices;
+        let inputs = DeviceInputs {
+            current_key: DeviceRef::new(CURRENT, &self.current, stream),
+            current_value: DeviceRef::new(CURRENT, &self.current, stream),
+            seqstarts: DeviceRef::new([2], seqstarts, of_seqstarts),
+            cachestarts: DeviceRef::new([1], cachestarts, stream),
+            start_pos: DeviceRef::new([1], start_pos, stream),
+            kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
+            max_seqlen: (&2).into(),
+            max_kvlen: (&5).into(),
+        };
+        let call = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut self.cache, stream), None)?;
+        assert_eq!(call.output_shape(), OUTPUT);
+        let [key, value] = &mut self.outputs;
+        let outputs =
+            DeviceOutputs { key: DeviceMut::new(OUTPUT, key, stream), value: DeviceMut::new(OUTPUT, value, stream) };
+        Ok((call, outputs))
+    }
+}
+
+pub fn calls_on_several_streams(gpu: &Gpu) -> Result<(), Failed> {
+    let streams = [gpu.context.new_stream()?, gpu.context.new_stream()?, gpu.context.per_thread_stream()];
+    // The same slices on one stream after the other: cudarc makes each wait for the one before.
+    let mut slices = Slices::new(&gpu.stream)?;
+    for stream in &streams {
+        let (call, outputs) = slices.check(stream, stream)?;
+        call.launch(outputs, &gpu.status, stream)?;
+    }
+    gpu.context.synchronize()?;
+    assert_eq!(gpu.status.take(), None);
+    for output in &slices.outputs {
+        assert_eq!(gpu.stream.clone_dtoh(output)?, wanted());
+    }
+    Ok(())
+}
+
+pub fn misuse_is_refused(gpu: &Gpu) -> Result<(), Failed> {
+    let other = gpu.context.new_stream()?;
+    let mut slices = Slices::new(&gpu.stream)?;
+    let (call, outputs) = slices.check(&gpu.stream, &other)?;
+    let error = call.launch(outputs, &gpu.status, &gpu.stream).unwrap_err();
+    assert_eq!(error, Error::OtherStream { input: "seqstarts" });
+
+    let elsewhere = CudaContext::new_non_primary(0, 0)?;
+    let status = StatusWord::new(&elsewhere)?;
+    let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
+    let error = call.launch(outputs, &status, &gpu.stream).unwrap_err();
+    assert_eq!(error, LaunchError::OtherContext.into());
+
+    let stream = elsewhere.default_stream();
+    let (call, outputs) = slices.check(&stream, &stream)?;
+    let error = call.launch(outputs, &status, &stream).unwrap_err();
+    assert_eq!(error, Error::OtherContext { input: "current_key" });
+
+    gpu.stream.synchronize()?;
+    let [key, _] = &slices.outputs;
+    assert_eq!(gpu.stream.clone_dtoh(key)?, vec![0.0; len(&OUTPUT)], "a refused call writes nothing");
+    Ok(())
+}
+
+pub fn slices_of_another_length_are_refused(gpu: &Gpu) -> Result<(), Failed> {
+    let stream = &*gpu.stream;
+    let bytes = gpu.stream.alloc_zeros::<u8>(100)?;
+    let tensor = Tensor::zeros(ElementType::Int64, vec![2]).expect("small");
+    let index = gpu.stream.clone_htod(tensor.bytes())?;
+    let one = index.slice(0..8);
+    let mut cache = gpu.stream.alloc_zeros::<f32>(len(&CACHE))?;
+    let inputs = DeviceInputs {
+        current_key: DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream),
+        current_value: DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream),
+        seqstarts: DeviceRef::from_bytes(ElementType::Int64, [2], &index, stream),
+        cachestarts: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
+        start_pos: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
+        kvstarts: OutputRows::AtMost(5),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&5).into(),
+    };
+    let error = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut cache, stream), None).unwrap_err();
+    assert_eq!(error.kind(), "slice_length");
+    assert_eq!(error.to_string(), "current_key is a slice of 100 bytes, wanted 64 for shape [2, 2, 4]");
+    Ok(())
+}
