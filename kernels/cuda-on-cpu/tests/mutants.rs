@@ -1,5 +1,8 @@
 //! The golden cases see errors that are planted in the kernels: each fails a case, or does what no kernel may do.
 
+// A sanitizer ends the process at a planted error.
+#![cfg(not(feature = "sanitize"))]
+
 #[path = "common/golden.rs"]
 mod golden;
 
