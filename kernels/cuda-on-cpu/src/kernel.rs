@@ -21,7 +21,7 @@ pub struct CudaOnCpu {
     pub build: Option<&'static Build>,
     /// Whether operands lie at addresses that are aligned for their type and no more, which narrow kernels serve.
     pub unaligned: bool,
-    /// The device's size.
+    /// The device's size; with 0, one block works as if it had much to do.
     pub multiprocessors: u32,
     /// The order of the threads.
     pub order: Order,

@@ -33,7 +33,7 @@ fn aligned_and_unaligned() {
 
 #[test]
 fn last_thread_first() {
-    all_cases_pass(CudaOnCpu { order: Order::Backward, ..CudaOnCpu::default() });
+    all_cases_pass(CudaOnCpu { order: Order::Backward, multiprocessors: 0, ..CudaOnCpu::default() });
 }
 
 #[test]

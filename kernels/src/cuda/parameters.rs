@@ -27,8 +27,12 @@ const WARP: u32 = 32;
 /// Units that a warp moves between two look-ups of slots, at most.
 const LONG_ROUND: u32 = 4 * WARP;
 
-/// Blocks per multiprocessor from which on a larger grid only repeats the scan over the batch.
-const BLOCKS_PER_MULTIPROCESSOR: u64 = 8;
+/// Blocks that a multiprocessor holds at once, as the kernels' launch bounds ask: all run from the start to the end, with
+/// equal shares, and none repeats the scan over the batch.
+const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
+
+/// Long rounds that each warp must at least have: with fewer, warps with one more would hold up the call.
+const LONG_ROUNDS: u64 = 4;
 
 /// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
 const WIDE_BYTES: usize = 16;
@@ -335,12 +339,12 @@ impl Operands {
         Ok(Some(Launch { module, kernel, grid: blocks.min(most) as u32, parameters }))
     }
 
-    /// Units between two look-ups of slots: many for throughput, few where warps would be too few to fill the device.
+    /// Units between two look-ups of slots: many for throughput, few where that would not share the work out evenly.
     fn round(&self, total: u64, per_token: u32) -> u32 {
-        let warps_to_fill = u64::from(self.multiprocessors) * u64::from(WARP);
+        let warps = u64::from(self.multiprocessors) * BLOCKS_PER_MULTIPROCESSOR * u64::from(BLOCK / WARP);
         // One lane looks up one token, so a round spans 32 tokens at most.
         let fits = (LONG_ROUND - 1).div_ceil(per_token) < WARP;
-        if fits && total / u64::from(LONG_ROUND) >= warps_to_fill { LONG_ROUND } else { WARP }
+        if fits && total / u64::from(LONG_ROUND) >= warps * LONG_ROUNDS { LONG_ROUND } else { WARP }
     }
 }
 

@@ -111,6 +111,8 @@ mod tests {
             let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(short).collect();
             assert_eq!(module.types, types.join("_"));
             let ptx = module.ptx().unwrap();
+            // What a driver must know, and a GPU be.
+            assert!(ptx.contains("\n.version 9.0\n.target sm_75\n"));
             for kernel in [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow] {
                 assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
             }

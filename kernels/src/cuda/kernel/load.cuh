@@ -39,11 +39,13 @@ __device__ __forceinline__ void load_wide(const Parameters& p) {
     using Factor = typename T3::Bits;
     constexpr u32 PACK = 128 / T1::BITS;
     constexpr u32 BYTES = PACK * T2::BITS / 8;
-    for_each_place<LOAD, UNROLL>(p, [&](const Place (&places)[UNROLL]) {
-        Words<BYTES> cells[UNROLL][2];
-        Factor scales[UNROLL][2];
+    // The less there is to read at a time, the more of it.
+    constexpr u32 N = BYTES <= 8 ? 2 * UNROLL : UNROLL;
+    for_each_place<LOAD, N>(p, [&](const Place (&places)[N]) {
+        Words<BYTES> cells[N][2];
+        Factor scales[N][2];
 #pragma unroll
-        for (u32 i = 0; i < UNROLL; ++i) {
+        for (u32 i = 0; i < N; ++i) {
             const Place& place = places[i];
             if (!place.active) {
                 continue;
@@ -61,7 +63,7 @@ __device__ __forceinline__ void load_wide(const Parameters& p) {
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < UNROLL; ++i) {
+        for (u32 i = 0; i < N; ++i) {
             const Place& place = places[i];
             if (!place.active) {
                 continue;
