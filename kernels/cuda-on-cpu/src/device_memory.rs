@@ -1,6 +1,6 @@
 //! Memory as a launch sees it.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 /// What `cudaMalloc` promises.
@@ -10,6 +10,7 @@ const ALIGN: usize = 256;
 #[derive(Debug)]
 pub struct DeviceMemory {
     allocation: NonNull<u8>,
+    layout: Layout,
     shift: usize,
     len: usize,
 }
@@ -17,12 +18,26 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Memory of `len` bytes, each of them 0xa5.
     pub fn new(len: usize, shift: usize) -> Self {
-        let layout = Self::layout(len, shift);
+        let layout = Self::layout_of(shift + len, ALIGN);
         // SAFETY: the layout is not of size zero.
         let Some(allocation) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         // SAFETY: the allocation is that large.
         unsafe { allocation.write_bytes(0xa5, layout.size()) };
-        Self { allocation, shift, len }
+        Self { allocation, layout, shift, len }
+    }
+
+    /// Memory of `len` zeros, of which only the parts that are written take room. Launches do not check that no two threads
+    /// write a byte of it.
+    pub fn sparse(len: usize) -> Self {
+        // What the system aligns by itself, for it would fill memory with zeros that it has to align further.
+        let layout = Self::layout_of(len, 16);
+        // SAFETY: the layout is not of size zero.
+        let Some(allocation) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        Self { allocation, layout, shift: 0, len }
+    }
+
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.layout.align() != ALIGN
     }
 
     /// A copy of `bytes`.
@@ -54,8 +69,8 @@ impl DeviceMemory {
         unsafe { self.allocation.add(self.shift) }
     }
 
-    fn layout(len: usize, shift: usize) -> Layout {
-        match Layout::from_size_align((len + shift).max(1), ALIGN) {
+    fn layout_of(len: usize, align: usize) -> Layout {
+        match Layout::from_size_align(len.max(1), align) {
             Ok(layout) => layout,
             Err(error) => panic!("{len} bytes: {error}"),
         }
@@ -64,7 +79,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in new with the same layout.
-        unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.len, self.shift)) }
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }

@@ -92,8 +92,8 @@ pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: O
     let mut writers: Vec<Vec<u64>> = operands
         .iter()
         .map(|operand| match operand.access {
-            Access::Write => vec![0; operand.memory.bytes().len()],
-            Access::Read | Access::Atomic => Vec::new(),
+            Access::Write if !operand.memory.is_sparse() => vec![0; operand.memory.bytes().len()],
+            Access::Read | Access::Write | Access::Atomic => Vec::new(),
         })
         .collect();
     let shim_operands: Vec<_> = operands
@@ -104,7 +104,7 @@ pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: O
             len: operand.memory.bytes().len() as u64,
             access: operand.access as u32,
             reserved: 0,
-            writers: if operand.access == Access::Write { writers.as_mut_ptr() } else { std::ptr::null_mut() },
+            writers: if writers.is_empty() { std::ptr::null_mut() } else { writers.as_mut_ptr() },
         })
         .collect();
     let mut message = [0u8; 256];

@@ -297,49 +297,43 @@ fn large_and_ragged_batches() {
     }
 }
 
-/// Offsets beyond 32 bits, of elements and of bytes: memory is there for the last slots only, where all accesses must be.
+/// Offsets beyond 32 bits: the last slots of the last layer of a cache of 2^32 elements and some, in every layout.
 #[test]
 fn large_caches() {
     for layout in CacheLayout::ALL {
         for (t2, bits) in [(ElementType::Int8, QuantBit::Eight), (ElementType::Int4, QuantBit::Four)] {
-            let (max_t, num_layer, first) = (1usize << 33, 3, (1usize << 33) - 4);
-            let dims = CacheDims { max_t, num_layer, num_heads: 1, inner: HEAD_DIM };
-            let scale_dims = CacheDims { inner: HEAD_DIM / 8, ..dims };
-            let (cache, scale) = (layout.strides(dims).unwrap(), layout.strides(scale_dims).unwrap());
-            let quant = Quant { bits, group: 8, t3: ElementType::Float32, scale_len: 0, scale };
+            let (rows, num_layer, num_heads) = (4, 2, 2);
+            let max_t = (1 << 32) / (2 * num_layer * num_heads * HEAD_DIM) + 8;
+            let dims = CacheDims { max_t, num_layer, num_heads, inner: HEAD_DIM };
+            let scale_dims = CacheDims { inner: 1, ..dims };
+            let quant = Quant {
+                bits,
+                group: HEAD_DIM,
+                t3: ElementType::Float16,
+                scale_len: 2 * max_t * num_layer * num_heads,
+                scale: layout.strides(scale_dims).unwrap(),
+            };
             let geometry = Geometry {
                 batch: 1,
-                num_heads: 1,
+                num_heads,
                 head_dim: HEAD_DIM,
                 num_repeat: 1,
-                layer_idx: 2,
+                layer_idx: num_layer - 1,
                 t1: ElementType::Float32,
                 t2,
                 quant: Some(quant),
-                cache_len: 0,
-                cache,
+                cache_len: 2 * max_t * num_layer * TOKEN,
+                cache: layout.strides(dims).unwrap(),
             };
-            let rows = 4;
-            let bytes: Vec<u8> = (0..rows * HEAD_DIM).flat_map(|i| (i as f32 - 20.0).to_ne_bytes()).collect();
-            let inputs = [0, 1].map(|_| DeviceMemory::of(&bytes, 0));
-            let outputs = [0, 1].map(|_| DeviceMemory::new(bytes.len(), 0));
-            // Keys and values each in a window of their own; between them there is no memory.
-            let window = |of: fn(&Geometry, usize, usize, usize) -> usize, bits: usize| {
-                [0, 1].map(|kv| of(&geometry, first, kv, 0) * bits / 8)
-            };
-            let cache_at = window(Geometry::cache_at, t2.bits());
-            let scale_at = window(Geometry::scale_at, 32);
-            let len = |stride: usize, inner: usize, bits: usize| ((rows - 1) * stride + inner) * bits / 8;
-            let near = |at: [usize; 2], len: usize| at[1] - at[0] < 1 << 20 && at[1] < at[0] + len + (1 << 20);
-            let cache_len = len(cache.token, HEAD_DIM, t2.bits());
-            let scale_len = len(scale.token, HEAD_DIM / 8, 32);
-            if !near(cache_at, cache_len) || !near(scale_at, scale_len) {
-                // Keys and values are far apart: two calls' worth of address space, which one base address cannot give.
-                continue;
-            }
-            let memory = |at: [usize; 2], len: usize| DeviceMemory::of(&vec![0; at[1] - at[0] + len], 0);
-            let (cache_memory, scale_memory) = (memory(cache_at, cache_len), memory(scale_at, scale_len));
-            let indices = [&[0, rows as i64][..], &[0], &[first as i64]].map(of_indices);
+            let value = |kv: usize, i: usize| (i as f32 - 60.0) * if kv == 0 { 1.0 } else { -3.0 };
+            let inputs = [0, 1].map(|kv| {
+                let bytes: Vec<u8> = (0..rows * TOKEN).flat_map(|i| value(kv, i).to_ne_bytes()).collect();
+                DeviceMemory::of(&bytes, 0)
+            });
+            let outputs = [0, 1].map(|_| DeviceMemory::new(rows * TOKEN * 4, 0));
+            let cache = DeviceMemory::sparse(t2.bytes(geometry.cache_len).unwrap());
+            let scale = DeviceMemory::sparse(quant.scale_len * 2);
+            let indices = [&[0, rows as i64][..], &[0], &[(max_t - rows) as i64]].map(of_indices);
             let status = DeviceMemory::of(&[0; 8], 0);
             let operands = Operands {
                 geometry,
@@ -350,8 +344,8 @@ fn large_caches() {
                 exact_rows: true,
                 current: [inputs[0].address(), inputs[1].address()],
                 outputs: [outputs[0].address(), outputs[1].address()],
-                cache: cache_memory.address().wrapping_sub(cache_at[0] as u64),
-                scale: scale_memory.address().wrapping_sub(scale_at[0] as u64),
+                cache: cache.address(),
+                scale: scale.address(),
                 seqstarts: indices[0].address(),
                 start_pos: indices[1].address(),
                 cachestarts: indices[2].address(),
@@ -359,6 +353,7 @@ fn large_caches() {
                 multiprocessors: 1,
             };
             let store = operands.store().unwrap().unwrap();
+            let load = operands.load().unwrap().unwrap();
             let build = FAITHFUL.iter().find(|build| build.types == store.module.types).unwrap();
             let run = |what, reads: [&DeviceMemory; 2], writes: [&DeviceMemory; 2]| {
                 let reads = reads.into_iter().chain(&indices).map(|memory| Operand { memory, access: Access::Read });
@@ -366,16 +361,32 @@ fn large_caches() {
                 let status = Operand { memory: &status, access: Access::Atomic };
                 launch(build, what, &reads.chain(writes).chain([status]).collect::<Vec<_>>(), Order::Forward).unwrap();
             };
-            run(&store, [&inputs[0], &inputs[1]], [&cache_memory, &scale_memory]);
-            let load = operands.load().unwrap().unwrap();
-            run(&load, [&cache_memory, &scale_memory], [&outputs[0], &outputs[1]]);
+            run(&store, [&inputs[0], &inputs[1]], [&cache, &scale]);
+            // The largest value of each group has the code qmax or -qmax, where the layout says.
+            for (kv, t, h) in (0..2).flat_map(|kv| (0..rows).flat_map(move |t| [(kv, t, 0), (kv, t, 1)])) {
+                let slot = max_t - rows + t;
+                let group = |d: usize| value(kv, t * TOKEN + h * HEAD_DIM + d);
+                let at = (0..HEAD_DIM).max_by(|&a, &b| group(a).abs().total_cmp(&group(b).abs())).unwrap();
+                let element = geometry.cache_at(slot, kv, h) + at;
+                let byte = cache.bytes()[element * t2.bits() / 8];
+                let code = match bits {
+                    QuantBit::Eight => byte as i8,
+                    QuantBit::Four => (if element.is_multiple_of(2) { byte << 4 } else { byte }) as i8 >> 4,
+                };
+                assert_eq!(code, bits.qmax() * group(at).signum() as i8, "{layout:?} {t2}: {kv} {t} {h}");
+                let stored = &scale.bytes()[geometry.scale_at(slot, kv, h) * 2..][..2];
+                let wanted = half::f16::from_f32(group(at).abs() / f32::from(bits.qmax()));
+                assert_eq!(stored, wanted.to_ne_bytes(), "{layout:?} {t2}: {kv} {t} {h}");
+            }
+            run(&load, [&cache, &scale], [&outputs[0], &outputs[1]]);
             assert_eq!(status.bytes(), [0; 8]);
-            let error = |i: usize| {
-                let at = |memory: &DeviceMemory| f32::from_ne_bytes(memory.bytes()[4 * i..][..4].try_into().unwrap());
-                (at(&inputs[0]) - at(&outputs[0])).abs().max((at(&inputs[1]) - at(&outputs[1])).abs())
-            };
-            // Half a step of a group whose largest value is below 45.
-            assert!((0..rows * HEAD_DIM).all(|i| error(i) <= 45.0 / f32::from(bits.qmax()) / 2.0));
+            for (kv, output) in outputs.iter().enumerate() {
+                for (i, bytes) in output.bytes().chunks_exact(4).enumerate() {
+                    let error = (value(kv, i) - f32::from_ne_bytes(bytes.try_into().unwrap())).abs();
+                    // Half a step of the coarsest group, and the scale's rounding.
+                    assert!(error <= 204.0 / f32::from(bits.qmax()) * 0.51, "{layout:?} {t2}: {kv} {i}");
+                }
+            }
         }
     }
 }
