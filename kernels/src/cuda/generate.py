@@ -32,8 +32,8 @@ TYPES = [
 KERNELS = ["store_wide", "store_narrow", "load_wide", "load_narrow"]
 
 OLDEST = "75"
-# What ptxas looks at: the oldest GPU, and those that are measured.
-ARCHITECTURES = ["75", "80", "90"]
+# What ptxas looks at: each generation of GPUs, from the oldest.
+ARCHITECTURES = ["75", "80", "90", "100", "120"]
 # Registers that a thread may have without making threads wait for room: 4 blocks of 256 threads on a multiprocessor.
 MOST_REGISTERS = 64
 MOST_BYTES = 1_000_000

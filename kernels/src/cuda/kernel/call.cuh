@@ -10,9 +10,6 @@ constexpr u32 BLOCK = 256;
 constexpr u32 WARP = 32;
 constexpr u32 ALL_LANES = 0xffffffff;
 
-// Units that a lane of a wide kernel has under way at a time, if they are 16 bytes.
-constexpr u32 UNROLL = 2;
-
 // As in status.rs.
 enum Finding : u32 {
     SEQSTARTS = 1,

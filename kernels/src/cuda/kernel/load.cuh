@@ -39,8 +39,8 @@ __device__ __forceinline__ void load_wide(const Parameters& p) {
     using Factor = typename T3::Bits;
     constexpr u32 PACK = 128 / T1::BITS;
     constexpr u32 BYTES = PACK * T2::BITS / 8;
-    // The less there is to read at a time, the more of it.
-    constexpr u32 N = BYTES <= 8 ? 2 * UNROLL : UNROLL;
+    // The less there is to read at a time, the more of it; no more than registers hold on any GPU.
+    constexpr u32 N = BYTES <= 4 ? 4 : BYTES <= 16 ? 2 : 1;
     for_each_place<LOAD, N>(p, [&](const Place (&places)[N]) {
         Words<BYTES> cells[N][2];
         Factor scales[N][2];

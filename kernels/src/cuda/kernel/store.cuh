@@ -63,10 +63,12 @@ template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_wide(const Parameters& p) {
     constexpr u32 PACK = 128 / T1::BITS;
     constexpr u32 BYTES = PACK * T2::BITS / 8;
-    for_each_place<STORE, UNROLL>(p, [&](const Place (&places)[UNROLL]) {
-        Words<16> values[UNROLL][2];
+    // Units that a lane has under way at a time.
+    constexpr u32 N = 2;
+    for_each_place<STORE, N>(p, [&](const Place (&places)[N]) {
+        Words<16> values[N][2];
 #pragma unroll
-        for (u32 i = 0; i < UNROLL; ++i) {
+        for (u32 i = 0; i < N; ++i) {
 #pragma unroll
             for (u32 kv = 0; kv < 2; ++kv) {
                 values[i][kv] = {};
@@ -76,7 +78,7 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < UNROLL; ++i) {
+        for (u32 i = 0; i < N; ++i) {
             const Place& place = places[i];
 #pragma unroll
             for (u32 kv = 0; kv < 2; ++kv) {
