@@ -87,7 +87,8 @@ fn main() -> io::Result<()> {
         build.compile(library);
     };
     if sanitize {
-        // rustc links without the compiler's libraries, and the runtime must come before the C library: so it is linked in.
+        // rustc links without the compiler's libraries, and the runtime must come before the C library: so it is linked
+        // in.
         for argument in ["-Wl,--whole-archive", "-l:libasan.a", "-Wl,--no-whole-archive", "-l:libubsan.a", "-lstdc++"] {
             println!("cargo::rustc-link-arg-tests={argument}");
         }

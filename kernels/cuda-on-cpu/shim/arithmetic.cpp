@@ -14,8 +14,8 @@ int wanted_code(float quotient) {
     return static_cast<int>(min(max(std::nearbyint(quotient), -QMAX<Codes>), QMAX<Codes>));
 }
 
-// Codes, and scales, that are wrong for a group whose largest value has these bits, if reciprocals are off by so many units in
-// the last place.
+// Codes, and scales, that are wrong for a group whose largest value has these bits, if reciprocals are off by so many
+// units in the last place.
 template <class Codes>
 uint64_t wrong_of_float16(u32 amax, int units) {
     Scale<F16> scale = scale_of<F16, Codes>(amax);
@@ -42,10 +42,11 @@ uint64_t wrong_of_float32(u32 amax, const u32* values, u32 count) {
         if (magnitude<F32>(values[i]) > amax) {
             continue;
         }
-        const float exact = __uint_as_float(values[i]) / wanted;
+        const float x = __uint_as_float(values[i]);
+        const float exact = x / wanted;
         wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F32>(values[i], scale));
         // Division itself, wherever its last bit can matter.
-        wrong += std::fabs(exact) >= 0.25f && exact != divide<F32>(__uint_as_float(values[i]), wanted, scale.reciprocal);
+        wrong += std::fabs(exact) >= 0.25f && exact != divide<F32>(x, wanted, scale.reciprocal);
     }
     return wrong;
 }

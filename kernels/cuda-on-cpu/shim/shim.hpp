@@ -1,8 +1,8 @@
 // CUDA on the CPU, as much of it as the kernels use: one fiber per thread, blocks one after the other.
 //
-// Every access to global memory is checked (inside an operand, aligned, of the kind that the launch declares, no byte written
-// by two threads), every collective operation is checked (all lanes of the warp, or all threads of the block, at the same
-// one), and arithmetic makes the NaNs that a GPU makes. What it does not model is weak memory.
+// Every access to global memory is checked (inside an operand, aligned, of the kind that the launch declares, no byte
+// written by two threads), every collective operation is checked (all lanes of the warp, or all threads of the block,
+// at the same one), and arithmetic makes the NaNs that a GPU makes. What it does not model is weak memory.
 #pragma once
 
 #include <cmath>
@@ -59,8 +59,8 @@ Index grid_size();
 // Checks an access of this thread.
 void access(const void* at, size_t len, unsigned kind);
 
-// Waits for the others. For shuffles the result is the value of the lane that `argument` leads to; for SyncThreads it is
-// whether any thread's value is not 0.
+// Waits for the others. For shuffles the result is the value of the lane that `argument` leads to; for SyncThreads it
+// is whether any thread's value is not 0.
 uint64_t together(Collective, unsigned mask, uint64_t value, unsigned argument, int line);
 
 // Runs a kernel. 0, or 1 if something went wrong.

@@ -26,8 +26,8 @@ impl DeviceMemory {
         Self { allocation, layout, shift, len }
     }
 
-    /// Memory of `len` zeros, of which only the parts that are written take room. Launches do not check that no two threads
-    /// write a byte of it.
+    /// Memory of `len` zeros, of which only the parts that are written take room. Launches do not check that no two
+    /// threads write a byte of it.
     pub fn sparse(len: usize) -> Self {
         // What the system aligns by itself, for it would fill memory with zeros that it has to align further.
         let layout = Self::layout_of(len, 16);

@@ -73,7 +73,8 @@ pub(crate) struct ShimLaunch {
     message_len: u64,
 }
 
-/// More collective operations than a block makes: it looks up the batch, and for each of at most all rounds it shuffles.
+/// More collective operations than a block makes: it looks up the batch, and for each of at most all rounds it
+/// shuffles.
 fn patience(parameters: &Parameters) -> u64 {
     let units = parameters.rows as u64 * u64::from(parameters.units_per_token.value);
     1000 + 200 * units.div_ceil(u64::from(parameters.round))
@@ -123,8 +124,8 @@ pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: O
         message: message.as_mut_ptr().cast(),
         message_len: message.len() as u64,
     };
-    // SAFETY: all pointers are to what lives here, of the lengths given; the kernels touch the operands alone, for the shim
-    // checks each access before it is made. What they write is reached through raw pointers of DeviceMemory.
+    // SAFETY: all pointers are to what lives here, of the lengths given; the kernels touch the operands alone, for the
+    // shim checks each access before it is made. What they write is reached through raw pointers of DeviceMemory.
     let failed = unsafe { (build.launch)(kernel as u32, &raw const shim_launch) };
     if failed == 0 {
         return Ok(());

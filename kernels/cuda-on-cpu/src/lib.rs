@@ -1,8 +1,8 @@
 //! The CUDA kernels on the CPU: the same source that the PTX is made from, compiled by a C++ compiler against a shim.
 //!
-//! A launch runs each CUDA thread as a fiber and checks what a GPU would not tell: accesses outside of an operand, unaligned
-//! ones, bytes that two threads write, shuffles and barriers that not all threads reach. Weak memory is not modelled: for that
-//! there is compute-sanitizer on a GPU.
+//! A launch runs each CUDA thread as a fiber and checks what a GPU would not tell: accesses outside of an operand,
+//! unaligned ones, bytes that two threads write, shuffles and barriers that not all threads reach. Weak memory is not
+//! modelled: for that there is compute-sanitizer on a GPU.
 //!
 //! [`CudaOnCpu`] is a [`Kernel`](kvcache_kernels::Kernel), so that it is held against the reference like any other.
 

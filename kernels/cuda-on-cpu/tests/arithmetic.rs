@@ -18,14 +18,23 @@ fn float16_all() {
     assert_eq!((0..=LARGEST_FLOAT16).map(wrong_of_float16).sum::<u64>(), 0);
 }
 
+/// Bits of finite magnitudes: any, those near the floor of the scale, and those near powers of two.
+fn magnitudes() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        0..0x7f80_0000u32,
+        0x3700_0000..0x4700_0000u32,
+        (0..255u32, 0..16u32).prop_map(|(exponent, units)| (exponent << 23) + units),
+        (1..256u32, 1..16u32).prop_map(|(exponent, units)| (exponent << 23) - units),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     /// Values anywhere, and near the ties between two codes, where one unit in the last place decides.
     #[test]
     fn float32(
-        amax in prop_oneof![0..0x7f80_0000u32, 0x3700_0000..0x4700_0000u32, (0..255u32, 0..16u32).prop_map(|(e, m)| e << 23 | m),
-            (0..255u32, 0..16u32).prop_map(|(e, m)| (e << 23 | 0x7f_ffff) - m)],
+        amax in magnitudes(),
         anywhere in prop::collection::vec(any::<u32>(), 32),
         near in prop::collection::vec((-127..127i32, -4..4i32, prop_oneof![Just(127.0f32), Just(7.0)]), 64),
     ) {

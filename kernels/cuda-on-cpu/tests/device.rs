@@ -115,8 +115,8 @@ impl Call {
         }
     }
 
-    /// Whether a call does what it must, given the slot of each token to store, in the order of the rows, and of each to
-    /// load; `None` for those that have none.
+    /// Whether a call does what it must, given the slot of each token to store, in the order of the rows, and of each
+    /// to load; `None` for those that have none.
     fn must(&self, stored: &[Option<usize>], loaded: &[Option<usize>], status: Option<Status>) {
         let after = self.run();
         assert_eq!(after.status, status);

@@ -11,7 +11,7 @@ use super::context::Current;
 use super::driver;
 use super::error::Error;
 use super::loaded::Loaded;
-use super::parameters::{BLOCK, Launch, Operands};
+use super::operands::{BLOCK, Launch, Operands};
 use super::ptx::{self, Module};
 
 /// A stream of the caller's, made by whatever library, and the kernels of its context, which is current as long as this

@@ -1,8 +1,8 @@
 //! The status word: what a kernel found wrong on the device.
 //!
-//! Reading lengths and page tables on the host would cost a synchronisation, so the kernels check them. They skip what is
-//! wrong and keep the first finding in a word that stays until the caller zeroes it. This is the one difference from the
-//! CPU, where an error is known before the first byte is written.
+//! Reading lengths and page tables on the host would cost a synchronisation, so the kernels check them. They skip what
+//! is wrong and keep the first finding in a word that stays until the caller zeroes it. This is the one difference from
+//! the CPU, where an error is known before the first byte is written.
 
 use thiserror::Error;
 

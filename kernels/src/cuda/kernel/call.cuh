@@ -1,7 +1,7 @@
 // What store and load share: whose token a unit of work is, and which slot it has.
 //
-// A unit is a few neighbouring elements of a head, for keys and for values. A warp takes `round` neighbouring units at a
-// time, wherever they lie: sequences of any length keep every warp busy.
+// A unit is a few neighbouring elements of a head, for keys and for values. A warp takes `round` neighbouring units at
+// a time, wherever they lie: sequences of any length keep every warp busy.
 #pragma once
 
 #include "parameters.cuh"
@@ -179,8 +179,8 @@ __device__ __forceinline__ i64 head_at(const Strides& strides, const Place& plac
     return place.slot * strides.token + place.h * strides.head;
 }
 
-// Calls `move` with arrays of N places until they have covered this warp's rounds. All lanes call it together, so that it may
-// shuffle.
+// Calls `move` with arrays of N places until they have covered this warp's rounds. All lanes call it together, so that
+// it may shuffle.
 template <Phase PHASE, u32 N, class Move>
 __device__ __forceinline__ void for_each_place(const Parameters& p, Move move) {
     if (!read_lengths<PHASE>(p)) {

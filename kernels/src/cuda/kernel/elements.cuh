@@ -38,8 +38,8 @@ constexpr bool SAME<A, A> = true;
 constexpr u32 F32_INFINITY = 0x7f800000;
 constexpr u32 F16_INFINITY = 0x7c00;
 
-// The float of a float's bits, converted to another type or the same: an assignment. NaNs become quiet and keep their sign
-// and the payload that fits, as on the CPU.
+// The float of a float's bits, converted to another type or the same: an assignment. NaNs become quiet and keep their
+// sign and the payload that fits, as on the CPU.
 template <class To, class From>
 __device__ __forceinline__ typename To::Bits convert(typename From::Bits from) {
     if constexpr (SAME<To, From>) {

@@ -1,5 +1,5 @@
-// The kernels for one combination of types: VALUES (T1), CELLS (T2) and SCALES (T3; None without quantisation), whose names
-// end in TYPES.
+// The kernels for one combination of types: VALUES (T1), CELLS (T2) and SCALES (T3; None without quantisation), whose
+// names end in TYPES.
 //
 // All four names, and the types as the compiler is given them, are in ptx.rs and generate.py.
 
@@ -9,7 +9,7 @@
 #define NAME_(kernel, types) kvcache_##kernel##_##types
 #define NAME(kernel, types) NAME_(kernel, types)
 
-// Four blocks on a multiprocessor, as parameters.rs has it: 64 registers a thread, which hold what is under way.
+// Four blocks on a multiprocessor, as operands.rs has it: 64 registers a thread, which hold what is under way.
 #define KERNEL(kernel)                                                                          \
     extern "C" __global__ void __launch_bounds__(BLOCK, 4) NAME(kernel, TYPES)(                 \
         const __grid_constant__ Parameters p) {                                                 \

@@ -1,4 +1,4 @@
-// The one parameter of every kernel, given by value; parameters.rs fills it and says what each field means.
+// The one parameter of every kernel, given by value; parameters.rs says what each field means and operands.rs fills it.
 #pragma once
 
 using i8 = signed char;

@@ -28,16 +28,17 @@ __device__ __forceinline__ float reciprocal_of(float y) {
     return SAME<T, F16> ? approximate_reciprocal(y) : __frcp_rn(y);
 }
 
-// x / y, rounded to nearest as IEEE 754 division is and then to T, given reciprocal_of(y), for x and y in T. This is what
-// division compiles to, without the instructions that a group's values have in common and those for numbers at the ends of the
-// range. Only codes are made of it: where |x / y| < 2^-2 its last bits are not those of division, and the code is 0 anyway.
+// x / y, rounded to nearest as IEEE 754 division is and then to T, given reciprocal_of(y), for x and y in T. This is
+// what division compiles to, without the instructions that a group's values have in common and those for numbers at the
+// ends of the range. Only codes are made of it: where |x / y| < 2^-2 its last bits are not those of division, and the
+// code is 0 anyway.
 //
-// Float32: the first step makes the quotient faithful (off by less than one unit in the last place), and from a faithful one
-// and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem, which needs y >= 1e-5,
-// |x / y| >= 2^-2).
+// Float32: the first step makes the quotient faithful (off by less than one unit in the last place), and from a
+// faithful one and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem,
+// which needs y >= 1e-5, |x / y| >= 2^-2).
 //
-// Float16: a quotient is a point between two float16, or at least 2^-23 of itself away from it, and one step leaves an error
-// smaller than that, whatever the last bit of the reciprocal. There is a test of all x and y.
+// Float16: a quotient is a point between two float16, or at least 2^-23 of itself away from it, and one step leaves an
+// error smaller than that, whatever the last bit of the reciprocal. There is a test of all x and y.
 template <class T>
 __device__ __forceinline__ float divide(float x, float y, float reciprocal) {
     float quotient = __fmul_rn(x, reciprocal);
@@ -81,8 +82,8 @@ __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
 
 // The code of x, in the low bits; what is above them is of no use, and nothing is if the scale is poisoned.
 //
-// It needs no clamp: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since the
-// smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2.
+// It needs no clamp: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
+// the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2.
 template <class T1>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
     const float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
@@ -122,8 +123,8 @@ __device__ __forceinline__ typename T1::Bits value_of_poisoned_code(float code, 
     return product == product ? bits_of<T1>(product) : nan;
 }
 
-// The NaN that a product with this scale may be: as on an x86 CPU, the scale itself or, of zero and infinity, the one that is
-// called real indefinite.
+// The NaN that a product with this scale may be: as on an x86 CPU, the scale itself or, of zero and infinity, the one
+// that is called real indefinite.
 template <class T1, class T3>
 __device__ __forceinline__ typename T1::Bits nan_of(typename T3::Bits scale) {
     const u32 factor = convert<F32, T3>(scale);
