@@ -32,7 +32,7 @@ const TYPES: [&str; 13] = [
 ];
 
 #[rustfmt::skip]
-const MUTANTS: [Mutant; 15] = [
+const MUTANTS: [Mutant; 17] = [
     mutant("wrong_shuffle_distance", "f16_i8_f16", "store.cuh", "__shfl_xor_sync(ALL_LANES, amax, distance)", "__shfl_xor_sync(ALL_LANES, amax, 2 * distance)"),
     mutant("group_maximum_within_a_lane_only", "f32_i8_f32", "store.cuh", "for (u32 distance = p.units_per_group.value / 2; distance > 0;", "for (u32 distance = 0; distance > 0;"),
     mutant("shuffle_in_a_branch", "f16_i8_f16", "store.cuh", "const Scale<T1> scale = scale_of<T1, T2>(amax);\n                    const Words", "if (place.active) { amax = __shfl_sync(ALL_LANES, amax, threadIdx.x % WARP); }\n                    const Scale<T1> scale = scale_of<T1, T2>(amax);\n                    const Words"),
@@ -45,6 +45,8 @@ const MUTANTS: [Mutant; 15] = [
     mutant("nibbles_swapped", "f16_i4_f16", "store.cuh", "low | high << 4", "high | low << 4"),
     mutant("every_lane_writes_the_scale", "f16_i4_f16", "store.cuh", "if (place.active && place.d == group * p.units_per_group.value)", "if (place.active)"),
     mutant("barrier_lost", "f32_f32", "call.cuh", "    __syncthreads();\n", ""),
+    mutant("barrier_in_a_branch", "i8_i8", "call.cuh", "    __syncthreads();\n", "    if (warp != 1) {\n        __syncthreads();\n    }\n"),
+    mutant("unaligned_access", "f16_f32", "access.cuh", "read<uint4>(at + 16 * i)", "read<uint4>(at + 8 * i)"),
     mutant("work_done_by_every_block", "i8_i8", "call.cuh", "static_cast<u64>(gridDim.x) * (BLOCK / WARP) * p.round", "static_cast<u64>(BLOCK / WARP) * p.round"),
     mutant("values_like_keys", "f16_f16", "load.cuh", "const i64 head = head_at(p.cache_strides, place) + kv * p.cache_strides.kv;\n                const i64 at", "const i64 head = head_at(p.cache_strides, place);\n                const i64 at"),
     mutant("heads_not_repeated", "f16_f16", "load.cuh", "(place.unit - place.d) * p.num_repeat + place.d;\n#pragma unroll", "place.unit;\n#pragma unroll"),
