@@ -1,0 +1,127 @@
+//! Errors that are planted in copies of the kernels.
+
+/// An error in the kernels for one combination of types, to show that the tests see it.
+pub struct Mutant {
+    pub name: &'static str,
+    pub types: &'static str,
+    pub file: &'static str,
+    /// What is there once.
+    pub from: &'static str,
+    pub to: &'static str,
+}
+
+pub const MUTANTS: [Mutant; 17] = [
+    Mutant {
+        name: "wrong_shuffle_distance",
+        types: "f16_i8_f16",
+        file: "store.cuh",
+        from: "__shfl_xor_sync(ALL_LANES, amax, distance)",
+        to: "__shfl_xor_sync(ALL_LANES, amax, 2 * distance)",
+    },
+    Mutant {
+        name: "group_maximum_within_a_lane_only",
+        types: "f32_i8_f32",
+        file: "store.cuh",
+        from: "u32 distance = p.units_per_group.value / 2;",
+        to: "u32 distance = 0;",
+    },
+    Mutant {
+        name: "shuffle_in_a_branch",
+        types: "f16_i8_f16",
+        file: "store.cuh",
+        from: "u32 amax = largest<T1>(values[i][kv]);",
+        to: "u32 amax = largest<T1>(values[i][kv]);\nif (place.active) { amax = __shfl_sync(ALL_LANES, amax, 0); }",
+    },
+    Mutant {
+        name: "page_off_by_one",
+        types: "f16_f16",
+        file: "call.cuh",
+        from: ": token / page_size;",
+        to: ": (token + 1) / page_size;",
+    },
+    Mutant {
+        name: "page_of_the_next_sequence",
+        types: "f16_f16",
+        file: "call.cuh",
+        from: "p.cachestarts + b * p.max_p + page",
+        to: "p.cachestarts + (b + 1) * p.max_p + page",
+    },
+    Mutant {
+        name: "quotient_not_rounded_to_half",
+        types: "f16_i8_f16",
+        file: "quantize.cuh",
+        from: "    return rounded<T>(quotient);",
+        to: "    return quotient;",
+    },
+    Mutant {
+        name: "product_not_rounded_to_half",
+        types: "f32_i8_f16",
+        file: "quantize.cuh",
+        from: "rounded<T3>(__fmul_rn(code, value_of<T3>(scale)))",
+        to: "__fmul_rn(code, value_of<T3>(scale))",
+    },
+    Mutant {
+        name: "times_the_reciprocal",
+        types: "f32_i8_f32",
+        file: "quantize.cuh",
+        from: "    return rounded<T>(quotient);",
+        to: "    return __fmul_rn(x, reciprocal);",
+    },
+    Mutant {
+        name: "poison_hidden",
+        types: "f16_i4_f16",
+        file: "quantize.cuh",
+        from: "scale.poisoned = amax >= INFINITY_OF<T1>;",
+        to: "scale.poisoned = false;",
+    },
+    Mutant {
+        name: "nibbles_swapped",
+        types: "f16_i4_f16",
+        file: "store.cuh",
+        from: "low | high << 4",
+        to: "high | low << 4",
+    },
+    Mutant {
+        name: "every_lane_writes_the_scale",
+        types: "f16_i4_f16",
+        file: "store.cuh",
+        from: "place.active && place.d == group * p.units_per_group.value",
+        to: "place.active",
+    },
+    Mutant { name: "barrier_lost", types: "f32_f32", file: "call.cuh", from: "    __syncthreads();\n", to: "" },
+    Mutant {
+        name: "barrier_in_a_branch",
+        types: "i8_i8",
+        file: "call.cuh",
+        from: "    __syncthreads();\n",
+        to: "    if (warp != 1) {\n        __syncthreads();\n    }\n",
+    },
+    Mutant {
+        name: "unaligned_access",
+        types: "f16_f32",
+        file: "access.cuh",
+        from: "read<uint4>(at + 16 * i)",
+        to: "read<uint4>(at + 8 * i)",
+    },
+    Mutant {
+        name: "work_done_by_every_block",
+        types: "i8_i8",
+        file: "call.cuh",
+        from: "static_cast<u64>(gridDim.x) * (BLOCK / WARP)",
+        to: "static_cast<u64>(BLOCK / WARP)",
+    },
+    Mutant {
+        name: "values_like_keys",
+        types: "f16_f16",
+        file: "load.cuh",
+        from: "const i64 at = head + static_cast<i64>(place.d) * PACK;",
+        to: "const i64 at = head_at(p.cache_strides, place) + static_cast<i64>(place.d) * PACK;",
+    },
+    Mutant {
+        name: "heads_not_repeated",
+        types: "f16_f16",
+        file: "load.cuh",
+        from: "(place.unit - place.d) * p.num_repeat + place.d;\n#pragma unroll",
+        to: "place.unit;\n#pragma unroll",
+    },
+];
