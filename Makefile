@@ -1,7 +1,9 @@
 # make run    the main job: the built library in ONNX Runtime, decoding
 # make test   everything that can be proven on this machine
 # make bench  ratios to the copy limit and to peers; BENCH="--quick" for a sample of them
+# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they say so and end with exit code 77
 # make golden    writes the golden cases anew      make docs    writes docs/KeyValueCache.md anew
+# make ptx       compiles the embedded PTX anew
 
 PYTHON ?= python3
 VENV := .venv/bin/python
@@ -12,20 +14,22 @@ export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
 
-.PHONY: run build test lint test-rust test-golden test-python bench golden docs clean
+.PHONY: run build test lint test-rust test-golden test-python test-ptx test-cuda test-sanitize bench ptx build-gpu test-gpu bench-gpu golden docs clean
 
 run: .venv/ready build
 	$(VENV) examples/continuous_batching.py
 
+# With the CUDA provider's operator; the library links nothing of CUDA and serves the CPU wherever there is none.
 build:
-	cargo build --release --locked -p kvcache-ort
+	cargo build --release --locked -p kvcache-ort --features cuda
 
-test: lint test-rust test-golden test-python
+test: lint test-rust test-golden test-ptx test-cuda test-sanitize test-python
 
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features kvcache-ort/cuda,kvcache-op/cuda
 
 test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
@@ -41,6 +45,36 @@ golden: .venv/ready
 	$(VENV) golden/generate.py --check
 	cargo run --quiet --locked -p kvcache-op --example golden
 
+# The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
+test-ptx: .venv-cuda/ready
+	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
+
+# The CUDA kernels on the CPU under sanitizers; without them they are among the workspace's tests.
+test-sanitize:
+	cargo test --locked -p kvcache-cuda-on-cpu --features sanitize
+
+# The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs
+# the kernels on the CPU, found under the name that it has in the system.
+test-cuda:
+	cargo build --locked -p kvcache-cuda-driver-on-cpu
+	mkdir -p $(CARGO_TARGET_DIR)/cuda-on-cpu
+	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/cuda-on-cpu/libcuda.so
+	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
+	cargo test --locked -p kvcache-op --features cuda --test device_checks
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" cargo test --locked -p kvcache-op --features cuda --test cuda
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
+		cargo bench --profile dev --locked -p kvcache-op --features cuda --bench device
+
+# Everything that needs an NVIDIA GPU.
+build-gpu:
+	.ci/gpu build
+
+test-gpu: build-gpu
+	.ci/gpu test
+
+bench-gpu: build-gpu
+	.ci/gpu bench
+
 # The newest and the oldest supported ONNX Runtime.
 test-python: .venv/ready .venv-oldest/ready build
 	$(VENV) -m pytest python_tests
@@ -53,6 +87,10 @@ bench: .venv-bench/ready build
 
 golden: .venv/ready
 	$(VENV) golden/generate.py
+
+# Writes the embedded PTX anew.
+ptx: .venv-cuda/ready
+	.venv-cuda/bin/python kernels/src/cuda/generate.py
 
 docs:
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
@@ -72,5 +110,16 @@ docs:
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r kernels/benches/requirements.txt
 	touch $@
 
+.venv-cuda/ready: kernels/src/cuda/requirements.txt
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r kernels/src/cuda/requirements.txt
+	touch $@
+
+# For test-gpu and bench-gpu, where it is wanted: the machine's own Python serves as well.
+.venv-gpu/ready: requirements-gpu.txt
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
+	touch $@
+
 clean:
-	rm -rf target .venv .venv-oldest .venv-bench
+	rm -rf target .venv .venv-oldest .venv-bench .venv-cuda .venv-gpu

@@ -1,12 +1,13 @@
-//! Graphs of launches.
+//! Graphs of launches and copies.
 
 use std::ffi::c_ulonglong;
 
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
 use crate::kernel::run;
+use crate::memory::copy;
 use crate::out::Out;
-use crate::state::driver;
+use crate::state::{Node, driver};
 use crate::stream::context_of;
 
 #[unsafe(no_mangle)]
@@ -30,7 +31,10 @@ extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> CUresult {
     driver(|state| {
         context_of(state, stream)?;
         let nodes = state.graphs.get(&executable).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        nodes.iter().try_for_each(|node| run(state, node))
+        nodes.iter().try_for_each(|node| match node {
+            Node::Launch(launch) => run(state, launch),
+            &Node::Copy { to, from, len } => copy(state, to, from, len),
+        })
     })
 }
 

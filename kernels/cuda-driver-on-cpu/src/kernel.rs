@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_uint, c_void};
 
-use kvcache_cuda_on_cpu::{Access, FAITHFUL, Operand, Order, launch};
+use kvcache_cuda_on_cpu::{Access, FAITHFUL, Operand, Order};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
 use kvcache_kernels::cuda::{BLOCK, Launch, MODULES, Module, Parameters};
 
@@ -82,13 +82,13 @@ extern "C" fn cuLaunchKernel(
         }
         // SAFETY: the kernels have one parameter of this type, which the interface asks for.
         let parameters = unsafe { (*parameters).cast::<Parameters>().read() };
-        let node = Node(Launch { module, kernel, grid: grid_x, parameters });
+        let launch = Launch { module, kernel, grid: grid_x, parameters };
         match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
             Some(capture) => {
-                capture.nodes.push(node);
+                capture.nodes.push(Node::Launch(Box::new(launch)));
                 Ok(())
             }
-            None => run(state, &node),
+            None => run(state, &launch),
         }
     })
 }
@@ -99,7 +99,7 @@ fn names(module: &'static Module) -> [&'static str; 4] {
 }
 
 /// Runs a launch. Each allocation that its parameters point to is an operand, and it may touch no other.
-pub(crate) fn run(state: &mut State, Node(node): &Node) -> Result<(), CUresult> {
+pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     let p = node.parameters;
     let is_store = [node.module.store_wide, node.module.store_narrow].contains(&node.kernel);
     let (cache, values) = match is_store {
@@ -118,7 +118,7 @@ pub(crate) fn run(state: &mut State, Node(node): &Node) -> Result<(), CUresult> 
     let Some(build) = FAITHFUL.iter().find(|build| build.types == node.module.types) else {
         return Err(CUresult::CUDA_ERROR_NOT_FOUND);
     };
-    match launch(build, node, &operands, Order::Forward) {
+    match kvcache_cuda_on_cpu::launch(build, node, &operands, Order::Forward) {
         Ok(()) => Ok(()),
         Err(fault) => {
             eprintln!("CUDA on the CPU: {fault}");

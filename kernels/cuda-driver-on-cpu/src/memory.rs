@@ -8,7 +8,7 @@ use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
 use crate::context::current;
 use crate::out::Out;
-use crate::state::{Memory, State, driver};
+use crate::state::{Memory, Node, State, driver};
 use crate::stream::context_of;
 
 /// The allocation that this address lies in, and where in it.
@@ -65,6 +65,12 @@ fn to_host(state: &mut State, to: *mut c_void, address: u64, len: usize) -> Resu
     let from = find_mut(state, address, len)?;
     // SAFETY: the interface asks for so many bytes of the host, which are no memory of the driver.
     unsafe { to.cast::<u8>().copy_from_nonoverlapping(from.as_ptr(), len) };
+    Ok(())
+}
+
+pub(crate) fn copy(state: &mut State, to: u64, from: u64, len: usize) -> Result<(), CUresult> {
+    let bytes = find_mut(state, from, len)?.to_vec();
+    find_mut(state, to, len)?.copy_from_slice(&bytes);
     Ok(())
 }
 
@@ -151,10 +157,13 @@ extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize) -> CUresul
 extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) -> CUresult {
     driver(|state| {
         context_of(state, stream)?;
-        state.not_captured()?;
-        let bytes = find_mut(state, from, len)?.to_vec();
-        find_mut(state, to, len)?.copy_from_slice(&bytes);
-        Ok(())
+        match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+            Some(capture) => {
+                capture.nodes.push(Node::Copy { to, from, len });
+                Ok(())
+            }
+            None => copy(state, to, from, len),
+        }
     })
 }
 

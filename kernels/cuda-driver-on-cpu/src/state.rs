@@ -48,9 +48,12 @@ pub(crate) struct Function {
     pub(crate) kernel: &'static str,
 }
 
-/// A launch in a graph.
+/// What a graph does.
 #[derive(Clone)]
-pub(crate) struct Node(pub(crate) Launch);
+pub(crate) enum Node {
+    Launch(Box<Launch>),
+    Copy { to: u64, from: u64, len: usize },
+}
 
 pub(crate) struct Memory(pub(crate) DeviceMemory);
 

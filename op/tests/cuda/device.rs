@@ -31,6 +31,11 @@ impl Gpu {
         Ok(Self { stream: context.default_stream(), status: StatusWord::new(&context)?, context })
     }
 
+    /// Whether the driver is the one that runs on the CPU.
+    pub fn is_emulated(&self) -> Result<bool, Box<dyn Error>> {
+        Ok(self.context.name()? == "CUDA on the CPU")
+    }
+
     /// The device's name and architecture.
     pub fn name(&self) -> Result<String, Box<dyn Error>> {
         let (major, minor) = self.context.compute_capability()?;

@@ -1,7 +1,7 @@
 //! What needs a GPU. Without one, every test is ignored and the reason is printed; with `KVCACHE_REQUIRE_GPU` set the run
 //! then ends with the exit code 77, so that nobody takes it for a success.
 //!
-//! `KVCACHE_GOLDEN_CASES` names the golden cases' folder where the sources are elsewhere than when this was built.
+//! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` names the golden cases' folder where the sources are elsewhere than when this was built.
 
 #[path = "../common/device_check.rs"]
 mod device_check;
@@ -50,14 +50,19 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // One stream after the other: a capture forbids much to everybody else.
     arguments.test_threads = Some(1);
-    let missing = Gpu::new().and_then(|gpu| gpu.name()).inspect(|name| println!("device: {name}")).err();
+    let required = env::var_os("KVCACHE_REQUIRE_GPU").is_some();
+    let device = Gpu::new().and_then(|gpu| match (gpu.is_emulated()?, required) {
+        (true, true) => Err("the driver is the one that runs on the CPU".into()),
+        _ => gpu.name(),
+    });
+    let missing = device.inspect(|name| println!("device: {name}")).err();
     if let Some(reason) = &missing {
         println!("NO GPU, nothing of this is tested: {reason}");
     }
     let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?)).with_ignored_flag(missing.is_some());
     let conclusion = libtest_mimic::run(&arguments, TESTS.map(trial).into());
     match missing {
-        Some(_) if env::var_os("KVCACHE_REQUIRE_GPU").is_some() && !arguments.list => ExitCode::from(77),
+        Some(_) if required && !arguments.list => ExitCode::from(77),
         _ => conclusion.exit_code(),
     }
 }

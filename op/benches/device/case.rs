@@ -1,0 +1,114 @@
+//! What is timed.
+
+use kvcache_op::schema::TypeCombination;
+use kvcache_op::{Attributes, CacheLayout, ElementType};
+
+/// Heads of a cache, as models of eight billion parameters have them.
+pub const NUM_HEADS: usize = 8;
+pub const HEAD_DIM: usize = 128;
+const GROUP: usize = 8;
+const PAGE_SIZE: usize = 128;
+
+/// Calls of sequences that are all alike.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub types: TypeCombination,
+    pub layout: CacheLayout,
+    pub batch: usize,
+    /// Past and current tokens of each sequence.
+    pub past: usize,
+    pub current: usize,
+    pub num_repeat: usize,
+}
+
+impl Case {
+    pub fn name(&self) -> String {
+        let Self { types: TypeCombination { t1, t2, t3, .. }, batch, past, current, num_repeat, .. } = *self;
+        let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(ElementType::name).collect();
+        let kind = if past == 0 { "prefill" } else { "decode" };
+        let kvlen = past + current;
+        format!("{kind}-B{batch}-kvlen{kvlen}-R{num_repeat}-layout{}-{}", self.layout.code(), types.join("-"))
+    }
+
+    pub fn attributes(&self) -> Attributes {
+        Attributes {
+            num_repeat: self.num_repeat as i64,
+            quant_bit: self.types.quant_bit,
+            quant_group: GROUP as i64,
+            cache_mode: 1,
+            cache_layout: self.layout.code(),
+            page_size: PAGE_SIZE as i64,
+            ..Attributes::default()
+        }
+    }
+
+    pub fn max_p(&self) -> usize {
+        (self.past + self.current).div_ceil(PAGE_SIZE)
+    }
+
+    pub fn max_t(&self) -> usize {
+        self.batch * self.max_p() * PAGE_SIZE
+    }
+
+    /// The page table: the pages of the cache in an order that leads all over it.
+    pub fn cachestarts(&self) -> Vec<i64> {
+        let count = self.batch * self.max_p();
+        // A step without a common factor visits each page once.
+        let step = (count * 5 / 8..=count).find(|&step| gcd(step, count) == 1).unwrap_or(1);
+        (0..count).map(|i| ((i * step) % count * PAGE_SIZE) as i64).collect()
+    }
+
+    fn groups(&self) -> usize {
+        HEAD_DIM / GROUP
+    }
+
+    /// The innermost axis of `scale`, if there is one.
+    pub fn scale_inner(&self) -> Option<usize> {
+        self.types.t3.map(|_| self.groups())
+    }
+
+    /// Bytes of a token in `current_key` and `current_value` together.
+    fn value_bytes(&self) -> usize {
+        2 * NUM_HEADS * HEAD_DIM * self.types.t1.bits() / 8
+    }
+
+    /// Bytes of a token in cache and scale.
+    pub fn cache_bytes(&self) -> usize {
+        let scales = self.types.t3.map_or(0, |t3| 2 * NUM_HEADS * self.groups() * t3.bits() / 8);
+        2 * NUM_HEADS * HEAD_DIM * self.types.t2.bits() / 8 + scales
+    }
+
+    /// What the store reads and writes.
+    pub fn store_bytes(&self) -> usize {
+        self.batch * self.current * (self.value_bytes() + self.cache_bytes())
+    }
+
+    /// What the load reads and writes.
+    pub fn load_bytes(&self) -> usize {
+        self.batch * (self.past + self.current) * (self.cache_bytes() + self.num_repeat * self.value_bytes())
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Every case: all types of a large decode, a small one and a prefill; float16 at all sizes; layouts and repeats once.
+pub fn all() -> Vec<Case> {
+    let half = TypeCombination { quant_bit: 0, t1: ElementType::Float16, t2: ElementType::Float16, t3: None };
+    let layout = CacheLayout::LayerMajor;
+    let decode = |types, batch, kvlen: usize| Case { types, layout, batch, past: kvlen - 1, current: 1, num_repeat: 1 };
+    let prefill = |types, batch, seqlen| Case { types, layout, batch, past: 0, current: seqlen, num_repeat: 1 };
+    let mut cases = Vec::new();
+    for batch in [1, 4, 16, 64, 256] {
+        cases.extend([1 << 10, 4 << 10, 8 << 10, 32 << 10].map(|kvlen| decode(half, batch, kvlen)));
+    }
+    for types in TypeCombination::LEGAL.into_iter().filter(|types| *types != half) {
+        cases.extend([decode(types, 1, 1 << 10), decode(types, 64, 4 << 10), prefill(types, 8, 2 << 10)]);
+    }
+    cases.extend([prefill(half, 1, 512), prefill(half, 8, 2 << 10), prefill(half, 4, 16 << 10)]);
+    cases.extend(CacheLayout::ALL.map(|layout| Case { layout, ..decode(half, 64, 4 << 10) }));
+    cases.extend([4, 8].map(|num_repeat| Case { num_repeat, ..decode(half, 64, 4 << 10) }));
+    cases.dedup_by_key(|case| case.name());
+    cases
+}
