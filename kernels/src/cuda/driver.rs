@@ -40,12 +40,14 @@ fn find() -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::MODULES;
+    use crate::cuda::{MODULES, primary_context};
 
     #[test]
     fn asking_for_the_driver_never_panics() {
-        // Whatever the machine has, the answer stays the same.
+        // Whatever the machine has, the answer stays the same, and no machine has this device.
         assert_eq!(available(), available());
+        let error = primary_context(usize::MAX).unwrap_err();
+        assert!(available().err().is_none_or(|reason| reason == error), "{error}");
     }
 
     #[test]

@@ -32,7 +32,8 @@ impl CudaKernel {
     pub(crate) fn new(context: &KernelContext<'_>, types: TypedOperator) -> Result<Self, Error> {
         let operator = checked_operator(context, types)?;
         let allocator = context.allocator(MemoryType::Default)?;
-        let ordinal = usize::try_from(allocator.memory_info().device_id()).unwrap_or_default();
+        // No device has the number that stands for none.
+        let ordinal = usize::try_from(allocator.memory_info().device_id()).unwrap_or(usize::MAX);
         // The runtime's context is the device's primary one.
         let device = primary_context(ordinal)?;
         let scale = has_input(context, SCALE)?.then_some(types.scale);
