@@ -81,7 +81,7 @@ class Case:
         self.loaded = slots.reshape(-1).contiguous()
         self.stored = slots[:, row["past"] :].reshape(-1).contiguous()
         dtype = TYPES[row["t1"]]
-        make = lambda tokens: torch.ones((tokens, *self.heads), device="cuda").to(dtype)  # noqa: E731
+        make = lambda tokens: torch.ones((tokens, *self.heads), dtype=dtype, device="cuda")  # noqa: E731
         self.sets = [
             [(make(len(self.stored)), make(count * PAGE_SIZE), make(len(self.loaded))) for _ in range(2)]
             for _ in range(row["sets"])

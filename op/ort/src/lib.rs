@@ -50,7 +50,8 @@
 //!   copies them, and waits for the copy. All other tensors stay on the device. Bind `cache` and `scale` there
 //!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is lost.
 //! - `seqstarts`, `start_pos` and `cachestarts` are checked by the kernels. What they find wrong is told by the **next** call
-//!   of the node, which fails and does nothing; tokens with a wrong slot are skipped, all others are moved.
+//!   of the node, which fails and does nothing; tokens with a wrong slot are skipped, all others are moved. Who wants to know
+//!   of the last call, too, makes one of no sequences after it.
 //!
 //! # Limits of the runtime
 //! - The library serves one copy of ONNX Runtime in a process, and refuses a second.
