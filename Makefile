@@ -61,7 +61,8 @@ test-cuda:
 	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/cuda-on-cpu/libcuda.so
 	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
 	cargo test --locked -p kvcache-op --features cuda --test device_checks
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" cargo test --locked -p kvcache-op --features cuda --test cuda
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_REQUIRE_GPU=emulated \
+		cargo test --locked -p kvcache-op --features cuda --test cuda
 	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
 		cargo bench --profile dev --locked -p kvcache-op --features cuda --bench device
 

@@ -1,5 +1,6 @@
 //! What needs a GPU. Without one, every test is ignored and the reason is printed; with `KVCACHE_REQUIRE_GPU` set the run
-//! then ends with the exit code 77, so that nobody takes it for a success.
+//! then ends with the exit code 77, so that nobody takes it for a success. The driver that runs on the CPU counts as none
+//! then, unless the variable is `emulated`.
 //!
 //! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` names the golden cases' folder where the sources are elsewhere than when this was built.
 
@@ -21,6 +22,7 @@ use std::env;
 use std::process::ExitCode;
 
 use device::Gpu;
+use kvcache_op::cuda::available;
 use libtest_mimic::{Arguments, Failed, Trial};
 use random::memory;
 
@@ -50,19 +52,36 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // One stream after the other: a capture forbids much to everybody else.
     arguments.test_threads = Some(1);
-    let required = env::var_os("KVCACHE_REQUIRE_GPU").is_some();
-    let device = Gpu::new().and_then(|gpu| match (gpu.is_emulated()?, required) {
-        (true, true) => Err("the driver is the one that runs on the CPU".into()),
-        _ => gpu.name(),
-    });
-    let missing = device.inspect(|name| println!("device: {name}")).err();
+    let required = env::var("KVCACHE_REQUIRE_GPU").ok();
+    let missing = missing(required.as_deref());
     if let Some(reason) = &missing {
         println!("NO GPU, nothing of this is tested: {reason}");
     }
     let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?)).with_ignored_flag(missing.is_some());
     let conclusion = libtest_mimic::run(&arguments, TESTS.map(trial).into());
     match missing {
-        Some(_) if required && !arguments.list => ExitCode::from(77),
+        Some(_) if required.is_some() && !arguments.list => ExitCode::from(77),
         _ => conclusion.exit_code(),
+    }
+}
+
+/// Why nothing can be tested. A device that is there and does not work is no reason: then the tests fail.
+fn missing(required: Option<&str>) -> Option<String> {
+    if let Err(reason) = available() {
+        return Some(reason.to_string());
+    }
+    let device = Gpu::new().and_then(|gpu| Ok((gpu.is_emulated()?, gpu.name()?)));
+    match device {
+        Ok((true, _)) if required.is_some_and(|required| required != "emulated") => {
+            Some("the driver is the one that runs on the CPU".to_owned())
+        }
+        Ok((_, name)) => {
+            println!("device: {name}");
+            None
+        }
+        Err(error) => {
+            println!("the device does not work: {error}");
+            None
+        }
     }
 }
