@@ -11,6 +11,9 @@ use crate::state::driver;
 const NAME: &[u8] = b"CUDA on the CPU\0";
 const ERROR: &std::ffi::CStr = c"an error of the driver on the CPU";
 
+/// The primary context, which has one handle whenever it lives.
+const PRIMARY: usize = 0x800;
+
 thread_local! {
     /// The thread's contexts, the current one last.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
@@ -92,18 +95,34 @@ extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: CUdevice_attrib
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, _device: c_int) -> CUresult {
     driver(|state| {
-        if state.primary == 0 {
-            state.primary = state.new_handle();
-            state.contexts.push(state.primary);
+        if state.retained == 0 {
+            let id = state.new_handle();
+            state.contexts.insert(PRIMARY, id);
         }
-        context.put(state.primary);
+        state.retained += 1;
+        context.put(PRIMARY);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> CUresult {
-    CUresult::CUDA_SUCCESS
+    driver(|state| {
+        state.retained = state.retained.checked_sub(1).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        if state.retained == 0 {
+            state.destroy(PRIMARY);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxGetState(_device: c_int, flags: Out<c_uint>, active: Out<c_int>) -> CUresult {
+    driver(|state| {
+        flags.put(0);
+        active.put((state.retained > 0).into());
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -115,7 +134,7 @@ extern "C" fn cuCtxCreate_v4(
 ) -> CUresult {
     driver(|state| {
         let new = state.new_handle();
-        state.contexts.push(new);
+        state.contexts.insert(new, new);
         CURRENT.with_borrow_mut(|stack| stack.push(new));
         context.put(new);
         Ok(())
@@ -126,9 +145,7 @@ extern "C" fn cuCtxCreate_v4(
 extern "C" fn cuCtxDestroy_v2(context: usize) -> CUresult {
     CURRENT.with_borrow_mut(|stack| stack.retain(|&other| other != context));
     driver(|state| {
-        state.contexts.retain(|&other| other != context);
-        state.modules.retain(|_, module| module.context != context);
-        state.functions.retain(|_, function| function.context != context);
+        state.destroy(context);
         Ok(())
     })
 }
@@ -152,7 +169,7 @@ extern "C" fn cuCtxSetCurrent(context: usize) -> CUresult {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxPushCurrent_v2(context: usize) -> CUresult {
-    driver(|state| match state.contexts.contains(&context) {
+    driver(|state| match state.contexts.contains_key(&context) {
         true => {
             CURRENT.with_borrow_mut(|stack| stack.push(context));
             Ok(())
@@ -175,11 +192,8 @@ extern "C" fn cuCtxPopCurrent_v2(context: Out<usize>) -> CUresult {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxGetId(context: usize, id: Out<c_ulonglong>) -> CUresult {
     driver(|state| {
-        if !state.contexts.contains(&context) {
-            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        }
-        // Handles are never used again here.
-        id.put(context as c_ulonglong);
+        let unique = state.contexts.get(&context).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        id.put(*unique as c_ulonglong);
         Ok(())
     })
 }

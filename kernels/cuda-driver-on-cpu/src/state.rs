@@ -11,9 +11,10 @@ use kvcache_kernels::cuda::{Launch, Module};
 #[derive(Default)]
 pub(crate) struct State {
     last: usize,
-    pub(crate) primary: usize,
-    /// Contexts that live.
-    pub(crate) contexts: Vec<usize>,
+    /// How often the primary context has been retained and not released.
+    pub(crate) retained: usize,
+    /// Contexts that live, and what tells each from those that have had its handle before.
+    pub(crate) contexts: BTreeMap<usize, usize>,
     pub(crate) streams: BTreeMap<usize, Stream>,
     pub(crate) modules: BTreeMap<usize, LoadedModule>,
     pub(crate) functions: BTreeMap<usize, Function>,
@@ -66,6 +67,13 @@ impl State {
         // The first ones mean default streams.
         self.last = self.last.max(0x1000) + 0x10;
         self.last
+    }
+
+    /// Ends a context and what was loaded into it.
+    pub(crate) fn destroy(&mut self, context: usize) {
+        self.contexts.remove(&context);
+        self.modules.retain(|_, module| module.context != context);
+        self.functions.retain(|_, function| function.context != context);
     }
 
     /// Refuses what must not happen while a stream is captured, and spoils the capture.

@@ -82,12 +82,38 @@ impl Current {
         Ok(id)
     }
 
-    /// The multiprocessors of the context's device.
-    pub(super) fn multiprocessors(&self) -> Result<u32, Error> {
+    /// Keeps the context alive for as long as the process lives, if it is the primary one of its device: others may release
+    /// it, and somebody retain it again.
+    pub(super) fn keep(&self) -> Result<(), Error> {
+        let device = self.device()?;
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the device is that of a context.
+        let status = unsafe { sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) };
+        status.result().map_err(Error::driver("asking for a primary context"))?;
+        if active == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above. The context is active, so that this makes none.
+        let primary = unsafe { result::primary_ctx::retain(device) };
+        if primary.map_err(Error::driver("retaining a primary context"))? != self.context {
+            // SAFETY: it has been retained above.
+            let released = unsafe { result::primary_ctx::release(device) };
+            released.map_err(Error::driver("releasing a primary context"))?;
+        }
+        Ok(())
+    }
+
+    fn device(&self) -> Result<sys::CUdevice, Error> {
         let mut device = 0;
         // SAFETY: a context is current.
         let status = unsafe { sys::cuCtxGetDevice(&mut device) };
         status.result().map_err(Error::driver("naming a context's device"))?;
+        Ok(device)
+    }
+
+    /// The multiprocessors of the context's device.
+    pub(super) fn multiprocessors(&self) -> Result<u32, Error> {
+        let device = self.device()?;
         let what = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         // SAFETY: the device is the one that the driver has just named.
         let count = unsafe { result::device::get_attribute(device, what) };

@@ -33,7 +33,8 @@ unsafe impl Sync for Function {}
 impl Loaded {
     /// What the current context has loaded.
     ///
-    /// It is kept as long as the process lives: contexts are few, and the driver unloads the kernels with their context.
+    /// It is kept as long as the process lives, and so is a primary context: contexts are few, and the driver unloads the
+    /// kernels with their context.
     pub(super) fn of(current: &Current) -> Result<&'static Self, Error> {
         static CONTEXTS: RwLock<Option<HashMap<u64, &'static Loaded>>> = RwLock::new(None);
         let id = current.id()?;
@@ -43,6 +44,7 @@ impl Loaded {
         }
         drop(known);
         let multiprocessors = current.multiprocessors()?;
+        current.keep()?;
         let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
         let loaded = contexts.get_or_insert_default().entry(id).or_insert_with(|| {
             let modules = [const { OnceLock::new() }; MODULES.len()];

@@ -45,6 +45,22 @@ pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Contexts come and go: the primary one when its last user releases it, others with their makers.
+pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
+    for _ in 0..3 {
+        for context in [kvcache_op::cuda::primary_context(0)?, CudaContext::new_non_primary(0, 0)?] {
+            let gpu = Gpu::in_context(context).map_err(|error| error.to_string())?;
+            let mut slices = Slices::new(&gpu.stream)?;
+            let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
+            call.launch(outputs, &gpu.status, &gpu.stream)?;
+            gpu.stream.synchronize()?;
+            assert_eq!(gpu.status.take(), None);
+            assert_eq!(gpu.stream.clone_dtoh(&slices.outputs[0])?, wanted());
+        }
+    }
+    Ok(())
+}
+
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let stream = &gpu.stream;
     let alloc = |shape: &[usize]| stream.alloc_zeros::<f32>(len(shape));
