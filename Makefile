@@ -54,8 +54,9 @@ test-sanitize:
 	cargo test --locked -p kvcache-cuda-on-cpu --features sanitize
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs
-# the kernels on the CPU, found under the name that it has in the system.
-test-cuda:
+# the kernels on the CPU, found under the name that it has in the system; last the CUDA provider's operator, in the place of the
+# CPU's.
+test-cuda: .venv/ready
 	cargo build --locked -p kvcache-cuda-driver-on-cpu
 	mkdir -p $(CARGO_TARGET_DIR)/cuda-on-cpu
 	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/cuda-on-cpu/libcuda.so
@@ -65,6 +66,9 @@ test-cuda:
 		cargo test --locked -p kvcache-op --features cuda --test cuda
 	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
 		cargo bench --profile dev --locked -p kvcache-op --features cuda --bench device
+	cargo build --locked -p kvcache-ort --features cuda-on-cpu
+	LD_LIBRARY_PATH="$(abspath $(TARGET))/cuda-on-cpu" KVCACHE_CUDA_ON_CPU=1 \
+		KVCACHE_ORT_LIB="$(abspath $(TARGET))/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
 
 # Everything that needs an NVIDIA GPU.
 build-gpu:

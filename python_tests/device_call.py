@@ -1,15 +1,24 @@
-"""Calls through ONNX Runtime's CUDA provider, on memory of the GPU."""
+"""Calls through ONNX Runtime's CUDA provider, on memory of the GPU.
+
+With `KVCACHE_CUDA_ON_CPU` the device is the driver that runs on the CPU, and the library one whose operator for the CUDA
+provider has the place of the CPU's: the runtime sees the CPU, and the operator a device.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto
 
+from emulated_memory import EmulatedMemory
 from kvcache import ELEMENT_TYPES, find_library
 from node import quiet_options
+
+ON_CPU = bool(os.environ.get("KVCACHE_CUDA_ON_CPU"))
+DEVICE = "cpu" if ON_CPU else "cuda"
 
 # What the operator reads on the host.
 ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen")
@@ -18,6 +27,8 @@ ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen")
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str | None:
     """Why no session can run on a GPU here; None if one can."""
+    if ON_CPU:
+        return None
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         return f"onnxruntime {onnxruntime.__version__} has no CUDA provider (onnxruntime-gpu has one)"
     try:
@@ -32,11 +43,13 @@ def why_no_gpu() -> str | None:
 @lru_cache(maxsize=64)
 def device_session(model: bytes) -> onnxruntime.InferenceSession:
     """A session of the model all of whose nodes are on the GPU."""
+    provider = "CPUExecutionProvider" if ON_CPU else "CUDAExecutionProvider"
     options = quiet_options()
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if not ON_CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.register_custom_ops_library(str(find_library()))
-    session = onnxruntime.InferenceSession(model, options, providers=["CUDAExecutionProvider"])
-    assert session.get_providers()[0] == "CUDAExecutionProvider", session.get_providers()
+    session = onnxruntime.InferenceSession(model, options, providers=[provider])
+    assert session.get_providers()[0] == provider, session.get_providers()
     return session
 
 
@@ -46,22 +59,26 @@ class DeviceArray:
     def __init__(self, array: np.ndarray, int4_shape: tuple[int, ...] | None = None):
         # One element more than there are, so that there is memory in any case.
         flat = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
-        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
+        self._memory = EmulatedMemory(flat) if ON_CPU else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
         self._shape = array.shape
         self._type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4
-        self._bound_shape = array.shape if int4_shape is None else int4_shape
+        self._bound = (self._type, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())
 
     def bind(self, binding: onnxruntime.IOBinding, name: str) -> None:
-        """Binds the memory itself."""
-        binding.bind_input(name, "cuda", 0, self._type, self._bound_shape, self._value.data_ptr())
+        """Binds the memory itself to an input."""
+        binding.bind_input(name, DEVICE, 0, *self._bound)
+
+    def bind_output(self, binding: onnxruntime.IOBinding, name: str) -> None:
+        """Binds the memory itself to an output."""
+        binding.bind_output(name, DEVICE, 0, *self._bound)
 
     def numpy(self) -> np.ndarray:
         """A copy on the host."""
-        return self._value.numpy()[:-1].reshape(self._shape)
+        return self._memory.numpy()[:-1].reshape(self._shape)
 
 
 def device_call(
-    model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray]
+    model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray], num_repeat: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """One call of a one-node model: key and value. The state stays on the GPU and is changed there."""
     session = device_session(model)
@@ -71,9 +88,12 @@ def device_call(
         array.bind(binding, name)
     for name in ON_HOST:
         binding.bind_cpu_input(name, inputs[name])
-    binding.bind_output("key", "cuda")
-    binding.bind_output("value", "cuda")
+    current = inputs["current_key"]
+    _, num_heads, head_dim = current.shape
+    shape = (int(inputs["kvstarts"][-1]), num_heads * num_repeat, head_dim)
+    key, value = outputs = [DeviceArray(np.zeros(shape, current.dtype)) for _ in range(2)]
+    for name, output in zip(("key", "value"), outputs):
+        output.bind_output(binding, name)
     session.run_with_iobinding(binding)
     binding.synchronize_outputs()
-    key, value = (output.numpy() for output in binding.get_outputs())
-    return key, value
+    return key.numpy(), value.numpy()

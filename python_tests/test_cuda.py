@@ -48,8 +48,9 @@ def test_golden_case(folder: Path) -> None:
     state = {name: DeviceArray(array, int4_shape if name == "cache" else None) for name, array in host.items()}
     for i, _ in enumerate(case["steps"]):
         inputs = {name: tensors[f"{i}.{name}"] for name in INPUTS if f"{i}.{name}" in tensors and name not in state}
-        model = node_model(types_of(inputs | host, int4_shape is not None), case.get("attributes", {}))
-        key, value = device_call(model, inputs, state)
+        attributes = case.get("attributes", {})
+        model = node_model(types_of(inputs | host, int4_shape is not None), attributes)
+        key, value = device_call(model, inputs, state, attributes.get("num_repeat", 1))
         found = dict(key=key, value=value) | {name: array.numpy() for name, array in state.items()}
         for name, array in found.items():
             assert_same_bits(f"step {i}: {name}", array, np.asarray(tensors[f"{i}.{name}"]), any_nan)
@@ -70,7 +71,7 @@ def test_random_calls(seed: int) -> None:
     any_nan = setting.quant_bit != 0 or setting.t1 != setting.t2
     for new in ([7, 1, 0], [1, 0, 17], [33, 0, 1]):
         inputs = random_current(random, setting, sum(new)) | ragged.step(random, [0, 1, 2], new)
-        key, value = device_call(setting.model, inputs, state)
+        key, value = device_call(setting.model, inputs, state, setting.num_repeat)
         wanted_key, wanted_value = oracle_call(setting, inputs, wanted)
         assert_same_bits("key", key, wanted_key, any_nan)
         assert_same_bits("value", value, wanted_value, any_nan)

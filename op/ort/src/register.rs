@@ -81,9 +81,11 @@ fn domains() -> Result<&'static [Domain], Error> {
 }
 
 fn domain(name: &str) -> ort::Result<Domain> {
-    let domain = TypedOperator::all().try_fold(OperatorDomain::new(name)?, OperatorDomain::add)?;
+    let domain = OperatorDomain::new(name)?;
     #[cfg(feature = "cuda")]
     let domain = TypedOperator::all().map(CudaOperator).try_fold(domain, OperatorDomain::add)?;
+    let mut cpu = TypedOperator::all().filter(|_| !cfg!(feature = "cuda-on-cpu"));
+    let domain = cpu.try_fold(domain, OperatorDomain::add)?;
     Ok(Domain(domain))
 }
 

@@ -111,7 +111,7 @@ impl Place {
         match self {
             Self::Cpu => is_on_cpu(memory),
             #[cfg(feature = "cuda")]
-            Self::Device => Ok(!is_on_cpu(memory)?),
+            Self::Device => Ok(is_on_cpu(memory)? == crate::cuda::ON_CPU),
         }
     }
 
