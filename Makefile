@@ -14,48 +14,50 @@ export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
 
-.PHONY: run build test lint test-rust test-golden test-python test-ptx test-cuda test-sanitize bench ptx build-gpu test-gpu bench-gpu golden docs clean
-
+.PHONY: run
 run: .venv/ready build
 	$(VENV) examples/continuous_batching.py
 
 # With the CUDA provider's operator; the library links nothing of CUDA and serves the CPU wherever there is none.
+.PHONY: build
 build:
 	cargo build --release --locked -p kvcache-ort --features cuda
 
+.PHONY: test
 test: lint test-rust test-golden test-ptx test-cuda test-sanitize test-python
 
+.PHONY: lint
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features kvcache-ort/cuda,kvcache-op/cuda
 
+.PHONY: test-rust
 test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
 	cargo test --release --locked -p kvcache-kernels --test every_float16_quotient
 	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
 
-test-bench: .venv-bench/ready build
-	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
-		.venv-bench/bin/python kernels/benches/bench.py $(BENCH)
-
-golden: .venv/ready
+.PHONY: test-golden
+test-golden: .venv/ready
 	$(VENV) golden/generate.py --check
 	cargo run --quiet --locked -p kvcache-op --example golden
 
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
+.PHONY: test-ptx
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
 
 # The CUDA kernels on the CPU under sanitizers; without them they are among the workspace's tests.
+.PHONY: test-sanitize
 test-sanitize:
 	cargo test --locked -p kvcache-cuda-on-cpu --features sanitize
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs
 # the kernels on the CPU, found under the name that it has in the system; last the CUDA provider's operator, in the place of the
 # CPU's.
+.PHONY: test-cuda
 test-cuda: .venv/ready
 	cargo build --locked -p kvcache-cuda-driver-on-cpu
 	mkdir -p $(CARGO_TARGET_DIR)/cuda-on-cpu
@@ -67,36 +69,44 @@ test-cuda: .venv/ready
 	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
 		cargo bench --profile dev --locked -p kvcache-op --features cuda --bench device
 	cargo build --locked -p kvcache-ort --features cuda-on-cpu
-	LD_LIBRARY_PATH="$(abspath $(TARGET))/cuda-on-cpu" KVCACHE_CUDA_ON_CPU=1 \
-		KVCACHE_ORT_LIB="$(abspath $(TARGET))/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_CUDA_ON_CPU=1 \
+		KVCACHE_ORT_LIB="$(abspath $(CARGO_TARGET_DIR))/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
 
 # Everything that needs an NVIDIA GPU.
+.PHONY: build-gpu
 build-gpu:
 	.ci/gpu build
 
+.PHONY: test-gpu
 test-gpu: build-gpu
 	.ci/gpu test
 
+.PHONY: bench-gpu
 bench-gpu: build-gpu
 	.ci/gpu bench
 
 # The newest and the oldest supported ONNX Runtime.
+.PHONY: test-python
 test-python: .venv/ready .venv-oldest/ready build
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
 
+.PHONY: bench
 bench: .venv-bench/ready build
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
 		.venv-bench/bin/python kernels/benches/bench.py $(BENCH)
 
+.PHONY: golden
 golden: .venv/ready
 	$(VENV) golden/generate.py
 
 # Writes the embedded PTX anew.
+.PHONY: ptx
 ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py
 
+.PHONY: docs
 docs:
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
 
@@ -126,5 +136,6 @@ docs:
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
 	touch $@
 
+.PHONY: clean
 clean:
 	rm -rf target .venv .venv-oldest .venv-bench .venv-cuda .venv-gpu
