@@ -22,6 +22,14 @@ __device__ __forceinline__ u32 magnitude(typename T::Bits x) {
     return x & (SAME<T, F16> ? 0x7fffu : 0x7fffffffu);
 }
 
+// By this a group's largest value is found: its magnitude. A signalling float16 NaN counts as the quiet one that it is in
+// float32, where quantize.rs compares.
+template <class T>
+__device__ __forceinline__ u32 rank(typename T::Bits x) {
+    const u32 size = magnitude<T>(x);
+    return SAME<T, F16> && size > F16_INFINITY ? size | QUIET<F16> : size;
+}
+
 // The reciprocal of a scale, for `divide`.
 template <class T>
 __device__ __forceinline__ float reciprocal_of(float y) {
@@ -59,7 +67,7 @@ struct Scale {
     bool poisoned;
 };
 
-// The scale of a group, given the magnitude of its largest value.
+// The scale of a group, given the rank of its largest value.
 template <class T1, class Codes>
 __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
     using Bits = typename T1::Bits;

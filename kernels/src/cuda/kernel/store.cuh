@@ -5,14 +5,14 @@
 #include "call.cuh"
 #include "quantize.cuh"
 
-// The magnitude of the largest of a pack of values.
+// The rank of the largest of a pack of values.
 template <class T1>
 __device__ __forceinline__ u32 largest(const Words<16>& values) {
     u32 amax = 0;
     if constexpr (SAME<T1, F32>) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            amax = max(amax, magnitude<F32>(values.word[i]));
+            amax = max(amax, rank<F32>(values.word[i]));
         }
     } else {
         // The low halves do not disturb the order of the high ones.
@@ -23,6 +23,12 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
             high = max(high, values.word[i] & 0x7fffffff);
         }
         amax = max(amax, high >> 16);
+        if (amax > F16_INFINITY) {
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                amax = max(amax, rank<F16>(element<F16>(values, i)));
+            }
+        }
     }
     return amax;
 }
@@ -137,7 +143,7 @@ __device__ __forceinline__ void store_narrow(const Parameters& p) {
                 u32 amax = 0;
 #pragma unroll 1
                 for (u32 i = 0; i < p.group; ++i) {
-                    amax = max(amax, magnitude<T1>(value(i)));
+                    amax = max(amax, rank<T1>(value(i)));
                 }
                 const Scale<T1> scale = scale_of<T1, T2>(amax);
                 if constexpr (SAME<T2, I8>) {
