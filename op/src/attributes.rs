@@ -31,15 +31,12 @@ impl Config {
                 return Err(Error::AttributeOutOfRange { name: spec.name, found, wanted });
             }
         }
-        let out_of_range = |name, found, wanted| Error::AttributeOutOfRange { name, found, wanted };
         let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
-        if layer_idx >= num_layer {
-            let wanted = format!("0 to {}, because num_layer is {num_layer}", num_layer - 1);
-            return Err(out_of_range("layer_idx", layer_idx, wanted));
-        }
+        self::layer_idx(layer_idx as usize, num_layer as usize)?;
         let quant = QuantBit::from_code(quant_bit);
         if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
-            return Err(out_of_range("quant_group", quant_group, "an even number, because quant_bit is 4".to_owned()));
+            let wanted = "an even number, because quant_bit is 4".to_owned();
+            return Err(Error::AttributeOutOfRange { name: "quant_group", found: quant_group, wanted });
         }
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
@@ -57,4 +54,13 @@ impl Config {
             page_size: page_size as usize,
         })
     }
+}
+
+/// Checks that a layer is one of those that the cache has.
+pub(crate) fn layer_idx(found: usize, num_layer: usize) -> Result<(), Error> {
+    if found < num_layer {
+        return Ok(());
+    }
+    let wanted = format!("0 to {}, because num_layer is {num_layer}", num_layer - 1);
+    Err(Error::AttributeOutOfRange { name: "layer_idx", found: i64::try_from(found).unwrap_or(i64::MAX), wanted })
 }

@@ -9,6 +9,7 @@ mod call;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod layers;
 mod operator;
 mod shape;
 mod tensor;
@@ -23,7 +24,8 @@ pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
-pub use operator::{Inputs, KeyValueCache, Outputs};
+pub use layers::Layers;
+pub use operator::{Inputs, KeyValueCache, LayersInputs, Outputs};
 pub use shape::{Dim, InputDims};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]

@@ -44,8 +44,15 @@ impl KeyValueCache {
         };
         let config = self.config();
         let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
-        let validate::Operands { geometry, dims, extents } =
-            validate::operands(config, &tensors, &cache.tensor, scale_tensor)?;
+        let current = Some([&tensors.current_key, &tensors.current_value]);
+        let validate::Operands { geometry, dims, extents } = validate::operands(
+            config,
+            tensors.current_key.element,
+            current,
+            (&tensors).into(),
+            &cache.tensor,
+            scale_tensor,
+        )?;
         let output_rows = match inputs.kvstarts {
             // SAFETY: these inputs are tensors of the host.
             OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &tensors, &dims) }?,
@@ -63,7 +70,7 @@ impl KeyValueCache {
                 CacheMode::Offset => Pages::Offset,
                 CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
             },
-            current_rows: dims.total_seqlen,
+            current_rows: inputs.current_key.tensor.shape[0],
             exact_rows,
             extents,
             inputs,

@@ -1,18 +1,19 @@
 //! The order of the checks, and what they add up to.
 
+use std::ptr;
+
 use kvcache_kernels::{Geometry, Quant};
 use kvcache_schema::{ElementType, OUTPUTS};
 
+use super::indices::{self, IndexInputs};
 use super::memory::{self, Extents};
-use super::shapes::Dims;
+use super::shapes::{self, Dims};
 use super::types::wanted_type;
-use super::{indices, shapes};
-use crate::attributes::Config;
+use crate::attributes::{self, Config};
 use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
-use crate::operator::Inputs;
-use crate::tensor::{Shape, TensorMut};
+use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// What is known of a call whose types, shapes and memory have been checked.
 pub(crate) struct Operands {
@@ -22,27 +23,29 @@ pub(crate) struct Operands {
     pub(crate) extents: Extents,
 }
 
-/// Checks types, shapes and memory, and no value of any tensor. What [`types`](super::types) checks is known to be legal.
+/// Checks types, shapes and memory, and no value of any tensor; `current` tensors too, where there are some. What
+/// [`types`](super::types) checks is known to be legal.
 pub(crate) fn operands(
     config: &Config,
-    inputs: &Inputs<'_>,
+    t1: ElementType,
+    current: Option<[&TensorRef<'_>; 2]>,
+    index_inputs: IndexInputs<'_, '_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Operands, Error> {
     // A scale that is given without quantisation is left untouched, so nothing is asked of it.
     let scale = config.quant.and(scale);
-    let t1 = inputs.current_key.element;
-    let index_inputs = indices::inputs(inputs);
-    for (name, tensor) in &index_inputs {
+    for (name, tensor) in index_inputs.named() {
         wanted_type(name, tensor.element, ElementType::Int64)?;
     }
 
-    let dims = shapes::check(config, inputs, cache, scale)?;
+    let dims = shapes::check(config, current, index_inputs, cache, scale)?;
 
     let mut extents = Extents::default();
-    extents.read("current_key", (&inputs.current_key).into())?;
-    extents.read("current_value", (&inputs.current_value).into())?;
-    for (name, tensor) in index_inputs {
+    if let Some(current) = current {
+        read_current(&mut extents, current)?;
+    }
+    for (name, tensor) in index_inputs.named() {
         extents.read(name, tensor.into())?;
     }
     extents.write("cache", cache.into())?;
@@ -76,28 +79,60 @@ pub(crate) fn operands(
     Ok(Operands { geometry, dims, extents })
 }
 
-/// Checks everything but the outputs. What [`types`](super::types) checks is known to be legal.
+/// Checks everything but the outputs. Without `current` tensors the call lacks those, and what they would be held to is not
+/// checked. What [`types`](super::types) checks is known to be legal.
 pub(crate) fn call<'a>(
     config: &Config,
     backend: Backend,
-    inputs: &Inputs<'a>,
+    t1: ElementType,
+    current: Option<[&TensorRef<'a>; 2]>,
+    index_inputs: IndexInputs<'_, 'a>,
     cache: &TensorMut<'a>,
     scale: Option<&TensorMut<'a>>,
 ) -> Result<Call<'a>, Error> {
-    let Operands { geometry, dims, extents } = operands(config, inputs, cache, scale)?;
-    let indices = indices::check(config, inputs, &dims)?;
+    let Operands { geometry, dims, extents } = operands(config, t1, current, index_inputs, cache, scale)?;
+    let indices = indices::check(config, index_inputs, &dims)?;
     let output_shape = output_shape(&geometry, indices.kvstarts[dims.batch] as usize)?;
-    let scale = config.quant.and(scale);
     Ok(Call {
         backend,
         geometry,
         indices,
-        current: [inputs.current_key.data, inputs.current_value.data],
+        current: current.map_or([ptr::null(); 2], |tensors| tensors.map(|tensor| tensor.data)),
         cache: cache.data,
-        scale: scale.map_or(std::ptr::null_mut(), |scale| scale.data),
+        scale: config.quant.and(scale).map_or(ptr::null_mut(), |scale| scale.data),
         extents,
         output_shape,
     })
+}
+
+/// The call of one layer: `call`, which has been checked but for its current tokens, with those of this layer.
+pub(crate) fn layer<'a>(
+    call: &Call<'a>,
+    num_layer: usize,
+    layer_idx: usize,
+    current: [&TensorRef<'a>; 2],
+) -> Result<Call<'a>, Error> {
+    attributes::layer_idx(layer_idx, num_layer)?;
+    let Geometry { batch, num_heads, head_dim, t1, .. } = call.geometry;
+    let wanted = [call.indices.seqstarts[batch] as usize, num_heads, head_dim];
+    for (name, tensor) in CURRENT.into_iter().zip(current) {
+        wanted_type(name, tensor.element, t1)?;
+        shapes::equal(name, &tensor.shape, &wanted, "the shape (seqstarts[B], H, Dh) of this call")?;
+    }
+    let mut extents = call.extents.clone();
+    read_current(&mut extents, current)?;
+    Ok(Call {
+        geometry: Geometry { layer_idx, ..call.geometry },
+        current: current.map(|tensor| tensor.data),
+        extents,
+        ..*call
+    })
+}
+
+const CURRENT: [&str; 2] = ["current_key", "current_value"];
+
+fn read_current(extents: &mut Extents, current: [&TensorRef<'_>; 2]) -> Result<(), Error> {
+    CURRENT.into_iter().zip(current).try_for_each(|(name, tensor)| extents.read(name, tensor.into()))
 }
 
 /// The shape of `key` and of `value`, of a size that fits.

@@ -8,7 +8,7 @@ mod types;
 
 #[cfg(feature = "cuda")]
 pub(crate) use call::{Operands, operands, output_shape};
-pub(crate) use call::{call, outputs};
+pub(crate) use call::{call, layer, outputs};
 #[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use memory::Extents;

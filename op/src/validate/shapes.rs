@@ -2,17 +2,17 @@
 
 use kvcache_schema::{CacheDims, CacheMode};
 
+use super::indices::IndexInputs;
 use crate::attributes::Config;
 use crate::error::Error;
-use crate::operator::Inputs;
-use crate::tensor::{Shape, TensorMut};
+use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// The dimensions of a call, on which all inputs agree.
 pub(crate) struct Dims {
     /// Sequences (B).
     pub(crate) batch: usize,
-    /// Rows of `current_key`.
-    pub(crate) total_seqlen: usize,
+    /// Rows of `current_key`, where there is one.
+    pub(crate) total_seqlen: Option<usize>,
     /// Page table entries per sequence (MaxP); 0 in offset mode.
     pub(crate) max_p: usize,
     /// The axes of `cache`.
@@ -21,18 +21,22 @@ pub(crate) struct Dims {
     pub(crate) scale: CacheDims,
 }
 
-/// Checks ranks, then shapes.
+/// Checks ranks, then shapes. Without `current` tensors, H and Dh are what `cache` says.
 pub(super) fn check(
     config: &Config,
-    inputs: &Inputs<'_>,
+    current: Option<[&TensorRef<'_>; 2]>,
+    inputs: IndexInputs<'_, '_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Dims, Error> {
     if config.mode == CacheMode::Paged && inputs.cachestarts.shape.len() == 1 {
         return Err(Error::LegacyPageTable { shape: inputs.cachestarts.shape.clone() });
     }
-    let [total_seqlen, num_heads, head_dim] = rank("current_key", &inputs.current_key.shape)?;
-    let _: [usize; 3] = rank("current_value", &inputs.current_value.shape)?;
+    let mut current_dims = None;
+    if let Some([key, value]) = current {
+        current_dims = Some(rank::<3>("current_key", &key.shape)?);
+        rank::<3>("current_value", &value.shape)?;
+    }
     let [starts] = rank("seqstarts", &inputs.seqstarts.shape)?;
     let _: [usize; 1] = rank("kvstarts", &inputs.kvstarts.shape)?;
     let max_p = match config.mode {
@@ -47,7 +51,9 @@ pub(super) fn check(
         let _: [usize; 5] = rank("scale", &scale.shape)?;
     }
 
-    equal("current_value", &inputs.current_value.shape, &inputs.current_key.shape, "as in current_key")?;
+    if let Some([key, value]) = current {
+        equal("current_value", &value.shape, &key.shape, "as in current_key")?;
+    }
     let Some(batch) = starts.checked_sub(1) else {
         let shape = inputs.seqstarts.shape.clone();
         let reason = "as many as sequences, and the total";
@@ -65,11 +71,15 @@ pub(super) fn check(
         equal(name, bound, &[1][..bound.len()], "a single number")?;
     }
 
-    let max_t = config.layout.dims(cache_shape).max_t;
-    let cache_dims = CacheDims { max_t, num_layer: config.num_layer, num_heads, inner: head_dim };
-    const CACHE: &str = "by cache_layout, num_layer and the shape of current_key";
-    equal("cache", &cache.shape, &config.layout.shape(cache_dims), CACHE)?;
-    if config.quant.is_some() && head_dim % config.quant_group != 0 {
+    let mut cache_dims = CacheDims { num_layer: config.num_layer, ..config.layout.dims(cache_shape) };
+    let mut reason = "by cache_layout and num_layer";
+    if let Some([_, num_heads, head_dim]) = current_dims {
+        cache_dims = CacheDims { num_heads, inner: head_dim, ..cache_dims };
+        reason = "by cache_layout, num_layer and the shape of current_key";
+    }
+    equal("cache", &cache.shape, &config.layout.shape(cache_dims), reason)?;
+    let head_dim = cache_dims.inner;
+    if config.quant.is_some() && !head_dim.is_multiple_of(config.quant_group) {
         return Err(Error::HeadDimNotDivisible { head_dim, quant_group: config.quant_group });
     }
     let scale_dims = CacheDims { inner: head_dim / config.quant_group, ..cache_dims };
@@ -77,7 +87,13 @@ pub(super) fn check(
         equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
     }
     let max_p = max_p.unwrap_or_default();
-    Ok(Dims { batch, total_seqlen, max_p, cache: cache_dims, scale: scale_dims })
+    Ok(Dims {
+        batch,
+        total_seqlen: current_dims.map(|[total_seqlen, ..]| total_seqlen),
+        max_p,
+        cache: cache_dims,
+        scale: scale_dims,
+    })
 }
 
 /// Checks a tensor's shape against the one that it must have, which has the same rank unless told otherwise here.

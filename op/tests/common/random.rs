@@ -136,11 +136,8 @@ impl RandomCall {
         }
     }
 
-    /// Outputs and state after the call, which `make` makes.
-    pub fn run(&self, backend: Backend, make: impl FnOnce(Call<'_>, Outputs<'_>)) -> After {
-        let op = KeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
-        let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
-        let inputs = Inputs {
+    pub fn inputs(&self) -> Inputs<'_> {
+        Inputs {
             current_key: memory::read(&self.current[0]),
             current_value: memory::read(&self.current[1]),
             seqstarts: self.seqstarts.as_slice().into(),
@@ -149,7 +146,14 @@ impl RandomCall {
             start_pos: self.start_pos.as_slice().into(),
             max_seqlen: (&1000).into(),
             max_kvlen: (&1000).into(),
-        };
+        }
+    }
+
+    /// Outputs and state after the call, which `make` makes.
+    pub fn run(&self, backend: Backend, make: impl FnOnce(Call<'_>, Outputs<'_>)) -> After {
+        let op = KeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
+        let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
+        let inputs = self.inputs();
         let call = op.check(&inputs, memory::write(&mut cache), scale.as_mut().map(memory::write)).unwrap();
         let output = || Tensor::zeros(self.t1, call.output_shape().to_vec()).unwrap();
         let (mut key, mut value) = (output(), output());

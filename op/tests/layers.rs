@@ -1,0 +1,128 @@
+//! Layers whose indices are checked once do what each does by itself.
+
+#[path = "common/random.rs"]
+mod random;
+
+use kvcache_golden::Tensor;
+use kvcache_op::{Attributes, Backend, ElementType, Error, Inputs, KeyValueCache, LayersInputs};
+use kvcache_op::{Outputs, Serial, TensorRef};
+use ndarray::{Array3, Array5};
+use proptest::prelude::*;
+use random::{After, RandomCall, calls, memory};
+
+fn layers_inputs<'a>(inputs: &Inputs<'a>, t1: ElementType) -> LayersInputs<'a> {
+    let Inputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, .. } = inputs.clone();
+    LayersInputs { t1, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen }
+}
+
+/// The operator on each layer in turn, checked each time: what each returned, and the state in the end.
+fn one_by_one(mut call: RandomCall, order: &[i64]) -> Vec<After> {
+    let mut each = Vec::new();
+    for &layer_idx in order {
+        call.attributes.layer_idx = layer_idx;
+        let after = call.run(Backend::default(), |call, outputs| call.run(outputs, &Serial).unwrap());
+        (call.cache, call.scale) = (after.cache.clone(), after.scale.clone());
+        each.push(after);
+    }
+    each
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn layers_agree(call in calls(6, 12)) {
+        let order: Vec<_> = (0..call.attributes.num_layer).rev().chain([0]).collect();
+        let expected = one_by_one(call.clone(), &order);
+
+        let op = KeyValueCache::new(call.attributes.clone()).unwrap();
+        let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
+        let (inputs, t1) = (call.inputs(), call.t1);
+        let mut layers = op
+            .check_layers(&layers_inputs(&inputs, t1), memory::write(&mut cache), scale.as_mut().map(memory::write))
+            .unwrap();
+        for (&layer_idx, expected) in order.iter().zip(&expected) {
+            let output = || Tensor::zeros(t1, layers.output_shape().to_vec()).unwrap();
+            let (mut key, mut value) = (output(), output());
+            let outputs = Outputs { key: memory::write(&mut key), value: memory::write(&mut value) };
+            let call = layers.layer(layer_idx as usize, &inputs.current_key, &inputs.current_value).unwrap();
+            call.run(outputs, &Serial).unwrap();
+            prop_assert!((&key, &value) == (&expected.key, &expected.value), "layer {}", layer_idx);
+        }
+        let end = expected.last().unwrap();
+        prop_assert!((&cache, &scale) == (&end.cache, &end.scale));
+    }
+}
+
+/// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 2, 2, H 2, Dh 4).
+fn inputs() -> LayersInputs<'static> {
+    LayersInputs {
+        t1: ElementType::Float32,
+        seqstarts: (&[0, 2]).into(),
+        kvstarts: (&[0, 5]).into(),
+        cachestarts: (&[1]).into(),
+        start_pos: (&[3]).into(),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&5).into(),
+    }
+}
+
+fn op() -> KeyValueCache {
+    KeyValueCache::new(Attributes { num_layer: 2, ..Attributes::default() }).unwrap()
+}
+
+#[test]
+fn what_is_wrong_with_all_layers_is_said_at_once() {
+    let refused = |inputs: LayersInputs<'_>, cache: [usize; 5]| {
+        op().check_layers(&inputs, (&mut Array5::<f32>::zeros(cache)).into(), None).unwrap_err().kind()
+    };
+    let shape = [8, 2, 2, 2, 4];
+    assert_eq!(refused(inputs(), [8, 3, 2, 2, 4]), "shape_mismatch");
+    assert_eq!(refused(inputs(), [5, 2, 2, 2, 4]), "cache_range");
+    assert_eq!(refused(LayersInputs { t1: ElementType::Int8, ..inputs() }, shape), "illegal_types");
+    assert_eq!(refused(LayersInputs { seqstarts: (&[0, -2]).into(), ..inputs() }, shape), "starts_decrease");
+    assert_eq!(refused(LayersInputs { start_pos: (&[2]).into(), ..inputs() }, shape), "kvlen_mismatch");
+    let quantised = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, ..Attributes::default() }).unwrap();
+    let mut cache = Array5::<i8>::zeros([8, 2, 2, 2, 8]);
+    let error = quantised.check_layers(&inputs(), (&mut cache).into(), None);
+    assert_eq!(error.unwrap_err().kind(), "scale_missing");
+}
+
+#[test]
+fn what_is_wrong_with_one_layer_is_said_there() {
+    let mut cache = Array5::<f32>::zeros([8, 2, 2, 2, 4]);
+    let (op, inputs) = (op(), inputs());
+    let mut layers = op.check_layers(&inputs, (&mut cache).into(), None).unwrap();
+    let right = Array3::<f32>::ones([2, 2, 4]);
+    for layer_idx in [2, usize::MAX] {
+        let error = layers.layer(layer_idx, &(&right).into(), &(&right).into()).unwrap_err();
+        assert!(matches!(error, Error::AttributeOutOfRange { name: "layer_idx", .. }), "{error}");
+        assert!(error.to_string().ends_with("wanted 0 to 1, because num_layer is 2"), "{error}");
+    }
+    for shape in [[3, 2, 4], [2, 1, 4], [2, 2, 8]] {
+        let wrong = Array3::<f32>::ones(shape);
+        let error = layers.layer(0, &(&right).into(), &(&wrong).into()).unwrap_err();
+        assert!(matches!(error, Error::ShapeMismatch { input: "current_value", .. }), "{error}");
+    }
+    let wrong = Array3::<i8>::ones([2, 2, 4]);
+    let error = layers.layer(1, &(&wrong).into(), &(&right).into()).unwrap_err();
+    assert!(matches!(error, Error::TypeMismatch { input: "current_key", .. }), "{error}");
+
+    let (mut key, mut value) = (Array3::<f32>::zeros([5, 2, 4]), Array3::<f32>::zeros([4, 2, 4]));
+    let outputs = Outputs { key: (&mut key).into(), value: (&mut value).into() };
+    let error = layers.layer(1, &(&right).into(), &(&right).into()).unwrap().run(outputs, &Serial).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { input: "value", .. }), "{error}");
+    assert!(cache.iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn a_layer_does_not_read_the_cache_as_its_current_tokens() {
+    let mut cache = Array5::<f32>::zeros([8, 2, 2, 2, 4]);
+    let address = cache.as_ptr();
+    let (op, inputs) = (op(), inputs());
+    let mut layers = op.check_layers(&inputs, (&mut cache).into(), None).unwrap();
+    // SAFETY: the memory is there; that it is also the cache's must be refused before it is read.
+    let current = unsafe { TensorRef::from_raw_parts(ElementType::Float32, [2, 2, 4], address.cast()) };
+    let error = layers.layer(0, &current, &current).unwrap_err();
+    assert_eq!(error, Error::OperandsOverlap { input: "cache", other: "current_key" });
+}
