@@ -7,7 +7,9 @@ use half::f16;
 use super::block;
 use super::format::Format;
 use super::rows::{Block, Rows};
-use super::simd::{REGISTER, Simd, lane_of_group, lane_of_scale, last_inside, scales_of_register, units};
+use super::simd::{
+    Lanes, REGISTER, Simd, lane_of_group, lane_of_scale, last_inside, product, scales_of_register, units,
+};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
@@ -25,6 +27,16 @@ impl Avx512 {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
+    }
+}
+
+/// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no others.
+#[inline(always)]
+unsafe fn nibbles(bytes: __m128i) -> __m512i {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+        _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
     }
 }
 
@@ -132,10 +144,35 @@ impl Simd for Avx512 {
     unsafe fn read_i4(from: *const u8) -> __m512 {
         unsafe {
             let bytes = _mm_loadl_epi64(from.cast());
-            // Each byte for its two codes; the permutation looks at the low four bits of a lane only.
-            let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
-            let nibbles = _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32));
-            _mm512_permutexvar_ps(nibbles, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+            _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        }
+    }
+
+    /// A group has no more than sixteen different values: they are made once and looked up.
+    #[inline(always)]
+    unsafe fn decode_group_i4<V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: __m512, len: usize) {
+        unsafe {
+            let table = product::<Self, V, T>(_mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()), s);
+            if V::HALF && len >= 32 {
+                let table = _mm512_castsi256_si512(_mm512_cvtps_ph::<NEAREST>(table));
+                let mut i = 0;
+                while i < len {
+                    let at = i.min(len - 32);
+                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.add(at / 2).cast()));
+                    let pairs = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
+                    let lanes = _mm512_and_si512(pairs, _mm512_set1_epi32(0x000f_000f));
+                    _mm512_storeu_si512(values.add(at).cast(), _mm512_permutexvar_epi16(lanes, table));
+                    i += 32;
+                }
+            } else {
+                let mut i = 0;
+                while i < len {
+                    let at = last_inside::<Self>(i, len);
+                    let lanes = nibbles(_mm_loadl_epi64(cache.add(at / 2).cast()));
+                    V::write::<Self>(values.add(at), _mm512_permutexvar_ps(lanes, table));
+                    i += Self::LANES;
+                }
+            }
         }
     }
 

@@ -2,8 +2,15 @@
 
 use super::format::{Format, Mover};
 use super::prefetch::prefetch_row;
-use super::rows::Block;
+use super::rows::{Block, Row};
 use super::stage::{STAGE_BYTES, Stage};
+
+/// How far ahead of the row that is stored past the caches the next ones are asked for.
+const AHEAD_BYTES: usize = 4096;
+
+/// Bytes of rows that pass through the stage together: long enough to hide where a row begins, short enough that what is asked
+/// for meanwhile comes in small portions.
+const AT_ONCE_BYTES: usize = 2048;
 
 /// Stores a block.
 ///
@@ -11,17 +18,20 @@ use super::stage::{STAGE_BYTES, Stage};
 /// The mover's instructions are enabled; else as for [`Move`](super::rows::Move).
 #[inline(always)]
 pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
-    let row_bytes = F::value_bytes(block.len);
-    for r in 0..block.rows {
-        // SAFETY: the caller's promise; this is row r.
-        unsafe {
-            let values = block.values.add(r * row_bytes);
-            let cache = block.cache.add(r * block.cache_step);
-            let scale = block.scale.wrapping_add(r * block.scale_step);
-            if M::STREAMS && F::COPIES && block.stream {
-                M::stream(values, cache, row_bytes, 1, values.wrapping_offset(block.ahead.0));
-            } else {
-                F::store::<M>(values, cache, scale, block.len, block.group);
+    let row_bytes = F::value_bytes(block.row.len);
+    for s in 0..block.strips {
+        for r in 0..block.rows {
+            // SAFETY: the caller's promise; this is row r of strip s.
+            unsafe {
+                let values = block.values.add(s * block.values_strip + r * block.values_row);
+                let cache = block.cache.add(s * block.cache_strip + r * F::cache_bytes(block.row.len));
+                let scale = block.scale.wrapping_add(s * block.scale_strip + r * F::scale_bytes(block.row.groups));
+                if M::STREAMS && F::COPIES && block.stream {
+                    // Current tokens follow one another: the processor sees them coming, but further ahead is better.
+                    M::stream(values, cache, row_bytes, 1, Some(values.wrapping_add(AHEAD_BYTES)));
+                } else {
+                    F::store::<M>(values, cache, scale, block.row);
+                }
             }
         }
     }
@@ -33,30 +43,90 @@ pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
 /// The mover's instructions are enabled; else as for [`Move`](super::rows::Move).
 #[inline(always)]
 pub(super) unsafe fn load<M: Mover, F: Format>(block: &Block) {
-    let row_bytes = F::value_bytes(block.len);
-    let stream = M::STREAMS && block.stream && (F::COPIES || row_bytes <= STAGE_BYTES);
-    let mut stage = Stage::new();
-    let stage = stage.as_mut_ptr();
-    for r in 0..block.rows {
-        // SAFETY: the caller's promise; this is row r. A stage has room for a row that is streamed from it.
+    for s in 0..block.strips {
+        let (in_cache, in_scale) = (s * block.cache_strip, s * block.scale_strip);
+        // SAFETY: the caller's promise; this is strip s.
         unsafe {
-            let cache = block.cache.add(r * block.cache_step).cast_const();
-            let scale = block.scale.wrapping_add(r * block.scale_step).cast_const();
-            let values = block.values.add(r * block.copies * row_bytes);
-            let ahead = cache.wrapping_offset(block.ahead.0);
-            if stream && F::COPIES {
-                M::stream(cache, values, row_bytes, block.copies, ahead);
-                continue;
-            }
-            prefetch_row(ahead, F::cache_bytes(block.len));
-            prefetch_row(scale.wrapping_offset(block.ahead.1), F::scale_bytes(block.len, block.group));
-            if stream {
-                F::load::<M>(cache, scale, stage, block.len, block.group);
-                M::stream(stage, values, row_bytes, block.copies, stage);
+            let cache = block.cache.add(in_cache).cast_const();
+            let scale = block.scale.wrapping_add(in_scale).cast_const();
+            let to_next = (block.cache_strip as isize, block.scale_strip as isize);
+            let ahead = if s + 1 < block.strips { Some(to_next) } else { block.ahead };
+            let ahead = ahead.map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
+            let values = block.values.add(s * block.values_strip);
+            if F::COPIES {
+                load_copies::<M, F>(block, cache, values, ahead.map(|(cache, _)| cache));
             } else {
-                F::load::<M>(cache, scale, values, block.len, block.group);
-                for copy in 1..block.copies {
-                    M::copy(values, values.add(copy * row_bytes), row_bytes);
+                load_converted::<M, F>(block, cache, scale, values, ahead);
+            }
+        }
+    }
+}
+
+/// Loads a strip of a cache that holds the values' own bytes.
+#[inline(always)]
+unsafe fn load_copies<M: Mover, F: Format>(block: &Block, cache: *const u8, values: *mut u8, ahead: Option<*const u8>) {
+    let row_bytes = F::value_bytes(block.row.len);
+    for r in 0..block.rows {
+        // SAFETY: the caller's promise; this is row r.
+        unsafe {
+            let (cache, values) = (cache.add(r * row_bytes), values.add(r * block.values_row));
+            let ahead = ahead.map(|ahead| ahead.wrapping_add(r * row_bytes));
+            if M::STREAMS && block.stream {
+                M::stream(cache, values, row_bytes, block.copies, ahead);
+            } else {
+                M::copy(cache, values, row_bytes, block.copies, ahead);
+            }
+        }
+    }
+}
+
+/// Loads a strip of any other cache.
+#[inline(always)]
+unsafe fn load_converted<M: Mover, F: Format>(
+    block: &Block,
+    cache: *const u8,
+    scale: *const u8,
+    values: *mut u8,
+    ahead: Option<(*const u8, *const u8)>,
+) {
+    let row_bytes = F::value_bytes(block.row.len);
+    let ask = |Row { len, groups, .. }: Row, in_cache: usize, in_scale: usize| {
+        if let Some((cache, scale)) = ahead {
+            prefetch_row(cache.wrapping_add(in_cache), F::cache_bytes(len));
+            prefetch_row(scale.wrapping_add(in_scale), F::scale_bytes(groups));
+        }
+    };
+    let stream = M::STREAMS && block.stream;
+    // SAFETY: the caller's promise; rows r and after lie in the strip, and a stage has room for those that go through it.
+    unsafe {
+        if row_bytes > STAGE_BYTES || (block.rows == 1 && block.copies == 1 && !stream) {
+            for r in 0..block.rows {
+                let in_cache = r * F::cache_bytes(block.row.len);
+                let in_scale = r * F::scale_bytes(block.row.groups);
+                let values = values.add(r * block.values_row);
+                ask(block.row, in_cache, in_scale);
+                F::load::<M>(cache.add(in_cache), scale.wrapping_add(in_scale), values, block.row);
+                if block.copies > 1 {
+                    M::copy(values, values.add(row_bytes), row_bytes, block.copies - 1, None);
+                }
+            }
+            return;
+        }
+        let mut stage = Stage::new();
+        let stage = stage.as_mut_ptr();
+        let at_once = (AT_ONCE_BYTES / row_bytes.max(1)).clamp(1, block.rows);
+        for first in (0..block.rows).step_by(at_once) {
+            let rows = at_once.min(block.rows - first);
+            let in_cache = first * F::cache_bytes(block.row.len);
+            let in_scale = first * F::scale_bytes(block.row.groups);
+            ask(block.row.times(rows), in_cache, in_scale);
+            F::load::<M>(cache.add(in_cache), scale.wrapping_add(in_scale), stage, block.row.times(rows));
+            for r in 0..rows {
+                let (from, to) = (stage.add(r * row_bytes).cast_const(), values.add((first + r) * block.values_row));
+                if stream {
+                    M::stream(from, to, row_bytes, block.copies, None);
+                } else {
+                    M::copy(from, to, row_bytes, block.copies, None);
                 }
             }
         }

@@ -2,43 +2,36 @@
 
 use std::marker::PhantomData;
 
+use super::rows::Row;
 use super::simd::{Lanes, PackedLanes};
 
 /// What moves a row: an instruction set, or plain Rust.
 ///
 /// # Safety
-/// The instruction set is enabled wherever a function is called. Pointers are aligned for their types and valid for `len`
-/// elements and `len / group` scales; what is written overlaps nothing. `group` divides `len`, and is even for int4.
+/// The instruction set is enabled wherever a function is called. Pointers are aligned for their types and valid for the
+/// elements and scales of the row; what is written overlaps nothing.
 pub(super) trait Mover {
     /// Whether it can write past the caches.
     const STREAMS: bool;
 
-    /// Copies `len` bytes.
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize);
+    /// Writes neighbouring copies of `len` bytes. Meanwhile asks for as many bytes at `ahead`, which may be any address.
+    unsafe fn copy(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>);
 
-    /// Writes neighbouring copies of `len` bytes, whole lines past the caches. Meanwhile asks for as many bytes at
-    /// `ahead`, which may be any address.
-    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: *const u8);
+    /// As [`copy`](Self::copy), whole lines past the caches.
+    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>);
 
     /// Converts floats.
     unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize);
 
     /// Makes codes and scales of values.
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
-        values: *const V,
-        cache: *mut u8,
-        scales: *mut T,
-        len: usize,
-        group: usize,
-    );
+    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(values: *const V, cache: *mut u8, scales: *mut T, row: Row);
 
     /// Makes values of codes and scales.
     unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,
-        len: usize,
-        group: usize,
+        row: Row,
     );
 }
 
@@ -53,20 +46,20 @@ pub(super) trait Format {
     /// The bytes of `len` elements of the cache.
     fn cache_bytes(len: usize) -> usize;
 
-    /// The bytes of the scales of `len` elements.
-    fn scale_bytes(len: usize, group: usize) -> usize;
+    /// The bytes of the scales of so many groups.
+    fn scale_bytes(groups: usize) -> usize;
 
     /// Stores a row.
     ///
     /// # Safety
     /// As for [`Mover`].
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, len: usize, group: usize);
+    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row);
 
     /// Loads a row.
     ///
     /// # Safety
     /// As for [`Mover`].
-    unsafe fn load<M: Mover>(cache: *const u8, scale: *const u8, values: *mut u8, len: usize, group: usize);
+    unsafe fn load<M: Mover>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row);
 }
 
 /// Values as they are.
@@ -89,20 +82,20 @@ impl<V> Format for Copied<V> {
         len * size_of::<V>()
     }
 
-    fn scale_bytes(_: usize, _: usize) -> usize {
+    fn scale_bytes(_: usize) -> usize {
         0
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, len: usize, _: usize) {
+    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::copy(values, cache, Self::value_bytes(len)) }
+        unsafe { M::copy(values, cache, Self::value_bytes(row.len), 1, None) }
     }
 
     #[inline(always)]
-    unsafe fn load<M: Mover>(cache: *const u8, _: *const u8, values: *mut u8, len: usize, _: usize) {
+    unsafe fn load<M: Mover>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::copy(cache, values, Self::value_bytes(len)) }
+        unsafe { M::copy(cache, values, Self::value_bytes(row.len), 1, None) }
     }
 }
 
@@ -117,20 +110,20 @@ impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
         len * size_of::<C>()
     }
 
-    fn scale_bytes(_: usize, _: usize) -> usize {
+    fn scale_bytes(_: usize) -> usize {
         0
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, len: usize, _: usize) {
+    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::convert::<V, C>(values.cast(), cache.cast(), len) }
+        unsafe { M::convert::<V, C>(values.cast(), cache.cast(), row.len) }
     }
 
     #[inline(always)]
-    unsafe fn load<M: Mover>(cache: *const u8, _: *const u8, values: *mut u8, len: usize, _: usize) {
+    unsafe fn load<M: Mover>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::convert::<C, V>(cache.cast(), values.cast(), len) }
+        unsafe { M::convert::<C, V>(cache.cast(), values.cast(), row.len) }
     }
 }
 
@@ -145,19 +138,19 @@ impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
         Q::bytes(len)
     }
 
-    fn scale_bytes(len: usize, group: usize) -> usize {
-        len / group * size_of::<T>()
+    fn scale_bytes(groups: usize) -> usize {
+        groups * size_of::<T>()
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, len: usize, group: usize) {
+    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::quantise::<Q, V, T>(values.cast(), cache, scale.cast(), len, group) }
+        unsafe { M::quantise::<Q, V, T>(values.cast(), cache, scale.cast(), row) }
     }
 
     #[inline(always)]
-    unsafe fn load<M: Mover>(cache: *const u8, scale: *const u8, values: *mut u8, len: usize, group: usize) {
+    unsafe fn load<M: Mover>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::dequantise::<Q, V, T>(cache, scale.cast(), values.cast(), len, group) }
+        unsafe { M::dequantise::<Q, V, T>(cache, scale.cast(), values.cast(), row) }
     }
 }

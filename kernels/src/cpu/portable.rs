@@ -11,7 +11,8 @@ use kvcache_schema::QuantBit;
 
 use super::block;
 use super::format::{Format, Mover};
-use super::rows::Rows;
+use super::prefetch::prefetch_row;
+use super::rows::{Row, Rows};
 use super::simd::{Lanes, PackedLanes};
 use super::variant::Variant;
 use crate::quantize::{self, Real};
@@ -148,16 +149,19 @@ impl Codes for Four {
 impl Mover for Portable {
     const STREAMS: bool = false;
 
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { to.copy_from_nonoverlapping(from, len) }
-    }
-
-    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, _: *const u8) {
+    unsafe fn copy(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
+        if let Some(ahead) = ahead {
+            prefetch_row(ahead, len);
+        }
         for copy in 0..copies {
             // SAFETY: the caller's promise.
             unsafe { to.add(copy * len).copy_from_nonoverlapping(from, len) }
         }
+    }
+
+    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::copy(from, to, len, copies, ahead) }
     }
 
     unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize) {
@@ -176,14 +180,13 @@ impl Mover for Portable {
         values: *const V,
         cache: *mut u8,
         scales: *mut T,
-        len: usize,
-        group: usize,
+        Row { len, group, .. }: Row,
     ) {
         // SAFETY: the caller promises `len` values to read.
         let values = unsafe { slice::from_raw_parts(values, len) };
         for (g, values) in values.chunks_exact(group).enumerate() {
             let s = quantize::scale(values, Q::BITS);
-            // SAFETY: the caller promises room for len / group scales and for the codes of `len` values, of whose groups g
+            // SAFETY: the caller promises room for the scales and for the codes of `len` values, of whose groups g
             // is one; a group is whole bytes.
             unsafe {
                 scales.add(g).write(T::round(s.as_()));
@@ -197,12 +200,11 @@ impl Mover for Portable {
         cache: *const u8,
         scales: *const T,
         values: *mut V,
-        len: usize,
-        group: usize,
+        Row { len, group, groups }: Row,
     ) {
-        // SAFETY: the caller promises the codes of `len` values, and len / group scales, to read.
+        // SAFETY: the caller promises the codes of `len` values, and the scales of their groups, to read.
         let (cache, scales) =
-            unsafe { (slice::from_raw_parts(cache, Q::bytes(len)), slice::from_raw_parts(scales, len / group)) };
+            unsafe { (slice::from_raw_parts(cache, Q::bytes(len)), slice::from_raw_parts(scales, groups)) };
         let mut buffer = [0.0; BUFFER];
         for at in (0..len).step_by(BUFFER) {
             let buffer = &mut buffer[..BUFFER.min(len - at)];

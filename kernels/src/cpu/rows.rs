@@ -7,32 +7,55 @@ use super::format::{Converted, Copied, Quantised};
 use super::portable::{Eight, Four};
 use super::variant::Variant;
 
-/// Rows of one token (or of several, if there is one row) for keys or for values: the same number of neighbouring elements
-/// each, at equal distances. Distances and offsets are in bytes.
+/// Rows for keys or for values, in strips. The rows of a strip are neighbours in the cache; strips lie at equal distances, and
+/// have equal rows. Distances and offsets are in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
-    /// The number of rows.
+    /// The number of strips.
+    pub(super) strips: usize,
+    /// The rows of a strip.
     pub(super) rows: usize,
-    /// The elements of a row.
-    pub(super) len: usize,
-    /// Neighbours that share a scale; divides `len`, and is even for int4. 1 without quantisation.
-    pub(super) group: usize,
+    /// The elements of each row.
+    pub(super) row: Row,
     /// The first row of values: read by a store, written by a load.
     pub(super) values: *mut u8,
-    /// Copies of each row that a load writes, one behind the other; rows of values are so many rows apart.
+    /// From the values of one strip to those of the next.
+    pub(super) values_strip: usize,
+    /// From one row of values to the next of its strip.
+    pub(super) values_row: usize,
+    /// Copies of each row that a load writes, one behind the other.
     pub(super) copies: usize,
     /// The first row in the cache: written by a store, read by a load.
     pub(super) cache: *mut u8,
-    /// From one row in the cache to the next.
-    pub(super) cache_step: usize,
+    /// From one strip in the cache to the next.
+    pub(super) cache_strip: usize,
     /// The scales of the first row; any address without quantisation.
     pub(super) scale: *mut u8,
-    /// From the scales of one row to those of the next.
-    pub(super) scale_step: usize,
-    /// From a row's addresses in cache and scale to those that are asked for ahead; they may lie anywhere.
-    pub(super) ahead: (isize, isize),
+    /// From the scales of one strip to those of the next.
+    pub(super) scale_strip: usize,
+    /// From the addresses of the last strip in cache and scale to those that a load asks for meanwhile, which may lie
+    /// anywhere; a strip before it asks for the next one.
+    pub(super) ahead: Option<(isize, isize)>,
     /// Whether what is written goes past the caches, where the instruction set can.
     pub(super) stream: bool,
+}
+
+/// The elements of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    /// How many they are.
+    pub(super) len: usize,
+    /// Neighbours that share a scale; even for int4, and 1 without quantisation.
+    pub(super) group: usize,
+    /// Groups, which are the whole row: given since a division takes longer than a short row.
+    pub(super) groups: usize,
+}
+
+impl Row {
+    /// So many neighbouring rows as one.
+    pub(super) fn times(self, rows: usize) -> Self {
+        Self { len: rows * self.len, groups: rows * self.groups, ..self }
+    }
 }
 
 /// Moves a block.

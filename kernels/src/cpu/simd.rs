@@ -121,6 +121,16 @@ pub(super) trait Simd {
         unsafe { amax::<Self, f16, GROUP>(values, units, unit) }
     }
 
+    /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
+    #[inline(always)]
+    unsafe fn decode_group_i4<V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: Self::F32, len: usize)
+    where
+        Self: Sized,
+    {
+        // SAFETY: the caller's promise.
+        unsafe { decode_group::<Self, Four, V, T>(cache, values, s, len) }
+    }
+
     /// Reads a line.
     unsafe fn read_line(from: *const u8) -> Self::Line;
     /// Writes a line.
@@ -212,11 +222,63 @@ pub(super) unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -
     }
 }
 
+/// Dequantises a register, where `s` is the scale of each lane.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn decode<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32) {
+    // SAFETY: the caller's promise.
+    unsafe { V::write::<S>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
+}
+
+/// `code * s`, rounded to T where writing it as V does not round as much: to float16 anyway.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn product<S: Simd, V: Lanes, T: Lanes>(code: S::F32, s: S::F32) -> S::F32 {
+    // SAFETY: the caller's promise that the instruction set is enabled.
+    unsafe {
+        let x = S::mul(code, s);
+        if V::HALF { x } else { T::round_to::<S>(x) }
+    }
+}
+
+/// Dequantises a group of `len >= LANES`, where `s` is its scale in every lane.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn decode_group<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(
+    cache: *const u8,
+    values: *mut V,
+    s: S::F32,
+    len: usize,
+) {
+    // SAFETY: the caller's promise; every register lies inside the group.
+    unsafe {
+        let mut i = 0;
+        while i + 2 * S::LANES <= len {
+            decode::<S, Q, V, T>(cache.add(Q::bytes(i)), values.add(i), s);
+            decode::<S, Q, V, T>(cache.add(Q::bytes(i + S::LANES)), values.add(i + S::LANES), s);
+            i += 2 * S::LANES;
+        }
+        while i < len {
+            let at = last_inside::<S>(i, len);
+            decode::<S, Q, V, T>(cache.add(Q::bytes(at)), values.add(at), s);
+            i += S::LANES;
+        }
+    }
+}
+
 /// Codes in registers.
 ///
 /// # Safety
 /// As for [`Simd`], whose functions these choose from.
 pub(super) trait PackedLanes: Codes {
+    /// Dequantises a group of `len >= LANES`, where `s` is its scale in every lane.
+    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32, len: usize);
     /// Reads a register of codes.
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32;
     /// Writes a register of codes.
@@ -311,6 +373,12 @@ impl Lanes for f16 {
 
 impl PackedLanes for Eight {
     #[inline(always)]
+    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { decode_group::<S, Eight, V, T>(cache, values, s, len) }
+    }
+
+    #[inline(always)]
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
         // SAFETY: the caller's promise.
         unsafe { S::read_i8(from) }
@@ -324,6 +392,12 @@ impl PackedLanes for Eight {
 }
 
 impl PackedLanes for Four {
+    #[inline(always)]
+    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { S::decode_group_i4::<V, T>(cache, values, s, len) }
+    }
+
     #[inline(always)]
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
         // SAFETY: the caller's promise.

@@ -11,19 +11,20 @@ use kvcache_schema::SCALE_FLOOR;
 use super::format::Mover;
 use super::lines;
 use super::portable::Portable;
-use super::simd::{Lanes, PackedLanes, REGISTER, Simd, divide, last_inside, scales_of_register, units};
+use super::rows::Row;
+use super::simd::{Lanes, PackedLanes, REGISTER, Simd, decode, divide, last_inside, scales_of_register, units};
 
 impl<S: Simd> Mover for S {
     const STREAMS: bool = true;
 
     #[inline(always)]
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    unsafe fn copy(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
         // SAFETY: the caller's promise.
-        unsafe { lines::copy::<S>(from, to, len) }
+        unsafe { lines::copy::<S>(from, to, len, copies, ahead) }
     }
 
     #[inline(always)]
-    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: *const u8) {
+    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
         // SAFETY: the caller's promise.
         unsafe { lines::stream::<S>(from, to, len, copies, ahead) }
     }
@@ -45,22 +46,22 @@ impl<S: Simd> Mover for S {
     }
 
     #[inline(always)]
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
-        values: *const V,
-        cache: *mut u8,
-        scales: *mut T,
-        len: usize,
-        group: usize,
-    ) {
+    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(values: *const V, cache: *mut u8, scales: *mut T, row: Row) {
+        let Row { len, group, groups } = row;
         // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
         unsafe {
             match group {
-                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, len, S::LANES),
-                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, len, S::LANES),
-                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, len, S::LANES),
-                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, len, S::LANES),
-                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(values, cache, scales, len, group),
-                _ => Portable::quantise::<Q, V, T>(values, cache, scales, len, group),
+                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, registers::<S>(len)),
+                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, registers::<S>(len)),
+                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, registers::<S>(len)),
+                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, registers::<S>(len)),
+                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(
+                    values,
+                    cache,
+                    scales,
+                    Units { len, unit: group, units: groups },
+                ),
+                _ => Portable::quantise::<Q, V, T>(values, cache, scales, row),
             }
         }
     }
@@ -70,37 +71,57 @@ impl<S: Simd> Mover for S {
         cache: *const u8,
         scales: *const T,
         values: *mut V,
-        len: usize,
-        group: usize,
+        row: Row,
     ) {
+        let Row { len, group, groups } = row;
         // SAFETY: as in `quantise`.
         unsafe {
             match group {
-                1 if len >= S::LANES => dequantise_row::<S, Q, V, T, 1>(cache, scales, values, len, S::LANES),
-                2 if len >= S::LANES => dequantise_row::<S, Q, V, T, 2>(cache, scales, values, len, S::LANES),
-                4 if len >= S::LANES => dequantise_row::<S, Q, V, T, 4>(cache, scales, values, len, S::LANES),
-                8 if len >= S::LANES => dequantise_row::<S, Q, V, T, 8>(cache, scales, values, len, S::LANES),
-                _ if group >= S::LANES => dequantise_row::<S, Q, V, T, REGISTER>(cache, scales, values, len, group),
-                _ => Portable::dequantise::<Q, V, T>(cache, scales, values, len, group),
+                1 if len >= S::LANES => dequantise_row::<S, Q, V, T, 1>(cache, scales, values, registers::<S>(len)),
+                2 if len >= S::LANES => dequantise_row::<S, Q, V, T, 2>(cache, scales, values, registers::<S>(len)),
+                4 if len >= S::LANES => dequantise_row::<S, Q, V, T, 4>(cache, scales, values, registers::<S>(len)),
+                8 if len >= S::LANES => dequantise_row::<S, Q, V, T, 8>(cache, scales, values, registers::<S>(len)),
+                _ if group >= S::LANES => dequantise_row::<S, Q, V, T, REGISTER>(
+                    cache,
+                    scales,
+                    values,
+                    Units { len, unit: group, units: groups },
+                ),
+                _ => Portable::dequantise::<Q, V, T>(cache, scales, values, row),
             }
         }
     }
 }
 
+/// A row as units: groups of a register or more, or registers of smaller groups.
+#[derive(Clone, Copy)]
+struct Units {
+    /// Elements of the row.
+    len: usize,
+    /// Elements of a unit.
+    unit: usize,
+    /// Whole units.
+    units: usize,
+}
+
+/// The registers of a row.
+#[inline(always)]
+fn registers<S: Simd>(len: usize) -> Units {
+    Units { len, unit: S::LANES, units: len / S::LANES }
+}
+
 /// Parts of a row whose scales are made before the first of them is quantised: the one takes long, but not its throughput.
 const PARTS: usize = 4;
 
-/// Quantises a row of units of `unit` elements: groups of a register or more, or registers of groups.
+/// Quantises a row.
 #[inline(always)]
 unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
-    len: usize,
-    unit: usize,
+    Units { len, unit, units: all }: Units,
 ) {
     let (per_unit, per_part) = (scales_of_register::<S, GROUP>(), units::<S, GROUP>());
-    let all = len / unit;
     let mut first = 0;
     // SAFETY: the caller's promise; the units lie inside the row. What the last one leaves over is less than a register,
     // and ends the row with a register that begins with a group.
@@ -184,17 +205,15 @@ unsafe fn scale<S: Simd, Q: PackedLanes, V: Lanes>(amax: S::F32) -> S::F32 {
     }
 }
 
-/// Dequantises a row of units of `unit` elements: groups of a register or more, or registers of groups.
+/// Dequantises a row.
 #[inline(always)]
 unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
-    len: usize,
-    unit: usize,
+    Units { len, unit, units: all }: Units,
 ) {
     let per_unit = scales_of_register::<S, GROUP>();
-    let all = len / unit;
     let mut first = 0;
     // SAFETY: as in `quantise_row`.
     unsafe {
@@ -226,18 +245,16 @@ unsafe fn dequantise_units<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GR
     units: usize,
     unit: usize,
 ) {
-    // SAFETY: the caller's promise; every register lies inside its unit.
+    // SAFETY: the caller's promise; every unit lies inside the row.
     unsafe {
         let scales = T::read_some::<S>(scales, units * scales_of_register::<S, GROUP>());
         for k in 0..units {
             let s = S::spread::<GROUP>(scales, k);
-            let mut i = 0;
-            while i < unit {
-                let at = k * unit + last_inside::<S>(i, unit);
-                let x = S::mul(Q::read::<S>(cache.add(Q::bytes(at))), s);
-                // Where writing rounds to float16 anyway, to round before it changes nothing.
-                V::write::<S>(values.add(at), if V::HALF { x } else { T::round_to::<S>(x) });
-                i += S::LANES;
+            let (cache, values) = (cache.add(Q::bytes(k * unit)), values.add(k * unit));
+            if GROUP == REGISTER {
+                Q::decode_group::<S, V, T>(cache, values, s, unit);
+            } else {
+                decode::<S, Q, V, T>(cache, values, s);
             }
         }
     }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use kvcache_schema::ElementType;
 
-use super::rows::{Block, Rows};
+use super::rows::{Block, Row, Rows};
 use super::variant::InstructionSet;
 use crate::addressing::Run;
-use crate::problem::{Geometry, Indices, Pointers, Problem};
+use crate::problem::{Geometry, Indices, Pointers, Problem, Quant};
 
 /// A problem in the form that the threads share.
 pub(super) struct Walk<'a> {
@@ -21,23 +21,33 @@ pub(super) struct Walk<'a> {
 // tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others away.
 unsafe impl Sync for Walk<'_> {}
 
-/// How a run is cut into rows, as long as the layout allows but no longer than [`ROW_BYTES`] if it has several tokens.
+/// How a run is cut into blocks.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// Tokens in a row.
+    /// Tokens of a block.
     tokens: usize,
-    /// Rows of a token.
-    heads: usize,
-    /// Elements of a token in a row.
-    len: usize,
-    /// How many tokens ahead of a row the prefetched one is.
+    /// Strips of a block: heads that lie apart, each with all tokens, or one of everything.
+    strips: usize,
+    /// Rows of a strip that a token has; none if all tokens are one row.
+    rows: Option<usize>,
+    /// A row, or a token's part of the one row.
+    row: Row,
+    /// How many tokens ahead of a block with one strip the prefetched one is.
     ahead: usize,
+    /// Whether blocks with one strip follow each other so closely that the processor sees the next one coming.
+    neighbours: bool,
+    /// Whether what is written goes past the caches.
+    stream: bool,
 }
 
-/// Bytes of T1 in a row of several tokens: few, since keys and values take turns and a row ahead is prefetched with each.
+/// Bytes of T1 in a row of several tokens that is streamed: few, since keys and values take turns and a row ahead is
+/// prefetched with each.
 const ROW_BYTES: usize = 4096;
 
-/// Bytes of T1 between a row and the one that is prefetched with it, where a layer's tokens are neighbours.
+/// Bytes of a strip in the cache if there are several: enough that memory is read in long pieces, and a row of pages in few.
+const STRIP_BYTES: usize = 4096;
+
+/// Bytes of T1 between a block and the one that is prefetched with it, where a layer's tokens are neighbours.
 const AHEAD_BYTES: usize = 8192;
 
 /// The same where they lie apart: fewer lines, each from another place, are in flight at once.
@@ -82,7 +92,7 @@ impl<'a> Walk<'a> {
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
         let heads_len = self.geometry.num_heads * self.geometry.head_dim;
-        let shape = self.shape(1);
+        let shape = self.shape(1, stream);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
@@ -91,8 +101,6 @@ impl<'a> Walk<'a> {
                 let at = self.value_bytes_of(token * heads_len);
                 let values = self.pointers.current.map(|current| current.cast_mut().wrapping_add(at));
                 self.for_each_block(shape, run, None, values, 1, |block| {
-                    // Current tokens follow one another: the processor sees them coming.
-                    let block = Block { stream, ahead: (ROW_BYTES as isize, 0), ..block };
                     // SAFETY: the block lies in the run's tokens and heads, for which Problem promises memory.
                     unsafe { (self.rows.store)(&block) }
                 });
@@ -104,7 +112,7 @@ impl<'a> Walk<'a> {
     /// Loads a range of rows of `key` and `value`.
     pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
         let num_repeat = self.geometry.num_repeat;
-        let shape = self.shape(num_repeat);
+        let shape = self.shape(num_repeat, stream);
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             let mut runs = self.indices.addressing.runs(b, part).peekable();
@@ -114,7 +122,7 @@ impl<'a> Walk<'a> {
                 self.for_each_block(shape, run, runs.peek().copied(), values, num_repeat, |block| {
                     // SAFETY: the block lies in the run's tokens and heads, for which Problem promises memory; its copies
                     // are the next num_repeat - 1 heads of the output.
-                    unsafe { (self.rows.load)(&Block { stream, ..block }) }
+                    unsafe { (self.rows.load)(&block) }
                 });
             }
         }
@@ -140,20 +148,30 @@ impl<'a> Walk<'a> {
         (bytes(t2, self.geometry.cache_at(slot, kv, 0)), scale)
     }
 
-    /// The longest rows of heads that have `num_repeat` copies.
-    fn shape(&self, num_repeat: usize) -> Shape {
-        let Geometry { num_heads, head_dim, t1, cache, .. } = self.geometry;
+    /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies.
+    fn shape(&self, num_repeat: usize, stream: bool) -> Shape {
+        let Geometry { num_heads, head_dim, t1, t2, cache, quant, .. } = self.geometry;
+        let row = |len| match quant {
+            Some(Quant { group, .. }) => Row { len, group, groups: len / group },
+            None => Row { len, group: 1, groups: len },
+        };
         let token_len = num_heads * head_dim;
-        let of = |row_bytes: usize| (row_bytes / bytes(t1, token_len).max(1)).max(1);
+        let tokens_in = |block_bytes: usize, token_bytes: usize| (block_bytes / token_bytes.max(1)).max(1);
+        let token_bytes = bytes(t1, token_len);
         let whole_tokens = num_heads == 1 || cache.head == head_dim;
         let neighbours = whole_tokens && cache.token <= 2 * token_len;
-        let ahead = of(if neighbours { AHEAD_BYTES } else { SCATTERED_AHEAD_BYTES });
-        if num_repeat > 1 || !whole_tokens {
-            Shape { tokens: 1, heads: num_heads, len: head_dim, ahead }
+        let ahead = tokens_in(if neighbours { AHEAD_BYTES } else { SCATTERED_AHEAD_BYTES }, token_bytes);
+        let one = Shape { tokens: 1, strips: 1, rows: Some(1), row: row(token_len), ahead, neighbours, stream };
+        if !whole_tokens {
+            let tokens = if cache.token == head_dim { tokens_in(STRIP_BYTES, bytes(t2, head_dim)) } else { 1 };
+            Shape { tokens, strips: num_heads, row: row(head_dim), ..one }
+        } else if num_repeat > 1 {
+            Shape { rows: Some(num_heads), row: row(head_dim), ..one }
         } else if cache.token == token_len {
-            Shape { tokens: of(ROW_BYTES), heads: 1, len: token_len, ahead }
+            // Plain copies of neighbours are best left to the processor, and in one piece.
+            Shape { tokens: if stream { tokens_in(ROW_BYTES, token_bytes) } else { usize::MAX }, rows: None, ..one }
         } else {
-            Shape { tokens: 1, heads: 1, len: token_len, ahead }
+            one
         }
     }
 
@@ -169,29 +187,45 @@ impl<'a> Walk<'a> {
         visit: impl Fn(Block),
     ) {
         let Geometry { num_heads, head_dim, t2, cache, quant, .. } = self.geometry;
-        let token_bytes = self.value_bytes_of(num_heads * head_dim * copies);
-        let (group, scale_step) = quant.map_or((1, 0), |quant| (quant.group, bytes(quant.t3, quant.scale.head)));
+        let head_bytes = self.value_bytes_of(head_dim * copies);
+        let token_bytes = num_heads * head_bytes;
+        let cache_strip = bytes(t2, cache.head);
+        let scale_strip = quant.map_or(0, |quant| bytes(quant.t3, quant.scale.head));
         for t in (0..run.len).step_by(shape.tokens) {
-            let ahead = match (t + shape.ahead, next) {
-                (ahead, _) if ahead < run.len => run.slot + ahead,
-                (ahead, Some(next)) => next.slot + (ahead - run.len).min(next.len - 1),
-                _ => run.slot + t,
+            let tokens = shape.tokens.min(run.len - t);
+            let at = [0, 1].map(|kv| self.cache_at(run.slot + t, kv));
+            let ahead = if shape.strips > 1 {
+                let following = match (t + tokens < run.len, next) {
+                    (true, _) => Some(run.slot + t + tokens),
+                    (false, next) => next.map(|next| next.slot),
+                };
+                // The values come after the keys, and keys after the values.
+                [Some(at[1]), following.map(|slot| self.cache_at(slot, 0))]
+            } else {
+                let slot = match (t + shape.ahead, next) {
+                    (ahead, _) if ahead < run.len => (shape.stream || !shape.neighbours).then_some(run.slot + ahead),
+                    (ahead, Some(next)) => Some(next.slot + (ahead - run.len).min(next.len - 1)),
+                    _ => None,
+                };
+                [0, 1].map(|kv| slot.map(|slot| self.cache_at(slot, kv)))
             };
             for (kv, values) in values.into_iter().enumerate() {
-                let (cache_at, scale_at) = self.cache_at(run.slot + t, kv);
-                let ahead = self.cache_at(ahead, kv);
+                let (cache_at, scale_at) = at[kv];
+                let last = (cache_at + (shape.strips - 1) * cache_strip, scale_at + (shape.strips - 1) * scale_strip);
                 visit(Block {
-                    rows: shape.heads,
-                    len: shape.tokens.min(run.len - t) * shape.len,
-                    group,
+                    strips: shape.strips,
+                    rows: shape.rows.map_or(1, |rows| tokens * rows),
+                    row: if shape.rows.is_none() { shape.row.times(tokens) } else { shape.row },
                     values: values.wrapping_add(t * token_bytes),
+                    values_strip: head_bytes,
+                    values_row: if shape.strips > 1 { token_bytes } else { head_bytes },
                     copies,
                     cache: self.pointers.cache.wrapping_add(cache_at),
-                    cache_step: bytes(t2, cache.head),
+                    cache_strip,
                     scale: self.pointers.scale.wrapping_add(scale_at),
-                    scale_step,
-                    ahead: (ahead.0 as isize - cache_at as isize, ahead.1 as isize - scale_at as isize),
-                    stream: false,
+                    scale_strip,
+                    ahead: ahead[kv].map(|to| (to.0 as isize - last.0 as isize, to.1 as isize - last.1 as isize)),
+                    stream: shape.stream,
                 });
             }
         }
