@@ -11,7 +11,11 @@ use crate::workers::Workers;
 pub struct Cpu {
     instructions: InstructionSet,
     stream_bytes: usize,
+    parallel_bytes: usize,
 }
+
+/// How much longer quantising takes than moving as many bytes.
+const QUANTISE_FACTOR: usize = 3;
 
 impl Cpu {
     /// Written bytes of a phase from which on they go past the caches, unless a caller says otherwise.
@@ -19,21 +23,36 @@ impl Cpu {
     /// Less than that is likely to be read again, by attention, before it leaves the last-level cache.
     pub const STREAM_BYTES: usize = 32 << 20;
 
+    /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; a third of
+    /// them where values are quantised.
+    ///
+    /// Less than that takes 100 to 200 us, of which a second thread cannot save what it costs to wake it.
+    pub const PARALLEL_BYTES: usize = 8 << 20;
+
     /// The kernel with the rows of an instruction set; none if this machine lacks it.
     pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
-        instructions.is_supported().then_some(Self { instructions, stream_bytes: Self::STREAM_BYTES })
+        instructions.is_supported().then_some(Self::of(instructions))
+    }
+
+    fn of(instructions: InstructionSet) -> Self {
+        Self { instructions, stream_bytes: Self::STREAM_BYTES, parallel_bytes: Self::PARALLEL_BYTES }
     }
 
     /// The kernel with another threshold for writing past the caches: the bytes that a phase writes.
     pub fn with_stream_bytes(self, stream_bytes: usize) -> Self {
         Self { stream_bytes, ..self }
     }
+
+    /// The kernel with another threshold for the use of several threads: the bytes that a phase reads and writes.
+    pub fn with_parallel_bytes(self, parallel_bytes: usize) -> Self {
+        Self { parallel_bytes, ..self }
+    }
 }
 
 impl Default for Cpu {
     /// The kernel with the widest instructions that this machine has.
     fn default() -> Self {
-        Self { instructions: InstructionSet::best(), stream_bytes: Self::STREAM_BYTES }
+        Self::of(InstructionSet::best())
     }
 }
 
@@ -47,7 +66,8 @@ impl Kernel for Cpu {
         let tokens = problem.total_seqlen();
         let stream = tokens.saturating_mul(walk.cache_bytes()) >= self.stream_bytes;
         let token_bytes = walk.value_bytes() + walk.cache_bytes();
-        phase::run(workers, tokens, token_bytes, |tokens| walk.store(tokens, stream));
+        let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTISE_FACTOR);
+        phase::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
     }
 
     fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
@@ -55,6 +75,6 @@ impl Kernel for Cpu {
         let tokens = problem.total_kvlen();
         let stream = tokens.saturating_mul(walk.output_bytes()) >= self.stream_bytes;
         let token_bytes = walk.cache_bytes() + walk.output_bytes();
-        phase::run(workers, tokens, token_bytes, |tokens| walk.load(tokens, stream));
+        phase::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(tokens, stream));
     }
 }

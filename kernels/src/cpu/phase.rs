@@ -5,23 +5,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::workers::Workers;
 
-/// Bytes read and written below which one thread does a phase alone: waking another costs more than it saves.
-const PARALLEL_BYTES: usize = 1 << 20;
-
 /// Bytes read and written in one piece of work, at least; small enough to even out threads of different speed.
 const PIECE_BYTES: usize = 1 << 18;
 
 /// Runs `work` over ranges of packed tokens that together are `0..tokens`, each token in one of them.
 ///
 /// Pieces are equal in tokens however ragged the batch is, and a thread takes the next when it is done with one.
-/// `token_bytes` is what a token makes `work` read and write; if it is nothing, there is no work.
-pub(super) fn run(workers: &dyn Workers, tokens: usize, token_bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-    if token_bytes == 0 {
+/// `token_bytes` is what a token makes `work` read and write; if it is nothing, there is no work. Less than `parallel_bytes`
+/// in all are one thread's work.
+pub(super) fn run(
+    workers: &dyn Workers,
+    tokens: usize,
+    token_bytes: usize,
+    parallel_bytes: usize,
+    work: impl Fn(Range<usize>) + Sync,
+) {
+    let bytes = tokens.saturating_mul(token_bytes);
+    if bytes == 0 {
         return;
     }
-    let bytes = tokens.saturating_mul(token_bytes);
     let threads = workers.threads();
-    if threads <= 1 || bytes < PARALLEL_BYTES {
+    if threads <= 1 || bytes < parallel_bytes {
         return work(0..tokens);
     }
     let piece = (PIECE_BYTES / token_bytes).clamp(1, tokens.div_ceil(threads));
@@ -64,7 +68,7 @@ mod tests {
             [(0, 8, 2), (1, 1 << 30, 2), (7, 1 << 20, 3), (1000, 1 << 12, 2), (3, usize::MAX, 2)]
         {
             let pieces = Mutex::new(Vec::new());
-            run(&Careless(threads), tokens, token_bytes, |piece| pieces.lock().unwrap().push(piece));
+            run(&Careless(threads), tokens, token_bytes, 0, |piece| pieces.lock().unwrap().push(piece));
             let mut pieces = pieces.into_inner().unwrap();
             pieces.sort_by_key(|piece| piece.start);
             assert_eq!(pieces.iter().flat_map(Clone::clone).collect::<Vec<_>>(), (0..tokens).collect::<Vec<_>>());
