@@ -49,6 +49,9 @@ fn fence() {
 /// Rounds to nearest, ties to even, without exceptions.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+/// The truth table of "if a then b else c".
+const CHOOSE: i32 = 0xca;
+
 /// The bits of an infinite float16.
 const INFINITY: i16 = 0x7c00;
 
@@ -81,13 +84,80 @@ const fn lane_of_pair(group: usize) -> [i32; 16] {
     lanes
 }
 
-/// The largest of sixteen halves without signs, in the lowest bits, complemented: the instruction finds the smallest.
+/// The largest of 32 halves without signs, in the lowest bits, complemented: the instruction finds the smallest.
 #[inline(always)]
-unsafe fn complement_of_max(x: __m256i) -> __m128i {
+unsafe fn complement_of_max(x: __m512i) -> __m128i {
     // SAFETY: the instructions are enabled (see Simd).
     unsafe {
+        let x = _mm256_max_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x));
         let x = _mm_max_epu16(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
         _mm_minpos_epu16(_mm_xor_si128(x, _mm_set1_epi16(-1)))
+    }
+}
+
+/// The magnitudes of 32 halves; NaNs among them are made quiet if `NAN`, as every conversion does.
+#[inline(always)]
+unsafe fn magnitudes<const NAN: bool>(x: __m512i) -> __m512i {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+        if NAN {
+            let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
+            _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET))
+        } else {
+            x
+        }
+    }
+}
+
+/// As [`Simd::amax_f16`], on the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
+/// that of the values. Right for groups with NaN only if `NAN`.
+///
+/// # Safety
+/// As for [`Simd::amax_f16`].
+#[inline(always)]
+unsafe fn amax_halves<const GROUP: usize, const NAN: bool>(values: *const f16, units: usize, unit: usize) -> __m256i {
+    // SAFETY: the caller's promise; every register lies inside its unit, or in two of them.
+    unsafe {
+        let sixteen = |values: *const f16| _mm512_zextsi256_si512(_mm256_loadu_si256(values.cast()));
+        let mut amax = _mm512_setzero_si512();
+        if GROUP == REGISTER {
+            for k in 0..units {
+                let values = values.add(k * unit);
+                let mut of_unit = _mm512_setzero_si512();
+                if unit >= 32 {
+                    let mut i = 0;
+                    while i < unit {
+                        let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
+                        of_unit = _mm512_max_epu16(of_unit, magnitudes::<NAN>(x));
+                        i += 32;
+                    }
+                } else {
+                    let last = magnitudes::<NAN>(sixteen(values.add(unit - 16)));
+                    of_unit = _mm512_max_epu16(magnitudes::<NAN>(sixteen(values)), last);
+                }
+                amax = _mm512_mask_broadcastd_epi32(amax, 1 << k, complement_of_max(of_unit));
+            }
+            amax = _mm512_xor_si512(amax, _mm512_set1_epi32(-1));
+        } else {
+            // Two registers of values at once: 32 halves.
+            let per_pair = 2 * scales_of_register::<Avx512, GROUP>();
+            let lanes = _mm512_loadu_si512(const { lane_of_pair(GROUP) }.as_ptr().cast());
+            for pair in 0..units.div_ceil(2) {
+                let values = values.add(2 * pair * unit);
+                let x = if 2 * pair + 1 < units { _mm512_loadu_si512(values.cast()) } else { sixteen(values) };
+                let mut x = magnitudes::<NAN>(x);
+                if GROUP > 4 {
+                    x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+                }
+                if GROUP > 2 {
+                    x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b10_11_00_01>(x));
+                }
+                x = _mm512_max_epu16(x, _mm512_rol_epi32::<16>(x));
+                amax = _mm512_mask_permutexvar_epi32(amax, first(per_pair) << (pair * per_pair), lanes, x);
+            }
+        }
+        _mm512_cvtepi32_epi16(amax)
     }
 }
 
@@ -256,9 +326,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn write_i4(to: *mut u8, codes: __m512i) {
         unsafe {
-            let nibbles = _mm_and_si128(_mm512_cvtepi32_epi8(codes), _mm_set1_epi8(0x0f));
-            let pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
-            _mm_storel_epi64(to.cast(), _mm_packus_epi16(pairs, pairs));
+            // Of each pair, the low four bits of the first and those of the second; the rest is not kept.
+            let seconds = _mm512_srli_epi64::<28>(codes);
+            let pairs = _mm512_ternarylogic_epi64::<CHOOSE>(_mm512_set1_epi64(0x0f), codes, seconds);
+            _mm_storel_epi64(to.cast(), _mm512_cvtepi64_epi8(pairs));
         }
     }
 
@@ -289,58 +360,18 @@ impl Simd for Avx512 {
         }
     }
 
-    /// On the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is that of the
-    /// values.
     #[inline(always)]
     unsafe fn amax_f16<const GROUP: usize>(values: *const f16, units: usize, unit: usize) -> __m512 {
         unsafe {
-            let magnitude = _mm512_set1_epi16(0x7fff);
-            let mut amax = _mm512_setzero_si512();
             if GROUP == 1 {
                 return Self::abs(Self::read_f16(values));
             }
-            if GROUP == REGISTER {
-                for k in 0..units {
-                    let values = values.add(k * unit);
-                    let mut of_unit = _mm256_setzero_si256();
-                    let mut i = 0;
-                    while i < unit {
-                        let at = last_inside::<Self>(i, unit);
-                        let x = _mm256_loadu_si256(values.add(at).cast());
-                        let x = _mm256_and_si256(x, _mm512_castsi512_si256(magnitude));
-                        let nan = _mm256_cmpgt_epu16_mask(x, _mm256_set1_epi16(INFINITY));
-                        let x = _mm256_or_si256(x, _mm256_maskz_set1_epi16(nan, QUIET));
-                        of_unit = _mm256_max_epu16(of_unit, x);
-                        i += Self::LANES;
-                    }
-                    amax = _mm512_mask_broadcastd_epi32(amax, 1 << k, complement_of_max(of_unit));
-                }
-                amax = _mm512_xor_si512(amax, _mm512_set1_epi32(-1));
-            } else {
-                // Two registers of values at once: 32 halves.
-                let per_pair = 2 * scales_of_register::<Self, GROUP>();
-                let lanes = _mm512_loadu_si512(const { lane_of_pair(GROUP) }.as_ptr().cast());
-                for pair in 0..units.div_ceil(2) {
-                    let values = values.add(2 * pair * unit);
-                    let x = if 2 * pair + 1 < units {
-                        _mm512_loadu_si512(values.cast())
-                    } else {
-                        _mm512_zextsi256_si512(_mm256_loadu_si256(values.cast()))
-                    };
-                    let x = _mm512_and_si512(x, magnitude);
-                    let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
-                    let mut x = _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET));
-                    if GROUP > 4 {
-                        x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
-                    }
-                    if GROUP > 2 {
-                        x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b10_11_00_01>(x));
-                    }
-                    x = _mm512_max_epu16(x, _mm512_rol_epi32::<16>(x));
-                    amax = _mm512_mask_permutexvar_epi32(amax, first(per_pair) << (pair * per_pair), lanes, x);
-                }
+            let halves = amax_halves::<GROUP, false>(values, units, unit);
+            let nan = _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY));
+            if nan & first(units * scales_of_register::<Self, GROUP>()) == 0 {
+                return _mm512_cvtph_ps(halves);
             }
-            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(amax))
+            _mm512_cvtph_ps(amax_halves::<GROUP, true>(values, units, unit))
         }
     }
 

@@ -18,21 +18,64 @@ const AT_ONCE_BYTES: usize = 2048;
 /// The mover's instructions are enabled; else as for [`Move`](super::rows::Move).
 #[inline(always)]
 pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
-    let row_bytes = F::value_bytes(block.row.len);
     for s in 0..block.strips {
-        for r in 0..block.rows {
-            // SAFETY: the caller's promise; this is row r of strip s.
-            unsafe {
-                let values = block.values.add(s * block.values_strip + r * block.values_row);
-                let cache = block.cache.add(s * block.cache_strip + r * F::cache_bytes(block.row.len));
-                let scale = block.scale.wrapping_add(s * block.scale_strip + r * F::scale_bytes(block.row.groups));
-                if M::STREAMS && F::COPIES && block.stream {
-                    // Current tokens follow one another: the processor sees them coming, but further ahead is better.
-                    M::stream(values, cache, row_bytes, 1, Some(values.wrapping_add(AHEAD_BYTES)));
-                } else {
-                    F::store::<M>(values, cache, scale, block.row);
-                }
+        // SAFETY: the caller's promise; this is strip s.
+        unsafe {
+            let values = block.values.add(s * block.values_strip).cast_const();
+            let cache = block.cache.add(s * block.cache_strip);
+            let scale = block.scale.wrapping_add(s * block.scale_strip);
+            if F::COPIES {
+                store_copies::<M, F>(block, values, cache);
+            } else {
+                store_converted::<M, F>(block, values, cache, scale);
             }
+        }
+    }
+}
+
+/// Stores a strip of a cache that holds the values' own bytes.
+#[inline(always)]
+unsafe fn store_copies<M: Mover, F: Format>(block: &Block, values: *const u8, cache: *mut u8) {
+    let row_bytes = F::value_bytes(block.row.len);
+    for r in 0..block.rows {
+        // SAFETY: the caller's promise; this is row r.
+        unsafe {
+            let (values, cache) = (values.add(r * block.values_row), cache.add(r * row_bytes));
+            if M::STREAMS && block.stream {
+                // Current tokens follow one another: the processor sees them coming, but further ahead is better.
+                M::stream(values, cache, row_bytes, 1, Some(values.wrapping_add(AHEAD_BYTES)));
+            } else {
+                M::copy(values, cache, row_bytes, 1, None);
+            }
+        }
+    }
+}
+
+/// Stores a strip of any other cache.
+#[inline(always)]
+unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8, cache: *mut u8, scale: *mut u8) {
+    let row_bytes = F::value_bytes(block.row.len);
+    let at_once = (STAGE_BYTES / row_bytes.max(1)).clamp(1, block.rows);
+    let mut stage = Stage::new();
+    let stage = stage.as_mut_ptr();
+    for first in (0..block.rows).step_by(at_once) {
+        let rows = at_once.min(block.rows - first);
+        let row = block.row.times(rows);
+        // SAFETY: the caller's promise; these rows lie in the strip, and the stage has room for them if they are several.
+        unsafe {
+            let cache = cache.add(first * F::cache_bytes(block.row.len));
+            let scale = scale.wrapping_add(first * F::scale_bytes(block.row.groups));
+            let mut values = values.add(first * block.values_row);
+            if rows > 1 {
+                for r in 0..rows {
+                    let from = values.add(r * block.values_row);
+                    // The same row of the tokens after this block's.
+                    let ahead = from.wrapping_add(block.rows * block.values_row);
+                    M::copy(from, stage.add(r * row_bytes), row_bytes, 1, Some(ahead));
+                }
+                values = stage;
+            }
+            F::store::<M>(values, cache, scale, row);
         }
     }
 }

@@ -44,14 +44,22 @@ struct Shape {
 /// prefetched with each.
 const ROW_BYTES: usize = 4096;
 
-/// Bytes of a strip in the cache if there are several: enough that memory is read in long pieces, and a row of pages in few.
+/// Bytes of the cache in a strip that is loaded, if there are several: enough that memory is read in long pieces.
 const STRIP_BYTES: usize = 4096;
+
+/// Bytes of T1 in the strips that are quantised together: few, since each goes through all of them again.
+const STORED_BYTES: usize = 32 << 10;
 
 /// Bytes of T1 between a block and the one that is prefetched with it, where a layer's tokens are neighbours.
 const AHEAD_BYTES: usize = 8192;
 
 /// The same where they lie apart: fewer lines, each from another place, are in flight at once.
 const SCATTERED_AHEAD_BYTES: usize = 2048;
+
+/// How many tokens have so many bytes, at least one.
+fn tokens_in(block_bytes: usize, token_bytes: usize) -> usize {
+    (block_bytes / token_bytes.max(1)).max(1)
+}
 
 /// The bytes of `len` elements that are known to fit in memory.
 fn bytes(element: ElementType, len: usize) -> usize {
@@ -92,7 +100,9 @@ impl<'a> Walk<'a> {
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
         let heads_len = self.geometry.num_heads * self.geometry.head_dim;
-        let shape = self.shape(1, stream);
+        // Whole tokens are best, unless a token's part of a strip is too short to be quantised by itself.
+        let strip = self.geometry.quant.map_or(1, |_| tokens_in(STORED_BYTES, self.value_bytes() / 2));
+        let shape = self.shape(1, strip, stream);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
@@ -111,8 +121,8 @@ impl<'a> Walk<'a> {
 
     /// Loads a range of rows of `key` and `value`.
     pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
-        let num_repeat = self.geometry.num_repeat;
-        let shape = self.shape(num_repeat, stream);
+        let Geometry { head_dim, t2, num_repeat, .. } = self.geometry;
+        let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), stream);
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             let mut runs = self.indices.addressing.runs(b, part).peekable();
@@ -148,23 +158,27 @@ impl<'a> Walk<'a> {
         (bytes(t2, self.geometry.cache_at(slot, kv, 0)), scale)
     }
 
-    /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies.
-    fn shape(&self, num_repeat: usize, stream: bool) -> Shape {
-        let Geometry { num_heads, head_dim, t1, t2, cache, quant, .. } = self.geometry;
+    /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies; of `strip` tokens where
+    /// heads lie apart.
+    fn shape(&self, num_repeat: usize, strip: usize, stream: bool) -> Shape {
+        let Geometry { num_heads, head_dim, t1, cache, quant, .. } = self.geometry;
         let row = |len| match quant {
             Some(Quant { group, .. }) => Row { len, group, groups: len / group },
             None => Row { len, group: 1, groups: len },
         };
         let token_len = num_heads * head_dim;
-        let tokens_in = |block_bytes: usize, token_bytes: usize| (block_bytes / token_bytes.max(1)).max(1);
         let token_bytes = bytes(t1, token_len);
         let whole_tokens = num_heads == 1 || cache.head == head_dim;
         let neighbours = whole_tokens && cache.token <= 2 * token_len;
         let ahead = tokens_in(if neighbours { AHEAD_BYTES } else { SCATTERED_AHEAD_BYTES }, token_bytes);
         let one = Shape { tokens: 1, strips: 1, rows: Some(1), row: row(token_len), ahead, neighbours, stream };
         if !whole_tokens {
-            let tokens = if cache.token == head_dim { tokens_in(STRIP_BYTES, bytes(t2, head_dim)) } else { 1 };
-            Shape { tokens, strips: num_heads, row: row(head_dim), ..one }
+            Shape {
+                tokens: if cache.token == head_dim { strip } else { 1 },
+                strips: num_heads,
+                row: row(head_dim),
+                ..one
+            }
         } else if num_repeat > 1 {
             Shape { rows: Some(num_heads), row: row(head_dim), ..one }
         } else if cache.token == token_len {
