@@ -27,14 +27,14 @@ pub const BLOCK: u32 = 256;
 const WARP: u32 = 32;
 
 /// Units that a warp moves between two look-ups of slots, at most.
-const LONG_ROUND: u32 = 4 * WARP;
+const LONGEST_ROUND: u32 = 8 * WARP;
+
+/// What looking up the slots of a round takes, as units that are moved in the same time: one for each lane.
+const UNITS_OF_A_LOOK_UP: u64 = WARP as u64;
 
 /// Blocks that a multiprocessor holds at once, as the kernels' launch bounds ask: all run from the start to the end,
 /// with equal shares, and none repeats the scan over the batch.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
-
-/// Long rounds that each warp must at least have: with fewer, warps with one more would hold up the call.
-const LONG_ROUNDS: u64 = 4;
 
 /// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
 const WIDE_BYTES: usize = 16;
@@ -193,7 +193,7 @@ impl Operands {
         if rows == 0 || batch == 0 || per_token == 0 {
             return Ok(None);
         }
-        const LIMIT: usize = i32::MAX as usize - 2 * LONG_ROUND as usize;
+        const LIMIT: usize = i32::MAX as usize - 2 * LONGEST_ROUND as usize;
         let narrow = |what, got: usize| match got {
             0..=LIMIT => Ok(got as u32),
             _ => Err(TooLarge { what, got, limit: LIMIT }),
@@ -244,12 +244,18 @@ impl Operands {
         Ok(Some(Launch { module, kernel, grid: blocks.min(most) as u32, parameters }))
     }
 
-    /// Units between two look-ups of slots: many for throughput, few where that would not share the work out evenly.
+    /// Units between two look-ups of slots: as many as let the warp with the most rounds end first. Long ones cost few
+    /// look-ups, but share the work out less evenly.
     fn round(&self, total: u64, per_token: u32) -> u32 {
-        let warps = u64::from(self.multiprocessors) * BLOCKS_PER_MULTIPROCESSOR * u64::from(BLOCK / WARP);
+        let warps = u64::from(self.multiprocessors.max(1)) * BLOCKS_PER_MULTIPROCESSOR * u64::from(BLOCK / WARP);
+        let most_of_a_warp = |round: u32| {
+            let rounds = total.div_ceil(u64::from(round)).div_ceil(warps);
+            rounds.saturating_mul(u64::from(round) + UNITS_OF_A_LOOK_UP)
+        };
         // One lane looks up one token, so a round spans 32 tokens at most.
-        let fits = (LONG_ROUND - 1).div_ceil(per_token) < WARP;
-        if fits && total / u64::from(LONG_ROUND) >= warps * LONG_ROUNDS { LONG_ROUND } else { WARP }
+        let fits = |&round: &u32| round == WARP || (round - 1).div_ceil(per_token) < WARP;
+        let rounds = (1..=LONGEST_ROUND / WARP).rev().map(|warps| warps * WARP).filter(fits);
+        rounds.min_by_key(|&round| most_of_a_warp(round)).unwrap_or(WARP)
     }
 }
 
@@ -349,6 +355,28 @@ mod tests {
         assert!(Operands { output_rows: 0, ..some }.load().unwrap().is_none());
         assert!(operands(Float32, Float32, None, 0, 4).load().unwrap().is_none());
         assert!(operands(Float32, Float32, None, 2, 0).load().unwrap().is_none());
+    }
+
+    #[test]
+    fn rounds_are_long_where_no_warp_waits_for_another() {
+        // 132 multiprocessors have 4224 warps; a token is 128 units.
+        for (tokens, round) in [
+            (1, 32),
+            (64, 32),
+            // One round a warp, however long, as soon as there are more than 32 units for each.
+            (1056, 32),
+            (1057, 64),
+            (4224, 128),
+            // Each of these would take more rounds, or longer ones, with another length.
+            (8 * 2048, 256),
+            (8448, 256),
+            (8449, 160),
+            (64 * 4096, 256),
+        ] {
+            let large = operands(Float16, Float16, None, 8, 128);
+            let large = Operands { current_rows: tokens, multiprocessors: 132, ..large };
+            assert_eq!(large.store().unwrap().unwrap().parameters.round, round, "{tokens}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub struct Parameters {
     pub num_repeat: u32,
     /// Elements that share a scale; 1 without quantisation.
     pub group: u32,
-    /// Units that a warp moves between two look-ups of slots: 32, or 128 where that spans no more than 32 tokens.
+    /// Units that a warp moves between two look-ups of slots: a multiple of 32 that spans no more than 32 tokens.
     pub round: u32,
     /// Whether device lengths that add up to less than `rows` are reported.
     pub exact_rows: u32,
