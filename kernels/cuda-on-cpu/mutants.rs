@@ -50,8 +50,8 @@ pub const MUTANTS: [Mutant; 17] = [
         name: "quotient_not_rounded_to_half",
         types: "f16_i8_f16",
         file: "quantize.cuh",
-        from: "    return rounded<T>(quotient);",
-        to: "    return quotient;",
+        from: "return add_halves(floats_to_halves(x, y), 0x66006600);",
+        to: "return __byte_perm(__float_as_uint(__fadd_rn(x, 12582912.0f)), __float_as_uint(__fadd_rn(y, 12582912.0f)), 0x5410);",
     },
     Mutant {
         name: "product_not_rounded_to_half",

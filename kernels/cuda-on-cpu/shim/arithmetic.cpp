@@ -27,6 +27,9 @@ uint64_t wrong_of_float16(u32 amax, int units) {
         const float exact = half_to_float(float_to_half(half_to_float(x) / half_to_float(wanted)));
         wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F16>(x, scale));
         wrong += wanted_code<Codes>(-exact) != static_cast<i8>(code_of<F16>(x | 0x8000, scale));
+        const u32 pair = pair_of_codes<F16>(x, x | 0x8000, scale);
+        wrong += wanted_code<Codes>(exact) != static_cast<i8>(pair);
+        wrong += wanted_code<Codes>(-exact) != static_cast<i8>(pair >> 16);
     }
     return wrong;
 }

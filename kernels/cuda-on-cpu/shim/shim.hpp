@@ -211,3 +211,23 @@ inline unsigned short float_to_half(float x) {
     std::memcpy(&half, &rounded, sizeof half);
     return half;
 }
+
+inline unsigned floats_to_halves(float low, float high) {
+    return static_cast<unsigned>(float_to_half(high)) << 16 | float_to_half(low);
+}
+
+// The sum of two float16 is exact in float64.
+inline unsigned add_halves(unsigned a, unsigned b) {
+    unsigned sums = 0;
+    for (unsigned shift = 0; shift < 32; shift += 16) {
+        const double x = half_to_float(static_cast<unsigned short>(a >> shift));
+        const double y = half_to_float(static_cast<unsigned short>(b >> shift));
+        const _Float16 sum = static_cast<_Float16>(x + y);
+        unsigned short half = 0x7fff;
+        if (sum == sum) {
+            std::memcpy(&half, &sum, sizeof half);
+        }
+        sums |= static_cast<unsigned>(half) << shift;
+    }
+    return sums;
+}

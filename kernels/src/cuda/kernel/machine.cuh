@@ -19,6 +19,27 @@ __device__ __forceinline__ u16 float_to_half(float x) {
     return half;
 }
 
+// float_to_half of both, the first in the low half of the word.
+__device__ __forceinline__ u32 floats_to_halves(float low, float high) {
+    u32 halves;
+    asm("{\n\t"
+        ".reg .b16 low, high;\n\t"
+        "cvt.rn.f16.f32 low, %1;\n\t"
+        "cvt.rn.f16.f32 high, %2;\n\t"
+        "mov.b32 %0, {low, high};\n\t"
+        "}"
+        : "=r"(halves)
+        : "f"(low), "f"(high));
+    return halves;
+}
+
+// The sums of the low and of the high halves, to nearest, ties to even.
+__device__ __forceinline__ u32 add_halves(u32 a, u32 b) {
+    u32 sums;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
+    return sums;
+}
+
 // 1 / x for a normal x, off by one unit in the last place at most; 0 for infinity.
 __device__ __forceinline__ float approximate_reciprocal(float x) {
     float reciprocal;

@@ -36,10 +36,9 @@ __device__ __forceinline__ float reciprocal_of(float y) {
     return SAME<T, F16> ? approximate_reciprocal(y) : __frcp_rn(y);
 }
 
-// x / y, rounded to nearest as IEEE 754 division is and then to T, given reciprocal_of(y), for x and y in T. This is
-// what division compiles to, without the instructions that a group's values have in common and those for numbers at the
-// ends of the range. Only codes are made of it: where |x / y| < 2^-2 its last bits are not those of division, and the
-// code is 0 anyway.
+// What rounds to T as x / y does, given reciprocal_of(y), for x and y in T. This is what division compiles to, without
+// the instructions that a group's values have in common and those for numbers at the ends of the range. Only
+// scales and codes are made of it: where |x / y| < 2^-2 its last bits are not those of division, and the code is 0 anyway.
 //
 // Float32: the first step makes the quotient faithful (off by less than one unit in the last place), and from a
 // faithful one and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem,
@@ -48,12 +47,19 @@ __device__ __forceinline__ float reciprocal_of(float y) {
 // Float16: a quotient is a point between two float16, or at least 2^-23 of itself away from it, and one step leaves an
 // error smaller than that, whatever the last bit of the reciprocal. There is a test of all x and y.
 template <class T>
-__device__ __forceinline__ float divide(float x, float y, float reciprocal) {
+__device__ __forceinline__ float unrounded_quotient(float x, float y, float reciprocal) {
     float quotient = __fmul_rn(x, reciprocal);
     quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
     if constexpr (SAME<T, F32>) {
         quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
     }
+    return quotient;
+}
+
+// x / y, rounded to nearest as IEEE 754 division is and then to T.
+template <class T>
+__device__ __forceinline__ float divide(float x, float y, float reciprocal) {
+    const float quotient = unrounded_quotient<T>(x, y, reciprocal);
     return rounded<T>(quotient);
 }
 
@@ -76,8 +82,8 @@ __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
         bits = amax > INFINITY_OF<T1> ? amax | QUIET<T1> : amax;
     } else {
         constexpr float RECIPROCAL = 1.0f / QMAX<Codes>;
-        // A quotient too small for `divide` is below the floor.
-        bits = bits_of<T1>(divide<T1>(value_of<T1>(static_cast<Bits>(amax)), QMAX<Codes>, RECIPROCAL));
+        // A quotient too small for `unrounded_quotient` is below the floor.
+        bits = bits_of<T1>(unrounded_quotient<T1>(value_of<T1>(static_cast<Bits>(amax)), QMAX<Codes>, RECIPROCAL));
         bits = bits < SCALE_FLOOR<T1> ? SCALE_FLOOR<T1> : bits;
     }
     Scale<T1> scale;
@@ -99,9 +105,26 @@ __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& sca
     return __float_as_uint(__fadd_rn(quotient, 12582912.0f));
 }
 
-// Four codes as bytes.
-__device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 c, u32 d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+// The codes of a and b, each as code_of gives it, in the low bits of the halves of a word.
+template <class T1>
+__device__ __forceinline__ u32 pair_of_codes(typename T1::Bits a, typename T1::Bits b, const Scale<T1>& scale) {
+    if constexpr (SAME<T1, F16>) {
+        const float x = unrounded_quotient<T1>(value_of<T1>(a), scale.value, scale.reciprocal);
+        const float y = unrounded_quotient<T1>(value_of<T1>(b), scale.value, scale.reciprocal);
+        // Twice 1.5 * 2^10: a float16 of this size has no fraction. Sums round to nearest, ties to even.
+        return add_halves(floats_to_halves(x, y), 0x66006600);
+    } else {
+        return __byte_perm(code_of<T1>(a, scale), code_of<T1>(b, scale), 0x5410);
+    }
+}
+
+// The low bytes of the halves of two words.
+__device__ __forceinline__ u32 bytes_of(u32 a, u32 b) { return __byte_perm(a, b, 0x6420); }
+
+// The low nibbles of the bytes of two words.
+__device__ __forceinline__ u32 nibbles_of(u32 a, u32 b) {
+    const auto joined = [](u32 word) { return (word & 0x000f000f) | (word >> 4 & 0x00f000f0); };
+    return bytes_of(joined(a), joined(b));
 }
 
 // Code i of a word, as a float.
@@ -120,7 +143,11 @@ __device__ __forceinline__ float code_in(u32 word, u32 i) {
 // The value of a code, given the bits of its scale.
 template <class T1, class T3>
 __device__ __forceinline__ typename T1::Bits value_of_code(float code, typename T3::Bits scale) {
-    return bits_of<T1>(rounded<T3>(__fmul_rn(code, value_of<T3>(scale))));
+    if constexpr (SAME<T1, T3>) {
+        return bits_of<T1>(__fmul_rn(code, value_of<T3>(scale)));
+    } else {
+        return bits_of<T1>(rounded<T3>(__fmul_rn(code, value_of<T3>(scale))));
+    }
 }
 
 // As value_of_code, for a scale that is infinite or NaN, where `nan` is nan_of the scale.

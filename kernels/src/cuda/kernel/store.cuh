@@ -36,25 +36,26 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
 // The codes of a pack of values.
 template <class T1, class T2, u32 BYTES>
 __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const Scale<T1>& scale) {
-    constexpr u32 PER_WORD = 32 / T2::BITS;
-    constexpr u32 PACK = 128 / T1::BITS;
+    constexpr u32 FOURS = 32 / T1::BITS;
+    u32 bytes[2] = {};
+#pragma unroll
+    for (u32 i = 0; i < FOURS; ++i) {
+        u32 pairs[2];
+#pragma unroll
+        for (u32 j = 0; j < 2; ++j) {
+            const u32 at = 4 * i + 2 * j;
+            pairs[j] = pair_of_codes<T1>(element<T1>(values, at), element<T1>(values, at + 1), scale);
+        }
+        bytes[i] = bytes_of(pairs[0], pairs[1]);
+    }
     Words<BYTES> codes = {};
+    if constexpr (SAME<T2, I8>) {
 #pragma unroll
-    for (u32 i = 0; i < PACK; i += 4) {
-        u32 code[4];
-#pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
-            code[j] = code_of<T1>(element<T1>(values, i + j), scale);
+        for (u32 i = 0; i < FOURS; ++i) {
+            codes.word[i] = bytes[i];
         }
-        u32& word = codes.word[i / PER_WORD];
-        if constexpr (SAME<T2, I8>) {
-            word = bytes_of(code[0], code[1], code[2], code[3]);
-        } else {
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                word |= (code[j] & 0xf) << 4 * (i % PER_WORD + j);
-            }
-        }
+    } else {
+        codes.word[0] = nibbles_of(bytes[0], bytes[1]);
     }
 #pragma unroll
     for (u32& word : codes.word) {
