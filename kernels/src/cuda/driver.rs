@@ -6,8 +6,9 @@ use cudarc::driver::{result, sys};
 
 use super::error::Error;
 
-/// The first version of CUDA whose driver compiles PTX of the version that the kernels are written in.
-pub(super) const WANTED: i32 = 13_000;
+/// The first version of CUDA whose driver compiles PTX of the version that the kernels are written in, and has all that is
+/// asked of it here (`cuFuncLoad` is as new).
+pub(super) const WANTED: i32 = 12_040;
 
 /// Whether kernels can run on this machine at all: it has a driver, one that is new enough, and a device. Found out once.
 ///
@@ -52,10 +53,10 @@ mod tests {
 
     #[test]
     fn the_wanted_driver_is_the_first_that_knows_the_kernels_ptx() {
-        // PTX 9.0 came with CUDA 13.0.
+        // PTX 8.4 came with CUDA 12.4.
         for module in &MODULES {
-            assert!(module.ptx().unwrap().contains("\n.version 9.0\n"), "{}", module.types);
+            assert!(module.ptx().unwrap().contains("\n.version 8.4\n"), "{}", module.types);
         }
-        assert_eq!(WANTED, 13_000);
+        assert_eq!(WANTED, 12_040);
     }
 }

@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn versions_read_as_cudas_do() {
-        let error = Error::OldDriver { found: 12080, wanted: 13000 };
-        assert_eq!(error.to_string(), "the CUDA driver serves CUDA 12.8, wanted at least 13.0: the kernels are newer");
+        let error = Error::OldDriver { found: 12020, wanted: 12040 };
+        assert_eq!(error.to_string(), "the CUDA driver serves CUDA 12.2, wanted at least 12.4: the kernels are newer");
     }
 }

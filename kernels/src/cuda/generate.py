@@ -5,7 +5,9 @@
                                                    a kernel spills registers or needs a stack
 
 Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the same
-text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own.
+text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are written in
+the compiler's version of PTX but use nothing that an older one does not have, and so say that they are of the older: a driver
+refuses whatever is newer than itself. The assembler of that older CUDA is asked, too.
 """
 
 import argparse
@@ -32,8 +34,13 @@ TYPES = [
 KERNELS = ["store_wide", "store_narrow", "load_wide", "load_narrow"]
 
 OLDEST = "75"
+# The version of PTX that the modules need: that of CUDA 12.4, which is the oldest driver's (driver.rs has it).
+PTX_VERSION = "8.4"
+# Of CUDA 13.0, and of 12.4.
+PTXAS, OLDEST_PTXAS = "cu13/bin/ptxas", "cuda_nvcc/bin/ptxas"
 # What ptxas looks at: each generation of GPUs, from the oldest.
 ARCHITECTURES = ["75", "80", "90", "100", "120"]
+OLDEST_PTXAS_ARCHITECTURES = ["75", "80", "90"]
 # Registers that a thread may have without making threads wait for room: 4 blocks of 256 threads on a multiprocessor.
 MOST_REGISTERS = 64
 MOST_BYTES = 1_000_000
@@ -94,20 +101,23 @@ class Nvrtc:
             sys.exit(f"{types}: {log or failed}")
         ptx = self._text(program, "PTX")
         self._call("nvrtcDestroyProgram", ctypes.byref(program))
-        return ptx.rstrip() + "\n"
+        ptx, found = re.subn(r"^\.version \d+\.\d+$", f".version {PTX_VERSION}", ptx.rstrip() + "\n", flags=re.MULTILINE)
+        if found != 1:
+            sys.exit(f"{types}: {found} lines tell the version of PTX")
+        return ptx
 
 
-def resources(ptx: str, architecture: str) -> list[str]:
-    """A line for each kernel of a module on an architecture: what ptxas says it takes."""
+def resources(ptx: str, ptxas: str, architecture: str) -> list[str]:
+    """A line for each kernel of a module on an architecture: what an assembler says it takes."""
     with tempfile.TemporaryDirectory() as folder:
         module = Path(folder, "ptx")
         module.write_text(ptx)
-        command = [wheel("ptxas"), f"-arch=sm_{architecture}", "-v", module, "-o", f"{folder}/cubin"]
+        command = [wheel(ptxas), f"-arch=sm_{architecture}", "-v", module, "-o", f"{folder}/cubin"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"ptxas: {done.stderr}")
+        sys.exit(f"{ptxas}: {done.stderr}")
     parts = re.split(r"Compiling entry function '(\w+)'", done.stderr)[1:]
-    return [f"sm_{architecture} {name}: {' '.join(text.split())}" for name, text in zip(parts[::2], parts[1::2])]
+    return [f"{ptxas} sm_{architecture} {name}: {' '.join(text.split())}" for name, text in zip(parts[::2], parts[1::2])]
 
 
 def embedded(name: str) -> str | None:
@@ -150,7 +160,9 @@ def main() -> None:
     if failures:
         sys.exit("\n".join([*failures, "run generate.py"]))
 
-    jobs = [(ptx, architecture) for ptx in modules.values() for architecture in ARCHITECTURES]
+    assemblers = [(PTXAS, architecture) for architecture in ARCHITECTURES]
+    assemblers += [(OLDEST_PTXAS, architecture) for architecture in OLDEST_PTXAS_ARCHITECTURES]
+    jobs = [(ptx, *assembler) for ptx in modules.values() for assembler in assemblers]
     with ThreadPoolExecutor() as pool:
         lines = [line for found in pool.map(lambda job: resources(*job), jobs) for line in found]
     if arguments.verbose:

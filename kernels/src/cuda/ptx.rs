@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(module.types, types.join("_"));
             let ptx = module.ptx().unwrap();
             // What a driver must know, and a GPU be.
-            assert!(ptx.contains("\n.version 9.0\n.target sm_75\n"));
+            assert!(ptx.contains("\n.version 8.4\n.target sm_75\n"));
             for kernel in [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow] {
                 assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
             }
