@@ -5,10 +5,12 @@ use std::ptr;
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::driver;
 use super::error::Error;
+
+const INVALID_DEVICE: sys::CUresult = sys::CUresult::CUDA_ERROR_INVALID_DEVICE;
 
 /// The primary context of the device with this number, which other libraries use as well.
 ///
@@ -17,7 +19,10 @@ use super::error::Error;
 pub fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
     driver::available()?;
     let before = result::ctx::get_current().map_err(Error::driver("naming the current context"))?;
-    let context = CudaContext::new(ordinal).map_err(Error::driver("opening a device"));
+    // cudarc takes a larger number for another one.
+    let is_number = i32::try_from(ordinal).is_ok();
+    let context = if is_number { CudaContext::new(ordinal) } else { Err(DriverError(INVALID_DEVICE)) };
+    let context = context.map_err(Error::driver("opening a device"));
     // SAFETY: the context was current on this thread until cudarc replaced it.
     let restored = unsafe { result::ctx::set_current(before.unwrap_or(ptr::null_mut())) };
     restored.map_err(Error::driver("restoring the current context"))?;
@@ -123,7 +128,8 @@ impl Current {
 
 impl Drop for Current {
     fn drop(&mut self) {
-        if self.pushed {
+        // A context that has been destroyed meanwhile is current no more: the driver has popped it.
+        if self.pushed && result::ctx::get_current().is_ok_and(|current| current == Some(self.context)) {
             let mut popped = ptr::null_mut();
             // SAFETY: this pops what was pushed on this thread. Should it fail, nothing more can be done about it.
             let _status = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };

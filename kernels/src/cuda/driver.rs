@@ -47,8 +47,10 @@ mod tests {
     fn asking_for_the_driver_never_panics() {
         // Whatever the machine has, the answer stays the same, and no machine has this device.
         assert_eq!(available(), available());
-        let error = primary_context(usize::MAX).unwrap_err();
-        assert!(available().err().is_none_or(|reason| reason == error), "{error}");
+        for ordinal in [usize::MAX, 1 << 32, i32::MAX as usize] {
+            let error = primary_context(ordinal).unwrap_err();
+            assert!(available().err().is_none_or(|reason| reason == error), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A status word that the host reads without asking the device.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,8 @@ use super::status::Status;
 pub struct StatusWord {
     word: NonNull<AtomicU64>,
     address: u64,
-    context: Arc<CudaContext>,
+    /// Dropped by [`Drop`].
+    context: ManuallyDrop<Arc<CudaContext>>,
 }
 
 // SAFETY: the word is only accessed atomically; its context can be used from every thread.
@@ -44,7 +46,7 @@ impl StatusWord {
         };
         // SAFETY: the memory has been made with this size, and memory of the driver is aligned for every type.
         unsafe { word.write(AtomicU64::new(0)) };
-        let mut status = Self { word, address: 0, context: context.clone() };
+        let mut status = Self { word, address: 0, context: ManuallyDrop::new(context.clone()) };
         // SAFETY: the memory is page-locked and mapped.
         let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut status.address, memory, 0) };
         mapped.result().map_err(Error::driver("mapping a status word"))?;
@@ -84,14 +86,16 @@ impl StatusWord {
 
 impl Drop for StatusWord {
     fn drop(&mut self) {
+        let current = Current::of_context(&self.context);
         // Calls that are not through may still write the word. If the device cannot be waited for, because a stream is
         // captured, say, the word stays where it is.
-        let waited = Current::of_context(&self.context).and_then(|current| {
-            result::ctx::synchronize().map_err(Error::driver("waiting for a context")).map(|()| current)
-        });
-        if let Ok(_current) = waited {
+        if current.is_ok() && result::ctx::synchronize().is_ok() {
             // SAFETY: the memory comes from `malloc_host`, and nothing of this context uses it any more.
             let _freed = unsafe { result::free_host(self.word.as_ptr().cast::<c_void>()) };
         }
+        // The last user of a context makes it current and leaves it so, as cudarc has it: here it is, and is put back.
+        // SAFETY: the context is not used again.
+        unsafe { ManuallyDrop::drop(&mut self.context) };
+        drop(current);
     }
 }

@@ -28,7 +28,7 @@ use random::memory;
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 18] = [
+const TESTS: [Test; 19] = [
     ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::every_case", golden::every_case),
     ("golden::every_case_unaligned", golden::every_case_unaligned),
@@ -41,6 +41,7 @@ const TESTS: [Test; 18] = [
     ("streams::raw_addresses_on_a_foreign_stream", streams::raw_addresses_on_a_foreign_stream),
     ("streams::calls_on_several_streams", streams::calls_on_several_streams),
     ("streams::contexts_come_and_go", streams::contexts_come_and_go),
+    ("streams::the_current_context_stays", streams::the_current_context_stays),
     ("streams::misuse_is_refused", streams::misuse_is_refused),
     ("streams::slices_of_another_length_are_refused", streams::slices_of_another_length_are_refused),
     ("graphs::captured_and_replayed", graphs::captured_and_replayed),

@@ -61,6 +61,33 @@ pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
+/// What is done for a call leaves the thread's context as it was, also where it is the last that uses a context.
+pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
+    gpu.context.bind_to_thread()?;
+    assert!(kvcache_op::cuda::primary_context(1 << 32).is_err(), "there is no such device");
+    let primary: fn() -> _ = || kvcache_op::cuda::primary_context(0).map_err(|error| error.to_string());
+    let other: fn() -> _ = || CudaContext::new_non_primary(0, 0).map_err(|error| error.to_string());
+    for context in [primary, other] {
+        for current in [gpu.context.cu_ctx(), std::ptr::null_mut()] {
+            let context = context()?;
+            // Contexts may lie below the current one: each new one is put on top.
+            while result::ctx::get_current()?.is_some() {
+                // SAFETY: no context is a legal current context.
+                unsafe { result::ctx::set_current(std::ptr::null_mut()) }?;
+            }
+            // SAFETY: a context that lives, or none.
+            unsafe { result::ctx::set_current(current) }?;
+            op()?.prepare_device(ElementType::Float32, ElementType::Float32, None, &context.default_stream())?;
+            let status = StatusWord::new(&context)?;
+            // The word is the last that uses the context.
+            drop(context);
+            drop(status);
+            assert_eq!(result::ctx::get_current()?.unwrap_or(std::ptr::null_mut()), current);
+        }
+    }
+    Ok(gpu.context.bind_to_thread()?)
+}
+
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let stream = &gpu.stream;
     let alloc = |shape: &[usize]| stream.alloc_zeros::<f32>(len(shape));
