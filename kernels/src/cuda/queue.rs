@@ -34,6 +34,8 @@ impl<'a> Queue<'a> {
     /// Those of [`available`](driver::available), [`Error::Driver`].
     pub fn new(stream: &'a CudaStream) -> Result<Self, Error> {
         driver::available()?;
+        // What cudarc could not tell when it happened: a wait for a slice's earlier use that failed, say.
+        stream.context().check_err().map_err(Error::driver("an earlier use of the context"))?;
         Self::with_current(stream.cu_stream(), Current::of_context(stream.context())?)
     }
 

@@ -28,7 +28,7 @@ use random::memory;
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 19] = [
+const TESTS: [Test; 20] = [
     ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::every_case", golden::every_case),
     ("golden::every_case_unaligned", golden::every_case_unaligned),
@@ -43,6 +43,7 @@ const TESTS: [Test; 19] = [
     ("streams::contexts_come_and_go", streams::contexts_come_and_go),
     ("streams::the_current_context_stays", streams::the_current_context_stays),
     ("streams::misuse_is_refused", streams::misuse_is_refused),
+    ("streams::failed_waits_are_told", streams::failed_waits_are_told),
     ("streams::slices_of_another_length_are_refused", streams::slices_of_another_length_are_refused),
     ("graphs::captured_and_replayed", graphs::captured_and_replayed),
     ("graphs::replayed_while_sequences_grow", graphs::replayed_while_sequences_grow),

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvcache_golden::Tensor;
-use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaStream, result};
+use kvcache_op::cuda::cudarc::driver::sys::CUresult;
+use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use kvcache_op::cuda::{
     DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
 };
@@ -226,6 +227,20 @@ pub fn misuse_is_refused(gpu: &Gpu) -> Result<(), Failed> {
     let [key, _] = &slices.outputs;
     assert_eq!(gpu.stream.clone_dtoh(key)?, vec![0.0; len(&OUTPUT)], "a refused call writes nothing");
     Ok(())
+}
+
+/// cudarc keeps the failures of waits for a slice's earlier uses: a call that should have waited is not launched.
+pub fn failed_waits_are_told(gpu: &Gpu) -> Result<(), Failed> {
+    let mut slices = Slices::new(&gpu.stream)?;
+    let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
+    gpu.context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)));
+    let error = call.launch(outputs, &gpu.status, &gpu.stream).unwrap_err();
+    assert_eq!(error.kind(), "cuda_driver");
+    assert!(error.to_string().contains("an earlier use of the context"), "{error}");
+    // It has been told.
+    let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
+    call.launch(outputs, &gpu.status, &gpu.stream)?;
+    Ok(gpu.stream.synchronize()?)
 }
 
 pub fn slices_of_another_length_are_refused(gpu: &Gpu) -> Result<(), Failed> {
