@@ -92,9 +92,8 @@ pub(super) unsafe fn load<M: Mover, F: Format>(block: &Block) {
         unsafe {
             let cache = block.cache.add(in_cache).cast_const();
             let scale = block.scale.wrapping_add(in_scale).cast_const();
-            let to_next = (block.cache_strip as isize, block.scale_strip as isize);
-            let ahead = if s + 1 < block.strips { Some(to_next) } else { block.ahead };
-            let ahead = ahead.map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
+            let ahead = block.ahead[usize::from(s + 1 < block.strips)]
+                .map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
             let values = block.values.add(s * block.values_strip);
             if F::COPIES {
                 load_copies::<M, F>(block, cache, values, ahead.map(|(cache, _)| cache));

@@ -33,9 +33,9 @@ pub(super) struct Block {
     pub(super) scale: *mut u8,
     /// From the scales of one strip to those of the next.
     pub(super) scale_strip: usize,
-    /// From the addresses of the last strip in cache and scale to those that a load asks for meanwhile, which may lie
-    /// anywhere; a strip before it asks for the next one.
-    pub(super) ahead: Option<(isize, isize)>,
+    /// From a strip's addresses in cache and scale to those that a load asks for meanwhile, which may lie anywhere: for the
+    /// last strip, and for those before it.
+    pub(super) ahead: [Option<(isize, isize)>; 2],
     /// Whether what is written goes past the caches, where the instruction set can.
     pub(super) stream: bool,
 }

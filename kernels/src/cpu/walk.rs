@@ -26,35 +26,42 @@ unsafe impl Sync for Walk<'_> {}
 struct Shape {
     /// Tokens of a block.
     tokens: usize,
-    /// Strips of a block: heads that lie apart, each with all tokens, or one of everything.
-    strips: usize,
+    /// What its strips are.
+    strips: Strips,
     /// Rows of a strip that a token has; none if all tokens are one row.
     rows: Option<usize>,
     /// A row, or a token's part of the one row.
     row: Row,
-    /// How many tokens ahead of a block with one strip the prefetched one is.
-    ahead: usize,
-    /// Whether blocks with one strip follow each other so closely that the processor sees the next one coming.
-    neighbours: bool,
     /// Whether what is written goes past the caches.
     stream: bool,
+}
+
+/// The strips of a block: what lies apart in the cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Strips {
+    /// Nothing: one strip. The one that is asked for meanwhile is so many tokens further on, if any.
+    One(Option<usize>),
+    /// The block's tokens, each with all heads.
+    Tokens,
+    /// Heads, each with all of the block's tokens.
+    Heads,
 }
 
 /// Bytes of T1 in a row of several tokens that is streamed: few, since keys and values take turns and a row ahead is
 /// prefetched with each.
 const ROW_BYTES: usize = 4096;
 
-/// Bytes of the cache in a strip that is loaded, if there are several: enough that memory is read in long pieces.
-const STRIP_BYTES: usize = 4096;
-
-/// Bytes of T1 in the strips that are quantised together: few, since each goes through all of them again.
-const STORED_BYTES: usize = 32 << 10;
-
-/// Bytes of T1 between a block and the one that is prefetched with it, where a layer's tokens are neighbours.
+/// Bytes of T1 between a row and the one that is prefetched with it, where a layer's tokens are neighbours.
 const AHEAD_BYTES: usize = 8192;
 
-/// The same where they lie apart: fewer lines, each from another place, are in flight at once.
-const SCATTERED_AHEAD_BYTES: usize = 2048;
+/// Bytes of T1 in the strips of a block if they are tokens: enough that keys and values do not take turns too often.
+const TOKENS_BYTES: usize = 32 << 10;
+
+/// Bytes of the cache in a strip that is loaded, if strips are heads: enough that memory is read in long pieces.
+const STRIP_BYTES: usize = 4096;
+
+/// Bytes of T1 in the strips that are quantised together, if they are heads: few, since each goes through all of them again.
+const STORED_BYTES: usize = 32 << 10;
 
 /// How many tokens have so many bytes, at least one.
 fn tokens_in(block_bytes: usize, token_bytes: usize) -> usize {
@@ -168,24 +175,29 @@ impl<'a> Walk<'a> {
         };
         let token_len = num_heads * head_dim;
         let token_bytes = bytes(t1, token_len);
-        let whole_tokens = num_heads == 1 || cache.head == head_dim;
-        let neighbours = whole_tokens && cache.token <= 2 * token_len;
-        let ahead = tokens_in(if neighbours { AHEAD_BYTES } else { SCATTERED_AHEAD_BYTES }, token_bytes);
-        let one = Shape { tokens: 1, strips: 1, rows: Some(1), row: row(token_len), ahead, neighbours, stream };
-        if !whole_tokens {
+        if num_heads > 1 && cache.head != head_dim {
+            let tokens = if cache.token == head_dim { strip } else { 1 };
+            return Shape { tokens, strips: Strips::Heads, rows: Some(1), row: row(head_dim), stream };
+        }
+        let one = match num_repeat {
+            1 => Shape { tokens: 1, strips: Strips::Tokens, rows: Some(1), row: row(token_len), stream },
+            _ => Shape { tokens: 1, strips: Strips::Tokens, rows: Some(num_heads), row: row(head_dim), stream },
+        };
+        if cache.token > 2 * token_len {
+            return Shape { tokens: tokens_in(TOKENS_BYTES, token_bytes), ..one };
+        }
+        // Where rows follow each other closely the processor sees them coming, unless they are streamed.
+        let strips = Strips::One(stream.then(|| tokens_in(AHEAD_BYTES, token_bytes)));
+        if num_repeat == 1 && cache.token == token_len {
+            // Plain copies are best left to the processor, and in one piece.
             Shape {
-                tokens: if cache.token == head_dim { strip } else { 1 },
-                strips: num_heads,
-                row: row(head_dim),
+                tokens: if stream { tokens_in(ROW_BYTES, token_bytes) } else { usize::MAX },
+                strips,
+                rows: None,
                 ..one
             }
-        } else if num_repeat > 1 {
-            Shape { rows: Some(num_heads), row: row(head_dim), ..one }
-        } else if cache.token == token_len {
-            // Plain copies of neighbours are best left to the processor, and in one piece.
-            Shape { tokens: if stream { tokens_in(ROW_BYTES, token_bytes) } else { usize::MAX }, rows: None, ..one }
         } else {
-            one
+            Shape { strips, ..one }
         }
     }
 
@@ -203,42 +215,54 @@ impl<'a> Walk<'a> {
         let Geometry { num_heads, head_dim, t2, cache, quant, .. } = self.geometry;
         let head_bytes = self.value_bytes_of(head_dim * copies);
         let token_bytes = num_heads * head_bytes;
-        let cache_strip = bytes(t2, cache.head);
-        let scale_strip = quant.map_or(0, |quant| bytes(quant.t3, quant.scale.head));
+        let (cache_strip, scale_strip) = match shape.strips {
+            Strips::Heads => (bytes(t2, cache.head), quant.map_or(0, |quant| bytes(quant.t3, quant.scale.head))),
+            _ => (bytes(t2, cache.token), quant.map_or(0, |quant| bytes(quant.t3, quant.scale.token))),
+        };
         for t in (0..run.len).step_by(shape.tokens) {
             let tokens = shape.tokens.min(run.len - t);
-            let at = [0, 1].map(|kv| self.cache_at(run.slot + t, kv));
-            let ahead = if shape.strips > 1 {
-                let following = match (t + tokens < run.len, next) {
-                    (true, _) => Some(run.slot + t + tokens),
-                    (false, next) => next.map(|next| next.slot),
-                };
-                // The values come after the keys, and keys after the values.
-                [Some(at[1]), following.map(|slot| self.cache_at(slot, 0))]
-            } else {
-                let slot = match (t + shape.ahead, next) {
-                    (ahead, _) if ahead < run.len => (shape.stream || !shape.neighbours).then_some(run.slot + ahead),
-                    (ahead, Some(next)) => Some(next.slot + (ahead - run.len).min(next.len - 1)),
-                    _ => None,
-                };
-                [0, 1].map(|kv| slot.map(|slot| self.cache_at(slot, kv)))
+            let strips = match shape.strips {
+                Strips::One(_) => 1,
+                Strips::Tokens => tokens,
+                Strips::Heads => num_heads,
+            };
+            // The slot that is asked for so many tokens after the block's first, if the run ends before it the next one's.
+            let after = |tokens: usize| match next {
+                _ if t + tokens < run.len => Some(run.slot + t + tokens),
+                next => next.map(|next| next.slot),
             };
             for (kv, values) in values.into_iter().enumerate() {
-                let (cache_at, scale_at) = at[kv];
-                let last = (cache_at + (shape.strips - 1) * cache_strip, scale_at + (shape.strips - 1) * scale_strip);
+                let at = self.cache_at(run.slot + t, kv);
+                let to = |slot: usize, kv: usize| {
+                    let to = self.cache_at(slot, kv);
+                    (to.0 as isize - at.0 as isize, to.1 as isize - at.1 as isize)
+                };
+                let ahead = match shape.strips {
+                    Strips::One(tokens) => [tokens.and_then(after).map(|slot| to(slot, kv)); 2],
+                    Strips::Tokens => [after(tokens).map(|slot| to(slot, kv)); 2],
+                    Strips::Heads => {
+                        // The values come after the keys, and keys after the values.
+                        let following =
+                            if kv == 0 { Some(to(run.slot + t, 1)) } else { after(tokens).map(|slot| to(slot, 0)) };
+                        let strip = (cache_strip as isize, scale_strip as isize);
+                        let back = (strips as isize - 1) * strip.0;
+                        let back = (back, (strips as isize - 1) * strip.1);
+                        [following.map(|to| (to.0 - back.0, to.1 - back.1)), Some(strip)]
+                    }
+                };
                 visit(Block {
-                    strips: shape.strips,
-                    rows: shape.rows.map_or(1, |rows| tokens * rows),
+                    strips,
+                    rows: shape.rows.map_or(1, |rows| if shape.strips == Strips::Heads { tokens * rows } else { rows }),
                     row: if shape.rows.is_none() { shape.row.times(tokens) } else { shape.row },
                     values: values.wrapping_add(t * token_bytes),
-                    values_strip: head_bytes,
-                    values_row: if shape.strips > 1 { token_bytes } else { head_bytes },
+                    values_strip: if shape.strips == Strips::Heads { head_bytes } else { token_bytes },
+                    values_row: if shape.strips == Strips::Heads { token_bytes } else { head_bytes },
                     copies,
-                    cache: self.pointers.cache.wrapping_add(cache_at),
+                    cache: self.pointers.cache.wrapping_add(at.0),
                     cache_strip,
-                    scale: self.pointers.scale.wrapping_add(scale_at),
+                    scale: self.pointers.scale.wrapping_add(at.1),
                     scale_strip,
-                    ahead: ahead[kv].map(|to| (to.0 as isize - last.0 as isize, to.1 as isize - last.1 as isize)),
+                    ahead,
                     stream: shape.stream,
                 });
             }
