@@ -113,7 +113,8 @@ def operands(case: Case, arena: Arena) -> Operands:
     """The case's tensors, in the arena."""
     lengths, form = case.lengths, case.format
     read = sum(lengths.kvlens) * form.cache_bytes
-    num_rotated = min(64, max(2, ceil(ROTATION / read))) if case.cold else 1
+    # At least three, so that no contender measures the layer of the one before it, whatever the order.
+    num_rotated = min(64, max(3, ceil(ROTATION / read))) if case.cold else 1
     max_t, cachestarts = place(case)
     spread = min(NUM_LAYER, CACHE_LIMIT // (max_t * form.cache_bytes)) if case.cold and case.cache_layout == 0 else 1
     num_layer = max(num_rotated, spread)
