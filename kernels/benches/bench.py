@@ -28,6 +28,7 @@ from numpy_peer import numpy_peer  # noqa: E402
 from result import Result  # noqa: E402
 from runtime import empty, operator  # noqa: E402
 from standard import standard  # noqa: E402
+from traffic import check_traffic, traffics  # noqa: E402
 
 
 def main() -> int:
@@ -86,9 +87,11 @@ def measured(case: Case, native: Native, arena: Arena, arguments: argparse.Names
     tensors = operands(case, arena)
     native_cases = [NativeCase(native, tensors, layer_idx) for layer_idx in tensors.layers]
     contenders = limits(native, tensors, arena) + kernels(native, tensors, native_cases)
+    contenders += traffics(native, tensors, native_cases)
     if not arguments.direct:
         contenders += in_runtime(tensors, arguments.threads)
         contenders += peers(tensors, arguments.threads, arguments.with_torch)
+    check_traffic(native, tensors, native_cases[0])
     native_cases[0].expect()
     for contender in contenders:
         if contender.answer:

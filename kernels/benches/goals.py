@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from cases import FLOAT, HALF, INT4, INT8
 from direct import KERNEL
-from measure import Spread
+from measure import Spread, ratio, time_ns
 from result import Result
+from runtime import IN_RUNTIME
 from standard import STANDARD
 
 # By name: the peer itself is imported only where torch is installed.
@@ -17,82 +18,154 @@ PMX = "PMX reference in torch"
 THREADS = 2  # the goals are for two threads
 
 
+Value = Callable[[Result], Spread | None]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What was measured beside a row: where it can be told, why it is where it is."""
+
+    name: str
+    value: Value
+    is_reach: bool = False  # whether it is how far any operator would come, in the goal's own unit
+
+
 @dataclass(frozen=True)
 class Goal:
-    """A bound on the median of each row that `values` finds in a case."""
+    """A bound on the median of the row that `value` finds in a case."""
 
     name: str
     wanted: float
-    values: Callable[[Result], Iterator[Spread | None]]
+    value: Value
+    reasons: tuple[Reason, ...] = ()
     at_most: bool = False
 
-    def reached(self, value: float) -> bool:
+    def reached(self, value: Spread) -> bool:
         """Whether a row is good enough."""
-        return value <= self.wanted if self.at_most else value >= self.wanted
+        return value.median <= self.wanted if self.at_most else value.median >= self.wanted
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal and the medians of its rows, by case."""
+    """A goal and its rows, by case."""
 
     goal: Goal
-    medians: dict[str, float]
+    rows: dict[str, Spread]
+    reasons: dict[str, list[Spread | None]]
 
     @property
-    def missed(self) -> dict[str, float]:
+    def missed(self) -> dict[str, Spread]:
         """The rows that miss it, the worst first."""
-        missed = {case: value for case, value in self.medians.items() if not self.goal.reached(value)}
-        return dict(sorted(missed.items(), key=lambda item: item[1], reverse=self.goal.at_most))
+        missed = {case: value for case, value in self.rows.items() if not self.goal.reached(value)}
+        return dict(sorted(missed.items(), key=lambda item: item[1].median, reverse=self.goal.at_most))
+
+    @property
+    def in_reach(self) -> int | None:
+        """In how many rows any operator could reach it; None where nothing tells."""
+        places = [i for i, reason in enumerate(self.goal.reasons) if reason.is_reach]
+        reaches = [values[places[0]] for values in self.reasons.values()] if places else []
+        return sum(reach is not None and self.goal.reached(reach) for reach in reaches) if places else None
 
     def cells(self) -> list[str]:
         """A row of the goals table."""
         sign = "<=" if self.goal.at_most else ">="
-        rows = [self.goal.name, f"{sign} {self.goal.wanted:g}"]
-        if not self.medians:
-            return [*rows, "not measured", "", ""]
-        worst = (max if self.goal.at_most else min)(self.medians, key=self.medians.get)
-        count = f"{len(self.medians) - len(self.missed)} of {len(self.medians)}"
-        word = "reached" if not self.missed else "missed" if len(self.missed) == len(self.medians) else "in part"
-        return [*rows, word, count, f"{self.medians[worst]:.2f} ({worst})"]
+        cells = [self.goal.name, f"{sign} {self.goal.wanted:g}"]
+        if not self.rows:
+            return [*cells, "not measured", "", "", ""]
+        worst = (max if self.goal.at_most else min)(self.rows, key=lambda case: self.rows[case].median)
+        count = f"{len(self.rows) - len(self.missed)} of {len(self.rows)}"
+        reach = "" if self.in_reach is None else f"{self.in_reach} of {len(self.rows)}"
+        word = "reached" if not self.missed else "missed" if len(self.missed) == len(self.rows) else "in part"
+        return [*cells, word, count, reach, f"{self.rows[worst]} ({worst})"]
 
 
 Of = Callable[[Result, object], Spread | None]
 
 
-def phase(name: str, of: Of, chosen: Callable[[Result], bool]) -> Callable[[Result], Iterator[Spread | None]]:
+def phase(name: str, of: Of, chosen: Callable[[Result], bool]) -> Value:
     """The kernel's phase in the chosen cases, held against a copy."""
 
-    def values(result: Result) -> Iterator[Spread | None]:
+    def value(result: Result) -> Spread | None:
         kernel = result.find(KERNEL, name, THREADS)
-        if kernel and chosen(result):
-            yield of(result, kernel)
+        return of(result, kernel) if kernel and chosen(result) else None
 
-    return values
+    return value
 
 
-def peer(name: str, repeats: tuple[int, ...]) -> Callable[[Result], Iterator[Spread | None]]:
+def beside_phase(name: str, of: Of) -> tuple[Reason, ...]:
+    """What the same traffic alone comes to, and the kernel against it."""
+
+    def reach(result: Result) -> Spread | None:
+        traffic = result.traffic(name, THREADS)
+        # By however few threads it was fastest, it is held against the copies by as many as the kernel's.
+        return of(result, replace(traffic, threads=THREADS)) if traffic else None
+
+    def ours(result: Result) -> Spread | None:
+        kernel = result.find(KERNEL, name, THREADS)
+        return result.of_traffic(kernel) if kernel else None
+
+    def values(result: Result) -> Spread | None:
+        kernel = result.find(KERNEL, name, 1)
+        return result.values_per_ns(kernel) if kernel else None
+
+    return (
+        Reason("the same traffic", reach, is_reach=True),
+        Reason("ours of the same traffic", ours),
+        Reason("ours, values/ns by one thread", values),
+    )
+
+
+def peer(name: str, repeats: tuple[int, ...]) -> Value:
     """The operator in ONNX Runtime against a peer, where the cases are out of cache."""
 
-    def values(result: Result) -> Iterator[Spread | None]:
+    def value(result: Result) -> Spread | None:
         contender = result.find(name, "op", THREADS)
-        if contender and result.case.cold and result.case.num_repeat in repeats:
-            yield result.ours_over(contender)
+        cold = contender and result.case.cold and result.case.num_repeat in repeats
+        return result.ours_over(contender) if cold else None
 
-    return values
+    return value
 
 
-def gain(result: Result) -> Iterator[Spread | None]:
+def beside_peer(name: str) -> tuple[Reason, ...]:
+    """How many times as fast as the peer the same traffic alone is, and the operator against that."""
+
+    def reach(result: Result) -> Spread | None:
+        contender, traffic = result.find(name, "op", THREADS), result.traffic("op", THREADS)
+        return ratio(contender, traffic) if contender and traffic else None
+
+    def ours(result: Result) -> Spread | None:
+        operator = result.find(IN_RUNTIME, "op", THREADS)
+        return result.of_traffic(operator) if operator else None
+
+    return Reason("the same traffic", reach, is_reach=True), Reason("ours of the same traffic", ours)
+
+
+def gain(result: Result) -> Spread | None:
     """What two threads gain, of what is wanted: 1.8, or what the copy gains if that is less."""
     kernel = result.find(KERNEL, "op", THREADS)
-    if kernel and result.case.cold:
-        gained, possible = result.over_one_thread(kernel), result.copy_over_one_thread(THREADS)
-        if gained and possible:
-            yield gained.scaled(1 / min(1.8, possible.median))
+    if not kernel or not result.case.cold:
+        return None
+    gained, possible = result.over_one_thread(kernel), result.copy_over_one_thread(THREADS)
+    return gained.scaled(1 / min(1.8, possible.median)) if gained and possible else None
 
 
-def overhead(result: Result) -> Iterator[Spread | None]:
+def traffic_gain(result: Result) -> Spread | None:
+    """The same of the traffic alone."""
+    one, all_threads = (result.traffic("op", threads) for threads in (1, THREADS))
+    gained = ratio(one, all_threads) if one and all_threads else None
+    possible = result.copy_over_one_thread(THREADS)
+    return gained.scaled(1 / min(1.8, possible.median)) if gained and possible else None
+
+
+def overhead(result: Result) -> Spread | None:
     """Microseconds of a call."""
-    yield result.overhead_us(THREADS)
+    return result.overhead_us(THREADS)
+
+
+def kernel_us(result: Result) -> Spread | None:
+    """Microseconds of the same call without ONNX Runtime."""
+    kernel = result.find(KERNEL, "op", THREADS)
+    return time_ns(kernel).scaled(1e-3) if kernel else None
 
 
 def plain(result: Result) -> bool:
@@ -103,29 +176,41 @@ def plain(result: Result) -> bool:
 def goals(of: Of) -> list[Goal]:
     """All goals, with `of` as the way to hold a phase against a copy."""
 
-    def load(chosen: Callable[[Result], bool]) -> Callable[[Result], Iterator[Spread | None]]:
-        return phase("load", of, lambda result: result.case.cold and chosen(result))
+    def load(name: str, wanted: float, chosen: Callable[[Result], bool]) -> Goal:
+        value = phase("load", of, lambda result: result.case.cold and chosen(result))
+        return Goal(f"load, {name}", wanted, value, beside_phase("load", of))
 
-    def store(chosen: Callable[[Result], bool]) -> Callable[[Result], Iterator[Spread | None]]:
-        return phase("store", of, lambda result: result.case.cold and chosen(result))
+    def store(name: str, wanted: float, chosen: Callable[[Result], bool]) -> Goal:
+        value = phase("store", of, lambda result: result.case.cold and chosen(result))
+        return Goal(f"store, {name}", wanted, value, beside_phase("store", of))
+
+    def over(name: str, wanted: float, contender: str, repeats: tuple[int, ...]) -> Goal:
+        return Goal(f"over {name}", wanted, peer(contender, repeats), beside_peer(contender))
 
     def unrepeated(result: Result) -> bool:
         return plain(result) and result.case.num_repeat == 1
 
+    warm = phase("load", Result.of_limit, in_cache)
+    call = (Reason("the kernel alone, us", kernel_us),)
     return [
-        Goal("load, f32 and f16, layouts 1-3", 0.90, load(lambda r: unrepeated(r) and r.case.cache_layout != 0)),
-        Goal("load, f32 and f16, layout 0", 0.85, load(lambda r: unrepeated(r) and r.case.cache_layout == 0)),
-        Goal("load, f32 and f16, num_repeat 4", 1.0, load(lambda r: plain(r) and r.case.num_repeat == 4)),
-        Goal("load, int8", 0.85, load(lambda r: r.case.format.quant_bit == 8 and r.case.format.t2 == INT8)),
-        Goal("load, int4", 0.80, load(lambda r: r.case.format.t2 == INT4)),
-        Goal("load in cache, of memcpy", 0.80, phase("load", Result.of_limit, in_cache)),
-        Goal("store, unquantised prefill", 0.85, store(lambda r: r.case.format.t3 is None)),
-        Goal("store, quantising prefill", 0.60, store(lambda r: r.case.format.t3 is not None)),
-        Goal("a call in ONNX Runtime over an empty operator's, us", 2, overhead, at_most=True),
-        Goal("two threads over one, of min(1.8, what the copy gains)", 1, gain),
-        Goal("over standard ONNX operators, num_repeat 1", 1.7, peer(STANDARD, (1,))),
-        Goal("over standard ONNX operators, num_repeat 4", 5, peer(STANDARD, (4,))),
-        Goal("over the PMX reference in torch", 10, peer(PMX, (1, 4))),
+        load("f32 and f16, layouts 1-3", 0.90, lambda r: unrepeated(r) and r.case.cache_layout != 0),
+        load("f32 and f16, layout 0", 0.85, lambda r: unrepeated(r) and r.case.cache_layout == 0),
+        load("f32 and f16, num_repeat 4", 1.0, lambda r: plain(r) and r.case.num_repeat == 4),
+        load("int8", 0.85, lambda r: r.case.format.quant_bit == 8 and r.case.format.t2 == INT8),
+        load("int4", 0.80, lambda r: r.case.format.t2 == INT4),
+        Goal("load in cache, of memcpy", 0.80, warm, beside_phase("load", Result.of_limit)),
+        store("unquantised prefill", 0.85, lambda r: r.case.format.t3 is None),
+        store("quantising prefill", 0.60, lambda r: r.case.format.t3 is not None),
+        Goal("a call in ONNX Runtime over an empty operator's, us", 2, overhead, call, at_most=True),
+        Goal(
+            "two threads over one, of min(1.8, what the copy gains)",
+            1,
+            gain,
+            (Reason("the same traffic", traffic_gain, is_reach=True),),
+        ),
+        over("standard ONNX operators, num_repeat 1", 1.7, STANDARD, (1,)),
+        over("standard ONNX operators, num_repeat 4", 5, STANDARD, (4,)),
+        over("the PMX reference in torch", 10, PMX, (1, 4)),
     ]
 
 
@@ -136,5 +221,7 @@ def in_cache(result: Result) -> bool:
 
 def judge(goal: Goal, results: list[Result]) -> Verdict:
     """Holds a goal against all results."""
-    medians = {result.case.name: value.median for result in results for value in goal.values(result) if value}
-    return Verdict(goal, medians)
+    found = [(result, value) for result in results if (value := goal.value(result))]
+    rows = {result.case.name: value for result, value in found}
+    reasons = {result.case.name: [reason.value(result) for reason in goal.reasons] for result, _ in found}
+    return Verdict(goal, rows, reasons)

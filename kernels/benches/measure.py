@@ -133,6 +133,15 @@ def difference(minuend: Contender, subtrahend: Contender, scale: float) -> Sprea
     return Spread.of(differences) if differences else None
 
 
+def one_after_the_other(first: Contender, second: Contender) -> Contender:
+    """Both as one, of whom only the samples are asked: round by round, the times of both together."""
+    both = Contender(first.name, "op", max(first.threads, second.threads), first.sample, cold=first.cold)
+    for i in first.measured.keys() & second.measured.keys():
+        parts = first.measured[i], second.measured[i]
+        both.measured[i] = Measured(sum(part.ns for part in parts), min(part.share for part in parts))
+    return both
+
+
 def time_ns(contender: Contender) -> Spread:
     """The time of one iteration."""
     return Spread.of(list(times(contender).values()))

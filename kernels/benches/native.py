@@ -31,6 +31,9 @@ T = TypeVar("T")
 PHASES = {"store": 0, "load": 1, "op": 2}
 TEXT = 1024  # bytes of a buffer for a text
 
+# What is written over an answer before anybody gives one.
+REMAINS = (0x5A, 0xA5)
+
 
 class Sample(ctypes.Structure):
     """`Sample` of the library."""
@@ -53,6 +56,21 @@ class Description(ctypes.Structure):
     """`Description` of the library."""
 
     _fields_ = [("attributes", ctypes.c_int64 * 8), ("tensors", Tensor * 12)]
+
+
+class MovedBytes(ctypes.Structure):
+    """`Moved` of the library."""
+
+    _fields_ = [("read", ctypes.c_uint64), ("written", ctypes.c_uint64), ("sum", ctypes.c_uint64)]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that one iteration of a phase has read and written, and the sum modulo 65536 of what it has read."""
+
+    read: int
+    written: int
+    sum: int
 
 
 @dataclass(frozen=True)
@@ -87,9 +105,15 @@ def load() -> ctypes.CDLL:
         "bench_case_new": (pointer, ctypes.POINTER(Description), text),
         "bench_case_free": (None, pointer),
         "bench_case_measure": (ctypes.c_bool, pointer, pointer, ctypes.c_int32, size, ctypes.POINTER(Sample), text),
+        "bench_case_traffic": (
+            ctypes.c_bool,
+            *(pointer, pointer, ctypes.c_int32, size, ctypes.c_bool, size),
+            *(ctypes.POINTER(Sample), ctypes.POINTER(MovedBytes), text),
+        ),
+        "bench_case_written": (pointer, pointer, text),
         "bench_case_expect": (pointer, pointer, text),
         "bench_answer_free": (None, pointer),
-        "bench_case_scramble": (ctypes.c_bool, pointer, text),
+        "bench_case_scramble": (ctypes.c_bool, pointer, ctypes.c_uint8, text),
         "bench_case_compare": (ctypes.c_bool, pointer, pointer, text),
     }
     for name, (result, *arguments) in signatures.items():
@@ -144,16 +168,41 @@ class NativeCase:
         self._checked(self._library.bench_case_measure(*arguments))
         return Measured(sample.wall_ns / iterations, sample.share)
 
+    def traffic(
+        self, phase: str, schedule: int, stream: bool, threads: int, iterations: int
+    ) -> tuple[Measured, Moved]:
+        """Moves a phase's bytes without its arithmetic, by a schedule of the library, with `stream` past the caches."""
+        sample, moved = Sample(), MovedBytes()
+        team = self._native.teams[threads]
+        arguments = self._case, team, PHASES[phase], schedule, stream, iterations, sample, moved, self._text
+        self._checked(self._library.bench_case_traffic(*arguments))
+        return Measured(sample.wall_ns / iterations, sample.share), Moved(moved.read, moved.written, moved.sum)
+
     def expect(self) -> None:
         """Computes the right answer."""
         self._answer = self._checked(self._library.bench_case_expect(self._case, self._text))
 
     def check(self, name: str, run: Callable[[], object]) -> None:
         """Raises `WrongAnswer` unless `run()` writes the right answer, bit for bit."""
-        self._checked(self._library.bench_case_scramble(self._case, self._text))
+        self._checked(self._library.bench_case_scramble(self._case, REMAINS[0], self._text))
         run()
         if not self._library.bench_case_compare(self._case, self._answer, self._text):
             raise WrongAnswer(f"{self._operands.case.name}: {name}: {self._text.value.decode()}")
+
+    def check_overwritten(self, run: Callable[[], object]) -> None:
+        """Raises `WrongAnswer` unless what `run()` writes is the same whatever was there before."""
+        written = None
+        try:
+            for remains in REMAINS:
+                self._checked(self._library.bench_case_scramble(self._case, remains, self._text))
+                run()
+                if written is None:
+                    written = self._checked(self._library.bench_case_written(self._case, self._text))
+            if not self._library.bench_case_compare(self._case, written, self._text):
+                raise WrongAnswer(f"{self._operands.case.name}: not all is overwritten: {self._text.value.decode()}")
+        finally:
+            if written:
+                self._library.bench_answer_free(written)
 
     def close(self) -> None:
         """Frees what the library holds."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from cases import Case
+from cases import HEAD_DIM, NUM_HEADS, Case
 from direct import KERNEL, LIMIT, LIMITS
-from measure import Contender, Spread, difference, ratio, share, time_ns
+from measure import Contender, Spread, difference, one_after_the_other, ratio, share, time_ns, times
 from runtime import EMPTY, IN_RUNTIME
+from traffic import SCHEDULES
 
 COPY = "copy"
 
@@ -51,6 +52,34 @@ class Result:
         """How near a contender comes to the streaming copy of four pages at once; None in cache."""
         return self.of_copy(contender, self.find(LIMIT, COPY, contender.threads))
 
+    def traffic(self, phase: str, threads: int) -> Contender | None:
+        """The fastest run of a phase's traffic by up to so many threads; of both phases, one after the other."""
+        if phase == "op":
+            store, load = (self.traffic(part, threads) for part in ("store", "load"))
+            return one_after_the_other(store, load) if store and load else None
+        runs = [run for run in self.contenders if run.name in SCHEDULES and run.phase == phase]
+        runs = [run for run in runs if run.threads <= threads]
+        return min(runs, key=lambda run: time_ns(run).median, default=None)
+
+    def of_traffic(self, contender: Contender) -> Spread | None:
+        """How near a contender comes to the same traffic without arithmetic."""
+        traffic = self.traffic(contender.phase, contender.threads)
+        return ratio(traffic, contender) if traffic else None
+
+    def traffic_of_limit(self, phase: str, threads: int) -> Spread | None:
+        """How near to the fastest copy the same traffic comes: what is in reach of an operator."""
+        traffic = self.traffic(phase, threads)
+        return self.of_copy(traffic, self.limit(threads)) if traffic else None
+
+    def values_per_ns(self, contender: Contender) -> Spread | None:
+        """Values that one thread reads from the cache, or stores there, each nanosecond."""
+        lengths = self.case.lengths
+        tokens = {"load": sum(lengths.kvlens), "store": sum(lengths.seqlens)}.get(contender.phase)
+        if tokens is None or contender.threads > 1:
+            return None
+        values = tokens * 2 * NUM_HEADS * HEAD_DIM
+        return Spread.of([values / ns for ns in times(contender).values()])
+
     def over_one_thread(self, contender: Contender) -> Spread | None:
         """What its threads gain over one."""
         one = self.find(contender.name, contender.phase, 1)
@@ -80,7 +109,9 @@ class Result:
             spreads = {
                 "microseconds": time_ns(contender).scaled(1e-3),
                 "of_limit": self.of_limit(contender) if is_held else None,
+                "of_traffic": self.of_traffic(contender) if is_held and contender.name not in SCHEDULES else None,
                 "of_four_pages": self.of_four_pages(contender) if is_held else None,
+                "values_per_ns": self.values_per_ns(contender),
                 "over_one_thread": self.over_one_thread(contender),
                 "ours_over": None if is_ours(contender) else self.ours_over(contender),
             }
@@ -99,11 +130,13 @@ class Result:
         """The case's lines while the benchmark runs."""
         lines = [self.case.name]
         for contender, row in zip(self.contenders, self.rows()):
-            label = f"{contender.name} {contender.phase}" if contender.name == KERNEL else contender.name
-            line = f"  {label:32} {contender.threads}t {time_ns(contender).median / 1e3:10.2f} us"
+            label = f"{contender.name} {contender.phase}" if contender.name in (KERNEL, *SCHEDULES) else contender.name
+            line = f"  {label:33} {contender.threads}t {time_ns(contender).median / 1e3:10.2f} us"
             line += f" {row['gigabytes_per_second']:6.1f} GB/s"
             if row["of_limit"]:
                 line += f"  of the limit {self.of_limit(contender)}"
+            if row["of_traffic"]:
+                line += f"  of the same traffic {self.of_traffic(contender)}"
             if row["ours_over"]:
                 line += f"  the operator is {self.ours_over(contender)} times as fast"
             if row["share"] and row["share"] < 0.9 and self.case.cold:
@@ -114,4 +147,4 @@ class Result:
 
 def is_ours(contender: Contender) -> bool:
     """Whether it is this project's, or no contender at all."""
-    return contender.phase == COPY or contender.name in (KERNEL, IN_RUNTIME, EMPTY, *LIMITS)
+    return contender.phase == COPY or contender.name in (KERNEL, IN_RUNTIME, EMPTY, *LIMITS, *SCHEDULES)

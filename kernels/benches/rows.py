@@ -26,17 +26,20 @@ class Rows:
 
 
 def rows_of(operands: Operands, layer_idx: int) -> Rows:
-    """A row is a token's key or value, in layout 3 that of one head; then the row numbers are (tokens, H)."""
+    """A row is a token's key or value, in layout 3 that of one head; then the row numbers are (tokens, H).
+
+    Two int4 elements are one byte.
+    """
     by_head = operands.case.cache_layout == 3
-    inner = (HEAD_DIM,) if by_head else (NUM_HEADS, HEAD_DIM)
-    number = prod(operands.cache_shape) // prod(inner)
+    outer = () if by_head else (NUM_HEADS,)
+    number = prod(operands.cache_shape) // prod((*outer, HEAD_DIM))
     cache, scale = operands.inputs["cache"], operands.inputs.get("scale")
     slots = operands.slots
     read = tuple(numbers(operands, layer_idx, kv, slots) for kv in range(2))
     write = tuple(rows[operands.current_rows] for rows in read)
     if scale is not None:
-        scale = scale.reshape(number, *inner[:-1], -1)
-    return Rows(cache.reshape(number, *inner), scale, write, read)
+        scale = scale.reshape(number, *outer, -1)
+    return Rows(cache.reshape(number, *outer, -1), scale, write, read)
 
 
 def numbers(operands: Operands, layer_idx: int, kv: int, slots: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ use kvcache_op::{Attributes, ElementType, Error, Inputs, KeyValueCache, Outputs,
 
 use crate::sample::Sample;
 use crate::team::Team;
+use crate::traffic::{self, Direction, Moved};
 
 /// A tensor as the driver describes it.
 #[repr(C)]
@@ -39,6 +40,17 @@ pub enum Phase {
     Load,
     /// All that a user calls: the check of the inputs, then both phases.
     Whole,
+}
+
+impl Phase {
+    /// The phase with the driver's number.
+    pub(crate) fn from_number(number: i32) -> Self {
+        match number {
+            0 => Self::Store,
+            1 => Self::Load,
+            _ => Self::Whole,
+        }
+    }
 }
 
 /// One call of the operator, made again and again.
@@ -108,6 +120,33 @@ impl Case {
             Phase::Store => team.measure(iterations, || Cpu::default().store(&mut problem, team)),
             _ => team.measure(iterations, || Cpu::default().load(&mut problem, team)),
         })
+    }
+
+    /// Measures the traffic of a phase without its arithmetic, and gives the sums of a phase's bytes in one iteration. None if
+    /// the case's rows are not whole lines or there is no such schedule.
+    ///
+    /// # Errors
+    /// As for [`measure`](Self::measure).
+    pub fn measure_traffic(
+        &mut self,
+        phase: Phase,
+        schedule: usize,
+        stream: bool,
+        team: &Team,
+        iterations: usize,
+    ) -> Result<Option<(Sample, Moved)>, Error> {
+        let mut problem = self.problem()?;
+        let directions = match phase {
+            Phase::Store => &[Direction::Store][..],
+            Phase::Load => &[Direction::Load],
+            Phase::Whole => &[Direction::Store, Direction::Load],
+        };
+        let mut moved = Some(Moved::default());
+        let sample = team.measure(iterations, || {
+            let all = directions.iter().map(|&direction| traffic::run(&mut problem, direction, schedule, stream, team));
+            moved = all.collect::<Option<Vec<_>>>().map(|parts| parts.into_iter().fold(Moved::default(), Moved::plus));
+        });
+        Ok(moved.map(|moved| (sample, moved)))
     }
 
     /// Runs the reference kernel: the right answer is then in cache, scale and outputs.

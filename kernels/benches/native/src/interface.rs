@@ -2,10 +2,13 @@
 
 use std::fmt::Display;
 
+use kvcache_op::Error;
+
 use crate::case::{Case, Description, Phase};
 use crate::copy::{self, Copy};
 use crate::sample::Sample;
 use crate::team::Team;
+use crate::traffic::Moved;
 use crate::verdict::{self, Answer};
 
 /// The size of a caller's buffer for a text.
@@ -87,14 +90,42 @@ pub unsafe extern "C" fn bench_case_measure(
     sample: &mut Sample,
     text: *mut u8,
 ) -> bool {
-    let phase = match phase {
-        0 => Phase::Store,
-        1 => Phase::Load,
-        _ => Phase::Whole,
+    // SAFETY: the caller's promise.
+    let measured =
+        case.measure(Phase::from_number(phase), team, iterations).map_err(|error| unsafe { write_text(text, &error) });
+    measured.map(|measured| *sample = measured).is_ok()
+}
+
+/// Measures the traffic of a phase, numbered as for [`bench_case_measure`], without its arithmetic, by the schedule 0 (row
+/// by row) or 1 (in blocks of tokens): with `stream` whole lines are written past the caches. `moved` is what one
+/// iteration has moved. False, with the reason in `text`, if the operator refuses the call, its rows are not whole lines
+/// or there is no such schedule.
+///
+/// # Safety
+/// As for [`bench_case_measure`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_traffic(
+    case: &mut Case,
+    team: &Team,
+    phase: i32,
+    schedule: usize,
+    stream: bool,
+    iterations: usize,
+    sample: &mut Sample,
+    moved: &mut Moved,
+    text: *mut u8,
+) -> bool {
+    let reason = match case.measure_traffic(Phase::from_number(phase), schedule, stream, team, iterations) {
+        Ok(Some(measured)) => {
+            (*sample, *moved) = measured;
+            return true;
+        }
+        Ok(None) => "the rows are not whole cache lines, or there is no such schedule".to_owned(),
+        Err(error) => error.to_string(),
     };
     // SAFETY: the caller's promise.
-    let measured = case.measure(phase, team, iterations).map_err(|error| unsafe { write_text(text, &error) });
-    measured.map(|measured| *sample = measured).is_ok()
+    unsafe { write_text(text, &reason) };
+    false
 }
 
 /// Computes the right answer of a case with the reference kernel; null, with the reason in `text`, if the call is refused.
@@ -103,14 +134,8 @@ pub unsafe extern "C" fn bench_case_measure(
 /// As for [`bench_case_measure`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_case_expect(case: &mut Case, text: *mut u8) -> *mut Answer {
-    match verdict::expect(case) {
-        Ok(answer) => Box::into_raw(Box::new(answer)),
-        Err(error) => {
-            // SAFETY: the caller's promise.
-            unsafe { write_text(text, &error) };
-            std::ptr::null_mut()
-        }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { answer_or_null(verdict::expect(case), text) }
 }
 
 /// Frees an answer.
@@ -123,14 +148,24 @@ pub unsafe extern "C" fn bench_answer_free(answer: *mut Answer) {
     drop(unsafe { Box::from_raw(answer) });
 }
 
-/// Overwrites all that a contender must write. False, with the reason in `text`, if the call is refused.
+/// Overwrites all that a contender must write with a byte. False, with the reason in `text`, if the call is refused.
 ///
 /// # Safety
 /// As for [`bench_case_measure`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bench_case_scramble(case: &mut Case, text: *mut u8) -> bool {
+pub unsafe extern "C" fn bench_case_scramble(case: &mut Case, byte: u8, text: *mut u8) -> bool {
     // SAFETY: the caller's promise.
-    verdict::scramble(case).map_err(|error| unsafe { write_text(text, &error) }).is_ok()
+    verdict::scramble(case, byte).map_err(|error| unsafe { write_text(text, &error) }).is_ok()
+}
+
+/// What a contender has written, to compare others with; null, with the reason in `text`, if the call is refused.
+///
+/// # Safety
+/// As for [`bench_case_measure`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_case_written(case: &mut Case, text: *mut u8) -> *mut Answer {
+    // SAFETY: the caller's promise.
+    unsafe { answer_or_null(verdict::written(case), text) }
 }
 
 /// Whether a contender has given the right answer, bit for bit; if not, `text` says what differs.
@@ -147,6 +182,21 @@ pub unsafe extern "C" fn bench_case_compare(case: &mut Case, answer: &Answer, te
     // SAFETY: the caller's promise.
     unsafe { write_text(text, &difference) };
     false
+}
+
+/// An answer for the driver.
+///
+/// # Safety
+/// `text` is a buffer for a text.
+unsafe fn answer_or_null(answer: Result<Answer, Error>, text: *mut u8) -> *mut Answer {
+    match answer {
+        Ok(answer) => Box::into_raw(Box::new(answer)),
+        Err(error) => {
+            // SAFETY: the caller's promise.
+            unsafe { write_text(text, &error) };
+            std::ptr::null_mut()
+        }
+    }
 }
 
 /// Writes a text, cut to the buffer.

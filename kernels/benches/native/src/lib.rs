@@ -9,8 +9,10 @@ mod case;
 mod copy;
 mod empty;
 mod interface;
+mod line;
 mod sample;
 mod team;
+mod traffic;
 mod verdict;
 
 pub use case::{Case, Description, Phase, Tensor};
@@ -18,3 +20,4 @@ pub use empty::RegisterCustomOps;
 pub use interface::*;
 pub use sample::Sample;
 pub use team::Team;
+pub use traffic::Moved;

@@ -5,10 +5,7 @@ use kvcache_op::{ElementType, Error};
 
 use crate::case::Case;
 
-/// What no answer consists of; written before a contender runs, so that an answer cannot be left over.
-const SCRAMBLED: u8 = 0x5a;
-
-/// The right answer of a call: what the reference kernel wrote.
+/// What a call has written; the right answer is what the reference kernel wrote.
 pub struct Answer {
     /// `key` and `value`.
     outputs: [Vec<u8>; 2],
@@ -22,20 +19,28 @@ pub struct Answer {
 /// If the operator refuses the call.
 pub(crate) fn expect(case: &mut Case) -> Result<Answer, Error> {
     case.run_reference()?;
+    written(case)
+}
+
+/// What has been written by whoever ran last.
+///
+/// # Errors
+/// If the operator refuses the call.
+pub(crate) fn written(case: &mut Case) -> Result<Answer, Error> {
     let mut stored = Vec::new();
     visit_stored(&mut case.problem()?, |bytes| stored.extend_from_slice(bytes));
     Ok(Answer { outputs: case.output_bytes().map(|bytes| bytes.to_vec()), stored })
 }
 
-/// Overwrites all that a contender must write.
+/// Overwrites all that a contender must write, so that an answer cannot be left over.
 ///
 /// # Errors
 /// If the operator refuses the call.
-pub(crate) fn scramble(case: &mut Case) -> Result<(), Error> {
+pub(crate) fn scramble(case: &mut Case, byte: u8) -> Result<(), Error> {
     for bytes in case.output_bytes() {
-        bytes.fill(SCRAMBLED);
+        bytes.fill(byte);
     }
-    visit_stored(&mut case.problem()?, |bytes| bytes.fill(SCRAMBLED));
+    visit_stored(&mut case.problem()?, |bytes| bytes.fill(byte));
     Ok(())
 }
 
