@@ -109,8 +109,8 @@ def in_runtime(tensors: Operands, threads: list[int]) -> list[Contender]:
 
 
 def peers(tensors: Operands, threads: list[int], with_torch: bool) -> list[Contender]:
-    """What people use today, where the case asks for it; none of them has int4."""
-    if not tensors.case.peers or tensors.case.format.quant_bit == 4:
+    """What people use today, where the case asks for it."""
+    if not tensors.case.peers:
         return []
     contenders = [standard(tensors, count) for count in threads] + [numpy_peer(tensors)]
     if with_torch:

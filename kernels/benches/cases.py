@@ -36,6 +36,11 @@ class Format:
         return f"{SHORT[self.t2]}-g{self.quant_group}-{SHORT[self.t1]}-s{BITS[self.t3]}"
 
     @property
+    def qmax(self) -> int:
+        """The largest code."""
+        return 2 ** (self.quant_bit - 1) - 1
+
+    @property
     def value_bytes(self) -> int:
         """Bytes of one token's key and value in T1."""
         return 2 * NUM_HEADS * HEAD_DIM * BITS[self.t1] // 8
@@ -175,7 +180,7 @@ def quick_cases() -> Iterator[Case]:
     yield Case(LONG_REPEATED, F16, 2, True, 4, True, True)
     yield Case(LONG, F32, 3, False, 1, True)
     for form, layout in ((INT8_F16, 0), (INT8_F16, 3), (Format(FLOAT, INT8, FLOAT, 8, 128), 2), (INT4_F16, 1)):
-        yield Case(LONG, form, layout, True, 1, True, layout == 3)
+        yield Case(LONG, form, layout, True, 1, True, layout == 3 or form == INT4_F16)
     for form in (F16, INT8_F16, INT4_F16):
         yield Case(prefill(8, 2048), form, 2, True, 1, True)
     yield from sizes(F16, 2)

@@ -31,9 +31,14 @@ def session_of(model: bytes, threads: int, library: str | None = None) -> onnxru
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def element_of(array: np.ndarray) -> int:
+    """ONNX's number of an array's type; to the peers packed int4 is bytes."""
+    return TensorProto.UINT8 if array.dtype == np.uint8 else ELEMENT_TYPES[array.dtype]
+
+
 def bind_output(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
     """Makes the runtime write an output to the array's own memory."""
-    binding.bind_output(name, "cpu", 0, ELEMENT_TYPES[array.dtype], array.shape, array.ctypes.data)
+    binding.bind_output(name, "cpu", 0, element_of(array), array.shape, array.ctypes.data)
 
 
 def caller(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> Callable[[], None]:

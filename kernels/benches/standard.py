@@ -1,7 +1,8 @@
 """The same work by standard operators in the same ONNX Runtime, as well as they allow.
 
 ScatterND writes the current rows in place, as its output is bound to the memory of its input; Gather reads all rows;
-Expand repeats the heads; DequantizeLinear and elementary arithmetic quantise as the specification says.
+Expand repeats the heads; DequantizeLinear and elementary arithmetic quantise as the specification says. Neither ScatterND
+nor Gather takes int4, so its bytes are moved as uint8, and the bit operators pack and unpack them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime import IOBinding
 
-from cases import HEAD_DIM, NUM_HEADS, Case
+from cases import HEAD_DIM, INT4, NUM_HEADS, Case
 from graph import IR_VERSION, OPSET
 from kvcache import NUMPY_TYPES, bind
 from measure import Contender
 from memory import Operands
 from rows import Rows, rows_of
-from runtime import bind_output, caller, session_of, timed
+from runtime import bind_output, caller, element_of, session_of, timed
 
 STANDARD = "standard ONNX operators"
 
@@ -48,7 +49,7 @@ class Nodes:
 
 def quantised(nodes: Nodes, x: str, case: Case) -> tuple[str, str]:
     """Codes and scales of current tokens, by the specification's arithmetic in T1."""
-    form, t1 = case.format, NUMPY_TYPES[case.format.t1]
+    form, t1, qmax = case.format, NUMPY_TYPES[case.format.t1], case.format.qmax
     groups = HEAD_DIM // form.quant_group
 
     def number(value: float) -> str:
@@ -57,11 +58,37 @@ def quantised(nodes: Nodes, x: str, case: Case) -> tuple[str, str]:
     x = nodes.reshape(x, 0, NUM_HEADS, groups, form.quant_group)
     axes = nodes.constant(np.array([-1], np.int64))
     amax = nodes.add("ReduceMax", nodes.add("Abs", x), axes, keepdims=1)
-    s = nodes.add("Max", nodes.add("Div", amax, number(127)), number(1e-5))
+    s = nodes.add("Max", nodes.add("Div", amax, number(qmax)), number(1e-5))
     q = nodes.add("Round", nodes.add("Div", x, s))
-    q = nodes.add("Cast", nodes.add("Clip", q, number(-127), number(127)), to=TensorProto.INT8)
+    q = nodes.add("Cast", nodes.add("Clip", q, number(-qmax), number(qmax)), to=TensorProto.INT8)
     scale = nodes.add("Cast", s, to=form.t3) if form.t3 != form.t1 else s
-    return nodes.reshape(q, 0, NUM_HEADS, HEAD_DIM), nodes.reshape(scale, 0, NUM_HEADS, groups)
+    q = packed(nodes, q) if form.t2 == INT4 else nodes.reshape(q, 0, NUM_HEADS, HEAD_DIM)
+    return q, nodes.reshape(scale, 0, NUM_HEADS, groups)
+
+
+def byte(nodes: Nodes, value: int) -> str:
+    """A constant byte."""
+    return nodes.constant(np.array(value, np.uint8))
+
+
+def packed(nodes: Nodes, codes: str) -> str:
+    """Bytes of two int4 codes, the first in the low nibble."""
+    pairs = nodes.reshape(nodes.add("Cast", codes, to=TensorProto.UINT8), 0, NUM_HEADS, HEAD_DIM // 2, 2)
+    low, high = (nodes.add("Gather", pairs, nodes.constant(np.array(i)), axis=3) for i in range(2))
+    high = nodes.add("BitShift", high, byte(nodes, 4), direction="LEFT")
+    return nodes.add("BitwiseOr", nodes.add("BitwiseAnd", low, byte(nodes, 0xF)), high)
+
+
+def unpacked(nodes: Nodes, x: str, scale: str) -> tuple[str, str]:
+    """The codes of packed int4, each with 8 added, and the zero points that take it away again."""
+    x = nodes.add("BitwiseXor", x, byte(nodes, 0x88))
+    low = nodes.add("BitwiseAnd", x, byte(nodes, 0xF))
+    high = nodes.add("BitShift", x, byte(nodes, 4), direction="RIGHT")
+    last = nodes.constant(np.array([-1], np.int64))
+    pairs = nodes.add("Concat", *(nodes.add("Unsqueeze", nibble, last) for nibble in (low, high)), axis=-1)
+    eight = helper.make_tensor("eight", TensorProto.UINT8, [1], [8])
+    zero_point = nodes.add("ConstantOfShape", nodes.add("Shape", scale), value=eight)
+    return nodes.reshape(pairs, 0, NUM_HEADS, HEAD_DIM), zero_point
 
 
 def model_of(case: Case) -> bytes:
@@ -76,7 +103,8 @@ def model_of(case: Case) -> bytes:
     for kv in ("key", "value"):
         current = declare(inputs, f"current_{kv}", form.t1)
         write, read = (declare(inputs, f"{rows}_{kv}", TensorProto.INT64) for rows in ("write", "read"))
-        new, types = {"cache": current}, {"cache": form.t2, "scale": form.t3}
+        held_type = TensorProto.UINT8 if form.t2 == INT4 else form.t2
+        new, types = {"cache": current}, {"cache": held_type, "scale": form.t3}
         if form.t3 is not None:
             new["cache"], new["scale"] = quantised(nodes, current, case)
         elif form.t1 != form.t2:
@@ -90,7 +118,9 @@ def model_of(case: Case) -> bytes:
         x, element_type = gathered["cache"], form.t2
         if form.t3 is not None:
             element_type = form.t3
-            x = nodes.add("DequantizeLinear", x, gathered["scale"], axis=2, block_size=form.quant_group)
+            scale = gathered["scale"]
+            codes = unpacked(nodes, x, scale) if form.t2 == INT4 else (x,)
+            x = nodes.add("DequantizeLinear", codes[0], scale, *codes[1:], axis=2, block_size=form.quant_group)
         if element_type != form.t1:
             x = nodes.add("Cast", x, to=form.t1)
         if case.num_repeat > 1:
@@ -124,5 +154,5 @@ def bind_rows(binding: IOBinding, rows: Rows, kv: int, name: str) -> None:
     bind(binding, f"read_{name}", rows.read[kv])
     for held, array in (("cache", rows.cache), ("scale", rows.scale)):
         if array is not None:
-            bind(binding, f"{held}_{name}", array)
+            binding.bind_input(f"{held}_{name}", "cpu", 0, element_of(array), array.shape, array.ctypes.data)
             bind_output(binding, f"{held}_{name}_stored", array)

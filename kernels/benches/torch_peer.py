@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from cases import HEAD_DIM, NUM_HEADS, PAGE_SIZE
+from cases import HEAD_DIM, INT4, NUM_HEADS, PAGE_SIZE
 from measure import Contender
 from memory import Operands
 from native import Measured
@@ -19,18 +19,29 @@ REST_SECONDS = 0.01
 INDEX_SELECT, PMX = "torch index_copy_, index_select", "PMX reference in torch"
 
 
-def quantise(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(x: torch.Tensor, group: int, qmax: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales, by the specification's arithmetic in T1."""
     groups = x.reshape(*x.shape[:-1], -1, group)
-    s = groups.abs().amax(-1, keepdim=True) / torch.tensor(127.0, dtype=x.dtype)
+    s = groups.abs().amax(-1, keepdim=True) / torch.tensor(float(qmax), dtype=x.dtype)
     s = torch.maximum(s, torch.tensor(1e-5, dtype=x.dtype))
-    return torch.round(groups / s).clamp(-127, 127).to(torch.int8).reshape_as(x), s.squeeze(-1)
+    return torch.round(groups / s).clamp(-qmax, qmax).to(torch.int8).reshape_as(x), s.squeeze(-1)
 
 
 def dequantise(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Values in T3."""
     groups = codes.reshape(*scale.shape, -1).to(scale.dtype)
     return (groups * scale.unsqueeze(-1)).reshape(codes.shape)
+
+
+def packed(codes: torch.Tensor) -> torch.Tensor:
+    """Bytes of two int4 codes, the first in the low nibble."""
+    codes = codes.view(torch.uint8)
+    return codes[..., 0::2] & 0xF | codes[..., 1::2] << 4
+
+
+def unpacked(x: torch.Tensor) -> torch.Tensor:
+    """The codes of packed int4."""
+    return torch.stack([(x << 4).view(torch.int8) >> 4, x.view(torch.int8) >> 4], -1).flatten(-2)
 
 
 class IndexSelect:
@@ -51,7 +62,8 @@ class IndexSelect:
         for current, write in zip(self.current, self.write):
             scale = None
             if self.scale is not None:
-                current, scale = quantise(current, self.form.quant_group)
+                current, scale = quantise(current, self.form.quant_group, self.form.qmax)
+                current = packed(current) if self.form.t2 == INT4 else current
                 self.scale.index_copy_(0, write, scale.to(self.scale.dtype).reshape(-1, *self.scale.shape[1:]))
             self.cache.index_copy_(0, write, current.to(self.cache.dtype).reshape(-1, *self.cache.shape[1:]))
         for output, read in zip(self.outputs, self.read):
@@ -60,6 +72,7 @@ class IndexSelect:
                 continue
             x = torch.index_select(self.cache, 0, read)
             if self.scale is not None:
+                x = unpacked(x) if self.form.t2 == INT4 else x
                 x = dequantise(x, torch.index_select(self.scale, 0, read))
             output.view(-1, NUM_HEADS, self.num_repeat, HEAD_DIM).copy_(x.reshape(-1, NUM_HEADS, 1, HEAD_DIM))
 
@@ -101,7 +114,7 @@ class Pmx:
                     self.cache[kv][write] = x.to(self.cache[kv].dtype)
                     output[all_tokens] = self.cache[kv][read].to(output.dtype)
                     continue
-                codes, scale = quantise(x, group)
+                codes, scale = quantise(x, group, self.case.format.qmax)
                 self.cache[kv][write], self.scale[kv][write] = codes, scale.to(self.scale[kv].dtype)
                 output[all_tokens] = dequantise(self.cache[kv][read], self.scale[kv][read]).to(output.dtype)
         if num_repeat == 1:
@@ -135,10 +148,12 @@ def on_threads(sample: Callable[[int, int], Measured], threads: int) -> Callable
 
 
 def torch_peers(operands: Operands, threads: int) -> list[Contender]:
-    """Both ways."""
+    """Both ways; the PMX reference has no int4."""
     select = [IndexSelect(operands, layer_idx) for layer_idx in operands.layers]
-    pmx = [Pmx(operands, layer_idx) for layer_idx in operands.layers]
-    ways = [(INDEX_SELECT, select, select[0]), (PMX, pmx, pmx[0].answer)]
+    ways = [(INDEX_SELECT, select, select[0])]
+    if operands.case.format.t2 != INT4:
+        pmx = [Pmx(operands, layer_idx) for layer_idx in operands.layers]
+        ways.append((PMX, pmx, pmx[0].answer))
     rest, cold = REST_SECONDS if threads > 1 else 0, operands.case.cold
     return [
         Contender(name, "op", threads, on_threads(timed(runs), threads), answer, cold, rest)
