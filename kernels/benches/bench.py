@@ -1,6 +1,6 @@
 """The benchmark: limit, kernels, the operator in ONNX Runtime and what people use today, interleaved in one process.
 
-    bench.py                               everything; writes target/bench/report.md, report.json and ratios.svg
+    bench.py                               everything; writes report.md, report.json and plots in target/bench
     bench.py --quick                       a sample of it
     bench.py --direct --filter "f16 cold"  the kernel alone, on the cases whose names contain both words
     bench.py --list                        the names of the cases
@@ -55,7 +55,7 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a sample of the cases, in less than two minutes")
+    parser.add_argument("--quick", action="store_true", help="a sample of the cases, in less than three minutes")
     parser.add_argument(
         "--filter", action="append", default=[], help="words that a case's name contains; may be repeated"
     )

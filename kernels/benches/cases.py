@@ -163,7 +163,8 @@ def full_cases() -> Iterator[Case]:
         yield Case(ragged(100_000, 256, 8), form, layout, True, 1, True)
         for batch, kvlen in ((1, 16384), (32, 512), (256, 64)):
             yield Case(decode(batch, kvlen), form, layout, True, 1, True)
-    yield from sizes(F16, 2)
+    yield from sizes(F16, peers=True)
+    yield from sizes(INT8_F16)
     for form, layout, batch in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS, (1, 16)):
         yield warm(form, layout, batch, 64 << 10)
         yield warm(form, layout, batch, 1 << 20)
@@ -183,7 +184,8 @@ def quick_cases() -> Iterator[Case]:
         yield Case(LONG, form, layout, True, 1, True, layout == 3 or form == INT4_F16)
     for form in (F16, INT8_F16, INT4_F16):
         yield Case(prefill(8, 2048), form, 2, True, 1, True)
-    yield from sizes(F16, 2)
+    yield from sizes(F16, peers=True)
+    yield from sizes(INT8_F16)
     for form in (F16, F32, INT8_F16, INT4_F16):
         yield warm(form, 2, 1, 64 << 10)
         yield warm(form, 3, 16, 1 << 20)
@@ -201,10 +203,10 @@ def has_empty_twin(case: Case) -> bool:
     return case.lengths == decode(1, 16) and case.format in (F16, INT8_F16)
 
 
-def sizes(form: Format, layout: int) -> Iterator[Case]:
-    """The same work over four decades of size, for the plot."""
+def sizes(form: Format, peers: bool = False) -> Iterator[Case]:
+    """The same work over three decades of size, for the plot."""
     for kvlen in (16, 64, 256, 1024, 4096, 16384):
-        yield Case(decode(4, kvlen), form, layout, True, 1, kvlen >= 4096, True)
+        yield Case(decode(4, kvlen), form, 2, True, 1, kvlen >= 4096, peers)
 
 
 def warm(form: Format, layout: int, batch: int, output_bytes: int, num_repeat: int = 1) -> Case:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cases import FLOAT, HALF, INT4, INT8
 from direct import KERNEL
-from measure import Spread, ratio, time_ns
+from measure import Contender, Spread, ratio, time_ns
 from result import Result
 from runtime import IN_RUNTIME
 from standard import STANDARD
@@ -115,13 +115,19 @@ def beside_phase(name: str, of: Of) -> tuple[Reason, ...]:
     )
 
 
+def best(result: Result, name: str) -> Contender | None:
+    """A peer with the number of threads that it is fastest with."""
+    runs = [run for threads in range(1, THREADS + 1) if (run := result.find(name, "op", threads))]
+    return min(runs, key=lambda run: time_ns(run).median, default=None)
+
+
 def peer(name: str, repeats: tuple[int, ...]) -> Value:
-    """The operator in ONNX Runtime against a peer, where the cases are out of cache."""
+    """The operator in ONNX Runtime against a peer at its best, where the cases are out of cache."""
 
     def value(result: Result) -> Spread | None:
-        contender = result.find(name, "op", THREADS)
-        cold = contender and result.case.cold and result.case.num_repeat in repeats
-        return result.ours_over(contender) if cold else None
+        contender, ours = best(result, name), result.find(IN_RUNTIME, "op", THREADS)
+        cold = contender and ours and result.case.cold and result.case.num_repeat in repeats
+        return ratio(contender, ours) if cold else None
 
     return value
 
@@ -130,7 +136,7 @@ def beside_peer(name: str) -> tuple[Reason, ...]:
     """How many times as fast as the peer the same traffic alone is, and the operator against that."""
 
     def reach(result: Result) -> Spread | None:
-        contender, traffic = result.find(name, "op", THREADS), result.traffic("op", THREADS)
+        contender, traffic = best(result, name), result.traffic("op", THREADS)
         return ratio(contender, traffic) if contender and traffic else None
 
     def ours(result: Result) -> Spread | None:

@@ -168,9 +168,7 @@ class NativeCase:
         self._checked(self._library.bench_case_measure(*arguments))
         return Measured(sample.wall_ns / iterations, sample.share)
 
-    def traffic(
-        self, phase: str, schedule: int, stream: bool, threads: int, iterations: int
-    ) -> tuple[Measured, Moved]:
+    def traffic(self, phase: str, schedule: int, stream: bool, threads: int, iterations: int) -> tuple[Measured, Moved]:
         """Moves a phase's bytes without its arithmetic, by a schedule of the library, with `stream` past the caches."""
         sample, moved = Sample(), MovedBytes()
         team = self._native.teams[threads]

@@ -200,10 +200,12 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 
 
 def plotted(rows: list[dict], folder: Path) -> str:
-    """Draws the plot if matplotlib is installed; what to add to the list of files."""
+    """Draws the plots if matplotlib is installed; what to add to the list of files."""
     try:
-        from plot import draw
+        from plot import draw_cases, draw_sizes
     except ModuleNotFoundError as error:
-        return f"; no plot: {error}"
-    draw([row for row in rows if row["phase"] != COPY], folder / "ratios.svg")
-    return ", ratios.svg"
+        return f"; no plots: {error}"
+    rows = [row for row in rows if row["phase"] != COPY]
+    draw_sizes(rows, folder / "sizes.svg")
+    draw_cases(rows, folder / "cases.svg")
+    return ", sizes.svg, cases.svg"

@@ -66,10 +66,10 @@ class Result:
         traffic = self.traffic(contender.phase, contender.threads)
         return ratio(traffic, contender) if traffic else None
 
-    def traffic_of_limit(self, phase: str, threads: int) -> Spread | None:
-        """How near to the fastest copy the same traffic comes: what is in reach of an operator."""
-        traffic = self.traffic(phase, threads)
-        return self.of_copy(traffic, self.limit(threads)) if traffic else None
+    def reach(self, kernel: Contender) -> Spread | None:
+        """How near to the kernel's limit the same traffic comes."""
+        traffic = self.traffic(kernel.phase, kernel.threads) if kernel.name == KERNEL else None
+        return self.of_copy(traffic, self.limit(kernel.threads)) if traffic else None
 
     def values_per_ns(self, contender: Contender) -> Spread | None:
         """Values that one thread reads from the cache, or stores there, each nanosecond."""
@@ -110,6 +110,7 @@ class Result:
                 "microseconds": time_ns(contender).scaled(1e-3),
                 "of_limit": self.of_limit(contender) if is_held else None,
                 "of_traffic": self.of_traffic(contender) if is_held and contender.name not in SCHEDULES else None,
+                "traffic_of_limit": self.reach(contender),
                 "of_four_pages": self.of_four_pages(contender) if is_held else None,
                 "values_per_ns": self.values_per_ns(contender),
                 "over_one_thread": self.over_one_thread(contender),

@@ -1,8 +1,8 @@
 """The same work by standard operators in the same ONNX Runtime, as well as they allow.
 
 ScatterND writes the current rows in place, as its output is bound to the memory of its input; Gather reads all rows;
-Expand repeats the heads; DequantizeLinear and elementary arithmetic quantise as the specification says. Neither ScatterND
-nor Gather takes int4, so its bytes are moved as uint8, and the bit operators pack and unpack them.
+Expand repeats the heads; DequantizeLinear and elementary arithmetic quantise as the specification says. Neither
+ScatterND nor Gather takes int4, so its bytes are moved as uint8, and the bit operators pack and unpack them.
 """
 
 from __future__ import annotations
