@@ -204,9 +204,9 @@ def has_empty_twin(case: Case) -> bool:
 
 
 def sizes(form: Format, peers: bool = False) -> Iterator[Case]:
-    """The same work over three decades of size, for the plot."""
-    for kvlen in (16, 64, 256, 1024, 4096, 16384):
-        yield Case(decode(4, kvlen), form, 2, True, 1, kvlen >= 4096, peers)
+    """The same work over three decades of size, for the plot; none is in between, neither in cache nor out of it."""
+    for kvlen in (16, 64, 256, 2048, 4096, 16384):
+        yield Case(decode(4, kvlen), form, 2, True, 1, kvlen >= 2048, peers)
 
 
 def warm(form: Format, layout: int, batch: int, output_bytes: int, num_repeat: int = 1) -> Case:

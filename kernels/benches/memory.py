@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from math import ceil, prod
+from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
@@ -56,6 +57,21 @@ class Arena:
             repeat(tensor.reshape(-1), random_pattern(tensor.dtype, positive))
             self._contents[name] = (element_type, tensor.size)
         return tensor
+
+
+def huge_share() -> float | None:
+    """The part of the memory asked for in huge pages that lies in some; None where the system does not tell."""
+    smaps = Path("/proc/self/smaps")
+    resident = huge = in_huge = in_resident = 0
+    for line in smaps.read_text().splitlines() if smaps.exists() else []:
+        name, _, rest = line.partition(":")
+        if name == "Rss":
+            in_resident = int(rest.split()[0])
+        elif name == "AnonHugePages":
+            in_huge = int(rest.split()[0])
+        elif name == "VmFlags" and "hg" in rest.split():  # the last line of a mapping; madvise has set the flag
+            resident, huge = resident + in_resident, huge + in_huge
+    return huge / resident if resident else None
 
 
 def random_pattern(dtype: np.dtype, positive: bool) -> np.ndarray:

@@ -16,6 +16,7 @@ import onnxruntime
 from direct import KERNEL
 from goals import goals, judge
 from measure import Spread, time_ns
+from memory import huge_share
 from result import COPY, Result
 
 HEADER = [
@@ -91,7 +92,7 @@ def provenance(seconds: float) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": f"{seconds:.0f} s",
         "machine": machine(),
-        "huge pages": chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "huge pages": huge_pages(),
         "versions": ", ".join(" ".join(version) for version in versions.items()),
     }
 
@@ -114,6 +115,12 @@ def machine() -> str:
     flags = set(fields.get("flags", "").split()) & {"avx2", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_fp16"}
     model = f"{fields.get('model name', platform.machine())}, family {fields.get('cpu family', '?')}"
     return f"{model}, {info.count('processor')} processors, {' '.join(sorted(flags))}"
+
+
+def huge_pages() -> str:
+    """The system's setting, and how much of the benchmark's memory lies in huge pages."""
+    setting, part = chosen("/sys/kernel/mm/transparent_hugepage/enabled"), huge_share()
+    return setting if part is None else f"{setting}, {part:.0%} of the memory asked for"
 
 
 def chosen(path: str) -> str:

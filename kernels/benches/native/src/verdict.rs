@@ -51,13 +51,13 @@ pub(crate) fn scramble(case: &mut Case, byte: u8) -> Result<(), Error> {
 pub(crate) fn compare(case: &mut Case, answer: &Answer) -> Result<Option<String>, Error> {
     for ((name, found), wanted) in ["key", "value"].into_iter().zip(case.output_bytes()).zip(&answer.outputs) {
         if let Some(at) = first_difference(found, wanted) {
-            return Ok(Some(format!("{name} differs from the reference at byte {at} of {}", wanted.len())));
+            return Ok(Some(format!("{name} differs at byte {at} of {}", wanted.len())));
         }
     }
     let mut stored = Vec::with_capacity(answer.stored.len());
     visit_stored(&mut case.problem()?, |bytes| stored.extend_from_slice(bytes));
     let difference = first_difference(&stored, &answer.stored);
-    Ok(difference.map(|at| format!("cache or scale differs from the reference at byte {at} of what is stored")))
+    Ok(difference.map(|at| format!("cache or scale differs at byte {at} of what is stored")))
 }
 
 fn first_difference(found: &[u8], wanted: &[u8]) -> Option<usize> {
