@@ -113,24 +113,27 @@ def calibrate(contender: Contender) -> None:
     time.sleep(contender.rest_seconds)
 
 
-def times(contender: Contender) -> dict[int, float]:
-    """Nanoseconds of one iteration, by round, without the rounds in which others held the contender's processors."""
-    kept = {i: measured.ns for i, measured in contender.measured.items() if not measured.share < ENOUGH_SHARE}
-    return kept if len(kept) >= ENOUGH_ROUNDS else {i: measured.ns for i, measured in contender.measured.items()}
+def times(*contenders: Contender) -> list[dict[int, float]]:
+    """Nanoseconds of one iteration of each contender, by rounds that all of them took part in.
+
+    Rounds in which others held the processors of one of them do not count, if enough remain.
+    """
+    rounds = sorted(set.intersection(*(set(contender.measured) for contender in contenders)))
+    quiet = [i for i in rounds if not any(each.measured[i].share < ENOUGH_SHARE for each in contenders)]
+    kept = quiet if len(quiet) >= ENOUGH_ROUNDS else rounds
+    return [{i: contender.measured[i].ns for i in kept} for contender in contenders]
 
 
 def ratio(numerator: Contender, denominator: Contender, scale: float = 1) -> Spread | None:
     """How much faster `denominator` was, round by round: its time is the divisor; None if they never met."""
-    above, below = times(numerator), times(denominator)
-    ratios = [scale * above[i] / below[i] for i in above.keys() & below.keys()]
-    return Spread.of(ratios) if ratios else None
+    above, below = times(numerator, denominator)
+    return Spread.of([scale * above[i] / below[i] for i in above]) if above else None
 
 
 def difference(minuend: Contender, subtrahend: Contender, scale: float) -> Spread | None:
     """How much longer `minuend` took, round by round, in `scale` nanoseconds; None if they never met."""
-    more, less = times(minuend), times(subtrahend)
-    differences = [scale * (more[i] - less[i]) for i in more.keys() & less.keys()]
-    return Spread.of(differences) if differences else None
+    more, less = times(minuend, subtrahend)
+    return Spread.of([scale * (more[i] - less[i]) for i in more]) if more else None
 
 
 def one_after_the_other(first: Contender, second: Contender) -> Contender:
@@ -144,7 +147,7 @@ def one_after_the_other(first: Contender, second: Contender) -> Contender:
 
 def time_ns(contender: Contender) -> Spread:
     """The time of one iteration."""
-    return Spread.of(list(times(contender).values()))
+    return Spread.of(list(times(contender)[0].values()))
 
 
 def share(contender: Contender) -> float | None:

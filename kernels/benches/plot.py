@@ -57,7 +57,7 @@ def draw_sizes(rows: list[dict], path: Path) -> None:
 
 def draw_cases(rows: list[dict], path: Path) -> None:
     """Each cold case's phases by the most threads: ours, and how far the same traffic comes."""
-    rows = [row for row in rows if row["contender"] == KERNEL and row["phase"] != "op" and row["of_limit"]]
+    rows = [row for row in rows if row["contender"] == KERNEL and row["phase"] != "op" and row["traffic_of_limit"]]
     most = max((row["threads"] for row in rows), default=0)
     rows = [row for row in rows if row["case"].endswith(".cold") and row["threads"] == most]
     rows.sort(key=lambda row: (row["phase"], row["case"]), reverse=True)

@@ -78,7 +78,7 @@ class Result:
         if tokens is None or contender.threads > 1:
             return None
         values = tokens * 2 * NUM_HEADS * HEAD_DIM
-        return Spread.of([values / ns for ns in times(contender).values()])
+        return Spread.of([values / ns for ns in times(contender)[0].values()])
 
     def over_one_thread(self, contender: Contender) -> Spread | None:
         """What its threads gain over one."""
