@@ -46,7 +46,8 @@ TRAFFIC_EXPLAINED = """\
 "The same traffic" reads every line that the operator must read, in token order, and writes as many lines to the same
 places, past the caches in cold cases, with no arithmetic and no checks; the faster of two orders. It is given in the
 goal's unit: it is how far an operator can come here, and a goal beyond it is out of reach. "In reach" counts the rows
-in which it reaches the goal."""
+in which it reaches the goal. In cache it is no ceiling for rows that are only copied: memcpy, the limit there, may be
+faster."""
 
 ARITHMETIC_EXPLAINED = """\
 What the arithmetic allows where memory does not hold it up: values that one thread loads from, or stores into, a cache

@@ -20,7 +20,7 @@ struct Schedule {
     /// How many tokens of a run are taken at once, first their keys and then their values, head by head where heads lie
     /// apart.
     block: usize,
-    /// How many tokens ahead of a row its lines are asked for.
+    /// How many tokens ahead of a row its lines are asked for, out of cache.
     ahead: usize,
 }
 
@@ -391,7 +391,9 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
                 // SAFETY: a line of `from`.
                 *line = unsafe { L::load(at) };
                 self.sum = self.sum.add(*line);
-                L::prefetch(at.wrapping_offset(ahead));
+                if STREAM {
+                    L::prefetch(at.wrapping_offset(ahead));
+                }
             }
         }
         self.last = lines[N - 1];
@@ -411,7 +413,7 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
     #[inline(always)]
     unsafe fn read(&mut self, from: *const u8, len: usize, ahead: isize) {
         self.read += len as u64;
-        for at in (0..len).step_by(LINE) {
+        for at in (0..if STREAM { len } else { 0 }).step_by(LINE) {
             L::prefetch(from.wrapping_add(at).wrapping_offset(ahead));
         }
         let whole = len / LINE * LINE;
