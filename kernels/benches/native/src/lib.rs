@@ -10,6 +10,7 @@ mod copy;
 mod empty;
 mod interface;
 mod line;
+mod mover;
 mod sample;
 mod team;
 mod traffic;

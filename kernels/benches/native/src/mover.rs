@@ -1,0 +1,121 @@
+//! Rows of lines, moved and counted.
+
+use crate::line::{LINE, Line};
+
+/// Lines that are read before any is written.
+const BURST: usize = 4;
+
+/// In the place of a number of lines: as many as the plan says.
+pub(crate) const ANY: usize = 0;
+
+/// What makes stored lines harmless to whoever computes with them: as float16 and as float32 they are from 0 to 2.
+const HARMLESS: u16 = 0x3fff;
+
+/// Moves rows, and keeps count.
+pub(crate) struct Mover<L, const STREAM: bool, const WRITES: usize> {
+    /// The sums of all that was read, as 16-bit numbers, by their place in a line.
+    pub(crate) sum: L,
+    /// The line that was read last.
+    pub(crate) last: L,
+    /// Bytes that were read.
+    pub(crate) read: u64,
+    /// Bytes that were written.
+    pub(crate) written: u64,
+}
+
+impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> {
+    /// Reads whole lines and writes others, so many of each in turn.
+    ///
+    /// # Safety
+    /// The processor has the line's instructions; `from` is valid for reads and `to`, aligned to a line, for writes of
+    /// `steps` times so many lines.
+    #[inline(always)]
+    pub(crate) unsafe fn lines(&mut self, turns: [usize; 2], steps: usize, from: *const u8, to: *mut u8, ahead: isize) {
+        let [reads, writes] = if WRITES == ANY { turns } else { [1, WRITES] };
+        self.read += (steps * reads * LINE) as u64;
+        self.written += (steps * writes * LINE) as u64;
+        let whole = steps / BURST * BURST;
+        let at = |i: usize| (from.wrapping_add(i * reads * LINE), to.wrapping_add(i * writes * LINE));
+        for i in (0..whole).step_by(BURST) {
+            // SAFETY: the caller's promise.
+            unsafe { self.burst::<BURST>(reads, writes, at(i), ahead) };
+        }
+        for i in whole..steps {
+            // SAFETY: as above.
+            unsafe { self.burst::<1>(reads, writes, at(i), ahead) };
+        }
+    }
+
+    /// # Safety
+    /// As for [`lines`](Self::lines), with `N` steps.
+    #[inline(always)]
+    unsafe fn burst<const N: usize>(
+        &mut self,
+        reads: usize,
+        writes: usize,
+        (from, to): (*const u8, *mut u8),
+        ahead: isize,
+    ) {
+        let mut lines = [self.last; N];
+        for (i, line) in lines.iter_mut().enumerate() {
+            for k in 0..reads {
+                let at = from.wrapping_add((i * reads + k) * LINE);
+                // SAFETY: a line of `from`.
+                *line = unsafe { L::load(at) };
+                self.sum = self.sum.add(*line);
+                if STREAM {
+                    L::prefetch(at.wrapping_offset(ahead));
+                }
+            }
+        }
+        self.last = lines[N - 1];
+        for (i, line) in lines.into_iter().enumerate() {
+            let line = line.and(HARMLESS);
+            for k in 0..writes {
+                // SAFETY: a line of `to`.
+                unsafe { line.put(to.wrapping_add((i * writes + k) * LINE), STREAM) };
+            }
+        }
+    }
+
+    /// Reads any even number of bytes, and asks for as many elsewhere.
+    ///
+    /// # Safety
+    /// The processor has the line's instructions; `from` is valid for reads.
+    #[inline(always)]
+    pub(crate) unsafe fn read(&mut self, from: *const u8, len: usize, ahead: isize) {
+        self.read += len as u64;
+        for at in (0..if STREAM { len } else { 0 }).step_by(LINE) {
+            L::prefetch(from.wrapping_add(at).wrapping_offset(ahead));
+        }
+        let whole = len / LINE * LINE;
+        for at in (0..whole).step_by(LINE) {
+            // SAFETY: inside the row.
+            self.sum = self.sum.add(unsafe { L::load(from.add(at)) });
+        }
+        if whole < len {
+            // SAFETY: inside the row.
+            self.sum = self.sum.add(unsafe { L::load_part(from.add(whole), len - whole) });
+        }
+    }
+
+    /// Writes any even number of bytes, of the line that was read last.
+    ///
+    /// # Safety
+    /// The processor has the line's instructions; `to` is valid for writes.
+    #[inline(always)]
+    pub(crate) unsafe fn write(&mut self, to: *mut u8, len: usize) {
+        self.written += len as u64;
+        let line = self.last.and(HARMLESS);
+        let stream = STREAM && to.align_offset(LINE) == 0;
+        let whole = len / LINE * LINE;
+        for at in (0..whole).step_by(LINE) {
+            // SAFETY: inside the row.
+            unsafe { line.put(to.add(at), stream) };
+        }
+        if whole < len {
+            // SAFETY: inside the row.
+            unsafe { line.put_part(to.add(whole), len - whole) };
+        }
+    }
+}
