@@ -81,8 +81,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: __m256) {
-        unsafe { _mm256_storeu_ps(to, x) }
+    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: __m256) {
+        unsafe { if STREAM { _mm256_stream_ps(to, x) } else { _mm256_storeu_ps(to, x) } }
     }
 
     #[inline(always)]
@@ -91,8 +91,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: __m256) {
-        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: __m256) {
+        unsafe {
+            let halves = _mm256_cvtps_ph::<NEAREST>(x);
+            if STREAM { _mm_stream_si128(to.cast(), halves) } else { _mm_storeu_si128(to.cast(), halves) }
+        }
     }
 
     #[inline(always)]

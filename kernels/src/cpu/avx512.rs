@@ -186,8 +186,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: __m512) {
-        unsafe { _mm512_storeu_ps(to, x) }
+    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: __m512) {
+        unsafe { if STREAM { _mm512_stream_ps(to, x) } else { _mm512_storeu_ps(to, x) } }
     }
 
     #[inline(always)]
@@ -196,8 +196,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: __m512) {
-        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x)) }
+    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: __m512) {
+        unsafe {
+            let halves = _mm512_cvtps_ph::<NEAREST>(x);
+            if STREAM { _mm256_stream_si256(to.cast(), halves) } else { _mm256_storeu_si256(to.cast(), halves) }
+        }
     }
 
     #[inline(always)]
@@ -220,7 +223,12 @@ impl Simd for Avx512 {
 
     /// A group has no more than sixteen different values: they are made once and looked up.
     #[inline(always)]
-    unsafe fn decode_group_i4<V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: __m512, len: usize) {
+    unsafe fn decode_group_i4<V: Lanes, T: Lanes, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: __m512,
+        len: usize,
+    ) {
         unsafe {
             let table = product::<Self, V, T>(_mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()), s);
             if V::HALF && len >= 32 {
@@ -231,7 +239,12 @@ impl Simd for Avx512 {
                     let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.add(at / 2).cast()));
                     let pairs = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
                     let lanes = _mm512_and_si512(pairs, _mm512_set1_epi32(0x000f_000f));
-                    _mm512_storeu_si512(values.add(at).cast(), _mm512_permutexvar_epi16(lanes, table));
+                    let (to, halves) = (values.add(at).cast(), _mm512_permutexvar_epi16(lanes, table));
+                    if STREAM {
+                        _mm512_stream_si512(to, halves)
+                    } else {
+                        _mm512_storeu_si512(to.cast(), halves)
+                    }
                     i += 32;
                 }
             } else {
@@ -239,7 +252,7 @@ impl Simd for Avx512 {
                 while i < len {
                     let at = last_inside::<Self>(i, len);
                     let lanes = nibbles(_mm_loadl_epi64(cache.add(at / 2).cast()));
-                    V::write::<Self>(values.add(at), _mm512_permutexvar_ps(lanes, table));
+                    V::write::<Self, STREAM>(values.add(at), _mm512_permutexvar_ps(lanes, table));
                     i += Self::LANES;
                 }
             }

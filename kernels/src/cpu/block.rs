@@ -1,7 +1,7 @@
 //! Moves a block row by row, whatever moves the rows.
 
 use super::format::{Format, Mover};
-use super::prefetch::prefetch_row;
+use super::prefetch::{LINE, prefetch_row};
 use super::rows::{Block, Row};
 use super::stage::{STAGE_BYTES, Stage};
 
@@ -141,13 +141,17 @@ unsafe fn load_converted<M: Mover, F: Format>(
     let stream = M::STREAMS && block.stream;
     // SAFETY: the caller's promise; rows r and after lie in the strip, and a stage has room for those that go through it.
     unsafe {
+        if block.rows == 1 && block.copies == 1 && stream && block.row.is_even() && values.align_offset(LINE) == 0 {
+            ask(block.row, 0, 0);
+            return F::load::<M, true>(cache, scale, values, block.row);
+        }
         if row_bytes > STAGE_BYTES || (block.rows == 1 && block.copies == 1 && !stream) {
             for r in 0..block.rows {
                 let in_cache = r * F::cache_bytes(block.row.len);
                 let in_scale = r * F::scale_bytes(block.row.groups);
                 let values = values.add(r * block.values_row);
                 ask(block.row, in_cache, in_scale);
-                F::load::<M>(cache.add(in_cache), scale.wrapping_add(in_scale), values, block.row);
+                F::load::<M, false>(cache.add(in_cache), scale.wrapping_add(in_scale), values, block.row);
                 if block.copies > 1 {
                     M::copy(values, values.add(row_bytes), row_bytes, block.copies - 1, None);
                 }
@@ -162,7 +166,7 @@ unsafe fn load_converted<M: Mover, F: Format>(
             let in_cache = first * F::cache_bytes(block.row.len);
             let in_scale = first * F::scale_bytes(block.row.groups);
             ask(block.row.times(rows), in_cache, in_scale);
-            F::load::<M>(cache.add(in_cache), scale.wrapping_add(in_scale), stage, block.row.times(rows));
+            F::load::<M, false>(cache.add(in_cache), scale.wrapping_add(in_scale), stage, block.row.times(rows));
             for r in 0..rows {
                 let (from, to) = (stage.add(r * row_bytes).cast_const(), values.add((first + r) * block.values_row));
                 if stream {

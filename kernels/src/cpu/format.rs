@@ -20,14 +20,14 @@ pub(super) trait Mover {
     /// As [`copy`](Self::copy), whole lines past the caches.
     unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>);
 
-    /// Converts floats.
-    unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize);
+    /// Converts floats, past the caches if `STREAM`: the row is then [even](Row::is_even), and written to whole lines.
+    unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize);
 
     /// Makes codes and scales of values.
     unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(values: *const V, cache: *mut u8, scales: *mut T, row: Row);
 
-    /// Makes values of codes and scales.
-    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+    /// Makes values of codes and scales, past the caches if `STREAM`: as for [`convert`](Self::convert).
+    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,
@@ -55,11 +55,11 @@ pub(super) trait Format {
     /// As for [`Mover`].
     unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row);
 
-    /// Loads a row.
+    /// Loads a row, past the caches if `STREAM`, where it is no copy: as for [`Mover::convert`].
     ///
     /// # Safety
     /// As for [`Mover`].
-    unsafe fn load<M: Mover>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row);
+    unsafe fn load<M: Mover, const STREAM: bool>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row);
 }
 
 /// Values as they are.
@@ -93,7 +93,7 @@ impl<V> Format for Copied<V> {
     }
 
     #[inline(always)]
-    unsafe fn load<M: Mover>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
+    unsafe fn load<M: Mover, const STREAM: bool>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
         unsafe { M::copy(cache, values, Self::value_bytes(row.len), 1, None) }
     }
@@ -117,13 +117,13 @@ impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
     #[inline(always)]
     unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::convert::<V, C>(values.cast(), cache.cast(), row.len) }
+        unsafe { M::convert::<V, C, false>(values.cast(), cache.cast(), row.len) }
     }
 
     #[inline(always)]
-    unsafe fn load<M: Mover>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
+    unsafe fn load<M: Mover, const STREAM: bool>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::convert::<C, V>(cache.cast(), values.cast(), row.len) }
+        unsafe { M::convert::<C, V, STREAM>(cache.cast(), values.cast(), row.len) }
     }
 }
 
@@ -149,8 +149,8 @@ impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
     }
 
     #[inline(always)]
-    unsafe fn load<M: Mover>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row) {
+    unsafe fn load<M: Mover, const STREAM: bool>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::dequantise::<Q, V, T>(cache, scale.cast(), values.cast(), row) }
+        unsafe { M::dequantise::<Q, V, T, STREAM>(cache, scale.cast(), values.cast(), row) }
     }
 }

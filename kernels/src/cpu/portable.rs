@@ -164,7 +164,7 @@ impl Mover for Portable {
         unsafe { Self::copy(from, to, len, copies, ahead) }
     }
 
-    unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize) {
+    unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {
         let mut buffer = [0.0; BUFFER];
         // SAFETY: the caller's promise.
         let from = unsafe { slice::from_raw_parts(from, len) };
@@ -196,7 +196,7 @@ impl Mover for Portable {
         }
     }
 
-    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,

@@ -52,6 +52,11 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Whether registers of up to 32 elements divide the row, and groups or registers each other.
+    pub(super) fn is_even(self) -> bool {
+        self.len.is_multiple_of(32) && (self.group.is_multiple_of(32) || 32 % self.group == 0)
+    }
+
     /// So many neighbouring rows as one.
     pub(super) fn times(self, rows: usize) -> Self {
         Self { len: rows * self.len, groups: rows * self.groups, ..self }

@@ -44,7 +44,8 @@ pub(super) const fn lane_of_group<S: Simd, const LANES: usize, const GROUP: usiz
 ///
 /// # Safety
 /// Every function may be called only where the instruction set is enabled. Pointers need no alignment; they are valid for
-/// as many elements as the function's description says.
+/// as many elements as the function's description says; what is written with `STREAM`, past the caches, goes to an address that
+/// is a multiple of its bytes.
 pub(super) trait Simd {
     /// Float32 values in a register: 8 or 16.
     const LANES: usize;
@@ -63,11 +64,11 @@ pub(super) trait Simd {
     /// Reads a register of float32.
     unsafe fn read_f32(from: *const f32) -> Self::F32;
     /// Writes a register of float32.
-    unsafe fn write_f32(to: *mut f32, x: Self::F32);
+    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: Self::F32);
     /// Reads a register of float16.
     unsafe fn read_f16(from: *const f16) -> Self::F32;
     /// Writes a register as float16, rounded to nearest, ties to even.
-    unsafe fn write_f16(to: *mut f16, x: Self::F32);
+    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: Self::F32);
     /// Rounds to float16, to nearest, ties to even.
     unsafe fn round_f16(x: Self::F32) -> Self::F32;
     /// Reads a register of int8, one a byte.
@@ -123,12 +124,16 @@ pub(super) trait Simd {
 
     /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
     #[inline(always)]
-    unsafe fn decode_group_i4<V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: Self::F32, len: usize)
-    where
+    unsafe fn decode_group_i4<V: Lanes, T: Lanes, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: Self::F32,
+        len: usize,
+    ) where
         Self: Sized,
     {
         // SAFETY: the caller's promise.
-        unsafe { decode_group::<Self, Four, V, T>(cache, values, s, len) }
+        unsafe { decode_group::<Self, Four, V, T, STREAM>(cache, values, s, len) }
     }
 
     /// Reads a line.
@@ -177,7 +182,7 @@ pub(super) trait Lanes: Float {
     /// Whether writing rounds to float16.
     const HALF: bool;
     unsafe fn read<S: Simd>(from: *const Self) -> S::F32;
-    unsafe fn write<S: Simd>(to: *mut Self, x: S::F32);
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32);
     unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32;
     unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32;
     unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32;
@@ -192,10 +197,10 @@ pub(super) trait Lanes: Float {
         // SAFETY: the caller's promise; no register is longer than `all`.
         unsafe {
             if n == S::LANES {
-                return Self::write::<S>(to, x);
+                return Self::write::<S, false>(to, x);
             }
             let mut all = [Self::round(0.0); 16];
-            Self::write::<S>(all.as_mut_ptr(), x);
+            Self::write::<S, false>(all.as_mut_ptr(), x);
             for (i, &lane) in all.iter().enumerate().take(n) {
                 to.add(i).write(lane);
             }
@@ -227,9 +232,13 @@ pub(super) unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn decode<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32) {
+pub(super) unsafe fn decode<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
+    cache: *const u8,
+    values: *mut V,
+    s: S::F32,
+) {
     // SAFETY: the caller's promise.
-    unsafe { V::write::<S>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
+    unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
 }
 
 /// `code * s`, rounded to T where writing it as V does not round as much: to float16 anyway.
@@ -250,7 +259,7 @@ pub(super) unsafe fn product<S: Simd, V: Lanes, T: Lanes>(code: S::F32, s: S::F3
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn decode_group<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(
+pub(super) unsafe fn decode_group<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
     cache: *const u8,
     values: *mut V,
     s: S::F32,
@@ -260,13 +269,13 @@ pub(super) unsafe fn decode_group<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(
     unsafe {
         let mut i = 0;
         while i + 2 * S::LANES <= len {
-            decode::<S, Q, V, T>(cache.add(Q::bytes(i)), values.add(i), s);
-            decode::<S, Q, V, T>(cache.add(Q::bytes(i + S::LANES)), values.add(i + S::LANES), s);
+            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(i)), values.add(i), s);
+            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(i + S::LANES)), values.add(i + S::LANES), s);
             i += 2 * S::LANES;
         }
         while i < len {
             let at = last_inside::<S>(i, len);
-            decode::<S, Q, V, T>(cache.add(Q::bytes(at)), values.add(at), s);
+            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(at)), values.add(at), s);
             i += S::LANES;
         }
     }
@@ -278,7 +287,12 @@ pub(super) unsafe fn decode_group<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(
 /// As for [`Simd`], whose functions these choose from.
 pub(super) trait PackedLanes: Codes {
     /// Dequantises a group of `len >= LANES`, where `s` is its scale in every lane.
-    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32, len: usize);
+    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: S::F32,
+        len: usize,
+    );
     /// Reads a register of codes.
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32;
     /// Writes a register of codes.
@@ -295,9 +309,9 @@ impl Lanes for f32 {
     }
 
     #[inline(always)]
-    unsafe fn write<S: Simd>(to: *mut Self, x: S::F32) {
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
         // SAFETY: the caller's promise.
-        unsafe { S::write_f32(to, x) }
+        unsafe { S::write_f32::<STREAM>(to, x) }
     }
 
     #[inline(always)]
@@ -334,9 +348,9 @@ impl Lanes for f16 {
     }
 
     #[inline(always)]
-    unsafe fn write<S: Simd>(to: *mut Self, x: S::F32) {
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
         // SAFETY: the caller's promise.
-        unsafe { S::write_f16(to, x) }
+        unsafe { S::write_f16::<STREAM>(to, x) }
     }
 
     #[inline(always)]
@@ -373,9 +387,14 @@ impl Lanes for f16 {
 
 impl PackedLanes for Eight {
     #[inline(always)]
-    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32, len: usize) {
+    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: S::F32,
+        len: usize,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { decode_group::<S, Eight, V, T>(cache, values, s, len) }
+        unsafe { decode_group::<S, Eight, V, T, STREAM>(cache, values, s, len) }
     }
 
     #[inline(always)]
@@ -393,9 +412,14 @@ impl PackedLanes for Eight {
 
 impl PackedLanes for Four {
     #[inline(always)]
-    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes>(cache: *const u8, values: *mut V, s: S::F32, len: usize) {
+    unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: S::F32,
+        len: usize,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { S::decode_group_i4::<V, T>(cache, values, s, len) }
+        unsafe { S::decode_group_i4::<V, T, STREAM>(cache, values, s, len) }
     }
 
     #[inline(always)]

@@ -30,16 +30,16 @@ impl<S: Simd> Mover for S {
     }
 
     #[inline(always)]
-    unsafe fn convert<A: Lanes, B: Lanes>(from: *const A, to: *mut B, len: usize) {
+    unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {
         // SAFETY: the caller's promise; every register lies inside the row.
         unsafe {
             if len < S::LANES {
-                return Portable::convert::<A, B>(from, to, len);
+                return Portable::convert::<A, B, STREAM>(from, to, len);
             }
             let mut i = 0;
             while i < len {
                 let at = last_inside::<S>(i, len);
-                B::write::<S>(to.add(at), A::read::<S>(from.add(at)));
+                B::write::<S, STREAM>(to.add(at), A::read::<S>(from.add(at)));
                 i += S::LANES;
             }
         }
@@ -67,7 +67,7 @@ impl<S: Simd> Mover for S {
     }
 
     #[inline(always)]
-    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,
@@ -77,17 +77,25 @@ impl<S: Simd> Mover for S {
         // SAFETY: as in `quantise`.
         unsafe {
             match group {
-                1 if len >= S::LANES => dequantise_row::<S, Q, V, T, 1>(cache, scales, values, registers::<S>(len)),
-                2 if len >= S::LANES => dequantise_row::<S, Q, V, T, 2>(cache, scales, values, registers::<S>(len)),
-                4 if len >= S::LANES => dequantise_row::<S, Q, V, T, 4>(cache, scales, values, registers::<S>(len)),
-                8 if len >= S::LANES => dequantise_row::<S, Q, V, T, 8>(cache, scales, values, registers::<S>(len)),
-                _ if group >= S::LANES => dequantise_row::<S, Q, V, T, REGISTER>(
+                1 if len >= S::LANES => {
+                    dequantise_row::<S, Q, V, T, 1, STREAM>(cache, scales, values, registers::<S>(len))
+                }
+                2 if len >= S::LANES => {
+                    dequantise_row::<S, Q, V, T, 2, STREAM>(cache, scales, values, registers::<S>(len))
+                }
+                4 if len >= S::LANES => {
+                    dequantise_row::<S, Q, V, T, 4, STREAM>(cache, scales, values, registers::<S>(len))
+                }
+                8 if len >= S::LANES => {
+                    dequantise_row::<S, Q, V, T, 8, STREAM>(cache, scales, values, registers::<S>(len))
+                }
+                _ if group >= S::LANES => dequantise_row::<S, Q, V, T, REGISTER, STREAM>(
                     cache,
                     scales,
                     values,
                     Units { len, unit: group, units: groups },
                 ),
-                _ => Portable::dequantise::<Q, V, T>(cache, scales, values, row),
+                _ => Portable::dequantise::<Q, V, T, STREAM>(cache, scales, values, row),
             }
         }
     }
@@ -207,7 +215,7 @@ unsafe fn scale<S: Simd, Q: PackedLanes, V: Lanes>(amax: S::F32) -> S::F32 {
 
 /// Dequantises a row.
 #[inline(always)]
-unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -222,23 +230,23 @@ unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROU
             let at = first * unit;
             let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(first * per_unit), values.add(at));
             if some == units::<S, GROUP>() {
-                dequantise_units::<S, Q, V, T, GROUP>(cache, scales, values, units::<S, GROUP>(), unit);
+                dequantise_units::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, units::<S, GROUP>(), unit);
             } else {
-                dequantise_units::<S, Q, V, T, GROUP>(cache, scales, values, some, unit);
+                dequantise_units::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, some, unit);
             }
             first += some;
         }
         if all * unit < len {
             let at = len - unit;
             let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(at / GROUP), values.add(at));
-            dequantise_units::<S, Q, V, T, GROUP>(cache, scales, values, 1, unit);
+            dequantise_units::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, 1, unit);
         }
     }
 }
 
 /// Dequantises units whose scales fill no more than a register.
 #[inline(always)]
-unsafe fn dequantise_units<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+unsafe fn dequantise_units<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -252,9 +260,9 @@ unsafe fn dequantise_units<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GR
             let s = S::spread::<GROUP>(scales, k);
             let (cache, values) = (cache.add(Q::bytes(k * unit)), values.add(k * unit));
             if GROUP == REGISTER {
-                Q::decode_group::<S, V, T>(cache, values, s, unit);
+                Q::decode_group::<S, V, T, STREAM>(cache, values, s, unit);
             } else {
-                decode::<S, Q, V, T>(cache, values, s);
+                decode::<S, Q, V, T, STREAM>(cache, values, s);
             }
         }
     }

@@ -3,10 +3,14 @@
 #[path = "memory.rs"]
 pub mod memory;
 
+use std::ops::Range;
+
 use half::f16;
 use kvcache_golden::Tensor;
 use kvcache_op::schema::{CacheDims, QuantBit, TypeCombination};
-use kvcache_op::{Attributes, Backend, CacheLayout, CacheMode, Call, ElementType, Inputs, KeyValueCache, Outputs};
+use kvcache_op::{
+    Attributes, Backend, CacheLayout, CacheMode, Call, ElementType, Inputs, KeyValueCache, Outputs, TensorMut,
+};
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
 
@@ -80,6 +84,8 @@ pub struct RandomCall {
     pub start_pos: Vec<i64>,
     pub cache: Tensor,
     pub scale: Option<Tensor>,
+    /// How far the outputs lie past the beginning of a line: what is streamed depends on it.
+    past_line: usize,
 }
 
 impl RandomCall {
@@ -133,6 +139,7 @@ impl RandomCall {
             start_pos: plan.sequences.iter().map(|&(past, _)| past as i64).collect(),
             cache: random(types.t2, layout.shape(dims).to_vec(), rng),
             scale,
+            past_line: below(rng, 2) * types.t1.align(),
         }
     }
 
@@ -155,10 +162,38 @@ impl RandomCall {
         let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
         let inputs = self.inputs();
         let call = op.check(&inputs, memory::write(&mut cache), scale.as_mut().map(memory::write)).unwrap();
-        let output = || Tensor::zeros(self.t1, call.output_shape().to_vec()).unwrap();
+        let shape = call.output_shape();
+        let output = || Output::new(self.t1, shape, self.past_line);
         let (mut key, mut value) = (output(), output());
-        make(call, Outputs { key: memory::write(&mut key), value: memory::write(&mut value) });
-        After { key, value, cache, scale }
+        make(call, Outputs { key: key.write(), value: value.write() });
+        After { key: key.tensor(), value: value.tensor(), cache, scale }
+    }
+}
+
+/// An output that begins so many bytes past the beginning of a line.
+struct Output {
+    element: ElementType,
+    shape: [usize; 3],
+    memory: Vec<u8>,
+    place: Range<usize>,
+}
+
+impl Output {
+    fn new(element: ElementType, shape: [usize; 3], past_line: usize) -> Self {
+        let len = element.bytes(shape.iter().product()).unwrap();
+        let memory = vec![0; len + 2 * 64];
+        let start = memory.as_ptr().align_offset(64) + past_line;
+        Self { element, shape, memory, place: start..start + len }
+    }
+
+    fn write(&mut self) -> TensorMut<'_> {
+        let data = self.memory[self.place.clone()].as_mut_ptr();
+        // SAFETY: memory of this type and shape, aligned for it, borrowed mutably as long as the result lives.
+        unsafe { TensorMut::from_raw_parts(self.element, self.shape, data) }
+    }
+
+    fn tensor(&self) -> Tensor {
+        Tensor::new(self.element, self.shape.to_vec(), &self.memory[self.place.clone()]).unwrap()
     }
 }
 
