@@ -49,9 +49,12 @@ test-golden: .venv/ready
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
 
-# The CUDA kernels on the CPU under sanitizers; without them they are among the workspace's tests.
+# The CPU kernels and the CUDA kernels on the CPU under AddressSanitizer, the latter also under UBSan: golden cases and random
+# calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
 .PHONY: test-sanitize
 test-sanitize:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
+		-p kvcache-op --test golden --test agree --test layers
 	cargo test --locked -p kvcache-cuda-on-cpu --features sanitize
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs

@@ -170,6 +170,9 @@ impl RandomCall {
     }
 }
 
+/// What stands around an output, and in it before it is written.
+const UNTOUCHED: u8 = 0xa5;
+
 /// An output that begins so many bytes past the beginning of a line.
 struct Output {
     element: ElementType,
@@ -181,7 +184,7 @@ struct Output {
 impl Output {
     fn new(element: ElementType, shape: [usize; 3], past_line: usize) -> Self {
         let len = element.bytes(shape.iter().product()).unwrap();
-        let memory = vec![0; len + 2 * 64];
+        let memory = vec![UNTOUCHED; len + 2 * 64];
         let start = memory.as_ptr().align_offset(64) + past_line;
         Self { element, shape, memory, place: start..start + len }
     }
@@ -192,7 +195,10 @@ impl Output {
         unsafe { TensorMut::from_raw_parts(self.element, self.shape, data) }
     }
 
+    /// The output, around which nothing has been written.
     fn tensor(&self) -> Tensor {
+        let around = self.memory[..self.place.start].iter().chain(&self.memory[self.place.end..]);
+        assert!(around.copied().all(|byte| byte == UNTOUCHED), "written outside an output");
         Tensor::new(self.element, self.shape.to_vec(), &self.memory[self.place.clone()]).unwrap()
     }
 }
