@@ -244,10 +244,8 @@ impl<'a> Walk<'a> {
                         // The values come after the keys, and keys after the values.
                         let following =
                             if kv == 0 { Some(to(run.slot + t, 1)) } else { after(tokens).map(|slot| to(slot, 0)) };
-                        let strip = (cache_strip as isize, scale_strip as isize);
-                        let back = (strips as isize - 1) * strip.0;
-                        let back = (back, (strips as isize - 1) * strip.1);
-                        [following.map(|to| (to.0 - back.0, to.1 - back.1)), Some(strip)]
+                        let (strip, last) = ((cache_strip as isize, scale_strip as isize), strips as isize - 1);
+                        [following.map(|to| (to.0 - last * strip.0, to.1 - last * strip.1)), Some(strip)]
                     }
                 };
                 visit(Block {
