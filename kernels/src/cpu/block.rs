@@ -56,6 +56,7 @@ unsafe fn store_copies<M: Mover, F: Format>(block: &Block, values: *const u8, ca
 unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8, cache: *mut u8, scale: *mut u8) {
     let row_bytes = F::value_bytes(block.row.len);
     let at_once = (STAGE_BYTES / row_bytes.max(1)).clamp(1, block.rows);
+    let stream = M::STREAMS && !F::CODES && block.stream;
     let mut stage = Stage::new();
     let stage = stage.as_mut_ptr();
     for first in (0..block.rows).step_by(at_once) {
@@ -75,7 +76,11 @@ unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8,
                 }
                 values = stage;
             }
-            F::store::<M>(values, cache, scale, row);
+            if stream && row.is_even() && cache.align_offset(LINE) == 0 {
+                F::store::<M, true>(values, cache, scale, row);
+            } else {
+                F::store::<M, false>(values, cache, scale, row);
+            }
         }
     }
 }

@@ -40,6 +40,9 @@ pub(super) trait Format {
     /// Whether the cache holds the values' own bytes.
     const COPIES: bool;
 
+    /// Whether it holds codes.
+    const CODES: bool;
+
     /// The bytes of `len` values.
     fn value_bytes(len: usize) -> usize;
 
@@ -49,11 +52,11 @@ pub(super) trait Format {
     /// The bytes of the scales of so many groups.
     fn scale_bytes(groups: usize) -> usize;
 
-    /// Stores a row.
+    /// Stores a row, past the caches if `STREAM`, where it is converted: as for [`Mover::convert`].
     ///
     /// # Safety
     /// As for [`Mover`].
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row);
+    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row);
 
     /// Loads a row, past the caches if `STREAM`, where it is no copy: as for [`Mover::convert`].
     ///
@@ -73,6 +76,7 @@ pub(super) struct Quantised<Q, V, T>(PhantomData<(Q, V, T)>);
 
 impl<V> Format for Copied<V> {
     const COPIES: bool = true;
+    const CODES: bool = false;
 
     fn value_bytes(len: usize) -> usize {
         len * size_of::<V>()
@@ -87,7 +91,7 @@ impl<V> Format for Copied<V> {
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
+    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
         unsafe { M::copy(values, cache, Self::value_bytes(row.len), 1, None) }
     }
@@ -101,6 +105,7 @@ impl<V> Format for Copied<V> {
 
 impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
     const COPIES: bool = false;
+    const CODES: bool = false;
 
     fn value_bytes(len: usize) -> usize {
         len * size_of::<V>()
@@ -115,9 +120,9 @@ impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
+    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::convert::<V, C, false>(values.cast(), cache.cast(), row.len) }
+        unsafe { M::convert::<V, C, STREAM>(values.cast(), cache.cast(), row.len) }
     }
 
     #[inline(always)]
@@ -129,6 +134,7 @@ impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
 
 impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
     const COPIES: bool = false;
+    const CODES: bool = true;
 
     fn value_bytes(len: usize) -> usize {
         len * size_of::<V>()
@@ -143,7 +149,7 @@ impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row) {
+    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
         unsafe { M::quantise::<Q, V, T>(values.cast(), cache, scale.cast(), row) }
     }

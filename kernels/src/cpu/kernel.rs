@@ -3,7 +3,7 @@
 use super::phase;
 use super::variant::InstructionSet;
 use super::walk::Walk;
-use crate::problem::{Geometry, Kernel, Problem};
+use crate::problem::{Kernel, Problem};
 use crate::workers::Workers;
 
 /// The fast CPU kernel.
@@ -64,9 +64,9 @@ impl Kernel for Cpu {
     fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
         let walk = Walk::new(problem, self.instructions);
         let tokens = problem.total_seqlen();
-        let Geometry { t1, t2, .. } = *problem.geometry();
-        // What is converted on its way was no faster for it.
-        let stream = t1 == t2 && tokens.saturating_mul(walk.cache_bytes()) >= self.stream_bytes;
+        // Codes were stored no faster for it.
+        let stream =
+            problem.geometry().quant.is_none() && tokens.saturating_mul(walk.cache_bytes()) >= self.stream_bytes;
         let token_bytes = walk.value_bytes() + walk.cache_bytes();
         let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTISE_FACTOR);
         phase::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));

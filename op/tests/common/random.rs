@@ -93,7 +93,11 @@ impl RandomCall {
     pub fn new(plan: &Plan, rng: &mut TestRng) -> Self {
         let Plan { types, layout, mode, num_heads, page_size, .. } = *plan;
         let quantised = QuantBit::from_code(types.quant_bit).is_some();
-        let head_dim = if quantised { plan.inner.min(300 / plan.group) * plan.group } else { plan.inner * 3 };
+        let head_dim = match quantised {
+            true => plan.inner.min(300 / plan.group) * plan.group,
+            // Of all lengths, and of those that are whole lines.
+            false => plan.inner * if plan.group.is_multiple_of(2) { 8 } else { 3 },
+        };
         let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
             let mut starts = vec![0];
             starts.extend(plan.sequences.iter().scan(0, |end, sequence| {
