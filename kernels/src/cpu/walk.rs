@@ -47,12 +47,15 @@ enum Strips {
     Heads,
 }
 
-/// Bytes of T1 in a row of several tokens that is streamed: few, since keys and values take turns and a row ahead is
-/// prefetched with each.
-const ROW_BYTES: usize = 4096;
+/// Bytes of T1 in a row of several tokens that is streamed as it is: enough that keys and values do not take turns too often.
+const ROW_BYTES: usize = 16 << 10;
 
-/// Bytes of T1 between a row and the one that is prefetched with it, where a layer's tokens are neighbours.
-const AHEAD_BYTES: usize = 8192;
+/// The same where it is converted: few, since as much is asked for at once.
+const CONVERTED_ROW_BYTES: usize = 2 << 10;
+
+/// Bytes of T1 between what is streamed and what is asked for meanwhile, where a layer's tokens are neighbours; a row if it is
+/// longer.
+const AHEAD_BYTES: usize = 8 << 10;
 
 /// Bytes of T1 in the strips of a block if they are tokens: enough that keys and values do not take turns too often.
 const TOKENS_BYTES: usize = 32 << 10;
@@ -168,7 +171,7 @@ impl<'a> Walk<'a> {
     /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies; of `strip` tokens where
     /// heads lie apart.
     fn shape(&self, num_repeat: usize, strip: usize, stream: bool) -> Shape {
-        let Geometry { num_heads, head_dim, t1, cache, quant, .. } = self.geometry;
+        let Geometry { num_heads, head_dim, t1, t2, cache, quant, .. } = self.geometry;
         let row = |len| match quant {
             Some(Quant { group, .. }) => Row { len, group, groups: len / group },
             None => Row { len, group: 1, groups: len },
@@ -187,17 +190,14 @@ impl<'a> Walk<'a> {
             return Shape { tokens: tokens_in(TOKENS_BYTES, token_bytes), ..one };
         }
         // Where rows follow each other closely the processor sees them coming, unless they are streamed.
-        let strips = Strips::One(stream.then(|| tokens_in(AHEAD_BYTES, token_bytes)));
+        let ahead = tokens_in(AHEAD_BYTES, token_bytes);
         if num_repeat == 1 && cache.token == token_len {
+            let row_bytes = if t1 == t2 { ROW_BYTES } else { CONVERTED_ROW_BYTES };
             // Plain copies are best left to the processor, and in one piece.
-            Shape {
-                tokens: if stream { tokens_in(ROW_BYTES, token_bytes) } else { usize::MAX },
-                strips,
-                rows: None,
-                ..one
-            }
+            let tokens = if stream { tokens_in(row_bytes, token_bytes) } else { usize::MAX };
+            Shape { tokens, strips: Strips::One(stream.then(|| ahead.max(tokens))), rows: None, ..one }
         } else {
-            Shape { strips, ..one }
+            Shape { strips: Strips::One(stream.then_some(ahead)), ..one }
         }
     }
 
