@@ -9,29 +9,48 @@ use kvcache_schema::ElementType;
 pub struct Tensor {
     element: ElementType,
     shape: Vec<usize>,
-    /// The bytes, rounded up to whole words so that they are aligned for every element type.
-    words: Vec<u64>,
-    bytes: usize,
+    memory: Memory,
+}
+
+/// As many bytes as a tensor has and not one more, so that sanitizers see every access beyond them; aligned for elements of
+/// one, two, four or eight bytes.
+#[derive(Clone, PartialEq, Eq)]
+enum Memory {
+    One(Vec<u8>),
+    Two(Vec<u16>),
+    Four(Vec<u32>),
+    Eight(Vec<u64>),
+}
+
+impl Memory {
+    /// Zero bytes, which are whole elements of this alignment.
+    fn zeros(bytes: usize, align: usize) -> Self {
+        match align {
+            1 => Self::One(vec![0; bytes]),
+            2 => Self::Two(vec![0; bytes / 2]),
+            4 => Self::Four(vec![0; bytes / 4]),
+            8 => Self::Eight(vec![0; bytes / 8]),
+            _ => unreachable!("no element is aligned to {align} bytes"),
+        }
+    }
 }
 
 impl Tensor {
     /// A tensor with these bytes, little-endian; int4 is packed, low nibble first. `None` if they are not as many as the
     /// shape asks for.
     pub fn new(element: ElementType, shape: Vec<usize>, bytes: &[u8]) -> Option<Self> {
-        let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
-        if element.bytes(len)? != bytes.len() {
+        if bytes_of(element, &shape)? != bytes.len() {
             return None;
         }
-        let mut words = vec![0; bytes.len().div_ceil(size_of::<u64>())];
-        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Some(Self { element, shape, words, bytes: bytes.len() })
+        let mut tensor = Self::zeros(element, shape)?;
+        tensor.bytes_mut().copy_from_slice(bytes);
+        Some(tensor)
     }
 
     /// A tensor of zero bytes; `None` if its size overflows.
     pub fn zeros(element: ElementType, shape: Vec<usize>) -> Option<Self> {
-        let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
-        let bytes = element.bytes(len)?;
-        Some(Self { element, shape, words: vec![0; bytes.div_ceil(size_of::<u64>())], bytes })
+        let memory = Memory::zeros(bytes_of(element, &shape)?, element.align());
+        Some(Self { element, shape, memory })
     }
 
     /// The type of the elements.
@@ -46,13 +65,28 @@ impl Tensor {
 
     /// The memory.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.bytes]
+        match &self.memory {
+            Memory::One(elements) => elements,
+            Memory::Two(elements) => bytemuck::cast_slice(elements),
+            Memory::Four(elements) => bytemuck::cast_slice(elements),
+            Memory::Eight(elements) => bytemuck::cast_slice(elements),
+        }
     }
 
     /// The memory, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+        match &mut self.memory {
+            Memory::One(elements) => elements,
+            Memory::Two(elements) => bytemuck::cast_slice_mut(elements),
+            Memory::Four(elements) => bytemuck::cast_slice_mut(elements),
+            Memory::Eight(elements) => bytemuck::cast_slice_mut(elements),
+        }
     }
+}
+
+/// The bytes of a tensor; `None` if they overflow.
+fn bytes_of(element: ElementType, shape: &[usize]) -> Option<usize> {
+    element.bytes(shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?)
 }
 
 impl fmt::Debug for Tensor {
