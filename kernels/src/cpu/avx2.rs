@@ -7,7 +7,7 @@ use half::f16;
 use super::block;
 use super::format::Format;
 use super::rows::{Block, Rows};
-use super::simd::{Simd, lane_of_group, lane_of_scale, scales_of_register, units};
+use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, units};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX2, FMA and F16C.
@@ -145,19 +145,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn max_of_group<const GROUP: usize>(x: __m256) -> __m256 {
+    unsafe fn max_pairs(a: __m256, b: __m256) -> __m256 {
         unsafe {
-            let mut x = _mm256_castps_si256(x);
-            if GROUP > 4 {
-                x = _mm256_max_epi32(x, _mm256_permute2x128_si256::<0x01>(x, x));
-            }
-            if GROUP > 2 {
-                x = _mm256_max_epi32(x, _mm256_shuffle_epi32::<0b01_00_11_10>(x));
-            }
-            if GROUP > 1 {
-                x = _mm256_max_epi32(x, _mm256_shuffle_epi32::<0b10_11_00_01>(x));
-            }
-            _mm256_castsi256_ps(x)
+            let (firsts, seconds) =
+                (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+            Self::max_magnitude(firsts, seconds)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max_fours(a: __m256, b: __m256) -> __m256 {
+        unsafe {
+            let (firsts, seconds) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            Self::max_magnitude(firsts, seconds)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn in_order<const GROUP: usize>(maxima: __m256) -> __m256 {
+        unsafe {
+            let lanes = const { lane_of_group::<8, GROUP>() };
+            _mm256_permutevar8x32_ps(maxima, _mm256_loadu_si256(lanes.as_ptr().cast()))
         }
     }
 
@@ -229,14 +237,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn collect<const GROUP: usize>(scales: __m256, k: usize, x: __m256) -> __m256 {
-        let per_register = scales_of_register::<Self, GROUP>();
+    unsafe fn spread_of<const GROUP: usize>(numbers: *const f32) -> __m256 {
         unsafe {
-            let lanes = _mm256_loadu_si256(const { lane_of_group::<Self, 8, GROUP>() }.as_ptr().cast());
-            let moved = _mm256_permutevar8x32_ps(x, lanes);
-            // The first k * per_register lanes are taken already; what follows them is written by later registers.
-            let taken = _mm256_castsi256_ps(first(k * per_register));
-            _mm256_blendv_ps(moved, scales, taken)
+            let numbers = match Self::LANES / GROUP {
+                1 => return _mm256_set1_ps(numbers.read()),
+                2 => _mm256_castpd_ps(_mm256_set1_pd(numbers.cast::<f64>().read_unaligned())),
+                4 => _mm256_castps128_ps256(_mm_loadu_ps(numbers)),
+                _ => return _mm256_loadu_ps(numbers),
+            };
+            let groups = const { group_of_lane::<8, GROUP>() };
+            _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
         }
     }
 

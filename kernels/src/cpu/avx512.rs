@@ -6,10 +6,9 @@ use half::f16;
 
 use super::block;
 use super::format::Format;
+use super::quantise::maxima_of_registers;
 use super::rows::{Block, Rows};
-use super::simd::{
-    Lanes, REGISTER, Simd, lane_of_group, lane_of_scale, last_inside, product, scales_of_register, units,
-};
+use super::simd::{Lanes, REGISTER, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, product, units};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
@@ -72,29 +71,6 @@ const fn lane_tables<const GROUP: usize>() -> [[i32; 16]; 16] {
     tables
 }
 
-/// For each lane of a register of scales, a lane of 32 bits that has its group's maximum, if each of two registers of
-/// float16 has.
-const fn lane_of_pair(group: usize) -> [i32; 16] {
-    let mut lanes = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        lanes[i] = if group < 16 { i * group / 2 % 16 } else { 0 } as i32;
-        i += 1;
-    }
-    lanes
-}
-
-/// The largest of 32 halves without signs, in the lowest bits, complemented: the instruction finds the smallest.
-#[inline(always)]
-unsafe fn complement_of_max(x: __m512i) -> __m128i {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let x = _mm256_max_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x));
-        let x = _mm_max_epu16(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
-        _mm_minpos_epu16(_mm_xor_si128(x, _mm_set1_epi16(-1)))
-    }
-}
-
 /// The magnitudes of 32 halves; NaNs among them are made quiet if `NAN`, as every conversion does.
 #[inline(always)]
 unsafe fn magnitudes<const NAN: bool>(x: __m512i) -> __m512i {
@@ -110,54 +86,84 @@ unsafe fn magnitudes<const NAN: bool>(x: __m512i) -> __m512i {
     }
 }
 
-/// As [`Simd::amax_f16`], on the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
-/// that of the values. Right for groups with NaN only if `NAN`.
+/// Where each group's maximum is, if four registers of four groups of eight halves have become one register.
+const EIGHTS: [i16; 32] = {
+    let mut lanes = [0; 32];
+    let mut group = 0;
+    while group < 16 {
+        lanes[group] = (group % 4 * 8 + group / 4) as i16;
+        group += 1;
+    }
+    lanes
+};
+
+/// As [`maxima_of_registers`], on the bits of the halves, for groups of 8 or of 16 and more: of numbers without signs, and of
+/// quiet NaN, the order of the integers is that of the values. Right for groups with NaN only if `NAN`.
 ///
 /// # Safety
-/// As for [`Simd::amax_f16`].
+/// As for [`Simd`].
 #[inline(always)]
-unsafe fn amax_halves<const GROUP: usize, const NAN: bool>(values: *const f16, units: usize, unit: usize) -> __m256i {
+unsafe fn maxima_of_halves<const GROUP: usize, const NAN: bool>(
+    values: *const f16,
+    count: usize,
+    unit: usize,
+) -> __m256i {
     // SAFETY: the caller's promise; every register lies inside its unit, or in two of them.
     unsafe {
-        let sixteen = |values: *const f16| _mm512_zextsi256_si512(_mm256_loadu_si256(values.cast()));
-        let mut amax = _mm512_setzero_si512();
-        if GROUP == REGISTER {
-            for k in 0..units {
-                let values = values.add(k * unit);
-                let mut of_unit = _mm512_setzero_si512();
-                if unit >= 32 {
-                    let mut i = 0;
-                    while i < unit {
-                        let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
-                        of_unit = _mm512_max_epu16(of_unit, magnitudes::<NAN>(x));
-                        i += 32;
-                    }
-                } else {
-                    let last = magnitudes::<NAN>(sixteen(values.add(unit - 16)));
-                    of_unit = _mm512_max_epu16(magnitudes::<NAN>(sixteen(values)), last);
-                }
-                amax = _mm512_mask_broadcastd_epi32(amax, 1 << k, complement_of_max(of_unit));
+        let sixteen = |values: *const f16| _mm256_loadu_si256(values.cast());
+        let mut registers = [_mm512_setzero_si512(); 16];
+        let mut left = if GROUP == REGISTER { 16 } else { 4 };
+        for (k, register) in
+            registers.iter_mut().enumerate().take(if GROUP == REGISTER { count } else { count.div_ceil(2) })
+        {
+            if GROUP != REGISTER {
+                // Two units in each register.
+                let values = values.add(2 * k * unit);
+                let both = 2 * k + 1 < count;
+                let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
+                *register = magnitudes::<NAN>(x);
+                continue;
             }
-            amax = _mm512_xor_si512(amax, _mm512_set1_epi32(-1));
-        } else {
-            // Two registers of values at once: 32 halves.
-            let per_pair = 2 * scales_of_register::<Avx512, GROUP>();
-            let lanes = _mm512_loadu_si512(const { lane_of_pair(GROUP) }.as_ptr().cast());
-            for pair in 0..units.div_ceil(2) {
-                let values = values.add(2 * pair * unit);
-                let x = if 2 * pair + 1 < units { _mm512_loadu_si512(values.cast()) } else { sixteen(values) };
-                let mut x = magnitudes::<NAN>(x);
-                if GROUP > 4 {
-                    x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+            let values = values.add(k * unit);
+            if unit >= 32 {
+                let mut i = 0;
+                while i < unit {
+                    let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
+                    *register = _mm512_max_epu16(*register, magnitudes::<NAN>(x));
+                    i += 32;
                 }
-                if GROUP > 2 {
-                    x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b10_11_00_01>(x));
-                }
-                x = _mm512_max_epu16(x, _mm512_rol_epi32::<16>(x));
-                amax = _mm512_mask_permutexvar_epi32(amax, first(per_pair) << (pair * per_pair), lanes, x);
+            } else {
+                let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
+                *register = magnitudes::<NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
             }
         }
-        _mm512_cvtepi32_epi16(amax)
+        // Neighbours become one: pairs of halves, then of fours, then of eights, of both registers.
+        left /= 2;
+        for i in 0..left {
+            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+        }
+        left /= 2;
+        for i in 0..left {
+            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        }
+        if GROUP != REGISTER {
+            let x = registers[0];
+            let x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+            let lanes = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
+            return _mm512_castsi512_si256(_mm512_permutexvar_epi16(lanes, x));
+        }
+        left /= 2;
+        for i in 0..left {
+            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        }
+        let halves = |a, b| {
+            _mm512_max_epu16(_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
+        };
+        let x = halves(registers[0], registers[1]);
+        _mm512_castsi512_si256(halves(x, x))
     }
 }
 
@@ -285,22 +291,28 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn max_of_group<const GROUP: usize>(x: __m512) -> __m512 {
+    unsafe fn max_pairs(a: __m512, b: __m512) -> __m512 {
         unsafe {
-            let mut x = _mm512_castps_si512(x);
-            if GROUP > 8 {
-                x = _mm512_max_epi32(x, _mm512_shuffle_i32x4::<0b01_00_11_10>(x, x));
-            }
-            if GROUP > 4 {
-                x = _mm512_max_epi32(x, _mm512_shuffle_i32x4::<0b10_11_00_01>(x, x));
-            }
-            if GROUP > 2 {
-                x = _mm512_max_epi32(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
-            }
-            if GROUP > 1 {
-                x = _mm512_max_epi32(x, _mm512_shuffle_epi32::<0b10_11_00_01>(x));
-            }
-            _mm512_castsi512_ps(x)
+            let (firsts, seconds) =
+                (_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b));
+            Self::max_magnitude(firsts, seconds)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max_fours(a: __m512, b: __m512) -> __m512 {
+        unsafe {
+            let (firsts, seconds) =
+                (_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+            Self::max_magnitude(firsts, seconds)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn in_order<const GROUP: usize>(maxima: __m512) -> __m512 {
+        unsafe {
+            let lanes = const { lane_of_group::<16, GROUP>() };
+            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), maxima)
         }
     }
 
@@ -365,26 +377,30 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn collect<const GROUP: usize>(scales: __m512, k: usize, x: __m512) -> __m512 {
-        let per_register = scales_of_register::<Self, GROUP>();
+    unsafe fn spread_of<const GROUP: usize>(numbers: *const f32) -> __m512 {
         unsafe {
-            let lanes = _mm512_loadu_si512(const { lane_of_group::<Self, 16, GROUP>() }.as_ptr().cast());
-            _mm512_mask_permutexvar_ps(scales, first(per_register) << (k * per_register), lanes, x)
+            let numbers = match Self::LANES / GROUP {
+                2 => _mm512_castpd_ps(_mm512_set1_pd(numbers.cast::<f64>().read_unaligned())),
+                4 => _mm512_broadcast_f32x4(_mm_loadu_ps(numbers)),
+                8 => _mm512_castps256_ps512(_mm256_loadu_ps(numbers)),
+                _ => return _mm512_loadu_ps(numbers),
+            };
+            let groups = const { group_of_lane::<16, GROUP>() };
+            _mm512_permutexvar_ps(_mm512_loadu_si512(groups.as_ptr().cast()), numbers)
         }
     }
 
     #[inline(always)]
-    unsafe fn amax_f16<const GROUP: usize>(values: *const f16, units: usize, unit: usize) -> __m512 {
+    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m512 {
         unsafe {
-            if GROUP == 1 {
-                return Self::abs(Self::read_f16(values));
+            if GROUP < 8 {
+                return maxima_of_registers::<Self, f16, GROUP>(values, count, unit);
             }
-            let halves = amax_halves::<GROUP, false>(values, units, unit);
-            let nan = _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY));
-            if nan & first(units * scales_of_register::<Self, GROUP>()) == 0 {
+            let halves = maxima_of_halves::<GROUP, false>(values, count, unit);
+            if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
                 return _mm512_cvtph_ps(halves);
             }
-            _mm512_cvtph_ps(amax_halves::<GROUP, true>(values, units, unit))
+            _mm512_cvtph_ps(maxima_of_halves::<GROUP, true>(values, count, unit))
         }
     }
 

@@ -11,11 +11,12 @@ mod lines;
 mod phase;
 mod portable;
 mod prefetch;
+mod quantise;
 mod rows;
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no instruction set is written for this machine"))]
 mod simd;
 mod stage;
 mod variant;
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no instruction set is written for this machine"))]
 mod vector;
 mod walk;
 

@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::portable::{Codes, Eight, Float, Four};
+use super::quantise::maxima_of_registers;
 
 /// A group of a register or more, as the `GROUP` of the functions that have one.
 pub(super) const REGISTER: usize = usize::MAX;
@@ -28,14 +29,35 @@ pub(super) const fn lane_of_scale<S: Simd, const LANES: usize, const GROUP: usiz
     lanes
 }
 
-/// For each lane of a register of scales, a lane of register `k` of values that has its group; any lane where the scale is
-/// another register's.
-pub(super) const fn lane_of_group<S: Simd, const LANES: usize, const GROUP: usize>() -> [i32; LANES] {
-    let mut lanes = [0; LANES];
+/// For each lane of a register of values, the number of its group among the register's.
+pub(super) const fn group_of_lane<const LANES: usize, const GROUP: usize>() -> [i32; LANES] {
+    let mut groups = [0; LANES];
     let mut i = 0;
     while i < LANES {
-        lanes[i] = if GROUP < LANES { i % scales_of_register::<S, GROUP>() * GROUP } else { 0 } as i32;
+        groups[i] = (i / GROUP) as i32;
         i += 1;
+    }
+    groups
+}
+
+/// For each group whose maximum is in a register, its lane: see [`Simd::in_order`].
+pub(super) const fn lane_of_group<const LANES: usize, const GROUP: usize>() -> [i32; LANES] {
+    let mut lanes = [0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        let (four, i) = (lane / 4, lane % 4);
+        let group = match GROUP {
+            1 => lane,
+            // One register's pairs in a half of each four.
+            2 => i / 2 * (LANES / 2) + four * 2 + i % 2,
+            // One register's fours in as many fours, of which some have become one.
+            _ => {
+                let fours = if GROUP < LANES { LANES / GROUP } else { 1 };
+                (four / fours * 4 + i) * fours + four % fours
+            }
+        };
+        lanes[group] = lane as i32;
+        lane += 1;
     }
     lanes
 }
@@ -92,8 +114,13 @@ pub(super) trait Simd {
     unsafe fn abs(x: Self::F32) -> Self::F32;
     /// The larger of two registers without signs, in the order in which a NaN is above infinity.
     unsafe fn max_magnitude(a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The largest lane of each `GROUP` lanes in each of them, in that order; of all lanes if `GROUP` is larger.
-    unsafe fn max_of_group<const GROUP: usize>(x: Self::F32) -> Self::F32;
+    /// The larger of each pair of neighbours, in that order: of each four lanes, of `a`'s and then of `b`'s.
+    unsafe fn max_pairs(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The larger of each pair of neighbouring fours, lane by lane, in that order: of `a`'s and then of `b`'s.
+    unsafe fn max_fours(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// Puts a register of maxima in the order of their groups: what [`units::<GROUP>`](units) registers became by
+    /// [`max_pairs`](Self::max_pairs), twice, and [`max_fours`](Self::max_fours).
+    unsafe fn in_order<const GROUP: usize>(maxima: Self::F32) -> Self::F32;
     /// `x`, but at least `floor`; NaN where `x` is NaN.
     unsafe fn at_least(x: Self::F32, floor: Self::F32) -> Self::F32;
     /// Rounds to integers, ties to even.
@@ -109,17 +136,17 @@ pub(super) trait Simd {
     unsafe fn read_some_f16(from: *const f16, n: usize) -> Self::F32;
     /// Of register `k` of values, the scale of each lane, where `scales` are those of [`units::<GROUP>`](units) registers.
     unsafe fn spread<const GROUP: usize>(scales: Self::F32, k: usize) -> Self::F32;
-    /// The inverse of [`spread`](Self::spread): puts a register's scales among those of the others.
-    unsafe fn collect<const GROUP: usize>(scales: Self::F32, k: usize, x: Self::F32) -> Self::F32;
+    /// Of a register of values whose groups have these numbers, the number of each lane.
+    unsafe fn spread_of<const GROUP: usize>(numbers: *const f32) -> Self::F32;
 
-    /// The largest magnitude of each group of `units` units of `unit` elements, as [`collect`](Self::collect) places them.
+    /// As [`maxima_of_registers`].
     #[inline(always)]
-    unsafe fn amax_f16<const GROUP: usize>(values: *const f16, units: usize, unit: usize) -> Self::F32
+    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> Self::F32
     where
         Self: Sized,
     {
         // SAFETY: the caller's promise.
-        unsafe { amax::<Self, f16, GROUP>(values, units, unit) }
+        unsafe { maxima_of_registers::<Self, f16, GROUP>(values, count, unit) }
     }
 
     /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
@@ -150,30 +177,6 @@ pub(super) fn last_inside<S: Simd>(i: usize, len: usize) -> usize {
     i.min(len - S::LANES)
 }
 
-/// The largest magnitude of each group of `units` units of `unit` elements, as [`Simd::collect`] places them.
-///
-/// # Safety
-/// As for [`Simd`].
-#[inline(always)]
-unsafe fn amax<S: Simd, V: Lanes, const GROUP: usize>(values: *const V, units: usize, unit: usize) -> S::F32 {
-    // SAFETY: the caller's promise; every register lies inside its unit.
-    unsafe {
-        let mut amax = S::splat(0.0);
-        for k in 0..units {
-            let values = values.add(k * unit);
-            let mut of_unit = S::abs(V::read::<S>(values));
-            let mut i = S::LANES;
-            while i < unit {
-                let at = last_inside::<S>(i, unit);
-                of_unit = S::max_magnitude(of_unit, S::abs(V::read::<S>(values.add(at))));
-                i += S::LANES;
-            }
-            amax = S::collect::<GROUP>(amax, k, S::max_of_group::<GROUP>(of_unit));
-        }
-        amax
-    }
-}
-
 /// A float type in registers.
 ///
 /// # Safety
@@ -185,11 +188,19 @@ pub(super) trait Lanes: Float {
     unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32);
     unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32;
     unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32;
-    unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32;
 
-    /// `x / s` as the reference rounds it, where `reciprocal` is `1 / s` in float32 and the quotient is at most 128; any
-    /// number below 1/4 where it is below that, NaN where it is NaN.
-    unsafe fn quotient<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32;
+    /// As [`maxima_of_registers`].
+    unsafe fn maxima<S: Simd, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32;
+
+    /// `amax / qmax` as the reference rounds it.
+    unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32;
+
+    /// What [`quotient`](Self::quotient) makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
+    unsafe fn factors<S: Simd>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2];
+
+    /// `x / s` as the reference rounds it, with the factors of `s`, if the quotient is at most 128; any number below 1/4 where
+    /// it is below that, NaN where it is NaN.
+    unsafe fn quotient<S: Simd>(x: S::F32, factors: [S::F32; 2]) -> S::F32;
 
     /// Writes the first `n <= LANES` lanes. Not with a mask: some processors take very long for that.
     #[inline(always)]
@@ -326,13 +337,28 @@ impl Lanes for f32 {
     }
 
     #[inline(always)]
-    unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32 {
+    unsafe fn maxima<S: Simd, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32 {
         // SAFETY: the caller's promise.
-        unsafe { amax::<S, f32, GROUP>(values, units, unit) }
+        unsafe { maxima_of_registers::<S, f32, GROUP>(values, count, unit) }
     }
 
     #[inline(always)]
-    unsafe fn quotient<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
+    unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32 {
+        let qmax = f32::from(Q::BITS.qmax());
+        // SAFETY: the caller's promise that the instruction set is enabled.
+        unsafe {
+            let reciprocal = S::splat(1.0 / qmax);
+            S::number_or(divide::<S>(amax, S::splat(qmax), reciprocal), S::mul(amax, reciprocal))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn factors<S: Simd>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
+        [s, reciprocal]
+    }
+
+    #[inline(always)]
+    unsafe fn quotient<S: Simd>(x: S::F32, [s, reciprocal]: [S::F32; 2]) -> S::F32 {
         // SAFETY: the caller's promise.
         unsafe { divide::<S>(x, s, reciprocal) }
     }
@@ -366,21 +392,34 @@ impl Lanes for f16 {
     }
 
     #[inline(always)]
-    unsafe fn amax<S: Simd, const GROUP: usize>(values: *const Self, units: usize, unit: usize) -> S::F32 {
+    unsafe fn maxima<S: Simd, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32 {
         // SAFETY: the caller's promise.
-        unsafe { S::amax_f16::<GROUP>(values, units, unit) }
+        unsafe { S::maxima_f16::<GROUP>(values, count, unit) }
     }
 
     /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with the
-    /// rounded reciprocal, which is no further off than that, lies on the quotient's side of it. Veltkamp's splitting then
-    /// rounds to float16's eleven bits. `tests/every_float16_quotient.rs` goes through all pairs.
+    /// rounded reciprocal, which is no further off than that, lies on the quotient's side of it.
+    /// `tests/every_float16_quotient.rs` goes through all pairs.
     #[inline(always)]
-    unsafe fn quotient<S: Simd>(x: S::F32, _: S::F32, reciprocal: S::F32) -> S::F32 {
+    unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32 {
+        // SAFETY: the caller's promise that the instruction set is enabled.
+        unsafe { S::round_f16(S::mul(amax, S::splat(1.0 / f32::from(Q::BITS.qmax())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors<S: Simd>(_: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
+        // SAFETY: the caller's promise that the instruction set is enabled.
+        unsafe { [reciprocal, S::mul(reciprocal, S::splat((1 << 13 | 1) as f32))] }
+    }
+
+    /// As in `scale`; Veltkamp's splitting rounds to float16's eleven bits. The large product need not be that of the
+    /// quotient, only have no bits below those of the difference.
+    #[inline(always)]
+    unsafe fn quotient<S: Simd>(x: S::F32, [reciprocal, large]: [S::F32; 2]) -> S::F32 {
         // SAFETY: the caller's promise that the instruction set is enabled.
         unsafe {
-            let quotient = S::mul(x, reciprocal);
-            let large = S::mul(quotient, S::splat((1 << 13 | 1) as f32));
-            S::sub(large, S::sub(large, quotient))
+            let large = S::mul(x, large);
+            S::sub(large, S::mul_sub_from(x, reciprocal, large))
         }
     }
 }

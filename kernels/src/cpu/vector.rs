@@ -6,13 +6,12 @@
 //! register's lanes nor at least as long. A longer group that is no multiple of the lanes ends with a register that
 //! overlaps the one before it: the same values are computed, and written, twice.
 
-use kvcache_schema::SCALE_FLOOR;
-
 use super::format::Mover;
 use super::lines;
 use super::portable::Portable;
+use super::quantise::quantise_row;
 use super::rows::Row;
-use super::simd::{Lanes, PackedLanes, REGISTER, Simd, decode, divide, last_inside, scales_of_register, units};
+use super::simd::{Lanes, PackedLanes, REGISTER, Simd, decode, last_inside, scales_of_register, units};
 
 impl<S: Simd> Mover for S {
     const STREAMS: bool = true;
@@ -47,20 +46,15 @@ impl<S: Simd> Mover for S {
 
     #[inline(always)]
     unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(values: *const V, cache: *mut u8, scales: *mut T, row: Row) {
-        let Row { len, group, groups } = row;
+        let Row { len, group, .. } = row;
         // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
         unsafe {
             match group {
-                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, registers::<S>(len)),
-                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, registers::<S>(len)),
-                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, registers::<S>(len)),
-                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, registers::<S>(len)),
-                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(
-                    values,
-                    cache,
-                    scales,
-                    Units { len, unit: group, units: groups },
-                ),
+                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, row),
+                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, row),
+                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, row),
+                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, row),
+                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(values, cache, scales, row),
                 _ => Portable::quantise::<Q, V, T>(values, cache, scales, row),
             }
         }
@@ -118,101 +112,6 @@ fn registers<S: Simd>(len: usize) -> Units {
     Units { len, unit: S::LANES, units: len / S::LANES }
 }
 
-/// Parts of a row whose scales are made before the first of them is quantised: the one takes long, but not its throughput.
-const PARTS: usize = 4;
-
-/// Quantises a row.
-#[inline(always)]
-unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-    values: *const V,
-    cache: *mut u8,
-    scales: *mut T,
-    Units { len, unit, units: all }: Units,
-) {
-    let (per_unit, per_part) = (scales_of_register::<S, GROUP>(), units::<S, GROUP>());
-    let mut first = 0;
-    // SAFETY: the caller's promise; the units lie inside the row. What the last one leaves over is less than a register,
-    // and ends the row with a register that begins with a group.
-    unsafe {
-        while all - first >= PARTS * per_part {
-            let mut made = [(S::splat(0.0), S::splat(0.0)); PARTS];
-            for (part, made) in made.iter_mut().enumerate() {
-                let u = first + part * per_part;
-                *made =
-                    make_scales::<S, Q, V, T, GROUP>(values.add(u * unit), scales.add(u * per_unit), per_part, unit);
-            }
-            for (part, made) in made.into_iter().enumerate() {
-                let at = (first + part * per_part) * unit;
-                encode::<S, Q, V, GROUP>(values.add(at), cache.add(Q::bytes(at)), made, per_part, unit);
-            }
-            first += PARTS * per_part;
-        }
-        while first < all {
-            let (some, at) = ((all - first).min(per_part), first * unit);
-            let made = make_scales::<S, Q, V, T, GROUP>(values.add(at), scales.add(first * per_unit), some, unit);
-            encode::<S, Q, V, GROUP>(values.add(at), cache.add(Q::bytes(at)), made, some, unit);
-            first += some;
-        }
-        if all * unit < len {
-            let at = len - unit;
-            let made = make_scales::<S, Q, V, T, GROUP>(values.add(at), scales.add(at / GROUP), 1, unit);
-            encode::<S, Q, V, GROUP>(values.add(at), cache.add(Q::bytes(at)), made, 1, unit);
-        }
-    }
-}
-
-/// Writes the scales of units that have no more than a register of them; gives them in V, and their reciprocals.
-#[inline(always)]
-unsafe fn make_scales<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-    values: *const V,
-    scales: *mut T,
-    units: usize,
-    unit: usize,
-) -> (S::F32, S::F32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let s = scale::<S, Q, V>(V::amax::<S, GROUP>(values, units, unit));
-        T::write_some::<S>(scales, s, units * scales_of_register::<S, GROUP>());
-        (s, S::div(S::splat(1.0), s))
-    }
-}
-
-/// Writes the codes of units with these scales and their reciprocals.
-#[inline(always)]
-unsafe fn encode<S: Simd, Q: PackedLanes, V: Lanes, const GROUP: usize>(
-    values: *const V,
-    cache: *mut u8,
-    (s, reciprocal): (S::F32, S::F32),
-    units: usize,
-    unit: usize,
-) {
-    // SAFETY: the caller's promise; every register lies inside its unit.
-    unsafe {
-        for k in 0..units {
-            let (s, reciprocal) = (S::spread::<GROUP>(s, k), S::spread::<GROUP>(reciprocal, k));
-            let mut i = 0;
-            while i < unit {
-                let at = k * unit + last_inside::<S>(i, unit);
-                let quotient = V::quotient::<S>(V::read::<S>(values.add(at)), s, reciprocal);
-                Q::write::<S>(cache.add(Q::bytes(at)), S::codes(quotient));
-                i += S::LANES;
-            }
-        }
-    }
-}
-
-/// The scales of groups with these largest magnitudes.
-#[inline(always)]
-unsafe fn scale<S: Simd, Q: PackedLanes, V: Lanes>(amax: S::F32) -> S::F32 {
-    let qmax = f32::from(Q::BITS.qmax());
-    // SAFETY: the caller's promise that the instruction set is enabled.
-    unsafe {
-        let approximate = S::mul(amax, S::splat(1.0 / qmax));
-        let quotient = S::number_or(divide::<S>(amax, S::splat(qmax), S::splat(1.0 / qmax)), approximate);
-        S::at_least(V::round_to::<S>(quotient), V::round_to::<S>(S::splat(SCALE_FLOOR)))
-    }
-}
-
 /// Dequantises a row.
 #[inline(always)]
 unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
@@ -223,7 +122,8 @@ unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROU
 ) {
     let per_unit = scales_of_register::<S, GROUP>();
     let mut first = 0;
-    // SAFETY: as in `quantise_row`.
+    // SAFETY: the caller's promise; the units lie inside the row. What the last one leaves over is less than a register,
+    // and ends the row with a register that begins with a group.
     unsafe {
         while first < all {
             let some = (all - first).min(units::<S, GROUP>());

@@ -1,0 +1,193 @@
+//! Quantises rows over vector registers, written once for every instruction set that is a [`Simd`].
+//!
+//! Some groups at a time go through three loops: their largest magnitudes, their scales, their codes. What is done for one
+//! group depends on what came before, for a hundred cycles; what is done for its neighbours meanwhile does not.
+
+use std::mem::MaybeUninit;
+
+use kvcache_schema::SCALE_FLOOR;
+
+use super::rows::Row;
+use super::simd::{Lanes, PackedLanes, REGISTER, Simd, last_inside, scales_of_register, units};
+
+/// Groups that are quantised together.
+const GROUPS: usize = 256;
+
+/// Their values: no more than a small part of the first-level cache.
+const VALUES: usize = 4096;
+
+/// Lanes of the widest register: so much longer is what is written in whole registers.
+const MOST_LANES: usize = 16;
+
+/// Numbers of groups, one or two for each.
+type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
+
+/// Quantises a row of a register or more, whose groups are of `GROUP` values.
+///
+/// # Safety
+/// As for [`Mover::quantise`](super::format::Mover::quantise).
+#[inline(always)]
+pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+    values: *const V,
+    cache: *mut u8,
+    scales: *mut T,
+    Row { group, groups, .. }: Row,
+) {
+    let group = if GROUP == REGISTER { group } else { GROUP };
+    let at_once = (VALUES / group).clamp(1, GROUPS).min(groups);
+    let (mut first, mut second): (Numbers, Numbers) =
+        ([MaybeUninit::uninit(); GROUPS + MOST_LANES], [MaybeUninit::uninit(); GROUPS + MOST_LANES]);
+    let (first, second) = (first.as_mut_ptr().cast::<f32>(), second.as_mut_ptr().cast::<f32>());
+    for g in (0..groups).step_by(at_once) {
+        // The last ones may be quantised twice.
+        let g = g.min(groups - at_once);
+        let at = g * group;
+        // SAFETY: the caller's promise; these groups lie inside the row, are a register of values or more, and there is room
+        // for a register more than their numbers.
+        unsafe {
+            maxima::<S, V, GROUP>(values.add(at), first, group, at_once);
+            make_scales::<S, Q, V, T>(first, second, scales.add(g), at_once);
+            encode::<S, Q, V, GROUP>(values.add(at), [first, second], cache.add(Q::bytes(at)), group, at_once);
+        }
+    }
+}
+
+/// Writes the largest magnitude of each group, and as much as makes a register after the last.
+#[inline(always)]
+unsafe fn maxima<S: Simd, V: Lanes, const GROUP: usize>(
+    values: *const V,
+    maxima: *mut f32,
+    group: usize,
+    groups: usize,
+) {
+    let (unit, of_unit, at_once) = (group.max(S::LANES), scales_of_register::<S, GROUP>(), units::<S, GROUP>());
+    let len = group * groups;
+    let all = if GROUP == REGISTER { groups } else { len / S::LANES };
+    let mut u = 0;
+    // SAFETY: the caller's promise; all units lie inside the groups.
+    unsafe {
+        while u + at_once <= all {
+            let of_units = V::maxima::<S, GROUP>(values.add(u * unit), at_once, unit);
+            S::write_f32::<false>(maxima.add(u * of_unit), of_units);
+            u += at_once;
+        }
+        if u < all {
+            let of_units = V::maxima::<S, GROUP>(values.add(u * unit), all - u, unit);
+            S::write_f32::<false>(maxima.add(u * of_unit), of_units);
+        }
+        if all * unit < len {
+            // What is left is less than a register, so the last one begins inside the one before it.
+            let at = len - unit;
+            S::write_f32::<false>(maxima.add(at / GROUP), V::maxima::<S, GROUP>(values.add(at), 1, unit));
+        }
+    }
+}
+
+/// The largest magnitudes of a register of groups, in order, from values in registers: of units of `unit` values, which are
+/// groups of a register or more, or registers of smaller groups. If there are only `count`, the others' are 0.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn maxima_of_registers<S: Simd, V: Lanes, const GROUP: usize>(
+    values: *const V,
+    count: usize,
+    unit: usize,
+) -> S::F32 {
+    // SAFETY: the caller's promise; every register lies inside its unit.
+    unsafe {
+        let mut left = units::<S, GROUP>();
+        let mut registers = [S::splat(0.0); MOST_LANES];
+        for (k, register) in registers.iter_mut().enumerate().take(count) {
+            let values = values.add(k * unit);
+            *register = S::abs(V::read::<S>(values));
+            let mut i = S::LANES;
+            while GROUP == REGISTER && i < unit {
+                let at = last_inside::<S>(i, unit);
+                *register = S::max_magnitude(*register, S::abs(V::read::<S>(values.add(at))));
+                i += S::LANES;
+            }
+        }
+        while left > 1 {
+            left /= 2;
+            for i in 0..left {
+                let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+                // Four lanes become one in two steps.
+                registers[i] = if left >= units::<S, GROUP>() / 4 { S::max_pairs(a, b) } else { S::max_fours(a, b) };
+            }
+        }
+        S::in_order::<GROUP>(registers[0])
+    }
+}
+
+/// Writes the scales of groups with these largest magnitudes, and the factors of their quotients in two places, of which the
+/// first is that of the magnitudes.
+#[inline(always)]
+unsafe fn make_scales<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(
+    maxima: *mut f32,
+    second: *mut f32,
+    scales: *mut T,
+    groups: usize,
+) {
+    // SAFETY: the caller's promise; there is room for whole registers of factors.
+    unsafe {
+        for g in (0..groups).step_by(S::LANES) {
+            let s = V::scale::<S, Q>(S::read_f32(maxima.add(g)));
+            let s = S::at_least(s, V::round_to::<S>(S::splat(SCALE_FLOOR)));
+            T::write_some::<S>(scales.add(g), s, S::LANES.min(groups - g));
+            let [a, b] = V::factors::<S>(s, S::div(S::splat(1.0), s));
+            S::write_f32::<false>(maxima.add(g), a);
+            S::write_f32::<false>(second.add(g), b);
+        }
+    }
+}
+
+/// Writes the codes of groups with these factors.
+#[inline(always)]
+unsafe fn encode<S: Simd, Q: PackedLanes, V: Lanes, const GROUP: usize>(
+    values: *const V,
+    factors: [*mut f32; 2],
+    cache: *mut u8,
+    group: usize,
+    groups: usize,
+) {
+    // SAFETY: the caller's promise; every register lies inside its group, or inside them all.
+    unsafe {
+        if GROUP == REGISTER {
+            for g in 0..groups {
+                let factors = factors.map(|factors| *factors.add(g));
+                let factors = [S::splat(factors[0]), S::splat(factors[1])];
+                let (values, cache) = (values.add(g * group), cache.add(Q::bytes(g * group)));
+                let mut i = 0;
+                while i + 2 * S::LANES <= group {
+                    for at in [i, i + S::LANES] {
+                        encode_register::<S, Q, V>(values.add(at), factors, cache.add(Q::bytes(at)));
+                    }
+                    i += 2 * S::LANES;
+                }
+                while i < group {
+                    let at = last_inside::<S>(i, group);
+                    encode_register::<S, Q, V>(values.add(at), factors, cache.add(Q::bytes(at)));
+                    i += S::LANES;
+                }
+            }
+        } else {
+            let len = group * groups;
+            let mut i = 0;
+            while i < len {
+                let at = last_inside::<S>(i, len);
+                let [a, b] = factors;
+                let factors = [S::spread_of::<GROUP>(a.add(at / GROUP)), S::spread_of::<GROUP>(b.add(at / GROUP))];
+                encode_register::<S, Q, V>(values.add(at), factors, cache.add(Q::bytes(at)));
+                i += S::LANES;
+            }
+        }
+    }
+}
+
+/// Writes the codes of a register.
+#[inline(always)]
+unsafe fn encode_register<S: Simd, Q: PackedLanes, V: Lanes>(values: *const V, factors: [S::F32; 2], cache: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { Q::write::<S>(cache, S::codes(V::quotient::<S>(V::read::<S>(values), factors))) }
+}
