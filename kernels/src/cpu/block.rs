@@ -1,7 +1,7 @@
 //! Moves a block row by row, whatever moves the rows.
 
 use super::format::{Format, Mover};
-use super::prefetch::{LINE, prefetch_row};
+use super::prefetch::{LINE, prefetch, prefetch_row};
 use super::rows::{Block, Row};
 use super::stage::{STAGE_BYTES, Stage};
 
@@ -12,12 +12,23 @@ const AHEAD_BYTES: usize = 4096;
 /// for meanwhile comes in small portions.
 const AT_ONCE_BYTES: usize = 2048;
 
+/// Bytes of values that are quantised together, if their codes go past the caches.
+const QUANTISED_BYTES: usize = 8 << 10;
+
 /// Stores a block.
 ///
 /// # Safety
 /// The mover's instructions are enabled; else as for [`Move`](super::rows::Move).
 #[inline(always)]
 pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
+    if F::CODES
+        && M::STREAMS
+        && block.stream
+        && F::cache_bytes(block.row.len).max(F::scale_bytes(block.row.groups)) <= STAGE_BYTES
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { stream_codes::<M, F>(block) };
+    }
     for s in 0..block.strips {
         // SAFETY: the caller's promise; this is strip s.
         unsafe {
@@ -51,6 +62,62 @@ unsafe fn store_copies<M: Mover, F: Format>(block: &Block, values: *const u8, ca
     }
 }
 
+/// Stores all strips as codes, past the caches.
+///
+/// Current tokens follow one another, so they are quantised in long rows, whatever the cache makes of them: their codes pass
+/// through a stage.
+#[inline(always)]
+unsafe fn stream_codes<M: Mover, F: Format>(block: &Block) {
+    let Row { len, groups, .. } = block.row;
+    let (value_bytes, cache_bytes, scale_bytes) = (F::value_bytes(len), F::cache_bytes(len), F::scale_bytes(groups));
+    let rows = block.strips * block.rows;
+    let at_once = (QUANTISED_BYTES / value_bytes.max(1)).min(STAGE_BYTES / cache_bytes.max(scale_bytes).max(1));
+    let at_once = at_once.clamp(1, rows);
+    let (mut codes, mut scales) = (Stage::new(), Stage::new());
+    let (codes, scales) = (codes.as_mut_ptr(), scales.as_mut_ptr());
+    let mut places = Places { block, cache_bytes, scale_bytes, strip: 0, row: 0 };
+    for first in (0..rows).step_by(at_once) {
+        let some = at_once.min(rows - first);
+        // Less than a line goes to the caches, which do better if they are asked for it before.
+        if !scale_bytes.is_multiple_of(LINE) {
+            places.clone().take(some).for_each(|(_, scale)| prefetch(scale));
+        }
+        // SAFETY: the caller's promise; these rows lie in the block, and the stages have room for theirs.
+        unsafe {
+            let values = block.values.add(first * value_bytes).cast_const();
+            let ahead = values.wrapping_add(some * value_bytes);
+            F::store::<M, false>(values, codes, scales, block.row.times(some), ahead);
+            for (i, (cache, scale)) in places.by_ref().take(some).enumerate() {
+                M::stream(codes.add(i * cache_bytes), cache, cache_bytes, 1, None);
+                M::stream(scales.add(i * scale_bytes), scale, scale_bytes, 1, None);
+            }
+        }
+    }
+}
+
+/// Where a block's rows lie in cache and scale, in the order of the tokens and, in each, of the heads.
+#[derive(Clone)]
+struct Places<'a> {
+    block: &'a Block,
+    cache_bytes: usize,
+    scale_bytes: usize,
+    strip: usize,
+    row: usize,
+}
+
+impl Iterator for Places<'_> {
+    type Item = (*mut u8, *mut u8);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        let Self { block, strip, row, .. } = *self;
+        let cache = block.cache.wrapping_add(strip * block.cache_strip + row * self.cache_bytes);
+        let scale = block.scale.wrapping_add(strip * block.scale_strip + row * self.scale_bytes);
+        (self.strip, self.row) = if strip + 1 == block.strips { (0, row + 1) } else { (strip + 1, row) };
+        (row < block.rows).then_some((cache, scale))
+    }
+}
+
 /// Stores a strip of any other cache.
 #[inline(always)]
 unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8, cache: *mut u8, scale: *mut u8) {
@@ -67,6 +134,7 @@ unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8,
             let cache = cache.add(first * F::cache_bytes(block.row.len));
             let scale = scale.wrapping_add(first * F::scale_bytes(block.row.groups));
             let mut values = values.add(first * block.values_row);
+            let mut ahead = values.wrapping_add(QUANTISED_BYTES);
             if rows > 1 {
                 for r in 0..rows {
                     let from = values.add(r * block.values_row);
@@ -74,12 +142,12 @@ unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8,
                     let ahead = from.wrapping_add(block.rows * block.values_row);
                     M::copy(from, stage.add(r * row_bytes), row_bytes, 1, Some(ahead));
                 }
-                values = stage;
+                (values, ahead) = (stage, stage);
             }
             if stream && row.is_even() && cache.align_offset(LINE) == 0 {
-                F::store::<M, true>(values, cache, scale, row);
+                F::store::<M, true>(values, cache, scale, row, ahead);
             } else {
-                F::store::<M, false>(values, cache, scale, row);
+                F::store::<M, false>(values, cache, scale, row, ahead);
             }
         }
     }

@@ -23,8 +23,14 @@ pub(super) trait Mover {
     /// Converts floats, past the caches if `STREAM`: the row is then [even](Row::is_even), and written to whole lines.
     unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize);
 
-    /// Makes codes and scales of values.
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(values: *const V, cache: *mut u8, scales: *mut T, row: Row);
+    /// Makes codes and scales of values. Meanwhile asks for as many values at `ahead`, which may be any address.
+    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        row: Row,
+        ahead: *const V,
+    );
 
     /// Makes values of codes and scales, past the caches if `STREAM`: as for [`convert`](Self::convert).
     unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
@@ -52,11 +58,18 @@ pub(super) trait Format {
     /// The bytes of the scales of so many groups.
     fn scale_bytes(groups: usize) -> usize;
 
-    /// Stores a row, past the caches if `STREAM`, where it is converted: as for [`Mover::convert`].
+    /// Stores a row, past the caches if `STREAM`, where it is converted: as for [`Mover::convert`]. Meanwhile asks for as many
+    /// values at `ahead`, where it is quantised: as for [`Mover::quantise`].
     ///
     /// # Safety
     /// As for [`Mover`].
-    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row);
+    unsafe fn store<M: Mover, const STREAM: bool>(
+        values: *const u8,
+        cache: *mut u8,
+        scale: *mut u8,
+        row: Row,
+        ahead: *const u8,
+    );
 
     /// Loads a row, past the caches if `STREAM`, where it is no copy: as for [`Mover::convert`].
     ///
@@ -91,7 +104,13 @@ impl<V> Format for Copied<V> {
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
+    unsafe fn store<M: Mover, const STREAM: bool>(
+        values: *const u8,
+        cache: *mut u8,
+        _: *mut u8,
+        row: Row,
+        _: *const u8,
+    ) {
         // SAFETY: the caller's promise.
         unsafe { M::copy(values, cache, Self::value_bytes(row.len), 1, None) }
     }
@@ -120,7 +139,13 @@ impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, _: *mut u8, row: Row) {
+    unsafe fn store<M: Mover, const STREAM: bool>(
+        values: *const u8,
+        cache: *mut u8,
+        _: *mut u8,
+        row: Row,
+        _: *const u8,
+    ) {
         // SAFETY: the caller's promise.
         unsafe { M::convert::<V, C, STREAM>(values.cast(), cache.cast(), row.len) }
     }
@@ -149,9 +174,15 @@ impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
     }
 
     #[inline(always)]
-    unsafe fn store<M: Mover, const STREAM: bool>(values: *const u8, cache: *mut u8, scale: *mut u8, row: Row) {
+    unsafe fn store<M: Mover, const STREAM: bool>(
+        values: *const u8,
+        cache: *mut u8,
+        scale: *mut u8,
+        row: Row,
+        ahead: *const u8,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { M::quantise::<Q, V, T>(values.cast(), cache, scale.cast(), row) }
+        unsafe { M::quantise::<Q, V, T>(values.cast(), cache, scale.cast(), row, ahead.cast()) }
     }
 
     #[inline(always)]

@@ -18,7 +18,8 @@ pub struct Cpu {
 const QUANTISE_FACTOR: usize = 3;
 
 impl Cpu {
-    /// Written bytes of a phase from which on they go past the caches, unless a caller says otherwise.
+    /// Bytes from which on what a phase writes goes past the caches, unless a caller says otherwise: bytes that a load writes,
+    /// and half of those that a store reads and writes, since what it reads drives out what it writes.
     ///
     /// Less than that is likely to be read again, by attention, before it leaves the last-level cache.
     pub const STREAM_BYTES: usize = 32 << 20;
@@ -38,7 +39,7 @@ impl Cpu {
         Self { instructions, stream_bytes: Self::STREAM_BYTES, parallel_bytes: Self::PARALLEL_BYTES }
     }
 
-    /// The kernel with another threshold for writing past the caches: the bytes that a phase writes.
+    /// The kernel with another threshold for writing past the caches, in place of [`STREAM_BYTES`](Self::STREAM_BYTES).
     pub fn with_stream_bytes(self, stream_bytes: usize) -> Self {
         Self { stream_bytes, ..self }
     }
@@ -64,10 +65,8 @@ impl Kernel for Cpu {
     fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
         let walk = Walk::new(problem, self.instructions);
         let tokens = problem.total_seqlen();
-        // Codes were stored no faster for it.
-        let stream =
-            problem.geometry().quant.is_none() && tokens.saturating_mul(walk.cache_bytes()) >= self.stream_bytes;
         let token_bytes = walk.value_bytes() + walk.cache_bytes();
+        let stream = tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
         let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTISE_FACTOR);
         phase::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
     }

@@ -22,7 +22,17 @@ pub(super) unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, cop
                 prefetch_row(ahead, len);
             }
             for r in 0..copies {
-                to.add(r * len).copy_from_nonoverlapping(from, len);
+                let to = to.add(r * len);
+                match len {
+                    0 => (),
+                    1 => to.write(from.read()),
+                    2..4 => ends::<u16>(from, to, len),
+                    4..8 => ends::<u32>(from, to, len),
+                    8..16 => ends::<u64>(from, to, len),
+                    16..32 => ends::<[u64; 2]>(from, to, len),
+                    32..LINE => ends::<[u64; 4]>(from, to, len),
+                    _ => to.copy_from_nonoverlapping(from, len),
+                }
             }
             return;
         }
@@ -36,6 +46,18 @@ pub(super) unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, cop
                 S::write_line(to.add(r * len - LINE), last);
             }
         }
+    }
+}
+
+/// Copies `len` bytes, at least as many as T and at most twice as many, as their first and their last ones.
+#[inline(always)]
+unsafe fn ends<T>(from: *const u8, to: *mut u8, len: usize) {
+    let last = len - size_of::<T>();
+    // SAFETY: the caller's promise; both lie inside the row.
+    unsafe {
+        let (a, b) = (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
+        to.cast::<T>().write_unaligned(a);
+        to.add(last).cast::<T>().write_unaligned(b);
     }
 }
 

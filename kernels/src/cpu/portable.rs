@@ -181,6 +181,7 @@ impl Mover for Portable {
         cache: *mut u8,
         scales: *mut T,
         Row { len, group, .. }: Row,
+        _: *const V,
     ) {
         // SAFETY: the caller promises `len` values to read.
         let values = unsafe { slice::from_raw_parts(values, len) };

@@ -16,7 +16,7 @@ pub(super) fn prefetch(line: *const u8) {
 }
 
 /// Brings `len` bytes from any address on into the first-level cache.
-#[inline]
+#[inline(always)]
 pub(super) fn prefetch_row(row: *const u8, len: usize) {
     for i in (0..len).step_by(LINE) {
         prefetch(row.wrapping_add(i));

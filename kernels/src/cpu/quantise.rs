@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 
 use kvcache_schema::SCALE_FLOOR;
 
+use super::prefetch::prefetch_row;
 use super::rows::Row;
 use super::simd::{Lanes, PackedLanes, REGISTER, Simd, last_inside, scales_of_register, units};
 
@@ -22,7 +23,7 @@ const MOST_LANES: usize = 16;
 /// Numbers of groups, one or two for each.
 type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 
-/// Quantises a row of a register or more, whose groups are of `GROUP` values.
+/// Quantises a row of a register or more, whose groups are of `GROUP` values. Meanwhile asks for as many values at `ahead`.
 ///
 /// # Safety
 /// As for [`Mover::quantise`](super::format::Mover::quantise).
@@ -32,6 +33,7 @@ pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, c
     cache: *mut u8,
     scales: *mut T,
     Row { group, groups, .. }: Row,
+    ahead: *const V,
 ) {
     let group = if GROUP == REGISTER { group } else { GROUP };
     let at_once = (VALUES / group).clamp(1, GROUPS).min(groups);
@@ -47,7 +49,8 @@ pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, c
         unsafe {
             maxima::<S, V, GROUP>(values.add(at), first, group, at_once);
             make_scales::<S, Q, V, T>(first, second, scales.add(g), at_once);
-            encode::<S, Q, V, GROUP>(values.add(at), [first, second], cache.add(Q::bytes(at)), group, at_once);
+            let (values, cache, ahead) = (values.add(at), cache.add(Q::bytes(at)), ahead.wrapping_add(at));
+            encode::<S, Q, V, GROUP>(values, [first, second], cache, group, at_once, ahead);
         }
     }
 }
@@ -142,52 +145,83 @@ unsafe fn make_scales<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes>(
     }
 }
 
-/// Writes the codes of groups with these factors.
+/// Writes the codes of groups with these factors. Meanwhile asks for as many values at `ahead`.
 #[inline(always)]
 unsafe fn encode<S: Simd, Q: PackedLanes, V: Lanes, const GROUP: usize>(
     values: *const V,
-    factors: [*mut f32; 2],
+    [first, second]: [*mut f32; 2],
     cache: *mut u8,
     group: usize,
     groups: usize,
+    ahead: *const V,
 ) {
     // SAFETY: the caller's promise; every register lies inside its group, or inside them all.
     unsafe {
         if GROUP == REGISTER {
             for g in 0..groups {
-                let factors = factors.map(|factors| *factors.add(g));
-                let factors = [S::splat(factors[0]), S::splat(factors[1])];
-                let (values, cache) = (values.add(g * group), cache.add(Q::bytes(g * group)));
+                let factors = [S::splat(*first.add(g)), S::splat(*second.add(g))];
+                let start = g * group;
                 let mut i = 0;
                 while i + 2 * S::LANES <= group {
-                    for at in [i, i + S::LANES] {
-                        encode_register::<S, Q, V>(values.add(at), factors, cache.add(Q::bytes(at)));
-                    }
+                    encode_two::<S, Q, V>(values, [factors; 2], cache, start + i, ahead);
                     i += 2 * S::LANES;
                 }
                 while i < group {
-                    let at = last_inside::<S>(i, group);
-                    encode_register::<S, Q, V>(values.add(at), factors, cache.add(Q::bytes(at)));
+                    encode_one::<S, Q, V>(values, factors, cache, start + last_inside::<S>(i, group));
                     i += S::LANES;
                 }
             }
         } else {
             let len = group * groups;
+            let factors = |at: usize| {
+                let g = at / GROUP;
+                [first.add(g), second.add(g)]
+            };
             let mut i = 0;
+            while i + 2 * S::LANES <= len {
+                let both = [factors(i), factors(i + S::LANES)]
+                    .map(|[a, b]| [S::spread_of::<GROUP>(a), S::spread_of::<GROUP>(b)]);
+                encode_two::<S, Q, V>(values, both, cache, i, ahead);
+                i += 2 * S::LANES;
+            }
             while i < len {
                 let at = last_inside::<S>(i, len);
-                let [a, b] = factors;
-                let factors = [S::spread_of::<GROUP>(a.add(at / GROUP)), S::spread_of::<GROUP>(b.add(at / GROUP))];
-                encode_register::<S, Q, V>(values.add(at), factors, cache.add(Q::bytes(at)));
+                let [a, b] = factors(at);
+                encode_one::<S, Q, V>(values, [S::spread_of::<GROUP>(a), S::spread_of::<GROUP>(b)], cache, at);
                 i += S::LANES;
             }
         }
     }
 }
 
-/// Writes the codes of a register.
+/// Writes the codes of two registers, from value `at` on, and asks for as many at `ahead`.
 #[inline(always)]
-unsafe fn encode_register<S: Simd, Q: PackedLanes, V: Lanes>(values: *const V, factors: [S::F32; 2], cache: *mut u8) {
+unsafe fn encode_two<S: Simd, Q: PackedLanes, V: Lanes>(
+    values: *const V,
+    factors: [[S::F32; 2]; 2],
+    cache: *mut u8,
+    at: usize,
+    ahead: *const V,
+) {
     // SAFETY: the caller's promise.
-    unsafe { Q::write::<S>(cache, S::codes(V::quotient::<S>(V::read::<S>(values), factors))) }
+    unsafe {
+        prefetch_row(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
+        encode_one::<S, Q, V>(values, factors[0], cache, at);
+        encode_one::<S, Q, V>(values, factors[1], cache, at + S::LANES);
+    }
+}
+
+/// Writes the codes of a register, from value `at` on.
+#[inline(always)]
+unsafe fn encode_one<S: Simd, Q: PackedLanes, V: Lanes>(
+    values: *const V,
+    factors: [S::F32; 2],
+    cache: *mut u8,
+    at: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = S::codes(V::quotient::<S>(V::read::<S>(values.add(at)), factors));
+        Q::write::<S>(cache.add(Q::bytes(at)), codes);
+    }
 }

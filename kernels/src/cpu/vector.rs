@@ -45,17 +45,23 @@ impl<S: Simd> Mover for S {
     }
 
     #[inline(always)]
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(values: *const V, cache: *mut u8, scales: *mut T, row: Row) {
+    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        row: Row,
+        ahead: *const V,
+    ) {
         let Row { len, group, .. } = row;
         // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
         unsafe {
             match group {
-                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, row),
-                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, row),
-                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, row),
-                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, row),
-                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(values, cache, scales, row),
-                _ => Portable::quantise::<Q, V, T>(values, cache, scales, row),
+                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, row, ahead),
+                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, row, ahead),
+                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, row, ahead),
+                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, row, ahead),
+                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(values, cache, scales, row, ahead),
+                _ => Portable::quantise::<Q, V, T>(values, cache, scales, row, ahead),
             }
         }
     }

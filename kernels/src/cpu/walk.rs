@@ -110,9 +110,12 @@ impl<'a> Walk<'a> {
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
         let heads_len = self.geometry.num_heads * self.geometry.head_dim;
-        // Whole tokens are best, unless a token's part of a strip is too short to be quantised by itself.
-        let strip = self.geometry.quant.map_or(1, |_| tokens_in(STORED_BYTES, self.value_bytes() / 2));
-        let shape = self.shape(1, strip, stream);
+        // Whole tokens are best, unless a token's part of a strip is too short to be quantised by itself. What is quantised in a
+        // stage is several tokens long anyway, and what is not is best in one row, if it can be.
+        let quantises = self.geometry.quant.is_some();
+        let strip = if quantises { tokens_in(STORED_BYTES, self.value_bytes() / 2) } else { 1 };
+        let apart = quantises && (stream || self.geometry.cache.token != heads_len);
+        let shape = self.shape(1, strip, apart, stream);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
@@ -132,7 +135,7 @@ impl<'a> Walk<'a> {
     /// Loads a range of rows of `key` and `value`.
     pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
         let Geometry { head_dim, t2, num_repeat, .. } = self.geometry;
-        let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), stream);
+        let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), false, stream);
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             let mut runs = self.indices.addressing.runs(b, part).peekable();
@@ -169,8 +172,8 @@ impl<'a> Walk<'a> {
     }
 
     /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies; of `strip` tokens where
-    /// heads lie apart.
-    fn shape(&self, num_repeat: usize, strip: usize, stream: bool) -> Shape {
+    /// heads lie apart, and else with tokens for strips if they are to count as `apart`, however close they lie.
+    fn shape(&self, num_repeat: usize, strip: usize, apart: bool, stream: bool) -> Shape {
         let Geometry { num_heads, head_dim, t1, t2, cache, quant, .. } = self.geometry;
         let row = |len| match quant {
             Some(Quant { group, .. }) => Row { len, group, groups: len / group },
@@ -186,7 +189,7 @@ impl<'a> Walk<'a> {
             1 => Shape { tokens: 1, strips: Strips::Tokens, rows: Some(1), row: row(token_len), stream },
             _ => Shape { tokens: 1, strips: Strips::Tokens, rows: Some(num_heads), row: row(head_dim), stream },
         };
-        if cache.token > 2 * token_len {
+        if apart || cache.token > 2 * token_len {
             return Shape { tokens: tokens_in(TOKENS_BYTES, token_bytes), ..one };
         }
         // Where rows follow each other closely the processor sees them coming, unless they are streamed.
