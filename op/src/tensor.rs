@@ -23,13 +23,13 @@ impl Deref for Shape {
 
 impl From<&[usize]> for Shape {
     fn from(shape: &[usize]) -> Self {
-        Self(shape.into())
+        Self(SmallVec::from_slice(shape))
     }
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
     fn from(shape: [usize; N]) -> Self {
-        Self(shape.as_slice().into())
+        Self(SmallVec::from_slice(&shape))
     }
 }
 
