@@ -52,7 +52,7 @@ impl NodeKernel {
             max_seqlen: operands.read(MAX_SEQLEN)?,
             max_kvlen: operands.read(MAX_KVLEN)?,
         };
-        let cache = operands.modify(CACHE)?.ok_or(Error::Missing { name: INPUTS[CACHE] })?;
+        let cache = operands.modify(CACHE)?.ok_or_else(|| Error::Missing { name: INPUTS[CACHE] })?;
         let scale = operands.modify(SCALE)?;
         let call = self.operator.check(&inputs, cache, scale)?;
         // The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before both.

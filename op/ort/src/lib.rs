@@ -69,6 +69,7 @@ mod error;
 mod infer;
 mod inputs;
 mod kernel;
+mod newer;
 mod operator;
 mod register;
 mod tensor;

@@ -12,6 +12,7 @@ use crate::border::{catch, text};
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaOperator;
 use crate::error::Error;
+use crate::newer::{LendTypeAndShape, lend_type_and_shape};
 use crate::operator::TypedOperator;
 
 /// Registers the operator in the session options: what ONNX Runtime calls when it is given this library.
@@ -27,7 +28,8 @@ pub unsafe extern "system" fn RegisterCustomOps(
     base: *const OrtApiBase,
 ) -> OrtStatusPtr {
     // SAFETY: the caller's promise on `base`.
-    let OrtApiBase { GetApi, GetVersionString } = unsafe { *base };
+    let base = unsafe { &*base };
+    let OrtApiBase { GetApi, GetVersionString } = *base;
     let outcome = catch(|| {
         // SAFETY: functions of the base take any version.
         let api = unsafe { GetApi(ORT_API_VERSION) };
@@ -37,7 +39,7 @@ pub unsafe extern "system" fn RegisterCustomOps(
             return Err(Error::OldRuntime { found, wanted: ORT_API_VERSION });
         }
         // SAFETY: not null, so it is the interface of this version, which lives as long as the runtime.
-        use_runtime(unsafe { &*api })?;
+        use_runtime(unsafe { &*api }, base)?;
         for domain in domains()? {
             // SAFETY: the options are the caller's, valid; the domain is never released.
             ortsys![unsafe AddCustomOpDomain(options, domain.0.ptr().cast_mut())?];
@@ -51,17 +53,29 @@ pub unsafe extern "system" fn RegisterCustomOps(
     }
 }
 
+/// The runtime that the library serves.
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+struct Runtime {
+    api: &'static OrtApi,
+    lender: Option<LendTypeAndShape>,
+}
+
 /// Makes all calls of this library go to the runtime with this interface.
 ///
 /// # Errors
 /// If another copy of ONNX Runtime in this process has registered the library already: it can serve one.
-fn use_runtime(api: &'static OrtApi) -> Result<(), Error> {
-    static RUNTIME: OnceLock<&'static OrtApi> = OnceLock::new();
+fn use_runtime(api: &'static OrtApi, base: &OrtApiBase) -> Result<(), Error> {
     let served = RUNTIME.get_or_init(|| {
         ort::set_api(api.clone());
-        api
+        Runtime { api, lender: lend_type_and_shape(base) }
     });
-    if std::ptr::eq(*served, api) { Ok(()) } else { Err(Error::SecondRuntime) }
+    if std::ptr::eq(served.api, api) { Ok(()) } else { Err(Error::SecondRuntime) }
+}
+
+/// The runtime's function that lends a tensor's type and shape, if it has one.
+pub(crate) fn lender() -> Option<LendTypeAndShape> {
+    RUNTIME.get()?.lender
 }
 
 /// An operator domain that lives as long as the process, as it must: sessions keep pointers to it.

@@ -3,7 +3,10 @@
 //! What the session gives is compared with what the operator gives when it is called directly.
 
 mod call;
+mod lent;
 mod model;
+#[path = "../../src/newer.rs"]
+mod newer;
 mod runtime;
 
 use half::f16;

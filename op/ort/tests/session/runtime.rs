@@ -18,25 +18,30 @@ pub fn session(model: &[u8]) -> ort::Result<Session> {
     Session::builder(environment())?.with_operator_library(operator_library())?.commit_from_memory(model)
 }
 
-/// The environment of the runtime that `KVCACHE_ONNXRUNTIME_LIB` names.
-fn environment() -> &'static Environment {
+/// The environment of the runtime.
+pub fn environment() -> &'static Environment {
     static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
     ENVIRONMENT.get_or_init(|| {
+        // SAFETY: functions of the base take any version; an interface lives as long as the runtime.
+        let api = unsafe { (base().GetApi)(ORT_API_VERSION).as_ref() };
+        ort::set_api(api.expect("a runtime that is not too old").clone());
+        ort::init().build().unwrap()
+    })
+}
+
+/// What the runtime that `KVCACHE_ONNXRUNTIME_LIB` names is asked first.
+pub fn base() -> &'static OrtApiBase {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
         let Some(path) = env::var_os("KVCACHE_ONNXRUNTIME_LIB") else {
             panic!("KVCACHE_ONNXRUNTIME_LIB does not name a libonnxruntime.so: run `make test`, which sets it");
         };
         // SAFETY: this is ONNX Runtime, whose initialisers ask for nothing.
-        let library = unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        // SAFETY: the runtime's header declares this function so; both pointers that follow are never null in a runtime
-        // that is not older than the interface asked for, and live as long as the library, which is never closed.
-        let api = unsafe {
-            let base = library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase").unwrap()();
-            ((*base).GetApi)(ORT_API_VERSION).as_ref()
-        };
-        ort::set_api(api.expect("a runtime that is not too old").clone());
-        std::mem::forget(library);
-        ort::init().build().unwrap()
-    })
+        unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    });
+    // SAFETY: the runtime's header declares this function so; what it gives is never null, and lives as long as the library,
+    // which is never closed.
+    unsafe { &*library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase").unwrap()() }
 }
 
 /// The library that `KVCACHE_ORT_LIB` names, or else the release build beside this test.

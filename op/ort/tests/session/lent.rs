@@ -1,0 +1,46 @@
+//! The function that newer runtimes have beyond the interface that the library is built for.
+
+use std::ffi::CStr;
+use std::{ptr, slice};
+
+use ort::AsPointer;
+use ort::memory::Allocator;
+use ort::sys::ONNXTensorElementDataType;
+use ort::value::{DynTensor, TensorElementType};
+
+use crate::newer::lend_type_and_shape;
+use crate::runtime::{base, environment};
+
+#[test]
+fn a_runtime_since_1_24_lends_the_type_and_shape_of_every_tensor() -> ort::Result<()> {
+    environment();
+    // SAFETY: the version is a constant text of the runtime.
+    let version = unsafe { CStr::from_ptr((base().GetVersionString)()) }.to_str().unwrap();
+    let minor: u32 = version.split('.').nth(1).unwrap().parse().unwrap();
+    let Some(lend) = lend_type_and_shape(base()) else {
+        assert!(minor < 24, "{version}");
+        return Ok(());
+    };
+    assert!(minor >= 24, "{version}");
+    let types = [
+        TensorElementType::Float32,
+        TensorElementType::Float16,
+        TensorElementType::Int8,
+        TensorElementType::Int4,
+        TensorElementType::Int64,
+    ];
+    let dims = [2i64, 3, 1, 0, 5, 7];
+    for (wanted, rank) in types.into_iter().flat_map(|element| (0..=dims.len()).map(move |rank| (element, rank))) {
+        let tensor = DynTensor::new(&Allocator::default(), wanted, &dims[..rank])?;
+        let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        let (mut found, mut len) = (ptr::null(), usize::MAX);
+        // SAFETY: the function is the runtime's, and its answers have places.
+        unsafe { ort::Error::result_from_status(lend(tensor.ptr(), &mut element, &mut found, &mut len)) }?;
+        assert_eq!((TensorElementType::from(element), len), (wanted, rank));
+        if rank > 0 {
+            // SAFETY: the runtime has so many dimensions there, as long as the tensor lives.
+            assert_eq!(unsafe { slice::from_raw_parts(found, len) }, &dims[..rank]);
+        }
+    }
+    Ok(())
+}
