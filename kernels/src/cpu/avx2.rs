@@ -6,8 +6,9 @@ use half::f16;
 
 use super::block;
 use super::format::Format;
-use super::rows::{Block, Rows};
-use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, units};
+use super::quantise;
+use super::rows::{Block, Row, Rows};
+use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, units};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX2, FMA and F16C.
@@ -50,15 +51,26 @@ fn first(n: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
 }
 
-/// Eight codes, one a byte, in the low half; 0 for that of NaN, which is the smallest int32.
+/// Sixteen codes, one a byte. That of NaN is the smallest int32, whose low byte is 0.
 #[inline(always)]
-unsafe fn bytes(codes: __m256i) -> __m128i {
+unsafe fn bytes(codes: [__m256i; 2]) -> __m128i {
     // SAFETY: the instructions are enabled (see Simd).
     unsafe {
-        let nan = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(i32::MIN));
-        let codes = _mm256_andnot_si256(nan, codes);
-        let words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
-        _mm_packs_epi16(words, words)
+        let low = _mm256_set1_epi32(0xff);
+        // Of each half of a register its four codes, in turns of the registers.
+        let words = _mm256_packus_epi32(_mm256_and_si256(codes[0], low), _mm256_and_si256(codes[1], low));
+        let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+        _mm_shuffle_epi32::<0b11_01_10_00>(bytes)
+    }
+}
+
+/// Their low four bits, two a byte, in the low half.
+#[inline(always)]
+unsafe fn nibbles(bytes: __m128i) -> __m128i {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let pairs = _mm_maddubs_epi16(_mm_and_si128(bytes, _mm_set1_epi8(0x0f)), _mm_set1_epi16(0x1001));
+        _mm_packus_epi16(pairs, pairs)
     }
 }
 
@@ -197,16 +209,22 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn write_i8(to: *mut u8, codes: __m256i) {
-        unsafe { _mm_storel_epi64(to.cast(), bytes(codes)) }
+        unsafe { _mm_storel_epi64(to.cast(), bytes([codes; 2])) }
     }
 
     #[inline(always)]
     unsafe fn write_i4(to: *mut u8, codes: __m256i) {
-        unsafe {
-            let nibbles = _mm_and_si128(bytes(codes), _mm_set1_epi8(0x0f));
-            let pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
-            to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(_mm_packus_epi16(pairs, pairs)));
-        }
+        unsafe { to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(nibbles(bytes([codes; 2])))) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two_i8(to: *mut u8, codes: [__m256i; 2]) {
+        unsafe { _mm_storeu_si128(to.cast(), bytes(codes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two_i4(to: *mut u8, codes: [__m256i; 2]) {
+        unsafe { _mm_storel_epi64(to.cast(), nibbles(bytes(codes))) }
     }
 
     #[inline(always)]
@@ -248,6 +266,17 @@ impl Simd for Avx2 {
             let groups = const { group_of_lane::<8, GROUP>() };
             _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        row: Row,
+        ahead: *const V,
+    ) {
+        unsafe { quantise_row::<Q, V, T, GROUP>(values, cache, scales, row, ahead) }
     }
 
     #[inline(always)]

@@ -6,9 +6,9 @@ use half::f16;
 
 use super::block;
 use super::format::Format;
-use super::quantise::maxima_of_registers;
-use super::rows::{Block, Rows};
-use super::simd::{Lanes, REGISTER, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, product, units};
+use super::quantise::{self, maxima_of_registers};
+use super::rows::{Block, Row, Rows};
+use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, product, units};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
@@ -60,6 +60,17 @@ const QUIET: i16 = 0x0200;
 /// The signed value of four bits.
 const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
 
+/// The low halves of the lanes of two registers.
+const LOW_HALVES: [i16; 32] = {
+    let mut halves = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        halves[i] = 2 * i as i16;
+        i += 1;
+    }
+    halves
+};
+
 /// The lanes of the scales of the `k`th register of values, for each `k`.
 const fn lane_tables<const GROUP: usize>() -> [[i32; 16]; 16] {
     let mut tables = [[0; 16]; 16];
@@ -97,6 +108,24 @@ const EIGHTS: [i16; 32] = {
     lanes
 };
 
+/// Sixteen halves.
+#[inline(always)]
+unsafe fn sixteen(halves: *const f16) -> __m256i {
+    // SAFETY: the instructions are enabled, and the pointer is valid for the halves (see Simd).
+    unsafe { _mm256_loadu_si256(halves.cast()) }
+}
+
+/// The larger of each pair of neighbouring fours of 32 bits, as in [`Simd::max_fours`], half by half.
+#[inline(always)]
+unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let (firsts, seconds) =
+            (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
+        _mm512_max_epu16(firsts, seconds)
+    }
+}
+
 /// As [`maxima_of_registers`], on the bits of the halves, for groups of 8 or of 16 and more: of numbers without signs, and of
 /// quiet NaN, the order of the integers is that of the values. Right for groups with NaN only if `NAN`.
 ///
@@ -110,13 +139,10 @@ unsafe fn maxima_of_halves<const GROUP: usize, const NAN: bool>(
 ) -> __m256i {
     // SAFETY: the caller's promise; every register lies inside its unit, or in two of them.
     unsafe {
-        let sixteen = |values: *const f16| _mm256_loadu_si256(values.cast());
         let mut registers = [_mm512_setzero_si512(); 16];
-        let mut left = if GROUP == REGISTER { 16 } else { 4 };
-        for (k, register) in
-            registers.iter_mut().enumerate().take(if GROUP == REGISTER { count } else { count.div_ceil(2) })
-        {
-            if GROUP != REGISTER {
+        let mut left = if GROUP < 16 { 4 } else { 16 };
+        for (k, register) in registers.iter_mut().enumerate().take(if GROUP < 16 { count.div_ceil(2) } else { count }) {
+            if GROUP < 16 {
                 // Two units in each register.
                 let values = values.add(2 * k * unit);
                 let both = 2 * k + 1 < count;
@@ -148,7 +174,7 @@ unsafe fn maxima_of_halves<const GROUP: usize, const NAN: bool>(
             let [a, b] = [registers[2 * i], registers[2 * i + 1]];
             registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
         }
-        if GROUP != REGISTER {
+        if GROUP < 16 {
             let x = registers[0];
             let x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
             let lanes = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
@@ -159,11 +185,8 @@ unsafe fn maxima_of_halves<const GROUP: usize, const NAN: bool>(
             let [a, b] = [registers[2 * i], registers[2 * i + 1]];
             registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
         }
-        let halves = |a, b| {
-            _mm512_max_epu16(_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
-        };
-        let x = halves(registers[0], registers[1]);
-        _mm512_castsi512_si256(halves(x, x))
+        let x = larger_fours(registers[0], registers[1]);
+        _mm512_castsi512_si256(larger_fours(x, x))
     }
 }
 
@@ -359,6 +382,25 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn write_two_i8(to: *mut u8, codes: [__m512i; 2]) {
+        unsafe {
+            Self::write_i8(to, codes[0]);
+            Self::write_i8(to.add(16), codes[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two_i4(to: *mut u8, codes: [__m512i; 2]) {
+        unsafe {
+            // As in `write_i4`, with half as many bits in a code: each pair's first half and second half, and then its byte.
+            let halves = _mm512_permutex2var_epi16(codes[0], _mm512_loadu_si512(LOW_HALVES.as_ptr().cast()), codes[1]);
+            let seconds = _mm512_srli_epi32::<12>(halves);
+            let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), halves, seconds);
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(pairs));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
         unsafe { _mm512_maskz_loadu_ps(first(n), from) }
     }
@@ -380,6 +422,7 @@ impl Simd for Avx512 {
     unsafe fn spread_of<const GROUP: usize>(numbers: *const f32) -> __m512 {
         unsafe {
             let numbers = match Self::LANES / GROUP {
+                1 => return _mm512_set1_ps(numbers.read()),
                 2 => _mm512_castpd_ps(_mm512_set1_pd(numbers.cast::<f64>().read_unaligned())),
                 4 => _mm512_broadcast_f32x4(_mm_loadu_ps(numbers)),
                 8 => _mm512_castps256_ps512(_mm256_loadu_ps(numbers)),
@@ -402,6 +445,17 @@ impl Simd for Avx512 {
             }
             _mm512_cvtph_ps(maxima_of_halves::<GROUP, true>(values, count, unit))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        row: Row,
+        ahead: *const V,
+    ) {
+        unsafe { quantise_row::<Q, V, T, GROUP>(values, cache, scales, row, ahead) }
     }
 
     #[inline(always)]

@@ -81,6 +81,9 @@ pub(super) unsafe fn stream<S: Simd>(
                 None => lines::<S, true, false>(from, to, len, copies, from),
             };
         }
+        if len < LINE {
+            return copy::<S>(from, to, len, copies, ahead);
+        }
         if let Some(ahead) = ahead {
             prefetch_row(ahead, len);
         }

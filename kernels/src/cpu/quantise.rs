@@ -65,7 +65,7 @@ unsafe fn maxima<S: Simd, V: Lanes, const GROUP: usize>(
 ) {
     let (unit, of_unit, at_once) = (group.max(S::LANES), scales_of_register::<S, GROUP>(), units::<S, GROUP>());
     let len = group * groups;
-    let all = if GROUP == REGISTER { groups } else { len / S::LANES };
+    let all = if GROUP < S::LANES { len / S::LANES } else { groups };
     let mut u = 0;
     // SAFETY: the caller's promise; all units lie inside the groups.
     unsafe {
@@ -105,7 +105,7 @@ pub(super) unsafe fn maxima_of_registers<S: Simd, V: Lanes, const GROUP: usize>(
             let values = values.add(k * unit);
             *register = S::abs(V::read::<S>(values));
             let mut i = S::LANES;
-            while GROUP == REGISTER && i < unit {
+            while GROUP > S::LANES && i < unit {
                 let at = last_inside::<S>(i, unit);
                 *register = S::max_magnitude(*register, S::abs(V::read::<S>(values.add(at))));
                 i += S::LANES;
@@ -157,7 +157,7 @@ unsafe fn encode<S: Simd, Q: PackedLanes, V: Lanes, const GROUP: usize>(
 ) {
     // SAFETY: the caller's promise; every register lies inside its group, or inside them all.
     unsafe {
-        if GROUP == REGISTER {
+        if GROUP > S::LANES {
             for g in 0..groups {
                 let factors = [S::splat(*first.add(g)), S::splat(*second.add(g))];
                 let start = g * group;
@@ -173,25 +173,26 @@ unsafe fn encode<S: Simd, Q: PackedLanes, V: Lanes, const GROUP: usize>(
             }
         } else {
             let len = group * groups;
-            let factors = |at: usize| {
-                let g = at / GROUP;
-                [first.add(g), second.add(g)]
-            };
             let mut i = 0;
             while i + 2 * S::LANES <= len {
-                let both = [factors(i), factors(i + S::LANES)]
-                    .map(|[a, b]| [S::spread_of::<GROUP>(a), S::spread_of::<GROUP>(b)]);
+                let both = [spread::<S, GROUP>([first, second], i), spread::<S, GROUP>([first, second], i + S::LANES)];
                 encode_two::<S, Q, V>(values, both, cache, i, ahead);
                 i += 2 * S::LANES;
             }
             while i < len {
                 let at = last_inside::<S>(i, len);
-                let [a, b] = factors(at);
-                encode_one::<S, Q, V>(values, [S::spread_of::<GROUP>(a), S::spread_of::<GROUP>(b)], cache, at);
+                encode_one::<S, Q, V>(values, spread::<S, GROUP>([first, second], at), cache, at);
                 i += S::LANES;
             }
         }
     }
+}
+
+/// The factors of each lane of the register from value `at` on.
+#[inline(always)]
+unsafe fn spread<S: Simd, const GROUP: usize>([first, second]: [*mut f32; 2], at: usize) -> [S::F32; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [S::spread_of::<GROUP>(first.add(at / GROUP)), S::spread_of::<GROUP>(second.add(at / GROUP))] }
 }
 
 /// Writes the codes of two registers, from value `at` on, and asks for as many at `ahead`.
@@ -206,8 +207,8 @@ unsafe fn encode_two<S: Simd, Q: PackedLanes, V: Lanes>(
     // SAFETY: the caller's promise.
     unsafe {
         prefetch_row(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
-        encode_one::<S, Q, V>(values, factors[0], cache, at);
-        encode_one::<S, Q, V>(values, factors[1], cache, at + S::LANES);
+        let codes = [codes::<S, V>(values.add(at), factors[0]), codes::<S, V>(values.add(at + S::LANES), factors[1])];
+        Q::write_two::<S>(cache.add(Q::bytes(at)), codes);
     }
 }
 
@@ -220,8 +221,12 @@ unsafe fn encode_one<S: Simd, Q: PackedLanes, V: Lanes>(
     at: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe {
-        let codes = S::codes(V::quotient::<S>(V::read::<S>(values.add(at)), factors));
-        Q::write::<S>(cache.add(Q::bytes(at)), codes);
-    }
+    unsafe { Q::write::<S>(cache.add(Q::bytes(at)), codes::<S, V>(values.add(at), factors)) }
+}
+
+/// The codes of a register of values.
+#[inline(always)]
+unsafe fn codes<S: Simd, V: Lanes>(values: *const V, factors: [S::F32; 2]) -> S::Code {
+    // SAFETY: the caller's promise.
+    unsafe { S::codes(V::quotient::<S>(V::read::<S>(values), factors)) }
 }

@@ -4,8 +4,9 @@ use half::f16;
 
 use super::portable::{Codes, Eight, Float, Four};
 use super::quantise::maxima_of_registers;
+use super::rows::Row;
 
-/// A group of a register or more, as the `GROUP` of the functions that have one.
+/// A group of a register or more that is known in the call only, as the `GROUP` of the functions that have one.
 pub(super) const REGISTER: usize = usize::MAX;
 
 /// How many scales a register of values has.
@@ -129,6 +130,10 @@ pub(super) trait Simd {
     unsafe fn write_i8(to: *mut u8, codes: Self::Code);
     /// Writes a register of codes as int4, two a byte; 0 for that of NaN.
     unsafe fn write_i4(to: *mut u8, codes: Self::Code);
+    /// As [`write_i8`](Self::write_i8), two registers.
+    unsafe fn write_two_i8(to: *mut u8, codes: [Self::Code; 2]);
+    /// As [`write_i4`](Self::write_i4), two registers.
+    unsafe fn write_two_i4(to: *mut u8, codes: [Self::Code; 2]);
 
     /// Reads the first `n <= LANES` float32; the other lanes are 0.
     unsafe fn read_some_f32(from: *const f32, n: usize) -> Self::F32;
@@ -148,6 +153,15 @@ pub(super) trait Simd {
         // SAFETY: the caller's promise.
         unsafe { maxima_of_registers::<Self, f16, GROUP>(values, count, unit) }
     }
+
+    /// [`quantise_row`](super::quantise::quantise_row) as a function of its own: there are many, and each takes room on the stack.
+    unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+        values: *const V,
+        cache: *mut u8,
+        scales: *mut T,
+        row: Row,
+        ahead: *const V,
+    );
 
     /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
     #[inline(always)]
@@ -308,6 +322,8 @@ pub(super) trait PackedLanes: Codes {
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32;
     /// Writes a register of codes.
     unsafe fn write<S: Simd>(to: *mut u8, codes: S::Code);
+    /// Writes two registers of codes.
+    unsafe fn write_two<S: Simd>(to: *mut u8, codes: [S::Code; 2]);
 }
 
 impl Lanes for f32 {
@@ -447,6 +463,12 @@ impl PackedLanes for Eight {
         // SAFETY: the caller's promise.
         unsafe { S::write_i8(to, codes) }
     }
+
+    #[inline(always)]
+    unsafe fn write_two<S: Simd>(to: *mut u8, codes: [S::Code; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { S::write_two_i8(to, codes) }
+    }
 }
 
 impl PackedLanes for Four {
@@ -471,5 +493,11 @@ impl PackedLanes for Four {
     unsafe fn write<S: Simd>(to: *mut u8, codes: S::Code) {
         // SAFETY: the caller's promise.
         unsafe { S::write_i4(to, codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two<S: Simd>(to: *mut u8, codes: [S::Code; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { S::write_two_i4(to, codes) }
     }
 }

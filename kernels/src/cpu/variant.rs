@@ -76,7 +76,8 @@ pub(super) trait Variant {
     fn rows<F: Format>() -> Rows;
 }
 
-/// Makes a `Simd` a `Variant`: instantiates the functions of `block.rs` with its instructions enabled.
+/// Makes a `Simd` a `Variant`: instantiates the functions of `block.rs`, and that of `quantise.rs`, with its instructions
+/// enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd_variant {
     ($simd:ident, $features:literal) => {
@@ -96,6 +97,18 @@ macro_rules! simd_variant {
         unsafe fn load<F: Format>(block: &Block) {
             // SAFETY: the instructions are enabled here; the rest is the promise of a Move's caller.
             unsafe { block::load::<$simd, F>(block) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+            values: *const V,
+            cache: *mut u8,
+            scales: *mut T,
+            row: Row,
+            ahead: *const V,
+        ) {
+            // SAFETY: the instructions are enabled here; the rest is the caller's promise.
+            unsafe { quantise::quantise_row::<$simd, Q, V, T, GROUP>(values, cache, scales, row, ahead) }
         }
     };
 }

@@ -9,7 +9,6 @@
 use super::format::Mover;
 use super::lines;
 use super::portable::Portable;
-use super::quantise::quantise_row;
 use super::rows::Row;
 use super::simd::{Lanes, PackedLanes, REGISTER, Simd, decode, last_inside, scales_of_register, units};
 
@@ -56,11 +55,15 @@ impl<S: Simd> Mover for S {
         // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
         unsafe {
             match group {
-                1 if len >= S::LANES => quantise_row::<S, Q, V, T, 1>(values, cache, scales, row, ahead),
-                2 if len >= S::LANES => quantise_row::<S, Q, V, T, 2>(values, cache, scales, row, ahead),
-                4 if len >= S::LANES => quantise_row::<S, Q, V, T, 4>(values, cache, scales, row, ahead),
-                8 if len >= S::LANES => quantise_row::<S, Q, V, T, 8>(values, cache, scales, row, ahead),
-                _ if group >= S::LANES => quantise_row::<S, Q, V, T, REGISTER>(values, cache, scales, row, ahead),
+                1 if len >= S::LANES => S::quantise_row::<Q, V, T, 1>(values, cache, scales, row, ahead),
+                2 if len >= S::LANES => S::quantise_row::<Q, V, T, 2>(values, cache, scales, row, ahead),
+                4 if len >= S::LANES => S::quantise_row::<Q, V, T, 4>(values, cache, scales, row, ahead),
+                8 if len >= S::LANES => S::quantise_row::<Q, V, T, 8>(values, cache, scales, row, ahead),
+                16 => S::quantise_row::<Q, V, T, 16>(values, cache, scales, row, ahead),
+                32 => S::quantise_row::<Q, V, T, 32>(values, cache, scales, row, ahead),
+                64 => S::quantise_row::<Q, V, T, 64>(values, cache, scales, row, ahead),
+                128 => S::quantise_row::<Q, V, T, 128>(values, cache, scales, row, ahead),
+                _ if group >= S::LANES => S::quantise_row::<Q, V, T, REGISTER>(values, cache, scales, row, ahead),
                 _ => Portable::quantise::<Q, V, T>(values, cache, scales, row, ahead),
             }
         }
