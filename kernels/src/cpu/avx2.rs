@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::block;
+use super::dequantise;
 use super::format::Format;
 use super::quantise;
 use super::rows::{Block, Row, Rows};
@@ -277,6 +278,16 @@ impl Simd for Avx2 {
         ahead: *const V,
     ) {
         unsafe { quantise_row::<Q, V, T, GROUP>(values, cache, scales, row, ahead) }
+    }
+
+    #[inline(always)]
+    unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
+        cache: *const u8,
+        scales: *const T,
+        values: *mut V,
+        row: Row,
+    ) {
+        unsafe { dequantise_row::<Q, V, T, GROUP, STREAM>(cache, scales, values, row) }
     }
 
     #[inline(always)]

@@ -5,10 +5,11 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::block;
+use super::dequantise::{self, product};
 use super::format::Format;
 use super::quantise::{self, maxima_of_registers};
 use super::rows::{Block, Row, Rows};
-use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, product, units};
+use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
@@ -456,6 +457,16 @@ impl Simd for Avx512 {
         ahead: *const V,
     ) {
         unsafe { quantise_row::<Q, V, T, GROUP>(values, cache, scales, row, ahead) }
+    }
+
+    #[inline(always)]
+    unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
+        cache: *const u8,
+        scales: *const T,
+        values: *mut V,
+        row: Row,
+    ) {
+        unsafe { dequantise_row::<Q, V, T, GROUP, STREAM>(cache, scales, values, row) }
     }
 
     #[inline(always)]

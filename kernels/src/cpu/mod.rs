@@ -5,6 +5,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod block;
+mod dequantise;
 mod format;
 mod kernel;
 mod lines;

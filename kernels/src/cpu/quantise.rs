@@ -7,9 +7,11 @@ use std::mem::MaybeUninit;
 
 use kvcache_schema::SCALE_FLOOR;
 
+use super::format::Mover;
+use super::portable::Portable;
 use super::prefetch::prefetch_row;
 use super::rows::Row;
-use super::simd::{Lanes, PackedLanes, REGISTER, Simd, last_inside, scales_of_register, units};
+use super::simd::{Lanes, MOST_LANES, OTHER, PackedLanes, REGISTER, Simd, last_inside, scales_of_register, units};
 
 /// Groups that are quantised together.
 const GROUPS: usize = 256;
@@ -17,13 +19,10 @@ const GROUPS: usize = 256;
 /// Their values: no more than a small part of the first-level cache.
 const VALUES: usize = 4096;
 
-/// Lanes of the widest register: so much longer is what is written in whole registers.
-const MOST_LANES: usize = 16;
-
-/// Numbers of groups, one or two for each.
+/// Numbers of groups, written in whole registers.
 type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 
-/// Quantises a row of a register or more, whose groups are of `GROUP` values. Meanwhile asks for as many values at `ahead`.
+/// Quantises a row of a register or more, whose groups are of `GROUP` values, or any other row. Meanwhile asks for as many values at `ahead`.
 ///
 /// # Safety
 /// As for [`Mover::quantise`](super::format::Mover::quantise).
@@ -32,9 +31,14 @@ pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, c
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
-    Row { group, groups, .. }: Row,
+    row: Row,
     ahead: *const V,
 ) {
+    if GROUP == OTHER {
+        // SAFETY: the caller's promise.
+        return unsafe { Portable::quantise::<Q, V, T>(values, cache, scales, row, ahead) };
+    }
+    let Row { group, groups, .. } = row;
     let group = if GROUP == REGISTER { group } else { GROUP };
     let at_once = (VALUES / group).clamp(1, GROUPS).min(groups);
     let (mut first, mut second): (Numbers, Numbers) =

@@ -2,12 +2,19 @@
 
 use half::f16;
 
+use super::dequantise::decode_group;
 use super::portable::{Codes, Eight, Float, Four};
 use super::quantise::maxima_of_registers;
 use super::rows::Row;
 
 /// A group of a register or more that is known in the call only, as the `GROUP` of the functions that have one.
 pub(super) const REGISTER: usize = usize::MAX;
+
+/// Any group that is left to plain Rust.
+pub(super) const OTHER: usize = usize::MAX - 1;
+
+/// Lanes of the widest register.
+pub(super) const MOST_LANES: usize = 16;
 
 /// How many scales a register of values has.
 pub(super) const fn scales_of_register<S: Simd, const GROUP: usize>() -> usize {
@@ -154,13 +161,22 @@ pub(super) trait Simd {
         unsafe { maxima_of_registers::<Self, f16, GROUP>(values, count, unit) }
     }
 
-    /// [`quantise_row`](super::quantise::quantise_row) as a function of its own: there are many, and each takes room on the stack.
+    /// [`quantise_row`](super::quantise::quantise_row) as a function of its own: there are many, and what one needs is not to be
+    /// made ready for the others.
     unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
         values: *const V,
         cache: *mut u8,
         scales: *mut T,
         row: Row,
         ahead: *const V,
+    );
+
+    /// [`dequantise_row`](super::dequantise::dequantise_row) as a function of its own.
+    unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
+        cache: *const u8,
+        scales: *const T,
+        values: *mut V,
+        row: Row,
     );
 
     /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
@@ -202,6 +218,9 @@ pub(super) trait Lanes: Float {
     unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32);
     unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32;
     unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32;
+
+    /// As many as `len` values as float32, and as makes whole registers: where they are, or else in `room`.
+    unsafe fn as_f32<S: Simd>(values: *const Self, len: usize, room: *mut f32) -> *const f32;
 
     /// As [`maxima_of_registers`].
     unsafe fn maxima<S: Simd, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32;
@@ -252,60 +271,6 @@ pub(super) unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -
     }
 }
 
-/// Dequantises a register, where `s` is the scale of each lane.
-///
-/// # Safety
-/// As for [`Simd`].
-#[inline(always)]
-pub(super) unsafe fn decode<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
-    cache: *const u8,
-    values: *mut V,
-    s: S::F32,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
-}
-
-/// `code * s`, rounded to T where writing it as V does not round as much: to float16 anyway.
-///
-/// # Safety
-/// As for [`Simd`].
-#[inline(always)]
-pub(super) unsafe fn product<S: Simd, V: Lanes, T: Lanes>(code: S::F32, s: S::F32) -> S::F32 {
-    // SAFETY: the caller's promise that the instruction set is enabled.
-    unsafe {
-        let x = S::mul(code, s);
-        if V::HALF { x } else { T::round_to::<S>(x) }
-    }
-}
-
-/// Dequantises a group of `len >= LANES`, where `s` is its scale in every lane.
-///
-/// # Safety
-/// As for [`Simd`].
-#[inline(always)]
-pub(super) unsafe fn decode_group<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
-    cache: *const u8,
-    values: *mut V,
-    s: S::F32,
-    len: usize,
-) {
-    // SAFETY: the caller's promise; every register lies inside the group.
-    unsafe {
-        let mut i = 0;
-        while i + 2 * S::LANES <= len {
-            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(i)), values.add(i), s);
-            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(i + S::LANES)), values.add(i + S::LANES), s);
-            i += 2 * S::LANES;
-        }
-        while i < len {
-            let at = last_inside::<S>(i, len);
-            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(at)), values.add(at), s);
-            i += S::LANES;
-        }
-    }
-}
-
 /// Codes in registers.
 ///
 /// # Safety
@@ -344,6 +309,11 @@ impl Lanes for f32 {
     #[inline(always)]
     unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32 {
         x
+    }
+
+    #[inline(always)]
+    unsafe fn as_f32<S: Simd>(values: *const Self, _: usize, _: *mut f32) -> *const f32 {
+        values
     }
 
     #[inline(always)]
@@ -399,6 +369,18 @@ impl Lanes for f16 {
     unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32 {
         // SAFETY: the caller's promise.
         unsafe { S::round_f16(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn as_f32<S: Simd>(values: *const Self, len: usize, room: *mut f32) -> *const f32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for i in (0..len).step_by(S::LANES) {
+                let some = Self::read_some::<S>(values.add(i), S::LANES.min(len - i));
+                S::write_f32::<false>(room.add(i), some);
+            }
+        }
+        room
     }
 
     #[inline(always)]

@@ -76,8 +76,8 @@ pub(super) trait Variant {
     fn rows<F: Format>() -> Rows;
 }
 
-/// Makes a `Simd` a `Variant`: instantiates the functions of `block.rs`, and that of `quantise.rs`, with its instructions
-/// enabled.
+/// Makes a `Simd` a `Variant`: instantiates the functions of `block.rs`, `quantise.rs` and `dequantise.rs` with its
+/// instructions enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd_variant {
     ($simd:ident, $features:literal) => {
@@ -100,6 +100,7 @@ macro_rules! simd_variant {
         }
 
         #[target_feature(enable = $features)]
+        #[inline(never)]
         unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
             values: *const V,
             cache: *mut u8,
@@ -109,6 +110,18 @@ macro_rules! simd_variant {
         ) {
             // SAFETY: the instructions are enabled here; the rest is the caller's promise.
             unsafe { quantise::quantise_row::<$simd, Q, V, T, GROUP>(values, cache, scales, row, ahead) }
+        }
+
+        #[target_feature(enable = $features)]
+        #[inline(never)]
+        unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
+            cache: *const u8,
+            scales: *const T,
+            values: *mut V,
+            row: Row,
+        ) {
+            // SAFETY: the instructions are enabled here; the rest is the caller's promise.
+            unsafe { dequantise::dequantise_row::<$simd, Q, V, T, GROUP, STREAM>(cache, scales, values, row) }
         }
     };
 }

@@ -10,7 +10,7 @@ use super::format::Mover;
 use super::lines;
 use super::portable::Portable;
 use super::rows::Row;
-use super::simd::{Lanes, PackedLanes, REGISTER, Simd, decode, last_inside, scales_of_register, units};
+use super::simd::{Lanes, OTHER, PackedLanes, REGISTER, Simd, last_inside};
 
 impl<S: Simd> Mover for S {
     const STREAMS: bool = true;
@@ -64,7 +64,7 @@ impl<S: Simd> Mover for S {
                 64 => S::quantise_row::<Q, V, T, 64>(values, cache, scales, row, ahead),
                 128 => S::quantise_row::<Q, V, T, 128>(values, cache, scales, row, ahead),
                 _ if group >= S::LANES => S::quantise_row::<Q, V, T, REGISTER>(values, cache, scales, row, ahead),
-                _ => Portable::quantise::<Q, V, T>(values, cache, scales, row, ahead),
+                _ => S::quantise_row::<Q, V, T, OTHER>(values, cache, scales, row, ahead),
             }
         }
     }
@@ -76,102 +76,20 @@ impl<S: Simd> Mover for S {
         values: *mut V,
         row: Row,
     ) {
-        let Row { len, group, groups } = row;
+        let Row { len, group, .. } = row;
         // SAFETY: as in `quantise`.
         unsafe {
             match group {
-                1 if len >= S::LANES => {
-                    dequantise_row::<S, Q, V, T, 1, STREAM>(cache, scales, values, registers::<S>(len))
-                }
-                2 if len >= S::LANES => {
-                    dequantise_row::<S, Q, V, T, 2, STREAM>(cache, scales, values, registers::<S>(len))
-                }
-                4 if len >= S::LANES => {
-                    dequantise_row::<S, Q, V, T, 4, STREAM>(cache, scales, values, registers::<S>(len))
-                }
-                8 if len >= S::LANES => {
-                    dequantise_row::<S, Q, V, T, 8, STREAM>(cache, scales, values, registers::<S>(len))
-                }
-                _ if group >= S::LANES => dequantise_row::<S, Q, V, T, REGISTER, STREAM>(
-                    cache,
-                    scales,
-                    values,
-                    Units { len, unit: group, units: groups },
-                ),
-                _ => Portable::dequantise::<Q, V, T, STREAM>(cache, scales, values, row),
-            }
-        }
-    }
-}
-
-/// A row as units: groups of a register or more, or registers of smaller groups.
-#[derive(Clone, Copy)]
-struct Units {
-    /// Elements of the row.
-    len: usize,
-    /// Elements of a unit.
-    unit: usize,
-    /// Whole units.
-    units: usize,
-}
-
-/// The registers of a row.
-#[inline(always)]
-fn registers<S: Simd>(len: usize) -> Units {
-    Units { len, unit: S::LANES, units: len / S::LANES }
-}
-
-/// Dequantises a row.
-#[inline(always)]
-unsafe fn dequantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-    cache: *const u8,
-    scales: *const T,
-    values: *mut V,
-    Units { len, unit, units: all }: Units,
-) {
-    let per_unit = scales_of_register::<S, GROUP>();
-    let mut first = 0;
-    // SAFETY: the caller's promise; the units lie inside the row. What the last one leaves over is less than a register,
-    // and ends the row with a register that begins with a group.
-    unsafe {
-        while first < all {
-            let some = (all - first).min(units::<S, GROUP>());
-            let at = first * unit;
-            let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(first * per_unit), values.add(at));
-            if some == units::<S, GROUP>() {
-                dequantise_units::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, units::<S, GROUP>(), unit);
-            } else {
-                dequantise_units::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, some, unit);
-            }
-            first += some;
-        }
-        if all * unit < len {
-            let at = len - unit;
-            let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(at / GROUP), values.add(at));
-            dequantise_units::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, 1, unit);
-        }
-    }
-}
-
-/// Dequantises units whose scales fill no more than a register.
-#[inline(always)]
-unsafe fn dequantise_units<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-    cache: *const u8,
-    scales: *const T,
-    values: *mut V,
-    units: usize,
-    unit: usize,
-) {
-    // SAFETY: the caller's promise; every unit lies inside the row.
-    unsafe {
-        let scales = T::read_some::<S>(scales, units * scales_of_register::<S, GROUP>());
-        for k in 0..units {
-            let s = S::spread::<GROUP>(scales, k);
-            let (cache, values) = (cache.add(Q::bytes(k * unit)), values.add(k * unit));
-            if GROUP == REGISTER {
-                Q::decode_group::<S, V, T, STREAM>(cache, values, s, unit);
-            } else {
-                decode::<S, Q, V, T, STREAM>(cache, values, s);
+                1 if len >= S::LANES => S::dequantise_row::<Q, V, T, 1, STREAM>(cache, scales, values, row),
+                2 if len >= S::LANES => S::dequantise_row::<Q, V, T, 2, STREAM>(cache, scales, values, row),
+                4 if len >= S::LANES => S::dequantise_row::<Q, V, T, 4, STREAM>(cache, scales, values, row),
+                8 if len >= S::LANES => S::dequantise_row::<Q, V, T, 8, STREAM>(cache, scales, values, row),
+                16 => S::dequantise_row::<Q, V, T, 16, STREAM>(cache, scales, values, row),
+                32 => S::dequantise_row::<Q, V, T, 32, STREAM>(cache, scales, values, row),
+                64 => S::dequantise_row::<Q, V, T, 64, STREAM>(cache, scales, values, row),
+                128 => S::dequantise_row::<Q, V, T, 128, STREAM>(cache, scales, values, row),
+                _ if group >= S::LANES => S::dequantise_row::<Q, V, T, REGISTER, STREAM>(cache, scales, values, row),
+                _ => S::dequantise_row::<Q, V, T, OTHER, STREAM>(cache, scales, values, row),
             }
         }
     }
