@@ -7,6 +7,7 @@ use half::f16;
 use super::block;
 use super::dequantise;
 use super::format::Format;
+use super::lines::{self, Copies};
 use super::quantise;
 use super::rows::{Block, Row, Rows};
 use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, units};
@@ -267,6 +268,11 @@ impl Simd for Avx2 {
             let groups = const { group_of_lane::<8, GROUP>() };
             _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_rows<const STREAM: bool>(rows: &Copies) {
+        unsafe { copy_rows::<STREAM>(rows) }
     }
 
     #[inline(always)]

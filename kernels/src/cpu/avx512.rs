@@ -7,6 +7,7 @@ use half::f16;
 use super::block;
 use super::dequantise::{self, product};
 use super::format::Format;
+use super::lines::{self, Copies};
 use super::quantise::{self, maxima_of_registers};
 use super::rows::{Block, Row, Rows};
 use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
@@ -446,6 +447,11 @@ impl Simd for Avx512 {
             }
             _mm512_cvtph_ps(maxima_of_halves::<GROUP, true>(values, count, unit))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_rows<const STREAM: bool>(rows: &Copies) {
+        unsafe { copy_rows::<STREAM>(rows) }
     }
 
     #[inline(always)]

@@ -1,7 +1,8 @@
 //! Moves a block row by row, whatever moves the rows.
 
 use super::format::{Format, Mover};
-use super::prefetch::{LINE, prefetch, prefetch_row};
+use super::lines::Copies;
+use super::prefetch::{LINE, prefetch_row};
 use super::rows::{Block, Row};
 use super::stage::{STAGE_BYTES, Stage};
 
@@ -21,11 +22,9 @@ const QUANTISED_BYTES: usize = 8 << 10;
 /// The mover's instructions are enabled; else as for [`Move`](super::rows::Move).
 #[inline(always)]
 pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
-    if F::CODES
-        && M::STREAMS
-        && block.stream
-        && F::cache_bytes(block.row.len).max(F::scale_bytes(block.row.groups)) <= STAGE_BYTES
-    {
+    let strips = if block.rows == 1 { 1 } else { block.strips };
+    let staged = strips * F::cache_bytes(block.row.len).max(F::scale_bytes(block.row.groups));
+    if F::CODES && M::STREAMS && block.stream && staged <= STAGE_BYTES {
         // SAFETY: the caller's promise.
         return unsafe { stream_codes::<M, F>(block) };
     }
@@ -48,18 +47,27 @@ pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
 #[inline(always)]
 unsafe fn store_copies<M: Mover, F: Format>(block: &Block, values: *const u8, cache: *mut u8) {
     let row_bytes = F::value_bytes(block.row.len);
-    for r in 0..block.rows {
-        // SAFETY: the caller's promise; this is row r.
-        unsafe {
-            let (values, cache) = (values.add(r * block.values_row), cache.add(r * row_bytes));
-            if M::STREAMS && block.stream {
-                // Current tokens follow one another: the processor sees them coming, but further ahead is better.
-                M::stream(values, cache, row_bytes, 1, Some(values.wrapping_add(AHEAD_BYTES)));
-            } else {
-                M::copy(values, cache, row_bytes, 1, None);
-            }
-        }
-    }
+    let stream = M::STREAMS && block.stream;
+    let rows = Copies {
+        from: values,
+        from_row: block.values_row,
+        to: cache,
+        to_row: row_bytes,
+        len: row_bytes,
+        rows: block.rows,
+        copies: 1,
+        // Current tokens follow one another: the processor sees them coming, but further ahead is better.
+        ahead: stream.then_some(AHEAD_BYTES as isize),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { move_rows::<M>(&rows, stream) }
+}
+
+/// Copies rows, past the caches or not.
+#[inline(always)]
+unsafe fn move_rows<M: Mover>(rows: &Copies, stream: bool) {
+    // SAFETY: the caller's promise.
+    unsafe { if stream { M::stream(rows) } else { M::copy(rows) } }
 }
 
 /// Stores all strips as codes, past the caches.
@@ -70,51 +78,39 @@ unsafe fn store_copies<M: Mover, F: Format>(block: &Block, values: *const u8, ca
 unsafe fn stream_codes<M: Mover, F: Format>(block: &Block) {
     let Row { len, groups, .. } = block.row;
     let (value_bytes, cache_bytes, scale_bytes) = (F::value_bytes(len), F::cache_bytes(len), F::scale_bytes(groups));
-    let rows = block.strips * block.rows;
     let at_once = (QUANTISED_BYTES / value_bytes.max(1)).min(STAGE_BYTES / cache_bytes.max(scale_bytes).max(1));
-    let at_once = at_once.clamp(1, rows);
+    // Either strips are tokens, or tokens are the rows of all strips.
+    let strips_at_once = if block.rows == 1 { at_once.max(1) } else { block.strips };
+    let rows_at_once = (at_once / strips_at_once).max(1);
     let (mut codes, mut scales) = (Stage::new(), Stage::new());
     let (codes, scales) = (codes.as_mut_ptr(), scales.as_mut_ptr());
-    let mut places = Places { block, cache_bytes, scale_bytes, strip: 0, row: 0 };
-    for first in (0..rows).step_by(at_once) {
-        let some = at_once.min(rows - first);
-        // Less than a line goes to the caches, which do better if they are asked for it before.
-        if !scale_bytes.is_multiple_of(LINE) {
-            places.clone().take(some).for_each(|(_, scale)| prefetch(scale));
-        }
-        // SAFETY: the caller's promise; these rows lie in the block, and the stages have room for theirs.
-        unsafe {
-            let values = block.values.add(first * value_bytes).cast_const();
-            let ahead = values.wrapping_add(some * value_bytes);
-            F::store::<M, false>(values, codes, scales, block.row.times(some), ahead);
-            for (i, (cache, scale)) in places.by_ref().take(some).enumerate() {
-                M::stream(codes.add(i * cache_bytes), cache, cache_bytes, 1, None);
-                M::stream(scales.add(i * scale_bytes), scale, scale_bytes, 1, None);
+    for s in (0..block.strips).step_by(strips_at_once) {
+        let strips = strips_at_once.min(block.strips - s);
+        for r in (0..block.rows).step_by(rows_at_once) {
+            let rows = rows_at_once.min(block.rows - r);
+            // SAFETY: the caller's promise; these rows lie in the block, and the stages have room for theirs.
+            unsafe {
+                let values = block.values.add((r * block.strips + s) * value_bytes).cast_const();
+                let cache = block.cache.add(s * block.cache_strip + r * cache_bytes);
+                let scale = block.scale.add(s * block.scale_strip + r * scale_bytes);
+                // Less than a line goes to the caches, which do better if they are asked for it before.
+                if !scale_bytes.is_multiple_of(LINE) {
+                    for s in 0..strips {
+                        prefetch_row(scale.add(s * block.scale_strip), rows * scale_bytes);
+                    }
+                }
+                let ahead = values.wrapping_add(rows * strips * value_bytes);
+                F::store::<M, false>(values, codes, scales, block.row.times(rows * strips), ahead);
+                for r in 0..rows {
+                    let (from, to) = (codes.add(r * strips * cache_bytes), cache.add(r * cache_bytes));
+                    let all = Copies { rows: strips, ..Copies::one(from, to, cache_bytes, 1) };
+                    M::stream(&Copies { from_row: cache_bytes, to_row: block.cache_strip, ..all });
+                    let (from, to) = (scales.add(r * strips * scale_bytes), scale.add(r * scale_bytes));
+                    let all = Copies { rows: strips, ..Copies::one(from, to, scale_bytes, 1) };
+                    M::stream(&Copies { from_row: scale_bytes, to_row: block.scale_strip, ..all });
+                }
             }
         }
-    }
-}
-
-/// Where a block's rows lie in cache and scale, in the order of the tokens and, in each, of the heads.
-#[derive(Clone)]
-struct Places<'a> {
-    block: &'a Block,
-    cache_bytes: usize,
-    scale_bytes: usize,
-    strip: usize,
-    row: usize,
-}
-
-impl Iterator for Places<'_> {
-    type Item = (*mut u8, *mut u8);
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        let Self { block, strip, row, .. } = *self;
-        let cache = block.cache.wrapping_add(strip * block.cache_strip + row * self.cache_bytes);
-        let scale = block.scale.wrapping_add(strip * block.scale_strip + row * self.scale_bytes);
-        (self.strip, self.row) = if strip + 1 == block.strips { (0, row + 1) } else { (strip + 1, row) };
-        (row < block.rows).then_some((cache, scale))
     }
 }
 
@@ -136,12 +132,14 @@ unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8,
             let mut values = values.add(first * block.values_row);
             let mut ahead = values.wrapping_add(QUANTISED_BYTES);
             if rows > 1 {
-                for r in 0..rows {
-                    let from = values.add(r * block.values_row);
+                M::copy(&Copies {
+                    from_row: block.values_row,
+                    to_row: row_bytes,
+                    rows,
                     // The same row of the tokens after this block's.
-                    let ahead = from.wrapping_add(block.rows * block.values_row);
-                    M::copy(from, stage.add(r * row_bytes), row_bytes, 1, Some(ahead));
-                }
+                    ahead: Some((block.rows * block.values_row) as isize),
+                    ..Copies::one(values, stage, row_bytes, 1)
+                });
                 (values, ahead) = (stage, stage);
             }
             if stream && row.is_even() && cache.align_offset(LINE) == 0 {
@@ -165,12 +163,12 @@ pub(super) unsafe fn load<M: Mover, F: Format>(block: &Block) {
         unsafe {
             let cache = block.cache.add(in_cache).cast_const();
             let scale = block.scale.wrapping_add(in_scale).cast_const();
-            let ahead = block.ahead[usize::from(s + 1 < block.strips)]
-                .map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
+            let ahead = block.ahead[usize::from(s + 1 < block.strips)];
             let values = block.values.add(s * block.values_strip);
             if F::COPIES {
                 load_copies::<M, F>(block, cache, values, ahead.map(|(cache, _)| cache));
             } else {
+                let ahead = ahead.map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
                 load_converted::<M, F>(block, cache, scale, values, ahead);
             }
         }
@@ -179,20 +177,20 @@ pub(super) unsafe fn load<M: Mover, F: Format>(block: &Block) {
 
 /// Loads a strip of a cache that holds the values' own bytes.
 #[inline(always)]
-unsafe fn load_copies<M: Mover, F: Format>(block: &Block, cache: *const u8, values: *mut u8, ahead: Option<*const u8>) {
+unsafe fn load_copies<M: Mover, F: Format>(block: &Block, cache: *const u8, values: *mut u8, ahead: Option<isize>) {
     let row_bytes = F::value_bytes(block.row.len);
-    for r in 0..block.rows {
-        // SAFETY: the caller's promise; this is row r.
-        unsafe {
-            let (cache, values) = (cache.add(r * row_bytes), values.add(r * block.values_row));
-            let ahead = ahead.map(|ahead| ahead.wrapping_add(r * row_bytes));
-            if M::STREAMS && block.stream {
-                M::stream(cache, values, row_bytes, block.copies, ahead);
-            } else {
-                M::copy(cache, values, row_bytes, block.copies, ahead);
-            }
-        }
-    }
+    let rows = Copies {
+        from: cache,
+        from_row: row_bytes,
+        to: values,
+        to_row: block.values_row,
+        len: row_bytes,
+        rows: block.rows,
+        copies: block.copies,
+        ahead,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { move_rows::<M>(&rows, M::STREAMS && block.stream) }
 }
 
 /// Loads a strip of any other cache.
@@ -226,28 +224,29 @@ unsafe fn load_converted<M: Mover, F: Format>(
                 ask(block.row, in_cache, in_scale);
                 F::load::<M, false>(cache.add(in_cache), scale.wrapping_add(in_scale), values, block.row);
                 if block.copies > 1 {
-                    M::copy(values, values.add(row_bytes), row_bytes, block.copies - 1, None);
+                    M::copy(&Copies::one(values, values.add(row_bytes), row_bytes, block.copies - 1));
                 }
             }
             return;
         }
         let mut stage = Stage::new();
         let stage = stage.as_mut_ptr();
-        let at_once = (AT_ONCE_BYTES / row_bytes.max(1)).clamp(1, block.rows);
+        let at_once = if stream { AT_ONCE_BYTES } else { STAGE_BYTES } / row_bytes.max(1);
+        let at_once = at_once.clamp(1, block.rows);
         for first in (0..block.rows).step_by(at_once) {
             let rows = at_once.min(block.rows - first);
             let in_cache = first * F::cache_bytes(block.row.len);
             let in_scale = first * F::scale_bytes(block.row.groups);
             ask(block.row.times(rows), in_cache, in_scale);
             F::load::<M, false>(cache.add(in_cache), scale.wrapping_add(in_scale), stage, block.row.times(rows));
-            for r in 0..rows {
-                let (from, to) = (stage.add(r * row_bytes).cast_const(), values.add((first + r) * block.values_row));
-                if stream {
-                    M::stream(from, to, row_bytes, block.copies, None);
-                } else {
-                    M::copy(from, to, row_bytes, block.copies, None);
-                }
-            }
+            let to = values.add(first * block.values_row);
+            let rows = Copies {
+                from_row: row_bytes,
+                to_row: block.values_row,
+                rows,
+                ..Copies::one(stage, to, row_bytes, block.copies)
+            };
+            move_rows::<M>(&rows, stream);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use super::lines::Copies;
 use super::rows::Row;
 use super::simd::{Lanes, PackedLanes};
 
@@ -14,11 +15,11 @@ pub(super) trait Mover {
     /// Whether it can write past the caches.
     const STREAMS: bool;
 
-    /// Writes neighbouring copies of `len` bytes. Meanwhile asks for as many bytes at `ahead`, which may be any address.
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>);
+    /// Copies rows.
+    unsafe fn copy(rows: &Copies);
 
     /// As [`copy`](Self::copy), whole lines past the caches.
-    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>);
+    unsafe fn stream(rows: &Copies);
 
     /// Converts floats, past the caches if `STREAM`: the row is then [even](Row::is_even), and written to whole lines.
     unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize);
@@ -112,13 +113,13 @@ impl<V> Format for Copied<V> {
         _: *const u8,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { M::copy(values, cache, Self::value_bytes(row.len), 1, None) }
+        unsafe { M::copy(&Copies::one(values, cache, Self::value_bytes(row.len), 1)) }
     }
 
     #[inline(always)]
     unsafe fn load<M: Mover, const STREAM: bool>(cache: *const u8, _: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::copy(cache, values, Self::value_bytes(row.len), 1, None) }
+        unsafe { M::copy(&Copies::one(cache, values, Self::value_bytes(row.len), 1)) }
     }
 }
 

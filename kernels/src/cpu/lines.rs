@@ -9,12 +9,74 @@ const LIBRARY_BYTES: usize = 16 << 10;
 /// Lines that are read before they are written, so that reads and writes come in bursts.
 const BURST: usize = 4;
 
-/// Writes neighbouring copies of `len` bytes. Meanwhile asks for as many bytes at `ahead`, which may be any address.
+/// Rows of bytes that are copied.
+#[derive(Clone, Copy)]
+pub(super) struct Copies {
+    /// The first row.
+    pub(super) from: *const u8,
+    /// From one row to the next.
+    pub(super) from_row: usize,
+    /// Where the first row's copies go, one behind the other.
+    pub(super) to: *mut u8,
+    /// From the copies of one row to those of the next.
+    pub(super) to_row: usize,
+    /// Bytes of a row.
+    pub(super) len: usize,
+    /// The number of rows.
+    pub(super) rows: usize,
+    /// The number of copies of each.
+    pub(super) copies: usize,
+    /// From a row to the bytes that are asked for meanwhile, which may lie anywhere.
+    pub(super) ahead: Option<isize>,
+}
+
+impl Copies {
+    /// One row.
+    pub(super) fn one(from: *const u8, to: *mut u8, len: usize, copies: usize) -> Self {
+        Self { from, from_row: 0, to, to_row: 0, len, rows: 1, copies, ahead: None }
+    }
+
+    /// Row `r`: where it is, where its copies go, and what is asked for meanwhile.
+    ///
+    /// # Safety
+    /// There are more than `r` rows, in valid memory.
+    #[inline(always)]
+    pub(super) unsafe fn row(&self, r: usize) -> (*const u8, *mut u8, Option<*const u8>) {
+        // SAFETY: the caller's promise.
+        let (from, to) = unsafe { (self.from.add(r * self.from_row), self.to.add(r * self.to_row)) };
+        (from, to, self.ahead.map(|ahead| from.wrapping_offset(ahead)))
+    }
+}
+
+/// Copies rows.
 ///
 /// # Safety
-/// The instruction set is enabled; `from` is valid for `len` bytes and `to` for `copies` times as many; they do not overlap.
+/// The instruction set is enabled; every row is valid for reads, and its copies for writes; they do not overlap.
 #[inline(always)]
-pub(super) unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
+pub(super) unsafe fn copy_rows<S: Simd, const STREAM: bool>(all: &Copies) {
+    // SAFETY: the caller's promise.
+    unsafe { if all.copies == 1 { each::<S, STREAM>(all, 1) } else { each::<S, STREAM>(all, all.copies) } }
+}
+
+/// As [`copy_rows`], of whose `copies` the compiler may know how many they are.
+#[inline(always)]
+unsafe fn each<S: Simd, const STREAM: bool>(all: &Copies, copies: usize) {
+    for r in 0..all.rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (from, to, ahead) = all.row(r);
+            if STREAM {
+                stream::<S>(from, to, all.len, copies, ahead);
+            } else {
+                copy::<S>(from, to, all.len, copies, ahead);
+            }
+        }
+    }
+}
+
+/// Writes neighbouring copies of `len` bytes. Meanwhile asks for as many bytes at `ahead`, which may be any address.
+#[inline(always)]
+unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
     // SAFETY: the caller's promise; every line lies inside the row, and a copy begins where the one before it ends.
     unsafe {
         if len < LINE || (len >= LIBRARY_BYTES && copies == 1) {
@@ -62,17 +124,8 @@ unsafe fn ends<T>(from: *const u8, to: *mut u8, len: usize) {
 }
 
 /// As [`copy`], whole lines past the caches.
-///
-/// # Safety
-/// As for [`copy`].
 #[inline(always)]
-pub(super) unsafe fn stream<S: Simd>(
-    from: *const u8,
-    to: *mut u8,
-    len: usize,
-    copies: usize,
-    ahead: Option<*const u8>,
-) {
+unsafe fn stream<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
     // SAFETY: the caller's promise; every line lies inside the row, and a copy begins where the one before it ends.
     unsafe {
         if to.align_offset(LINE) == 0 && len.is_multiple_of(LINE) {

@@ -11,6 +11,7 @@ use kvcache_schema::QuantBit;
 
 use super::block;
 use super::format::{Format, Mover};
+use super::lines::Copies;
 use super::prefetch::prefetch_row;
 use super::rows::{Row, Rows};
 use super::simd::{Lanes, PackedLanes};
@@ -149,19 +150,24 @@ impl Codes for Four {
 impl Mover for Portable {
     const STREAMS: bool = false;
 
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
-        if let Some(ahead) = ahead {
-            prefetch_row(ahead, len);
-        }
-        for copy in 0..copies {
-            // SAFETY: the caller's promise.
-            unsafe { to.add(copy * len).copy_from_nonoverlapping(from, len) }
+    unsafe fn copy(all: &Copies) {
+        for r in 0..all.rows {
+            // SAFETY: the caller's promise; a copy begins where the one before it ends.
+            unsafe {
+                let (from, to, ahead) = all.row(r);
+                if let Some(ahead) = ahead {
+                    prefetch_row(ahead, all.len);
+                }
+                for copy in 0..all.copies {
+                    to.add(copy * all.len).copy_from_nonoverlapping(from, all.len);
+                }
+            }
         }
     }
 
-    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
+    unsafe fn stream(all: &Copies) {
         // SAFETY: the caller's promise.
-        unsafe { Self::copy(from, to, len, copies, ahead) }
+        unsafe { Self::copy(all) }
     }
 
     unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {

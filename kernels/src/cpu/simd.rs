@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::dequantise::decode_group;
+use super::lines::Copies;
 use super::portable::{Codes, Eight, Float, Four};
 use super::quantise::maxima_of_registers;
 use super::rows::Row;
@@ -160,6 +161,9 @@ pub(super) trait Simd {
         // SAFETY: the caller's promise.
         unsafe { maxima_of_registers::<Self, f16, GROUP>(values, count, unit) }
     }
+
+    /// [`copy_rows`](super::lines::copy_rows) as a function of its own, as the next two.
+    unsafe fn copy_rows<const STREAM: bool>(rows: &Copies);
 
     /// [`quantise_row`](super::quantise::quantise_row) as a function of its own: there are many, and what one needs is not to be
     /// made ready for the others.

@@ -76,8 +76,8 @@ pub(super) trait Variant {
     fn rows<F: Format>() -> Rows;
 }
 
-/// Makes a `Simd` a `Variant`: instantiates the functions of `block.rs`, `quantise.rs` and `dequantise.rs` with its
-/// instructions enabled.
+/// Makes a `Simd` a `Variant`: instantiates the functions of `block.rs`, `lines.rs`, `quantise.rs` and `dequantise.rs`
+/// with its instructions enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd_variant {
     ($simd:ident, $features:literal) => {
@@ -97,6 +97,13 @@ macro_rules! simd_variant {
         unsafe fn load<F: Format>(block: &Block) {
             // SAFETY: the instructions are enabled here; the rest is the promise of a Move's caller.
             unsafe { block::load::<$simd, F>(block) }
+        }
+
+        #[target_feature(enable = $features)]
+        #[inline(never)]
+        unsafe fn copy_rows<const STREAM: bool>(rows: &Copies) {
+            // SAFETY: the instructions are enabled here; the rest is the caller's promise.
+            unsafe { lines::copy_rows::<$simd, STREAM>(rows) }
         }
 
         #[target_feature(enable = $features)]

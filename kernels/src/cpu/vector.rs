@@ -7,7 +7,7 @@
 //! overlaps the one before it: the same values are computed, and written, twice.
 
 use super::format::Mover;
-use super::lines;
+use super::lines::Copies;
 use super::portable::Portable;
 use super::rows::Row;
 use super::simd::{Lanes, OTHER, PackedLanes, REGISTER, Simd, last_inside};
@@ -16,15 +16,15 @@ impl<S: Simd> Mover for S {
     const STREAMS: bool = true;
 
     #[inline(always)]
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
+    unsafe fn copy(rows: &Copies) {
         // SAFETY: the caller's promise.
-        unsafe { lines::copy::<S>(from, to, len, copies, ahead) }
+        unsafe { S::copy_rows::<false>(rows) }
     }
 
     #[inline(always)]
-    unsafe fn stream(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
+    unsafe fn stream(rows: &Copies) {
         // SAFETY: the caller's promise.
-        unsafe { lines::stream::<S>(from, to, len, copies, ahead) }
+        unsafe { S::copy_rows::<true>(rows) }
     }
 
     #[inline(always)]

@@ -134,8 +134,9 @@ impl<'a> Walk<'a> {
 
     /// Loads a range of rows of `key` and `value`.
     pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
-        let Geometry { head_dim, t2, num_repeat, .. } = self.geometry;
-        let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), false, stream);
+        let Geometry { num_heads, head_dim, t2, num_repeat, cache, .. } = self.geometry;
+        let one_row = num_repeat == 1 && cache.token == num_heads * head_dim;
+        let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), !stream && !one_row, stream);
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             let mut runs = self.indices.addressing.runs(b, part).peekable();
