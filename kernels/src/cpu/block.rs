@@ -28,39 +28,42 @@ pub(super) unsafe fn store<M: Mover, F: Format>(block: &Block) {
         // SAFETY: the caller's promise.
         return unsafe { stream_codes::<M, F>(block) };
     }
+    if F::COPIES {
+        // SAFETY: the caller's promise.
+        return unsafe { store_copies::<M, F>(block) };
+    }
     for s in 0..block.strips {
         // SAFETY: the caller's promise; this is strip s.
         unsafe {
             let values = block.values.add(s * block.values_strip).cast_const();
             let cache = block.cache.add(s * block.cache_strip);
             let scale = block.scale.wrapping_add(s * block.scale_strip);
-            if F::COPIES {
-                store_copies::<M, F>(block, values, cache);
-            } else {
-                store_converted::<M, F>(block, values, cache, scale);
-            }
+            store_converted::<M, F>(block, values, cache, scale);
         }
     }
 }
 
-/// Stores a strip of a cache that holds the values' own bytes.
+/// Stores a block of a cache that holds the values' own bytes.
 #[inline(always)]
-unsafe fn store_copies<M: Mover, F: Format>(block: &Block, values: *const u8, cache: *mut u8) {
+unsafe fn store_copies<M: Mover, F: Format>(block: &Block) {
     let row_bytes = F::value_bytes(block.row.len);
     let stream = M::STREAMS && block.stream;
-    let rows = Copies {
-        from: values,
-        from_row: block.values_row,
-        to: cache,
-        to_row: row_bytes,
-        len: row_bytes,
-        rows: block.rows,
-        copies: 1,
-        // Current tokens follow one another: the processor sees them coming, but further ahead is better.
-        ahead: stream.then_some(AHEAD_BYTES as isize),
-    };
+    // Current tokens follow one another: the processor sees them coming, but further ahead is better.
+    let ahead = stream.then_some(AHEAD_BYTES as isize);
+    let one = Copies { ahead, ..Copies::one(block.values, block.cache, row_bytes, 1) };
     // SAFETY: the caller's promise.
-    unsafe { move_rows::<M>(&rows, stream) }
+    unsafe {
+        if block.rows == 1 {
+            let (from_row, to_row) = (block.values_strip, block.cache_strip);
+            return move_rows::<M>(&Copies { rows: block.strips, from_row, to_row, ..one }, stream);
+        }
+        for s in 0..block.strips {
+            let from = block.values.add(s * block.values_strip).cast_const();
+            let to = block.cache.add(s * block.cache_strip);
+            let (from_row, to_row) = (block.values_row, row_bytes);
+            move_rows::<M>(&Copies { from, to, rows: block.rows, from_row, to_row, ..one }, stream);
+        }
+    }
 }
 
 /// Copies rows, past the caches or not.
@@ -157,40 +160,45 @@ unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8,
 /// The mover's instructions are enabled; else as for [`Move`](super::rows::Move).
 #[inline(always)]
 pub(super) unsafe fn load<M: Mover, F: Format>(block: &Block) {
+    if F::COPIES {
+        // SAFETY: the caller's promise.
+        return unsafe { load_copies::<M, F>(block) };
+    }
     for s in 0..block.strips {
         let (in_cache, in_scale) = (s * block.cache_strip, s * block.scale_strip);
         // SAFETY: the caller's promise; this is strip s.
         unsafe {
             let cache = block.cache.add(in_cache).cast_const();
             let scale = block.scale.wrapping_add(in_scale).cast_const();
-            let ahead = block.ahead[usize::from(s + 1 < block.strips)];
-            let values = block.values.add(s * block.values_strip);
-            if F::COPIES {
-                load_copies::<M, F>(block, cache, values, ahead.map(|(cache, _)| cache));
-            } else {
-                let ahead = ahead.map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
-                load_converted::<M, F>(block, cache, scale, values, ahead);
-            }
+            let ahead = block.ahead[usize::from(s + 1 < block.strips)]
+                .map(|ahead| (cache.wrapping_offset(ahead.0), scale.wrapping_offset(ahead.1)));
+            load_converted::<M, F>(block, cache, scale, block.values.add(s * block.values_strip), ahead);
         }
     }
 }
 
-/// Loads a strip of a cache that holds the values' own bytes.
+/// Loads a block of a cache that holds the values' own bytes.
 #[inline(always)]
-unsafe fn load_copies<M: Mover, F: Format>(block: &Block, cache: *const u8, values: *mut u8, ahead: Option<isize>) {
+unsafe fn load_copies<M: Mover, F: Format>(block: &Block) {
     let row_bytes = F::value_bytes(block.row.len);
-    let rows = Copies {
-        from: cache,
-        from_row: row_bytes,
-        to: values,
-        to_row: block.values_row,
-        len: row_bytes,
-        rows: block.rows,
-        copies: block.copies,
-        ahead,
-    };
+    let stream = M::STREAMS && block.stream;
+    let [last, others] = block.ahead.map(|ahead| ahead.map(|(cache, _)| cache));
+    let one = Copies { ahead: others, ..Copies::one(block.cache, block.values, row_bytes, block.copies) };
     // SAFETY: the caller's promise.
-    unsafe { move_rows::<M>(&rows, M::STREAMS && block.stream) }
+    unsafe {
+        // What is read from the caches need not be asked for at the right place.
+        if block.rows == 1 && (last == others || !stream) {
+            let (from_row, to_row) = (block.cache_strip, block.values_strip);
+            return move_rows::<M>(&Copies { rows: block.strips, from_row, to_row, ..one }, stream);
+        }
+        for s in 0..block.strips {
+            let from = block.cache.add(s * block.cache_strip).cast_const();
+            let to = block.values.add(s * block.values_strip);
+            let ahead = if s + 1 < block.strips { others } else { last };
+            let (from_row, to_row) = (row_bytes, block.values_row);
+            move_rows::<M>(&Copies { from, to, rows: block.rows, from_row, to_row, ahead, ..one }, stream);
+        }
+    }
 }
 
 /// Loads a strip of any other cache.
