@@ -7,10 +7,12 @@ use half::f16;
 use super::block;
 use super::dequantise::{self, product};
 use super::format::Format;
+use super::halves;
+use super::lanes::{Lanes, PackedLanes};
 use super::lines::{self, Copies};
 use super::quantise::{self, maxima_of_registers};
 use super::rows::{Block, Row, Rows};
-use super::simd::{Lanes, PackedLanes, Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
+use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
 use super::variant::simd_variant;
 
 /// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
@@ -53,12 +55,6 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 /// The truth table of "if a then b else c".
 const CHOOSE: i32 = 0xca;
 
-/// The bits of an infinite float16.
-const INFINITY: i16 = 0x7c00;
-
-/// The bit that tells a quiet NaN from a signalling one, which every conversion sets.
-const QUIET: i16 = 0x0200;
-
 /// The signed value of four bits.
 const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
 
@@ -82,114 +78,6 @@ const fn lane_tables<const GROUP: usize>() -> [[i32; 16]; 16] {
         k += 1;
     }
     tables
-}
-
-/// The magnitudes of 32 halves; NaNs among them are made quiet if `NAN`, as every conversion does.
-#[inline(always)]
-unsafe fn magnitudes<const NAN: bool>(x: __m512i) -> __m512i {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-        if NAN {
-            let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
-            _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET))
-        } else {
-            x
-        }
-    }
-}
-
-/// Where each group's maximum is, if four registers of four groups of eight halves have become one register.
-const EIGHTS: [i16; 32] = {
-    let mut lanes = [0; 32];
-    let mut group = 0;
-    while group < 16 {
-        lanes[group] = (group % 4 * 8 + group / 4) as i16;
-        group += 1;
-    }
-    lanes
-};
-
-/// Sixteen halves.
-#[inline(always)]
-unsafe fn sixteen(halves: *const f16) -> __m256i {
-    // SAFETY: the instructions are enabled, and the pointer is valid for the halves (see Simd).
-    unsafe { _mm256_loadu_si256(halves.cast()) }
-}
-
-/// The larger of each pair of neighbouring fours of 32 bits, as in [`Simd::max_fours`], half by half.
-#[inline(always)]
-unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let (firsts, seconds) =
-            (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
-        _mm512_max_epu16(firsts, seconds)
-    }
-}
-
-/// As [`maxima_of_registers`], on the bits of the halves, for groups of 8 or of 16 and more: of numbers without signs, and of
-/// quiet NaN, the order of the integers is that of the values. Right for groups with NaN only if `NAN`.
-///
-/// # Safety
-/// As for [`Simd`].
-#[inline(always)]
-unsafe fn maxima_of_halves<const GROUP: usize, const NAN: bool>(
-    values: *const f16,
-    count: usize,
-    unit: usize,
-) -> __m256i {
-    // SAFETY: the caller's promise; every register lies inside its unit, or in two of them.
-    unsafe {
-        let mut registers = [_mm512_setzero_si512(); 16];
-        let mut left = if GROUP < 16 { 4 } else { 16 };
-        for (k, register) in registers.iter_mut().enumerate().take(if GROUP < 16 { count.div_ceil(2) } else { count }) {
-            if GROUP < 16 {
-                // Two units in each register.
-                let values = values.add(2 * k * unit);
-                let both = 2 * k + 1 < count;
-                let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
-                *register = magnitudes::<NAN>(x);
-                continue;
-            }
-            let values = values.add(k * unit);
-            if unit >= 32 {
-                let mut i = 0;
-                while i < unit {
-                    let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
-                    *register = _mm512_max_epu16(*register, magnitudes::<NAN>(x));
-                    i += 32;
-                }
-            } else {
-                let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
-                *register = magnitudes::<NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
-            }
-        }
-        // Neighbours become one: pairs of halves, then of fours, then of eights, of both registers.
-        left /= 2;
-        for i in 0..left {
-            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
-        }
-        left /= 2;
-        for i in 0..left {
-            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-        }
-        if GROUP < 16 {
-            let x = registers[0];
-            let x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
-            let lanes = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
-            return _mm512_castsi512_si256(_mm512_permutexvar_epi16(lanes, x));
-        }
-        left /= 2;
-        for i in 0..left {
-            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-        }
-        let x = larger_fours(registers[0], registers[1]);
-        _mm512_castsi512_si256(larger_fours(x, x))
-    }
 }
 
 /// A mask of the first `n <= 16` lanes.
@@ -441,11 +329,7 @@ impl Simd for Avx512 {
             if GROUP < 8 {
                 return maxima_of_registers::<Self, f16, GROUP>(values, count, unit);
             }
-            let halves = maxima_of_halves::<GROUP, false>(values, count, unit);
-            if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
-                return _mm512_cvtph_ps(halves);
-            }
-            _mm512_cvtph_ps(maxima_of_halves::<GROUP, true>(values, count, unit))
+            _mm512_cvtph_ps(halves::maxima::<GROUP>(values, count, unit))
         }
     }
 

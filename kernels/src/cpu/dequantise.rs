@@ -3,14 +3,15 @@
 use std::mem::MaybeUninit;
 
 use super::format::Mover;
+use super::lanes::{Lanes, PackedLanes};
 use super::portable::Portable;
 use super::rows::Row;
-use super::simd::{Lanes, MOST_LANES, OTHER, PackedLanes, REGISTER, Simd, last_inside, scales_of_register, units};
+use super::simd::{MOST_LANES, OTHER, REGISTER, Simd, last_inside, scales_of_register, units};
 
 /// Dequantises a row of a register or more, whose groups are of `GROUP` values, or any other row.
 ///
 /// # Safety
-/// As for [`Mover::dequantise`](super::format::Mover::dequantise).
+/// As for [`Mover::dequantise`].
 #[inline(always)]
 pub(super) unsafe fn dequantise_row<
     S: Simd,

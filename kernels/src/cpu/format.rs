@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
+use super::lanes::{Lanes, PackedLanes};
 use super::lines::Copies;
 use super::rows::Row;
-use super::simd::{Lanes, PackedLanes};
 
 /// What moves a row: an instruction set, or plain Rust.
 ///

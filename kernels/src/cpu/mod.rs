@@ -1,5 +1,7 @@
 //! The CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 
+#![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no instruction set is written for this machine"))]
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -7,14 +9,16 @@ mod avx512;
 mod block;
 mod dequantise;
 mod format;
+#[cfg(target_arch = "x86_64")]
+mod halves;
 mod kernel;
+mod lanes;
 mod lines;
 mod phase;
 mod portable;
 mod prefetch;
 mod quantise;
 mod rows;
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no instruction set is written for this machine"))]
 mod simd;
 mod stage;
 mod variant;

@@ -11,10 +11,11 @@ use kvcache_schema::QuantBit;
 
 use super::block;
 use super::format::{Format, Mover};
+use super::lanes::{Lanes, PackedLanes};
 use super::lines::Copies;
 use super::prefetch::prefetch_row;
 use super::rows::{Row, Rows};
-use super::simd::{Lanes, PackedLanes};
+
 use super::variant::Variant;
 use crate::quantize::{self, Real};
 

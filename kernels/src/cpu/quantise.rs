@@ -8,10 +8,11 @@ use std::mem::MaybeUninit;
 use kvcache_schema::SCALE_FLOOR;
 
 use super::format::Mover;
+use super::lanes::{Lanes, PackedLanes};
 use super::portable::Portable;
 use super::prefetch::prefetch_row;
 use super::rows::Row;
-use super::simd::{Lanes, MOST_LANES, OTHER, PackedLanes, REGISTER, Simd, last_inside, scales_of_register, units};
+use super::simd::{MOST_LANES, OTHER, REGISTER, Simd, last_inside, scales_of_register, units};
 
 /// Groups that are quantised together.
 const GROUPS: usize = 256;
@@ -25,7 +26,7 @@ type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 /// Quantises a row of a register or more, whose groups are of `GROUP` values, or any other row. Meanwhile asks for as many values at `ahead`.
 ///
 /// # Safety
-/// As for [`Mover::quantise`](super::format::Mover::quantise).
+/// As for [`Mover::quantise`].
 #[inline(always)]
 pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
     values: *const V,

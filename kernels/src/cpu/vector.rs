@@ -7,10 +7,11 @@
 //! overlaps the one before it: the same values are computed, and written, twice.
 
 use super::format::Mover;
+use super::lanes::{Lanes, PackedLanes};
 use super::lines::Copies;
 use super::portable::Portable;
 use super::rows::Row;
-use super::simd::{Lanes, OTHER, PackedLanes, REGISTER, Simd, last_inside};
+use super::simd::{OTHER, REGISTER, Simd, last_inside};
 
 impl<S: Simd> Mover for S {
     const STREAMS: bool = true;
