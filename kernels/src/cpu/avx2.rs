@@ -272,32 +272,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn copy_rows<const STREAM: bool>(rows: &Copies) {
-        unsafe { copy_rows::<STREAM>(rows) }
-    }
-
-    #[inline(always)]
-    unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-        values: *const V,
-        cache: *mut u8,
-        scales: *mut T,
-        row: Row,
-        ahead: *const V,
-    ) {
-        unsafe { quantise_row::<Q, V, T, GROUP>(values, cache, scales, row, ahead) }
-    }
-
-    #[inline(always)]
-    unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-        cache: *const u8,
-        scales: *const T,
-        values: *mut V,
-        row: Row,
-    ) {
-        unsafe { dequantise_row::<Q, V, T, GROUP, STREAM>(cache, scales, values, row) }
-    }
-
-    #[inline(always)]
     unsafe fn read_line(from: *const u8) -> [__m256i; 2] {
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
     }

@@ -3,11 +3,9 @@
 use half::f16;
 
 use super::dequantise::decode_group;
-use super::lanes::{Lanes, PackedLanes};
-use super::lines::Copies;
+use super::lanes::Lanes;
 use super::portable::Four;
 use super::quantise::maxima_of_registers;
-use super::rows::Row;
 
 /// A group of a register or more that is known in the call only, as the `GROUP` of the functions that have one.
 pub(super) const REGISTER: usize = usize::MAX;
@@ -162,27 +160,6 @@ pub(super) trait Simd {
         // SAFETY: the caller's promise.
         unsafe { maxima_of_registers::<Self, f16, GROUP>(values, count, unit) }
     }
-
-    /// [`copy_rows`](super::lines::copy_rows) as a function of its own, as the next two.
-    unsafe fn copy_rows<const STREAM: bool>(rows: &Copies);
-
-    /// [`quantise_row`](super::quantise::quantise_row) as a function of its own: there are many, and what one needs is not to be
-    /// made ready for the others.
-    unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-        values: *const V,
-        cache: *mut u8,
-        scales: *mut T,
-        row: Row,
-        ahead: *const V,
-    );
-
-    /// [`dequantise_row`](super::dequantise::dequantise_row) as a function of its own.
-    unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-        cache: *const u8,
-        scales: *const T,
-        values: *mut V,
-        row: Row,
-    );
 
     /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Rows over vector registers, written once for every instruction set that is a [`Simd`].
+//! Rows over vector registers, written once for every instruction set that is a [`Simd`](super::simd::Simd).
 //!
 //! Everything here is inlined into functions that enable an instruction set; see `avx2.rs` and `avx512.rs`.
 //!
@@ -11,9 +11,10 @@ use super::lanes::{Lanes, PackedLanes};
 use super::lines::Copies;
 use super::portable::Portable;
 use super::rows::Row;
-use super::simd::{OTHER, REGISTER, Simd, last_inside};
+use super::simd::{OTHER, REGISTER, last_inside};
+use super::variant::Apart;
 
-impl<S: Simd> Mover for S {
+impl<S: Apart> Mover for S {
     const STREAMS: bool = true;
 
     #[inline(always)]
