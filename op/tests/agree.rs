@@ -5,9 +5,13 @@ mod backends;
 #[path = "common/random.rs"]
 mod random;
 
+use std::ops::Range;
+
+use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Backend, Rayon, Serial, Workers};
 use proptest::prelude::*;
-use random::{After, RandomCall, calls};
+use proptest::test_runner::{Config, TestRunner};
+use random::{After, Plan, RandomCall, calls, plans};
 
 fn run(call: &RandomCall, backend: Backend, workers: &dyn Workers) -> After {
     call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
@@ -40,6 +44,47 @@ proptest! {
             };
             let result = pool.install(|| run(&call, backend, &Rayon));
             prop_assert!(result == reference, "{backend:?}");
+        }
+    }
+}
+
+/// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of them.
+fn calls_of_long_heads(
+    types: TypeCombination,
+    pairs: Range<usize>,
+    group: Option<usize>,
+) -> impl Strategy<Value = RandomCall> {
+    (plans(1, 2), 1..4usize, pairs, 0..3usize).prop_perturb(move |(plan, num_heads, pairs, past), mut rng| {
+        let max_head_dim = 2 * pairs;
+        let group = group.unwrap_or(max_head_dim);
+        let group = if types.quant_bit == 4 { group.next_multiple_of(2) } else { group };
+        let inner = if types.t3.is_some() { max_head_dim / group } else { max_head_dim / 8 };
+        let sequences = vec![(past, 7), (0, 1)];
+        let (num_layer, layer_idx) = (1, 0);
+        let plan = Plan { types, num_heads, inner, group, max_head_dim, num_layer, layer_idx, sequences, ..plan };
+        RandomCall::new(&plan, &mut rng)
+    })
+}
+
+/// Rows longer than what is quantised, dequantised or streamed at once, some of them in more groups.
+#[test]
+fn calls_of_long_heads_agree() {
+    let check = |types, pairs, group| {
+        let mut runner = TestRunner::new(Config { cases: 1, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&calls_of_long_heads(types, pairs, group), |call| {
+            let reference = run(&call, Backend::Reference, &Serial);
+            for backend in backends::backends() {
+                prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
+            }
+            Ok(())
+        });
+        outcome.unwrap_or_else(|error| panic!("{types:?}, groups of {group:?}: {error}"));
+    };
+    for types in TypeCombination::LEGAL {
+        let groups = if types.t3.is_some() { &[Some(1), Some(16), None][..] } else { &[None] };
+        for &group in groups {
+            check(types, 50..1000, group);
+            check(types, 1000..5000, group);
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct Plan {
     /// Groups in a head; elements, without quantisation.
     pub inner: usize,
     pub group: usize,
+    /// Elements in a quantised head, at most.
+    pub max_head_dim: usize,
     pub num_repeat: usize,
     pub num_layer: usize,
     pub layer_idx: usize,
@@ -42,7 +44,7 @@ pub fn plans(max_inner: usize, tokens: usize) -> impl Strategy<Value = Plan> {
             prop::sample::select(&CacheMode::ALL[..]),
         ),
         (0..4usize, 0..=max_inner, 1..5usize, layer),
-        prop_oneof![1..10usize, Just(16), Just(32), Just(64), Just(128), Just(136), Just(258)],
+        prop_oneof![1..10usize, Just(16), Just(24), Just(32), Just(64), Just(128), Just(136), Just(258)],
         1..9usize,
         prop::collection::vec((0..tokens, 0..tokens), 0..5),
     )
@@ -54,6 +56,7 @@ pub fn plans(max_inner: usize, tokens: usize) -> impl Strategy<Value = Plan> {
                 num_heads,
                 inner,
                 group: if types.quant_bit == 4 { group.next_multiple_of(2) } else { group },
+                max_head_dim: 300,
                 num_repeat,
                 num_layer: layer.0,
                 layer_idx: layer.1,
@@ -94,7 +97,7 @@ impl RandomCall {
         let Plan { types, layout, mode, num_heads, page_size, .. } = *plan;
         let quantised = QuantBit::from_code(types.quant_bit).is_some();
         let head_dim = match quantised {
-            true => plan.inner.min(300 / plan.group) * plan.group,
+            true => plan.inner.min(plan.max_head_dim / plan.group) * plan.group,
             // Of all lengths, and of those that are whole lines.
             false => plan.inner * if plan.group.is_multiple_of(2) { 8 } else { 3 },
         };
