@@ -60,7 +60,7 @@ pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, c
     }
 }
 
-/// Writes the largest magnitude of each group, and as much as makes a register after the last.
+/// Writes the largest magnitude of each group, and zeros behind them, at least to the end of a register.
 #[inline(always)]
 unsafe fn maxima<S: Simd, V: Lanes, const GROUP: usize>(
     values: *const V,
@@ -84,8 +84,10 @@ unsafe fn maxima<S: Simd, V: Lanes, const GROUP: usize>(
             S::write_f32::<false>(maxima.add(u * of_unit), of_units);
         }
         if all * unit < len {
-            // What is left is less than a register, so the last one begins inside the one before it.
+            // What is left is less than a register, so the last one begins inside the one before it. Its maxima are followed
+            // by those of no groups: whole registers of them will be read, from the beginning.
             let at = len - unit;
+            S::write_f32::<false>(maxima.add(groups), S::splat(0.0));
             S::write_f32::<false>(maxima.add(at / GROUP), V::maxima::<S, GROUP>(values.add(at), 1, unit));
         }
     }
