@@ -13,7 +13,8 @@ const AHEAD_BYTES: usize = 4096;
 /// for meanwhile comes in small portions.
 const AT_ONCE_BYTES: usize = 2048;
 
-/// Bytes of values that are quantised together, if their codes go past the caches.
+/// Bytes of values that are quantised together, if their codes go past the caches; else how far ahead of a row values are asked
+/// for.
 const QUANTISED_BYTES: usize = 8 << 10;
 
 /// Stores a block.
@@ -76,7 +77,8 @@ unsafe fn move_rows<M: Mover>(rows: &Copies, stream: bool) {
 /// Stores all strips as codes, past the caches.
 ///
 /// Current tokens follow one another, so they are quantised in long rows, whatever the cache makes of them: their codes pass
-/// through a stage.
+/// through a stage, and their scales through another. At least one row of one strip fits there, or, where strips have several
+/// rows, one row of every strip.
 #[inline(always)]
 unsafe fn stream_codes<M: Mover, F: Format>(block: &Block) {
     let Row { len, groups, .. } = block.row;
@@ -98,17 +100,17 @@ unsafe fn stream_codes<M: Mover, F: Format>(block: &Block) {
                 let scale = block.scale.add(s * block.scale_strip + r * scale_bytes);
                 // Less than a line goes to the caches, which do better if they are asked for it before.
                 if !scale_bytes.is_multiple_of(LINE) {
-                    for s in 0..strips {
-                        prefetch_row(scale.add(s * block.scale_strip), rows * scale_bytes);
+                    for strip in 0..strips {
+                        prefetch_row(scale.add(strip * block.scale_strip), rows * scale_bytes);
                     }
                 }
                 let ahead = values.wrapping_add(rows * strips * value_bytes);
                 F::store::<M, false>(values, codes, scales, block.row.times(rows * strips), ahead);
-                for r in 0..rows {
-                    let (from, to) = (codes.add(r * strips * cache_bytes), cache.add(r * cache_bytes));
+                for row in 0..rows {
+                    let (from, to) = (codes.add(row * strips * cache_bytes), cache.add(row * cache_bytes));
                     let all = Copies { rows: strips, ..Copies::one(from, to, cache_bytes, 1) };
                     M::stream(&Copies { from_row: cache_bytes, to_row: block.cache_strip, ..all });
-                    let (from, to) = (scales.add(r * strips * scale_bytes), scale.add(r * scale_bytes));
+                    let (from, to) = (scales.add(row * strips * scale_bytes), scale.add(row * scale_bytes));
                     let all = Copies { rows: strips, ..Copies::one(from, to, scale_bytes, 1) };
                     M::stream(&Copies { from_row: scale_bytes, to_row: block.scale_strip, ..all });
                 }
@@ -186,7 +188,7 @@ unsafe fn load_copies<M: Mover, F: Format>(block: &Block) {
     let one = Copies { ahead: others, ..Copies::one(block.cache, block.values, row_bytes, block.copies) };
     // SAFETY: the caller's promise.
     unsafe {
-        // What is read from the caches need not be asked for at the right place.
+        // Unless it is streamed, what follows the last strip is in the caches: to ask for something else does no harm.
         if block.rows == 1 && (last == others || !stream) {
             let (from_row, to_row) = (block.cache_strip, block.values_strip);
             return move_rows::<M>(&Copies { rows: block.strips, from_row, to_row, ..one }, stream);

@@ -59,7 +59,8 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
     unsafe { _mm256_loadu_si256(halves.cast()) }
 }
 
-/// The larger of each pair of neighbouring fours of 32 bits, as in [`Simd::max_fours`](super::simd::Simd::max_fours), half by half.
+/// The larger of each pair of neighbouring fours of 32 bits, half by half, in the order of
+/// [`Simd::max_fours`](super::simd::Simd::max_fours).
 #[inline(always)]
 unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the instructions are enabled.

@@ -5,7 +5,7 @@ use half::f16;
 use super::dequantise::decode_group;
 use super::portable::{Codes, Eight, Float, Four};
 use super::quantise::maxima_of_registers;
-use super::simd::Simd;
+use super::simd::{MOST_LANES, Simd};
 
 /// A float type in registers.
 ///
@@ -19,7 +19,7 @@ pub(super) trait Lanes: Float {
     unsafe fn round_to<S: Simd>(x: S::F32) -> S::F32;
     unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32;
 
-    /// As many as `len` values as float32, and as makes whole registers: where they are, or else in `room`.
+    /// `len` values as float32: where they are, or else in `room`, into which whole registers are written.
     unsafe fn as_f32<S: Simd>(values: *const Self, len: usize, room: *mut f32) -> *const f32;
 
     /// As [`maxima_of_registers`].
@@ -43,7 +43,7 @@ pub(super) trait Lanes: Float {
             if n == S::LANES {
                 return Self::write::<S, false>(to, x);
             }
-            let mut all = [Self::round(0.0); 16];
+            let mut all = [Self::round(0.0); MOST_LANES];
             Self::write::<S, false>(all.as_mut_ptr(), x);
             for (i, &lane) in all.iter().enumerate().take(n) {
                 to.add(i).write(lane);

@@ -15,7 +15,6 @@ use super::lanes::{Lanes, PackedLanes};
 use super::lines::Copies;
 use super::prefetch::prefetch_row;
 use super::rows::{Row, Rows};
-
 use super::variant::Variant;
 use crate::quantize::{self, Real};
 

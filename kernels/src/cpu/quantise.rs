@@ -23,7 +23,8 @@ const VALUES: usize = 4096;
 /// Numbers of groups, written in whole registers.
 type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 
-/// Quantises a row of a register or more, whose groups are of `GROUP` values, or any other row. Meanwhile asks for as many values at `ahead`.
+/// Quantises a row of a register or more, whose groups are of `GROUP` values, or any other row. Meanwhile asks for as many
+/// values at `ahead`.
 ///
 /// # Safety
 /// As for [`Mover::quantise`].

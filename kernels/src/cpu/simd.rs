@@ -7,10 +7,10 @@ use super::lanes::Lanes;
 use super::portable::Four;
 use super::quantise::maxima_of_registers;
 
-/// A group of a register or more that is known in the call only, as the `GROUP` of the functions that have one.
+/// The `GROUP` of functions for groups of a register or more of which only the call knows how long they are.
 pub(super) const REGISTER: usize = usize::MAX;
 
-/// Any group that is left to plain Rust.
+/// The same for groups that are left to plain Rust.
 pub(super) const OTHER: usize = usize::MAX - 1;
 
 /// Lanes of the widest register.

@@ -106,8 +106,8 @@ pub(super) trait Apart: Simd {
     );
 }
 
-/// Makes a `Simd` a `Variant`, and sets functions [`Apart`]: instantiates the functions of `block.rs`, `lines.rs`, `quantise.rs` and `dequantise.rs`
-/// with its instructions enabled.
+/// Makes a `Simd` a `Variant`, and sets functions [`Apart`]: instantiates those of `block.rs`, `lines.rs`, `quantise.rs` and
+/// `dequantise.rs` with its instructions enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd_variant {
     ($simd:ident, $features:literal) => {

@@ -1,6 +1,7 @@
-//! Rows over vector registers, written once for every instruction set that is a [`Simd`](super::simd::Simd).
+//! What moves rows over vector registers, of every instruction set that is a [`Simd`](super::simd::Simd): conversions, and the
+//! choice of a function for what is quantised, by its groups.
 //!
-//! Everything here is inlined into functions that enable an instruction set; see `avx2.rs` and `avx512.rs`.
+//! Everything here is inlined into functions that enable an instruction set; see `variant.rs`.
 //!
 //! Rows that do not fill a register go to the portable functions, and so do groups that are neither a divisor of the
 //! register's lanes nor at least as long. A longer group that is no multiple of the lanes ends with a register that
