@@ -93,6 +93,7 @@ unsafe fn stream_codes<M: Mover, F: Format>(block: &Block) {
         let strips = strips_at_once.min(block.strips - s);
         for r in (0..block.rows).step_by(rows_at_once) {
             let rows = rows_at_once.min(block.rows - r);
+            debug_assert!(rows * strips * cache_bytes.max(scale_bytes) <= STAGE_BYTES, "a stage would overflow");
             // SAFETY: the caller's promise; these rows lie in the block, and the stages have room for theirs.
             unsafe {
                 let values = block.values.add((r * block.strips + s) * value_bytes).cast_const();
