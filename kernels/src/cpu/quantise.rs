@@ -42,7 +42,9 @@ pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, c
     }
     let Row { group, groups, .. } = row;
     let group = if GROUP == REGISTER { group } else { GROUP };
-    let at_once = (VALUES / group).clamp(1, GROUPS).min(groups);
+    // Parts of about the same length: the last one is moved back to be as long as the others.
+    let most = (VALUES / group).clamp(1, GROUPS);
+    let at_once = groups.div_ceil(groups.div_ceil(most));
     let (mut first, mut second): (Numbers, Numbers) =
         ([MaybeUninit::uninit(); GROUPS + MOST_LANES], [MaybeUninit::uninit(); GROUPS + MOST_LANES]);
     let (first, second) = (first.as_mut_ptr().cast::<f32>(), second.as_mut_ptr().cast::<f32>());

@@ -110,10 +110,10 @@ impl<'a> Walk<'a> {
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
         let heads_len = self.geometry.num_heads * self.geometry.head_dim;
-        // Whole tokens are best, unless a token's part of a strip is too short to be quantised by itself. What is quantised in a
-        // stage is several tokens long anyway, and what is not is best in one row, if it can be.
+        // Whole tokens are best, unless a token's part of a strip is too short to be quantised by itself.
         let quantises = self.geometry.quant.is_some();
         let strip = if quantises { tokens_in(STORED_BYTES, self.value_bytes() / 2) } else { 1 };
+        // Codes that are streamed are made of several tokens at a time, wherever these go; others in one row, if it can be.
         let apart = quantises && (stream || self.geometry.cache.token != heads_len);
         let shape = self.shape(1, strip, apart, stream);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
@@ -135,6 +135,7 @@ impl<'a> Walk<'a> {
     /// Loads a range of rows of `key` and `value`.
     pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
         let Geometry { num_heads, head_dim, t2, num_repeat, cache, .. } = self.geometry;
+        // What is written to the caches asks for nothing, so blocks may be as long as they like.
         let one_row = num_repeat == 1 && cache.token == num_heads * head_dim;
         let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), !stream && !one_row, stream);
         for (b, part) in parts(self.indices.kvstarts, tokens) {
