@@ -15,7 +15,7 @@ pub struct Cpu {
 }
 
 /// How much longer quantising takes than moving as many bytes.
-const QUANTISE_FACTOR: usize = 3;
+const QUANTISE_FACTOR: usize = 2;
 
 impl Cpu {
     /// Bytes from which on what a phase writes goes past the caches, unless a caller says otherwise: bytes that a load writes,
@@ -24,8 +24,8 @@ impl Cpu {
     /// Less than that is likely to be read again, by attention, before it leaves the last-level cache.
     pub const STREAM_BYTES: usize = 32 << 20;
 
-    /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; a third of
-    /// them where values are quantised.
+    /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; half of them
+    /// where a store quantises.
     ///
     /// Less than that takes 100 to 200 us, of which a second thread cannot save what it costs to wake it.
     pub const PARALLEL_BYTES: usize = 8 << 20;
