@@ -5,14 +5,10 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::block;
-use super::dequantise;
 use super::format::Format;
-use super::lanes::{Lanes, PackedLanes};
-use super::lines::{self, Copies};
-use super::quantise;
-use super::rows::{Block, Row, Rows};
+use super::rows::{Block, Rows};
 use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, units};
-use super::variant::simd_variant;
+use super::variant::{Apart, Task, Variant, simd_variant};
 
 /// Row functions for machines with AVX2, FMA and F16C.
 pub(super) struct Avx2;

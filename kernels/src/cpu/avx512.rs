@@ -5,15 +5,14 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::block;
-use super::dequantise::{self, product};
+use super::dequantise::product;
 use super::format::Format;
 use super::halves;
-use super::lanes::{Lanes, PackedLanes};
-use super::lines::{self, Copies};
-use super::quantise::{self, maxima_of_registers};
-use super::rows::{Block, Row, Rows};
+use super::lanes::Lanes;
+use super::quantise::maxima_of_registers;
+use super::rows::{Block, Rows};
 use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
-use super::variant::simd_variant;
+use super::variant::{Apart, Task, Variant, simd_variant};
 
 /// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
 pub(super) struct Avx512;

@@ -1,5 +1,6 @@
 //! Dequantises rows over vector registers, written once for every instruction set that is a [`Simd`].
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::format::Mover;
@@ -7,33 +8,30 @@ use super::lanes::{Lanes, PackedLanes};
 use super::portable::Portable;
 use super::rows::Row;
 use super::simd::{MOST_LANES, OTHER, REGISTER, Simd, last_inside, scales_of_register, units};
+use super::vector::Grouped;
 
-/// Dequantises a row of a register or more, whose groups are of `GROUP` values, or any other row.
-///
-/// # Safety
-/// As for [`Mover::dequantise`].
-#[inline(always)]
-pub(super) unsafe fn dequantise_row<
-    S: Simd,
-    Q: PackedLanes,
-    V: Lanes,
-    T: Lanes,
-    const GROUP: usize,
-    const STREAM: bool,
->(
-    cache: *const u8,
-    scales: *const T,
-    values: *mut V,
-    row: Row,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if GROUP == OTHER {
-            Portable::dequantise::<Q, V, T, STREAM>(cache, scales, values, row);
-        } else if GROUP > 8 {
-            long_groups::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, row);
-        } else {
-            short_groups::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, row.len);
+/// Dequantises a row, past the caches if `STREAM`: as for [`Mover::dequantise`].
+pub(super) struct Dequantise<Q, V, T, const STREAM: bool> {
+    pub(super) cache: *const u8,
+    pub(super) scales: *const T,
+    pub(super) values: *mut V,
+    pub(super) row: Row,
+    pub(super) codes: PhantomData<Q>,
+}
+
+impl<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool> Grouped for Dequantise<Q, V, T, STREAM> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const GROUP: usize>(self) {
+        let Self { cache, scales, values, row, .. } = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if GROUP == OTHER {
+                Portable::dequantise::<Q, V, T, STREAM>(cache, scales, values, row);
+            } else if GROUP > 8 {
+                long_groups::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, row);
+            } else {
+                short_groups::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, row.len);
+            }
         }
     }
 }

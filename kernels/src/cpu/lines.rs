@@ -2,6 +2,7 @@
 
 use super::prefetch::{LINE, prefetch, prefetch_row};
 use super::simd::Simd;
+use super::variant::Task;
 
 /// Bytes from which on one plain copy is left to the C library, which knows the processor's own instruction for it.
 const LIBRARY_BYTES: usize = 16 << 10;
@@ -48,17 +49,19 @@ impl Copies {
     }
 }
 
-/// Copies rows.
-///
-/// # Safety
-/// The instruction set is enabled; every row is valid for reads, and its copies for writes; they do not overlap.
-#[inline(always)]
-pub(super) unsafe fn copy_rows<S: Simd, const STREAM: bool>(all: &Copies) {
-    // SAFETY: the caller's promise.
-    unsafe { if all.copies == 1 { each::<S, STREAM>(all, 1) } else { each::<S, STREAM>(all, all.copies) } }
+/// Copies rows, past the caches if `STREAM`. Every row is valid for reads, and its copies for writes; they do not overlap.
+pub(super) struct CopyRows<'a, const STREAM: bool>(pub(super) &'a Copies);
+
+impl<const STREAM: bool> Task for CopyRows<'_, STREAM> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self(all) = self;
+        // SAFETY: the caller's promise.
+        unsafe { if all.copies == 1 { each::<S, STREAM>(all, 1) } else { each::<S, STREAM>(all, all.copies) } }
+    }
 }
 
-/// As [`copy_rows`], of whose `copies` the compiler may know how many they are.
+/// Copies rows, of whose `copies` the compiler may know how many they are.
 #[inline(always)]
 unsafe fn each<S: Simd, const STREAM: bool>(all: &Copies, copies: usize) {
     for r in 0..all.rows {

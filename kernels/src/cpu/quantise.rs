@@ -3,6 +3,7 @@
 //! Some groups at a time go through three loops: their largest magnitudes, their scales, their codes. What is done for one
 //! group depends on what came before, for a hundred cycles; what is done for its neighbours meanwhile does not.
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use kvcache_schema::SCALE_FLOOR;
@@ -13,6 +14,7 @@ use super::portable::Portable;
 use super::prefetch::prefetch_row;
 use super::rows::Row;
 use super::simd::{MOST_LANES, OTHER, REGISTER, Simd, last_inside, scales_of_register, units};
+use super::vector::Grouped;
 
 /// Groups that are quantised together.
 const GROUPS: usize = 256;
@@ -23,24 +25,40 @@ const VALUES: usize = 4096;
 /// Numbers of groups, written in whole registers.
 type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 
-/// Quantises a row of a register or more, whose groups are of `GROUP` values, or any other row. Meanwhile asks for as many
-/// values at `ahead`.
-///
-/// # Safety
-/// As for [`Mover::quantise`].
+/// Quantises a row, and meanwhile asks for as many values at `ahead`: as for [`Mover::quantise`].
+pub(super) struct Quantise<Q, V, T> {
+    pub(super) values: *const V,
+    pub(super) cache: *mut u8,
+    pub(super) scales: *mut T,
+    pub(super) row: Row,
+    pub(super) ahead: *const V,
+    pub(super) codes: PhantomData<Q>,
+}
+
+impl<Q: PackedLanes, V: Lanes, T: Lanes> Grouped for Quantise<Q, V, T> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const GROUP: usize>(self) {
+        let Self { values, cache, scales, row, ahead, .. } = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if GROUP == OTHER {
+                Portable::quantise::<Q, V, T>(values, cache, scales, row, ahead);
+            } else {
+                quantise_row::<S, Q, V, T, GROUP>(values, cache, scales, row, ahead);
+            }
+        }
+    }
+}
+
+/// Quantises a row of a register or more.
 #[inline(always)]
-pub(super) unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
+unsafe fn quantise_row<S: Simd, Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
-    row: Row,
+    Row { group, groups, .. }: Row,
     ahead: *const V,
 ) {
-    if GROUP == OTHER {
-        // SAFETY: the caller's promise.
-        return unsafe { Portable::quantise::<Q, V, T>(values, cache, scales, row, ahead) };
-    }
-    let Row { group, groups, .. } = row;
     let group = if GROUP == REGISTER { group } else { GROUP };
     // Parts of about the same length: the last one is moved back to be as long as the others.
     let most = (VALUES / group).clamp(1, GROUPS);

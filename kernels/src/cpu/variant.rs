@@ -9,10 +9,8 @@ use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
 use super::format::Format;
-use super::lanes::{Lanes, PackedLanes};
-use super::lines::Copies;
 use super::portable::Portable;
-use super::rows::{Row, Rows};
+use super::rows::Rows;
 use super::simd::Simd;
 
 /// An instruction set that the kernel is written for.
@@ -79,39 +77,30 @@ pub(super) trait Variant {
     fn rows<F: Format>() -> Rows;
 }
 
-/// Functions of an instruction set that are not inlined: there are many of them, and what one needs is not to be made ready for
-/// the others.
-///
-/// # Safety
-/// As for the functions that they call, of the same names.
-pub(super) trait Apart: Simd {
-    /// [`lines::copy_rows`](super::lines::copy_rows).
-    unsafe fn copy_rows<const STREAM: bool>(rows: &Copies);
-
-    /// [`quantise::quantise_row`](super::quantise::quantise_row).
-    unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-        values: *const V,
-        cache: *mut u8,
-        scales: *mut T,
-        row: Row,
-        ahead: *const V,
-    );
-
-    /// [`dequantise::dequantise_row`](super::dequantise::dequantise_row).
-    unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-        cache: *const u8,
-        scales: *const T,
-        values: *mut V,
-        row: Row,
-    );
+/// What is compiled by itself for an instruction set.
+pub(super) trait Task {
+    /// Does it.
+    ///
+    /// # Safety
+    /// The instruction set is enabled; else the task's own conditions.
+    unsafe fn run<S: Simd>(self);
 }
 
-/// Makes a `Simd` a `Variant`, and sets functions [`Apart`]: instantiates those of `block.rs`, `lines.rs`, `quantise.rs` and
-/// `dequantise.rs` with its instructions enabled.
+/// An instruction set that runs tasks as functions of their own: there are many, and what one needs is not to be made ready for
+/// the others.
+pub(super) trait Apart: Simd {
+    /// Runs a task.
+    ///
+    /// # Safety
+    /// As for [`Task::run`].
+    unsafe fn run<T: Task>(task: T);
+}
+
+/// Makes a `Simd` a `Variant` that runs tasks [`Apart`]: what it calls is compiled with its instructions enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! simd_variant {
     ($simd:ident, $features:literal) => {
-        impl $crate::cpu::variant::Variant for $simd {
+        impl Variant for $simd {
             fn rows<F: Format>() -> Rows {
                 Rows { store: store::<F>, load: load::<F>, fence }
             }
@@ -129,63 +118,18 @@ macro_rules! simd_variant {
             unsafe { block::load::<$simd, F>(block) }
         }
 
-        impl $crate::cpu::variant::Apart for $simd {
-            #[inline(always)]
-            unsafe fn copy_rows<const STREAM: bool>(rows: &Copies) {
-                #[target_feature(enable = $features)]
-                #[inline(never)]
-                unsafe fn apart<const STREAM: bool>(rows: &Copies) {
-                    // SAFETY: the instructions are enabled here; the rest is the caller's promise.
-                    unsafe { lines::copy_rows::<$simd, STREAM>(rows) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { apart::<STREAM>(rows) }
-            }
+        #[target_feature(enable = $features)]
+        #[inline(never)]
+        unsafe fn run<T: Task>(task: T) {
+            // SAFETY: the instructions are enabled here; the rest is the promise of Apart's caller.
+            unsafe { task.run::<$simd>() }
+        }
 
+        impl Apart for $simd {
             #[inline(always)]
-            unsafe fn quantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-                values: *const V,
-                cache: *mut u8,
-                scales: *mut T,
-                row: Row,
-                ahead: *const V,
-            ) {
-                #[target_feature(enable = $features)]
-                #[inline(never)]
-                unsafe fn apart<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize>(
-                    values: *const V,
-                    cache: *mut u8,
-                    scales: *mut T,
-                    row: Row,
-                    ahead: *const V,
-                ) {
-                    // SAFETY: the instructions are enabled here; the rest is the caller's promise.
-                    unsafe { quantise::quantise_row::<$simd, Q, V, T, GROUP>(values, cache, scales, row, ahead) }
-                }
+            unsafe fn run<T: Task>(task: T) {
                 // SAFETY: the caller's promise.
-                unsafe { apart::<Q, V, T, GROUP>(values, cache, scales, row, ahead) }
-            }
-
-            #[inline(always)]
-            unsafe fn dequantise_row<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-                cache: *const u8,
-                scales: *const T,
-                values: *mut V,
-                row: Row,
-            ) {
-                #[target_feature(enable = $features)]
-                #[inline(never)]
-                unsafe fn apart<Q: PackedLanes, V: Lanes, T: Lanes, const GROUP: usize, const STREAM: bool>(
-                    cache: *const u8,
-                    scales: *const T,
-                    values: *mut V,
-                    row: Row,
-                ) {
-                    // SAFETY: the instructions are enabled here; the rest is the caller's promise.
-                    unsafe { dequantise::dequantise_row::<$simd, Q, V, T, GROUP, STREAM>(cache, scales, values, row) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { apart::<Q, V, T, GROUP, STREAM>(cache, scales, values, row) }
+                unsafe { run(task) }
             }
         }
     };

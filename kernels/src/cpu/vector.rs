@@ -1,4 +1,4 @@
-//! What moves rows over vector registers, of every instruction set that is a [`Simd`](super::simd::Simd): conversions, and the
+//! What moves rows over vector registers, of every instruction set that is a [`Simd`]: conversions, and the
 //! choice of a function for what is quantised, by its groups.
 //!
 //! Everything here is inlined into functions that enable an instruction set; see `variant.rs`.
@@ -7,13 +7,17 @@
 //! register's lanes nor at least as long. A longer group that is no multiple of the lanes ends with a register that
 //! overlaps the one before it: the same values are computed, and written, twice.
 
+use std::marker::PhantomData;
+
+use super::dequantise::Dequantise;
 use super::format::Mover;
 use super::lanes::{Lanes, PackedLanes};
-use super::lines::Copies;
+use super::lines::{Copies, CopyRows};
 use super::portable::Portable;
+use super::quantise::Quantise;
 use super::rows::Row;
-use super::simd::{OTHER, REGISTER, last_inside};
-use super::variant::Apart;
+use super::simd::{OTHER, REGISTER, Simd, last_inside};
+use super::variant::{Apart, Task};
 
 impl<S: Apart> Mover for S {
     const STREAMS: bool = true;
@@ -21,13 +25,13 @@ impl<S: Apart> Mover for S {
     #[inline(always)]
     unsafe fn copy(rows: &Copies) {
         // SAFETY: the caller's promise.
-        unsafe { S::copy_rows::<false>(rows) }
+        unsafe { S::run(CopyRows::<false>(rows)) }
     }
 
     #[inline(always)]
     unsafe fn stream(rows: &Copies) {
         // SAFETY: the caller's promise.
-        unsafe { S::copy_rows::<true>(rows) }
+        unsafe { S::run(CopyRows::<true>(rows)) }
     }
 
     #[inline(always)]
@@ -54,22 +58,8 @@ impl<S: Apart> Mover for S {
         row: Row,
         ahead: *const V,
     ) {
-        let Row { len, group, .. } = row;
-        // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
-        unsafe {
-            match group {
-                1 if len >= S::LANES => S::quantise_row::<Q, V, T, 1>(values, cache, scales, row, ahead),
-                2 if len >= S::LANES => S::quantise_row::<Q, V, T, 2>(values, cache, scales, row, ahead),
-                4 if len >= S::LANES => S::quantise_row::<Q, V, T, 4>(values, cache, scales, row, ahead),
-                8 if len >= S::LANES => S::quantise_row::<Q, V, T, 8>(values, cache, scales, row, ahead),
-                16 => S::quantise_row::<Q, V, T, 16>(values, cache, scales, row, ahead),
-                32 => S::quantise_row::<Q, V, T, 32>(values, cache, scales, row, ahead),
-                64 => S::quantise_row::<Q, V, T, 64>(values, cache, scales, row, ahead),
-                128 => S::quantise_row::<Q, V, T, 128>(values, cache, scales, row, ahead),
-                _ if group >= S::LANES => S::quantise_row::<Q, V, T, REGISTER>(values, cache, scales, row, ahead),
-                _ => S::quantise_row::<Q, V, T, OTHER>(values, cache, scales, row, ahead),
-            }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { by_group::<S, _>(Quantise { values, cache, scales, row, ahead, codes: PhantomData::<Q> }, row) }
     }
 
     #[inline(always)]
@@ -79,21 +69,51 @@ impl<S: Apart> Mover for S {
         values: *mut V,
         row: Row,
     ) {
-        let Row { len, group, .. } = row;
-        // SAFETY: as in `quantise`.
+        // SAFETY: the caller's promise.
         unsafe {
-            match group {
-                1 if len >= S::LANES => S::dequantise_row::<Q, V, T, 1, STREAM>(cache, scales, values, row),
-                2 if len >= S::LANES => S::dequantise_row::<Q, V, T, 2, STREAM>(cache, scales, values, row),
-                4 if len >= S::LANES => S::dequantise_row::<Q, V, T, 4, STREAM>(cache, scales, values, row),
-                8 if len >= S::LANES => S::dequantise_row::<Q, V, T, 8, STREAM>(cache, scales, values, row),
-                16 => S::dequantise_row::<Q, V, T, 16, STREAM>(cache, scales, values, row),
-                32 => S::dequantise_row::<Q, V, T, 32, STREAM>(cache, scales, values, row),
-                64 => S::dequantise_row::<Q, V, T, 64, STREAM>(cache, scales, values, row),
-                128 => S::dequantise_row::<Q, V, T, 128, STREAM>(cache, scales, values, row),
-                _ if group >= S::LANES => S::dequantise_row::<Q, V, T, REGISTER, STREAM>(cache, scales, values, row),
-                _ => S::dequantise_row::<Q, V, T, OTHER, STREAM>(cache, scales, values, row),
-            }
+            let codes = PhantomData::<Q>;
+            by_group::<S, _>(Dequantise::<Q, V, T, STREAM> { cache, scales, values, row, codes }, row)
+        }
+    }
+}
+
+/// What is done to a row in groups of `GROUP` values.
+pub(super) trait Grouped {
+    /// Does it.
+    ///
+    /// # Safety
+    /// The instruction set is enabled, and the row's groups are such; it is a register or more if they are not
+    /// [`OTHER`]; else its own conditions.
+    unsafe fn run<S: Simd, const GROUP: usize>(self);
+}
+
+/// The same, as a task.
+struct InGroups<G, const GROUP: usize>(G);
+
+impl<G: Grouped, const GROUP: usize> Task for InGroups<G, GROUP> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.run::<S, GROUP>() }
+    }
+}
+
+/// Does something to a row in its groups: common ones are known to what does it.
+#[inline(always)]
+unsafe fn by_group<S: Apart, G: Grouped>(task: G, Row { len, group, .. }: Row) {
+    // SAFETY: the caller's promise; rows that do not fill a register, and other groups, are left to plain Rust.
+    unsafe {
+        match group {
+            1 if len >= S::LANES => S::run(InGroups::<G, 1>(task)),
+            2 if len >= S::LANES => S::run(InGroups::<G, 2>(task)),
+            4 if len >= S::LANES => S::run(InGroups::<G, 4>(task)),
+            8 if len >= S::LANES => S::run(InGroups::<G, 8>(task)),
+            16 => S::run(InGroups::<G, 16>(task)),
+            32 => S::run(InGroups::<G, 32>(task)),
+            64 => S::run(InGroups::<G, 64>(task)),
+            128 => S::run(InGroups::<G, 128>(task)),
+            _ if group >= S::LANES => S::run(InGroups::<G, REGISTER>(task)),
+            _ => S::run(InGroups::<G, OTHER>(task)),
         }
     }
 }
