@@ -30,8 +30,8 @@ test: lint test-rust test-golden test-ptx test-cuda test-sanitize test-python
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features kvcache-ort/cuda,kvcache-op/cuda
+	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda
 
 .PHONY: test-rust
 test-rust: .venv/ready build
@@ -55,24 +55,24 @@ test-ptx: .venv-cuda/ready
 test-sanitize:
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
 		-p kvcache-op --test golden --test agree --test layers
-	cargo test --locked -p kvcache-cuda-on-cpu --features sanitize
+	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs
 # the kernels on the CPU, found under the name that it has in the system; last the CUDA provider's operator, in the place of the
 # CPU's.
 .PHONY: test-cuda
 test-cuda: .venv/ready
-	cargo build --locked -p kvcache-cuda-driver-on-cpu
-	mkdir -p $(CARGO_TARGET_DIR)/cuda-on-cpu
-	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/cuda-on-cpu/libcuda.so
+	cargo build --locked -p kvcache-emulation-driver
+	mkdir -p $(CARGO_TARGET_DIR)/emulation
+	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/emulation/libcuda.so
 	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
 	cargo test --locked -p kvcache-op --features cuda --test device_checks
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_REQUIRE_GPU=emulated \
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_REQUIRE_GPU=emulated \
 		cargo test --locked -p kvcache-op --features cuda --test cuda
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
-		cargo bench --profile dev --locked -p kvcache-op --features cuda --bench device
-	cargo build --locked -p kvcache-ort --features cuda-on-cpu
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/cuda-on-cpu" KVCACHE_CUDA_ON_CPU=1 \
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
+		cargo run --locked -p kvcache-bench-device --features cuda
+	cargo build --locked -p kvcache-ort --features cuda-emulated
+	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_CUDA_EMULATED=1 \
 		KVCACHE_ORT_LIB="$(abspath $(CARGO_TARGET_DIR))/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
 
 # Everything that needs an NVIDIA GPU.
@@ -98,7 +98,7 @@ test-python: .venv/ready .venv-oldest/ready build
 bench: .venv-bench/ready build
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
-		.venv-bench/bin/python kernels/benches/bench.py $(BENCH)
+		.venv-bench/bin/python bench/cpu/bench.py $(BENCH)
 
 .PHONY: golden
 golden: .venv/ready
@@ -123,9 +123,9 @@ docs:
 	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
 	touch $@
 
-.venv-bench/ready: requirements.txt kernels/benches/requirements.txt
+.venv-bench/ready: requirements.txt bench/cpu/requirements.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r kernels/benches/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r bench/cpu/requirements.txt
 	touch $@
 
 .venv-cuda/ready: kernels/src/cuda/requirements.txt

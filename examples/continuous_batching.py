@@ -34,7 +34,7 @@ QUESTIONS = (
     "'It is a truth universally acknowledged' - how does that sentence go on?",
     "Around the world in how many days, and who made the bet?",
     "What do the musketeers say to one another?",
-    "Which letter does Hester Prynne wear, and of what colour?",
+    "Which letter does Hester Prynne wear, and of what color?",
     "Who painted the fence for Tom Sawyer?",
     "At what depth does the Nautilus travel, and who is its captain?",
     "What did Long John Silver keep on his shoulder?",

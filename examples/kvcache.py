@@ -67,7 +67,7 @@ def create_session(model: bytes, options: onnxruntime.SessionOptions | None = No
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How keys and values are kept: the types T1, T2, T3 of the specification and the quantisation attributes."""
+    """How keys and values are kept: the types T1, T2, T3 of the specification and the quantization attributes."""
 
     current_type: int
     cache_type: int

@@ -1,6 +1,6 @@
 """Calls through ONNX Runtime's CUDA provider, on memory of the GPU.
 
-With `KVCACHE_CUDA_ON_CPU` the device is the driver that runs on the CPU, and the library one whose operator for the CUDA
+With `KVCACHE_CUDA_EMULATED` the device is the driver that runs on the CPU, and the library one whose operator for the CUDA
 provider has the place of the CPU's: the runtime sees the CPU, and the operator a device.
 """
 
@@ -17,8 +17,8 @@ from emulated_memory import EmulatedMemory
 from kvcache import ELEMENT_TYPES, find_library
 from node import quiet_options
 
-ON_CPU = bool(os.environ.get("KVCACHE_CUDA_ON_CPU"))
-DEVICE = "cpu" if ON_CPU else "cuda"
+EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
+DEVICE = "cpu" if EMULATED else "cuda"
 
 # What the operator reads on the host.
 ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen")
@@ -27,7 +27,7 @@ ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen")
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str | None:
     """Why no session can run on a GPU here; None if one can."""
-    if ON_CPU:
+    if EMULATED:
         return None
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         return f"onnxruntime {onnxruntime.__version__} has no CUDA provider (onnxruntime-gpu has one)"
@@ -43,9 +43,9 @@ def why_no_gpu() -> str | None:
 @lru_cache(maxsize=64)
 def device_session(model: bytes) -> onnxruntime.InferenceSession:
     """A session of the model all of whose nodes are on the GPU."""
-    provider = "CPUExecutionProvider" if ON_CPU else "CUDAExecutionProvider"
+    provider = "CPUExecutionProvider" if EMULATED else "CUDAExecutionProvider"
     options = quiet_options()
-    if not ON_CPU:
+    if not EMULATED:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.register_custom_ops_library(str(find_library()))
     session = onnxruntime.InferenceSession(model, options, providers=[provider])
@@ -59,7 +59,7 @@ class DeviceArray:
     def __init__(self, array: np.ndarray, int4_shape: tuple[int, ...] | None = None):
         # One element more than there are, so that there is memory in any case.
         flat = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
-        self._memory = EmulatedMemory(flat) if ON_CPU else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
+        self._memory = EmulatedMemory(flat) if EMULATED else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
         self._shape = array.shape
         self._type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4
         self._bound = (self._type, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())

@@ -1,7 +1,7 @@
 """The cache emulated by standard ONNX operators, to the bit, for holding the operator against it inside a decoder.
 
 A cache of a layer is a float32 graph input of shape (max_t, Hkv, Dh) that holds what the operator would load, and a
-graph output that holds it after the call: ScatterND stores, Gather loads. Quantisation is the specification's
+graph output that holds it after the call: ScatterND stores, Gather loads. Quantization is the specification's
 arithmetic, each step of it rounded to T1 or T3 by a pair of Casts.
 """
 

@@ -16,9 +16,9 @@ from node import call, node_model, node_types, session_of
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
 TYPE_NAMES = {FLOAT: "float32", HALF: "float16", INT8: "int8", INT4: "int4"}
 
-# The specification's table of types, as (T1, T2, T3, quant_bit). Without quantisation T3 may be anything, or absent.
-UNQUANTISED = [(FLOAT, FLOAT), (FLOAT, HALF), (HALF, FLOAT), (HALF, HALF), (INT8, INT8)]
-LEGAL_TYPES = [(t1, t2, t3, 0) for (t1, t2), t3 in product(UNQUANTISED, (None, FLOAT, HALF))] + [
+# The specification's table of types, as (T1, T2, T3, quant_bit). Without quantization T3 may be anything, or absent.
+UNQUANTIZED = [(FLOAT, FLOAT), (FLOAT, HALF), (HALF, FLOAT), (HALF, HALF), (INT8, INT8)]
+LEGAL_TYPES = [(t1, t2, t3, 0) for (t1, t2), t3 in product(UNQUANTIZED, (None, FLOAT, HALF))] + [
     (t1, t2, t3, quant_bit) for t1, (t2, quant_bit), t3 in product((FLOAT, HALF), ((INT8, 8), (INT4, 4)), (FLOAT, HALF))
 ]
 

@@ -3,7 +3,7 @@
 Its logits are held against two judges. The decoder whose cache is emulated by standard operators runs the same steps;
 all else in it is the same, so attention must see the same bits and the logits must be the same bits, for every
 format. The decoder without a cache recomputes every whole sequence in one call, with matrix products of other shapes
-that may sum in another order: equal up to that without quantisation, within a stated bound with it.
+that may sum in another order: equal up to that without quantization, within a stated bound with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALL_FORMATS = FORMATS | {
     "float32 in int4": CacheFormat(FLOAT, INT4, FLOAT, quant_bit=4, quant_group=32),
 }
 
-# Largest difference of a logit from recomputation; logits have a standard deviation of 1. Without quantisation what is
+# Largest difference of a logit from recomputation; logits have a standard deviation of 1. Without quantization what is
 # left is the order of summation, and with float16 the few keys and values that it tips over a rounding border.
 BOUNDS = {"float32": 2e-5, "float16": 1e-3, "int8": 0.1, "int4": 0.8}
 

@@ -1,4 +1,4 @@
-"""The node in graphs of every kind, on every optimisation level: what surrounds it changes no bit of what it does."""
+"""The node in graphs of every kind, on every optimization level: what surrounds it changes no bit of what it does."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def session_at(
 @pytest.mark.parametrize("threads", [0, 1, 2, 8])
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_levels_and_threads(example: Example, level: onnxruntime.GraphOptimizationLevel, threads: int) -> None:
-    """Neither the optimiser nor the number of threads (0: the runtime's choice) matters."""
+    """Neither the optimizer nor the number of threads (0: the runtime's choice) matters."""
     example.check(session_at(level, SETTING.model, threads))
 
 
 @pytest.mark.parametrize("format", ["ONNX", "ORT"])
 def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path: Path) -> None:
-    """An optimised model, saved in either format, loads and works."""
+    """An optimized model, saved in either format, loads and works."""
     saved = tmp_path / "saved"
     options = quiet_options()
     options.optimized_model_filepath = str(saved)

@@ -172,7 +172,7 @@ def test_both_domains_are_one_operator(setting: Setting) -> None:
 
 
 def test_an_unneeded_scale_is_left_alone() -> None:
-    """Without quantisation a scale may be given, of any shape, and keeps its bytes."""
+    """Without quantization a scale may be given, of any shape, and keeps its bytes."""
     inputs, arrays = one_call(Setting())
     scale = np.array([1.5, -2.5, np.inf], np.float16)
     before = scale.copy()

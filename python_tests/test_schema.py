@@ -34,7 +34,7 @@ def test_layouts() -> None:
 
 
 def test_types() -> None:
-    """The table of types; without quantisation T3 is any, or absent."""
+    """The table of types; without quantization T3 is any, or absent."""
     legal = set()
     for row in SCHEMA["combinations"]:
         any_scale = [None, *SCHEMA["types"]["T3"]]

@@ -30,8 +30,8 @@ def pages() -> Iterator[Case]:
     case = begin("pages-unaligned", about, "f16 int8 f16", max_t=19, cache_mode=1, page_size=4, quant_bit=8)
     yield case.call(Sequence(2, 7, (15, 1, 7)), Sequence(0, 5, (11, 5)))
 
-    about = "Pages of one sequence that happen to be neighbours: one run of slots across three pages."
-    case = begin("pages-neighbouring", about, "f16 f16", max_t=14, cache_mode=1, page_size=4, cache_layout=2)
+    about = "Pages of one sequence that happen to be neighbors: one run of slots across three pages."
+    case = begin("pages-neighboring", about, "f16 f16", max_t=14, cache_mode=1, page_size=4, cache_layout=2)
     yield case.call(Sequence(1, 10, (2, 6, 10)))
 
     about = "Two pages overlap, but no token uses the slots they share: the first sequence ends before them."

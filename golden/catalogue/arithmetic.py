@@ -1,4 +1,4 @@
-"""The arithmetic of quantisation: each rounding, each edge, for both widths and every pair of T1 and T3."""
+"""The arithmetic of quantization: each rounding, each edge, for both widths and every pair of T1 and T3."""
 
 from __future__ import annotations
 

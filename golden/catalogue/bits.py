@@ -39,5 +39,5 @@ def random_values(label: str, shape: tuple[int, ...], element: str) -> np.ndarra
 
 
 def random_scales(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
-    """Positive values up to 1/16, as a step of quantisation would be."""
+    """Positive values up to 1/16, as a step of quantization would be."""
     return np.abs(random_values(label, shape, element)) / np.dtype(element).type(128)

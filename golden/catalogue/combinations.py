@@ -12,13 +12,13 @@ MODES = ("offset", "paged")
 REPEATS = (1, 4)
 GROUPS = (8, 16, 8, 32, 64, 16, 128, 32)
 
-UNQUANTISED = ("f32 f32", "f32 f16", "f16 f32", "f16 f16", "int8 int8")
-QUANTISED = tuple(f"{T1} {T2} {T3}" for T2 in ("int8", "int4") for T1 in ("f32", "f16") for T3 in ("f32", "f16"))
+UNQUANTIZED = ("f32 f32", "f32 f16", "f16 f32", "f16 f16", "int8 int8")
+QUANTIZED = tuple(f"{T1} {T2} {T3}" for T2 in ("int8", "int4") for T1 in ("f32", "f16") for T3 in ("f32", "f16"))
 
 
 def cases() -> Iterator[Case]:
     """The whole product; sizes, layers, places and groups vary along it."""
-    combinations = product(LAYOUTS, enumerate(MODES), UNQUANTISED + QUANTISED, REPEATS)
+    combinations = product(LAYOUTS, enumerate(MODES), UNQUANTIZED + QUANTIZED, REPEATS)
     for number, (cache_layout, (cache_mode, mode), types, num_repeat) in enumerate(combinations):
         yield combination(number, cache_layout, cache_mode, mode, types, num_repeat)
 
@@ -30,8 +30,8 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
     about = f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, num_repeat {num_repeat}: "
     head_dim = 4 + number % 3
     quant_group = 0
-    if types in QUANTISED:
-        # Eight neighbours of the product share layout, mode and width, and so meet all groups.
+    if types in QUANTIZED:
+        # Eight neighbors of the product share layout, mode and width, and so meet all groups.
         quant_group = GROUPS[(number + cache_layout) % len(GROUPS)]
         attributes |= dict(quant_bit=8 if "int8" in types else 4, quant_group=quant_group)
         head_dim = 16 if quant_group == 8 else quant_group

@@ -1,4 +1,4 @@
-"""Unquantised values: bits that must be kept, and the conversion to and from a cache of another type."""
+"""Unquantized values: bits that must be kept, and the conversion to and from a cache of another type."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def layers() -> Iterator[Case]:
 
 def attributes_left_out() -> Iterator[Case]:
     """Absent attributes take the specification's defaults; idle ones decide nothing."""
-    about = "No attribute at all: one layer, no quantisation, no repeat, offset mode, layout 0."
+    about = "No attribute at all: one layer, no quantization, no repeat, offset mode, layout 0."
     yield begin("defaults", about, "f32 f32").call(Sequence(0, 3, 2), Sequence(2, 1, 7))
 
     about = "cache_mode 1 with the default page_size 128: the second page begins with token 128."
@@ -133,12 +133,12 @@ def attributes_left_out() -> Iterator[Case]:
         case = begin(name, about, f"f32 int{bits} f32", head_dim=16, max_t=6, quant_bit=bits)
         yield case.call(Sequence(0, 2, 3), Sequence(1, 1, 0))
 
-    about = "Without quantisation quant_group is idle: 3 need not divide head_dim 8; so is page_size in offset mode."
+    about = "Without quantization quant_group is idle: 3 need not divide head_dim 8; so is page_size in offset mode."
     yield begin("idle-attributes", about, "f16 f16", quant_group=3, page_size=1).call(Sequence(1, 4, 5))
 
 
 def scale_untouched() -> Iterator[Case]:
-    """A scale that is given without quantisation keeps its bytes, whatever its shape."""
+    """A scale that is given without quantization keeps its bytes, whatever its shape."""
     for number, (types, shape) in enumerate(
         (
             ("f32 f32 f32", (12, 1, 2, 2, 1)),

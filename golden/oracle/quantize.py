@@ -1,4 +1,4 @@
-"""The arithmetic of one quantisation group. Every step is rounded to the type named beside it."""
+"""The arithmetic of one quantization group. Every step is rounded to the type named beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
-    """The codes q (quant_group), int8, and the step s, a T1, of the neighbours x (quant_group) of T1."""
+    """The codes q (quant_group), int8, and the step s, a T1, of the neighbors x (quant_group) of T1."""
     T1 = x.dtype.type
     qmax = 2 ** (quant_bit - 1) - 1
     with np.errstate(invalid="ignore"):  # NaN and Inf are the group's poison, see below

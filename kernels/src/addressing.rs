@@ -36,7 +36,7 @@ pub struct Segment {
     pub len: usize,
 }
 
-/// Tokens of one sequence that lie in neighbouring slots.
+/// Tokens of one sequence that lie in neighboring slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// The first token, counted in the sequence.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_pages_are_one_run() {
+    fn neighboring_pages_are_one_run() {
         let addressing = Addressing::Paged { cachestarts: &[4, 8, 0, 12, -1], max_p: 5, page_size: 4 };
         let runs: Vec<_> = addressing.runs(0, 2..15).collect();
         let run = |token, slot, len| Run { token, slot, len };

@@ -46,7 +46,7 @@ pub struct Geometry {
     pub t1: ElementType,
     /// The type of `cache` (T2).
     pub t2: ElementType,
-    /// The quantisation of the cache, if it is quantised.
+    /// The quantization of the cache, if it is quantized.
     pub quant: Option<Quant>,
     /// The number of elements of `cache`.
     pub cache_len: usize,
@@ -60,18 +60,18 @@ impl Geometry {
         self.cache.offset(slot, self.layer_idx, kv, h)
     }
 
-    /// The offset in `scale` of the first scale of a head, in elements; 0 without quantisation.
+    /// The offset in `scale` of the first scale of a head, in elements; 0 without quantization.
     pub fn scale_at(&self, slot: usize, kv: usize, h: usize) -> usize {
         self.quant.map_or(0, |quant| quant.scale.offset(slot, self.layer_idx, kv, h))
     }
 }
 
-/// How a cache is quantised.
+/// How a cache is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quant {
     /// The width of a code.
     pub bits: QuantBit,
-    /// Neighbours along `head_dim` that share a scale; divides `head_dim`, and is even for four bits.
+    /// Neighbors along `head_dim` that share a scale; divides `head_dim`, and is even for four bits.
     pub group: usize,
     /// The type of `scale` (T3).
     pub t3: ElementType,
@@ -120,7 +120,7 @@ pub struct Pointers {
     pub current: [*const u8; 2],
     /// `cache`: T2, shape by layout.
     pub cache: *mut u8,
-    /// `scale`: T3, shape by layout; not accessed without quantisation.
+    /// `scale`: T3, shape by layout; not accessed without quantization.
     pub scale: *mut u8,
     /// `key` and `value`: T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub outputs: [*mut u8; 2],
@@ -144,7 +144,7 @@ impl<'a> Problem<'a> {
     /// - The indices obey the rules "Starts" and "Slots" of the specification, and no two current tokens share a slot.
     /// - For the lifetime, each pointer is aligned for its type and valid for its tensor's shape (for any address where
     ///   the tensor is empty): the current tokens for reads, outputs for writes, cache and scale for reads and writes of
-    ///   initialised memory. Outputs, cache and scale overlap nothing else.
+    ///   initialized memory. Outputs, cache and scale overlap nothing else.
     /// - Meanwhile nobody else writes the current tokens, touches the outputs, writes the slots of this layer that the
     ///   call loads, or touches those that it stores.
     pub unsafe fn assume_checked(geometry: Geometry, indices: Indices<'a>, pointers: Pointers) -> Self {
@@ -179,7 +179,7 @@ impl<'a> Problem<'a> {
     /// The tensors as slices of their types.
     ///
     /// # Safety
-    /// `V` is stored as T1, `C` as T2 (`u8` for int4) and `S` as T3 (any type without quantisation).
+    /// `V` is stored as T1, `C` as T2 (`u8` for int4) and `S` as T3 (any type without quantization).
     pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(&mut self) -> Tensors<'_, V, C, S> {
         let Geometry { num_heads, head_dim, num_repeat, .. } = self.geometry;
         let current_len = self.total_seqlen() * num_heads * head_dim;

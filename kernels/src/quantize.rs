@@ -1,4 +1,4 @@
-//! The arithmetic of a quantised group, one element at a time.
+//! The arithmetic of a quantized group, one element at a time.
 //!
 //! Written from the specification: with T1 the type of the values and T3 the type of the scale,
 //! `s = max(amax / qmax, 1e-5)` and `x / s` are rounded to T1 at each step, `T3(q) * scale` is rounded to T3.

@@ -1,4 +1,4 @@
-//! The kernel that reads like the specification and judges all others: safe, scalar, single-threaded, never optimised.
+//! The kernel that reads like the specification and judges all others: safe, scalar, single-threaded, never optimized.
 
 use half::f16;
 use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};

@@ -17,7 +17,7 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// A slice of `len` elements at `data`.
     ///
     /// # Safety
-    /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialised elements. While the slice
+    /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialized elements. While the slice
     /// lives, nobody else writes an element that is passed to [`get`](Self::get) or accesses one that is passed to
     /// [`set`](Self::set).
     pub(crate) unsafe fn from_raw_parts(data: NonNull<T>, len: usize) -> Self {

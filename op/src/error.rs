@@ -41,7 +41,7 @@ pub enum Error {
         quant_bit: i64,
     },
 
-    /// A quantised cache without scales.
+    /// A quantized cache without scales.
     #[error("scale is absent, wanted a tensor of float32 or float16 because quant_bit is {quant_bit}")]
     ScaleMissing {
         /// The attribute `quant_bit`.

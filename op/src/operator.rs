@@ -207,7 +207,7 @@ fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUn
     let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis)).ok_or_else(out_of_memory)?;
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
-    // SAFETY: there is room for so many, and elements that may be uninitialised need no more.
+    // SAFETY: there is room for so many, and elements that may be uninitialized need no more.
     unsafe { elements.set_len(len) };
     Array3::from_shape_vec(shape, elements).map_err(|_| out_of_memory())
 }

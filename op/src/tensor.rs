@@ -133,7 +133,7 @@ impl<'a> TensorMut<'a> {
     ///
     /// # Safety
     /// For the lifetime, `data` is valid for writes of a row-major tensor of this type and shape (of any value where it
-    /// has no elements); as `cache` or `scale` also for reads of initialised memory. While a call uses it, nobody else
+    /// has no elements); as `cache` or `scale` also for reads of initialized memory. While a call uses it, nobody else
     /// touches an output, or those slots of a cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *mut u8) -> Self {
         Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }

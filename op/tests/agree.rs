@@ -66,7 +66,7 @@ fn calls_of_long_heads(
     })
 }
 
-/// Rows longer than what is quantised, dequantised or streamed at once, some of them in more groups.
+/// Rows longer than what is quantized, dequantized or streamed at once, some of them in more groups.
 #[test]
 fn calls_of_long_heads_agree() {
     let check = |cases, types, pairs, group| {

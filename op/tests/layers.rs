@@ -82,9 +82,9 @@ fn what_is_wrong_with_all_layers_is_said_at_once() {
     assert_eq!(refused(LayersInputs { t1: ElementType::Int8, ..inputs() }, shape), "illegal_types");
     assert_eq!(refused(LayersInputs { seqstarts: (&[0, -2]).into(), ..inputs() }, shape), "starts_decrease");
     assert_eq!(refused(LayersInputs { start_pos: (&[2]).into(), ..inputs() }, shape), "kvlen_mismatch");
-    let quantised = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, ..Attributes::default() }).unwrap();
+    let quantized = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, ..Attributes::default() }).unwrap();
     let mut cache = Array5::<i8>::zeros([8, 2, 2, 2, 8]);
-    let error = quantised.check_layers(&inputs(), (&mut cache).into(), None);
+    let error = quantized.check_layers(&inputs(), (&mut cache).into(), None);
     assert_eq!(error.unwrap_err().kind(), "scale_missing");
 }
 

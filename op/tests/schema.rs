@@ -248,14 +248,14 @@ fn other_types_and_absent_tensors_are_refused() {
     let mut operands = setting.operands(&schema);
     operands.remove("scale");
     assert_eq!(setting.run(&mut operands), Err(Error::ScaleMissing { quant_bit: 8 }));
-    let unquantised = Setting {
+    let unquantized = Setting {
         attributes: Attributes { quant_bit: 0, ..setting.attributes.clone() },
         types: [setting.types.clone(), [("T2", ElementType::Float16)].into()].into_iter().flatten().collect(),
         ..setting
     };
-    let mut operands = unquantised.operands(&schema);
+    let mut operands = unquantized.operands(&schema);
     operands.remove("scale");
-    assert_eq!(unquantised.run(&mut operands), Ok(()));
+    assert_eq!(unquantized.run(&mut operands), Ok(()));
 }
 
 #[test]

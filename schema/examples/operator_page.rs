@@ -75,7 +75,7 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
     for (name, types) in mapping(&schema["types"]) {
         writeln!(md, "- **{}**: {}", text(name), list(types))?;
     }
-    writeln!(md, "\nLegal combinations; without quantisation a scale of any T3 may be given and is left untouched.\n")?;
+    writeln!(md, "\nLegal combinations; without quantization a scale of any T3 may be given and is left untouched.\n")?;
     table(&mut md, &["quant_bit", "T1", "T2", "T3"], rows(&schema["combinations"]), |row| {
         let t3 = if row["T3"].is_null() { "none".to_owned() } else { text(&row["T3"]) };
         vec![text(&row["quant_bit"]), text(&row["T1"]), text(&row["T2"]), t3]

@@ -18,9 +18,9 @@ pub struct Attributes {
     pub num_layer: i64,
     /// The layer of the cache that this node stores to and loads from.
     pub layer_idx: i64,
-    /// Width of a quantised cache element in bits; 0 is no quantisation.
+    /// Width of a quantized cache element in bits; 0 is no quantization.
     pub quant_bit: i64,
-    /// How many neighbours along `head_dim` share one scale.
+    /// How many neighbors along `head_dim` share one scale.
     pub quant_group: i64,
     /// How often each cache head is repeated in the outputs (grouped-query attention).
     pub num_repeat: i64,

@@ -42,7 +42,7 @@ pub struct CacheDims {
     pub inner: usize,
 }
 
-/// Distances in elements between neighbours along each axis; along the innermost axis it is 1.
+/// Distances in elements between neighbors along each axis; along the innermost axis it is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheStrides {
     /// From one slot to the next.

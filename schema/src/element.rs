@@ -41,7 +41,7 @@ impl ElementType {
         }
     }
 
-    /// The bytes that `len` neighbouring elements take, rounded up to whole bytes; `None` if that overflows.
+    /// The bytes that `len` neighboring elements take, rounded up to whole bytes; `None` if that overflows.
     pub const fn bytes(self, len: usize) -> Option<usize> {
         match self {
             Self::Int4 => Some(len.div_ceil(2)),

@@ -1,4 +1,4 @@
-//! Quantisation: widths, constants, and which types go together.
+//! Quantization: widths, constants, and which types go together.
 
 use crate::ElementType;
 
@@ -6,7 +6,7 @@ use crate::ElementType;
 /// (for float16 it is 168 * 2^-24).
 pub const SCALE_FLOOR: f32 = 1e-5;
 
-/// Attribute `quant_bit` of a quantised cache: the width of its elements.
+/// Attribute `quant_bit` of a quantized cache: the width of its elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuantBit {
     /// int8 cache elements.
@@ -16,10 +16,10 @@ pub enum QuantBit {
 }
 
 impl QuantBit {
-    /// Every code of the attribute `quant_bit`; 0 is no quantisation.
+    /// Every code of the attribute `quant_bit`; 0 is no quantization.
     pub const CODES: [i64; 3] = [0, 4, 8];
 
-    /// The width with this code; `None` for 0 (no quantisation) and for codes that do not exist.
+    /// The width with this code; `None` for 0 (no quantization) and for codes that do not exist.
     pub const fn from_code(code: i64) -> Option<Self> {
         match code {
             8 => Some(Self::Eight),
@@ -36,7 +36,7 @@ impl QuantBit {
         }
     }
 
-    /// The largest magnitude of a quantised value: `2^(quant_bit - 1) - 1`.
+    /// The largest magnitude of a quantized value: `2^(quant_bit - 1) - 1`.
     pub const fn qmax(self) -> i8 {
         ((1 << (self.code() - 1)) - 1) as i8
     }
@@ -64,7 +64,7 @@ pub struct TypeCombination {
 }
 
 impl TypeCombination {
-    /// Every legal combination. Without quantisation any T3 of [`ElementType::T3`] may be given, and is left untouched.
+    /// Every legal combination. Without quantization any T3 of [`ElementType::T3`] may be given, and is left untouched.
     pub const LEGAL: [Self; 13] = {
         use ElementType::{Float16, Float32, Int4, Int8};
         const fn row(quant_bit: i64, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {

@@ -20,7 +20,7 @@ struct Schema {
     outputs: Vec<Operand>,
     types: BTreeMap<String, Vec<String>>,
     combinations: Vec<Combination>,
-    quantisation: Quantisation,
+    quantization: Quantization,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +63,7 @@ struct Combination {
 }
 
 #[derive(Deserialize)]
-struct Quantisation {
+struct Quantization {
     scale_floor: f32,
     qmax: BTreeMap<i64, i8>,
 }
@@ -157,8 +157,8 @@ fn types_and_their_legal_combinations() {
 }
 
 #[test]
-fn quantisation_constants() {
-    let yaml = schema().quantisation;
+fn quantization_constants() {
+    let yaml = schema().quantization;
     assert_eq!(yaml.scale_floor, SCALE_FLOOR);
     let rust: BTreeMap<_, _> =
         QuantBit::CODES.into_iter().filter_map(QuantBit::from_code).map(|bits| (bits.code(), bits.qmax())).collect();

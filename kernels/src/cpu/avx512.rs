@@ -5,11 +5,11 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::block;
-use super::dequantise::product;
+use super::dequantize::product;
 use super::format::Format;
 use super::halves;
 use super::lanes::Lanes;
-use super::quantise::maxima_of_registers;
+use super::quantize::maxima_of_registers;
 use super::rows::{Block, Rows};
 use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
 use super::variant::{Apart, Task, Variant, simd_variant};

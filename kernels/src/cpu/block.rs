@@ -13,9 +13,9 @@ const AHEAD_BYTES: usize = 4096;
 /// for meanwhile comes in small portions.
 const AT_ONCE_BYTES: usize = 2048;
 
-/// Bytes of values that are quantised together, if their codes go past the caches; else how far ahead of a row values are asked
+/// Bytes of values that are quantized together, if their codes go past the caches; else how far ahead of a row values are asked
 /// for.
-const QUANTISED_BYTES: usize = 8 << 10;
+const QUANTIZED_BYTES: usize = 8 << 10;
 
 /// Stores a block.
 ///
@@ -76,14 +76,14 @@ unsafe fn move_rows<M: Mover>(rows: &Copies, stream: bool) {
 
 /// Stores all strips as codes, past the caches.
 ///
-/// Current tokens follow one another, so they are quantised in long rows, whatever the cache makes of them: their codes pass
+/// Current tokens follow one another, so they are quantized in long rows, whatever the cache makes of them: their codes pass
 /// through a stage, and their scales through another. At least one row of one strip fits there, or, where strips have several
 /// rows, one row of every strip.
 #[inline(always)]
 unsafe fn stream_codes<M: Mover, F: Format>(block: &Block) {
     let Row { len, groups, .. } = block.row;
     let (value_bytes, cache_bytes, scale_bytes) = (F::value_bytes(len), F::cache_bytes(len), F::scale_bytes(groups));
-    let at_once = (QUANTISED_BYTES / value_bytes.max(1)).min(STAGE_BYTES / cache_bytes.max(scale_bytes).max(1));
+    let at_once = (QUANTIZED_BYTES / value_bytes.max(1)).min(STAGE_BYTES / cache_bytes.max(scale_bytes).max(1));
     // Either strips are tokens, or tokens are the rows of all strips.
     let strips_at_once = if block.rows == 1 { at_once.max(1) } else { block.strips };
     let rows_at_once = (at_once / strips_at_once).max(1);
@@ -136,7 +136,7 @@ unsafe fn store_converted<M: Mover, F: Format>(block: &Block, values: *const u8,
             let cache = cache.add(first * F::cache_bytes(block.row.len));
             let scale = scale.wrapping_add(first * F::scale_bytes(block.row.groups));
             let mut values = values.add(first * block.values_row);
-            let mut ahead = values.wrapping_add(QUANTISED_BYTES);
+            let mut ahead = values.wrapping_add(QUANTIZED_BYTES);
             if rows > 1 {
                 M::copy(&Copies {
                     from_row: block.values_row,

@@ -25,7 +25,7 @@ pub(super) trait Mover {
     unsafe fn convert<A: Lanes, B: Lanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize);
 
     /// Makes codes and scales of values. Meanwhile asks for as many values at `ahead`, which may be any address.
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+    unsafe fn quantize<Q: PackedLanes, V: Lanes, T: Lanes>(
         values: *const V,
         cache: *mut u8,
         scales: *mut T,
@@ -34,7 +34,7 @@ pub(super) trait Mover {
     );
 
     /// Makes values of codes and scales, past the caches if `STREAM`: as for [`convert`](Self::convert).
-    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
+    unsafe fn dequantize<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,
@@ -60,7 +60,7 @@ pub(super) trait Format {
     fn scale_bytes(groups: usize) -> usize;
 
     /// Stores a row, past the caches if `STREAM`, where it is converted: as for [`Mover::convert`]. Meanwhile asks for as many
-    /// values at `ahead`, where it is quantised: as for [`Mover::quantise`].
+    /// values at `ahead`, where it is quantized: as for [`Mover::quantize`].
     ///
     /// # Safety
     /// As for [`Mover`].
@@ -86,7 +86,7 @@ pub(super) struct Copied<V>(PhantomData<V>);
 pub(super) struct Converted<V, C>(PhantomData<(V, C)>);
 
 /// Floats as codes `Q` with scales of type `T`.
-pub(super) struct Quantised<Q, V, T>(PhantomData<(Q, V, T)>);
+pub(super) struct Quantized<Q, V, T>(PhantomData<(Q, V, T)>);
 
 impl<V> Format for Copied<V> {
     const COPIES: bool = true;
@@ -158,7 +158,7 @@ impl<V: Lanes, C: Lanes> Format for Converted<V, C> {
     }
 }
 
-impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
+impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantized<Q, V, T> {
     const COPIES: bool = false;
     const CODES: bool = true;
 
@@ -183,12 +183,12 @@ impl<Q: PackedLanes, V: Lanes, T: Lanes> Format for Quantised<Q, V, T> {
         ahead: *const u8,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { M::quantise::<Q, V, T>(values.cast(), cache, scale.cast(), row, ahead.cast()) }
+        unsafe { M::quantize::<Q, V, T>(values.cast(), cache, scale.cast(), row, ahead.cast()) }
     }
 
     #[inline(always)]
     unsafe fn load<M: Mover, const STREAM: bool>(cache: *const u8, scale: *const u8, values: *mut u8, row: Row) {
         // SAFETY: the caller's promise.
-        unsafe { M::dequantise::<Q, V, T, STREAM>(cache, scale.cast(), values.cast(), row) }
+        unsafe { M::dequantize::<Q, V, T, STREAM>(cache, scale.cast(), values.cast(), row) }
     }
 }

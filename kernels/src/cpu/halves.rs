@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-/// As [`maxima_of_registers`](super::quantise::maxima_of_registers), for groups of 8 or of 16 and more.
+/// As [`maxima_of_registers`](super::quantize::maxima_of_registers), for groups of 8 or of 16 and more.
 ///
 /// # Safety
 /// The instructions of `avx512.rs` are enabled; else as for that.
@@ -59,7 +59,7 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
     unsafe { _mm256_loadu_si256(halves.cast()) }
 }
 
-/// The larger of each pair of neighbouring fours of 32 bits, half by half, in the order of
+/// The larger of each pair of neighboring fours of 32 bits, half by half, in the order of
 /// [`Simd::max_fours`](super::simd::Simd::max_fours).
 #[inline(always)]
 unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
@@ -105,7 +105,7 @@ unsafe fn maxima_of_bits<const GROUP: usize, const NAN: bool>(
                 *register = magnitudes::<NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
             }
         }
-        // Neighbours become one: pairs of halves, then of fours, then of eights, of both registers.
+        // Neighbors become one: pairs of halves, then of fours, then of eights, of both registers.
         left /= 2;
         for i in 0..left {
             let [a, b] = [registers[2 * i], registers[2 * i + 1]];

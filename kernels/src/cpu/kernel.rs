@@ -14,8 +14,8 @@ pub struct Cpu {
     parallel_bytes: usize,
 }
 
-/// How much longer quantising takes than moving as many bytes.
-const QUANTISE_FACTOR: usize = 2;
+/// How much longer quantizing takes than moving as many bytes.
+const QUANTIZE_FACTOR: usize = 2;
 
 impl Cpu {
     /// Bytes from which on what a phase writes goes past the caches, unless a caller says otherwise: bytes that a load writes,
@@ -25,7 +25,7 @@ impl Cpu {
     pub const STREAM_BYTES: usize = 32 << 20;
 
     /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; half of them
-    /// where a store quantises.
+    /// where a store quantizes.
     ///
     /// Less than that takes 100 to 200 us, of which a second thread cannot save what it costs to wake it.
     pub const PARALLEL_BYTES: usize = 8 << 20;
@@ -67,7 +67,7 @@ impl Kernel for Cpu {
         let tokens = problem.total_seqlen();
         let token_bytes = walk.value_bytes() + walk.cache_bytes();
         let stream = tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
-        let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTISE_FACTOR);
+        let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
         phase::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
     }
 

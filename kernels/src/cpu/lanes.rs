@@ -2,9 +2,9 @@
 
 use half::f16;
 
-use super::dequantise::decode_group;
+use super::dequantize::decode_group;
 use super::portable::{Codes, Eight, Float, Four};
-use super::quantise::maxima_of_registers;
+use super::quantize::maxima_of_registers;
 use super::simd::{MOST_LANES, Simd};
 
 /// A float type in registers.
@@ -76,7 +76,7 @@ pub(super) unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -
 /// # Safety
 /// As for [`Simd`], whose functions these choose from.
 pub(super) trait PackedLanes: Codes {
-    /// Dequantises a group of `len >= LANES`, where `s` is its scale in every lane.
+    /// Dequantizes a group of `len >= LANES`, where `s` is its scale in every lane.
     unsafe fn decode_group<S: Simd, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         values: *mut V,

@@ -77,7 +77,7 @@ unsafe fn each<S: Simd, const STREAM: bool>(all: &Copies, copies: usize) {
     }
 }
 
-/// Writes neighbouring copies of `len` bytes. Meanwhile asks for as many bytes at `ahead`, which may be any address.
+/// Writes neighboring copies of `len` bytes. Meanwhile asks for as many bytes at `ahead`, which may be any address.
 #[inline(always)]
 unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
     // SAFETY: the caller's promise; every line lies inside the row, and a copy begins where the one before it ends.
@@ -154,7 +154,7 @@ unsafe fn stream<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usiz
     }
 }
 
-/// Writes the whole lines of neighbouring copies of `len` bytes. If it streams, every copy is whole lines, and aligned.
+/// Writes the whole lines of neighboring copies of `len` bytes. If it streams, every copy is whole lines, and aligned.
 #[inline(always)]
 unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
     from: *const u8,

@@ -7,7 +7,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod block;
-mod dequantise;
+mod dequantize;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod halves;
@@ -17,7 +17,7 @@ mod lines;
 mod phase;
 mod portable;
 mod prefetch;
-mod quantise;
+mod quantize;
 mod rows;
 mod simd;
 mod stage;

@@ -1,7 +1,7 @@
 //! Rows in plain Rust, for every machine and every combination of types.
 //!
 //! Loads go through small buffers on the stack: `half` converts whole slices with the machine's own instructions where
-//! it has them, and the output may be uninitialised memory, which no slice of floats may refer to.
+//! it has them, and the output may be uninitialized memory, which no slice of floats may refer to.
 
 use std::slice;
 
@@ -182,7 +182,7 @@ impl Mover for Portable {
         }
     }
 
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+    unsafe fn quantize<Q: PackedLanes, V: Lanes, T: Lanes>(
         values: *const V,
         cache: *mut u8,
         scales: *mut T,
@@ -203,7 +203,7 @@ impl Mover for Portable {
         }
     }
 
-    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
+    unsafe fn dequantize<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,

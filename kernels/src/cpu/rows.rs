@@ -3,11 +3,11 @@
 use half::f16;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
 
-use super::format::{Converted, Copied, Quantised};
+use super::format::{Converted, Copied, Quantized};
 use super::portable::{Eight, Four};
 use super::variant::Variant;
 
-/// Rows for keys or for values, in strips. The rows of a strip are neighbours in the cache; strips lie at equal distances, and
+/// Rows for keys or for values, in strips. The rows of a strip are neighbors in the cache; strips lie at equal distances, and
 /// have equal rows. Distances and offsets are in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
@@ -29,7 +29,7 @@ pub(super) struct Block {
     pub(super) cache: *mut u8,
     /// From one strip in the cache to the next.
     pub(super) cache_strip: usize,
-    /// The scales of the first row; any address without quantisation.
+    /// The scales of the first row; any address without quantization.
     pub(super) scale: *mut u8,
     /// From the scales of one strip to those of the next.
     pub(super) scale_strip: usize,
@@ -45,7 +45,7 @@ pub(super) struct Block {
 pub(super) struct Row {
     /// How many they are.
     pub(super) len: usize,
-    /// Neighbours that share a scale; even for int4, and 1 without quantisation.
+    /// Neighbors that share a scale; even for int4, and 1 without quantization.
     pub(super) group: usize,
     /// Groups, which are the whole row: given since a division takes longer than a short row.
     pub(super) groups: usize,
@@ -57,7 +57,7 @@ impl Row {
         self.len.is_multiple_of(32) && (self.group.is_multiple_of(32) || 32 % self.group == 0)
     }
 
-    /// So many neighbouring rows as one.
+    /// So many neighboring rows as one.
     pub(super) fn times(self, rows: usize) -> Self {
         Self { len: rows * self.len, groups: rows * self.groups, ..self }
     }
@@ -90,14 +90,14 @@ impl Rows {
             (Int8, Int8, None) => R::rows::<Copied<i8>>(),
             (Float32, Float16, None) => R::rows::<Converted<f32, f16>>(),
             (Float16, Float32, None) => R::rows::<Converted<f16, f32>>(),
-            (Float32, Int8, Some(Float32)) => R::rows::<Quantised<Eight, f32, f32>>(),
-            (Float32, Int8, Some(Float16)) => R::rows::<Quantised<Eight, f32, f16>>(),
-            (Float16, Int8, Some(Float32)) => R::rows::<Quantised<Eight, f16, f32>>(),
-            (Float16, Int8, Some(Float16)) => R::rows::<Quantised<Eight, f16, f16>>(),
-            (Float32, Int4, Some(Float32)) => R::rows::<Quantised<Four, f32, f32>>(),
-            (Float32, Int4, Some(Float16)) => R::rows::<Quantised<Four, f32, f16>>(),
-            (Float16, Int4, Some(Float32)) => R::rows::<Quantised<Four, f16, f32>>(),
-            (Float16, Int4, Some(Float16)) => R::rows::<Quantised<Four, f16, f16>>(),
+            (Float32, Int8, Some(Float32)) => R::rows::<Quantized<Eight, f32, f32>>(),
+            (Float32, Int8, Some(Float16)) => R::rows::<Quantized<Eight, f32, f16>>(),
+            (Float16, Int8, Some(Float32)) => R::rows::<Quantized<Eight, f16, f32>>(),
+            (Float16, Int8, Some(Float16)) => R::rows::<Quantized<Eight, f16, f16>>(),
+            (Float32, Int4, Some(Float32)) => R::rows::<Quantized<Four, f32, f32>>(),
+            (Float32, Int4, Some(Float16)) => R::rows::<Quantized<Four, f32, f16>>(),
+            (Float16, Int4, Some(Float32)) => R::rows::<Quantized<Four, f16, f32>>(),
+            (Float16, Int4, Some(Float16)) => R::rows::<Quantized<Four, f16, f16>>(),
             types => unreachable!("a problem has a legal combination of types, not {types:?}"),
         }
     }

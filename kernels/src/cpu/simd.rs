@@ -2,10 +2,10 @@
 
 use half::f16;
 
-use super::dequantise::decode_group;
+use super::dequantize::decode_group;
 use super::lanes::Lanes;
 use super::portable::Four;
-use super::quantise::maxima_of_registers;
+use super::quantize::maxima_of_registers;
 
 /// The `GROUP` of functions for groups of a register or more of which only the call knows how long they are.
 pub(super) const REGISTER: usize = usize::MAX;
@@ -122,9 +122,9 @@ pub(super) trait Simd {
     unsafe fn abs(x: Self::F32) -> Self::F32;
     /// The larger of two registers without signs, in the order in which a NaN is above infinity.
     unsafe fn max_magnitude(a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The larger of each pair of neighbours, in that order: of each four lanes, of `a`'s and then of `b`'s.
+    /// The larger of each pair of neighbors, in that order: of each four lanes, of `a`'s and then of `b`'s.
     unsafe fn max_pairs(a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The larger of each pair of neighbouring fours, lane by lane, in that order: of `a`'s and then of `b`'s.
+    /// The larger of each pair of neighboring fours, lane by lane, in that order: of `a`'s and then of `b`'s.
     unsafe fn max_fours(a: Self::F32, b: Self::F32) -> Self::F32;
     /// Puts a register of maxima in the order of their groups: what [`units::<GROUP>`](units) registers became by
     /// [`max_pairs`](Self::max_pairs), twice, and [`max_fours`](Self::max_fours).
@@ -161,7 +161,7 @@ pub(super) trait Simd {
         unsafe { maxima_of_registers::<Self, f16, GROUP>(values, count, unit) }
     }
 
-    /// Dequantises a group of `len >= LANES` int4, where `s` is its scale in every lane.
+    /// Dequantizes a group of `len >= LANES` int4, where `s` is its scale in every lane.
     #[inline(always)]
     unsafe fn decode_group_i4<V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,

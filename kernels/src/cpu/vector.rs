@@ -1,5 +1,5 @@
 //! What moves rows over vector registers, of every instruction set that is a [`Simd`]: conversions, and the
-//! choice of a function for what is quantised, by its groups.
+//! choice of a function for what is quantized, by its groups.
 //!
 //! Everything here is inlined into functions that enable an instruction set; see `variant.rs`.
 //!
@@ -9,12 +9,12 @@
 
 use std::marker::PhantomData;
 
-use super::dequantise::Dequantise;
+use super::dequantize::Dequantize;
 use super::format::Mover;
 use super::lanes::{Lanes, PackedLanes};
 use super::lines::{Copies, CopyRows};
 use super::portable::Portable;
-use super::quantise::Quantise;
+use super::quantize::Quantize;
 use super::rows::Row;
 use super::simd::{OTHER, REGISTER, Simd, last_inside};
 use super::variant::{Apart, Task};
@@ -51,7 +51,7 @@ impl<S: Apart> Mover for S {
     }
 
     #[inline(always)]
-    unsafe fn quantise<Q: PackedLanes, V: Lanes, T: Lanes>(
+    unsafe fn quantize<Q: PackedLanes, V: Lanes, T: Lanes>(
         values: *const V,
         cache: *mut u8,
         scales: *mut T,
@@ -59,11 +59,11 @@ impl<S: Apart> Mover for S {
         ahead: *const V,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { by_group::<S, _>(Quantise { values, cache, scales, row, ahead, codes: PhantomData::<Q> }, row) }
+        unsafe { by_group::<S, _>(Quantize { values, cache, scales, row, ahead, codes: PhantomData::<Q> }, row) }
     }
 
     #[inline(always)]
-    unsafe fn dequantise<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
+    unsafe fn dequantize<Q: PackedLanes, V: Lanes, T: Lanes, const STREAM: bool>(
         cache: *const u8,
         scales: *const T,
         values: *mut V,
@@ -72,7 +72,7 @@ impl<S: Apart> Mover for S {
         // SAFETY: the caller's promise.
         unsafe {
             let codes = PhantomData::<Q>;
-            by_group::<S, _>(Dequantise::<Q, V, T, STREAM> { cache, scales, values, row, codes }, row)
+            by_group::<S, _>(Dequantize::<Q, V, T, STREAM> { cache, scales, values, row, codes }, row)
         }
     }
 }

@@ -53,7 +53,7 @@ const ROW_BYTES: usize = 16 << 10;
 /// The same where it is converted: few, since as much is asked for at once.
 const CONVERTED_ROW_BYTES: usize = 2 << 10;
 
-/// Bytes of T1 between what is streamed and what is asked for meanwhile, where a layer's tokens are neighbours; a row if it is
+/// Bytes of T1 between what is streamed and what is asked for meanwhile, where a layer's tokens are neighbors; a row if it is
 /// longer.
 const AHEAD_BYTES: usize = 8 << 10;
 
@@ -63,7 +63,7 @@ const TOKENS_BYTES: usize = 32 << 10;
 /// Bytes of the cache in a strip that is loaded, if strips are heads: enough that memory is read in long pieces.
 const STRIP_BYTES: usize = 4096;
 
-/// Bytes of T1 in the strips that are quantised together, if they are heads: few, since each goes through all of them again.
+/// Bytes of T1 in the strips that are quantized together, if they are heads: few, since each goes through all of them again.
 const STORED_BYTES: usize = 32 << 10;
 
 /// How many tokens have so many bytes, at least one.
@@ -110,11 +110,11 @@ impl<'a> Walk<'a> {
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
         let heads_len = self.geometry.num_heads * self.geometry.head_dim;
-        // Whole tokens are best, unless a token's part of a strip is too short to be quantised by itself.
-        let quantises = self.geometry.quant.is_some();
-        let strip = if quantises { tokens_in(STORED_BYTES, self.value_bytes() / 2) } else { 1 };
+        // Whole tokens are best, unless a token's part of a strip is too short to be quantized by itself.
+        let quantizes = self.geometry.quant.is_some();
+        let strip = if quantizes { tokens_in(STORED_BYTES, self.value_bytes() / 2) } else { 1 };
         // Codes that are streamed are made of several tokens at a time, wherever these go; others in one row, if it can be.
-        let apart = quantises && (stream || self.geometry.cache.token != heads_len);
+        let apart = quantizes && (stream || self.geometry.cache.token != heads_len);
         let shape = self.shape(1, strip, apart, stream);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);

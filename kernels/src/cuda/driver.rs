@@ -20,7 +20,7 @@ pub fn available() -> Result<(), Error> {
 }
 
 fn find() -> Result<(), Error> {
-    // SAFETY: this opens the driver's library, whose initialisers ask for nothing.
+    // SAFETY: this opens the driver's library, whose initializers ask for nothing.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::NoDriver);
     }
@@ -30,7 +30,7 @@ fn find() -> Result<(), Error> {
     if found < WANTED {
         return Err(Error::OldDriver { found, wanted: WANTED });
     }
-    result::init().map_err(Error::driver("initialising"))?;
+    result::init().map_err(Error::driver("initializing"))?;
     // A driver without a device fails above; one whose devices are all hidden may count none.
     match result::device::get_count().map_err(Error::driver("counting devices"))? {
         0 => Err(Error::Driver { doing: "counting devices", reason: "there is none".to_owned() }),

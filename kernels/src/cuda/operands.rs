@@ -75,7 +75,7 @@ pub struct Operands {
     pub outputs: [u64; 2],
     /// `cache`: its first element, whatever the layer.
     pub cache: u64,
-    /// `scale`: its first element; not accessed without quantisation.
+    /// `scale`: its first element; not accessed without quantization.
     pub scale: u64,
     /// int64, shape (B + 1).
     pub seqstarts: u64,

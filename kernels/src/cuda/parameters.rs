@@ -35,7 +35,7 @@ pub struct Parameters {
     pub outputs: [u64; 2],
     /// The layer's first element in `cache`.
     pub cache: u64,
-    /// The layer's first element in `scale`; not accessed without quantisation.
+    /// The layer's first element in `scale`; not accessed without quantization.
     pub scale: u64,
     /// int64, shape (B + 1).
     pub seqstarts: u64,
@@ -63,7 +63,7 @@ pub struct Parameters {
     pub head_dim: u32,
     /// Output heads per cache head.
     pub num_repeat: u32,
-    /// Elements that share a scale; 1 without quantisation.
+    /// Elements that share a scale; 1 without quantization.
     pub group: u32,
     /// Units that a warp moves between two look-ups of slots: a multiple of 32 that spans no more than 32 tokens.
     pub round: u32,

@@ -8,7 +8,7 @@ use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
 
 /// The kernels for one combination of types.
 pub struct Module {
-    /// The types, as in the kernels' names: T1, T2 and, with quantisation, T3.
+    /// The types, as in the kernels' names: T1, T2 and, with quantization, T3.
     pub types: &'static str,
     /// Compressed PTX: as text the modules are five times larger.
     compressed: &'static [u8],
@@ -70,7 +70,7 @@ impl Module {
     }
 }
 
-/// The module for a legal combination of T1, T2 and, with quantisation, T3.
+/// The module for a legal combination of T1, T2 and, with quantization, T3.
 pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
     let i = match (t1, t2, t3) {
         (Float32, Float32, None) => 0,

@@ -1,6 +1,6 @@
 //! The status word: what a kernel found wrong on the device.
 //!
-//! Reading lengths and page tables on the host would cost a synchronisation, so the kernels check them. They skip what
+//! Reading lengths and page tables on the host would cost a synchronization, so the kernels check them. They skip what
 //! is wrong and keep the first finding in a word that stays until the caller zeroes it. This is the one difference from
 //! the CPU, where an error is known before the first byte is written.
 

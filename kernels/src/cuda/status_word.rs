@@ -15,7 +15,7 @@ use super::status::Status;
 /// A status word for the calls of a context: page-locked memory of the host that the device writes, so that looking at it
 /// costs neither a copy nor a wait.
 ///
-/// What a call found is seen at the latest when its stream has been synchronised. The word keeps the first finding until
+/// What a call found is seen at the latest when its stream has been synchronized. The word keeps the first finding until
 /// it is cleared.
 #[derive(Debug)]
 pub struct StatusWord {

@@ -98,7 +98,7 @@ fn domain(name: &str) -> ort::Result<Domain> {
     let domain = OperatorDomain::new(name)?;
     #[cfg(feature = "cuda")]
     let domain = TypedOperator::all().map(CudaOperator).try_fold(domain, OperatorDomain::add)?;
-    let mut cpu = TypedOperator::all().filter(|_| !cfg!(feature = "cuda-on-cpu"));
+    let mut cpu = TypedOperator::all().filter(|_| !cfg!(feature = "cuda-emulated"));
     let domain = cpu.try_fold(domain, OperatorDomain::add)?;
     Ok(Domain(domain))
 }

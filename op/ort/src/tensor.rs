@@ -38,7 +38,7 @@ use crate::register::lender;
 
 /// The operator's tensors in one call from ONNX Runtime, by position.
 ///
-/// The runtime keeps their memory, contiguous and initialised, for the call, which is as long as it lends the context.
+/// The runtime keeps their memory, contiguous and initialized, for the call, which is as long as it lends the context.
 /// The operator modifies two of its inputs, the cache and the scale, and the caller hands them over for that.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a>(pub(crate) &'a ComputeContext);
@@ -127,7 +127,7 @@ impl Place {
         match self {
             Self::Cpu => is_on_cpu(memory),
             #[cfg(feature = "cuda")]
-            Self::Device => Ok(is_on_cpu(memory)? == crate::cuda::ON_CPU),
+            Self::Device => Ok(is_on_cpu(memory)? == crate::cuda::EMULATED),
         }
     }
 

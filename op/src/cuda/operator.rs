@@ -92,7 +92,7 @@ impl KeyValueCache {
         stream: &CudaStream,
     ) -> Result<(), Error> {
         self.check_types(t1, t1, t2, t3)?;
-        // A scale that is given without quantisation is not used.
+        // A scale that is given without quantization is not used.
         let t3 = self.config().quant.and(t3);
         Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
     }

@@ -33,7 +33,7 @@ pub(crate) fn operands(
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Operands, Error> {
-    // A scale that is given without quantisation is left untouched, so nothing is asked of it.
+    // A scale that is given without quantization is left untouched, so nothing is asked of it.
     let scale = config.quant.and(scale);
     for (name, tensor) in index_inputs.named() {
         wanted_type(name, tensor.element, ElementType::Int64)?;

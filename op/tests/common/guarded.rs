@@ -83,7 +83,7 @@ impl Guarded {
     }
 
     fn bytes(&self, range: Range<usize>) -> &[u8] {
-        // SAFETY: the range lies in the room, whose bytes are initialised from the beginning.
+        // SAFETY: the range lies in the room, whose bytes are initialized from the beginning.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().add(range.start), range.len()) }
     }
 

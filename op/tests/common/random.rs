@@ -21,10 +21,10 @@ pub struct Plan {
     pub layout: CacheLayout,
     pub mode: CacheMode,
     pub num_heads: usize,
-    /// Groups in a head; elements, without quantisation.
+    /// Groups in a head; elements, without quantization.
     pub inner: usize,
     pub group: usize,
-    /// Elements in a quantised head, at most.
+    /// Elements in a quantized head, at most.
     pub max_head_dim: usize,
     pub num_repeat: usize,
     pub num_layer: usize,
@@ -95,8 +95,8 @@ impl RandomCall {
     /// A call as planned.
     pub fn new(plan: &Plan, rng: &mut TestRng) -> Self {
         let Plan { types, layout, mode, num_heads, page_size, .. } = *plan;
-        let quantised = QuantBit::from_code(types.quant_bit).is_some();
-        let head_dim = match quantised {
+        let quantized = QuantBit::from_code(types.quant_bit).is_some();
+        let head_dim = match quantized {
             true => plan.inner.min(plan.max_head_dim / plan.group) * plan.group,
             // Of all lengths, and of those that are whole lines.
             false => plan.inner * if plan.group.is_multiple_of(2) { 8 } else { 3 },

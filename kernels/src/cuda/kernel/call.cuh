@@ -1,6 +1,6 @@
 // What store and load share: whose token a unit of work is, and which slot it has.
 //
-// A unit is a few neighbouring elements of a head, for keys and for values. A warp takes `round` neighbouring units at
+// A unit is a few neighboring elements of a head, for keys and for values. A warp takes `round` neighboring units at
 // a time, wherever they lie: sequences of any length keep every warp busy.
 #pragma once
 

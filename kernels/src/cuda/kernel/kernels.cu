@@ -1,4 +1,4 @@
-// The kernels for one combination of types: VALUES (T1), CELLS (T2) and SCALES (T3; None without quantisation), whose
+// The kernels for one combination of types: VALUES (T1), CELLS (T2) and SCALES (T3; None without quantization), whose
 // names end in TYPES.
 //
 // All four names, and the types as the compiler is given them, are in ptx.rs and generate.py.

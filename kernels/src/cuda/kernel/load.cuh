@@ -5,7 +5,7 @@
 #include "call.cuh"
 #include "quantize.cuh"
 
-// A pack of values, from what the cache holds of it; `scale` is of no use without quantisation.
+// A pack of values, from what the cache holds of it; `scale` is of no use without quantization.
 template <class T1, class T2, class T3, u32 BYTES>
 __device__ __forceinline__ Words<16> values_of(const Words<BYTES>& cells, typename T3::Bits scale) {
     constexpr u32 PACK = 128 / T1::BITS;

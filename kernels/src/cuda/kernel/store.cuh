@@ -65,7 +65,7 @@ __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const 
 }
 
 // A lane's unit is a pack: 16 bytes of values. A group is `units_per_group` packs, a power of two up to 32, in
-// neighbouring lanes: a round starts with a multiple of 32 units and a head holds whole groups.
+// neighboring lanes: a round starts with a multiple of 32 units and a head holds whole groups.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_wide(const Parameters& p) {
     constexpr u32 PACK = 128 / T1::BITS;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
     });
 }
 
-// A lane's unit is an element; with quantisation, a group of any length, so that no two lanes share a byte or a scale.
+// A lane's unit is an element; with quantization, a group of any length, so that no two lanes share a byte or a scale.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_narrow(const Parameters& p) {
     using Bits = typename T1::Bits;

@@ -6,4 +6,4 @@ mod operator;
 pub(crate) use operator::CudaOperator;
 
 /// Whether the device is the CPU, as its driver has it that tests use: then the runtime calls the device's memory the CPU's.
-pub(crate) const ON_CPU: bool = cfg!(feature = "cuda-on-cpu");
+pub(crate) const EMULATED: bool = cfg!(feature = "cuda-emulated");

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use ort::memory::MemoryType;
 use ort::operator::{KernelContext, Operator, OperatorInput, OperatorOutput, ShapeInferenceContext};
 
-use super::ON_CPU;
+use super::EMULATED;
 use super::kernel::CudaKernel;
 use crate::inputs::{KVSTARTS, MAX_KVLEN, MAX_SEQLEN};
 use crate::operator::{TypedOperator, create};
@@ -30,7 +30,7 @@ impl Operator for CudaOperator {
     }
 
     fn execution_provider_type(&self) -> Option<&str> {
-        (!ON_CPU).then_some("CUDAExecutionProvider")
+        (!EMULATED).then_some("CUDAExecutionProvider")
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {

@@ -104,10 +104,10 @@ fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
 
 #[test]
 fn a_node_that_cannot_work_is_refused_at_load() {
-    let quantised = Attributes { quant_bit: 8, ..attributes() };
+    let quantized = Attributes { quant_bit: 8, ..attributes() };
     let cases = [
-        (Node::new((FLOAT, FLOAT, None), &quantised), "illegal_types"),
-        (Node::new((FLOAT, FLOAT16, Some(FLOAT)), &quantised), "cache (T2) is float16, scale (T3) is float32"),
+        (Node::new((FLOAT, FLOAT, None), &quantized), "illegal_types"),
+        (Node::new((FLOAT, FLOAT16, Some(FLOAT)), &quantized), "cache (T2) is float16, scale (T3) is float32"),
         (Node::new((FLOAT, FLOAT, None), &attributes()).with(model::float("page_size", 4.0)), "attribute page_size"),
         (Node::new((FLOAT, FLOAT, None), &Attributes { page_size: 0, ..attributes() }), "page_size is 0"),
     ];

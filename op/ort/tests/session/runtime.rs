@@ -36,7 +36,7 @@ pub fn base() -> &'static OrtApiBase {
         let Some(path) = env::var_os("KVCACHE_ONNXRUNTIME_LIB") else {
             panic!("KVCACHE_ONNXRUNTIME_LIB does not name a libonnxruntime.so: run `make test`, which sets it");
         };
-        // SAFETY: this is ONNX Runtime, whose initialisers ask for nothing.
+        // SAFETY: this is ONNX Runtime, whose initializers ask for nothing.
         unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     });
     // SAFETY: the runtime's header declares this function so; what it gives is never null, and lives as long as the library,

@@ -1,0 +1,215 @@
+"""What is measured: the operator's types, layouts, modes and shapes, and which of their combinations a run takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from onnx import TensorProto
+
+from kvcache import BITS
+
+NUM_HEADS = 8
+HEAD_DIM = 128
+PAGE_SIZE = 128
+
+FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
+SHORT = {FLOAT: "f32", HALF: "f16", INT8: "int8", INT4: "int4"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """The types T1, T2, T3 of the specification and the quantization attributes."""
+
+    t1: int
+    t2: int
+    t3: int | None = None
+    quant_bit: int = 0
+    quant_group: int = 8
+
+    @property
+    def name(self) -> str:
+        """As in a case's name: `f16`, `f32-as-f16`, or `int8-g32-f16-s32` for float16 values with float32 scales."""
+        if self.t3 is None:
+            return SHORT[self.t1] if self.t1 == self.t2 else f"{SHORT[self.t1]}-as-{SHORT[self.t2]}"
+        return f"{SHORT[self.t2]}-g{self.quant_group}-{SHORT[self.t1]}-s{BITS[self.t3]}"
+
+    @property
+    def qmax(self) -> int:
+        """The largest code."""
+        return 2 ** (self.quant_bit - 1) - 1
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one token's key and value in T1."""
+        return 2 * NUM_HEADS * HEAD_DIM * BITS[self.t1] // 8
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of one token's key and value in cache and scale."""
+        scales = 0 if self.t3 is None else 2 * NUM_HEADS * HEAD_DIM // self.quant_group * BITS[self.t3] // 8
+        return 2 * NUM_HEADS * HEAD_DIM * BITS[self.t2] // 8 + scales
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The sequences of a call."""
+
+    name: str
+    kvlens: tuple[int, ...]
+    seqlens: tuple[int, ...]
+
+
+def decode(batch: int, kvlen: int) -> Lengths:
+    """One new token for each of equally long sequences."""
+    return Lengths(f"decode-b{batch}-kv{kvlen}", (kvlen,) * batch, (1,) * batch)
+
+
+def prefill(batch: int, seqlen: int) -> Lengths:
+    """Sequences that begin."""
+    return Lengths(f"prefill-b{batch}-kv{seqlen}", (seqlen,) * batch, (seqlen,) * batch)
+
+
+def ragged(longest: int, short: int, batch: int) -> Lengths:
+    """One long sequence among short ones."""
+    kvlens = (short,) * (batch // 2) + (longest,) + (short,) * (batch - batch // 2 - 1)
+    return Lengths(f"decode-ragged-b{batch}-kv{longest}", kvlens, (1,) * batch)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of the operator, with caches warm or cold."""
+
+    lengths: Lengths
+    format: Format
+    cache_layout: int
+    paged: bool
+    num_repeat: int
+    cold: bool
+    peers: bool = False
+
+    @property
+    def name(self) -> str:
+        """All that tells it from other cases; what `--filter` looks at."""
+        mode = "paged" if self.paged else "offset"
+        place = "cold" if self.cold else "warm"
+        where = f"layout{self.cache_layout}.{mode}.r{self.num_repeat}.{place}"
+        return f"{self.lengths.name}.{self.format.name}.{where}"
+
+    @property
+    def store_bytes(self) -> int:
+        """What storing must read once and write once."""
+        return sum(self.lengths.seqlens) * (self.format.value_bytes + self.format.cache_bytes)
+
+    @property
+    def load_bytes(self) -> int:
+        """What loading must read once and write once."""
+        return sum(self.lengths.kvlens) * (self.format.cache_bytes + self.num_repeat * self.format.value_bytes)
+
+    def bytes(self, phase: str) -> int:
+        """What a phase must read once and write once."""
+        return {"store": self.store_bytes, "load": self.load_bytes, "op": self.store_bytes + self.load_bytes}[phase]
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of key and value together."""
+        return sum(self.lengths.kvlens) * self.format.value_bytes * self.num_repeat
+
+
+F32, F16, I8 = Format(FLOAT, FLOAT), Format(HALF, HALF), Format(INT8, INT8)
+MIXED = (Format(FLOAT, HALF), Format(HALF, FLOAT))
+
+
+def quantized(t2: int, groups: tuple[int, ...], t1s: tuple[int, ...], t3s: tuple[int, ...]) -> list[Format]:
+    """Quantized formats of a cache type."""
+    bits = BITS[t2]
+    return [Format(t1, t2, t3, bits, group) for t1, t3, group in product(t1s, t3s, groups)]
+
+
+INT8_F16, INT4_F16 = Format(HALF, INT8, HALF, 8, 8), Format(HALF, INT4, HALF, 4, 32)
+EVERY_QUANTIZED = [
+    *quantized(INT8, (8, 32, 128), (HALF, FLOAT), (HALF, FLOAT)),
+    *quantized(INT4, (8, 32, 128), (HALF, FLOAT), (HALF, FLOAT)),
+]
+
+# Out of cache: a layer's part of the cache and the outputs are far beyond the last level.
+LONG, LONG_REPEATED = decode(8, 2048), decode(8, 1024)
+LAYOUTS, PAGED = range(4), (True, False)
+
+
+def full_cases() -> Iterator[Case]:
+    """Everything: one axis after another is crossed, not all with all."""
+    for form, layout, paged in product((F16, F32), LAYOUTS, PAGED):
+        peers = form == F16 and paged
+        yield Case(LONG, form, layout, paged, 1, True, peers)
+        yield Case(LONG_REPEATED, form, layout, paged, 4, True, peers)
+    for form, layout in product((INT8_F16, INT4_F16), LAYOUTS):
+        yield Case(LONG, form, layout, True, 1, True, layout in (2, 3))
+        yield Case(LONG_REPEATED, form, layout, True, 4, True, layout in (2, 3))
+        yield Case(LONG, form, layout, False, 1, True)
+    for form in EVERY_QUANTIZED:
+        for layout in (0, 3):
+            yield Case(LONG, form, layout, True, 1, True)
+        yield Case(LONG_REPEATED, form, 2, True, 4, True)
+        yield Case(prefill(8, 2048), form, 2, True, 1, True)
+    for form in (I8, *MIXED):
+        yield Case(LONG, form, 1, True, 1, True)
+        yield Case(prefill(8, 2048), form, 3, True, 1, True)
+    for form, layout in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS):
+        yield Case(prefill(8, 2048), form, layout, True, 1, True, form == F16 and layout in (2, 3))
+    yield Case(prefill(8, 2048), F16, 2, False, 1, True)
+    for form, layout in product((F16, INT8_F16), (0, 3)):
+        yield Case(ragged(100_000, 256, 8), form, layout, True, 1, True)
+        for batch, kvlen in ((1, 16384), (32, 512), (256, 64)):
+            yield Case(decode(batch, kvlen), form, layout, True, 1, True)
+    yield from sizes(F16, peers=True)
+    yield from sizes(INT8_F16)
+    for form, layout, batch in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS, (1, 16)):
+        yield warm(form, layout, batch, 64 << 10)
+        yield warm(form, layout, batch, 1 << 20)
+    for form in (F16, F32, INT8_F16, INT4_F16):
+        yield warm(form, 2, 4, 1 << 20, num_repeat=4)
+        yield Case(prefill(1, 128), form, 2, True, 1, False)
+    yield from small_calls()
+
+
+def quick_cases() -> Iterator[Case]:
+    """A sample that touches every axis and every goal."""
+    for layout in LAYOUTS:
+        yield Case(LONG, F16, layout, True, 1, True, layout == 2)
+    yield Case(LONG_REPEATED, F16, 2, True, 4, True, True)
+    yield Case(LONG, F32, 3, False, 1, True)
+    for form, layout in ((INT8_F16, 0), (INT8_F16, 3), (Format(FLOAT, INT8, FLOAT, 8, 128), 2), (INT4_F16, 1)):
+        yield Case(LONG, form, layout, True, 1, True, layout == 3 or form == INT4_F16)
+    for form in (F16, INT8_F16, INT4_F16):
+        yield Case(prefill(8, 2048), form, 2, True, 1, True)
+    yield from sizes(F16, peers=True)
+    yield from sizes(INT8_F16)
+    for form in (F16, F32, INT8_F16, INT4_F16):
+        yield warm(form, 2, 1, 64 << 10)
+        yield warm(form, 3, 16, 1 << 20)
+    yield from small_calls()
+
+
+def small_calls() -> Iterator[Case]:
+    """One sequence of 16 tokens, where the call itself is what costs."""
+    for form in (F16, INT8_F16):
+        yield Case(decode(1, 16), form, 2, True, 1, False, True)
+
+
+def has_empty_twin(case: Case) -> bool:
+    """Whether a call is small, and of types that the operator which does nothing has too."""
+    return case.lengths == decode(1, 16) and case.format in (F16, INT8_F16)
+
+
+def sizes(form: Format, peers: bool = False) -> Iterator[Case]:
+    """The same work over three decades of size, for the plot; none is in between, neither in cache nor out of it."""
+    for kvlen in (16, 64, 256, 2048, 4096, 16384):
+        yield Case(decode(4, kvlen), form, 2, True, 1, kvlen >= 2048, peers)
+
+
+def warm(form: Format, layout: int, batch: int, output_bytes: int, num_repeat: int = 1) -> Case:
+    """Decoding with outputs of this size, in cache."""
+    kvlen = max(1, output_bytes // (form.value_bytes * num_repeat * batch))
+    return Case(decode(batch, kvlen), form, layout, True, num_repeat, False)

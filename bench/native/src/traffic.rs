@@ -1,0 +1,335 @@
+//! The operator's traffic without its arithmetic: what any operator can reach on a case.
+//!
+//! It reads each line of each row that the operator must read, in token order, and writes as many lines as the operator
+//! must write, to the same places. What it writes is what it has just read, so it converts, quantizes and checks nothing.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use kvcache_kernels::{Geometry, Indices, Pointers, Problem};
+use kvcache_op::{ElementType, Workers};
+
+use crate::line::{LINE, Line};
+use crate::mover::{ANY, Mover};
+
+/// The order in which a case's rows are moved; which is fastest depends on layout and machine, so there are several.
+#[derive(Debug, Clone, Copy)]
+struct Schedule {
+    /// How many tokens of a run are taken at once, first their keys and then their values, head by head where heads lie
+    /// apart.
+    block: usize,
+    /// How many tokens ahead of a row its lines are asked for, out of cache.
+    ahead: usize,
+}
+
+/// All schedules, in the driver's order.
+const SCHEDULES: [Schedule; 2] = [Schedule { block: 1, ahead: 2 }, Schedule { block: 16, ahead: 16 }];
+
+/// What of a call is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Current tokens to cache and scale.
+    Store,
+    /// Cache and scale to `key` and `value`.
+    Load,
+}
+
+/// What has been moved, for the driver to compare with what the case asks for.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes that were read.
+    pub read: u64,
+    /// Bytes that were written.
+    pub written: u64,
+    /// The sum, modulo 65536, of all that was read as 16-bit numbers.
+    pub sum: u64,
+}
+
+impl Moved {
+    /// Both together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let sum = (self.sum + other.sum) % (1 << 16);
+        Self { read: self.read + other.read, written: self.written + other.written, sum }
+    }
+}
+
+/// Moves a phase's bytes on the team's threads, an equal part of the tokens for each; `stream` is whether whole lines are
+/// written past the caches. None if a row is not whole lines, or there is no such schedule.
+pub(crate) fn run(
+    problem: &mut Problem<'_>,
+    direction: Direction,
+    schedule: usize,
+    stream: bool,
+    workers: &dyn Workers,
+) -> Option<Moved> {
+    let plan = Plan::new(problem, direction, *SCHEDULES.get(schedule)?)?;
+    let tokens = match direction {
+        Direction::Store => problem.total_seqlen(),
+        Direction::Load => problem.total_kvlen(),
+    };
+    let threads = workers.threads();
+    let moved = Mutex::new(Moved::default());
+    workers.run(threads, &|thread| {
+        let part = tokens * thread / threads..tokens * (thread + 1) / threads;
+        // SAFETY: the problem's conditions; each thread has tokens of its own.
+        let part = unsafe { move_tokens(&plan, part, stream) };
+        if let Ok(mut moved) = moved.lock() {
+            *moved = moved.plus(part);
+        }
+    });
+    moved.into_inner().ok()
+}
+
+/// Moves some tokens with the widest lines that the processor has.
+///
+/// # Safety
+/// The plan's problem is valid, and nobody else moves these tokens.
+unsafe fn move_tokens(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
+    // SAFETY: the caller's promise; the processor has been asked, and the other line needs nothing.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512bw") {
+            return move_avx512(plan, tokens, stream);
+        }
+        specialized::<crate::line::Widest>(plan, tokens, stream)
+    }
+}
+
+/// # Safety
+/// As for [`move_tokens`], on a processor with AVX-512BW.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn move_avx512(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
+    // SAFETY: the caller's promise.
+    unsafe { specialized::<crate::line::Avx512>(plan, tokens, stream) }
+}
+
+/// Chooses the loop that is made for the plan: what it asks of every line is known when it is compiled.
+///
+/// # Safety
+/// As for [`move_tokens`], on a processor with the line's instructions.
+#[inline(always)]
+unsafe fn specialized<L: Line>(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (plan.direction, stream, plan.turns) {
+            (Direction::Load, true, [1, 1]) => plan.move_tokens::<L, true, true, 1>(tokens),
+            (Direction::Load, true, [1, 2]) => plan.move_tokens::<L, true, true, 2>(tokens),
+            (Direction::Load, true, [1, 4]) => plan.move_tokens::<L, true, true, 4>(tokens),
+            (Direction::Load, true, _) => plan.move_tokens::<L, true, true, ANY>(tokens),
+            (Direction::Load, false, [1, 1]) => plan.move_tokens::<L, true, false, 1>(tokens),
+            (Direction::Load, false, [1, 2]) => plan.move_tokens::<L, true, false, 2>(tokens),
+            (Direction::Load, false, [1, 4]) => plan.move_tokens::<L, true, false, 4>(tokens),
+            (Direction::Load, false, _) => plan.move_tokens::<L, true, false, ANY>(tokens),
+            (Direction::Store, true, [1, 1]) => plan.move_tokens::<L, false, true, 1>(tokens),
+            (Direction::Store, true, _) => plan.move_tokens::<L, false, true, ANY>(tokens),
+            (Direction::Store, false, [1, 1]) => plan.move_tokens::<L, false, false, 1>(tokens),
+            (Direction::Store, false, _) => plan.move_tokens::<L, false, false, ANY>(tokens),
+        }
+    }
+}
+
+/// How one tensor's part of a token's keys, or of its values, lies in memory.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    data: *mut u8,
+    /// Bytes of a head.
+    head: usize,
+    /// Bytes from token to token, from keys to values and from head to head.
+    steps: [usize; 3],
+    /// Where the layer begins.
+    start: usize,
+}
+
+impl Place {
+    fn at(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
+        self.data.wrapping_add(self.start + slot * self.steps[0] + kv * self.steps[1] + h * self.steps[2])
+    }
+
+    /// The pieces without gaps that `tokens` neighboring slots consist of.
+    fn pieces(&self, tokens: usize, heads: usize) -> Pieces {
+        if self.steps[2] != self.head {
+            Pieces { tokens, heads, heads_each: 1 }
+        } else if self.steps[0] != heads * self.head {
+            Pieces { tokens, heads: 1, heads_each: heads }
+        } else {
+            Pieces { tokens: 1, heads: 1, heads_each: tokens * heads }
+        }
+    }
+}
+
+/// How some tokens are divided: pieces along tokens and along heads, and the heads in each.
+#[derive(Debug, Clone, Copy)]
+struct Pieces {
+    tokens: usize,
+    heads: usize,
+    heads_each: usize,
+}
+
+/// A problem and a direction, as bytes.
+struct Plan<'a> {
+    indices: Indices<'a>,
+    direction: Direction,
+    batch: usize,
+    heads: usize,
+    cache: Place,
+    scale: Option<Place>,
+    /// Current tokens, or `key` and `value`.
+    values: [*mut u8; 2],
+    /// Bytes of a head there, in all its copies.
+    value_head: usize,
+    /// Lines that are read and that are written in turn.
+    turns: [usize; 2],
+    /// How many such turns a head takes.
+    steps: usize,
+    schedule: Schedule,
+}
+
+// SAFETY: threads move tokens of their own; the problem's conditions keep others away.
+unsafe impl Sync for Plan<'_> {}
+
+impl<'a> Plan<'a> {
+    fn new(problem: &Problem<'a>, direction: Direction, schedule: Schedule) -> Option<Self> {
+        let (geometry, pointers) = (problem.geometry(), problem.pointers());
+        let Geometry { head_dim, num_repeat, layer_idx, quant, .. } = *geometry;
+        let bytes = |element: ElementType, len: usize| len * element.bits() / 8;
+        let place = |data, element, len: usize, strides: [usize; 4]| Place {
+            data,
+            head: bytes(element, len),
+            steps: [strides[0], strides[1], strides[2]].map(|stride| bytes(element, stride)),
+            start: bytes(element, strides[3] * layer_idx),
+        };
+        let cache = place(
+            pointers.cache,
+            geometry.t2,
+            head_dim,
+            [geometry.cache.token, geometry.cache.kv, geometry.cache.head, geometry.cache.layer],
+        );
+        let scale = quant.map(|quant| {
+            let strides = [quant.scale.token, quant.scale.kv, quant.scale.head, quant.scale.layer];
+            place(pointers.scale, quant.t3, head_dim / quant.group, strides)
+        });
+        let Pointers { current, outputs, .. } = pointers;
+        let (values, copies) = match direction {
+            Direction::Store => (current.map(<*const u8>::cast_mut), 1),
+            Direction::Load => (outputs, num_repeat),
+        };
+        let value_head = bytes(geometry.t1, head_dim * copies);
+        let lines = |bytes: usize| bytes != 0 && bytes.is_multiple_of(LINE);
+        let aligned = [pointers.cache, values[0], values[1]].iter().all(|data| data.align_offset(LINE) == 0);
+        let (smaller, larger) = (cache.head.min(value_head), cache.head.max(value_head));
+        if !(aligned && lines(smaller) && larger.is_multiple_of(smaller)) {
+            return None;
+        }
+        let turns = match direction {
+            Direction::Store => [value_head / smaller, cache.head / smaller],
+            Direction::Load => [cache.head / smaller, value_head / smaller],
+        };
+        Some(Self {
+            indices: *problem.indices(),
+            direction,
+            batch: geometry.batch,
+            heads: geometry.num_heads,
+            cache,
+            scale,
+            values,
+            value_head,
+            turns,
+            steps: smaller / LINE,
+            schedule,
+        })
+    }
+
+    /// Moves some of all packed tokens.
+    ///
+    /// # Safety
+    /// The processor has the line's instructions, the problem is valid, and nobody else moves these tokens.
+    #[inline(always)]
+    unsafe fn move_tokens<L: Line, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
+        &self,
+        tokens: Range<usize>,
+    ) -> Moved {
+        let Schedule { block, ahead: tokens_ahead } = self.schedule;
+        let mut mover = Mover::<L, STREAM, WRITES> { sum: L::zero(), last: L::zero(), read: 0, written: 0 };
+        for b in 0..self.batch {
+            let sequence = self.indices.sequence(b);
+            let (rows, first) = if LOAD { (sequence.all, 0) } else { (sequence.current, sequence.start_pos) };
+            let (start, end) = (tokens.start.max(rows.start), tokens.end.min(rows.end));
+            if start >= end {
+                continue;
+            }
+            let positions = first + start - rows.start..first + end - rows.start;
+            let mut runs = self.indices.addressing.runs(b, positions).peekable();
+            while let Some(run) = runs.next() {
+                let next = runs.peek().map_or(run.slot, |next| next.slot);
+                let values = (rows.start + run.token - first) * self.heads * self.value_head;
+                for t in (0..run.len).step_by(block) {
+                    let len = block.min(run.len - t);
+                    let ahead = if t + tokens_ahead < run.len { run.slot + t + tokens_ahead } else { next };
+                    for kv in 0..2 {
+                        let values = self.values[kv].wrapping_add(values + t * self.heads * self.value_head);
+                        // SAFETY: the block's tokens are among the caller's.
+                        unsafe {
+                            self.move_block::<L, LOAD, STREAM, WRITES>(&mut mover, run.slot + t, len, kv, ahead, values)
+                        };
+                    }
+                }
+            }
+        }
+        if STREAM {
+            L::fence();
+        }
+        Moved { read: mover.read, written: mover.written, sum: mover.sum.sum().into() }
+    }
+
+    /// Moves keys or values of some neighboring tokens, and asks for those of the token in slot `ahead`.
+    ///
+    /// # Safety
+    /// As for [`move_tokens`](Self::move_tokens).
+    #[inline(always)]
+    unsafe fn move_block<L: Line, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
+        &self,
+        mover: &mut Mover<L, STREAM, WRITES>,
+        slot: usize,
+        len: usize,
+        kv: usize,
+        ahead: usize,
+        values: *mut u8,
+    ) {
+        let pieces = self.cache.pieces(len, self.heads);
+        let value_bytes = pieces.heads_each * self.value_head;
+        let steps = pieces.heads_each * self.steps;
+        let distance = if LOAD {
+            self.cache.at(ahead, kv, 0) as isize - self.cache.at(slot, kv, 0) as isize
+        } else {
+            (self.schedule.ahead * self.heads * self.value_head) as isize
+        };
+        for h in 0..pieces.heads {
+            for t in 0..pieces.tokens {
+                let row = self.cache.at(slot + t, kv, h);
+                let values = values.wrapping_add((t * pieces.heads + h) * value_bytes);
+                let (from, to) = if LOAD { (row, values) } else { (values, row) };
+                // SAFETY: the rows of a token of the problem.
+                unsafe { mover.lines(self.turns, steps, from, to, distance) };
+            }
+        }
+        let Some(scale) = &self.scale else { return };
+        let pieces = scale.pieces(len, self.heads);
+        let bytes = pieces.heads_each * scale.head;
+        let distance = scale.at(ahead, kv, 0) as isize - scale.at(slot, kv, 0) as isize;
+        for h in 0..pieces.heads {
+            for t in 0..pieces.tokens {
+                let row = scale.at(slot + t, kv, h);
+                // SAFETY: the scales of a token of the problem.
+                unsafe {
+                    if LOAD {
+                        mover.read(row, bytes, distance);
+                    } else {
+                        mover.write(row, bytes);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Memory, which the host could reach as well.
+
+use std::env;
+use std::ffi::{c_uchar, c_uint, c_void};
+use std::slice;
+
+use kvcache_emulation_kernels::DeviceMemory;
+use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
+
+use crate::context::current;
+use crate::out::Out;
+use crate::state::{Memory, Node, State, driver};
+use crate::stream::context_of;
+
+/// What the device says to have, unless told otherwise: too little for the tests of large caches, which take minutes here.
+const MEMORY: usize = 1 << 28;
+
+/// Bytes from which on memory is sparse, and is not watched for bytes that two threads write.
+const SPARSE: usize = 1 << 30;
+
+/// The allocation that this address lies in, and where in it.
+pub(crate) fn find(state: &State, address: u64) -> Option<(&Memory, usize)> {
+    let (start, memory) = state.memory.range(..=address).next_back()?;
+    let offset = (address - start) as usize;
+    (offset < memory.0.bytes().len()).then_some((memory, offset))
+}
+
+fn find_mut(state: &mut State, address: u64, len: usize) -> Result<&mut [u8], CUresult> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    let found = state.memory.range_mut(..=address).next_back();
+    let (start, memory) = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let offset = (address - start) as usize;
+    memory
+        .0
+        .bytes_mut()
+        .get_mut(offset..)
+        .and_then(|rest| rest.get_mut(..len))
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+fn allocate(state: &mut State, address: Out<u64>, len: usize) -> Result<(), CUresult> {
+    state.not_captured()?;
+    if len == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // Large caches take no room until they are written.
+    let memory = if len < SPARSE { DeviceMemory::new(len, 0) } else { DeviceMemory::sparse(len) };
+    let at = memory.address();
+    state.memory.insert(at, Memory(memory));
+    address.put(at);
+    Ok(())
+}
+
+fn free(state: &mut State, address: u64) -> Result<(), CUresult> {
+    state.not_captured()?;
+    state.memory.remove(&address).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+fn to_device(state: &mut State, address: u64, from: *const c_void, len: usize) -> Result<(), CUresult> {
+    state.not_captured()?;
+    let to = find_mut(state, address, len)?;
+    if len > 0 {
+        // SAFETY: the interface asks for so many bytes of the host.
+        to.copy_from_slice(unsafe { slice::from_raw_parts(from.cast(), len) });
+    }
+    Ok(())
+}
+
+fn to_host(state: &mut State, to: *mut c_void, address: u64, len: usize) -> Result<(), CUresult> {
+    state.not_captured()?;
+    let from = find_mut(state, address, len)?;
+    // SAFETY: the interface asks for so many bytes of the host, which are no memory of the driver.
+    unsafe { to.cast::<u8>().copy_from_nonoverlapping(from.as_ptr(), len) };
+    Ok(())
+}
+
+pub(crate) fn copy(state: &mut State, to: u64, from: u64, len: usize) -> Result<(), CUresult> {
+    let bytes = find_mut(state, from, len)?.to_vec();
+    find_mut(state, to, len)?.copy_from_slice(&bytes);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAllocAsync(address: Out<u64>, len: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        allocate(state, address, len)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAlloc_v2(address: Out<u64>, len: usize) -> CUresult {
+    driver(|state| {
+        current()?;
+        allocate(state, address, len)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeAsync(address: u64, _stream: usize) -> CUresult {
+    driver(|state| free(state, address))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(address: u64) -> CUresult {
+    driver(|state| free(state, address))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostAlloc(address: Out<u64>, len: usize, _flags: c_uint) -> CUresult {
+    driver(|state| {
+        current()?;
+        allocate(state, address, len)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostGetDevicePointer_v2(address: Out<u64>, memory: u64, _flags: c_uint) -> CUresult {
+    address.put(memory);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeHost(address: u64) -> CUresult {
+    driver(|state| free(state, address))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> CUresult {
+    let bytes = env::var("KVCACHE_EMULATED_MEMORY").ok().and_then(|bytes| bytes.parse().ok()).unwrap_or(MEMORY);
+    free.put(bytes);
+    total.put(bytes);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, len: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        to_device(state, to, from, len)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, len: usize) -> CUresult {
+    driver(|state| to_device(state, to, from, len))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, len: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        to_host(state, to, from, len)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize) -> CUresult {
+    driver(|state| to_host(state, to, from, len))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+            Some(capture) => {
+                capture.nodes.push(Node::Copy { to, from, len });
+                Ok(())
+            }
+            None => copy(state, to, from, len),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(to: u64, value: c_uchar, len: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        state.not_captured()?;
+        find_mut(state, to, len)?.fill(value);
+        Ok(())
+    })
+}

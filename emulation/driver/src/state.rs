@@ -1,0 +1,102 @@
+//! What the driver knows, behind one lock.
+
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use kvcache_emulation_kernels::DeviceMemory;
+use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
+use kvcache_kernels::cuda::{Launch, Module};
+
+/// Everything that has a handle. A handle is a number that nothing else has had.
+#[derive(Default)]
+pub(crate) struct State {
+    last: usize,
+    /// How often the primary context has been retained and not released.
+    pub(crate) retained: usize,
+    /// Contexts that live, and what tells each from those that have had its handle before.
+    pub(crate) contexts: BTreeMap<usize, usize>,
+    pub(crate) streams: BTreeMap<usize, Stream>,
+    pub(crate) modules: BTreeMap<usize, LoadedModule>,
+    pub(crate) functions: BTreeMap<usize, Function>,
+    pub(crate) graphs: BTreeMap<usize, Vec<Node>>,
+    /// By address.
+    pub(crate) memory: BTreeMap<u64, Memory>,
+    /// The failure of a launch, which every later call repeats.
+    pub(crate) fault: Option<CUresult>,
+}
+
+pub(crate) struct Stream {
+    pub(crate) context: usize,
+    pub(crate) capture: Option<Capture>,
+}
+
+/// What a captured stream has been given.
+#[derive(Default)]
+pub(crate) struct Capture {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) spoiled: bool,
+}
+
+pub(crate) struct LoadedModule {
+    pub(crate) context: usize,
+    pub(crate) module: &'static Module,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Function {
+    pub(crate) context: usize,
+    pub(crate) module: &'static Module,
+    pub(crate) kernel: &'static str,
+}
+
+/// What a graph does.
+#[derive(Clone)]
+pub(crate) enum Node {
+    Launch(Box<Launch>),
+    Copy { to: u64, from: u64, len: usize },
+}
+
+pub(crate) struct Memory(pub(crate) DeviceMemory);
+
+// SAFETY: the memory is the driver's own, reached under its lock.
+unsafe impl Send for Memory {}
+
+impl State {
+    /// A handle that nothing else has had.
+    pub(crate) fn new_handle(&mut self) -> usize {
+        // The first ones mean default streams.
+        self.last = self.last.max(0x1000) + 0x10;
+        self.last
+    }
+
+    /// Ends a context and what was loaded into it.
+    pub(crate) fn destroy(&mut self, context: usize) {
+        self.contexts.remove(&context);
+        self.modules.retain(|_, module| module.context != context);
+        self.functions.retain(|_, function| function.context != context);
+    }
+
+    /// Refuses what must not happen while a stream is captured, and spoils the capture.
+    pub(crate) fn not_captured(&mut self) -> Result<(), CUresult> {
+        let mut captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut()).peekable();
+        if captures.peek().is_none() {
+            return Ok(());
+        }
+        captures.for_each(|capture| capture.spoiled = true);
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+}
+
+/// Runs a function of the driver on what it knows.
+pub(crate) fn driver(f: impl FnOnce(&mut State) -> Result<(), CUresult>) -> CUresult {
+    let mut state = lock();
+    if let Some(fault) = state.fault {
+        return fault;
+    }
+    f(&mut state).err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+fn lock() -> MutexGuard<'static, State> {
+    static DRIVER: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+    DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+}

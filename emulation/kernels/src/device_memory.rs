@@ -1,0 +1,85 @@
+//! Memory as a launch sees it.
+
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// What `cudaMalloc` promises.
+const ALIGN: usize = 256;
+
+/// Memory of its own for one operand, `shift` bytes behind an address that is a multiple of 256.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    allocation: NonNull<u8>,
+    layout: Layout,
+    shift: usize,
+    len: usize,
+}
+
+impl DeviceMemory {
+    /// Memory of `len` bytes, each of them 0xa5.
+    pub fn new(len: usize, shift: usize) -> Self {
+        let layout = Self::layout_of(shift + len, ALIGN);
+        // SAFETY: the layout is not of size zero.
+        let Some(allocation) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        // SAFETY: the allocation is that large.
+        unsafe { allocation.write_bytes(0xa5, layout.size()) };
+        Self { allocation, layout, shift, len }
+    }
+
+    /// Memory of `len` zeros, of which only the parts that are written take room. Launches do not check that no two
+    /// threads write a byte of it.
+    pub fn sparse(len: usize) -> Self {
+        // What the system aligns by itself, for it would fill memory with zeros that it has to align further.
+        let layout = Self::layout_of(len, 16);
+        // SAFETY: the layout is not of size zero.
+        let Some(allocation) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        Self { allocation, layout, shift: 0, len }
+    }
+
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.layout.align() != ALIGN
+    }
+
+    /// A copy of `bytes`.
+    pub fn of(bytes: &[u8], shift: usize) -> Self {
+        let mut memory = Self::new(bytes.len(), shift);
+        memory.bytes_mut().copy_from_slice(bytes);
+        memory
+    }
+
+    /// The address.
+    pub fn address(&self) -> u64 {
+        self.data().as_ptr().expose_provenance() as u64
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation holds len initialized bytes behind the shift.
+        unsafe { std::slice::from_raw_parts(self.data().as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for bytes, and self is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.data().as_ptr(), self.len) }
+    }
+
+    pub(crate) fn data(&self) -> NonNull<u8> {
+        // SAFETY: the allocation has shift + len bytes.
+        unsafe { self.allocation.add(self.shift) }
+    }
+
+    fn layout_of(len: usize, align: usize) -> Layout {
+        match Layout::from_size_align(len.max(1), align) {
+            Ok(layout) => layout,
+            Err(error) => panic!("{len} bytes: {error}"),
+        }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
+    }
+}

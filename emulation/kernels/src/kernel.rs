@@ -1,0 +1,203 @@
+//! The kernels as one of the project's: held against the reference like any other.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use kvcache_kernels::cuda::{Launch, Operands, Pages, Status, TooLarge};
+use kvcache_kernels::{Addressing, Geometry, Kernel, Problem, Workers};
+use kvcache_schema::ElementType;
+use thiserror::Error;
+
+use crate::builds::{Build, FAITHFUL};
+use crate::device_memory::DeviceMemory;
+use crate::launch::{Access, Fault, Operand, Order, launch};
+
+/// Plays a device: copies a problem's operands to memory of its own, launches, and copies what was written back.
+///
+/// As a [`Kernel`] it panics on a [`Failure`].
+#[derive(Debug, Clone, Copy)]
+pub struct EmulatedCuda {
+    /// Kernels to run, for problems of their types only; the faithful ones without it.
+    pub build: Option<&'static Build>,
+    /// Whether operands lie at addresses that are aligned for their type and no more, which narrow kernels serve.
+    pub unaligned: bool,
+    /// The device's size; with 0, one block works as if it had much to do.
+    pub multiprocessors: u32,
+    /// The order of the threads.
+    pub order: Order,
+    /// Where to note the names of the kernels that were launched.
+    pub launched: Option<&'static Mutex<BTreeSet<&'static str>>>,
+}
+
+impl Default for EmulatedCuda {
+    fn default() -> Self {
+        Self { build: None, unaligned: false, multiprocessors: 1, order: Order::Forward, launched: None }
+    }
+}
+
+/// Why a checked problem was not served.
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// A launch did what no kernel may do.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// A kernel reported something.
+    #[error(transparent)]
+    Status(#[from] Status),
+    /// There is no room for a dimension.
+    #[error("{} is {}, of which {} can be served", .0.what, .0.got, .0.limit)]
+    TooLarge(TooLarge),
+}
+
+impl From<TooLarge> for Failure {
+    fn from(error: TooLarge) -> Self {
+        Self::TooLarge(error)
+    }
+}
+
+/// A problem in memory of the device.
+struct Uploaded {
+    operands: Operands,
+    current: [DeviceMemory; 2],
+    outputs: [DeviceMemory; 2],
+    cache: DeviceMemory,
+    scale: DeviceMemory,
+    indices: [DeviceMemory; 3],
+    status: DeviceMemory,
+}
+
+impl EmulatedCuda {
+    fn upload(&self, problem: &Problem<'_>) -> Uploaded {
+        let geometry = *problem.geometry();
+        let Geometry { num_heads, head_dim, num_repeat, t1, t2, quant, cache_len, cache, .. } = geometry;
+        let (current_rows, output_rows) = (problem.total_seqlen(), problem.total_kvlen());
+        let pointers = problem.pointers();
+        let shift = |element: ElementType| if self.unaligned { element.align() } else { 0 };
+        let bytes = |element: ElementType, len: usize| {
+            element.bytes(len).unwrap_or_else(|| unreachable!("a problem's tensors fit in memory"))
+        };
+        let copy = |data: *const u8, element: ElementType, len: usize| match bytes(element, len) {
+            0 => DeviceMemory::new(0, shift(element)),
+            // SAFETY: Problem promises initialized memory for its shapes; len is the number of elements of one.
+            len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, shift(element)),
+        };
+        let current = pointers.current.map(|data| copy(data, t1, current_rows * num_heads * head_dim));
+        let output_len = bytes(t1, output_rows * num_heads * num_repeat * head_dim);
+        let outputs = [(); 2].map(|()| DeviceMemory::new(output_len, shift(t1)));
+        let device_cache = copy(pointers.cache, t2, cache_len);
+        let scale = match quant {
+            Some(quant) => copy(pointers.scale, quant.t3, quant.scale_len),
+            None => DeviceMemory::new(0, 0),
+        };
+        let (cachestarts, pages) = match problem.indices().addressing {
+            Addressing::Offset { cachestarts } => (cachestarts, Pages::Offset),
+            Addressing::Paged { cachestarts, max_p, page_size } => (cachestarts, Pages::Paged { max_p, page_size }),
+        };
+        let indices = [problem.indices().seqstarts, problem.indices().start_pos, cachestarts];
+        let indices = indices.map(|indices| {
+            let bytes: Vec<u8> = indices.iter().flat_map(|index| index.to_ne_bytes()).collect();
+            DeviceMemory::of(&bytes, 0)
+        });
+        let status = DeviceMemory::of(&[0; 8], 0);
+        let operands = Operands {
+            geometry,
+            // A problem's slots are inside the cache, so that this need be no more than an upper bound.
+            max_t: cache_len.checked_div(cache.token).unwrap_or(0),
+            pages,
+            current_rows,
+            output_rows,
+            exact_rows: true,
+            current: [current[0].address(), current[1].address()],
+            outputs: [outputs[0].address(), outputs[1].address()],
+            cache: device_cache.address(),
+            scale: scale.address(),
+            seqstarts: indices[0].address(),
+            start_pos: indices[1].address(),
+            cachestarts: indices[2].address(),
+            status: status.address(),
+            multiprocessors: self.multiprocessors,
+        };
+        Uploaded { operands, current, outputs, cache: device_cache, scale, indices, status }
+    }
+
+    fn launch(
+        &self,
+        what: &Launch,
+        uploaded: &Uploaded,
+        reads: &[&DeviceMemory],
+        writes: &[&DeviceMemory],
+    ) -> Result<(), Failure> {
+        let build = self.build.or_else(|| FAITHFUL.iter().find(|build| build.types == what.module.types));
+        let build = build.unwrap_or_else(|| unreachable!("all types are built, {} too", what.module.types));
+        let reads = reads.iter().copied().chain(&uploaded.indices).map(|memory| (memory, Access::Read));
+        let writes = writes.iter().map(|&memory| (memory, Access::Write));
+        let operands = reads.chain(writes).chain([(&uploaded.status, Access::Atomic)]);
+        let operands: Vec<_> = operands.map(|(memory, access)| Operand { memory, access }).collect();
+        launch(build, what, &operands, self.order)?;
+        if let Some(launched) = self.launched {
+            launched.lock().unwrap_or_else(PoisonError::into_inner).insert(what.kernel);
+        }
+        let word = uploaded.status.bytes().try_into().map_or(u64::MAX, u64::from_ne_bytes);
+        Status::from_word(word).map_or(Ok(()), |status| Err(status.into()))
+    }
+
+    /// Stores as [`Kernel::store`] does.
+    ///
+    /// # Errors
+    /// [`Failure`]; memory of the problem is then as it was.
+    pub fn try_store(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
+        let uploaded = self.upload(problem);
+        let Uploaded { operands, current, cache, scale, .. } = &uploaded;
+        if let Some(store) = operands.store()? {
+            self.launch(&store, &uploaded, &[&current[0], &current[1]], &[cache, scale])?;
+            // SAFETY: Problem promises memory for its shapes, which nobody else touches.
+            unsafe {
+                download(cache, problem.pointers().cache);
+                download(scale, problem.pointers().scale);
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads as [`Kernel::load`] does.
+    ///
+    /// # Errors
+    /// [`Failure`]; memory of the problem is then as it was.
+    pub fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
+        let uploaded = self.upload(problem);
+        let Uploaded { operands, outputs, cache, scale, .. } = &uploaded;
+        if let Some(load) = operands.load()? {
+            self.launch(&load, &uploaded, &[cache, scale], &[&outputs[0], &outputs[1]])?;
+            for (output, to) in outputs.iter().zip(problem.pointers().outputs) {
+                // SAFETY: as in try_store.
+                unsafe { download(output, to) };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies what the device has written back.
+///
+/// # Safety
+/// `to` is valid for writes of as many bytes.
+unsafe fn download(from: &DeviceMemory, to: *mut u8) {
+    if !from.bytes().is_empty() {
+        // SAFETY: the caller's promise; the device's memory is its own.
+        unsafe { to.copy_from_nonoverlapping(from.bytes().as_ptr(), from.bytes().len()) }
+    }
+}
+
+impl Kernel for EmulatedCuda {
+    fn name(&self) -> &'static str {
+        self.build.map_or("cuda-emulated", |build| build.name)
+    }
+
+    fn store(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
+        self.try_store(problem).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+
+    fn load(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
+        self.try_load(problem).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}

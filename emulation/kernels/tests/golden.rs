@@ -1,0 +1,42 @@
+//! The CUDA kernels play every golden case.
+
+#[path = "common/golden.rs"]
+mod golden;
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use golden::Player;
+use kvcache_emulation_kernels::{EmulatedCuda, Order};
+use kvcache_kernels::cuda::MODULES;
+
+fn all_cases_pass(kernel: EmulatedCuda) {
+    let cases = kvcache_golden::cases().expect("the golden cases can be read");
+    let report = kvcache_golden::play(&Player(kernel), &cases);
+    println!("{kernel:?}: {report}");
+    assert!(report.failures.is_empty(), "{kernel:?}: {report}");
+    assert_eq!(report.passed, cases.len());
+}
+
+/// Between them the two launch every kernel there is.
+#[test]
+fn aligned_and_unaligned() {
+    static LAUNCHED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    for unaligned in [false, true] {
+        all_cases_pass(EmulatedCuda { unaligned, launched: Some(&LAUNCHED), ..EmulatedCuda::default() });
+    }
+    let kernels = MODULES
+        .iter()
+        .flat_map(|module| [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow]);
+    assert_eq!(*LAUNCHED.lock().unwrap(), kernels.collect());
+}
+
+#[test]
+fn last_thread_first() {
+    all_cases_pass(EmulatedCuda { order: Order::Backward, multiprocessors: 0, ..EmulatedCuda::default() });
+}
+
+#[test]
+fn any_order_on_a_large_device() {
+    all_cases_pass(EmulatedCuda { order: Order::Random(1), multiprocessors: 100, ..EmulatedCuda::default() });
+}

@@ -1,0 +1,74 @@
+//! The golden cases see errors that are planted in the kernels: each fails a case, or does what no kernel may do.
+
+// A sanitizer ends the process at a planted error.
+#![cfg(not(feature = "sanitize"))]
+
+#[path = "common/golden.rs"]
+mod golden;
+
+use golden::Player;
+use kvcache_emulation_kernels::{Build, EmulatedCuda, FAITHFUL, MUTANTS, Order};
+use kvcache_golden::{Case, Implementation, Played, play};
+use kvcache_op::ElementType;
+
+/// Kernels for one combination of types.
+struct Partial(Player, &'static Build);
+
+impl Implementation for Partial {
+    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
+        self.0.play(case)
+    }
+
+    fn cannot_play(&self, case: &Case) -> Option<String> {
+        let short = |element: ElementType| match element {
+            ElementType::Float32 => "f32",
+            ElementType::Float16 => "f16",
+            ElementType::Int8 => "i8",
+            ElementType::Int4 => "i4",
+            ElementType::Int64 => "i64",
+        };
+        let t3 = case.types.t3.filter(|_| case.attributes.quant_bit != 0);
+        let types: Vec<_> = [Some(case.types.t1), Some(case.types.t2), t3].into_iter().flatten().map(short).collect();
+        (types.join("_") != self.1.types).then(|| "other types".to_owned())
+    }
+}
+
+/// How often the golden cases fail on kernels, and the first failure.
+fn failures(build: &'static Build) -> (usize, String) {
+    let cases = kvcache_golden::cases().expect("the golden cases can be read");
+    let mut found = (0, String::new());
+    for unaligned in [false, true] {
+        for order in [Order::Forward, Order::Backward] {
+            let kernel = EmulatedCuda { build: Some(build), unaligned, order, ..EmulatedCuda::default() };
+            let report = play(&Partial(Player(kernel), build), &cases);
+            assert!(report.passed + report.failures.len() > 5, "{build:?}: no case has its types");
+            if let Some(failure) = report.failures.first().filter(|_| found.0 == 0) {
+                found.1 = format!("{}: {}", failure.case, failure.difference);
+            }
+            found.0 += report.failures.len();
+        }
+    }
+    found
+}
+
+#[test]
+fn every_planted_error_is_seen() {
+    let unseen: Vec<_> = MUTANTS
+        .iter()
+        .filter(|mutant| {
+            let (count, first) = failures(mutant);
+            println!("{mutant:?}: {count} failures, the first is {first}");
+            count == 0
+        })
+        .collect();
+    assert!(unseen.is_empty(), "{unseen:?}");
+}
+
+/// The same runner finds nothing where nothing is planted.
+#[test]
+fn faithful_kernels_do_not_fail() {
+    for build in &FAITHFUL {
+        let (count, first) = failures(build);
+        assert_eq!(count, 0, "{build:?}: {first}");
+    }
+}
