@@ -1,7 +1,7 @@
 //! The kernel as callers see it.
 
-use super::phase;
-use super::variant::InstructionSet;
+use super::dispatch::InstructionSet;
+use super::partition;
 use super::walk::Walk;
 use crate::problem::{Kernel, Problem};
 use crate::workers::Workers;
@@ -63,19 +63,33 @@ impl Kernel for Cpu {
     }
 
     fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        let walk = Walk::new(problem, self.instructions);
-        let tokens = problem.total_seqlen();
-        let token_bytes = walk.value_bytes() + walk.cache_bytes();
-        let stream = tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
-        let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
-        phase::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
+        self.store_tokens(problem, &Walk::new(problem, self.instructions), workers);
     }
 
     fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
+        self.load_tokens(problem, &Walk::new(problem, self.instructions), workers);
+    }
+
+    fn run(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
         let walk = Walk::new(problem, self.instructions);
+        self.store_tokens(problem, &walk, workers);
+        self.load_tokens(problem, &walk, workers);
+    }
+}
+
+impl Cpu {
+    fn store_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
+        let tokens = problem.total_seqlen();
+        let token_bytes = walk.value_bytes() + walk.cache_bytes();
+        let stream = walk.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
+        let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
+        partition::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
+    }
+
+    fn load_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
         let tokens = problem.total_kvlen();
-        let stream = tokens.saturating_mul(walk.output_bytes()) >= self.stream_bytes;
+        let stream = walk.streams() && tokens.saturating_mul(walk.output_bytes()) >= self.stream_bytes;
         let token_bytes = walk.cache_bytes() + walk.output_bytes();
-        phase::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(tokens, stream));
+        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(tokens, stream));
     }
 }

@@ -1,74 +1,50 @@
-//! Walks a problem's tokens in rows as long as its layout allows.
+//! A thread's way through its tokens: sequences, runs of slots, tiles.
 
 use std::ops::Range;
 
 use kvcache_schema::ElementType;
 
-use super::rows::{Block, Row, Rows};
-use super::variant::InstructionSet;
+use super::block::{Block, Operand, Prefetch, Row};
+use super::dispatch::{self, InstructionSet};
+use super::functions::{Conversion, RowFunctions};
+use super::generic::prefetch::LINE;
+use super::generic::stage::{LineWriter, Stage};
+use super::movers::{ElementBits, Mover, Writers};
+use super::tiling::{Kind, Order, Part, Shape, Tiling};
 use crate::addressing::Run;
-use crate::problem::{Geometry, Indices, Pointers, Problem, Quant};
+use crate::problem::{Geometry, Indices, Pointers, Problem};
+
+/// How far ahead of a row that is stored the values are prefetched, in bytes.
+const STORE_AHEAD_BYTES: usize = 4096;
 
 /// A problem in the form that the threads share.
-pub(super) struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     geometry: Geometry,
     indices: Indices<'a>,
     pointers: Pointers,
-    rows: Rows,
+    functions: RowFunctions,
+    bits: ElementBits,
+    cache: Place,
+    scale: Place,
 }
 
 // SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no two
 // tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others away.
 unsafe impl Sync for Walk<'_> {}
 
-/// How a run is cut into blocks.
+/// Where the layer's heads are in `cache` or `scale`, in bytes.
 #[derive(Clone, Copy)]
-struct Shape {
-    /// Tokens of a block.
-    tokens: usize,
-    /// What its strips are.
-    strips: Strips,
-    /// Rows of a strip that a token has; none if all tokens are one row.
-    rows: Option<usize>,
-    /// A row, or a token's part of the one row.
-    row: Row,
-    /// Whether what is written goes past the caches.
-    stream: bool,
+struct Place {
+    data: *mut u8,
+    token: usize,
+    kv: usize,
+    head: usize,
 }
 
-/// The strips of a block: what lies apart in the cache.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Strips {
-    /// Nothing: one strip. The one that is asked for meanwhile is so many tokens further on, if any.
-    One(Option<usize>),
-    /// The block's tokens, each with all heads.
-    Tokens,
-    /// Heads, each with all of the block's tokens.
-    Heads,
-}
-
-/// Bytes of T1 in a row of several tokens that is streamed as it is: enough that keys and values do not take turns too often.
-const ROW_BYTES: usize = 16 << 10;
-
-/// The same where it is converted: few, since as much is asked for at once.
-const CONVERTED_ROW_BYTES: usize = 2 << 10;
-
-/// Bytes of T1 between what is streamed and what is asked for meanwhile, where a layer's tokens are neighbors; a row if it is
-/// longer.
-const AHEAD_BYTES: usize = 8 << 10;
-
-/// Bytes of T1 in the strips of a block if they are tokens: enough that keys and values do not take turns too often.
-const TOKENS_BYTES: usize = 32 << 10;
-
-/// Bytes of the cache in a strip that is loaded, if strips are heads: enough that memory is read in long pieces.
-const STRIP_BYTES: usize = 4096;
-
-/// Bytes of T1 in the strips that are quantized together, if they are heads: few, since each goes through all of them again.
-const STORED_BYTES: usize = 32 << 10;
-
-/// How many tokens have so many bytes, at least one.
-fn tokens_in(block_bytes: usize, token_bytes: usize) -> usize {
-    (block_bytes / token_bytes.max(1)).max(1)
+impl Place {
+    fn at(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
+        self.data.wrapping_add(slot * self.token + kv * self.kv + h * self.head)
+    }
 }
 
 /// The bytes of `len` elements that are known to fit in memory.
@@ -78,198 +54,199 @@ fn bytes(element: ElementType, len: usize) -> usize {
 
 impl<'a> Walk<'a> {
     /// The problem with the row functions of an instruction set that this machine has.
-    pub(super) fn new(problem: &Problem<'a>, instructions: InstructionSet) -> Self {
+    pub(crate) fn new(problem: &Problem<'a>, instructions: InstructionSet) -> Self {
         let geometry = *problem.geometry();
-        let t3 = geometry.quant.map(|quant| quant.t3);
+        let pointers = problem.pointers();
+        let Geometry { t1, t2, quant, layer_idx, cache, .. } = geometry;
+        let t3 = quant.map(|quant| quant.t3);
+        let place = |data: *mut u8, element, strides: kvcache_schema::CacheStrides| Place {
+            data: data.wrapping_add(bytes(element, layer_idx * strides.layer)),
+            token: bytes(element, strides.token),
+            kv: bytes(element, strides.kv),
+            head: bytes(element, strides.head),
+        };
         Self {
-            // SAFETY: a Cpu, the only caller, is made for supported instructions only.
-            rows: unsafe { instructions.rows(geometry.t1, geometry.t2, t3) },
+            functions: instructions.row_functions((t1, t2, t3), quant.map_or(1, |quant| quant.group)),
+            bits: ElementBits { value: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
+            cache: place(pointers.cache, t2, cache),
+            scale: quant.map_or(Place { data: pointers.scale, token: 0, kv: 0, head: 0 }, |quant| {
+                place(pointers.scale, quant.t3, quant.scale)
+            }),
             indices: *problem.indices(),
-            pointers: problem.pointers(),
+            pointers,
             geometry,
         }
     }
 
     /// Bytes of a token's key and value.
-    pub(super) fn value_bytes(&self) -> usize {
+    pub(crate) fn value_bytes(&self) -> usize {
         2 * bytes(self.geometry.t1, self.geometry.num_heads * self.geometry.head_dim)
     }
 
     /// Bytes of a token's key and value in the outputs.
-    pub(super) fn output_bytes(&self) -> usize {
+    pub(crate) fn output_bytes(&self) -> usize {
         self.value_bytes() * self.geometry.num_repeat
     }
 
     /// Bytes that a token's key and value take in cache and scale.
-    pub(super) fn cache_bytes(&self) -> usize {
+    pub(crate) fn cache_bytes(&self) -> usize {
         let Geometry { num_heads, head_dim, t2, quant, .. } = self.geometry;
         let len = 2 * num_heads * head_dim;
         bytes(t2, len) + quant.map_or(0, |quant| bytes(quant.t3, len / quant.group))
     }
 
+    /// Whether a load or a store of so many bytes uses non-temporal stores, if it wants to.
+    pub(crate) fn streams(&self) -> bool {
+        self.functions.streams
+    }
+
+    fn shape(&self) -> Shape {
+        let Geometry { num_heads, head_dim, t1, t2, cache, .. } = self.geometry;
+        Shape {
+            num_heads,
+            head_dim,
+            strides: cache,
+            head_bytes: bytes(t1, head_dim),
+            cache_head_bytes: bytes(t2, head_dim),
+            kind: match self.functions.conversion {
+                Conversion::None => Kind::Copied,
+                Conversion::Float { .. } => Kind::Converted,
+                Conversion::Quantized { .. } => Kind::Quantized,
+            },
+        }
+    }
+
     /// Stores a range of rows of `current_key` and `current_value`.
-    pub(super) fn store(&self, tokens: Range<usize>, stream: bool) {
-        let heads_len = self.geometry.num_heads * self.geometry.head_dim;
-        // Whole tokens are best, unless a token's part of a strip is too short to be quantized by itself.
-        let quantizes = self.geometry.quant.is_some();
-        let strip = if quantizes { tokens_in(STORED_BYTES, self.value_bytes() / 2) } else { 1 };
-        // Codes that are streamed are made of several tokens at a time, wherever these go; others in one row, if it can be.
-        let apart = quantizes && (stream || self.geometry.cache.token != heads_len);
-        let shape = self.shape(1, strip, apart, stream);
+    pub(crate) fn store(&self, tokens: Range<usize>, stream: bool) {
+        let whole_lines = self.cache.data.addr().is_multiple_of(LINE)
+            && self.cache.head.is_multiple_of(LINE)
+            && bytes(self.geometry.t2, self.geometry.head_dim).is_multiple_of(LINE);
+        let tiling = self.shape().store(stream, whole_lines);
+        self.with_writers(stream, |walk, writers| walk.store_runs(tokens, tiling, writers));
+    }
+
+    fn store_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
+        let mover = Mover::new(&self.functions, self.bits);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
             for run in self.indices.addressing.runs(b, positions) {
                 let token = sequence.current.start + run.token - sequence.start_pos;
-                let at = self.value_bytes_of(token * heads_len);
-                let values = self.pointers.current.map(|current| current.cast_mut().wrapping_add(at));
-                self.for_each_block(shape, run, None, values, 1, |block| {
-                    // SAFETY: the block lies in the run's tokens and heads, for which Problem promises memory.
-                    unsafe { (self.rows.store)(&block) }
-                });
+                let values = self
+                    .pointers
+                    .current
+                    .map(|current| current.cast_mut().wrapping_add(token * self.value_bytes() / 2));
+                for part in tiling.parts(run.len) {
+                    let mut block = self.block(tiling, &part, run, values, 1);
+                    block.prefetch =
+                        writers.is_some().then_some(Prefetch { row: STORE_AHEAD_BYTES as isize, scale: 0 });
+                    let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
+                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches.
+                    unsafe { mover.store(&block, writers) }
+                }
             }
         }
-        self.fence(stream);
     }
 
     /// Loads a range of rows of `key` and `value`.
-    pub(super) fn load(&self, tokens: Range<usize>, stream: bool) {
-        let Geometry { num_heads, head_dim, t2, num_repeat, cache, .. } = self.geometry;
-        // What is written to the caches asks for nothing, so blocks may be as long as they like.
-        let one_row = num_repeat == 1 && cache.token == num_heads * head_dim;
-        let shape = self.shape(num_repeat, tokens_in(STRIP_BYTES, bytes(t2, head_dim)), !stream && !one_row, stream);
+    pub(crate) fn load(&self, tokens: Range<usize>, stream: bool) {
+        let num_repeat = self.geometry.num_repeat;
+        let whole_lines = self.pointers.outputs.iter().all(|output| output.addr().is_multiple_of(LINE))
+            && bytes(self.geometry.t1, self.geometry.head_dim).is_multiple_of(LINE);
+        let tiling = if stream {
+            self.shape().streamed_load(num_repeat, whole_lines, dispatch::tuning())
+        } else {
+            self.shape().plain_load(num_repeat)
+        };
+        self.with_writers(stream, |walk, writers| walk.load_runs(tokens, tiling, writers));
+    }
+
+    fn load_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
+        let mover = Mover::new(&self.functions, self.bits);
+        let num_repeat = self.geometry.num_repeat;
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             let mut runs = self.indices.addressing.runs(b, part).peekable();
             while let Some(run) = runs.next() {
                 let at = (start + run.token) * self.output_bytes() / 2;
                 let values = self.pointers.outputs.map(|output| output.wrapping_add(at));
-                self.for_each_block(shape, run, runs.peek().copied(), values, num_repeat, |block| {
-                    // SAFETY: the block lies in the run's tokens and heads, for which Problem promises memory; its copies
-                    // are the next num_repeat - 1 heads of the output.
-                    unsafe { (self.rows.load)(&block) }
-                });
+                let next = runs.peek().map(|next| next.slot);
+                for part in tiling.parts(run.len) {
+                    let mut block = self.block(tiling, &part, run, values, num_repeat);
+                    block.prefetch = self.prefetch(&part, run, next);
+                    let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
+                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; its copies are the next
+                    // num_repeat - 1 heads of the output.
+                    unsafe { mover.load(&block, writers) }
+                }
             }
         }
-        self.fence(stream);
     }
 
-    /// Ends a part of a phase: after it, what was streamed is as if it had been written plainly.
-    fn fence(&self, stream: bool) {
-        if stream {
-            (self.rows.fence)();
-        }
-    }
-
-    /// The bytes of `len` elements of T1.
-    fn value_bytes_of(&self, len: usize) -> usize {
-        bytes(self.geometry.t1, len)
-    }
-
-    /// Where a token's first head lies in cache and scale, in bytes.
-    fn cache_at(&self, slot: usize, kv: usize) -> (usize, usize) {
-        let Geometry { t2, quant, .. } = self.geometry;
-        let scale = quant.map_or(0, |quant| bytes(quant.t3, self.geometry.scale_at(slot, kv, 0)));
-        (bytes(t2, self.geometry.cache_at(slot, kv, 0)), scale)
-    }
-
-    /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies; of `strip` tokens where
-    /// heads lie apart, and else with tokens for strips if they are to count as `apart`, however close they lie.
-    fn shape(&self, num_repeat: usize, strip: usize, apart: bool, stream: bool) -> Shape {
-        let Geometry { num_heads, head_dim, t1, t2, cache, quant, .. } = self.geometry;
-        let row = |len| match quant {
-            Some(Quant { group, .. }) => Row { len, group, groups: len / group },
-            None => Row { len, group: 1, groups: len },
+    /// The distance from a part's first row in cache and scale to what is prefetched; `next` is the slot after the run.
+    fn prefetch(&self, part: &Part, run: Run, next: Option<usize>) -> Option<Prefetch> {
+        let ahead = part.ahead?;
+        let slot = if ahead.token < run.len { run.slot + ahead.token } else { next? + ahead.token - run.len };
+        let from = (run.slot + part.tokens.start, part.kv, part.rows.start);
+        let distance = |place: &Place| {
+            place.at(slot, ahead.kv, ahead.row).addr().wrapping_sub(place.at(from.0, from.1, from.2).addr()) as isize
         };
-        let token_len = num_heads * head_dim;
-        let token_bytes = bytes(t1, token_len);
-        if num_heads > 1 && cache.head != head_dim {
-            let tokens = if cache.token == head_dim { strip } else { 1 };
-            return Shape { tokens, strips: Strips::Heads, rows: Some(1), row: row(head_dim), stream };
-        }
-        let one = match num_repeat {
-            1 => Shape { tokens: 1, strips: Strips::Tokens, rows: Some(1), row: row(token_len), stream },
-            _ => Shape { tokens: 1, strips: Strips::Tokens, rows: Some(num_heads), row: row(head_dim), stream },
-        };
-        if apart || cache.token > 2 * token_len {
-            return Shape { tokens: tokens_in(TOKENS_BYTES, token_bytes), ..one };
-        }
-        // Where rows follow each other closely the processor sees them coming, unless they are streamed.
-        let ahead = tokens_in(AHEAD_BYTES, token_bytes);
-        if num_repeat == 1 && cache.token == token_len {
-            let row_bytes = if t1 == t2 { ROW_BYTES } else { CONVERTED_ROW_BYTES };
-            // Plain copies are best left to the processor, and in one piece.
-            let tokens = if stream { tokens_in(row_bytes, token_bytes) } else { usize::MAX };
-            Shape { tokens, strips: Strips::One(stream.then(|| ahead.max(tokens))), rows: None, ..one }
-        } else {
-            Shape { strips: Strips::One(stream.then_some(ahead)), ..one }
-        }
+        Some(Prefetch { row: distance(&self.cache), scale: distance(&self.scale) })
     }
 
-    /// Calls `visit` with each block of a run, of which `values` are the first of `copies` copies; `next` follows the run.
-    #[inline(always)]
-    fn for_each_block(
-        &self,
-        shape: Shape,
-        run: Run,
-        next: Option<Run>,
-        values: [*mut u8; 2],
-        copies: usize,
-        visit: impl Fn(Block),
-    ) {
-        let Geometry { num_heads, head_dim, t2, cache, quant, .. } = self.geometry;
-        let head_bytes = self.value_bytes_of(head_dim * copies);
-        let token_bytes = num_heads * head_bytes;
-        let (cache_strip, scale_strip) = match shape.strips {
-            Strips::Heads => (bytes(t2, cache.head), quant.map_or(0, |quant| bytes(quant.t3, quant.scale.head))),
-            _ => (bytes(t2, cache.token), quant.map_or(0, |quant| bytes(quant.t3, quant.scale.token))),
+    /// A part of a run, of which `values` are the first of `copies` copies.
+    fn block(&self, tiling: Tiling, part: &Part, run: Run, values: [*mut u8; 2], copies: usize) -> Block {
+        let Geometry { num_heads, head_dim, t1, quant, .. } = self.geometry;
+        let row = Row::new(head_dim * num_heads / tiling.rows, quant.map_or(1, |quant| quant.group));
+        let row_bytes = bytes(t1, row.len) * copies;
+        let token_bytes = row_bytes * tiling.rows;
+        let (tokens, rows) = (part.tokens.len(), part.rows.len());
+        let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);
+        let slot = run.slot + part.tokens.start;
+        let place = |place: &Place, (outer, inner): (usize, usize)| Operand {
+            data: place.at(slot, part.kv, part.rows.start),
+            outer,
+            inner,
         };
-        for t in (0..run.len).step_by(shape.tokens) {
-            let tokens = shape.tokens.min(run.len - t);
-            let strips = match shape.strips {
-                Strips::One(_) => 1,
-                Strips::Tokens => tokens,
-                Strips::Heads => num_heads,
-            };
-            // The slot that is asked for so many tokens after the block's first, if the run ends before it the next one's.
-            let after = |tokens: usize| match next {
-                _ if t + tokens < run.len => Some(run.slot + t + tokens),
-                next => next.map(|next| next.slot),
-            };
-            for (kv, values) in values.into_iter().enumerate() {
-                let at = self.cache_at(run.slot + t, kv);
-                let to = |slot: usize, kv: usize| {
-                    let to = self.cache_at(slot, kv);
-                    (to.0 as isize - at.0 as isize, to.1 as isize - at.1 as isize)
-                };
-                let ahead = match shape.strips {
-                    Strips::One(tokens) => [tokens.and_then(after).map(|slot| to(slot, kv)); 2],
-                    Strips::Tokens => [after(tokens).map(|slot| to(slot, kv)); 2],
-                    Strips::Heads => {
-                        // The values come after the keys, and keys after the values.
-                        let following =
-                            if kv == 0 { Some(to(run.slot + t, 1)) } else { after(tokens).map(|slot| to(slot, 0)) };
-                        let (strip, last) = ((cache_strip as isize, scale_strip as isize), strips as isize - 1);
-                        [following.map(|to| (to.0 - last * strip.0, to.1 - last * strip.1)), Some(strip)]
-                    }
-                };
-                visit(Block {
-                    strips,
-                    rows: shape.rows.map_or(1, |rows| if shape.strips == Strips::Heads { tokens * rows } else { rows }),
-                    row: if shape.rows.is_none() { shape.row.times(tokens) } else { shape.row },
-                    values: values.wrapping_add(t * token_bytes),
-                    values_strip: if shape.strips == Strips::Heads { head_bytes } else { token_bytes },
-                    values_row: if shape.strips == Strips::Heads { token_bytes } else { head_bytes },
-                    copies,
-                    cache: self.pointers.cache.wrapping_add(at.0),
-                    cache_strip,
-                    scale: self.pointers.scale.wrapping_add(at.1),
-                    scale_strip,
-                    ahead,
-                    stream: shape.stream,
-                });
+        let (cache, scale) = (&self.cache, &self.scale);
+        let block = |outer, inner, row, values_steps: (usize, usize), steps: fn(&Place) -> (usize, usize)| Block {
+            outer,
+            inner,
+            row,
+            values: Operand { data: values, outer: values_steps.0, inner: values_steps.1 },
+            copies,
+            cache: place(cache, steps(cache)),
+            scale: place(scale, steps(scale)),
+            prefetch: None,
+        };
+        match tiling.order {
+            Order::HeadsOuter => block(rows, tokens, row, (row_bytes, token_bytes), |place| (place.head, place.token)),
+            Order::TokensOuter if tiling.one_row => block(1, 1, row.times(tokens), (0, 0), |_| (0, 0)),
+            Order::TokensOuter if tiling.rows == 1 => block(1, tokens, row, (0, token_bytes), |place| (0, place.token)),
+            Order::TokensOuter if cache.token == rows * cache.head => {
+                block(1, tokens * rows, row, (0, row_bytes), |place| (0, place.head))
             }
+            Order::TokensOuter => block(tokens, rows, row, (token_bytes, row_bytes), |place| (place.token, place.head)),
         }
+    }
+
+    /// Calls `work` with writers for keys and for values if it is to stream, and writes what is left in them after it.
+    fn with_writers(&self, stream: bool, work: impl FnOnce(&Self, Option<&mut [Writers<'_>; 2]>)) {
+        if stream { self.with_new_writers(|walk, writers| work(walk, Some(writers))) } else { work(self, None) }
+    }
+
+    /// As [`with_writers`](Self::with_writers): a function of its own, since the stages make a large frame.
+    #[inline(never)]
+    fn with_new_writers(&self, work: impl FnOnce(&Self, &mut [Writers<'_>; 2])) {
+        let mut stages = [const { Stage::new() }; 4];
+        let [a, b, c, d] = stages.each_mut().map(LineWriter::new);
+        let mut writers = [[a, b], [c, d]];
+        work(self, &mut writers);
+        for writer in writers.as_flattened_mut() {
+            // SAFETY: what was committed is of this call's blocks, whose memory is still valid.
+            unsafe { writer.finish() };
+        }
+        (self.functions.fence)();
     }
 }
 

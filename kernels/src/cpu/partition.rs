@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::workers::Workers;
 
 /// Bytes read and written in one piece of work, at least; small enough to even out threads of different speed.
-const PIECE_BYTES: usize = 1 << 18;
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Runs `work` over ranges of packed tokens that together are `0..tokens`, each token in one of them.
 ///
 /// Pieces are equal in tokens however ragged the batch is, and a thread takes the next when it is done with one.
 /// `token_bytes` is what a token makes `work` read and write; if it is nothing, there is no work. Less than `parallel_bytes`
 /// in all are one thread's work.
-pub(super) fn run(
+pub(crate) fn run(
     workers: &dyn Workers,
     tokens: usize,
     token_bytes: usize,

@@ -4,24 +4,21 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::block;
-use super::dequantize::product;
-use super::format::Format;
-use super::halves;
-use super::lanes::Lanes;
-use super::quantize::maxima_of_registers;
-use super::rows::{Block, Rows};
-use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, last_inside, units};
-use super::variant::{Apart, Task, Variant, simd_variant};
+use super::super::elements::Codes;
+use super::super::generic::group::{Groups, maxima_in_registers, product};
+use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
+use super::super::generic::lanes::FloatLanes;
+use super::super::generic::outline::{Outline, RowFunction};
+use super::super::generic::simd::{Simd, last_inside};
+use super::fence::fence;
+use super::{f16_maxima, native_f16};
 
-/// Row functions for machines with AVX-512 F, BW, DQ and VL, FMA and F16C.
-pub(super) struct Avx512;
+/// AVX-512 F, BW, DQ and VL, FMA and F16C; with `NATIVE_F16` also AVX512-FP16, whose float16 arithmetic dequantizes.
+pub(crate) struct Avx512<const NATIVE_F16: bool>;
 
-simd_variant!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
-
-impl Avx512 {
+impl Avx512<false> {
     /// Whether this machine has the instructions.
-    pub(super) fn is_supported() -> bool {
+    pub(crate) fn is_supported() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
@@ -32,6 +29,45 @@ impl Avx512 {
     }
 }
 
+impl Avx512<true> {
+    /// Whether this machine has the instructions.
+    pub(crate) fn is_supported() -> bool {
+        Avx512::<false>::is_supported() && is_x86_feature_detected!("avx512fp16")
+    }
+}
+
+impl Outline for Avx512<false> {
+    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
+        outlined::<F>
+    }
+
+    fn fence() {
+        fence();
+    }
+}
+
+impl Outline for Avx512<true> {
+    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
+        outlined_native_f16::<F>
+    }
+
+    fn fence() {
+        fence();
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
+    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    unsafe { F::run::<Avx512<false>>(rows) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx2,fma,f16c")]
+unsafe fn outlined_native_f16<F: RowFunction>(rows: &F::Rows) {
+    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    unsafe { F::run::<Avx512<true>>(rows) }
+}
+
 /// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no others.
 #[inline(always)]
 unsafe fn nibbles(bytes: __m128i) -> __m512i {
@@ -40,12 +76,6 @@ unsafe fn nibbles(bytes: __m128i) -> __m512i {
         let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
         _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
     }
-}
-
-/// Orders streamed writes before whatever follows.
-fn fence() {
-    // SAFETY: the instruction belongs to SSE, which every x86-64 has.
-    unsafe { _mm_sfence() }
 }
 
 /// Rounds to nearest, ties to even, without exceptions.
@@ -68,17 +98,6 @@ const LOW_HALVES: [i16; 32] = {
     halves
 };
 
-/// The lanes of the scales of the `k`th register of values, for each `k`.
-const fn lane_tables<const GROUP: usize>() -> [[i32; 16]; 16] {
-    let mut tables = [[0; 16]; 16];
-    let mut k = 0;
-    while k < units::<Avx512, GROUP>() {
-        tables[k] = lane_of_scale::<Avx512, 16, GROUP>(k);
-        k += 1;
-    }
-    tables
-}
-
 /// A mask of the first `n <= 16` lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
@@ -87,7 +106,7 @@ fn first(n: usize) -> __mmask16 {
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Simd for Avx512 {
+impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     const LANES: usize = 16;
     type F32 = __m512;
     type Code = __m512i;
@@ -139,44 +158,6 @@ impl Simd for Avx512 {
         }
     }
 
-    /// A group has no more than sixteen different values: they are made once and looked up.
-    #[inline(always)]
-    unsafe fn decode_group_i4<V: Lanes, T: Lanes, const STREAM: bool>(
-        cache: *const u8,
-        values: *mut V,
-        s: __m512,
-        len: usize,
-    ) {
-        unsafe {
-            let table = product::<Self, V, T>(_mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()), s);
-            if V::HALF && len >= 32 {
-                let table = _mm512_castsi256_si512(_mm512_cvtps_ph::<NEAREST>(table));
-                let mut i = 0;
-                while i < len {
-                    let at = i.min(len - 32);
-                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.add(at / 2).cast()));
-                    let pairs = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
-                    let lanes = _mm512_and_si512(pairs, _mm512_set1_epi32(0x000f_000f));
-                    let (to, halves) = (values.add(at).cast(), _mm512_permutexvar_epi16(lanes, table));
-                    if STREAM {
-                        _mm512_stream_si512(to, halves)
-                    } else {
-                        _mm512_storeu_si512(to.cast(), halves)
-                    }
-                    i += 32;
-                }
-            } else {
-                let mut i = 0;
-                while i < len {
-                    let at = last_inside::<Self>(i, len);
-                    let lanes = nibbles(_mm_loadl_epi64(cache.add(at / 2).cast()));
-                    V::write::<Self, STREAM>(values.add(at), _mm512_permutexvar_ps(lanes, table));
-                    i += Self::LANES;
-                }
-            }
-        }
-    }
-
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_mul_ps(a, b) }
@@ -221,14 +202,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn in_order<const GROUP: usize>(maxima: __m512) -> __m512 {
-        unsafe {
-            let lanes = const { lane_of_group::<16, GROUP>() };
-            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), maxima)
-        }
-    }
-
-    #[inline(always)]
     unsafe fn at_least(x: __m512, floor: __m512) -> __m512 {
         // The instruction gives its second operand where one is NaN.
         unsafe { _mm512_max_ps(floor, x) }
@@ -245,7 +218,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn number_or(x: __m512, otherwise: __m512) -> __m512 {
+    unsafe fn blend_nan(x: __m512, otherwise: __m512) -> __m512 {
         unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x) }
     }
 
@@ -300,39 +273,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn spread<const GROUP: usize>(scales: __m512, k: usize) -> __m512 {
-        unsafe {
-            let lanes = &const { lane_tables::<GROUP>() }[k];
-            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), scales)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn spread_of<const GROUP: usize>(numbers: *const f32) -> __m512 {
-        unsafe {
-            let numbers = match Self::LANES / GROUP {
-                1 => return _mm512_set1_ps(numbers.read()),
-                2 => _mm512_castpd_ps(_mm512_set1_pd(numbers.cast::<f64>().read_unaligned())),
-                4 => _mm512_broadcast_f32x4(_mm_loadu_ps(numbers)),
-                8 => _mm512_castps256_ps512(_mm256_loadu_ps(numbers)),
-                _ => return _mm512_loadu_ps(numbers),
-            };
-            let groups = const { group_of_lane::<16, GROUP>() };
-            _mm512_permutexvar_ps(_mm512_loadu_si512(groups.as_ptr().cast()), numbers)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m512 {
-        unsafe {
-            if GROUP < 8 {
-                return maxima_of_registers::<Self, f16, GROUP>(values, count, unit);
-            }
-            _mm512_cvtph_ps(halves::maxima::<GROUP>(values, count, unit))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn read_line(from: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
@@ -345,5 +285,99 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn stream_line(to: *mut u8, line: __m512i) {
         unsafe { _mm512_stream_si512(to.cast(), line) }
+    }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl<const NATIVE_F16: bool> Groups for Avx512<NATIVE_F16> {
+    #[inline(always)]
+    unsafe fn permute_maxima<const GROUP: usize>(maxima: __m512) -> __m512 {
+        unsafe {
+            let lanes = const { maximum_lanes::<16>(GROUP) };
+            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), maxima)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_scales<const GROUP: usize>(scales: __m512, k: usize) -> __m512 {
+        unsafe {
+            let lanes = &const { all_scale_lanes::<16>(GROUP) }[k];
+            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), scales)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> __m512 {
+        unsafe {
+            let numbers = match Self::LANES / GROUP {
+                1 => return _mm512_set1_ps(numbers.read()),
+                2 => _mm512_castpd_ps(_mm512_set1_pd(numbers.cast::<f64>().read_unaligned())),
+                4 => _mm512_broadcast_f32x4(_mm_loadu_ps(numbers)),
+                8 => _mm512_castps256_ps512(_mm256_loadu_ps(numbers)),
+                _ => return _mm512_loadu_ps(numbers),
+            };
+            let groups = const { scale_lanes::<16>(GROUP, 0) };
+            _mm512_permutexvar_ps(_mm512_loadu_si512(groups.as_ptr().cast()), numbers)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m512 {
+        unsafe {
+            if GROUP < 8 {
+                return maxima_in_registers::<Self, f16, GROUP>(values, count, unit);
+            }
+            _mm512_cvtph_ps(f16_maxima::maxima::<GROUP>(values, count, unit))
+        }
+    }
+
+    /// A group has no more than sixteen different values: they are made once and looked up.
+    #[inline(always)]
+    unsafe fn decode_group_i4<V: FloatLanes, T: FloatLanes, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: __m512,
+        len: usize,
+    ) {
+        unsafe {
+            let table = product::<Self, V, T>(_mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()), s);
+            if V::IS_F16 && len >= 32 {
+                let table = _mm512_castsi256_si512(_mm512_cvtps_ph::<NEAREST>(table));
+                let mut i = 0;
+                while i < len {
+                    let at = i.min(len - 32);
+                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.add(at / 2).cast()));
+                    let pairs = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
+                    let lanes = _mm512_and_si512(pairs, _mm512_set1_epi32(0x000f_000f));
+                    let (to, halves) = (values.add(at).cast(), _mm512_permutexvar_epi16(lanes, table));
+                    if STREAM {
+                        _mm512_stream_si512(to, halves)
+                    } else {
+                        _mm512_storeu_si512(to.cast(), halves)
+                    }
+                    i += 32;
+                }
+            } else {
+                let mut i = 0;
+                while i < len {
+                    let at = last_inside::<Self>(i, len);
+                    let lanes = nibbles(_mm_loadl_epi64(cache.add(at / 2).cast()));
+                    V::write::<Self, STREAM>(values.add(at), _mm512_permutexvar_ps(lanes, table));
+                    i += Self::LANES;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dequantize_native<Q: Codes, V: FloatLanes, const GROUP: usize, const STREAM: bool>(
+        cache: *const u8,
+        scales: *const f16,
+        values: *mut V,
+        len: usize,
+        group: usize,
+    ) -> bool {
+        NATIVE_F16 && unsafe { native_f16::dequantize::<Q, V, GROUP, STREAM>(cache, scales, values, len, group) }
     }
 }

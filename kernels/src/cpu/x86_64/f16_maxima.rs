@@ -1,15 +1,15 @@
-//! The largest of float16 by AVX-512, which compares their bits.
+//! The largest magnitudes of float16 groups by AVX-512: their bits, compared as integers.
 
 use std::arch::x86_64::*;
 
 use half::f16;
 
-/// As [`maxima_of_registers`](super::quantize::maxima_of_registers), for groups of 8 or of 16 and more.
+/// As [`maxima_in_registers`](super::super::generic::group::maxima_in_registers), for groups of 8 or of 16 and more.
 ///
 /// # Safety
 /// The instructions of `avx512.rs` are enabled; else as for that.
 #[inline(always)]
-pub(super) unsafe fn maxima<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m256i {
+pub(crate) unsafe fn maxima<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
         let halves = maxima_of_bits::<GROUP, false>(values, count, unit);
@@ -60,7 +60,7 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
 }
 
 /// The larger of each pair of neighboring fours of 32 bits, half by half, in the order of
-/// [`Simd::max_fours`](super::simd::Simd::max_fours).
+/// [`Simd::max_fours`](super::super::generic::simd::Simd::max_fours).
 #[inline(always)]
 unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the instructions are enabled.

@@ -4,43 +4,40 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::block;
-use super::format::Format;
-use super::rows::{Block, Rows};
-use super::simd::{Simd, group_of_lane, lane_of_group, lane_of_scale, units};
-use super::variant::{Apart, Task, Variant, simd_variant};
+use super::super::generic::group::Groups;
+use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
+use super::super::generic::outline::{Outline, RowFunction};
+use super::super::generic::simd::Simd;
+use super::fence::fence;
 
-/// Row functions for machines with AVX2, FMA and F16C.
-pub(super) struct Avx2;
-
-simd_variant!(Avx2, "avx2,fma,f16c");
+/// AVX2, FMA and F16C.
+pub(crate) struct Avx2;
 
 impl Avx2 {
     /// Whether this machine has the instructions.
-    pub(super) fn is_supported() -> bool {
+    pub(crate) fn is_supported() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
     }
 }
 
-/// Orders streamed writes before whatever follows.
-fn fence() {
-    // SAFETY: the instruction belongs to SSE, which every x86-64 has.
-    unsafe { _mm_sfence() }
+impl Outline for Avx2 {
+    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
+        outlined::<F>
+    }
+
+    fn fence() {
+        fence();
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
+    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    unsafe { F::run::<Avx2>(rows) }
 }
 
 /// Rounds to nearest, ties to even.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
-
-/// The lanes of the scales of the `k`th register of values, for each `k`.
-const fn lane_tables<const GROUP: usize>() -> [[i32; 8]; 8] {
-    let mut tables = [[0; 8]; 8];
-    let mut k = 0;
-    while k < units::<Avx2, GROUP>() {
-        tables[k] = lane_of_scale::<Avx2, 8, GROUP>(k);
-        k += 1;
-    }
-    tables
-}
 
 /// A mask of the first `n <= 8` lanes.
 #[inline(always)]
@@ -173,14 +170,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn in_order<const GROUP: usize>(maxima: __m256) -> __m256 {
-        unsafe {
-            let lanes = const { lane_of_group::<8, GROUP>() };
-            _mm256_permutevar8x32_ps(maxima, _mm256_loadu_si256(lanes.as_ptr().cast()))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn at_least(x: __m256, floor: __m256) -> __m256 {
         // The instruction gives its second operand where one is NaN.
         unsafe { _mm256_max_ps(floor, x) }
@@ -197,7 +186,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn number_or(x: __m256, otherwise: __m256) -> __m256 {
+    unsafe fn blend_nan(x: __m256, otherwise: __m256) -> __m256 {
         unsafe { _mm256_blendv_ps(otherwise, x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)) }
     }
 
@@ -246,28 +235,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn spread<const GROUP: usize>(scales: __m256, k: usize) -> __m256 {
-        unsafe {
-            let lanes = &const { lane_tables::<GROUP>() }[k];
-            _mm256_permutevar8x32_ps(scales, _mm256_loadu_si256(lanes.as_ptr().cast()))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn spread_of<const GROUP: usize>(numbers: *const f32) -> __m256 {
-        unsafe {
-            let numbers = match Self::LANES / GROUP {
-                1 => return _mm256_set1_ps(numbers.read()),
-                2 => _mm256_castpd_ps(_mm256_set1_pd(numbers.cast::<f64>().read_unaligned())),
-                4 => _mm256_castps128_ps256(_mm_loadu_ps(numbers)),
-                _ => return _mm256_loadu_ps(numbers),
-            };
-            let groups = const { group_of_lane::<8, GROUP>() };
-            _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn read_line(from: *const u8) -> [__m256i; 2] {
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
     }
@@ -285,6 +252,40 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_stream_si256(to.cast(), low);
             _mm256_stream_si256(to.add(32).cast(), high);
+        }
+    }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Groups for Avx2 {
+    #[inline(always)]
+    unsafe fn permute_maxima<const GROUP: usize>(maxima: __m256) -> __m256 {
+        unsafe {
+            let lanes = const { maximum_lanes::<8>(GROUP) };
+            _mm256_permutevar8x32_ps(maxima, _mm256_loadu_si256(lanes.as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_scales<const GROUP: usize>(scales: __m256, k: usize) -> __m256 {
+        unsafe {
+            let lanes = &const { all_scale_lanes::<8>(GROUP) }[k];
+            _mm256_permutevar8x32_ps(scales, _mm256_loadu_si256(lanes.as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> __m256 {
+        unsafe {
+            let numbers = match Self::LANES / GROUP {
+                1 => return _mm256_set1_ps(numbers.read()),
+                2 => _mm256_castpd_ps(_mm256_set1_pd(numbers.cast::<f64>().read_unaligned())),
+                4 => _mm256_castps128_ps256(_mm_loadu_ps(numbers)),
+                _ => return _mm256_loadu_ps(numbers),
+            };
+            let groups = const { scale_lanes::<8>(GROUP, 0) };
+            _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
         }
     }
 }

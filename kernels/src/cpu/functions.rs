@@ -1,0 +1,64 @@
+//! The row functions of one call: those of an instruction set for the call's types and groups.
+
+use super::block::{Copies, Rows};
+
+/// Copies rows of bytes.
+///
+/// # Safety
+/// The instruction set is supported. Every row is valid for reads, its copies are valid for writes, and these do not overlap.
+pub(crate) type CopyFunction = unsafe fn(&Copies);
+
+/// Moves rows between values and the cache.
+///
+/// # Safety
+/// The instruction set is supported. The rows are valid for the types that the function was chosen for, and aligned for
+/// them; what is written overlaps nothing else. A streaming function writes rows of whole registers to whole lines.
+pub(crate) type RowsFunction = unsafe fn(&Rows);
+
+/// A row function by plain stores, and the same by non-temporal stores.
+#[derive(Clone, Copy)]
+pub(crate) struct Stores<F> {
+    pub(crate) plain: F,
+    pub(crate) stream: F,
+}
+
+impl<F: Copy> Stores<F> {
+    /// One function for both.
+    pub(crate) fn same(function: F) -> Self {
+        Self { plain: function, stream: function }
+    }
+}
+
+/// How the cache holds the values.
+#[derive(Clone, Copy)]
+pub(crate) enum Conversion {
+    /// As they are.
+    None,
+    /// In another float type.
+    Float {
+        /// Values to the cache.
+        store: Stores<RowsFunction>,
+        /// The cache to values.
+        load: Stores<RowsFunction>,
+    },
+    /// As codes with scales.
+    Quantized {
+        /// Values to codes and scales.
+        store: RowsFunction,
+        /// Codes and scales to values.
+        load: Stores<RowsFunction>,
+    },
+}
+
+/// The row functions of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct RowFunctions {
+    /// Copies of bytes; streaming, to whole lines.
+    pub(crate) copy: Stores<CopyFunction>,
+    /// What is done to values on their way.
+    pub(crate) conversion: Conversion,
+    /// Whether the instruction set has non-temporal stores.
+    pub(crate) streams: bool,
+    /// Orders what a thread has streamed before whatever it writes next.
+    pub(crate) fence: fn(),
+}

@@ -1,0 +1,68 @@
+//! Rows of floats in another float type.
+
+use std::marker::PhantomData;
+
+use super::super::block::Rows;
+use super::super::portable;
+use super::group::Groups;
+use super::lanes::FloatLanes;
+use super::outline::RowFunction;
+use super::prefetch::prefetch_bytes;
+use super::simd::{Simd, last_inside};
+
+/// Stores values V in a cache of C; with `STREAM` rows are whole registers and written to whole lines.
+pub(crate) struct StoreConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
+
+/// Loads values V from a cache of C; with `STREAM` rows are whole registers and written to whole lines.
+pub(crate) struct LoadConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
+
+impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for StoreConverted<V, C, STREAM> {
+    type Rows = Rows;
+
+    #[inline(always)]
+    unsafe fn run<S: Groups>(rows: &Rows) {
+        for r in 0..rows.count {
+            let (values, cache) =
+                (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
+            if let Some(prefetch) = rows.prefetch {
+                prefetch_bytes(values.wrapping_offset(prefetch.row), rows.row.len * size_of::<V>());
+            }
+            // SAFETY: r < count, so this is one of the caller's rows.
+            unsafe { convert::<S, V, C, STREAM>(values.cast(), cache.cast(), rows.row.len) }
+        }
+    }
+}
+
+impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for LoadConverted<V, C, STREAM> {
+    type Rows = Rows;
+
+    #[inline(always)]
+    unsafe fn run<S: Groups>(rows: &Rows) {
+        for r in 0..rows.count {
+            let (values, cache) =
+                (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
+            if let Some(prefetch) = rows.prefetch {
+                prefetch_bytes(cache.wrapping_offset(prefetch.row), rows.row.len * size_of::<C>());
+            }
+            // SAFETY: r < count, so this is one of the caller's rows.
+            unsafe { convert::<S, C, V, STREAM>(cache.cast(), values.cast(), rows.row.len) }
+        }
+    }
+}
+
+/// Converts one row.
+#[inline(always)]
+unsafe fn convert<S: Simd, A: FloatLanes, B: FloatLanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {
+    // SAFETY: the caller vouches for `len` elements; i < len, and last_inside keeps the last register inside the row.
+    unsafe {
+        if len < S::LANES {
+            return portable::convert_row::<A, B>(from, to, len);
+        }
+        let mut i = 0;
+        while i < len {
+            let at = last_inside::<S>(i, len);
+            B::write::<S, STREAM>(to.add(at), A::read::<S>(from.add(at)));
+            i += S::LANES;
+        }
+    }
+}

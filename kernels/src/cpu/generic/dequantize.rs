@@ -1,0 +1,169 @@
+//! Dequantizes rows over vector registers.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use super::super::block::{Row, Rows};
+use super::super::portable;
+use super::group::{GroupCodes, Groups, LONG, ODD, decode};
+use super::lane_tables::{groups_in_register, registers_per_scales};
+use super::lanes::FloatLanes;
+use super::outline::RowFunction;
+use super::prefetch::prefetch_bytes;
+use super::simd::MOST_LANES;
+
+/// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written to
+/// whole lines.
+pub(crate) struct LoadQuantized<Q, V, T, const GROUP: usize, const STREAM: bool>(PhantomData<(Q, V, T)>);
+
+impl<Q: GroupCodes, V: FloatLanes, T: FloatLanes, const GROUP: usize, const STREAM: bool> RowFunction
+    for LoadQuantized<Q, V, T, GROUP, STREAM>
+{
+    type Rows = Rows;
+
+    #[inline(always)]
+    unsafe fn run<S: Groups>(rows: &Rows) {
+        if GROUP == ODD || rows.row.len < S::LANES {
+            // SAFETY: the same conditions.
+            return unsafe { portable::load_quantized::<Q, V, T>(rows) };
+        }
+        for r in 0..rows.count {
+            let values = rows.values.wrapping_add(r * rows.values_step).cast();
+            let cache = rows.cache.wrapping_add(r * rows.cache_step).cast_const();
+            let scales: *const T = rows.scale.wrapping_add(r * rows.scale_step).cast();
+            if let Some(prefetch) = rows.prefetch {
+                prefetch_bytes(cache.wrapping_offset(prefetch.row), Q::bytes(rows.row.len));
+                let len = rows.row.groups * size_of::<T>();
+                prefetch_bytes(scales.cast::<u8>().wrapping_offset(prefetch.scale), len);
+            }
+            // SAFETY: r < count, so this is one of the caller's rows; it has a register of values or more.
+            unsafe { dequantize_row::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, rows.row) }
+        }
+    }
+}
+
+/// Dequantizes a row of a register or more.
+#[inline(always)]
+unsafe fn dequantize_row<
+    S: Groups,
+    Q: GroupCodes,
+    V: FloatLanes,
+    T: FloatLanes,
+    const GROUP: usize,
+    const STREAM: bool,
+>(
+    cache: *const u8,
+    scales: *const T,
+    values: *mut V,
+    row: Row,
+) {
+    // SAFETY: the same conditions.
+    unsafe {
+        if T::IS_F16 && S::dequantize_native::<Q, V, GROUP, STREAM>(cache, scales.cast(), values, row.len, row.group) {
+            return;
+        }
+        if GROUP > 8 {
+            long_groups::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, row);
+        } else {
+            short_groups::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, row.len);
+        }
+    }
+}
+
+/// Groups whose scales become float32 together.
+const GROUPS: usize = 256;
+
+/// Dequantizes groups of a register or more: the scale of each is read from memory into every lane.
+#[inline(always)]
+unsafe fn long_groups<
+    S: Groups,
+    Q: GroupCodes,
+    V: FloatLanes,
+    T: FloatLanes,
+    const GROUP: usize,
+    const STREAM: bool,
+>(
+    cache: *const u8,
+    scales: *const T,
+    values: *mut V,
+    Row { group, groups, .. }: Row,
+) {
+    let group = if GROUP == LONG { group } else { GROUP };
+    let mut room = [MaybeUninit::<f32>::uninit(); GROUPS + MOST_LANES];
+    for first in (0..groups).step_by(GROUPS) {
+        let some = GROUPS.min(groups - first);
+        // SAFETY: first + some <= groups, so these groups lie inside the row; `room` has a register more than their scales.
+        unsafe {
+            let scales = T::as_f32::<S>(scales.add(first), some, room.as_mut_ptr().cast());
+            for g in 0..some {
+                let (at, s) = ((first + g) * group, S::splat(*scales.add(g)));
+                Q::decode_group::<S, V, T, STREAM>(cache.add(Q::bytes(at)), values.add(at), s, group);
+            }
+        }
+    }
+}
+
+/// Dequantizes `len >= LANES` values in groups of 8 or fewer: a register of scales is broadcast to those of values.
+#[inline(always)]
+unsafe fn short_groups<
+    S: Groups,
+    Q: GroupCodes,
+    V: FloatLanes,
+    T: FloatLanes,
+    const GROUP: usize,
+    const STREAM: bool,
+>(
+    cache: *const u8,
+    scales: *const T,
+    values: *mut V,
+    len: usize,
+) {
+    let (of_register, at_once) = (groups_in_register(S::LANES, GROUP), registers_per_scales(S::LANES, GROUP));
+    let registers = len / S::LANES;
+    let mut first = 0;
+    // SAFETY: first < registers, so these registers lie inside the row. What they leave over is less than a register, and is
+    // decoded with a register that ends with the row and begins with a group.
+    unsafe {
+        while first < registers {
+            let some = (registers - first).min(at_once);
+            let at = first * S::LANES;
+            let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(first * of_register), values.add(at));
+            if some == at_once {
+                decode_registers::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, at_once);
+            } else {
+                decode_registers::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, some);
+            }
+            first += some;
+        }
+        if registers * S::LANES < len {
+            let at = len - S::LANES;
+            let (cache, scales, values) = (cache.add(Q::bytes(at)), scales.add(at / GROUP), values.add(at));
+            decode_registers::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, 1);
+        }
+    }
+}
+
+/// Dequantizes registers whose scales fill no more than one.
+#[inline(always)]
+unsafe fn decode_registers<
+    S: Groups,
+    Q: GroupCodes,
+    V: FloatLanes,
+    T: FloatLanes,
+    const GROUP: usize,
+    const STREAM: bool,
+>(
+    cache: *const u8,
+    scales: *const T,
+    values: *mut V,
+    registers: usize,
+) {
+    // SAFETY: k < registers, which the caller vouches for.
+    unsafe {
+        let scales = T::read_some::<S>(scales, registers * groups_in_register(S::LANES, GROUP));
+        for k in 0..registers {
+            let (cache, values) = (cache.add(Q::bytes(k * S::LANES)), values.add(k * S::LANES));
+            decode::<S, Q, V, T, STREAM>(cache, values, S::broadcast_scales::<GROUP>(scales, k));
+        }
+    }
+}

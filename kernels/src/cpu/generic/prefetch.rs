@@ -1,0 +1,24 @@
+//! Prefetches: memory is brought into the first-level cache before it is read.
+
+/// Bytes in a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Prefetches the line at any address, readable or not.
+#[inline(always)]
+pub(crate) fn prefetch(line: *const u8) {
+    // SAFETY: the instruction belongs to SSE, which every x86-64 has, and no address makes it fault.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Prefetches `len` bytes at any address.
+#[inline(always)]
+pub(crate) fn prefetch_bytes(from: *const u8, len: usize) {
+    for i in (0..len).step_by(LINE) {
+        prefetch(from.wrapping_add(i));
+    }
+}

@@ -1,0 +1,202 @@
+//! Small memory that rows pass through on their way to non-temporal stores.
+//!
+//! Non-temporal stores write whole, aligned lines, or else take several times as long. Rows rarely are such: ONNX Runtime's
+//! own outputs begin with a line, numpy's large arrays 16 bytes past one, and a head of 40 elements is no whole line anywhere.
+//! A [`LineWriter`] joins rows that follow each other in memory to the lines that they share.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use super::super::block::Copies;
+use super::prefetch::LINE;
+
+/// Bytes of a stage: a small part of the first-level cache.
+pub(crate) const STAGE_BYTES: usize = 8 << 10;
+
+/// [`STAGE_BYTES`] and a line on the stack, aligned to lines. It is used where it is declared: to move it would copy it.
+#[repr(align(64))]
+pub(crate) struct Stage([MaybeUninit<u8>; STAGE_BYTES + LINE]);
+
+impl Stage {
+    /// Memory that holds nothing.
+    pub(crate) const fn new() -> Self {
+        Self([MaybeUninit::uninit(); STAGE_BYTES + LINE])
+    }
+
+    /// The first byte.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Copies whole lines by non-temporal stores: a row function over [`Copies`].
+pub(crate) type StreamLines = unsafe fn(&Copies);
+
+/// Writes bytes of consecutive addresses as whole lines, by non-temporal stores. Lines of which it gets a part only, at
+/// either end, it writes by plain stores.
+pub(crate) struct LineWriter<'s> {
+    /// Its first line ends with the bytes that are held back; what is reserved follows, at the second line.
+    stage: &'s mut Stage,
+    /// The address after the last byte that was committed.
+    to: *mut u8,
+    /// Bytes that are held back, less than a line: the beginning of one.
+    held: usize,
+}
+
+impl<'s> LineWriter<'s> {
+    /// A writer that holds nothing.
+    pub(crate) fn new(stage: &'s mut Stage) -> Self {
+        Self { stage, to: ptr::null_mut(), held: 0 }
+    }
+
+    /// Room in the stage, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the next call, which
+    /// is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is written.
+    ///
+    /// # Safety
+    /// As for [`finish`](Self::finish).
+    pub(crate) unsafe fn reserve(&mut self, to: *mut u8, len: usize) -> *mut u8 {
+        debug_assert!(len <= STAGE_BYTES, "{len} bytes for a stage of {STAGE_BYTES}");
+        if self.to != to {
+            // SAFETY: the same condition.
+            unsafe { self.finish() };
+            self.to = to;
+        }
+        self.stage.as_mut_ptr().wrapping_add(LINE)
+    }
+
+    /// Writes the whole lines of what was held back and of the `len` bytes that were reserved.
+    ///
+    /// # Safety
+    /// These bytes are filled, and their addresses are valid for writes; `stream` may be called.
+    pub(crate) unsafe fn commit(&mut self, len: usize, stream: StreamLines) {
+        let start = LINE - self.held;
+        let (mut from, mut left) = (self.stage.as_mut_ptr().wrapping_add(start), self.held + len);
+        let mut to = self.to.wrapping_sub(self.held);
+        // SAFETY: `left` bytes at `from` are filled, and go to addresses that the caller vouches for. What is left of the last
+        // line is less than a line, and moves to the end of the stage's first line.
+        unsafe {
+            // Only if nothing was held back: else it is the beginning of a line.
+            let head = to.align_offset(LINE).min(left);
+            to.copy_from_nonoverlapping(from, head);
+            (from, to, left) = (from.add(head), to.add(head), left - head);
+            let whole = left / LINE * LINE;
+            if whole > 0 {
+                stream(&Copies::one(from, to, whole));
+            }
+            self.held = left - whole;
+            self.stage.as_mut_ptr().add(LINE - self.held).copy_from(from.add(whole), self.held);
+        }
+        self.to = self.to.wrapping_add(len);
+    }
+
+    /// Copies `len` bytes to `to`, those that are whole lines there without the stage; while it reads, it prefetches at the
+    /// distance `prefetch`.
+    ///
+    /// # Safety
+    /// As for [`reserve`](Self::reserve) and [`commit`](Self::commit); `len` bytes at `from` can be read.
+    pub(crate) unsafe fn copy(
+        &mut self,
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+        prefetch: Option<isize>,
+        stream: StreamLines,
+    ) {
+        let head = to.align_offset(LINE).min(len);
+        let whole = (len - head) / LINE * LINE;
+        let tail = len - head - whole;
+        // SAFETY: head + whole + tail = len. Once the head is committed nothing is held back, if anything follows it, since it
+        // ends with a line; so the tail begins a line anew.
+        unsafe {
+            if head > 0 {
+                self.reserve(to, head).copy_from_nonoverlapping(from, head);
+                self.commit(head, stream);
+            }
+            if whole > 0 {
+                let lines = Copies::one(from.add(head), to.add(head), whole);
+                stream(&Copies { prefetch, ..lines });
+            }
+            if tail > 0 {
+                self.reserve(to.add(head + whole), tail).copy_from_nonoverlapping(from.add(head + whole), tail);
+                self.commit(tail, stream);
+            }
+        }
+    }
+
+    /// Writes what is held back by plain stores.
+    ///
+    /// # Safety
+    /// The addresses of all bytes that were committed are valid for writes.
+    pub(crate) unsafe fn finish(&mut self) {
+        // SAFETY: the bytes that are held back were committed, and the caller vouches for their addresses.
+        unsafe {
+            let held = self.stage.as_mut_ptr().add(LINE - self.held);
+            self.to.wrapping_sub(self.held).copy_from_nonoverlapping(held, self.held);
+        }
+        self.held = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Copies whole lines, and nothing else.
+    unsafe fn stream(lines: &Copies) {
+        assert!(lines.to.addr() % LINE == 0 && lines.len.is_multiple_of(LINE) && lines.len > 0);
+        // SAFETY: the writer's own conditions.
+        unsafe { lines.to.copy_from_nonoverlapping(lines.from, lines.len) }
+    }
+
+    #[test]
+    fn every_byte_is_written_once_and_no_other() {
+        for past_line in [0, 1, 16, 63] {
+            for lens in [&[1][..], &[64, 64], &[256; 5], &[80, 40, 3, 200], &[STAGE_BYTES, 7, STAGE_BYTES], &[5, 30]] {
+                let total: usize = lens.iter().sum();
+                let mut stage = Stage::new();
+                let (mut memory, mut writer) = (vec![0u8; total + 4 * LINE], LineWriter::new(&mut stage));
+                let start = memory.as_ptr().align_offset(LINE) + LINE + past_line;
+                let mut at = start;
+                let value = |i: usize| (i % 251 + 1) as u8;
+                for &len in lens {
+                    // SAFETY: at + len <= start + total, inside the vector.
+                    unsafe {
+                        let room = writer.reserve(memory.as_mut_ptr().add(at), len);
+                        (0..len).for_each(|i| room.add(i).write(value(at + i)));
+                        writer.commit(len, stream);
+                    }
+                    at += len;
+                }
+                // SAFETY: as above; a second call has nothing to write.
+                unsafe {
+                    writer.finish();
+                    memory[start] ^= 0xff;
+                    writer.finish();
+                }
+                memory[start] ^= 0xff;
+                for (i, &byte) in memory.iter().enumerate() {
+                    let expected = if (start..start + total).contains(&i) { value(i) } else { 0 };
+                    assert_eq!(byte, expected, "byte {i} of {start}..{}", start + total);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_elsewhere_begin_anew() {
+        let mut stage = Stage::new();
+        let (mut memory, mut writer) = (vec![0u8; 6 * LINE], LineWriter::new(&mut stage));
+        let first = memory.as_ptr().align_offset(LINE) + 10;
+        let second = first + 3 * LINE;
+        // SAFETY: both ranges are inside the vector.
+        unsafe {
+            for at in [first, second] {
+                writer.reserve(memory.as_mut_ptr().add(at), 90).write_bytes(7, 90);
+                writer.commit(90, stream);
+            }
+            writer.finish();
+        }
+        let written = (0..memory.len()).filter(|&i| memory[i] == 7).collect::<Vec<_>>();
+        assert_eq!(written, (first..first + 90).chain(second..second + 90).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,364 @@
+//! How a run of tokens is cut into tiles, by layout and sizes, and what is prefetched while a tile is moved.
+//!
+//! Nothing here touches memory.
+
+use std::ops::Range;
+
+use kvcache_schema::CacheStrides;
+
+/// The order in which a tile's rows are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Token by token, each with all its heads.
+    TokensOuter,
+    /// Head by head, each with all the tile's tokens.
+    HeadsOuter,
+}
+
+/// How a run is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    /// Tokens of a tile, of which first the keys are moved and then the values.
+    pub(crate) tokens: usize,
+    /// The order of a tile's rows.
+    pub(crate) order: Order,
+    /// Rows that a token has: one for each head, or one for all.
+    pub(crate) rows: usize,
+    /// Whether all tokens of a tile are one row.
+    pub(crate) one_row: bool,
+    /// Tokens between what is moved and what is prefetched, in [`Order::TokensOuter`]; none leaves it to the processor. In
+    /// [`Order::HeadsOuter`] the next head is prefetched.
+    pub(crate) ahead: Option<usize>,
+}
+
+/// Rows that are moved together, at one distance from what is prefetched meanwhile. Tokens are counted in the run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// 0 for keys, 1 for values.
+    pub(crate) kv: usize,
+    /// The tokens.
+    pub(crate) tokens: Range<usize>,
+    /// The rows of each.
+    pub(crate) rows: Range<usize>,
+    /// What is prefetched while the first row is moved.
+    pub(crate) ahead: Option<Ahead>,
+}
+
+/// A row that is prefetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// 0 for keys, 1 for values.
+    pub(crate) kv: usize,
+    /// The token, counted in the run: behind its end it is a token of the next run.
+    pub(crate) token: usize,
+    /// The row.
+    pub(crate) row: usize,
+}
+
+impl Tiling {
+    /// The parts of a run of `len` tokens, in the order in which they are moved.
+    pub(crate) fn parts(self, len: usize) -> impl Iterator<Item = Part> {
+        (0..len).step_by(self.tokens).flat_map(move |first| {
+            let tokens = first..len.min(first.saturating_add(self.tokens));
+            (0..2).flat_map(move |kv| self.split(kv, tokens.clone()))
+        })
+    }
+
+    /// The keys or values of a tile, in two parts: the second has what is prefetched outside of what is moved.
+    fn split(self, kv: usize, tokens: Range<usize>) -> impl Iterator<Item = Part> {
+        let Range { start, end } = tokens;
+        // What is moved after this: the tile's values, or the next tile's keys.
+        let (next_kv, next) = if kv == 0 { (1, start) } else { (0, end) };
+        let part = |tokens: Range<usize>, rows: Range<usize>, ahead| Part { kv, tokens, rows, ahead };
+        let ahead = |kv, token, row| Some(Ahead { kv, token, row });
+        let parts = match (self.order, self.ahead) {
+            (_, None) => [part(start..end, 0..self.rows, None), part(end..end, 0..0, None)],
+            (Order::HeadsOuter, Some(_)) => [
+                part(start..end, 0..self.rows - 1, ahead(kv, start, 1)),
+                part(start..end, self.rows - 1..self.rows, ahead(next_kv, next, 0)),
+            ],
+            (Order::TokensOuter, Some(distance)) => {
+                let last = end - distance.min(end - start);
+                [
+                    part(start..last, 0..self.rows, ahead(kv, start + distance, 0)),
+                    part(last..end, 0..self.rows, ahead(next_kv, next, 0)),
+                ]
+            }
+        };
+        parts.into_iter().filter(|part| !part.tokens.is_empty() && !part.rows.is_empty())
+    }
+}
+
+/// What a tiling depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Heads of a token.
+    pub(crate) num_heads: usize,
+    /// Elements of a head.
+    pub(crate) head_dim: usize,
+    /// The cache's strides, in elements.
+    pub(crate) strides: CacheStrides,
+    /// Bytes of a head's values (T1).
+    pub(crate) head_bytes: usize,
+    /// Bytes of a head in the cache (T2).
+    pub(crate) cache_head_bytes: usize,
+    /// How the cache holds the values.
+    pub(crate) kind: Kind,
+}
+
+/// How the cache holds the values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// As they are.
+    Copied,
+    /// In another float type.
+    Converted,
+    /// As codes with scales.
+    Quantized,
+}
+
+/// A tile's size and a prefetch distance, in bytes of T1 of keys or of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Distances {
+    /// Of a tile.
+    pub(crate) tile: usize,
+    /// Between what is moved and what is prefetched.
+    pub(crate) ahead: usize,
+}
+
+/// How large loads with non-temporal stores are cut on a machine: measured there, since machines differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tuning {
+    /// Tokens of a layer that are neighbors, or nearly, and are copied.
+    pub(crate) near_copied: Distances,
+    /// The same, converted or dequantized.
+    pub(crate) near_converted: Distances,
+    /// Tokens of a layer that lie far apart (layout 0), copied.
+    pub(crate) far_copied: Distances,
+    /// The same, converted or dequantized.
+    pub(crate) far_converted: Distances,
+    /// Head-major layouts, token by token; none if head by head is faster, in tiles of [`HEAD_TILE_BYTES`].
+    pub(crate) head_major: Option<Distances>,
+}
+
+/// Bytes of the cache in a head's part of a tile, where a load goes head by head: memory is read in long pieces.
+const HEAD_TILE_BYTES: usize = 4096;
+
+/// Bytes of T1 in a tile of a store: all heads go through it, one after the other, and it stays in the first-level cache.
+const STORE_TILE_BYTES: usize = 32 << 10;
+
+/// Bytes of T1 in a tile of a load by plain stores.
+const PLAIN_TILE_BYTES: usize = 32 << 10;
+
+impl Tuning {
+    /// Intel's Sapphire Rapids (Xeon, family 6, model 143 and 207). Several streams are read at once, whatever the layout; short
+    /// rows, so that prefetches come in small portions.
+    pub(crate) const INTEL: Self = Self {
+        near_copied: Distances { tile: 128 << 10, ahead: 16 << 10 },
+        near_converted: Distances { tile: 128 << 10, ahead: 8 << 10 },
+        far_copied: Distances { tile: 32 << 10, ahead: 8 << 10 },
+        far_converted: Distances { tile: 32 << 10, ahead: 4 << 10 },
+        head_major: Some(Distances { tile: 256 << 10, ahead: 8 << 10 }),
+    };
+
+    /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four; head-major tiles of 4 KiB win.
+    pub(crate) const AMD: Self = Self {
+        near_copied: Distances { tile: 16 << 10, ahead: 16 << 10 },
+        near_converted: Distances { tile: 32 << 10, ahead: 8 << 10 },
+        far_copied: Distances { tile: 32 << 10, ahead: 32 << 10 },
+        far_converted: Distances { tile: 32 << 10, ahead: 32 << 10 },
+        head_major: None,
+    };
+}
+
+impl Shape {
+    /// The tiling of a load of heads that have `num_repeat` copies in the outputs, by plain stores.
+    pub(crate) fn plain_load(self, num_repeat: usize) -> Tiling {
+        if self.is_head_major() {
+            return self.head_by_head();
+        }
+        let one_row = num_repeat == 1 && self.strides.token == self.token_len();
+        let tokens = if one_row { usize::MAX } else { tokens_in(PLAIN_TILE_BYTES, self.token_bytes()) };
+        let rows = if num_repeat == 1 { 1 } else { self.num_heads };
+        let ahead = (!one_row).then_some(tokens);
+        Tiling { tokens, order: Order::TokensOuter, rows, one_row, ahead }
+    }
+
+    /// The same, by non-temporal stores; `whole_lines` says whether each head of the outputs is whole lines.
+    pub(crate) fn streamed_load(self, num_repeat: usize, whole_lines: bool, tuning: Tuning) -> Tiling {
+        if self.is_head_major() {
+            return match tuning.head_major {
+                None if whole_lines => self.head_by_head(),
+                // Only token by token does a row follow the one before it in the outputs, and can share its last line.
+                distances => self.token_by_token(distances.unwrap_or(Self::JOINED), self.num_heads, false),
+            };
+        }
+        let near = self.strides.token <= 2 * self.token_len();
+        let distances = match (near, self.kind) {
+            (true, Kind::Copied) => tuning.near_copied,
+            (true, _) => tuning.near_converted,
+            (false, Kind::Copied) => tuning.far_copied,
+            (false, _) => tuning.far_converted,
+        };
+        // A copy prefetches line by line; other rows all that they need at once, so these are better short.
+        let one_row = num_repeat == 1 && self.strides.token == self.token_len() && self.kind == Kind::Copied;
+        self.token_by_token(distances, if num_repeat == 1 { 1 } else { self.num_heads }, one_row)
+    }
+
+    /// Token by token where a machine prefers head by head.
+    const JOINED: Distances = Distances { tile: 32 << 10, ahead: 8 << 10 };
+
+    /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is whole
+    /// lines.
+    pub(crate) fn store(self, stream: bool, whole_lines: bool) -> Tiling {
+        let quantizes = self.kind == Kind::Quantized;
+        let tokens = tokens_in(STORE_TILE_BYTES, self.token_bytes());
+        if self.is_head_major() {
+            let order = if quantizes || (stream && !whole_lines) { Order::HeadsOuter } else { Order::TokensOuter };
+            return Tiling { tokens, order, rows: self.num_heads, one_row: false, ahead: None };
+        }
+        // What is quantized and streamed passes through a stage, token by token.
+        let one_row = self.strides.token == self.token_len() && !(quantizes && stream);
+        let tokens = if one_row { usize::MAX } else { tokens };
+        Tiling { tokens, order: Order::TokensOuter, rows: 1, one_row, ahead: None }
+    }
+
+    fn token_by_token(self, distances: Distances, rows: usize, one_row: bool) -> Tiling {
+        let tokens = tokens_in(distances.tile, self.token_bytes());
+        let ahead = Some(tokens_in(distances.ahead, self.token_bytes()));
+        Tiling { tokens, order: Order::TokensOuter, rows, one_row, ahead }
+    }
+
+    fn head_by_head(self) -> Tiling {
+        let neighbors = self.strides.token == self.head_dim;
+        let tokens = if neighbors { tokens_in(HEAD_TILE_BYTES, self.cache_head_bytes) } else { 1 };
+        Tiling { tokens, order: Order::HeadsOuter, rows: self.num_heads, one_row: false, ahead: Some(0) }
+    }
+
+    /// Whether the heads of a token are no neighbors in the cache.
+    fn is_head_major(self) -> bool {
+        self.num_heads > 1 && self.strides.head != self.head_dim
+    }
+
+    fn token_len(self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    fn token_bytes(self) -> usize {
+        self.num_heads * self.head_bytes
+    }
+}
+
+/// How many tokens have so many bytes, at least one.
+fn tokens_in(bytes: usize, token_bytes: usize) -> usize {
+    (bytes / token_bytes.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvcache_schema::{CacheDims, CacheLayout};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shape(layout: CacheLayout, num_layer: usize, num_heads: usize, kind: Kind) -> Shape {
+        let head_dim = 128;
+        let strides = layout.strides(CacheDims { max_t: 1024, num_layer, num_heads, inner: head_dim }).unwrap();
+        Shape { num_heads, head_dim, strides, head_bytes: 256, cache_head_bytes: 256, kind }
+    }
+
+    fn tilings() -> impl Strategy<Value = Tiling> {
+        let order = prop_oneof![Just(Order::TokensOuter), Just(Order::HeadsOuter)];
+        (1..9usize, order, 1..4usize, prop::option::of(0..12usize)).prop_map(|(tokens, order, rows, ahead)| Tiling {
+            tokens,
+            order,
+            rows,
+            one_row: false,
+            ahead,
+        })
+    }
+
+    proptest! {
+        /// Every row of every token is moved once, tile by tile, the keys of a tile before its values.
+        #[test]
+        fn parts_cover_a_run(tiling in tilings(), len in 0..40usize) {
+            let mut moved: Vec<_> = tiling
+                .parts(len)
+                .flat_map(|part| {
+                    let Part { kv, tokens, rows, .. } = part;
+                    tokens.flat_map(move |t| rows.clone().map(move |row| (t / tiling.tokens, kv, t, row)))
+                })
+                .collect();
+            prop_assert!(moved.is_sorted_by_key(|&(tile, kv, ..)| (tile, kv)));
+            moved.sort_unstable();
+            let mut expected: Vec<_> = (0..len)
+                .flat_map(|t| (0..2).map(move |kv| (t / tiling.tokens, kv, t)))
+                .flat_map(|(tile, kv, t)| (0..tiling.rows).map(move |row| (tile, kv, t, row)))
+                .collect();
+            expected.sort_unstable();
+            prop_assert_eq!(moved, expected);
+        }
+
+        /// Token by token, each row is prefetched once before it is moved, but for the first tile's first ones.
+        #[test]
+        fn everything_is_prefetched(tokens in 1..9usize, distance in 1..12usize, len in 1..40usize) {
+            let order = Order::TokensOuter;
+            let tiling = Tiling { tokens, order, rows: 2, one_row: false, ahead: Some(distance) };
+            let (mut moved, mut prefetched) = (Vec::new(), Vec::new());
+            for part in tiling.parts(len) {
+                let ahead = part.ahead.unwrap();
+                for (i, t) in part.tokens.clone().enumerate() {
+                    moved.push((part.kv, t));
+                    prefetched.push((ahead.kv, ahead.token + i));
+                }
+            }
+            // Tiles of other lengths than the one after them prefetch less, or further than the run.
+            if len % tokens == 0 {
+                let distance = distance.min(tokens);
+                prop_assert_eq!(&prefetched[..moved.len() - distance], &moved[distance..]);
+                prop_assert!(prefetched[moved.len() - distance..].iter().all(|&(kv, t)| kv == 0 && t >= len));
+            }
+        }
+    }
+
+    #[test]
+    fn machines_differ_in_head_major_loads_alone_of_orders() {
+        for layout in CacheLayout::ALL {
+            for (tuning, whole_lines) in [(Tuning::INTEL, true), (Tuning::INTEL, false), (Tuning::AMD, false)] {
+                let tiling = shape(layout, 2, 8, Kind::Copied).streamed_load(1, whole_lines, tuning);
+                assert_eq!(tiling.order, Order::TokensOuter, "{layout:?}");
+            }
+            let tiling = shape(layout, 2, 8, Kind::Copied).streamed_load(1, true, Tuning::AMD);
+            let head_major = layout == CacheLayout::HeadMajor;
+            assert_eq!(tiling.order == Order::HeadsOuter, head_major, "{layout:?}");
+            assert_eq!(tiling.rows, if head_major { 8 } else { 1 }, "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn only_copies_of_neighbors_are_one_row() {
+        let one_row =
+            |layout, num_layer, kind| shape(layout, num_layer, 8, kind).streamed_load(1, true, Tuning::INTEL).one_row;
+        assert!(one_row(CacheLayout::KvMajor, 4, Kind::Copied));
+        assert!(!one_row(CacheLayout::KvMajor, 4, Kind::Quantized));
+        assert!(!one_row(CacheLayout::LayerMajor, 4, Kind::Copied));
+        assert!(!shape(CacheLayout::KvMajor, 4, 8, Kind::Copied).streamed_load(4, true, Tuning::INTEL).one_row);
+        // One head: nothing lies apart.
+        assert!(shape(CacheLayout::HeadMajor, 4, 1, Kind::Copied).streamed_load(1, true, Tuning::INTEL).one_row);
+    }
+
+    #[test]
+    fn a_tile_has_a_token_at_least() {
+        let wide = Shape {
+            head_bytes: 1 << 30,
+            cache_head_bytes: 1 << 30,
+            ..shape(CacheLayout::HeadMajor, 1, 8, Kind::Copied)
+        };
+        for tuning in [Tuning::INTEL, Tuning::AMD] {
+            assert_eq!(wide.streamed_load(1, true, tuning).tokens, 1);
+        }
+        assert_eq!((wide.plain_load(1).tokens, wide.store(true, true).tokens), (1, 1));
+        let empty = Shape { head_bytes: 0, ..wide };
+        assert!(empty.streamed_load(1, true, Tuning::INTEL).tokens >= 1);
+    }
+}

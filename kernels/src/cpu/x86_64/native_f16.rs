@@ -1,0 +1,147 @@
+//! Dequantization by native float16 arithmetic (AVX512-FP16): 32 values in a register.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+use kvcache_schema::QuantBit;
+
+use super::super::elements::Codes;
+use super::super::generic::group::LONG;
+use super::super::generic::lanes::FloatLanes;
+
+/// Values in a register.
+const LANES: usize = 32;
+
+/// The signed values of four bits, twice, as float16.
+const VALUE_OF_NIBBLE: [u16; LANES] = {
+    // 0 to 7, then -8 to -1.
+    const VALUES: [u16; 16] = [
+        0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0xc800, 0xc700, 0xc600, 0xc500, 0xc400, 0xc200,
+        0xc000, 0xbc00,
+    ];
+    let mut twice = [0; LANES];
+    let mut i = 0;
+    while i < LANES {
+        twice[i] = VALUES[i % 16];
+        i += 1;
+    }
+    twice
+};
+
+/// For each lane, the number of its group in the register.
+const fn group_of_lane(group: usize) -> [u16; LANES] {
+    let mut groups = [0; LANES];
+    let mut i = 0;
+    while i < LANES {
+        groups[i] = (i / group) as u16;
+        i += 1;
+    }
+    groups
+}
+
+/// As [`Groups::dequantize_native`](super::super::generic::group::Groups::dequantize_native).
+///
+/// # Safety
+/// AVX-512 F, BW, VL and FP16 are enabled; `len` codes and the scales of their groups can be read, and as many values be
+/// written, to whole lines with `STREAM`.
+#[inline(always)]
+pub(crate) unsafe fn dequantize<Q: Codes, V: FloatLanes, const GROUP: usize, const STREAM: bool>(
+    cache: *const u8,
+    scales: *const f16,
+    values: *mut V,
+    len: usize,
+    group: usize,
+) -> bool {
+    let group = if GROUP == LONG { group } else { GROUP };
+    // SAFETY: i < len and at <= len - 32 in the first loop; i < group and at <= group - 32 in the second.
+    unsafe {
+        if GROUP < LANES {
+            if len < LANES {
+                return false;
+            }
+            let mut i = 0;
+            while i < len {
+                // The last register may overlap the one before it; it begins with a group, as 32 and len are whole groups.
+                let at = i.min(len - LANES);
+                let s = broadcast::<GROUP>(scales.add(at / GROUP));
+                write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
+                i += LANES;
+            }
+            return true;
+        }
+        if group < LANES {
+            return false;
+        }
+        for g in 0..len / group {
+            let s = _mm512_castsi512_ph(_mm512_set1_epi16(scales.add(g).cast::<i16>().read()));
+            let (cache, values) = (cache.add(Q::bytes(g * group)), values.add(g * group));
+            let mut i = 0;
+            while i < group {
+                let at = i.min(group - LANES);
+                write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
+                i += LANES;
+            }
+        }
+        true
+    }
+}
+
+/// A register of codes.
+#[inline(always)]
+unsafe fn codes<Q: Codes>(cache: *const u8) -> __m512h {
+    // SAFETY: the instructions are enabled, and the caller vouches for 32 codes.
+    unsafe {
+        match Q::BITS {
+            QuantBit::Eight => _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(_mm256_loadu_si256(cache.cast()))),
+            QuantBit::Four => {
+                // Each byte's nibbles become the low bits of two lanes: a permutation looks at no others.
+                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.cast()));
+                let nibbles = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
+                let table = _mm512_loadu_si512(VALUE_OF_NIBBLE.as_ptr().cast());
+                _mm512_castsi512_ph(_mm512_permutexvar_epi16(
+                    _mm512_and_si512(nibbles, _mm512_set1_epi32(0x000f_000f)),
+                    table,
+                ))
+            }
+        }
+    }
+}
+
+/// The scale of each lane, of groups shorter than a register.
+#[inline(always)]
+unsafe fn broadcast<const GROUP: usize>(scales: *const f16) -> __m512h {
+    // SAFETY: the instructions are enabled, and the caller vouches for 32 / GROUP scales.
+    unsafe {
+        let some = match LANES / GROUP {
+            32 => return _mm512_castsi512_ph(_mm512_loadu_si512(scales.cast())),
+            16 => _mm512_castsi256_si512(_mm256_loadu_si256(scales.cast())),
+            8 => _mm512_castsi128_si512(_mm_loadu_si128(scales.cast())),
+            4 => _mm512_castsi128_si512(_mm_loadl_epi64(scales.cast())),
+            _ => _mm512_castsi128_si512(_mm_cvtsi32_si128(scales.cast::<i32>().read_unaligned())),
+        };
+        let groups = const { group_of_lane(GROUP) };
+        _mm512_castsi512_ph(_mm512_permutexvar_epi16(_mm512_loadu_si512(groups.as_ptr().cast()), some))
+    }
+}
+
+/// Writes a register of values.
+#[inline(always)]
+unsafe fn write<V: FloatLanes, const STREAM: bool>(to: *mut V, x: __m512h) {
+    // SAFETY: the instructions are enabled, and the caller vouches for 32 values, in whole lines with STREAM.
+    unsafe {
+        if V::IS_F16 {
+            let (to, x) = (to.cast::<__m512i>(), _mm512_castph_si512(x));
+            if STREAM {
+                _mm512_stream_si512(to, x)
+            } else {
+                _mm512_storeu_si512(to, x)
+            }
+            return;
+        }
+        let (low, high) = (_mm512_castph512_ph256(x), _mm512_extracti64x4_epi64::<1>(_mm512_castph_si512(x)));
+        for (i, half) in [low, _mm256_castsi256_ph(high)].into_iter().enumerate() {
+            let (to, x) = (to.add(i * LANES / 2).cast::<f32>(), _mm512_cvtxph_ps(half));
+            if STREAM { _mm512_stream_ps(to, x) } else { _mm512_storeu_ps(to, x) }
+        }
+    }
+}
