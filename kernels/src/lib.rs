@@ -11,7 +11,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod problem;
-mod quantize;
+pub mod quantize;
 mod reference;
 mod shared_slice;
 mod workers;
