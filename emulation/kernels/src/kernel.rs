@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_kernels::cuda::{Launch, Operands, Pages, Status, TooLarge};
+use kvcache_kernels::cuda::{DeviceProblem, Launch, Pages, Status, TooLarge};
 use kvcache_kernels::{Addressing, Geometry, Kernel, Problem, Workers};
 use kvcache_schema::ElementType;
 use thiserror::Error;
@@ -57,7 +57,7 @@ impl From<TooLarge> for Failure {
 
 /// A problem in memory of the device.
 struct Uploaded {
-    operands: Operands,
+    problem: DeviceProblem,
     current: [DeviceMemory; 2],
     outputs: [DeviceMemory; 2],
     cache: DeviceMemory,
@@ -99,7 +99,7 @@ impl EmulatedCuda {
             DeviceMemory::of(&bytes, 0)
         });
         let status = DeviceMemory::of(&[0; 8], 0);
-        let operands = Operands {
+        let device_problem = DeviceProblem {
             geometry,
             // A problem's slots are inside the cache, so that this need be no more than an upper bound.
             max_t: cache_len.checked_div(cache.token).unwrap_or(0),
@@ -117,7 +117,7 @@ impl EmulatedCuda {
             status: status.address(),
             multiprocessors: self.multiprocessors,
         };
-        Uploaded { operands, current, outputs, cache: device_cache, scale, indices, status }
+        Uploaded { problem: device_problem, current, outputs, cache: device_cache, scale, indices, status }
     }
 
     fn launch(
@@ -147,8 +147,8 @@ impl EmulatedCuda {
     /// [`Failure`]; memory of the problem is then as it was.
     pub fn try_store(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(problem);
-        let Uploaded { operands, current, cache, scale, .. } = &uploaded;
-        if let Some(store) = operands.store()? {
+        let Uploaded { problem: device_problem, current, cache, scale, .. } = &uploaded;
+        if let Some(store) = device_problem.store()? {
             self.launch(&store, &uploaded, &[&current[0], &current[1]], &[cache, scale])?;
             // SAFETY: Problem promises memory for its shapes, which nobody else touches.
             unsafe {
@@ -165,8 +165,8 @@ impl EmulatedCuda {
     /// [`Failure`]; memory of the problem is then as it was.
     pub fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(problem);
-        let Uploaded { operands, outputs, cache, scale, .. } = &uploaded;
-        if let Some(load) = operands.load()? {
+        let Uploaded { problem: device_problem, outputs, cache, scale, .. } = &uploaded;
+        if let Some(load) = device_problem.load()? {
             self.launch(&load, &uploaded, &[cache, scale], &[&outputs[0], &outputs[1]])?;
             for (output, to) in outputs.iter().zip(problem.pointers().outputs) {
                 // SAFETY: as in try_store.

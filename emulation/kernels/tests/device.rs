@@ -1,8 +1,8 @@
 //! What only a device sees: lengths and slots that nobody has checked, other batches than the host knows, addresses.
 
 use kvcache_emulation_kernels::{Access, DeviceMemory, FAITHFUL, Operand, Order, launch};
-use kvcache_kernels::cuda::{Finding, Operands, Pages, Status};
-use kvcache_kernels::{Geometry, Quant};
+use kvcache_kernels::cuda::{DeviceProblem, Finding, Pages, Status};
+use kvcache_kernels::{CacheBytes, Geometry, Quant};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 const NUM_HEADS: usize = 2;
@@ -74,7 +74,7 @@ impl Call {
         let outputs = [(); 2].map(|()| DeviceMemory::new(self.output_rows * TOKEN, 0));
         let indices = [&self.seqstarts, &self.start_pos, &self.cachestarts].map(|indices| of_indices(indices));
         let status = DeviceMemory::of(&[0; 8], 0);
-        let operands = Operands {
+        let problem = DeviceProblem {
             geometry: geometry(self.start_pos.len(), self.max_t),
             max_t: self.max_t,
             pages: self.pages,
@@ -98,12 +98,12 @@ impl Call {
             .map(|memory| operand(memory, Access::Read))
             .chain([operand(&status, Access::Atomic)])
             .collect();
-        if let Some(store) = operands.store().unwrap() {
+        if let Some(store) = problem.store().unwrap() {
             let own = [&inputs[0], &inputs[1]].map(|memory| operand(memory, Access::Read));
             let all: Vec<_> = own.into_iter().chain([operand(&cache, Access::Write)]).chain(common.clone()).collect();
             launch(build, &store, &all, Order::Random(3)).unwrap();
         }
-        if let Some(load) = operands.load().unwrap() {
+        if let Some(load) = problem.load().unwrap() {
             let own = [&outputs[0], &outputs[1]].map(|memory| operand(memory, Access::Write));
             let all: Vec<_> = own.into_iter().chain([operand(&cache, Access::Read)]).chain(common).collect();
             launch(build, &load, &all, Order::Random(4)).unwrap();
@@ -325,6 +325,7 @@ fn large_caches() {
                 cache_len: 2 * max_t * num_layer * TOKEN,
                 cache: layout.strides(dims).unwrap(),
             };
+            let bytes = CacheBytes::new(&geometry);
             let value = |kv: usize, i: usize| (i as f32 - 60.0) * if kv == 0 { 1.0 } else { -3.0 };
             let inputs = [0, 1].map(|kv| {
                 let bytes: Vec<u8> = (0..rows * TOKEN).flat_map(|i| value(kv, i).to_ne_bytes()).collect();
@@ -335,7 +336,7 @@ fn large_caches() {
             let scale = DeviceMemory::sparse(quant.scale_len * 2);
             let indices = [&[0, rows as i64][..], &[0], &[(max_t - rows) as i64]].map(of_indices);
             let status = DeviceMemory::of(&[0; 8], 0);
-            let operands = Operands {
+            let problem = DeviceProblem {
                 geometry,
                 max_t,
                 pages: Pages::Offset,
@@ -352,8 +353,8 @@ fn large_caches() {
                 status: status.address(),
                 multiprocessors: 1,
             };
-            let store = operands.store().unwrap().unwrap();
-            let load = operands.load().unwrap().unwrap();
+            let store = problem.store().unwrap().unwrap();
+            let load = problem.load().unwrap().unwrap();
             let build = FAITHFUL.iter().find(|build| build.types == store.module.types).unwrap();
             let run = |what, reads: [&DeviceMemory; 2], writes: [&DeviceMemory; 2]| {
                 let reads = reads.into_iter().chain(&indices).map(|memory| Operand { memory, access: Access::Read });
@@ -367,14 +368,15 @@ fn large_caches() {
                 let slot = max_t - rows + t;
                 let group = |d: usize| value(kv, t * TOKEN + h * HEAD_DIM + d);
                 let at = (0..HEAD_DIM).max_by(|&a, &b| group(a).abs().total_cmp(&group(b).abs())).unwrap();
-                let element = geometry.cache_at(slot, kv, h) + at;
+                let (cache_at, scale_at) = bytes.head(slot, kv, h);
+                let element = cache_at * 8 / t2.bits() + at;
                 let byte = cache.bytes()[element * t2.bits() / 8];
                 let code = match bits {
                     QuantBit::Eight => byte as i8,
                     QuantBit::Four => (if element.is_multiple_of(2) { byte << 4 } else { byte }) as i8 >> 4,
                 };
                 assert_eq!(code, bits.qmax() * group(at).signum() as i8, "{layout:?} {t2}: {kv} {t} {h}");
-                let stored = &scale.bytes()[geometry.scale_at(slot, kv, h) * 2..][..2];
+                let stored = &scale.bytes()[scale_at..][..2];
                 let wanted = half::f16::from_f32(group(at).abs() / f32::from(bits.qmax()));
                 assert_eq!(stored, wanted.to_ne_bytes(), "{layout:?} {t2}: {kv} {t} {h}");
             }

@@ -3,7 +3,7 @@
 use cudarc::driver::DriverError;
 use thiserror::Error;
 
-use super::operands::TooLarge;
+use super::launch::TooLarge;
 
 /// Why kernels could not be launched. Nothing has then been put into the stream, unless the store was launched and the
 /// driver refused the load.

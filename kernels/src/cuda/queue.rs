@@ -8,10 +8,11 @@ use cudarc::driver::{CudaStream, result, sys};
 use kvcache_schema::ElementType;
 
 use super::context::Current;
+use super::device_problem::DeviceProblem;
 use super::driver;
 use super::error::Error;
+use super::launch::{BLOCK, Launch};
 use super::loaded::Loaded;
-use super::operands::{BLOCK, Launch, Operands};
 use super::ptx::{self, Module};
 
 /// A stream of the caller's, made by whatever library, and the kernels of its context, which is current as long as this
@@ -56,7 +57,7 @@ impl<'a> Queue<'a> {
         Ok(Self { stream, loaded: Loaded::of(&current)?, _current: current, lifetime: PhantomData })
     }
 
-    /// The multiprocessors of the device, for [`Operands`].
+    /// The multiprocessors of the device, for [`DeviceProblem`].
     pub fn multiprocessors(&self) -> u32 {
         self.loaded.multiprocessors
     }
@@ -85,8 +86,8 @@ impl<'a> Queue<'a> {
     /// - Meanwhile nothing else writes what the call reads or touches what it writes.
     ///
     /// Of two current tokens with the same slot, the bytes of either may remain.
-    pub unsafe fn run(&self, operands: &Operands) -> Result<(), Error> {
-        let launches = [operands.store()?, operands.load()?];
+    pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
+        let launches = [problem.store()?, problem.load()?];
         let mut functions = [ptr::null_mut(); 2];
         for (function, launch) in functions.iter_mut().zip(&launches) {
             if let Some(launch) = launch {
