@@ -17,8 +17,8 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// A slice of `len` elements at `data`.
     ///
     /// # Safety
-    /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialized elements. While the slice
-    /// lives, nobody else writes an element that is [read](Self::read) or accesses one that is
+    /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialized elements. While the
+    /// slice lives, nobody else writes an element that is [read](Self::read) or accesses one that is
     /// [written](Self::write).
     pub(crate) unsafe fn from_raw_parts(data: NonNull<T>, len: usize) -> Self {
         Self { data, len, memory: PhantomData }

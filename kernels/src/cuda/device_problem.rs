@@ -1,18 +1,18 @@
 //! A call whose tensors lie on a device, as the host knows it.
 //!
-//! The host knows types, dimensions, strides, device addresses, and the number of rows of `current_key` and of `key`, which
-//! are the shapes of tensors that somebody has allocated. Lengths and slots stay on the device: the kernels read
+//! The host knows types, dimensions, strides, device addresses, and the number of rows of `current_key` and of `key`,
+//! which are the shapes of tensors that somebody has allocated. Lengths and slots stay on the device: the kernels read
 //! `seqstarts`, `start_pos` and `cachestarts` there.
 //!
 //! - `kvstarts` is not needed on the device. Sequence b has `start_pos[b] + seqlen[b]` tokens in `key`, and every block
 //!   makes the running sum over the batch for itself, once: an L2 read of three int64 a sequence and one scan.
 //! - `max_seqlen` and `max_kvlen` are not needed either: the rows give the amount of work exactly, ragged or not.
 //!   Blocks stride over all work whatever the grid is.
-//! - The numbers of rows are capacities. The device's lengths may add up to less, so that a captured graph serves smaller
-//!   batches; more is reported and nothing is moved. [`DeviceProblem::exact_rows`] reports less, too.
+//! - The numbers of rows are capacities. The device's lengths may add up to less, so that a captured graph serves
+//!   smaller batches; more is reported and nothing is moved. [`DeviceProblem::exact_rows`] reports less, too.
 //!
-//! Both launches of a call go to one stream, [`DeviceProblem::store`] first. Each may be absent: then there is nothing to
-//! do, and nothing is checked.
+//! Both launches of a call go to one stream, [`DeviceProblem::store`] first. Each may be absent: then there is nothing
+//! to do, and nothing is checked.
 
 use crate::problem::Geometry;
 

@@ -1,7 +1,7 @@
 //! The CUDA kernels and their launcher.
 //!
-//! The kernels are embedded in this crate as PTX. The CUDA driver is opened at run time and compiles them for its device;
-//! a machine without a driver gets [`Error::NoDriver`].
+//! The kernels are embedded in this crate as PTX. The CUDA driver is opened at run time and compiles them for its
+//! device; a machine without a driver gets [`Error::NoDriver`].
 
 mod context;
 mod device_problem;

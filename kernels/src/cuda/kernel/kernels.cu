@@ -9,7 +9,7 @@
 #define NAME_(kernel, types) kvcache_##kernel##_##types
 #define NAME(kernel, types) NAME_(kernel, types)
 
-// Four blocks on a multiprocessor, as operands.rs has it: 64 registers a thread, which hold what is under way.
+// Four blocks on a multiprocessor, as launch.rs has it: 64 registers a thread, for the units in flight.
 #define KERNEL(kernel)                                                                          \
     extern "C" __global__ void __launch_bounds__(BLOCK, 4) NAME(kernel, TYPES)(                 \
         const __grid_constant__ Parameters p) {                                                 \
