@@ -89,7 +89,7 @@ fn main() -> io::Result<()> {
     fs::write(out.join("builds.rs"), format!("{externs}}}\n\n{builds}"))
 }
 
-/// The macros of `kernels.cpp`.
+/// What `kernels.cpp` must know.
 fn defines<'a>(types: &'static str, namespace: &'a str, symbol: &'a str) -> [(&'static str, &'a str); 5] {
     let element = |name: Option<&str>| match name {
         Some("f32") => "F32",

@@ -1,7 +1,7 @@
 //! Whether a contender's answer is right.
 
-use kvcache_kernels::{CacheBytes, Problem};
-use kvcache_op::Error;
+use kvcache_kernels::Problem;
+use kvcache_op::{ElementType, Error};
 
 use crate::case::Case;
 
@@ -70,20 +70,22 @@ fn first_difference(found: &[u8], wanted: &[u8]) -> Option<usize> {
 /// Gives `visit` the bytes of cache and scale of each head of each current token.
 fn visit_stored(problem: &mut Problem<'_>, mut visit: impl FnMut(&mut [u8])) {
     let (geometry, indices, pointers) = (*problem.geometry(), *problem.indices(), problem.pointers());
-    let bytes = CacheBytes::new(&geometry);
+    let bytes = |element: ElementType, len: usize| element.bytes(len).unwrap_or_default();
     for b in 0..geometry.batch {
         let sequence = indices.sequence(b);
         for t in sequence.start_pos..sequence.all.len() {
             let slot = indices.addressing.slot(b, t);
             for (kv, h) in (0..2).flat_map(|kv| (0..geometry.num_heads).map(move |h| (kv, h))) {
-                let (cache_at, scale_at) = bytes.head(slot, kv, h);
+                let at = bytes(geometry.t2, geometry.cache_at(slot, kv, h));
                 // SAFETY: a head of a slot that the problem has checked, which nobody else touches meanwhile.
-                visit(unsafe { std::slice::from_raw_parts_mut(pointers.cache.add(cache_at), bytes.cache.head_len) });
-                if geometry.quant.is_some() {
+                visit(unsafe {
+                    std::slice::from_raw_parts_mut(pointers.cache.add(at), bytes(geometry.t2, geometry.head_dim))
+                });
+                if let Some(quant) = geometry.quant {
+                    let at = bytes(quant.t3, geometry.scale_at(slot, kv, h));
+                    let len = bytes(quant.t3, geometry.head_dim / quant.group);
                     // SAFETY: as above, for the scales.
-                    visit(unsafe {
-                        std::slice::from_raw_parts_mut(pointers.scale.add(scale_at), bytes.scale.head_len)
-                    });
+                    visit(unsafe { std::slice::from_raw_parts_mut(pointers.scale.add(at), len) });
                 }
             }
         }

@@ -168,9 +168,9 @@ impl<'a> Walk<'a> {
 
     /// Where a token's first head lies in cache and scale, in bytes.
     fn cache_at(&self, slot: usize, kv: usize) -> (usize, usize) {
-        let Geometry { t2, quant, cache, layer_idx, .. } = self.geometry;
-        let scale = quant.map_or(0, |quant| bytes(quant.t3, quant.scale.offset(slot, layer_idx, kv, 0)));
-        (bytes(t2, cache.offset(slot, layer_idx, kv, 0)), scale)
+        let Geometry { t2, quant, .. } = self.geometry;
+        let scale = quant.map_or(0, |quant| bytes(quant.t3, self.geometry.scale_at(slot, kv, 0)));
+        (bytes(t2, self.geometry.cache_at(slot, kv, 0)), scale)
     }
 
     /// Blocks of the longest rows that the layout allows, for heads that have `num_repeat` copies; of `strip` tokens where

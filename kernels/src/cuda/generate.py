@@ -5,9 +5,9 @@
                                                    a kernel spills registers or needs a stack
 
 Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the same
-text. The modules are PTX for the oldest architecture that the compiler supports; a driver compiles them for its GPU. The
-compiler declares its own version of PTX, which older drivers refuse, though the modules use nothing newer than PTX_VERSION:
-the declaration is lowered to that version, and the assembler of that version's CUDA checks it.
+text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are written in
+the compiler's version of PTX but use nothing that an older one does not have, and so say that they are of the older: a driver
+refuses whatever is newer than itself. The assembler of that older CUDA is asked, too.
 """
 
 import argparse
@@ -141,8 +141,8 @@ def complaints(line: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--verbose", action="store_true", help="print the resources of each kernel")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing, and ask ptxas")
+    parser.add_argument("--verbose", action="store_true", help="print what each kernel takes")
     arguments = parser.parse_args()
 
     nvrtc = Nvrtc()
