@@ -1,4 +1,4 @@
-//! Compiles the CUDA kernels for the CPU: as they are, and with errors planted in copies of them.
+//! Compiles the CUDA kernels for the CPU: as they are, and copies with one bug each (mutants).
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn main() -> io::Result<()> {
     let sanitize = env::var_os("CARGO_FEATURE_SANITIZE").is_some();
     let compile = |library: &str, sources: &Path, file: &str, defines: &[(&str, &str)], warnings: bool| {
         let mut build = cc::Build::new();
-        // Each operation is rounded by itself, and pragmas for unrolling are the GPU's.
+        // No contraction to fused multiply-adds; pragmas for unrolling are for the GPU only.
         build
             .cpp(true)
             .std("c++17")
@@ -54,8 +54,7 @@ fn main() -> io::Result<()> {
         build.compile(library);
     };
     if sanitize {
-        // rustc links without the compiler's libraries, and the runtime must come before the C library: so it is linked
-        // in.
+        // rustc links without the sanitizers' libraries, and their runtime must come before the C library.
         for argument in ["-Wl,--whole-archive", "-l:libasan.a", "-Wl,--no-whole-archive", "-l:libubsan.a", "-lstdc++"] {
             println!("cargo::rustc-link-arg-tests={argument}");
         }
@@ -68,7 +67,7 @@ fn main() -> io::Result<()> {
         entry(&mut builds, &mut externs, types, types, types);
     }
     let count = MUTANTS.len();
-    write!(builds, "];\n\n/// The kernels with planted errors.\npub static MUTANTS: [Build; {count}] = [\n").ok();
+    write!(builds, "];\n\n/// The kernels with one bug each.\npub static MUTANTS: [Build; {count}] = [\n").ok();
     for Mutant { name, types, file, from, to } in MUTANTS {
         let folder = out.join(name);
         fs::create_dir_all(&folder)?;
@@ -85,7 +84,7 @@ fn main() -> io::Result<()> {
     }
     builds.push_str("];\n");
     compile("arithmetic", sources, "arithmetic.cpp", &defines("f16_i8_f16", "arithmetic", "arithmetic"), true);
-    // After those that need it.
+    // Last, so that it follows the objects that need it on the linker's command line.
     compile("shim", sources, "shim.cpp", &[], true);
     fs::write(out.join("builds.rs"), format!("{externs}}}\n\n{builds}"))
 }

@@ -1,11 +1,11 @@
-//! Errors that are planted in copies of the kernels.
+//! Mutation testing: copies of the kernels with one bug each, on which the tests must fail.
 
-/// An error in the kernels for one combination of types, to show that the tests see it.
+/// A bug in the kernels for one combination of types.
 pub struct Mutant {
     pub name: &'static str,
     pub types: &'static str,
     pub file: &'static str,
-    /// What is there once.
+    /// The text to replace, which the file has exactly once.
     pub from: &'static str,
     pub to: &'static str,
 }
@@ -68,11 +68,11 @@ pub const MUTANTS: [Mutant; 17] = [
         to: "    return __fmul_rn(x, reciprocal);",
     },
     Mutant {
-        name: "poison_hidden",
+        name: "non_finite_scale_hidden",
         types: "f16_i4_f16",
         file: "quantize.cuh",
-        from: "scale.poisoned = amax >= INFINITY_OF<T1>;",
-        to: "scale.poisoned = false;",
+        from: "scale.non_finite = amax >= INFINITY_OF<T1>;",
+        to: "scale.non_finite = false;",
     },
     Mutant {
         name: "nibbles_swapped",

@@ -1,8 +1,8 @@
-//! From a token of a sequence to its slot in the cache: the only place that reads `cachestarts`.
+//! From a token of a sequence to its slot in the cache: the only place on the host that reads `cachestarts`.
 
 use std::ops::Range;
 
-/// Where the tokens of each sequence lie in the cache.
+/// How `cachestarts` maps the tokens of each sequence to slots: the operator's `cache_mode`.
 #[derive(Debug, Clone, Copy)]
 pub enum Addressing<'a> {
     /// `cache_mode` 0: token t of sequence b has slot `cachestarts[b] + t`.
@@ -21,7 +21,7 @@ pub enum Addressing<'a> {
     },
 }
 
-/// Tokens of one sequence that lie side by side because one entry of `cachestarts` places them.
+/// Tokens of one sequence in neighboring slots, placed by one entry of `cachestarts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// The entry's column in `cachestarts`: the page, or 0 in offset mode.
@@ -36,7 +36,7 @@ pub struct Segment {
     pub len: usize,
 }
 
-/// Tokens of one sequence that lie in neighboring slots.
+/// Tokens of one sequence in neighboring slots, placed by one or more entries of `cachestarts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// The first token, counted in the sequence.

@@ -1,21 +1,26 @@
-//! How `KeyValueCache` moves bytes.
+//! The kernels of `KeyValueCache`: how bytes move between the current tokens, the cache and the outputs.
 //!
-//! A kernel gets a [`Problem`]: operands that `kvcache-op` has already checked. It stores the current tokens into the
-//! cache, then loads every sequence's tokens from it. [`Reference`] is written like the specification and judges every
-//! other kernel: a [`Kernel`] is right if it gives the reference's bits. Kernels start no threads; the caller hands them
-//! [`Workers`].
+//! A [`Kernel`] gets a [`Problem`]: one call of the operator, whose tensors `kvcache-op` has already checked. It stores
+//! the current tokens into the cache, then loads all tokens of every sequence from it. [`Reference`] reads like the
+//! specification, and every other kernel must match it bit for bit: [`Cpu`] and, with the feature `cuda`, the CUDA
+//! kernels. Kernels start no threads; the caller hands them [`Workers`].
+//!
+//! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes,
+//! and [`quantize`] is the codec of one quantized head.
 
 mod addressing;
+mod cache_bytes;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod problem;
-mod quantize;
+pub mod quantize;
 mod reference;
 mod shared_slice;
 mod workers;
 
 pub use addressing::{Addressing, Run, Segment};
+pub use cache_bytes::{CacheBytes, CacheRows, RowCopy, RowsError, TensorBytes};
 pub use cpu::{Cpu, InstructionSet};
 pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
 pub use reference::Reference;

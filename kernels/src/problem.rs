@@ -1,4 +1,4 @@
-//! One call of the operator, already checked: what every kernel is given.
+//! One call of the operator, already checked: the input of every kernel.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::addressing::Addressing;
 use crate::shared_slice::SharedSlice;
 use crate::workers::Workers;
 
-/// A way to compute the operator. All kernels give the bits of [`Reference`](crate::Reference).
+/// An implementation of the operator. Every kernel must match [`Reference`](crate::Reference) bit for bit.
 pub trait Kernel: Sync {
     /// The kernel's name, as a user writes it.
     fn name(&self) -> &'static str;
@@ -128,7 +128,7 @@ pub struct Pointers {
 
 /// One call of the operator, already checked.
 ///
-/// To hold one is to know that every slot its tokens use is inside the cache and that all sizes fit in memory.
+/// Whoever holds one may rely on every slot of its tokens being inside the cache, and on all sizes fitting in memory.
 pub struct Problem<'a> {
     geometry: Geometry,
     indices: Indices<'a>,
@@ -137,16 +137,16 @@ pub struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    /// A problem, taken as checked.
+    /// A problem that the caller has checked.
     ///
     /// # Safety
     /// - The types are a legal combination; `head_dim` is a multiple of the group.
     /// - The indices obey the rules "Starts" and "Slots" of the specification, and no two current tokens share a slot.
     /// - For the lifetime, each pointer is aligned for its type and valid for its tensor's shape (for any address where
-    ///   the tensor is empty): the current tokens for reads, outputs for writes, cache and scale for reads and writes of
-    ///   initialized memory. Outputs, cache and scale overlap nothing else.
-    /// - Meanwhile nobody else writes the current tokens, touches the outputs, writes the slots of this layer that the
-    ///   call loads, or touches those that it stores.
+    ///   the tensor is empty): the current tokens for reads, outputs for writes, cache and scale for reads and writes
+    ///   of initialized memory. Outputs, cache and scale overlap nothing else.
+    /// - For the lifetime, nobody else writes the current tokens, accesses the outputs, writes the slots of this layer
+    ///   that the call loads, or accesses those that it stores.
     pub unsafe fn assume_checked(geometry: Geometry, indices: Indices<'a>, pointers: Pointers) -> Self {
         Self { geometry, indices, pointers, memory: PhantomData }
     }
@@ -179,7 +179,8 @@ impl<'a> Problem<'a> {
     /// The tensors as slices of their types.
     ///
     /// # Safety
-    /// `V` is stored as T1, `C` as T2 (`u8` for int4) and `S` as T3 (any type without quantization).
+    /// The elements of T1 are `V`, of T2 `C` (bytes of codes may be `u8`, for int4 must) and of T3 `S` (any type
+    /// without quantization).
     pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(&mut self) -> Tensors<'_, V, C, S> {
         let Geometry { num_heads, head_dim, num_repeat, .. } = self.geometry;
         let current_len = self.total_seqlen() * num_heads * head_dim;
@@ -190,8 +191,8 @@ impl<'a> Problem<'a> {
         };
         let scale_len = self.geometry.quant.map_or(0, |quant| quant.scale_len);
         let Pointers { current, cache, scale, outputs } = self.pointers;
-        // SAFETY: assume_checked promises aligned memory for these shapes, and that what is written overlaps nothing; the
-        // caller promises the types. Where a tensor is empty its address is not used.
+        // SAFETY: assume_checked: the pointers are aligned and valid for these shapes, and what is written overlaps
+        // nothing. `V`, `C` and `S` are the tensors' types: see `# Safety`. The address of an empty tensor is not used.
         unsafe {
             Tensors {
                 geometry: self.geometry,
@@ -214,10 +215,10 @@ impl<'a> Problem<'a> {
 /// The shared slice of `len` elements at `data`, which may be any address if `len` is 0.
 ///
 /// # Safety
-/// As for [`SharedSlice::from_raw_parts`].
+/// Unless `len` is 0, as for [`SharedSlice::from_raw_parts`].
 unsafe fn shared_slice<'a, T: Copy>(data: *mut u8, len: usize) -> SharedSlice<'a, T> {
     match NonNull::new(data.cast()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as for from_raw_parts: see `# Safety`.
         Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
         // SAFETY: a dangling pointer is aligned and valid for no elements.
         _ => unsafe { SharedSlice::from_raw_parts(NonNull::dangling(), 0) },

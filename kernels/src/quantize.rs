@@ -1,18 +1,39 @@
-//! The arithmetic of a quantized group, one element at a time.
+//! The codec of one quantized head, one element at a time: scales, codes, and how codes are packed.
 //!
-//! Written from the specification: with T1 the type of the values and T3 the type of the scale,
-//! `s = max(amax / qmax, 1e-5)` and `x / s` are rounded to T1 at each step, `T3(q) * scale` is rounded to T3.
-//! A float16 operation is a float32 operation whose result is rounded to float16; for division and multiplication the
-//! second rounding changes nothing, since float32 has more than twice the precision and two bits.
+//! A head's values are cut into groups of `quant_group` neighbors along `head_dim`, and each group has a scale. With T1
+//! the type of the values, T3 that of the scales, and `qmax` 127 for eight bits and 7 for four:
+//!
+//! 1. `s = max(amax / qmax, 1e-5)`, `amax` being the largest magnitude of the group; the quotient and the constant are
+//!    rounded to T1 (in float16 the constant is 168 * 2^-24);
+//! 2. `code = clamp(round(x / s), -qmax, qmax)`; the quotient is rounded to T1 first, then to an integer;
+//! 3. `scale = T3(s)`;
+//! 4. `value = T1(T3(code) * scale)`; the product is rounded to T3 first, then to T1.
+//!
+//! Every rounding is to nearest, ties to even. Codes are made with `s`, before it is rounded to T3. A float16 operation
+//! is a float32 operation whose result is rounded to float16: for division and multiplication the second rounding
+//! changes nothing, since float32 has more than twice the precision and two bits.
+//!
+//! Non-finite values propagate: a NaN in a group makes its scale NaN, an infinity makes it infinite. The group's codes
+//! are then 0, and all its values load as NaN. Finite values can have an infinite scale, too: those of float32 groups
+//! whose `s` is past the largest float16, where T3 is float16.
+//!
+//! This is the arithmetic that all kernels share: the reference kernel calls it, every other must match it bit for bit.
 
 use half::f16;
 use kvcache_schema::{QuantBit, SCALE_FLOOR};
 use num_traits::AsPrimitive;
 
 /// A float type of values or scales: float32 or float16.
-pub(crate) trait Real: AsPrimitive<f32> {
+pub trait Real: AsPrimitive<f32> + sealed::Sealed {
     /// `x`, rounded to this type: to nearest, ties to even.
     fn round(x: f32) -> Self;
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
 }
 
 impl Real for f32 {
@@ -27,8 +48,72 @@ impl Real for f16 {
     }
 }
 
-/// The scale of a group, in the values' type, before its conversion to T3. NaN if the group holds a NaN.
-pub(crate) fn scale<T1: Real>(group: &[T1], bits: QuantBit) -> T1 {
+/// How heads are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadCodec {
+    /// The width of a code.
+    pub bits: QuantBit,
+    /// Neighbors that share a scale (`quant_group`); divides the length of a head, and is even for four bits.
+    pub group: usize,
+}
+
+impl HeadCodec {
+    /// The bytes that the codes of `len` values take.
+    pub const fn code_bytes(&self, len: usize) -> usize {
+        match self.bits {
+            QuantBit::Eight => len,
+            QuantBit::Four => len / 2,
+        }
+    }
+
+    /// Quantizes a head: its codes, as `cache` has them, and its scales.
+    ///
+    /// # Panics
+    /// If the group does not divide the head, or is odd with four bits, or `codes` or `scales` have another length than
+    /// the head's.
+    pub fn encode<T1: Real, T3: Real>(&self, values: &[T1], codes: &mut [u8], scales: &mut [T3]) {
+        self.check(values.len(), codes.len(), scales.len());
+        for (g, (group, stored)) in values.chunks_exact(self.group).zip(scales).enumerate() {
+            let s = scale(group, self.bits);
+            *stored = T3::round(s.as_());
+            for (i, &x) in (g * self.group..).zip(group) {
+                let q = code(x, s, self.bits);
+                match self.bits {
+                    QuantBit::Eight => codes[i] = q as u8,
+                    QuantBit::Four => codes[i / 2] = with_nibble(codes[i / 2], i, q),
+                }
+            }
+        }
+    }
+
+    /// Dequantizes a head.
+    ///
+    /// # Panics
+    /// As [`encode`](Self::encode).
+    pub fn decode<T1: Real, T3: Real>(&self, codes: &[u8], scales: &[T3], values: &mut [T1]) {
+        self.check(values.len(), codes.len(), scales.len());
+        for (g, (group, &scale)) in values.chunks_exact_mut(self.group).zip(scales).enumerate() {
+            for (i, x) in (g * self.group..).zip(group) {
+                let q = match self.bits {
+                    QuantBit::Eight => codes[i] as i8,
+                    QuantBit::Four => nibble(codes[i / 2], i),
+                };
+                *x = value(q, scale);
+            }
+        }
+    }
+
+    /// Panics unless a head of `len` values has so many bytes of codes and so many scales.
+    fn check(&self, len: usize, codes: usize, scales: usize) {
+        let Self { bits, group } = *self;
+        assert!(group > 0 && len.is_multiple_of(group), "groups of {group} in a head of {len}");
+        assert!(bits == QuantBit::Eight || group.is_multiple_of(2), "groups of {group} share bytes of int4");
+        assert_eq!((codes, scales), (self.code_bytes(len), len / group), "codes and scales of a head of {len}");
+    }
+}
+
+/// The scale of a group, in the values' type, before it is rounded to T3. NaN if the group holds a NaN.
+pub fn scale<T1: Real>(group: &[T1], bits: QuantBit) -> T1 {
     // In total order a NaN is above infinity, and of several the one of the largest payload counts: the order of the
     // elements does not matter, so kernels may take maxima in any.
     let amax = group.iter().map(|x| x.as_().abs()).max_by(f32::total_cmp).unwrap_or(0.0);
@@ -37,32 +122,34 @@ pub(crate) fn scale<T1: Real>(group: &[T1], bits: QuantBit) -> T1 {
     if quotient.as_() < floor.as_() { floor } else { quotient }
 }
 
-/// The code of `x` in a group with scale `s`, in `-qmax..=qmax`; 0 if `x / s` is NaN.
-pub(crate) fn code<T1: Real>(x: T1, s: T1, bits: QuantBit) -> i8 {
+/// The code of `x` in a group with scale `s` (of [`scale`]), in `-qmax..=qmax`; 0 if `x / s` is NaN.
+pub fn code<T1: Real>(x: T1, s: T1, bits: QuantBit) -> i8 {
     let quotient: f32 = T1::round(x.as_() / s.as_()).as_();
     let qmax = f32::from(bits.qmax());
     quotient.round_ties_even().clamp(-qmax, qmax) as i8
 }
 
-/// The value of code `q` in a group with scale `scale`.
-pub(crate) fn value<T1: Real, T3: Real>(q: i8, scale: T3) -> T1 {
+/// The value of code `q` in a group whose stored scale is `scale`.
+pub fn value<T1: Real, T3: Real>(q: i8, scale: T3) -> T1 {
     T1::round(T3::round(f32::from(q) * scale.as_()).as_())
 }
 
-/// Element `i` (its parity decides) of the byte it is packed into.
-pub(crate) fn nibble(byte: u8, i: usize) -> i8 {
+/// Code `i` of packed int4, from the byte that holds it: the low nibble if `i` is even, else the high one.
+pub fn nibble(byte: u8, i: usize) -> i8 {
     let high = if i.is_multiple_of(2) { byte << 4 } else { byte };
     high as i8 >> 4
 }
 
-/// `byte` with `q` as element `i` (its parity decides).
-pub(crate) fn with_nibble(byte: u8, i: usize, q: i8) -> u8 {
+/// The byte that holds code `i` of packed int4, with `q` in its place.
+pub fn with_nibble(byte: u8, i: usize, q: i8) -> u8 {
     let q = q as u8 & 0x0f;
     if i.is_multiple_of(2) { byte & 0xf0 | q } else { byte & 0x0f | q << 4 }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -88,17 +175,31 @@ mod tests {
     }
 
     #[test]
-    fn poison_shows() {
-        for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let group = [1.0, poison, 2.0, 3.0];
-            let s = scale(&group, QuantBit::Eight);
-            assert!(!s.is_finite());
-            for x in group {
-                let q = code(x, s, QuantBit::Eight);
-                assert_eq!(q, 0, "{x} in {group:?}");
-                assert!(value::<f32, f32>(q, s).is_nan());
+    fn non_finite_values_propagate() {
+        for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            // The second group of two is finite.
+            let values = [1.0, x, 2.0, 3.0];
+            for bits in [QuantBit::Eight, QuantBit::Four] {
+                let codec = HeadCodec { bits, group: 2 };
+                let mut codes = [0xff; 4];
+                let (codes, mut scales) = (&mut codes[..codec.code_bytes(4)], [0.0f32; 2]);
+                codec.encode(&values, codes, &mut scales);
+                assert!(codes[..codec.code_bytes(2)].iter().all(|&code| code == 0), "{values:?}: {codes:?}");
+                let mut loaded = [0.0f32; 4];
+                codec.decode(codes, &scales, &mut loaded);
+                assert_eq!(loaded.map(f32::is_nan), [true, true, false, false], "{values:?}: {loaded:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_scale_past_the_largest_float16_is_infinite() {
+        let codec = HeadCodec { bits: QuantBit::Four, group: 2 };
+        let (mut codes, mut scales, mut loaded) = ([0], [f16::ZERO], [0.0f32; 2]);
+        codec.encode(&[7e5f32, 0.0], &mut codes, &mut scales);
+        assert_eq!((codes, scales), ([0x07], [f16::INFINITY]));
+        codec.decode(&codes, &scales, &mut loaded);
+        assert!(loaded[0].is_infinite() && loaded[1].is_nan());
     }
 
     #[test]
@@ -108,6 +209,122 @@ mod tests {
                 let byte = with_nibble(with_nibble(0xa5, 0, low), 1, high);
                 assert_eq!((nibble(byte, 0), nibble(byte, 1)), (low, high));
                 assert_eq!(byte & 0x0f, low as u8 & 0x0f);
+            }
+        }
+    }
+
+    #[test]
+    fn heads_of_another_shape_are_refused() {
+        let panics = |bits, group, len: usize, codes: usize, scales: usize| {
+            let codec = HeadCodec { bits, group };
+            let (mut codes, mut scales) = (vec![0; codes], vec![0.0f32; scales]);
+            let mut values = vec![0.0f32; len];
+            let encodes =
+                std::panic::catch_unwind(|| codec.encode(&values.clone(), &mut codes.clone(), &mut scales.clone()));
+            let decodes = std::panic::catch_unwind(move || {
+                codec.decode(&codes, &scales, &mut values);
+                (codes.clear(), scales.clear())
+            });
+            assert_eq!(encodes.is_err(), decodes.is_err());
+            encodes.is_err()
+        };
+        assert!(!panics(QuantBit::Eight, 3, 6, 6, 2));
+        assert!(panics(QuantBit::Four, 3, 6, 3, 2));
+        assert!(!panics(QuantBit::Four, 2, 6, 3, 3));
+        assert!(panics(QuantBit::Eight, 4, 6, 6, 1));
+        assert!(panics(QuantBit::Eight, 0, 6, 6, 1));
+        assert!(panics(QuantBit::Eight, 3, 6, 5, 2));
+        assert!(panics(QuantBit::Eight, 3, 6, 6, 3));
+    }
+
+    /// Bits of heads with groups: any finite numbers, large and small, and zeros.
+    fn heads() -> impl Strategy<Value = (HeadCodec, Vec<f32>)> {
+        let finite = prop_oneof![
+            3 => -4.0f32..4.0,
+            1 => any::<f32>().prop_filter("finite", |x| x.is_finite()),
+            1 => Just(0.0),
+        ];
+        let bits = prop::sample::select(&[QuantBit::Eight, QuantBit::Four][..]);
+        (bits, 1usize..9, 1usize..5).prop_flat_map(move |(bits, half, groups)| {
+            let codec = HeadCodec { bits, group: 2 * half };
+            (Just(codec), prop::collection::vec(finite.clone(), groups * codec.group))
+        })
+    }
+
+    /// Encodes and decodes a head; gives its codes as numbers, its scales, and its values.
+    fn round_trip<T1: Real + Default, T3: Real + Default>(
+        codec: HeadCodec,
+        values: &[T1],
+    ) -> (Vec<i8>, Vec<T3>, Vec<T1>) {
+        let len = values.len();
+        // What was there before does not show.
+        let mut packed = vec![0xa5; codec.code_bytes(len)];
+        let mut scales = vec![T3::default(); len / codec.group];
+        codec.encode(values, &mut packed, &mut scales);
+        let mut loaded = vec![T1::default(); len];
+        codec.decode(&packed, &scales, &mut loaded);
+        let codes = (0..len).map(|i| match codec.bits {
+            QuantBit::Eight => packed[i] as i8,
+            QuantBit::Four => nibble(packed[i / 2], i),
+        });
+        (codes.collect(), scales, loaded)
+    }
+
+    proptest! {
+        /// Each group by itself, in double precision: there a quotient or product of float16 or float32 is rounded to
+        /// either as if it were exact.
+        #[test]
+        fn heads_are_what_the_formulas_give((codec, values) in heads()) {
+            let qmax = f64::from(codec.bits.qmax());
+            let (codes, scales, loaded) = round_trip::<f32, f16>(codec, &values);
+            for (i, &x) in values.iter().enumerate() {
+                let group = &values[i / codec.group * codec.group..][..codec.group];
+                let amax = group.iter().fold(0.0, |amax: f64, &x| amax.max(f64::from(x).abs()));
+                let s = ((amax / qmax) as f32).max(1e-5);
+                prop_assert_eq!(scales[i / codec.group], f16::from_f32(s));
+                // An integer has no sign of zero.
+                let code = f64::from((f64::from(x) / f64::from(s)) as f32).round_ties_even().clamp(-qmax, qmax) + 0.0;
+                prop_assert_eq!(f64::from(codes[i]), code);
+                let value = f16::from_f64(code * f64::from(scales[i / codec.group])).to_f32();
+                prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
+            }
+            let values: Vec<_> = values.into_iter().map(f16::from_f32).filter(|x| x.is_finite()).collect();
+            let values = &values[..values.len() / codec.group * codec.group];
+            let (codes, scales, loaded) = round_trip::<f16, f32>(codec, values);
+            for (i, &x) in values.iter().enumerate() {
+                let group = &values[i / codec.group * codec.group..][..codec.group];
+                let amax = group.iter().fold(0.0, |amax: f64, &x| amax.max(f64::from(x).abs()));
+                let s = f16::from_f64(amax / qmax).max(f16::from_f64(1e-5));
+                prop_assert_eq!(scales[i / codec.group], s.to_f32());
+                let quotient = f16::from_f64(f64::from(x) / f64::from(s));
+                let code = f64::from(quotient).round_ties_even().clamp(-qmax, qmax) + 0.0;
+                prop_assert_eq!(f64::from(codes[i]), code);
+                let value = f16::from_f32((code * f64::from(scales[i / codec.group])) as f32);
+                prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
+            }
+        }
+
+        /// What is loaded is within half a scale, and a few roundings, of what was stored.
+        #[test]
+        fn errors_are_at_most_half_a_scale((codec, values) in heads()) {
+            let (_, scales, loaded) = round_trip::<f32, f32>(codec, &values);
+            for (i, (&x, y)) in values.iter().zip(loaded).enumerate() {
+                // The largest value may round to infinity.
+                prop_assume!(scales[i / codec.group] < f32::MAX / 128.0);
+                let s = f64::from(scales[i / codec.group]);
+                prop_assert!((f64::from(x) - f64::from(y)).abs() <= s * (0.5 + 1e-4), "{} became {}, scale {}", x, y, s);
+            }
+        }
+
+        /// Values that come from a cache go back as the codes that they were, but for those that the floor made
+        /// smaller.
+        #[test]
+        fn codes_of_loaded_values_are_the_same((codec, values) in heads()) {
+            let (codes, scales, loaded) = round_trip::<f32, f32>(codec, &values);
+            let (again, ..) = round_trip::<f32, f32>(codec, &loaded);
+            for (i, (code, again)) in codes.into_iter().zip(again).enumerate() {
+                prop_assume!(scales[i / codec.group] < f32::MAX / 128.0);
+                prop_assert_eq!(code, again);
             }
         }
     }

@@ -1,15 +1,15 @@
-//! The kernel that reads like the specification and judges all others: safe, scalar, single-threaded, never optimized.
+//! The reference kernel: the specification as code, safe, scalar and single-threaded. Every other kernel must match it
+//! bit for bit, so it is never optimized.
 
 use half::f16;
 use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
-use kvcache_schema::QuantBit;
 
-use crate::problem::{Kernel, Problem, Tensors};
-use crate::quantize::{self, Real};
-use crate::shared_slice::SharedSlice;
+use crate::cache_bytes::CacheBytes;
+use crate::problem::{Kernel, Problem, Quant, Tensors};
+use crate::quantize::{HeadCodec, Real};
 use crate::workers::Workers;
 
-/// The judge: element by element, in the order of the specification.
+/// The kernel that all others must match bit for bit: head by head, in the order of the specification.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reference;
 
@@ -32,68 +32,78 @@ enum Phase {
     Load,
 }
 
-/// Runs a phase on the problem's types.
+/// Runs a phase on the problem's types: `run::<T1, T2, T3>`, with T2 `u8` for codes, and with how a head is kept.
 fn dispatch(problem: &mut Problem<'_>, phase: Phase) {
-    let (t1, t2) = (problem.geometry().t1, problem.geometry().t2);
-    let t3 = problem.geometry().quant.map(|quant| quant.t3);
-    // SAFETY: each row names the types that it matches.
+    let (t1, t2, quant) = (problem.geometry().t1, problem.geometry().t2, problem.geometry().quant);
+    let t3 = quant.map(|quant| quant.t3);
+    let codec = quant.map(|Quant { bits, group, .. }| HeadCodec { bits, group });
+    // SAFETY: each arm has the types that it matches.
     unsafe {
-        match (t1, t2, t3) {
-            (Float32, Float32, None) => run::<Plain, f32, f32, ()>(problem.tensors(), phase),
-            (Float32, Float16, None) => run::<Plain, f32, f16, ()>(problem.tensors(), phase),
-            (Float16, Float32, None) => run::<Plain, f16, f32, ()>(problem.tensors(), phase),
-            (Float16, Float16, None) => run::<Plain, f16, f16, ()>(problem.tensors(), phase),
-            (Int8, Int8, None) => run::<Plain, i8, i8, ()>(problem.tensors(), phase),
-            (Float32, Int8, Some(Float32)) => run::<Eight, f32, i8, f32>(problem.tensors(), phase),
-            (Float32, Int8, Some(Float16)) => run::<Eight, f32, i8, f16>(problem.tensors(), phase),
-            (Float16, Int8, Some(Float32)) => run::<Eight, f16, i8, f32>(problem.tensors(), phase),
-            (Float16, Int8, Some(Float16)) => run::<Eight, f16, i8, f16>(problem.tensors(), phase),
-            (Float32, Int4, Some(Float32)) => run::<Four, f32, u8, f32>(problem.tensors(), phase),
-            (Float32, Int4, Some(Float16)) => run::<Four, f32, u8, f16>(problem.tensors(), phase),
-            (Float16, Int4, Some(Float32)) => run::<Four, f16, u8, f32>(problem.tensors(), phase),
-            (Float16, Int4, Some(Float16)) => run::<Four, f16, u8, f16>(problem.tensors(), phase),
+        match (t1, t2, t3, codec) {
+            (Float32, Float32, None, None) => run::<f32, f32, ()>(problem.tensors(), &Assigned, phase),
+            (Float32, Float16, None, None) => run::<f32, f16, ()>(problem.tensors(), &Assigned, phase),
+            (Float16, Float32, None, None) => run::<f16, f32, ()>(problem.tensors(), &Assigned, phase),
+            (Float16, Float16, None, None) => run::<f16, f16, ()>(problem.tensors(), &Assigned, phase),
+            (Int8, Int8, None, None) => run::<i8, i8, ()>(problem.tensors(), &Assigned, phase),
+            (Float32, Int8 | Int4, Some(Float32), Some(codec)) => {
+                run::<f32, u8, f32>(problem.tensors(), &codec, phase);
+            }
+            (Float32, Int8 | Int4, Some(Float16), Some(codec)) => {
+                run::<f32, u8, f16>(problem.tensors(), &codec, phase);
+            }
+            (Float16, Int8 | Int4, Some(Float32), Some(codec)) => {
+                run::<f16, u8, f32>(problem.tensors(), &codec, phase);
+            }
+            (Float16, Int8 | Int4, Some(Float16), Some(codec)) => {
+                run::<f16, u8, f16>(problem.tensors(), &codec, phase);
+            }
             types => unreachable!("a problem has a legal combination of types, not {types:?}"),
         }
     }
 }
 
-fn run<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>, phase: Phase) {
+fn run<V, C, S>(tensors: Tensors<'_, V, C, S>, format: &impl Format<V, C, S>, phase: Phase)
+where
+    V: Copy + Default,
+    C: Copy + Default,
+    S: Copy + Default,
+{
     match phase {
-        Phase::Store => store::<Q, V, C, S>(tensors),
-        Phase::Load => load::<Q, V, C, S>(tensors),
+        Phase::Store => store(tensors, format),
+        Phase::Load => load(tensors, format),
     }
 }
 
-/// How a value is kept in the cache. Offsets are in elements; `at` and `scale_at` are those of a head's first element.
-trait Codec<V, C, S> {
-    /// Stores the `head_dim` values of one head.
-    fn store(
-        row: &[V],
-        group: usize,
-        cache: &mut SharedSlice<C>,
-        at: usize,
-        scale: &mut SharedSlice<S>,
-        scale_at: usize,
-    );
+/// How a head of values `V` is kept: as cells `C` in `cache` and scales `S` in `scale`.
+trait Format<V, C, S> {
+    fn store(&self, values: &[V], cells: &mut [C], scales: &mut [S]);
 
-    /// Element `d` of one head.
-    fn load(d: usize, group: usize, cache: &SharedSlice<C>, at: usize, scale: &SharedSlice<S>, scale_at: usize) -> V;
+    fn load(&self, cells: &[C], scales: &[S], values: &mut [V]);
 }
 
 /// Stores each current token of each sequence into its slot.
-fn store<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>) {
+fn store<V, C, S>(tensors: Tensors<'_, V, C, S>, format: &impl Format<V, C, S>)
+where
+    V: Copy,
+    C: Copy + Default,
+    S: Copy + Default,
+{
     let Tensors { geometry, indices, current, mut cache, mut scale, .. } = tensors;
     let (num_heads, head_dim) = (geometry.num_heads, geometry.head_dim);
-    let group = geometry.quant.map_or(head_dim, |quant| quant.group);
+    let bytes = CacheBytes::new(&geometry);
+    let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
+    let mut scales = vec![S::default(); geometry.quant.map_or(0, |quant| head_dim / quant.group)];
     for (kv, current) in current.into_iter().enumerate() {
         for b in 0..geometry.batch {
             let sequence = indices.sequence(b);
             for (t, token) in sequence.current.enumerate() {
                 let slot = indices.addressing.slot(b, sequence.start_pos + t);
                 for h in 0..num_heads {
-                    let row = &current[(token * num_heads + h) * head_dim..][..head_dim];
-                    let (at, scale_at) = (geometry.cache_at(slot, kv, h), geometry.scale_at(slot, kv, h));
-                    Q::store(row, group, &mut cache, at, &mut scale, scale_at);
+                    let values = &current[(token * num_heads + h) * head_dim..][..head_dim];
+                    format.store(values, &mut cells, &mut scales);
+                    let (cache_at, scale_at) = bytes.head(slot, kv, h);
+                    cache.write(cache_at, &cells);
+                    scale.write(scale_at, &scales);
                 }
             }
         }
@@ -101,20 +111,30 @@ fn store<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C
 }
 
 /// Loads every token of each sequence from its slot, each head `num_repeat` times.
-fn load<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C, S>) {
+fn load<V, C, S>(tensors: Tensors<'_, V, C, S>, format: &impl Format<V, C, S>)
+where
+    V: Copy + Default,
+    C: Copy + Default,
+    S: Copy + Default,
+{
     let Tensors { geometry, indices, cache, scale, outputs, .. } = tensors;
     let (num_heads, head_dim, num_repeat) = (geometry.num_heads, geometry.head_dim, geometry.num_repeat);
-    let group = geometry.quant.map_or(head_dim, |quant| quant.group);
+    let bytes = CacheBytes::new(&geometry);
+    let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
+    let mut scales = vec![S::default(); geometry.quant.map_or(0, |quant| head_dim / quant.group)];
+    let mut values = vec![V::default(); head_dim];
     for (kv, output) in outputs.into_iter().enumerate() {
         for b in 0..geometry.batch {
             for (t, token) in indices.sequence(b).all.enumerate() {
                 let slot = indices.addressing.slot(b, t);
                 for h in 0..num_heads {
-                    let (at, scale_at) = (geometry.cache_at(slot, kv, h), geometry.scale_at(slot, kv, h));
+                    let (cache_at, scale_at) = bytes.head(slot, kv, h);
+                    cache.read(cache_at, &mut cells);
+                    scale.read(scale_at, &mut scales);
+                    format.load(&cells, &scales, &mut values);
                     for r in 0..num_repeat {
                         for d in 0..head_dim {
-                            let value = Q::load(d, group, &cache, at, &scale, scale_at);
-                            output[((token * num_heads + h) * num_repeat + r) * head_dim + d].write(value);
+                            output[((token * num_heads + h) * num_repeat + r) * head_dim + d].write(values[d]);
                         }
                     }
                 }
@@ -123,16 +143,35 @@ fn load<Q: Codec<V, C, S>, V: Copy, C: Copy, S: Copy>(tensors: Tensors<'_, V, C,
     }
 }
 
-/// `quant_bit` 0: the value itself, converted where the cache has another float type.
-struct Plain;
+/// `quant_bit` 0: the values themselves, assigned where the cache has another float type.
+struct Assigned;
 
-/// `quant_bit` 8: one code a byte.
-struct Eight;
+impl<V: Assign<C> + Copy, C: Assign<V> + Copy> Format<V, C, ()> for Assigned {
+    fn store(&self, values: &[V], cells: &mut [C], _: &mut [()]) {
+        for (cell, &x) in cells.iter_mut().zip(values) {
+            *cell = x.assign();
+        }
+    }
 
-/// `quant_bit` 4: two codes a byte.
-struct Four;
+    fn load(&self, cells: &[C], _: &[()], values: &mut [V]) {
+        for (x, &cell) in values.iter_mut().zip(cells) {
+            *x = cell.assign();
+        }
+    }
+}
 
-/// An assignment between tensors of these types.
+/// `quant_bit` 8 and 4: codes and scales.
+impl<V: Real, S: Real> Format<V, u8, S> for HeadCodec {
+    fn store(&self, values: &[V], codes: &mut [u8], scales: &mut [S]) {
+        self.encode(values, codes, scales);
+    }
+
+    fn load(&self, codes: &[u8], scales: &[S], values: &mut [V]) {
+        self.decode(codes, scales, values);
+    }
+}
+
+/// An assignment between tensors of these types: to nearest, ties to even.
 trait Assign<To> {
     fn assign(self) -> To;
 }
@@ -152,66 +191,5 @@ impl Assign<f16> for f32 {
 impl Assign<f32> for f16 {
     fn assign(self) -> f32 {
         self.to_f32()
-    }
-}
-
-impl<V: Assign<C> + Copy, C: Assign<V> + Copy> Codec<V, C, ()> for Plain {
-    fn store(row: &[V], _: usize, cache: &mut SharedSlice<C>, at: usize, _: &mut SharedSlice<()>, _: usize) {
-        for (d, &x) in row.iter().enumerate() {
-            cache.set(at + d, x.assign());
-        }
-    }
-
-    fn load(d: usize, _: usize, cache: &SharedSlice<C>, at: usize, _: &SharedSlice<()>, _: usize) -> V {
-        cache.get(at + d).assign()
-    }
-}
-
-impl<V: Real, S: Real> Codec<V, i8, S> for Eight {
-    fn store(
-        row: &[V],
-        group: usize,
-        cache: &mut SharedSlice<i8>,
-        at: usize,
-        scale: &mut SharedSlice<S>,
-        scale_at: usize,
-    ) {
-        for (g, values) in row.chunks(group).enumerate() {
-            let s = quantize::scale(values, QuantBit::Eight);
-            scale.set(scale_at + g, S::round(s.as_()));
-            for (d, &x) in values.iter().enumerate() {
-                cache.set(at + g * group + d, quantize::code(x, s, QuantBit::Eight));
-            }
-        }
-    }
-
-    fn load(d: usize, group: usize, cache: &SharedSlice<i8>, at: usize, scale: &SharedSlice<S>, scale_at: usize) -> V {
-        quantize::value(cache.get(at + d), scale.get(scale_at + d / group))
-    }
-}
-
-impl<V: Real, S: Real> Codec<V, u8, S> for Four {
-    fn store(
-        row: &[V],
-        group: usize,
-        cache: &mut SharedSlice<u8>,
-        at: usize,
-        scale: &mut SharedSlice<S>,
-        scale_at: usize,
-    ) {
-        for (g, values) in row.chunks(group).enumerate() {
-            let s = quantize::scale(values, QuantBit::Four);
-            scale.set(scale_at + g, S::round(s.as_()));
-            for (d, &x) in values.iter().enumerate() {
-                let i = at + g * group + d;
-                let byte = quantize::with_nibble(cache.get(i / 2), i, quantize::code(x, s, QuantBit::Four));
-                cache.set(i / 2, byte);
-            }
-        }
-    }
-
-    fn load(d: usize, group: usize, cache: &SharedSlice<u8>, at: usize, scale: &SharedSlice<S>, scale_at: usize) -> V {
-        let i = at + d;
-        quantize::value(quantize::nibble(cache.get(i / 2), i), scale.get(scale_at + d / group))
     }
 }

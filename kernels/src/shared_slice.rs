@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 /// A mutable slice of which this call owns some elements only.
 ///
 /// Two nodes may work on two layers of one cache at the same time, so a `&mut [T]` over the whole cache would claim too
-/// much. Access is checked against the length; it is `get` and `set` by value, never a reference to an element.
+/// much. Elements are copied out and in, never referred to, and every access is checked against the length.
 pub(crate) struct SharedSlice<'a, T> {
     data: NonNull<T>,
     len: usize,
@@ -17,24 +17,38 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// A slice of `len` elements at `data`.
     ///
     /// # Safety
-    /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialized elements. While the slice
-    /// lives, nobody else writes an element that is passed to [`get`](Self::get) or accesses one that is passed to
-    /// [`set`](Self::set).
+    /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialized elements. While the
+    /// slice lives, nobody else writes an element that is [read](Self::read) or accesses one that is
+    /// [written](Self::write).
     pub(crate) unsafe fn from_raw_parts(data: NonNull<T>, len: usize) -> Self {
         Self { data, len, memory: PhantomData }
     }
 
-    /// Element `i`.
-    pub(crate) fn get(&self, i: usize) -> T {
-        assert!(i < self.len, "element {i} of {}", self.len);
-        // SAFETY: i is inside the slice, whose elements can be read as long as it lives (see from_raw_parts).
-        unsafe { self.data.add(i).read() }
+    /// Copies the elements from byte offset `at` on into `to`.
+    pub(crate) fn read(&self, at: usize, to: &mut [T]) {
+        let first = self.first(at, to.len());
+        // SAFETY: `first` is checked to have as many elements behind it; they are readable and not written by others
+        // (from_raw_parts), and `to` is borrowed mutably, so it is other memory.
+        unsafe { first.as_ptr().copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
     }
 
-    /// Makes `value` element `i`.
-    pub(crate) fn set(&mut self, i: usize, value: T) {
-        assert!(i < self.len, "element {i} of {}", self.len);
-        // SAFETY: i is inside the slice, whose elements can be written as long as it lives (see from_raw_parts).
-        unsafe { self.data.add(i).write(value) }
+    /// Copies `from` to the elements from byte offset `at` on.
+    pub(crate) fn write(&mut self, at: usize, from: &[T]) {
+        let first = self.first(at, from.len());
+        // SAFETY: `first` is checked to have as many elements behind it; they are writable and not accessed by others
+        // (from_raw_parts), so `from` is other memory.
+        unsafe { first.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) }
+    }
+
+    /// The element at byte offset `at`, which has `len - 1` more behind it.
+    fn first(&self, at: usize, len: usize) -> NonNull<T> {
+        if len == 0 {
+            return NonNull::dangling();
+        }
+        let i = at / size_of::<T>();
+        assert!(at.is_multiple_of(size_of::<T>()), "byte offset {at} is inside of element {i}");
+        assert!(i <= self.len && len <= self.len - i, "{len} elements from {i} of {}", self.len);
+        // SAFETY: i < self.len, checked above, since len is not 0.
+        unsafe { self.data.add(i) }
     }
 }

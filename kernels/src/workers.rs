@@ -1,11 +1,11 @@
-//! Parallelism, handed in by the caller.
+//! Threads, handed in by the caller: kernels start none of their own.
 
-/// Threads that a kernel may use, given by the caller for one call.
+/// The threads that a kernel may use during one call.
 ///
-/// A kernel asks for its task to be run `tasks` times; the runs share the work among themselves, so it does no harm to
-/// the result if an implementation runs a task late, on the calling thread, twice, or not at all.
+/// A kernel passes one task, to be run `tasks` times; the runs take pieces of the work from a common counter. So the
+/// result is right even if an implementation runs the task late, on the calling thread, twice, or not at all.
 pub trait Workers: Sync {
-    /// How many tasks can run at once, at least 1.
+    /// How many runs of a task can go on at once, at least 1.
     fn threads(&self) -> usize;
 
     /// Runs `task(0)` to `task(tasks - 1)`, at once where possible, and returns when all have ended.

@@ -1,7 +1,7 @@
-//! The codes and scales of every pair of float16: each largest magnitude with each value up to it.
+//! Codes and scales of all float16 groups: every largest magnitude with every value up to it, on every instruction set.
 //!
-//! Kernels may reach a quotient by another way than division; this shows that no float16 can tell. A release build goes
-//! through all pairs, a debug build through one in 61 of the largest magnitudes.
+//! Kernels may compute quotients otherwise than by division; this proves that codes and scales are the reference kernel's
+//! all the same. A release build tests all pairs, a debug build every 61st of the largest magnitudes.
 
 use half::f16;
 use kvcache_kernels::{
@@ -83,9 +83,9 @@ fn every_pair_has_the_references_code_and_scale() {
         let keys: Vec<f16> = keys.iter().chain(&values[..values.len() - keys.len()]).flat_map(row).collect();
         let current = [keys, values.iter().flat_map(row).collect()];
         for bits in [QuantBit::Eight, QuantBit::Four] {
-            let wanted = store(&Reference, &current, bits);
+            let expected = store(&Reference, &current, bits);
             for kernel in &kernels {
-                assert!(store(kernel, &current, bits) == wanted, "{}, {bits:?}, {some:?}", kernel.name());
+                assert!(store(kernel, &current, bits) == expected, "{}, {bits:?}, {some:?}", kernel.name());
             }
         }
     }

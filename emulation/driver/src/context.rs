@@ -1,4 +1,4 @@
-//! The driver, its one device, and contexts.
+//! Initialization, errors, the one device, and contexts.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -11,7 +11,7 @@ use crate::state::driver;
 const NAME: &[u8] = b"CUDA on the CPU\0";
 const ERROR: &std::ffi::CStr = c"an error of the driver on the CPU";
 
-/// The primary context, which has one handle whenever it lives.
+/// The handle of the primary context, the same each time that it is made.
 const PRIMARY: usize = 0x800;
 
 thread_local! {
@@ -31,7 +31,7 @@ extern "C" fn cuInit(_flags: c_uint) -> CUresult {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> CUresult {
-    // The oldest driver that the kernels are for.
+    // The oldest driver that is supported.
     version.put(12_040);
     CUresult::CUDA_SUCCESS
 }
@@ -75,7 +75,7 @@ extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> CUresult {
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) -> CUresult {
     for (i, &byte) in NAME.iter().enumerate().take(len.unsigned_abs() as usize) {
-        // SAFETY: the interface asks for so many bytes.
+        // SAFETY: i < len, and the driver API requires `name` to have `len` bytes.
         unsafe { name.add(i).write(byte.cast_signed()) };
     }
     CUresult::CUDA_SUCCESS

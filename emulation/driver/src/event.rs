@@ -1,4 +1,4 @@
-//! Events, which have always happened already.
+//! Events: always complete, since streams run their work immediately.
 
 use std::ffi::c_uint;
 
@@ -36,7 +36,7 @@ extern "C" fn cuEventQuery(_event: usize) -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
-/// Always a microsecond: time is nothing that this driver can tell.
+/// Always a microsecond: this driver does not measure time.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<f32>, _start: usize, _end: usize) -> CUresult {
     milliseconds.put(1e-3);

@@ -1,4 +1,4 @@
-//! Graphs of launches and copies.
+//! Graphs, of launches and copies.
 
 use std::ffi::c_ulonglong;
 

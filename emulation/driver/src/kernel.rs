@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_uint, c_void};
 
 use kvcache_emulation_kernels::{Access, FAITHFUL, Operand, Order};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
-use kvcache_kernels::cuda::{BLOCK, Launch, MODULES, Module, Parameters};
+use kvcache_kernels::cuda::{BLOCK, Launch, MODULES, Parameters};
 
 use crate::context::current;
 use crate::memory::find;
@@ -40,7 +40,8 @@ extern "C" fn cuModuleGetFunction(function: Out<usize>, module: usize, name: *co
         let &LoadedModule { context, module } =
             state.modules.get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let name = text(name);
-        let kernel = names(module).into_iter().find(|kernel| *kernel == name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        let kernel =
+            module.kernels().into_iter().find(|kernel| *kernel == name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         let new = state.new_handle();
         state.functions.insert(new, Function { context, module, kernel });
         function.put(new);
@@ -80,7 +81,8 @@ extern "C" fn cuLaunchKernel(
         if shape != (true, 1, 1, BLOCK, 1, 1, 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: the kernels have one parameter of this type, which the interface asks for.
+        // SAFETY: the driver API requires an array with a pointer to each parameter, and the kernels have one, of this
+        // type.
         let parameters = unsafe { (*parameters).cast::<Parameters>().read() };
         let launch = Launch { module, kernel, grid: grid_x, parameters };
         match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
@@ -93,12 +95,7 @@ extern "C" fn cuLaunchKernel(
     })
 }
 
-/// The names of a module's kernels.
-fn names(module: &'static Module) -> [&'static str; 4] {
-    [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow]
-}
-
-/// Runs a launch. Each allocation that its parameters point to is an operand, and it may touch no other.
+/// Runs a launch. It may access the allocations that its parameters point to, and no others.
 pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     let p = node.parameters;
     let is_store = [node.module.store_wide, node.module.store_narrow].contains(&node.kernel);

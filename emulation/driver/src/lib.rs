@@ -1,14 +1,15 @@
-//! A `libcuda.so` for machines without CUDA: as much of the driver's interface as the launcher and its tests use, over the
-//! kernels compiled for the CPU.
+//! An emulated CUDA driver, a `libcuda.so` for machines without a GPU: the part of the driver API that the launcher and
+//! its tests use, over the kernels compiled for the CPU.
 //!
-//! Under the name `libcuda.so` in a folder of `LD_LIBRARY_PATH` it lets the tests run that need a GPU, and so the code under
-//! test: opening the driver, contexts, loading modules, launches, graphs, status words. `make test-cuda` does that. Every
-//! launch runs at once, on the calling thread, and every access is checked against the allocations that its parameters point
-//! to.
+//! Under the name `libcuda.so` in a folder of `LD_LIBRARY_PATH` it runs the tests that need a GPU, and with them the
+//! code under test: opening the driver, contexts, loading modules, launches, graphs, status words. `make test-cuda`
+//! does that. A launch runs immediately, on the calling thread, and its accesses are checked against the allocations
+//! that its parameters point to.
 //!
-//! It is stricter than a driver where the launcher must keep a promise: while any stream is captured, whatever allocates,
-//! waits or loads is refused and spoils the capture; a kernel is refused unless its context is current; memory of no bytes
-//! cannot be allocated. What it cannot show: that a real driver takes the PTX, time, races between streams.
+//! It is stricter than a real driver where the launcher has rules to keep: while any stream is being captured, every
+//! call that allocates, waits or loads fails and invalidates the capture; a launch fails unless the kernel's context is
+//! current; allocations of no bytes fail. It cannot show whether a real driver accepts the PTX, how long anything
+//! takes, or races between streams.
 
 mod context;
 mod event;

@@ -1,4 +1,4 @@
-//! Memory, which the host could reach as well.
+//! Device memory and page-locked host memory.
 
 use std::env;
 use std::ffi::{c_uchar, c_uint, c_void};
@@ -12,13 +12,14 @@ use crate::out::Out;
 use crate::state::{Memory, Node, State, driver};
 use crate::stream::context_of;
 
-/// What the device says to have, unless told otherwise: too little for the tests of large caches, which take minutes here.
+/// The reported size of the device's memory, unless `KVCACHE_EMULATED_MEMORY` gives another: too small for the tests of
+/// large caches, which would take minutes here.
 const MEMORY: usize = 1 << 28;
 
-/// Bytes from which on memory is sparse, and is not watched for bytes that two threads write.
+/// Allocations from this size on are sparse, and not checked for bytes that two threads write.
 const SPARSE: usize = 1 << 30;
 
-/// The allocation that this address lies in, and where in it.
+/// The allocation that holds an address, and the address's offset in it.
 pub(crate) fn find(state: &State, address: u64) -> Option<(&Memory, usize)> {
     let (start, memory) = state.memory.range(..=address).next_back()?;
     let offset = (address - start) as usize;
@@ -45,7 +46,7 @@ fn allocate(state: &mut State, address: Out<u64>, len: usize) -> Result<(), CUre
     if len == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // Large caches take no room until they are written.
+    // The pages of large caches are allocated when they are written.
     let memory = if len < SPARSE { DeviceMemory::new(len, 0) } else { DeviceMemory::sparse(len) };
     let at = memory.address();
     state.memory.insert(at, Memory(memory));
@@ -62,7 +63,7 @@ fn to_device(state: &mut State, address: u64, from: *const c_void, len: usize) -
     state.not_captured()?;
     let to = find_mut(state, address, len)?;
     if len > 0 {
-        // SAFETY: the interface asks for so many bytes of the host.
+        // SAFETY: the driver API requires `from` to be readable for `len` bytes.
         to.copy_from_slice(unsafe { slice::from_raw_parts(from.cast(), len) });
     }
     Ok(())
@@ -71,7 +72,8 @@ fn to_device(state: &mut State, address: u64, from: *const c_void, len: usize) -
 fn to_host(state: &mut State, to: *mut c_void, address: u64, len: usize) -> Result<(), CUresult> {
     state.not_captured()?;
     let from = find_mut(state, address, len)?;
-    // SAFETY: the interface asks for so many bytes of the host, which are no memory of the driver.
+    // SAFETY: the driver API requires `to` to be writable host memory of `len` bytes; `from` is an allocation of this
+    // driver, so they do not overlap.
     unsafe { to.cast::<u8>().copy_from_nonoverlapping(from.as_ptr(), len) };
     Ok(())
 }

@@ -1,23 +1,23 @@
-//! Where a function of the driver puts its answer, and what it takes.
+//! Pointer arguments of the driver API: results and texts.
 
 use std::ffi::{CStr, c_char};
 
-/// A place for an answer.
+/// Where a function stores a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Answers; a null pointer wants no answer.
+    /// Stores the result, unless the pointer is null.
     pub(crate) fn put(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the driver's interface asks for a pointer that the answer can be written to.
+            // SAFETY: the driver API requires a pointer that is null or valid for this write.
             unsafe { self.0.write(value) }
         }
     }
 }
 
-/// A text of the caller's.
+/// A text that the caller passes.
 pub(crate) fn text<'a>(text: *const c_char) -> &'a str {
-    // SAFETY: the driver's interface asks for a text that ends with NUL, alive for the call; only the call uses it.
+    // SAFETY: the driver API requires a text that ends with NUL and lives for the call, which is as long as it is used.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What the driver knows, behind one lock.
+//! The driver's state, behind one lock.
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,13 @@ use kvcache_emulation_kernels::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 use kvcache_kernels::cuda::{Launch, Module};
 
-/// Everything that has a handle. A handle is a number that nothing else has had.
+/// Everything that has a handle. Handles are never reused, but for the primary context's.
 #[derive(Default)]
 pub(crate) struct State {
     last: usize,
     /// How often the primary context has been retained and not released.
     pub(crate) retained: usize,
-    /// Contexts that live, and what tells each from those that have had its handle before.
+    /// Living contexts by handle, each with its unique id.
     pub(crate) contexts: BTreeMap<usize, usize>,
     pub(crate) streams: BTreeMap<usize, Stream>,
     pub(crate) modules: BTreeMap<usize, LoadedModule>,
@@ -21,7 +21,7 @@ pub(crate) struct State {
     pub(crate) graphs: BTreeMap<usize, Vec<Node>>,
     /// By address.
     pub(crate) memory: BTreeMap<u64, Memory>,
-    /// The failure of a launch, which every later call repeats.
+    /// The error of a launch that has faulted. As with a real driver, every later call returns it.
     pub(crate) fault: Option<CUresult>,
 }
 
@@ -30,11 +30,11 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<Capture>,
 }
 
-/// What a captured stream has been given.
+/// The work that a stream being captured has been given.
 #[derive(Default)]
 pub(crate) struct Capture {
     pub(crate) nodes: Vec<Node>,
-    pub(crate) spoiled: bool,
+    pub(crate) invalidated: bool,
 }
 
 pub(crate) struct LoadedModule {
@@ -49,7 +49,7 @@ pub(crate) struct Function {
     pub(crate) kernel: &'static str,
 }
 
-/// What a graph does.
+/// A node of a graph.
 #[derive(Clone)]
 pub(crate) enum Node {
     Launch(Box<Launch>),
@@ -58,36 +58,36 @@ pub(crate) enum Node {
 
 pub(crate) struct Memory(pub(crate) DeviceMemory);
 
-// SAFETY: the memory is the driver's own, reached under its lock.
+// SAFETY: a DeviceMemory owns its allocation, which any thread may access, here under the driver's lock.
 unsafe impl Send for Memory {}
 
 impl State {
-    /// A handle that nothing else has had.
+    /// A handle that has never been used.
     pub(crate) fn new_handle(&mut self) -> usize {
-        // The first ones mean default streams.
+        // 0 to 2 are the default streams.
         self.last = self.last.max(0x1000) + 0x10;
         self.last
     }
 
-    /// Ends a context and what was loaded into it.
+    /// Destroys a context, and the modules that it has loaded.
     pub(crate) fn destroy(&mut self, context: usize) {
         self.contexts.remove(&context);
         self.modules.retain(|_, module| module.context != context);
         self.functions.retain(|_, function| function.context != context);
     }
 
-    /// Refuses what must not happen while a stream is captured, and spoils the capture.
+    /// Fails while any stream is being captured, and invalidates the capture.
     pub(crate) fn not_captured(&mut self) -> Result<(), CUresult> {
         let mut captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut()).peekable();
         if captures.peek().is_none() {
             return Ok(());
         }
-        captures.for_each(|capture| capture.spoiled = true);
+        captures.for_each(|capture| capture.invalidated = true);
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 }
 
-/// Runs a function of the driver on what it knows.
+/// Runs a function of the driver API on the state, unless a launch has faulted.
 pub(crate) fn driver(f: impl FnOnce(&mut State) -> Result<(), CUresult>) -> CUresult {
     let mut state = lock();
     if let Some(fault) = state.fault {

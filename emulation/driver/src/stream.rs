@@ -1,4 +1,4 @@
-//! Streams, whose work is done when it is given.
+//! Streams: work is run when it is submitted, or recorded during capture.
 
 use std::ffi::c_uint;
 
@@ -8,7 +8,7 @@ use crate::context::current;
 use crate::out::Out;
 use crate::state::{Capture, State, Stream, driver};
 
-/// A stream, and its context if it is a default one.
+/// The context of a stream; that of a default stream is the current one.
 pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult> {
     match stream {
         0..=2 => current(),
@@ -48,7 +48,7 @@ extern "C" fn cuStreamSynchronize(stream: usize) -> CUresult {
 extern "C" fn cuStreamWaitEvent(stream: usize, _event: usize, _flags: c_uint) -> CUresult {
     driver(|state| {
         context_of(state, stream)?;
-        // An event from before the capture cannot be waited for in it.
+        // An event that was recorded before the capture cannot be waited for in it.
         state.not_captured()
     })
 }
@@ -68,7 +68,7 @@ extern "C" fn cuStreamIsCapturing(stream: usize, status: Out<CUstreamCaptureStat
         let capture = state.streams.get(&stream).and_then(|stream| stream.capture.as_ref());
         status.put(match capture {
             None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-            Some(Capture { spoiled: false, .. }) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Some(Capture { invalidated: false, .. }) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
             Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
         });
         Ok(())
@@ -87,7 +87,7 @@ extern "C" fn cuStreamBeginCapture_v2(stream: usize, _mode: CUstreamCaptureMode)
 extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> CUresult {
     driver(|state| {
         let capture = own(state, stream)?.capture.take().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        if capture.spoiled {
+        if capture.invalidated {
             graph.put(0);
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }

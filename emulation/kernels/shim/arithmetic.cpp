@@ -1,4 +1,4 @@
-// Scales and codes of the kernels against the specification's own words: division, rounding and clamping.
+// The kernels' scales and codes against the specification's formulas: division, rounding and clamping.
 
 #include "shim.hpp"
 
@@ -10,46 +10,46 @@ namespace {
 
 // round_half_even(x), clamped.
 template <class Codes>
-int wanted_code(float quotient) {
+int expected_code(float quotient) {
     return static_cast<int>(min(max(std::nearbyint(quotient), -QMAX<Codes>), QMAX<Codes>));
 }
 
-// Codes, and scales, that are wrong for a group whose largest value has these bits, if reciprocals are off by so many
-// units in the last place.
+// The number of wrong codes and scales for groups whose largest magnitude has these bits, with reciprocals that are off
+// by `units` in the last place.
 template <class Codes>
 uint64_t wrong_of_float16(u32 amax, int units) {
     Scale<F16> scale = scale_of<F16, Codes>(amax);
     scale.reciprocal = __uint_as_float(__float_as_uint(1.0f / scale.value) + units);
     const u32 quotient = float_to_half(half_to_float(amax) / QMAX<Codes>);
-    const u32 wanted = max(quotient, SCALE_FLOOR<F16>);
-    uint64_t wrong = wanted != scale.bits;
+    const u32 expected = max(quotient, SCALE_FLOOR<F16>);
+    uint64_t wrong = expected != scale.bits;
     for (u32 x = 0; x <= amax; ++x) {
-        const float exact = half_to_float(float_to_half(half_to_float(x) / half_to_float(wanted)));
-        wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F16>(x, scale));
-        wrong += wanted_code<Codes>(-exact) != static_cast<i8>(code_of<F16>(x | 0x8000, scale));
+        const float exact = half_to_float(float_to_half(half_to_float(x) / half_to_float(expected)));
+        wrong += expected_code<Codes>(exact) != static_cast<i8>(code_of<F16>(x, scale));
+        wrong += expected_code<Codes>(-exact) != static_cast<i8>(code_of<F16>(x | 0x8000, scale));
         const u32 pair = pair_of_codes<F16>(x, x | 0x8000, scale);
-        wrong += wanted_code<Codes>(exact) != static_cast<i8>(pair);
-        wrong += wanted_code<Codes>(-exact) != static_cast<i8>(pair >> 16);
+        wrong += expected_code<Codes>(exact) != static_cast<i8>(pair);
+        wrong += expected_code<Codes>(-exact) != static_cast<i8>(pair >> 16);
     }
     return wrong;
 }
 
-// As wrong_of_float16, for the given values; those that are larger than the largest are passed over.
+// The same for float32, and for the given values only; those larger than the largest magnitude are skipped.
 template <class Codes>
 uint64_t wrong_of_float32(u32 amax, const u32* values, u32 count) {
     const Scale<F32> scale = scale_of<F32, Codes>(amax);
     const float quotient = __uint_as_float(amax) / QMAX<Codes>;
-    const float wanted = max(quotient, 1e-5f);
-    uint64_t wrong = __float_as_uint(wanted) != scale.bits;
+    const float expected = max(quotient, 1e-5f);
+    uint64_t wrong = __float_as_uint(expected) != scale.bits;
     for (u32 i = 0; i < count; ++i) {
         if (magnitude<F32>(values[i]) > amax) {
             continue;
         }
         const float x = __uint_as_float(values[i]);
-        const float exact = x / wanted;
-        wrong += wanted_code<Codes>(exact) != static_cast<i8>(code_of<F32>(values[i], scale));
-        // Division itself, wherever its last bit can matter.
-        wrong += std::fabs(exact) >= 0.25f && exact != divide<F32>(x, wanted, scale.reciprocal);
+        const float exact = x / expected;
+        wrong += expected_code<Codes>(exact) != static_cast<i8>(code_of<F32>(values[i], scale));
+        // The quotient itself, where its last bit can matter.
+        wrong += std::fabs(exact) >= 0.25f && exact != divide<F32>(x, expected, scale.reciprocal);
     }
     return wrong;
 }

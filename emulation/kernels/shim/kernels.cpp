@@ -1,4 +1,4 @@
-// The kernels for one combination of types, compiled for the CPU. NAMESPACE and TYPES are this build's own.
+// The kernels for one combination of types, compiled for the CPU. NAMESPACE and TYPES are unique to each build.
 
 #include "shim.hpp"
 
@@ -15,7 +15,7 @@ void call(const void* parameters) {
 
 }  // namespace
 
-// In the order of `Module`.
+// In the order of `Module::kernels`.
 extern "C" int NAME(launch, TYPES)(uint32_t kernel, const ShimLaunch* launch) {
     static constexpr void (*ENTRIES[])(const void*) = {
         call<NAME(store_wide, TYPES)>,

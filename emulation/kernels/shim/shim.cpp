@@ -1,4 +1,4 @@
-// The fibers, and the checks that need to know of all of them.
+// The scheduler of the fibers, and the checks of collective operations and accesses.
 
 #include "shim.hpp"
 
@@ -16,7 +16,7 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 
-// Rust's test harness keeps some memory for itself; fibers' stacks are not what the option thinks of.
+// Rust's test harness leaks by design, and the option does not work on fibers' stacks.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0:detect_stack_use_after_return=0"; }
 extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 #endif
@@ -34,7 +34,7 @@ enum class State { Ready, Waiting, Done };
 struct Fiber {
     ucontext_t context;
     State state;
-    // What it waits for, or what the wait gave.
+    // The collective operation that it waits at; `value` is its argument, then its result.
     Collective collective;
     unsigned mask;
     unsigned argument;
@@ -42,7 +42,7 @@ struct Fiber {
     uint64_t value;
 };
 
-// The block that runs on this thread of the operating system, and room for its fibers.
+// The block that runs on this operating-system thread, with its fibers and their stacks.
 struct Block {
     std::vector<Fiber> fibers;
     unsigned char* stacks = nullptr;
@@ -107,7 +107,7 @@ struct Block {
 #endif
     }
 
-    void complain(const char* format, va_list arguments) {
+    void report_fault(const char* format, va_list arguments) {
         failed = true;
         char* to = launch->message;
         size_t len = launch->message_len;
@@ -117,32 +117,33 @@ struct Block {
         }
     }
 
-    void complain(const char* format, ...) __attribute__((format(printf, 2, 3))) {
+    void report_fault(const char* format, ...) __attribute__((format(printf, 2, 3))) {
         va_list arguments;
         va_start(arguments, format);
-        complain(format, arguments);
+        report_fault(format, arguments);
         va_end(arguments);
     }
 
-    // Lets fibers first..first + count go on if they all wait for the same thing; false if it cannot come to that.
+    // Completes the collective operation that fibers first..first + count wait at; a fault if they wait at different
+    // ones.
     void join(unsigned first, unsigned count) {
         const Fiber& leader = fibers[first];
         for (unsigned i = first; i < first + count; ++i) {
             const Fiber& fiber = fibers[i];
             thread = i;
             if (fiber.state != State::Waiting) {
-                complain("ended while thread %u waits at %s in line %d", first, NAMES[unsigned(leader.collective)],
+                report_fault("ended while thread %u waits at %s in line %d", first, NAMES[unsigned(leader.collective)],
                          leader.line);
                 return;
             }
             if (fiber.collective != leader.collective || fiber.line != leader.line) {
-                complain("waits at %s in line %d while thread %u waits at %s in line %d",
+                report_fault("waits at %s in line %d while thread %u waits at %s in line %d",
                          NAMES[unsigned(fiber.collective)], fiber.line, first, NAMES[unsigned(leader.collective)],
                          leader.line);
                 return;
             }
             if (fiber.mask != 0xffffffff) {
-                complain("%s in line %d for some lanes only", NAMES[unsigned(fiber.collective)], fiber.line);
+                report_fault("%s in line %d for some lanes only", NAMES[unsigned(fiber.collective)], fiber.line);
                 return;
             }
         }
@@ -177,8 +178,8 @@ struct Block {
         }
     }
 
-    // Lets those go on that wait for each other.
-    void join_all(uint64_t& patience) {
+    // Completes the collective operations of all warps that wait at one or, if there are none, that of the block.
+    void join_all(uint64_t& collectives_left) {
         const unsigned threads = launch->block;
         bool progress = false;
         bool barrier = false;
@@ -190,8 +191,8 @@ struct Block {
                 warp_waits |= waits && fibers[i].collective != Collective::SyncThreads;
             }
             if (warp_waits) {
-                if (patience-- == 0) {
-                    complain("does not end");
+                if (collectives_left-- == 0) {
+                    report_fault("does not end");
                     return;
                 }
                 join(first, WARP);
@@ -204,7 +205,7 @@ struct Block {
     }
 
     bool run_block() {
-        uint64_t patience = launch->patience;
+        uint64_t collectives_left = launch->max_collectives;
         const unsigned threads = launch->block;
         std::vector<unsigned> order(threads);
         std::iota(order.begin(), order.end(), 0u);
@@ -226,7 +227,7 @@ struct Block {
             if (!ran) {
                 break;
             }
-            join_all(patience);
+            join_all(collectives_left);
             if (failed) {
                 return false;
             }
@@ -234,7 +235,7 @@ struct Block {
         return true;
     }
 
-    // 0 leaves the first thread first, 1 makes it the last, any other number gives an order of its own.
+    // Orders the threads by the launch's seed: 0 forward, 1 backward, others random.
     void arrange(std::vector<unsigned>& order) {
         if (launch->seed == 1) {
             std::reverse(order.begin(), order.end());
@@ -266,7 +267,7 @@ void Block::prepare(unsigned i) {
     fiber.context.uc_stack.ss_size = STACK;
     fiber.context.uc_link = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-    // Frames that were never left have poisoned it.
+    // An earlier fiber may have been dropped in mid-function, its frames still poisoned for AddressSanitizer.
     __asan_unpoison_memory_region(stacks + STACK * i, STACK);
 #endif
     makecontext(&fiber.context, start, 0);
@@ -281,7 +282,7 @@ Index grid_size() { return {current.launch->grid}; }
 void fail(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    current.complain(format, arguments);
+    current.report_fault(format, arguments);
     va_end(arguments);
     for (;;) {
         current.to_scheduler();
@@ -341,7 +342,7 @@ int run(void (*kernel)(const void*), void* shared, size_t shared_len, const Shim
     block.launch = &launch;
     block.failed = false;
     for (block.block = 0; block.block < launch.grid; ++block.block) {
-        // Shared memory starts with no known content.
+        // Shared memory starts with arbitrary contents.
         std::memset(shared, 0xa5, shared_len);
         if (!block.run_block()) {
             return 1;

@@ -1,8 +1,8 @@
-// CUDA on the CPU, as much of it as the kernels use: one fiber per thread, blocks one after the other.
+// The CUDA functions that the kernels use, for the CPU: each thread is a fiber, and blocks run one after the other.
 //
 // Every access to global memory is checked (inside an operand, aligned, of the kind that the launch declares, no byte
 // written by two threads), every collective operation is checked (all lanes of the warp, or all threads of the block,
-// at the same one), and arithmetic makes the NaNs that a GPU makes. What it does not model is weak memory.
+// at the same one), and arithmetic gives the NaNs that a GPU gives. The memory model is not emulated.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
-// For the launcher in Rust.
+// The interface for the launcher in Rust: shim.rs has the same.
 extern "C" {
 
 // Memory that a launch may use.
@@ -31,11 +31,11 @@ struct ShimLaunch {
     uint64_t operand_count;
     uint32_t grid;
     uint32_t block;
-    // Decides in which order the threads run between two collective operations.
+    // The order in which threads run between two collective operations: 0 forward, 1 backward, others random.
     uint64_t seed;
-    // Collective operations of a warp or of the block after which a block is taken to run forever.
-    uint64_t patience;
-    // Where to write what went wrong.
+    // A block that has made so many collective operations is taken to hang.
+    uint64_t max_collectives;
+    // Receives the fault's message.
     char* message;
     uint64_t message_len;
 };
@@ -53,17 +53,17 @@ Index thread_index();
 Index block_index();
 Index grid_size();
 
-// Ends the launch with a message. Does not return to the kernel.
+// Ends the launch with a fault. Does not return to the kernel.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // Checks an access of this thread.
 void access(const void* at, size_t len, unsigned kind);
 
-// Waits for the others. For shuffles the result is the value of the lane that `argument` leads to; for SyncThreads it
-// is whether any thread's value is not 0.
+// Waits for the other threads of the warp or of the block. The result of a shuffle is the value of the lane that
+// `argument` selects; that of SyncThreads is whether any thread's value is not 0.
 uint64_t together(Collective, unsigned mask, uint64_t value, unsigned argument, int line);
 
-// Runs a kernel. 0, or 1 if something went wrong.
+// Runs a kernel: 0, or 1 after a fault.
 int run(void (*kernel)(const void* parameters), void* shared, size_t shared_len, const ShimLaunch&);
 
 inline float of_gpu(float x) {
@@ -126,10 +126,10 @@ void __stcs(T* at, T value) {
     write_global(at, value);
 }
 
-inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long wanted, unsigned long long value) {
+inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long expected, unsigned long long value) {
     shim::access(at, sizeof *at, 2);
-    __atomic_compare_exchange_n(at, &wanted, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return wanted;
+    __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
 }
 
 template <class T>
@@ -176,7 +176,7 @@ inline float __fmul_rn(float a, float b) { return shim::of_gpu(a * b); }
 inline float __fmaf_rn(float a, float b, float c) { return shim::of_gpu(std::fma(a, b, c)); }
 inline float __frcp_rn(float x) { return shim::of_gpu(1.0f / x); }
 
-// As far off as a GPU's may be.
+// One unit in the last place off, which is as much as a GPU may be.
 inline float approximate_reciprocal(float x) {
     const float reciprocal = 1.0f / x;
     return shim::of_gpu(std::isfinite(x) ? std::nextafter(reciprocal, x < 1 ? 0.0f : 1e30f) : reciprocal);

@@ -1,16 +1,16 @@
-//! What the build script has compiled.
+//! The kernels that the build script has compiled for the CPU.
 
 use std::fmt;
 
-use crate::launch::ShimLaunch;
+use crate::shim::{Entry, ShimLaunch};
 
 /// The kernels for one combination of types.
 pub struct Build {
-    /// The types, or the planted error.
+    /// The types or, for a mutant, its name.
     pub name: &'static str,
     /// The types, as in the names of the kernels.
     pub types: &'static str,
-    pub(crate) launch: unsafe extern "C" fn(kernel: u32, launch: *const ShimLaunch) -> i32,
+    pub(crate) launch: Entry,
 }
 
 impl fmt::Debug for Build {

@@ -1,12 +1,12 @@
-//! Memory as a launch sees it.
+//! Emulated device memory.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// What `cudaMalloc` promises.
+/// The alignment of `cudaMalloc`.
 const ALIGN: usize = 256;
 
-/// Memory of its own for one operand, `shift` bytes behind an address that is a multiple of 256.
+/// An allocation of device memory, `shift` bytes behind an address that is a multiple of 256.
 #[derive(Debug)]
 pub struct DeviceMemory {
     allocation: NonNull<u8>,
@@ -19,19 +19,19 @@ impl DeviceMemory {
     /// Memory of `len` bytes, each of them 0xa5.
     pub fn new(len: usize, shift: usize) -> Self {
         let layout = Self::layout_of(shift + len, ALIGN);
-        // SAFETY: the layout is not of size zero.
+        // SAFETY: the layout has at least one byte: see layout_of.
         let Some(allocation) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        // SAFETY: the allocation is that large.
+        // SAFETY: the allocation has `layout.size()` bytes.
         unsafe { allocation.write_bytes(0xa5, layout.size()) };
         Self { allocation, layout, shift, len }
     }
 
-    /// Memory of `len` zeros, of which only the parts that are written take room. Launches do not check that no two
-    /// threads write a byte of it.
+    /// Memory of `len` zeros, whose pages are only allocated when they are written. Launches do not check that each
+    /// byte of it is written by one thread only.
     pub fn sparse(len: usize) -> Self {
-        // What the system aligns by itself, for it would fill memory with zeros that it has to align further.
+        // The allocator's own alignment: with a larger one it would write the zeros itself.
         let layout = Self::layout_of(len, 16);
-        // SAFETY: the layout is not of size zero.
+        // SAFETY: the layout has at least one byte: see layout_of.
         let Some(allocation) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
         Self { allocation, layout, shift: 0, len }
     }
@@ -54,18 +54,18 @@ impl DeviceMemory {
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation holds len initialized bytes behind the shift.
+        // SAFETY: the allocation has `len` bytes behind the shift, which new and sparse have initialized.
         unsafe { std::slice::from_raw_parts(self.data().as_ptr(), self.len) }
     }
 
     /// The bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for bytes, and self is borrowed mutably.
+        // SAFETY: as in `bytes`; `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.data().as_ptr(), self.len) }
     }
 
     pub(crate) fn data(&self) -> NonNull<u8> {
-        // SAFETY: the allocation has shift + len bytes.
+        // SAFETY: the allocation has at least `shift + len` bytes.
         unsafe { self.allocation.add(self.shift) }
     }
 
@@ -79,7 +79,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: `allocation` has been allocated with this layout.
         unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }

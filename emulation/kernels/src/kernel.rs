@@ -1,9 +1,9 @@
-//! The kernels as one of the project's: held against the reference like any other.
+//! The emulated CUDA kernels as a [`Kernel`], to be tested like the others.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_kernels::cuda::{Launch, Operands, Pages, Status, TooLarge};
+use kvcache_kernels::cuda::{DeviceProblem, Launch, Pages, Status, TooLarge};
 use kvcache_kernels::{Addressing, Geometry, Kernel, Problem, Workers};
 use kvcache_schema::ElementType;
 use thiserror::Error;
@@ -12,20 +12,20 @@ use crate::builds::{Build, FAITHFUL};
 use crate::device_memory::DeviceMemory;
 use crate::launch::{Access, Fault, Operand, Order, launch};
 
-/// Plays a device: copies a problem's operands to memory of its own, launches, and copies what was written back.
+/// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
 /// As a [`Kernel`] it panics on a [`Failure`].
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedCuda {
-    /// Kernels to run, for problems of their types only; the faithful ones without it.
+    /// The build to run, for problems of its types only; `None` for the unchanged kernels.
     pub build: Option<&'static Build>,
-    /// Whether operands lie at addresses that are aligned for their type and no more, which narrow kernels serve.
+    /// Whether tensors are aligned for their type only, so that narrow kernels run.
     pub unaligned: bool,
-    /// The device's size; with 0, one block works as if it had much to do.
+    /// The device's multiprocessors; 0 gives one block the long rounds of large calls.
     pub multiprocessors: u32,
     /// The order of the threads.
     pub order: Order,
-    /// Where to note the names of the kernels that were launched.
+    /// Collects the names of the kernels that are launched.
     pub launched: Option<&'static Mutex<BTreeSet<&'static str>>>,
 }
 
@@ -35,17 +35,17 @@ impl Default for EmulatedCuda {
     }
 }
 
-/// Why a checked problem was not served.
+/// Why the kernels have failed on a checked problem.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// A launch did what no kernel may do.
+    /// A launch violated the rules for kernels.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// A kernel reported something.
+    /// A kernel reported a finding, though the problem had been checked.
     #[error(transparent)]
     Status(#[from] Status),
-    /// There is no room for a dimension.
-    #[error("{} is {}, of which {} can be served", .0.what, .0.got, .0.limit)]
+    /// A dimension is too large for the kernels.
+    #[error("{} is {}, expected at most {}", .0.what, .0.got, .0.limit)]
     TooLarge(TooLarge),
 }
 
@@ -55,9 +55,9 @@ impl From<TooLarge> for Failure {
     }
 }
 
-/// A problem in memory of the device.
+/// A problem in device memory.
 struct Uploaded {
-    operands: Operands,
+    problem: DeviceProblem,
     current: [DeviceMemory; 2],
     outputs: [DeviceMemory; 2],
     cache: DeviceMemory,
@@ -78,7 +78,7 @@ impl EmulatedCuda {
         };
         let copy = |data: *const u8, element: ElementType, len: usize| match bytes(element, len) {
             0 => DeviceMemory::new(0, shift(element)),
-            // SAFETY: Problem promises initialized memory for its shapes; len is the number of elements of one.
+            // SAFETY: Problem: `data` is valid for reads of its shape, initialized, and `len` is that shape's bytes.
             len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, shift(element)),
         };
         let current = pointers.current.map(|data| copy(data, t1, current_rows * num_heads * head_dim));
@@ -99,9 +99,9 @@ impl EmulatedCuda {
             DeviceMemory::of(&bytes, 0)
         });
         let status = DeviceMemory::of(&[0; 8], 0);
-        let operands = Operands {
+        let device_problem = DeviceProblem {
             geometry,
-            // A problem's slots are inside the cache, so that this need be no more than an upper bound.
+            // An upper bound of MaxT is enough, since a problem's slots are inside the cache.
             max_t: cache_len.checked_div(cache.token).unwrap_or(0),
             pages,
             current_rows,
@@ -117,7 +117,7 @@ impl EmulatedCuda {
             status: status.address(),
             multiprocessors: self.multiprocessors,
         };
-        Uploaded { operands, current, outputs, cache: device_cache, scale, indices, status }
+        Uploaded { problem: device_problem, current, outputs, cache: device_cache, scale, indices, status }
     }
 
     fn launch(
@@ -147,10 +147,10 @@ impl EmulatedCuda {
     /// [`Failure`]; memory of the problem is then as it was.
     pub fn try_store(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(problem);
-        let Uploaded { operands, current, cache, scale, .. } = &uploaded;
-        if let Some(store) = operands.store()? {
+        let Uploaded { problem: device_problem, current, cache, scale, .. } = &uploaded;
+        if let Some(store) = device_problem.store()? {
             self.launch(&store, &uploaded, &[&current[0], &current[1]], &[cache, scale])?;
-            // SAFETY: Problem promises memory for its shapes, which nobody else touches.
+            // SAFETY: Problem: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
             unsafe {
                 download(cache, problem.pointers().cache);
                 download(scale, problem.pointers().scale);
@@ -165,11 +165,11 @@ impl EmulatedCuda {
     /// [`Failure`]; memory of the problem is then as it was.
     pub fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(problem);
-        let Uploaded { operands, outputs, cache, scale, .. } = &uploaded;
-        if let Some(load) = operands.load()? {
+        let Uploaded { problem: device_problem, outputs, cache, scale, .. } = &uploaded;
+        if let Some(load) = device_problem.load()? {
             self.launch(&load, &uploaded, &[cache, scale], &[&outputs[0], &outputs[1]])?;
             for (output, to) in outputs.iter().zip(problem.pointers().outputs) {
-                // SAFETY: as in try_store.
+                // SAFETY: Problem: `outputs` are valid for writes of their shapes, as long as the device's.
                 unsafe { download(output, to) };
             }
         }
@@ -177,13 +177,13 @@ impl EmulatedCuda {
     }
 }
 
-/// Copies what the device has written back.
+/// Copies device memory back to the host.
 ///
 /// # Safety
 /// `to` is valid for writes of as many bytes.
 unsafe fn download(from: &DeviceMemory, to: *mut u8) {
     if !from.bytes().is_empty() {
-        // SAFETY: the caller's promise; the device's memory is its own.
+        // SAFETY: `to` is valid for as many bytes: see `# Safety`; a DeviceMemory is an allocation of its own.
         unsafe { to.copy_from_nonoverlapping(from.bytes().as_ptr(), from.bytes().len()) }
     }
 }

@@ -1,25 +1,26 @@
-//! One launch on the CPU.
+//! Running one launch on the CPU.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::CStr;
 
-use kvcache_kernels::cuda::{BLOCK, Launch, Module, Parameters};
+use kvcache_kernels::cuda::{BLOCK, Launch, Parameters};
 use thiserror::Error;
 
 use crate::builds::Build;
 use crate::device_memory::DeviceMemory;
+use crate::shim::{ShimLaunch, ShimOperand};
 
-/// What a launch may do with an operand.
+/// The access that a launch has to an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Read it.
     Read,
-    /// Write it, no byte from two threads.
+    /// Write it, each byte from one thread only.
     Write,
     /// Do atomic operations on it.
     Atomic,
 }
 
-/// Memory that a launch may use. No address outside of the operands may be touched.
+/// Memory that a launch may access. An access outside of all operands is a fault.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand<'a> {
     /// The memory.
@@ -28,54 +29,29 @@ pub struct Operand<'a> {
     pub access: Access,
 }
 
-/// The order in which the threads of a block run from one collective operation to the next.
+/// The order in which the threads of a block run, between one collective operation and the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// The first thread first.
     Forward,
     /// The last thread first.
     Backward,
-    /// Any order, decided by a number.
+    /// A random order with this seed.
     Random(u32),
 }
 
-/// What a launch did that a kernel must not do, in words.
+/// A violation of the rules for kernels, such as an access outside of all operands.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kernel}: {message}")]
 pub struct Fault {
     /// The kernel.
     pub kernel: &'static str,
-    /// The block, the thread and what it did.
+    /// The block, the thread and the violation.
     pub message: String,
 }
 
-/// As in `shim.hpp`.
-#[repr(C)]
-struct ShimOperand {
-    data: *const u8,
-    len: u64,
-    access: u32,
-    reserved: u32,
-    writers: *mut u64,
-}
-
-/// As in `shim.hpp`.
-#[repr(C)]
-pub(crate) struct ShimLaunch {
-    parameters: *const c_void,
-    operands: *const ShimOperand,
-    operand_count: u64,
-    grid: u32,
-    block: u32,
-    seed: u64,
-    patience: u64,
-    message: *mut c_char,
-    message_len: u64,
-}
-
-/// More collective operations than a block makes: it looks up the batch, and for each of at most all rounds it
-/// shuffles.
-fn patience(parameters: &Parameters) -> u64 {
+/// An upper bound of a block's collective operations: it scans the batch, and shuffles in each of at most all rounds.
+fn max_collectives(parameters: &Parameters) -> u64 {
     let units = parameters.rows as u64 * u64::from(parameters.units_per_token.value);
     1000 + 200 * units.div_ceil(u64::from(parameters.round))
 }
@@ -86,9 +62,7 @@ fn patience(parameters: &Parameters) -> u64 {
 /// [`Fault`].
 pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: Order) -> Result<(), Fault> {
     assert_eq!(build.types, launch.module.types);
-    let Module { store_wide, store_narrow, load_wide, load_narrow, .. } = launch.module;
-    let kernels = [store_wide, store_narrow, load_wide, load_narrow];
-    let kernel = kernels.into_iter().position(|&kernel| kernel == launch.kernel);
+    let kernel = launch.module.kernels().into_iter().position(|kernel| kernel == launch.kernel);
     let kernel = kernel.unwrap_or_else(|| unreachable!("{} is in no module", launch.kernel));
     let mut writers: Vec<Vec<u64>> = operands
         .iter()
@@ -120,12 +94,13 @@ pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: O
             Order::Backward => 1,
             Order::Random(seed) => u64::from(seed) + 2,
         },
-        patience: patience(&launch.parameters),
+        max_collectives: max_collectives(&launch.parameters),
         message: message.as_mut_ptr().cast(),
         message_len: message.len() as u64,
     };
-    // SAFETY: all pointers are to what lives here, of the lengths given; the kernels touch the operands alone, for the
-    // shim checks each access before it is made. What they write is reached through raw pointers of DeviceMemory.
+    // SAFETY: every pointer is to a local or to an operand, of the length given beside it. The kernels access global
+    // memory through the shim only, which checks that an access is inside of an operand; those that are written are
+    // reached through the raw pointers of DeviceMemory.
     let failed = unsafe { (build.launch)(kernel as u32, &raw const shim_launch) };
     if failed == 0 {
         return Ok(());

@@ -1,16 +1,19 @@
-//! The CUDA kernels on the CPU: the same source that the PTX is made from, compiled by a C++ compiler against a shim.
+//! The CUDA kernels on the CPU, to test them without a GPU: the source that the PTX is made from, compiled by a C++
+//! compiler against a shim that has the CUDA functions which the kernels use.
 //!
-//! A launch runs each CUDA thread as a fiber and checks what a GPU would not tell: accesses outside of an operand,
-//! unaligned ones, bytes that two threads write, shuffles and barriers that not all threads reach. Weak memory is not
-//! modeled: for that there is compute-sanitizer on a GPU.
+//! A launch runs each CUDA thread as a fiber, and checks what a GPU does not report: accesses outside of all operands,
+//! misaligned accesses, bytes that two threads write, shuffles and barriers that not all threads reach. The memory
+//! model is not emulated: races are compute-sanitizer's, on a GPU.
 //!
-//! [`EmulatedCuda`] is a [`Kernel`](kvcache_kernels::Kernel), so that it is held against the reference like any other.
+//! [`EmulatedCuda`] is a [`Kernel`](kvcache_kernels::Kernel), and is tested against the reference kernel like the
+//! others. [`MUTANTS`] are the kernels with one bug each, on which the tests must fail: that proves the tests.
 
 mod arithmetic;
 mod builds;
 mod device_memory;
 mod kernel;
 mod launch;
+mod shim;
 
 pub use arithmetic::{wrong_of_float16, wrong_of_float32};
 pub use builds::{Build, FAITHFUL, MUTANTS};

@@ -1,4 +1,4 @@
-//! The CUDA kernels give the reference's bits on random calls of every kind.
+//! The CUDA kernels match the reference kernel bit for bit, on random calls.
 
 #[path = "../../../op/tests/common/random.rs"]
 mod random;
@@ -15,7 +15,7 @@ fn run(call: &RandomCall, kernel: &dyn Kernel) -> After {
 
 fn devices() -> impl Strategy<Value = EmulatedCuda> {
     let order = prop_oneof![Just(Order::Forward), Just(Order::Backward), any::<u32>().prop_map(Order::Random)];
-    // A device of no size gives long rounds to small calls.
+    // Without multiprocessors, small calls have long rounds.
     (any::<bool>(), 0..4u32, order).prop_map(|(unaligned, multiprocessors, order)| EmulatedCuda {
         unaligned,
         multiprocessors,

@@ -1,4 +1,5 @@
-//! The kernels divide by a reciprocal and corrections, and do not clamp: that this is division and clamping.
+//! The kernels multiply by a reciprocal, correct the quotient, and do not clamp: the result is that of division and
+//! clamping.
 
 use kvcache_emulation_kernels::{wrong_of_float16, wrong_of_float32};
 use proptest::prelude::*;
@@ -6,12 +7,12 @@ use proptest::prelude::*;
 const LARGEST_FLOAT16: u16 = 0x7bff;
 
 #[test]
-fn float16_thinned() {
+fn float16_samples() {
     let all = (0..=LARGEST_FLOAT16).step_by(97).chain(LARGEST_FLOAT16 - 40..=LARGEST_FLOAT16);
     assert_eq!(all.map(wrong_of_float16).sum::<u64>(), 0);
 }
 
-/// Each scale and each value there is: a billion codes of either sign, for each of three reciprocals.
+/// Every scale and every value: a billion codes of either sign, for each of three reciprocals.
 #[test]
 #[ignore = "takes a minute; run it when quantize.cuh changes"]
 fn float16_all() {

@@ -1,8 +1,8 @@
-//! What only a device sees: lengths and slots that nobody has checked, other batches than the host knows, addresses.
+//! What the host does not check for the kernels: lengths and slots, batches other than the host knows, large offsets.
 
 use kvcache_emulation_kernels::{Access, DeviceMemory, FAITHFUL, Operand, Order, launch};
-use kvcache_kernels::cuda::{Finding, Operands, Pages, Status};
-use kvcache_kernels::{Geometry, Quant};
+use kvcache_kernels::cuda::{DeviceProblem, Finding, Pages, Status};
+use kvcache_kernels::{CacheBytes, Geometry, Quant};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 const NUM_HEADS: usize = 2;
@@ -22,14 +22,14 @@ struct Call {
     exact_rows: bool,
 }
 
-/// What a call leaves behind.
+/// The memory and the status after a call.
 struct After {
     cache: Vec<u8>,
     outputs: [Vec<u8>; 2],
     status: Option<Status>,
 }
 
-/// What memory holds that nobody has written.
+/// The bytes of memory that has not been written.
 const UNTOUCHED: u8 = 0xa5;
 
 fn geometry(batch: usize, max_t: usize) -> Geometry {
@@ -74,7 +74,7 @@ impl Call {
         let outputs = [(); 2].map(|()| DeviceMemory::new(self.output_rows * TOKEN, 0));
         let indices = [&self.seqstarts, &self.start_pos, &self.cachestarts].map(|indices| of_indices(indices));
         let status = DeviceMemory::of(&[0; 8], 0);
-        let operands = Operands {
+        let problem = DeviceProblem {
             geometry: geometry(self.start_pos.len(), self.max_t),
             max_t: self.max_t,
             pages: self.pages,
@@ -98,12 +98,12 @@ impl Call {
             .map(|memory| operand(memory, Access::Read))
             .chain([operand(&status, Access::Atomic)])
             .collect();
-        if let Some(store) = operands.store().unwrap() {
+        if let Some(store) = problem.store().unwrap() {
             let own = [&inputs[0], &inputs[1]].map(|memory| operand(memory, Access::Read));
             let all: Vec<_> = own.into_iter().chain([operand(&cache, Access::Write)]).chain(common.clone()).collect();
             launch(build, &store, &all, Order::Random(3)).unwrap();
         }
-        if let Some(load) = operands.load().unwrap() {
+        if let Some(load) = problem.load().unwrap() {
             let own = [&outputs[0], &outputs[1]].map(|memory| operand(memory, Access::Write));
             let all: Vec<_> = own.into_iter().chain([operand(&cache, Access::Read)]).chain(common).collect();
             launch(build, &load, &all, Order::Random(4)).unwrap();
@@ -115,9 +115,9 @@ impl Call {
         }
     }
 
-    /// Whether a call does what it must, given the slot of each token to store, in the order of the rows, and of each
-    /// to load; `None` for those that have none.
-    fn must(&self, stored: &[Option<usize>], loaded: &[Option<usize>], status: Option<Status>) {
+    /// Runs the call and checks cache, outputs and status. Expected are the slots of the tokens to store and to load,
+    /// in the order of their rows; `None` for a token that is skipped.
+    fn check(&self, stored: &[Option<usize>], loaded: &[Option<usize>], status: Option<Status>) {
         let after = self.run();
         assert_eq!(after.status, status);
         let mut cache = vec![0; after.cache.len()];
@@ -133,11 +133,11 @@ impl Call {
         assert!(after.cache == cache, "cache");
         for kv in 0..2 {
             for row in 0..self.output_rows {
-                let wanted = match loaded.get(row).copied().flatten() {
+                let expected = match loaded.get(row).copied().flatten() {
                     Some(slot) => &cache[at(kv, slot)..][..TOKEN],
                     None => &[UNTOUCHED; TOKEN][..],
                 };
-                assert_eq!(&after.outputs[kv][row * TOKEN..][..TOKEN], wanted, "row {row} of output {kv}");
+                assert_eq!(&after.outputs[kv][row * TOKEN..][..TOKEN], expected, "row {row} of output {kv}");
             }
         }
     }
@@ -166,8 +166,8 @@ fn found(finding: Finding, batch: u32, token: u32) -> Option<Status> {
 }
 
 #[test]
-fn pages_that_are_right() {
-    paged().must(&slots([1, 12, 2, 3, 9, 10]), &slots([6, 7, 0, 1, 12, 2, 3, 9, 10]), None);
+fn legal_pages() {
+    paged().check(&slots([1, 12, 2, 3, 9, 10]), &slots([6, 7, 0, 1, 12, 2, 3, 9, 10]), None);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_bad_slot_is_skipped_alone() {
         let stored = [None, Some(12), Some(2), Some(3), Some(9), Some(10)];
         let loaded = [Some(6), Some(7), None, None, Some(12), Some(2), Some(3), Some(9), Some(10)];
         // The store finds it first, at the only token that it stores there.
-        call.must(&stored, &loaded, found(Finding::Slot, 0, 3));
+        call.check(&stored, &loaded, found(Finding::Slot, 0, 3));
     }
 }
 
@@ -186,13 +186,13 @@ fn a_bad_slot_is_skipped_alone() {
 fn a_page_may_reach_past_the_cache_where_no_token_is() {
     let mut call = paged();
     call.cachestarts[2] = 13;
-    call.must(&slots([1, 13, 2, 3, 9, 10]), &slots([6, 7, 0, 1, 13, 2, 3, 9, 10]), None);
+    call.check(&slots([1, 13, 2, 3, 9, 10]), &slots([6, 7, 0, 1, 13, 2, 3, 9, 10]), None);
     // The second token of this page is past the end.
     call.cachestarts[1] = 13;
     call.cachestarts[2] = 12;
     let stored = [None, Some(12), Some(2), Some(3), Some(9), Some(10)];
     let loaded = [Some(6), Some(7), Some(13), None, Some(12), Some(2), Some(3), Some(9), Some(10)];
-    call.must(&stored, &loaded, found(Finding::Slot, 0, 3));
+    call.check(&stored, &loaded, found(Finding::Slot, 0, 3));
 }
 
 #[test]
@@ -202,17 +202,17 @@ fn a_short_page_table_is_not_read_past_its_end() {
     call.cachestarts = vec![6, 0, 2, 9];
     let stored = [Some(1), None, Some(2), Some(3), Some(9), Some(10)];
     let loaded = [Some(6), Some(7), Some(0), Some(1), None, Some(2), Some(3), Some(9), Some(10)];
-    call.must(&stored, &loaded, found(Finding::TooManyPages, 0, 4));
+    call.check(&stored, &loaded, found(Finding::TooManyPages, 0, 4));
 }
 
 #[test]
 fn offsets_are_checked_too() {
     let mut call = Call { pages: Pages::Offset, cachestarts: vec![9, 0], ..paged() };
-    call.must(&slots([12, 13, 0, 1, 2, 3]), &slots([9, 10, 11, 12, 13, 0, 1, 2, 3]), None);
+    call.check(&slots([12, 13, 0, 1, 2, 3]), &slots([9, 10, 11, 12, 13, 0, 1, 2, 3]), None);
     call.cachestarts[0] = 10;
     let stored = [Some(13), None, Some(0), Some(1), Some(2), Some(3)];
     let loaded = [Some(10), Some(11), Some(12), Some(13), None, Some(0), Some(1), Some(2), Some(3)];
-    call.must(&stored, &loaded, found(Finding::Slot, 0, 4));
+    call.check(&stored, &loaded, found(Finding::Slot, 0, 4));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn wrong_lengths_move_nothing() {
     let nothing = |change: fn(&mut Call), status| {
         let mut call = paged();
         change(&mut call);
-        call.must(&[], &[], status);
+        call.check(&[], &[], status);
     };
     nothing(|call| call.seqstarts = vec![1, 2, 6], found(Finding::Seqstarts, 0, 0));
     nothing(|call| call.seqstarts = vec![0, 7, 6], found(Finding::Seqstarts, 1, 0));
@@ -239,9 +239,9 @@ fn too_many_past_tokens_are_not_loaded() {
     let stored = slots([1, 12, 3, 9, 10]);
     let stored = [&stored[..], &[None]].concat();
     call.cachestarts[5] = -1;
-    call.must(&stored, &[], found(Finding::Slot, 1, 4));
+    call.check(&stored, &[], found(Finding::Slot, 1, 4));
     call.cachestarts[5] = 4;
-    call.must(&slots([1, 12, 3, 9, 10, 4]), &[], found(Finding::TooManyTokens, 2, 0));
+    call.check(&slots([1, 12, 3, 9, 10, 4]), &[], found(Finding::TooManyTokens, 2, 0));
     for start_pos in [i64::MAX, i64::MAX - 1, 1 << 62] {
         call.start_pos = vec![start_pos, 0];
         let after = call.run();
@@ -254,12 +254,12 @@ fn too_many_past_tokens_are_not_loaded() {
 fn fewer_tokens_than_rows_are_a_finding_or_a_smaller_batch() {
     let mut call = Call { seqstarts: vec![0, 2, 5], ..paged() };
     let (stored, loaded) = (slots([1, 12, 2, 3, 9]), slots([6, 7, 0, 1, 12, 2, 3, 9]));
-    call.must(&stored, &loaded, found(Finding::TooFewTokens, 2, 0));
+    call.check(&stored, &loaded, found(Finding::TooFewTokens, 2, 0));
     call.exact_rows = false;
-    call.must(&stored, &loaded, None);
+    call.check(&stored, &loaded, None);
     // A batch of padding.
     call = Call { seqstarts: vec![0, 0, 0], start_pos: vec![0, 0], ..call };
-    call.must(&[], &[], None);
+    call.check(&[], &[], None);
 }
 
 /// More sequences than a block has threads, most of them idle, some long.
@@ -293,7 +293,7 @@ fn large_and_ragged_batches() {
             output_rows: loaded.len(),
             exact_rows: true,
         };
-        call.must(&stored, &loaded, None);
+        call.check(&stored, &loaded, None);
     }
 }
 
@@ -325,6 +325,7 @@ fn large_caches() {
                 cache_len: 2 * max_t * num_layer * TOKEN,
                 cache: layout.strides(dims).unwrap(),
             };
+            let bytes = CacheBytes::new(&geometry);
             let value = |kv: usize, i: usize| (i as f32 - 60.0) * if kv == 0 { 1.0 } else { -3.0 };
             let inputs = [0, 1].map(|kv| {
                 let bytes: Vec<u8> = (0..rows * TOKEN).flat_map(|i| value(kv, i).to_ne_bytes()).collect();
@@ -335,7 +336,7 @@ fn large_caches() {
             let scale = DeviceMemory::sparse(quant.scale_len * 2);
             let indices = [&[0, rows as i64][..], &[0], &[(max_t - rows) as i64]].map(of_indices);
             let status = DeviceMemory::of(&[0; 8], 0);
-            let operands = Operands {
+            let problem = DeviceProblem {
                 geometry,
                 max_t,
                 pages: Pages::Offset,
@@ -352,8 +353,8 @@ fn large_caches() {
                 status: status.address(),
                 multiprocessors: 1,
             };
-            let store = operands.store().unwrap().unwrap();
-            let load = operands.load().unwrap().unwrap();
+            let store = problem.store().unwrap().unwrap();
+            let load = problem.load().unwrap().unwrap();
             let build = FAITHFUL.iter().find(|build| build.types == store.module.types).unwrap();
             let run = |what, reads: [&DeviceMemory; 2], writes: [&DeviceMemory; 2]| {
                 let reads = reads.into_iter().chain(&indices).map(|memory| Operand { memory, access: Access::Read });
@@ -367,16 +368,17 @@ fn large_caches() {
                 let slot = max_t - rows + t;
                 let group = |d: usize| value(kv, t * TOKEN + h * HEAD_DIM + d);
                 let at = (0..HEAD_DIM).max_by(|&a, &b| group(a).abs().total_cmp(&group(b).abs())).unwrap();
-                let element = geometry.cache_at(slot, kv, h) + at;
+                let (cache_at, scale_at) = bytes.head(slot, kv, h);
+                let element = cache_at * 8 / t2.bits() + at;
                 let byte = cache.bytes()[element * t2.bits() / 8];
                 let code = match bits {
                     QuantBit::Eight => byte as i8,
                     QuantBit::Four => (if element.is_multiple_of(2) { byte << 4 } else { byte }) as i8 >> 4,
                 };
                 assert_eq!(code, bits.qmax() * group(at).signum() as i8, "{layout:?} {t2}: {kv} {t} {h}");
-                let stored = &scale.bytes()[geometry.scale_at(slot, kv, h) * 2..][..2];
-                let wanted = half::f16::from_f32(group(at).abs() / f32::from(bits.qmax()));
-                assert_eq!(stored, wanted.to_ne_bytes(), "{layout:?} {t2}: {kv} {t} {h}");
+                let stored = &scale.bytes()[scale_at..][..2];
+                let expected = half::f16::from_f32(group(at).abs() / f32::from(bits.qmax()));
+                assert_eq!(stored, expected.to_ne_bytes(), "{layout:?} {t2}: {kv} {t} {h}");
             }
             run(&load, [&cache, &scale], [&outputs[0], &outputs[1]]);
             assert_eq!(status.bytes(), [0; 8]);

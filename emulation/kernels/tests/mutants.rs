@@ -1,6 +1,6 @@
-//! The golden cases see errors that are planted in the kernels: each fails a case, or does what no kernel may do.
+//! Mutation testing: kernels with one bug each fail a golden case, or violate the rules for kernels.
 
-// A sanitizer ends the process at a planted error.
+// A sanitizer ends the process at a mutant's bug.
 #![cfg(not(feature = "sanitize"))]
 
 #[path = "common/golden.rs"]
@@ -52,8 +52,8 @@ fn failures(build: &'static Build) -> (usize, String) {
 }
 
 #[test]
-fn every_planted_error_is_seen() {
-    let unseen: Vec<_> = MUTANTS
+fn every_mutant_fails_a_case() {
+    let survivors: Vec<_> = MUTANTS
         .iter()
         .filter(|mutant| {
             let (count, first) = failures(mutant);
@@ -61,12 +61,12 @@ fn every_planted_error_is_seen() {
             count == 0
         })
         .collect();
-    assert!(unseen.is_empty(), "{unseen:?}");
+    assert!(survivors.is_empty(), "{survivors:?}");
 }
 
-/// The same runner finds nothing where nothing is planted.
+/// The unchanged kernels pass on the same runner.
 #[test]
-fn faithful_kernels_do_not_fail() {
+fn unchanged_kernels_fail_no_case() {
     for build in &FAITHFUL {
         let (count, first) = failures(build);
         assert_eq!(count, 0, "{build:?}: {first}");

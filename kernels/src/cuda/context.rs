@@ -1,4 +1,5 @@
-//! Contexts, made current for a while: nothing here changes what is current on the caller's thread.
+//! CUDA contexts: the primary one of a device, and making one current for a scope. The context that is current on the
+//! caller's thread is the same after each call here as before.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -12,24 +13,24 @@ use super::error::Error;
 
 const INVALID_DEVICE: sys::CUresult = sys::CUresult::CUDA_ERROR_INVALID_DEVICE;
 
-/// The primary context of the device with this number, which other libraries use as well.
+/// The primary context of a device, which other libraries that use the device share.
 ///
 /// # Errors
 /// Those of [`available`](driver::available), [`Error::Driver`].
 pub fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
     driver::available()?;
     let before = result::ctx::get_current().map_err(Error::driver("naming the current context"))?;
-    // cudarc takes a larger number for another one.
+    // cudarc truncates larger ordinals.
     let is_number = i32::try_from(ordinal).is_ok();
     let context = if is_number { CudaContext::new(ordinal) } else { Err(DriverError(INVALID_DEVICE)) };
     let context = context.map_err(Error::driver("opening a device"));
-    // SAFETY: the context was current on this thread until cudarc replaced it.
+    // SAFETY: `before` was current on this thread until cudarc replaced it, or is null, which makes none current.
     let restored = unsafe { result::ctx::set_current(before.unwrap_or(ptr::null_mut())) };
     restored.map_err(Error::driver("restoring the current context"))?;
     context
 }
 
-/// A context that is current on this thread as long as this lives. Then the one before is again.
+/// Keeps a context current on this thread for as long as this lives; then the one before is current again.
 pub(super) struct Current {
     context: sys::CUcontext,
     pushed: bool,
@@ -41,7 +42,7 @@ impl Current {
     /// Makes the context of `stream` current; that of a default stream is current already.
     ///
     /// # Safety
-    /// The driver is there, and `stream` is a stream that lives, or a default one.
+    /// The driver has been opened, and `stream` is a default stream or one that lives.
     pub(super) unsafe fn of_stream(stream: sys::CUstream) -> Result<Self, Error> {
         let current = result::ctx::get_current().map_err(Error::driver("naming the current context"))?;
         // Null, legacy and per-thread: the default streams mean the current context.
@@ -50,58 +51,58 @@ impl Current {
             return Ok(Self { context, pushed: false, thread: PhantomData });
         }
         let mut context = ptr::null_mut();
-        // SAFETY: the caller promises that the stream lives.
+        // SAFETY: the stream lives, see `# Safety`, and is no default stream, checked above.
         let status = unsafe { sys::cuStreamGetCtx(stream, &mut context) };
         status.result().map_err(Error::driver("naming the stream's context"))?;
-        // SAFETY: the context is that of a stream that lives.
+        // SAFETY: the driver has just named the context of a stream that lives.
         unsafe { Self::new(context, current) }
     }
 
     /// Makes a context current.
     pub(super) fn of_context(context: &CudaContext) -> Result<Self, Error> {
         let current = result::ctx::get_current().map_err(Error::driver("naming the current context"))?;
-        // SAFETY: the context lives.
+        // SAFETY: `context` is borrowed, and the context lives as long as it.
         unsafe { Self::new(context.cu_ctx(), current) }
     }
 
-    /// Makes `context` current, where `current` is so far.
+    /// Makes `context` current in place of `current`.
     ///
     /// # Safety
     /// The context lives.
     unsafe fn new(context: sys::CUcontext, current: Option<sys::CUcontext>) -> Result<Self, Error> {
         let pushed = current != Some(context);
         if pushed {
-            // SAFETY: the caller promises that the context lives.
+            // SAFETY: the context lives: see `# Safety`.
             let status = unsafe { sys::cuCtxPushCurrent_v2(context) };
             status.result().map_err(Error::driver("making a context current"))?;
         }
         Ok(Self { context, pushed, thread: PhantomData })
     }
 
-    /// A number that no other context of this process has, or will have.
+    /// The context's id: no other context of this process has it, or will ever have it.
     pub(super) fn id(&self) -> Result<u64, Error> {
         let mut id = 0;
-        // SAFETY: the context is current, so it lives.
+        // SAFETY: `self.context` is current, so it lives.
         let status = unsafe { sys::cuCtxGetId(self.context, &mut id) };
         status.result().map_err(Error::driver("naming a context"))?;
         Ok(id)
     }
 
-    /// Keeps the context alive for as long as the process lives, if it is the primary one of its device: others may release
-    /// it, and somebody retain it again.
+    /// Retains the context until the process ends, if it is the primary one of its device. Otherwise it would be
+    /// destroyed when all others release it, and a later retain would make another one.
     pub(super) fn keep(&self) -> Result<(), Error> {
         let device = self.device()?;
         let (mut flags, mut active) = (0, 0);
-        // SAFETY: the device is that of a context.
+        // SAFETY: the driver has named the device above.
         let status = unsafe { sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) };
         status.result().map_err(Error::driver("asking for a primary context"))?;
         if active == 0 {
             return Ok(());
         }
-        // SAFETY: as above. The context is active, so that this makes none.
+        // SAFETY: the driver has named the device above. Its primary context is active, so this makes no new one.
         let primary = unsafe { result::primary_ctx::retain(device) };
         if primary.map_err(Error::driver("retaining a primary context"))? != self.context {
-            // SAFETY: it has been retained above.
+            // SAFETY: the primary context has been retained above.
             let released = unsafe { result::primary_ctx::release(device) };
             released.map_err(Error::driver("releasing a primary context"))?;
         }
@@ -110,7 +111,7 @@ impl Current {
 
     fn device(&self) -> Result<sys::CUdevice, Error> {
         let mut device = 0;
-        // SAFETY: a context is current.
+        // SAFETY: `self.context` is current on this thread.
         let status = unsafe { sys::cuCtxGetDevice(&mut device) };
         status.result().map_err(Error::driver("naming a context's device"))?;
         Ok(device)
@@ -128,10 +129,11 @@ impl Current {
 
 impl Drop for Current {
     fn drop(&mut self) {
-        // A context that has been destroyed meanwhile is current no more: the driver has popped it.
+        // If the context has been destroyed in between, the driver has popped it already.
         if self.pushed && result::ctx::get_current().is_ok_and(|current| current == Some(self.context)) {
             let mut popped = ptr::null_mut();
-            // SAFETY: this pops what was pushed on this thread. Should it fail, nothing more can be done about it.
+            // SAFETY: pops what `new` pushed on this thread: the context is still the current one, checked above. A
+            // failure has nobody to go to.
             let _status = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
     }

@@ -1,4 +1,4 @@
-//! The driver, which a machine may not have: asked for before anything else is asked of it.
+//! Whether the machine has a CUDA driver that can run the kernels: checked before any other call to it.
 
 use std::sync::OnceLock;
 
@@ -6,11 +6,11 @@ use cudarc::driver::{result, sys};
 
 use super::error::Error;
 
-/// The first version of CUDA whose driver compiles PTX of the version that the kernels are written in, and has all that is
-/// asked of it here (`cuFuncLoad` is as new).
-pub(super) const WANTED: i32 = 12_040;
+/// The oldest CUDA version that is supported: its driver is the first to compile the kernels' version of PTX, and to
+/// have every function that is called here (`cuFuncLoad` is as new).
+pub(super) const OLDEST: i32 = 12_040;
 
-/// Whether kernels can run on this machine at all: it has a driver, one that is new enough, and a device. Found out once.
+/// Checks that kernels can run on this machine: it has a driver, one that is new enough, and a device. Checked once.
 ///
 /// # Errors
 /// [`Error::NoDriver`], [`Error::OldDriver`], [`Error::Driver`].
@@ -20,18 +20,18 @@ pub fn available() -> Result<(), Error> {
 }
 
 fn find() -> Result<(), Error> {
-    // SAFETY: this opens the driver's library, whose initializers ask for nothing.
+    // SAFETY: opens the driver's library, whose initializers have no preconditions.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::NoDriver);
     }
-    let mut found = 0;
-    // SAFETY: the library is there, and every version of it has this function, which may come before `init`.
-    unsafe { sys::cuDriverGetVersion(&mut found) }.result().map_err(Error::driver("telling its version"))?;
-    if found < WANTED {
-        return Err(Error::OldDriver { found, wanted: WANTED });
+    let mut got = 0;
+    // SAFETY: the library is present, checked above; every version has this function, which needs no `cuInit`.
+    unsafe { sys::cuDriverGetVersion(&mut got) }.result().map_err(Error::driver("getting its version"))?;
+    if got < OLDEST {
+        return Err(Error::OldDriver { got, expected: OLDEST });
     }
     result::init().map_err(Error::driver("initializing"))?;
-    // A driver without a device fails above; one whose devices are all hidden may count none.
+    // Without a device `init` fails; with all devices hidden the count may be 0.
     match result::device::get_count().map_err(Error::driver("counting devices"))? {
         0 => Err(Error::Driver { doing: "counting devices", reason: "there is none".to_owned() }),
         _ => Ok(()),
@@ -44,8 +44,8 @@ mod tests {
     use crate::cuda::{MODULES, primary_context};
 
     #[test]
-    fn asking_for_the_driver_never_panics() {
-        // Whatever the machine has, the answer stays the same, and no machine has this device.
+    fn a_missing_driver_or_device_is_an_error() {
+        // The answer is the same every time, and no machine has these devices.
         assert_eq!(available(), available());
         for ordinal in [usize::MAX, 1 << 32, i32::MAX as usize] {
             let error = primary_context(ordinal).unwrap_err();
@@ -54,11 +54,11 @@ mod tests {
     }
 
     #[test]
-    fn the_wanted_driver_is_the_first_that_knows_the_kernels_ptx() {
+    fn the_oldest_driver_is_the_first_that_knows_the_kernels_ptx() {
         // PTX 8.4 came with CUDA 12.4.
         for module in &MODULES {
             assert!(module.ptx().unwrap().contains("\n.version 8.4\n"), "{}", module.types);
         }
-        assert_eq!(WANTED, 12_040);
+        assert_eq!(OLDEST, 12_040);
     }
 }

@@ -1,30 +1,30 @@
-//! Why kernels could not be launched.
+//! Errors of the launcher.
 
 use cudarc::driver::DriverError;
 use thiserror::Error;
 
-use super::operands::TooLarge;
+use super::launch::TooLarge;
 
 /// Why kernels could not be launched. Nothing has then been put into the stream, unless the store was launched and the
 /// driver refused the load.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A machine without CUDA.
+    /// A machine without a CUDA driver.
     #[error("there is no CUDA driver on this machine (libcuda.so.1 cannot be opened)")]
     NoDriver,
 
     /// A driver that cannot compile the kernels.
     #[error(
-        "the CUDA driver serves CUDA {}, wanted at least {}: the kernels are newer",
-        version(*found),
-        version(*wanted)
+        "the CUDA driver is for CUDA {}, expected at least {}: the kernels are newer",
+        version(*got),
+        version(*expected)
     )]
     OldDriver {
         /// The driver's version, as CUDA counts: 12080 is 12.8.
-        found: i32,
+        got: i32,
         /// The first version that knows the kernels' PTX.
-        wanted: i32,
+        expected: i32,
     },
 
     /// The default stream of a thread that has no current context.
@@ -40,29 +40,29 @@ pub enum Error {
         types: &'static str,
     },
 
-    /// Kernels that the driver does not take.
+    /// Kernels that the driver does not accept.
     #[error("the kernels for {types} cannot be loaded: {reason}")]
     Module {
         /// The types, as in the kernels' names.
         types: &'static str,
-        /// What the driver said, with its compiler's log if there is one.
+        /// The driver's error, with its compiler's log if there is one.
         reason: String,
     },
 
-    /// A dimension beyond the kernels' arithmetic.
-    #[error("{} is {}, wanted at most {} on a CUDA device", .0.what, .0.got, .0.limit)]
+    /// A dimension that does not fit the kernels' integer arithmetic.
+    #[error("{} is {}, expected at most {} on a CUDA device", .0.what, .0.got, .0.limit)]
     TooLarge(TooLarge),
 
-    /// A status word that may go away while the call writes it.
+    /// A status word of another context, which may be freed while the call writes it.
     #[error("the status word belongs to another CUDA context than the stream")]
     OtherContext,
 
-    /// The driver refused something that was asked of it, or tells of an earlier failure.
+    /// A call to the driver failed, or reports an earlier failure.
     #[error("the CUDA driver failed in {doing}: {reason}")]
     Driver {
-        /// What was asked.
+        /// What the call was for.
         doing: &'static str,
-        /// The driver's words.
+        /// The driver's name and description of the error.
         reason: String,
     },
 }
@@ -82,7 +82,7 @@ impl Error {
         }
     }
 
-    /// The driver's refusal while it was asked for `doing`.
+    /// The failure of a call to the driver, made for `doing`.
     pub(super) fn driver(doing: &'static str) -> impl Fn(DriverError) -> Self {
         move |error| Self::Driver { doing, reason: reason(error) }
     }
@@ -94,7 +94,7 @@ impl From<TooLarge> for Error {
     }
 }
 
-/// The driver's name and words for an error.
+/// The driver's name and description of an error.
 pub(super) fn reason(error: DriverError) -> String {
     let text = |text: Result<&std::ffi::CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned());
     match (text(error.error_name()), text(error.error_string())) {
@@ -113,8 +113,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_read_as_cudas_do() {
-        let error = Error::OldDriver { found: 12020, wanted: 12040 };
-        assert_eq!(error.to_string(), "the CUDA driver serves CUDA 12.2, wanted at least 12.4: the kernels are newer");
+    fn versions_are_written_as_cuda_does() {
+        let error = Error::OldDriver { got: 12020, expected: 12040 };
+        assert_eq!(
+            error.to_string(),
+            "the CUDA driver is for CUDA 12.2, expected at least 12.4: the kernels are newer"
+        );
     }
 }

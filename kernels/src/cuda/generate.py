@@ -38,16 +38,16 @@ OLDEST = "75"
 PTX_VERSION = "8.4"
 # Of CUDA 13.0, and of 12.4.
 PTXAS, OLDEST_PTXAS = "cu13/bin/ptxas", "cuda_nvcc/bin/ptxas"
-# What ptxas looks at: each generation of GPUs, from the oldest.
+# The architectures that ptxas checks: each generation of GPUs, from the oldest.
 ARCHITECTURES = ["75", "80", "90", "100", "120"]
 OLDEST_PTXAS_ARCHITECTURES = ["75", "80", "90"]
-# Registers that a thread may have without making threads wait for room: 4 blocks of 256 threads on a multiprocessor.
+# Registers a thread may use with 4 blocks of 256 threads resident on a multiprocessor.
 MOST_REGISTERS = 64
 MOST_BYTES = 1_000_000
 
 
 def wheel(file: str) -> Path:
-    """A file of NVIDIA's wheels."""
+    """A file of the installed NVIDIA wheels."""
     for folder in importlib.util.find_spec("nvidia").submodule_search_locations:
         for path in sorted(Path(folder).rglob(file)):
             return path
@@ -58,7 +58,7 @@ class Nvrtc:
     """NVIDIA's run-time compiler."""
 
     def __init__(self) -> None:
-        # Loaded first, since the compiler does not know where to look for it.
+        # Loaded first, since the compiler does not search the wheel's folder for it.
         ctypes.CDLL(str(wheel("libnvrtc-builtins.so.*")), mode=ctypes.RTLD_GLOBAL)
         self.library = ctypes.CDLL(str(wheel("libnvrtc.so.*")))
 
@@ -70,7 +70,7 @@ class Nvrtc:
         self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         text = ctypes.create_string_buffer(size.value)
         self._call(f"nvrtcGet{what}", program, text)
-        # It ends in a NUL, which ptxas refuses.
+        # `value` ends before the terminating NUL, which ptxas does not accept.
         return text.value.decode()
 
     def ptx(self, types: str) -> str:
@@ -82,7 +82,7 @@ class Nvrtc:
         options = [
             f"--gpu-architecture=compute_{OLDEST}",
             "--std=c++17",
-            # No result of the kernels depends on these, for they name each operation's rounding.
+            # The kernels name each operation's rounding, so that no result depends on these.
             "--fmad=false",
             "--prec-div=true",
             "--ftz=false",
@@ -108,7 +108,7 @@ class Nvrtc:
 
 
 def resources(ptx: str, ptxas: str, architecture: str) -> list[str]:
-    """A line for each kernel of a module on an architecture: what an assembler says it takes."""
+    """A line for each kernel of a module: its resources on an architecture, as ptxas reports them."""
     with tempfile.TemporaryDirectory() as folder:
         module = Path(folder, "ptx")
         module.write_text(ptx)
@@ -127,7 +127,7 @@ def embedded(name: str) -> str | None:
 
 
 def complaints(line: str) -> list[str]:
-    """What is wrong with what a kernel takes."""
+    """The resources of a kernel that are beyond the limits."""
     taken = {}
     for what in ["stack frame", "spill stores", "spill loads"]:
         found = re.search(rf"(\d+) bytes {what}", line)
@@ -152,7 +152,7 @@ def main() -> None:
         for stale in {path.name for path in MODULES.iterdir()} - modules.keys():
             (MODULES / stale).unlink()
         for name, ptx in modules.items():
-            # Compressed anew only if it must be: other versions of zlib give other bytes.
+            # Compressed again only if the text differs: versions of zlib give different bytes.
             if embedded(name) != ptx:
                 (MODULES / name).write_bytes(zlib.compress(ptx.encode(), 9))
     failures = [f"{name} is not what the sources give" for name, ptx in modules.items() if embedded(name) != ptx]
@@ -168,7 +168,7 @@ def main() -> None:
     if arguments.verbose:
         print("\n".join(lines))
     if len(lines) != len(jobs) * len(KERNELS):
-        sys.exit(f"ptxas saw {len(lines)} kernels, wanted {len(jobs) * len(KERNELS)}")
+        sys.exit(f"ptxas saw {len(lines)} kernels, expected {len(jobs) * len(KERNELS)}")
     failures = [f"{line}\n    {', '.join(wrong)}" for line in lines if (wrong := complaints(line))]
     if failures:
         sys.exit("\n".join(failures))

@@ -1,4 +1,4 @@
-//! The kernels as each context has loaded them: each module once, when it is first wanted.
+//! The kernels that each context has loaded: each module once, at its first use.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -11,29 +11,29 @@ use super::context::Current;
 use super::error::{Error, reason};
 use super::ptx::{MODULES, Module};
 
-/// Kernels of a module, and modules.
-const KERNELS: usize = 4;
-
-/// What one context has loaded.
+/// The modules that one context has loaded.
 pub(super) struct Loaded {
     pub(super) multiprocessors: u32,
-    modules: [OnceLock<[Function; KERNELS]>; MODULES.len()],
-    /// Held while a module is loaded, so that none is twice.
+    modules: [OnceLock<Functions>; MODULES.len()],
+    /// Held while a module is loaded, so that none is loaded twice.
     loading: Mutex<()>,
 }
 
-/// A kernel that lives as long as its context.
+/// The handles of a module's kernels, in the order of [`Module::kernels`].
+type Functions = [Function; 4];
+
+/// A kernel's handle, valid as long as its context lives.
 struct Function(sys::CUfunction);
 
-// SAFETY: the driver takes a function's handle from every thread.
+// SAFETY: the driver accepts a function's handle on every thread.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
 impl Loaded {
-    /// What the current context has loaded.
+    /// The modules that the current context has loaded.
     ///
-    /// It is kept as long as the process lives, and so is a primary context: contexts are few, and the driver unloads the
+    /// They are kept until the process ends, and so is a primary context: contexts are few, and the driver unloads the
     /// kernels with their context.
     pub(super) fn of(current: &Current) -> Result<&'static Self, Error> {
         static CONTEXTS: RwLock<Option<HashMap<u64, &'static Loaded>>> = RwLock::new(None);
@@ -56,36 +56,31 @@ impl Loaded {
     /// The kernel of that name in a module, if the module is loaded.
     pub(super) fn get(&self, module: &'static Module, kernel: &str) -> Option<sys::CUfunction> {
         let functions = self.place(module).get()?;
-        let i = names(module).iter().position(|name| *name == kernel)?;
+        let i = module.kernels().iter().position(|name| *name == kernel)?;
         Some(functions[i].0)
     }
 
-    /// Loads a module into the current context, which is the one that this is of.
+    /// Loads a module into the current context, which must be this one.
     pub(super) fn load(&self, module: &'static Module) -> Result<(), Error> {
         let place = self.place(module);
-        let _turn = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if place.get().is_none() {
             let functions = load(module)?;
-            // Nobody else has set it: they wait for their turn.
+            // No other thread has set it, since `loading` is held.
             place.get_or_init(|| functions);
         }
         Ok(())
     }
 
-    fn place(&self, module: &'static Module) -> &OnceLock<[Function; KERNELS]> {
+    fn place(&self, module: &'static Module) -> &OnceLock<Functions> {
         let place = MODULES.iter().position(|other| other.types == module.types);
         &self.modules[place.unwrap_or_else(|| unreachable!("{} is one of the modules", module.types))]
     }
 }
 
-/// The names of a module's kernels.
-fn names(module: &Module) -> [&'static str; KERNELS] {
-    [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow]
-}
-
-/// Loads a module and its kernels into the current context, completely: a lazy rest would be loaded by the first launch,
-/// which may be captured.
-fn load(module: &'static Module) -> Result<[Function; KERNELS], Error> {
+/// Loads a module and its kernels into the current context, completely: what the driver leaves for later it would load
+/// at the first launch, which may be captured.
+fn load(module: &'static Module) -> Result<Functions, Error> {
     let types = module.types;
     let failed = |reason: String| Error::Module { types, reason };
     let ptx = module.ptx().map_err(|error| failed(error.to_string()))?;
@@ -95,7 +90,7 @@ fn load(module: &'static Module) -> Result<[Function; KERNELS], Error> {
         [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len())];
     let mut handle = ptr::null_mut();
-    // SAFETY: the text ends with NUL, the options say that the log has so many bytes, and all outlive the call.
+    // SAFETY: `ptx` ends with NUL, the options give the log's address and length, and all outlive the call.
     let status = unsafe {
         sys::cuModuleLoadDataEx(
             &mut handle,
@@ -112,12 +107,12 @@ fn load(module: &'static Module) -> Result<[Function; KERNELS], Error> {
     })?;
     let function = |name: &'static str| {
         let name = CString::new(name).map_err(|error| failed(error.to_string()))?;
-        // SAFETY: the module has just been loaded, and is never unloaded.
+        // SAFETY: `handle` is a module that has been loaded above and is never unloaded.
         let function = unsafe { result::module::get_function(handle, name) }.map_err(|error| failed(reason(error)))?;
-        // SAFETY: the function is of a module that is loaded.
+        // SAFETY: `function` belongs to that module.
         unsafe { sys::cuFuncLoad(function) }.result().map_err(|error| failed(reason(error)))?;
         Ok::<_, Error>(Function(function))
     };
-    let [store_wide, store_narrow, load_wide, load_narrow] = names(module);
+    let [store_wide, store_narrow, load_wide, load_narrow] = module.kernels();
     Ok([function(store_wide)?, function(store_narrow)?, function(load_wide)?, function(load_narrow)?])
 }

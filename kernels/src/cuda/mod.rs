@@ -1,13 +1,14 @@
-//! CUDA kernels, and what launching them takes.
+//! The CUDA kernels and their launcher.
 //!
-//! The kernels come as PTX inside this crate; the driver of a machine is opened at run time and compiles them for its
-//! device. A machine without one gets [`Error::NoDriver`].
+//! The kernels are embedded in this crate as PTX. The CUDA driver is opened at run time and compiles them for its
+//! device; a machine without a driver gets [`Error::NoDriver`].
 
 mod context;
+mod device_problem;
 mod driver;
 mod error;
+mod launch;
 mod loaded;
-mod operands;
 mod parameters;
 mod ptx;
 mod queue;
@@ -16,9 +17,10 @@ mod status_word;
 
 pub use context::primary_context;
 pub use cudarc;
+pub use device_problem::{DeviceProblem, Pages};
 pub use driver::available;
 pub use error::Error;
-pub use operands::{BLOCK, Launch, Operands, Pages, TooLarge};
+pub use launch::{BLOCK, Launch, TooLarge};
 pub use parameters::{Divisor, Parameters, Strides};
 pub use ptx::{MODULES, Module, module};
 pub use queue::Queue;

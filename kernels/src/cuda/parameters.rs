@@ -1,6 +1,6 @@
-//! The kernels' one parameter, given by value: what `parameters.cuh` declares for the device.
+//! The parameter of every kernel, passed by value; `parameters.cuh` declares the same for the device.
 
-/// A number of units, with what replaces division by it: for n < 2^31 the quotient is
+/// A divisor, with the constants that replace the division: for n < 2^31 the quotient is
 /// `(n + (n * magic >> 32)) >> shift`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,17 +65,17 @@ pub struct Parameters {
     pub num_repeat: u32,
     /// Elements that share a scale; 1 without quantization.
     pub group: u32,
-    /// Units that a warp moves between two look-ups of slots: a multiple of 32 that spans no more than 32 tokens.
+    /// Units that a warp moves between two look-ups of slots: a multiple of 32 that spans at most 32 tokens.
     pub round: u32,
-    /// Whether device lengths that add up to less than `rows` are reported.
+    /// Not 0 if device lengths that add up to less than `rows` are reported.
     pub exact_rows: u32,
-    /// Units of work in a token's keys; its values make as many more, which the same lanes move.
+    /// Units of work in a token's keys. Each lane moves the unit of the token's values at the same place, too.
     pub units_per_token: Divisor,
     /// Units of work in a head.
     pub units_per_head: Divisor,
     /// Units of work in a group; 1 where a unit is a group or there is none.
     pub units_per_group: Divisor,
-    /// Zero; makes the size a multiple of the alignment without a gap.
+    /// Zero: explicit padding.
     pub reserved: u32,
 }
 

@@ -1,4 +1,5 @@
-//! The kernels as PTX, compiled ahead by `generate.py`: which module and which kernel serve a combination of types.
+//! The embedded PTX, compiled ahead of time by `generate.py`: the module for each combination of types, and its
+//! kernels.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -10,15 +11,15 @@ use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
 pub struct Module {
     /// The types, as in the kernels' names: T1, T2 and, with quantization, T3.
     pub types: &'static str,
-    /// Compressed PTX: as text the modules are five times larger.
+    /// zlib-compressed PTX.
     compressed: &'static [u8],
     /// Stores with 16-byte accesses.
     pub store_wide: &'static str,
-    /// Stores whatever is legal.
+    /// Stores with accesses of one element: any alignment, head and group.
     pub store_narrow: &'static str,
     /// Loads with 16-byte accesses.
     pub load_wide: &'static str,
-    /// Loads whatever is legal.
+    /// Loads with accesses of one element: any alignment, head and group.
     pub load_narrow: &'static str,
 }
 
@@ -59,6 +60,11 @@ impl fmt::Debug for Module {
 }
 
 impl Module {
+    /// The names of the module's kernels.
+    pub const fn kernels(&self) -> [&'static str; 4] {
+        [self.store_wide, self.store_narrow, self.load_wide, self.load_narrow]
+    }
+
     /// The module's PTX text.
     ///
     /// # Errors
@@ -111,9 +117,9 @@ mod tests {
             let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(short).collect();
             assert_eq!(module.types, types.join("_"));
             let ptx = module.ptx().unwrap();
-            // What a driver must know, and a GPU be.
+            // The oldest driver and GPU that the module is for.
             assert!(ptx.contains("\n.version 8.4\n.target sm_75\n"));
-            for kernel in [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow] {
+            for kernel in module.kernels() {
                 assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
             }
             module.types

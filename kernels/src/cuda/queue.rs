@@ -1,4 +1,4 @@
-//! Puts kernels into a stream: the one place that launches.
+//! Launching on a stream: the one place that launches kernels.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -8,17 +8,19 @@ use cudarc::driver::{CudaStream, result, sys};
 use kvcache_schema::ElementType;
 
 use super::context::Current;
+use super::device_problem::DeviceProblem;
 use super::driver;
 use super::error::Error;
+use super::launch::{BLOCK, Launch};
 use super::loaded::Loaded;
-use super::operands::{BLOCK, Launch, Operands};
 use super::ptx::{self, Module};
 
-/// A stream of the caller's, made by whatever library, and the kernels of its context, which is current as long as this
-/// lives.
+/// A caller's stream, made by any library, and the kernels loaded in its context. The context is current on this thread
+/// for as long as this lives.
 ///
-/// Nothing here waits for the device, and nothing allocates but the first use of a combination of types in a context, which
-/// loads its kernels; [`prepare`](Self::prepare) does that ahead. So a prepared call can be captured into a CUDA graph.
+/// Nothing here waits for the device. Only the first use of a combination of types in a context allocates, since it
+/// loads the kernels; [`prepare`](Self::prepare) does that ahead of time, so that a call can be captured into a CUDA
+/// graph.
 pub struct Queue<'a> {
     stream: sys::CUstream,
     loaded: &'static Loaded,
@@ -28,13 +30,13 @@ pub struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    /// The kernels of the stream's context, ready to be put into the stream.
+    /// A queue for the stream.
     ///
     /// # Errors
     /// Those of [`available`](driver::available), [`Error::Driver`].
     pub fn new(stream: &'a CudaStream) -> Result<Self, Error> {
         driver::available()?;
-        // What cudarc could not tell when it happened: a wait for a slice's earlier use that failed, say.
+        // Errors that cudarc could not return where they happened, as when waiting for a slice's earlier use failed.
         stream.context().check_err().map_err(Error::driver("an earlier use of the context"))?;
         Self::with_current(stream.cu_stream(), Current::of_context(stream.context())?)
     }
@@ -48,7 +50,7 @@ impl<'a> Queue<'a> {
     /// `stream` is a default stream or one that lives for `'a`.
     pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, Error> {
         driver::available()?;
-        // SAFETY: the driver is there; the caller promises that the stream lives.
+        // SAFETY: the driver has been opened by `available`; the stream is a default one or lives: see `# Safety`.
         Self::with_current(stream, unsafe { Current::of_stream(stream) }?)
     }
 
@@ -56,12 +58,12 @@ impl<'a> Queue<'a> {
         Ok(Self { stream, loaded: Loaded::of(&current)?, _current: current, lifetime: PhantomData })
     }
 
-    /// The multiprocessors of the device, for [`Operands`].
+    /// The multiprocessors of the device, for [`DeviceProblem`].
     pub fn multiprocessors(&self) -> u32 {
         self.loaded.multiprocessors
     }
 
-    /// Loads the kernels for a legal combination of types, if the context has not done so.
+    /// Loads the kernels for a legal combination of types, unless the context has them.
     ///
     /// # Errors
     /// [`Error::Module`].
@@ -69,24 +71,24 @@ impl<'a> Queue<'a> {
         self.loaded.load(ptx::module(t1, t2, t3))
     }
 
-    /// Puts a call into the stream: first its store, then its load.
+    /// Launches a call on the stream: its store, then its load.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::NotPrepared`], [`Error::Module`]: nothing has been put into the stream.
+    /// [`Error::TooLarge`], [`Error::NotPrepared`], [`Error::Module`]: nothing has been launched.
     /// [`Error::Driver`]: the store may have been.
     ///
     /// # Safety
-    /// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those of
-    ///   tensors that exist.
-    /// - When the stream comes to the call, and until it is through with it (for a captured call: at each replay), each
-    ///   address is aligned for its type and accessible to the device for its tensor's shape: the current tokens,
-    ///   `seqstarts`, `start_pos` and `cachestarts` for reads, outputs for writes, cache and scale for reads and writes,
-    ///   and the status word for atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
-    /// - Meanwhile nothing else writes what the call reads or touches what it writes.
+    /// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those
+    ///   of tensors that exist.
+    /// - While the stream executes the call (for a captured call: each replay), each address is aligned for its type
+    ///   and accessible to the device for its tensor's shape: the current tokens, `seqstarts`, `start_pos` and
+    ///   `cachestarts` for reads, outputs for writes, cache and scale for reads and writes, and the status word for
+    ///   atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
+    /// - During that time nothing else writes what the call reads or accesses what it writes.
     ///
     /// Of two current tokens with the same slot, the bytes of either may remain.
-    pub unsafe fn run(&self, operands: &Operands) -> Result<(), Error> {
-        let launches = [operands.store()?, operands.load()?];
+    pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
+        let launches = [problem.store()?, problem.load()?];
         let mut functions = [ptr::null_mut(); 2];
         for (function, launch) in functions.iter_mut().zip(&launches) {
             if let Some(launch) = launch {
@@ -95,14 +97,15 @@ impl<'a> Queue<'a> {
         }
         for (function, launch) in functions.into_iter().zip(launches) {
             if let Some(launch) = launch {
-                // SAFETY: the function is the one that the launch names, and the caller's promises are those it needs.
+                // SAFETY: `function` has been looked up above by the launch's module and kernel; the memory is as
+                // `launch` asks for: see `# Safety`.
                 unsafe { self.launch(function, launch) }?;
             }
         }
         Ok(())
     }
 
-    /// A kernel of a module, which is loaded now if it can be.
+    /// A kernel of a module. Loads the module if it is not, unless the stream is being captured.
     fn function(&self, module: &'static Module, kernel: &'static str) -> Result<sys::CUfunction, Error> {
         if let Some(function) = self.loaded.get(module, kernel) {
             return Ok(function);
@@ -118,21 +121,21 @@ impl<'a> Queue<'a> {
 
     /// Whether the stream is being captured into a graph.
     fn is_captured(&self) -> Result<bool, Error> {
-        // SAFETY: the stream lives, as promised when the queue was made.
+        // SAFETY: the stream is a default one or lives for `'a`: see `new` and `from_raw`.
         let status = unsafe { result::stream::is_capturing(self.stream) };
-        let status = status.map_err(Error::driver("telling whether the stream is captured"))?;
+        let status = status.map_err(Error::driver("finding out whether the stream is captured"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Puts one kernel into the stream.
+    /// Launches one kernel.
     ///
     /// # Safety
     /// `function` is the kernel that the launch names, of this queue's context; the rest is as for [`run`](Self::run).
     unsafe fn launch(&self, function: sys::CUfunction, mut launch: Launch) -> Result<(), Error> {
         // The driver copies the parameters before it returns.
         let mut parameters = [ptr::from_mut(&mut launch.parameters).cast::<c_void>()];
-        // SAFETY: the kernel takes this one parameter by value, and is compiled for so many threads and no dynamic shared
-        // memory; its addresses are as the caller promises.
+        // SAFETY: the kernel has one parameter, a `Parameters` by value, is compiled for `BLOCK` threads and uses no
+        // dynamic shared memory; the addresses in it are accessible as in `# Safety` of `run`.
         unsafe { result::launch_kernel(function, (launch.grid, 1, 1), (BLOCK, 1, 1), 0, self.stream, &mut parameters) }
             .map_err(Error::driver("launching a kernel"))
     }

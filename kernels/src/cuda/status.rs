@@ -1,8 +1,8 @@
-//! The status word: what a kernel found wrong on the device.
+//! The status word: the error that a kernel has found on the device.
 //!
 //! Reading lengths and page tables on the host would cost a synchronization, so the kernels check them. They skip what
-//! is wrong and keep the first finding in a word that stays until the caller zeroes it. This is the one difference from
-//! the CPU, where an error is known before the first byte is written.
+//! is wrong and record the first finding in a word that keeps it until the caller zeroes it. This is the one difference
+//! from the CPU, where an error is known before the first byte is written.
 
 use thiserror::Error;
 
@@ -12,7 +12,7 @@ const TOKEN_BITS: u32 = 32;
 /// Bits of the batch; larger ones are reported as the largest.
 const BATCH_BITS: u32 = 28;
 
-/// What the kernels found first, of all calls since the word was zeroed.
+/// The first finding of all calls since the word was zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{finding} at batch {batch}, token {token}")]
 pub struct Status {
@@ -24,7 +24,7 @@ pub struct Status {
     pub token: u32,
 }
 
-/// What can be wrong on the device. Wrong lengths make a launch move nothing; a wrong slot is skipped alone.
+/// What the kernels check. With wrong lengths a launch moves nothing; a token with a wrong slot is skipped alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[repr(u8)]
 pub enum Finding {
@@ -37,7 +37,7 @@ pub enum Finding {
     /// There are more tokens than `current_key` or `key` has rows.
     #[error("more tokens than rows of current_key or key")]
     TooManyTokens = 3,
-    /// There are fewer tokens than rows, and the caller wanted to know. They are moved all the same.
+    /// There are fewer tokens than rows, and the call asked for exact rows. They are moved all the same.
     #[error("fewer tokens than rows of current_key or key")]
     TooFewTokens = 4,
     /// A token's page is past the end of its row of `cachestarts`.
@@ -49,7 +49,7 @@ pub enum Finding {
 }
 
 impl Status {
-    /// What a status word says; `None` if nothing was wrong.
+    /// Decodes a status word; `None` if nothing was found.
     pub fn from_word(word: u64) -> Option<Self> {
         let finding = match word >> (TOKEN_BITS + BATCH_BITS) {
             1 => Finding::Seqstarts,

@@ -120,7 +120,7 @@ impl<'a> DeviceCall<'a> {
         validate::outputs(self.geometry.t1, self.output_shape, self.extents.clone(), [&key.tensor, &value.tensor])?;
         let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
         let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
-        let operands = cuda::Operands {
+        let operands = cuda::DeviceProblem {
             geometry: self.geometry,
             max_t: self.max_t,
             pages: self.pages,

@@ -1,4 +1,4 @@
-// Reads and writes of a lane's share: a few bytes at an address that is a multiple of their number (of 16, for 32).
+// Vector accesses of a lane: 2, 4, 8, 16 or 32 bytes, aligned to their size (32 bytes to 16).
 #pragma once
 
 #include "machine.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void write(u8* at, T value) {
     write_global(reinterpret_cast<T*>(at), value);
 }
 
-// Reads what no launch writes before this one ends.
+// Reads through the read-only cache: nothing may write these bytes while the launch runs.
 template <u32 BYTES>
 __device__ __forceinline__ Words<BYTES> read_words(const u8* at) {
     Words<BYTES> words;
@@ -62,26 +62,26 @@ __device__ __forceinline__ void write_words(u8* at, const Words<BYTES>& words) {
     }
 }
 
-// Writes what this launch does not read again, without keeping other data from the cache of the device.
+// A streaming store: the launch does not read the bytes again, so they should be evicted from L2 first.
 __device__ __forceinline__ void stream_words(u8* at, const Words<16>& words) {
     __stcs(reinterpret_cast<uint4*>(at), make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]));
 }
 
-// Element i of some words.
+// Element i of packed words.
 template <class T, u32 BYTES>
 __device__ __forceinline__ typename T::Bits element(const Words<BYTES>& words, u32 i) {
     constexpr u32 PER_WORD = 32 / T::BITS;
     return static_cast<typename T::Bits>(words.word[i / PER_WORD] >> i % PER_WORD * T::BITS);
 }
 
-// Makes `bits` element i of some words that are zero there.
+// Sets element i of packed words, which is zero so far.
 template <class T, u32 BYTES>
 __device__ __forceinline__ void set_element(Words<BYTES>& words, u32 i, typename T::Bits bits) {
     constexpr u32 PER_WORD = 32 / T::BITS;
     words.word[i / PER_WORD] |= static_cast<u32>(bits) << i % PER_WORD * T::BITS;
 }
 
-// `count` elements as bytes; four bits make half a byte.
+// The bytes of `count` elements.
 template <class T>
 __device__ __forceinline__ i64 bytes_of_elements(i64 count) {
     return count * static_cast<i64>(T::BITS) / 8;

@@ -1,7 +1,7 @@
-// What store and load share: whose token a unit of work is, and which slot it has.
+// What store and load share: the token and the slot of each unit of work.
 //
-// A unit is a few neighboring elements of a head, for keys and for values. A warp takes `round` neighboring units at
-// a time, wherever they lie: sequences of any length keep every warp busy.
+// A unit is a few neighboring elements of a head, of keys and of values. A warp takes rounds of `round` neighboring
+// units, across tokens and sequences: every warp has equal work, however ragged the batch is.
 #pragma once
 
 #include "parameters.cuh"
@@ -22,7 +22,7 @@ enum Finding : u32 {
 
 enum Phase { STORE, LOAD };
 
-// Sequences in equal chunks, one for each thread of a block.
+// The prefix sum of the sequences' rows, by chunks: equal numbers of sequences, one chunk for each thread of a block.
 struct Batch {
     // The first row of each chunk, and the number of rows.
     i64 starts[BLOCK + 1];
@@ -37,7 +37,7 @@ __device__ __forceinline__ u32 divide(u32 n, const Divisor& divisor) {
     return (n + __umulhi(n, divisor.magic)) >> divisor.shift;
 }
 
-// Keeps a finding in the status word, if it is the first.
+// Records a finding in the status word, if it is the first.
 __device__ __noinline__ void report(u64* status, Finding finding, u64 b, u64 token) {
     constexpr u64 MAX_BATCH = (1 << 28) - 1;
     constexpr u64 MAX_TOKEN = 0xffffffff;
@@ -55,9 +55,9 @@ __device__ __forceinline__ i64 rows_of(const Parameters& p, u32 b) {
     return PHASE == STORE ? seqlen : __ldg(p.start_pos + b) + seqlen;
 }
 
-// Checks all lengths and fills `batch`. Every block does so and finds the same. False if a length is wrong.
+// Checks all lengths and fills `batch`, in every block alike. False if a length is wrong.
 //
-// Sums stop at one more than the rows there are, so that no garbage overflows them.
+// Sums saturate at one more than the number of rows, so that wrong lengths cannot overflow them.
 template <Phase PHASE>
 __device__ bool read_lengths(const Parameters& p) {
     const u32 thread = threadIdx.x;
@@ -73,7 +73,7 @@ __device__ bool read_lengths(const Parameters& p) {
         const i64 end = __ldg(p.seqstarts + b + 1);
         const i64 past = __ldg(p.start_pos + b);
         if (start < 0 || end < start || (b == 0 && start != 0)) {
-            // Where it starts below 0 but has not fallen, it has before.
+            // A negative start without a fall here: seqstarts has fallen, or not started at 0, in an earlier sequence.
             if (end < start || b == 0) {
                 report(p.status, SEQSTARTS, b, 0);
             }
@@ -120,10 +120,10 @@ __device__ bool read_lengths(const Parameters& p) {
     return total <= p.rows;
 }
 
-// The slot of a row of current_key or key, or -1 if it has none in the cache.
+// The slot of a row of current_key or key, or -1, reported, if that is not inside the cache.
 template <Phase PHASE>
 __device__ __forceinline__ i64 slot_of(const Parameters& p, i64 row) {
-    // The last chunk that starts at the row or before it; empty ones are passed over.
+    // Binary search for the last chunk that starts at the row or before it; that skips empty chunks.
     u32 chunk = 0;
 #pragma unroll 1
     for (u32 n = min(p.batch, BLOCK); n > 1;) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ i64 slot_of(const Parameters& p, i64 row) {
             t -= rows;
         }
     }
-    // Unsigned from here: a negative entry of cachestarts is too large, and no sum overflows.
+    // Unsigned from here on: a negative entry of cachestarts becomes too large, and no sum overflows.
     u64 token = t;
     if (PHASE == STORE) {
         token += __ldg(p.start_pos + b);
@@ -162,25 +162,25 @@ __device__ __forceinline__ i64 slot_of(const Parameters& p, i64 row) {
     return start + skip;
 }
 
-// Where a lane's unit lies.
+// The place of a lane's unit.
 struct Place {
-    // False if there is no such unit, or no slot for it.
+    // False if the unit is past the end of the round, or its token has no slot.
     bool active;
-    // The unit, counted from the call's first.
+    // The unit's number in the call.
     u64 unit;
-    // The slot, the head, and the unit in its head.
+    // The slot, the head, and the unit's number in its head.
     i64 slot;
     u32 h;
     u32 d;
 };
 
-// The element of cache or scale that a place's head starts with, for keys.
+// The offset in cache or scale of the place's head, of keys, in elements.
 __device__ __forceinline__ i64 head_at(const Strides& strides, const Place& place) {
     return place.slot * strides.token + place.h * strides.head;
 }
 
-// Calls `move` with arrays of N places until they have covered this warp's rounds. All lanes call it together, so that
-// it may shuffle.
+// Calls `move` with N places per lane at a time, for all rounds of this warp. All lanes of the warp call it together,
+// so it may use shuffles.
 template <Phase PHASE, u32 N, class Move>
 __device__ __forceinline__ void for_each_place(const Parameters& p, Move move) {
     if (!read_lengths<PHASE>(p)) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ void for_each_place(const Parameters& p, Move move) {
         const u64 first_row = first / p.units_per_token.value;
         const u32 offset = first - first_row * p.units_per_token.value;
         const u32 count = units - first < p.round ? units - first : p.round;
-        // Each lane looks up one row; a round has no more of them.
+        // Each lane looks up the slot of one row: a round spans at most 32.
         const u32 rows = divide(offset + count - 1, p.units_per_token) + 1;
         const i64 slot = lane < rows ? slot_of<PHASE>(p, first_row + lane) : -1;
         __syncwarp();

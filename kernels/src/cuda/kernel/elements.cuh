@@ -1,4 +1,4 @@
-// Element types, and conversions between floats that keep the bits of NaNs as the CPU does.
+// Element types, and conversions between float types, with the bits of NaNs as on the CPU.
 #pragma once
 
 #include "machine.cuh"
@@ -18,13 +18,13 @@ struct I8 {
     static constexpr u32 BITS = 8;
 };
 
-// Two to a byte, the first in the low nibble.
+// Two codes a byte, the first in the low nibble.
 struct I4 {
     using Bits = u8;
     static constexpr u32 BITS = 4;
 };
 
-// No scale.
+// The type of `scale` without quantization.
 struct None {
     using Bits = u8;
     static constexpr u32 BITS = 8;
@@ -38,8 +38,8 @@ constexpr bool SAME<A, A> = true;
 constexpr u32 F32_INFINITY = 0x7f800000;
 constexpr u32 F16_INFINITY = 0x7c00;
 
-// The float of a float's bits, converted to another type or the same: an assignment. NaNs become quiet and keep their
-// sign and the payload that fits, as on the CPU.
+// Converts a float, as bits, to another type or the same: an assignment. A NaN that is converted becomes quiet, and
+// keeps its sign and the payload that fits, as on the CPU.
 template <class To, class From>
 __device__ __forceinline__ typename To::Bits convert(typename From::Bits from) {
     if constexpr (SAME<To, From>) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ typename To::Bits convert(typename From::Bits from) {
     }
 }
 
-// The value of a float's bits; a NaN may lose its payload.
+// The value of a float that is given as bits; a NaN may lose its payload.
 template <class T>
 __device__ __forceinline__ float value_of(typename T::Bits bits) {
     if constexpr (SAME<T, F16>) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ float value_of(typename T::Bits bits) {
     }
 }
 
-// The bits of a number, rounded to T; a NaN may lose its payload.
+// A number rounded to T, as bits; a NaN may lose its payload.
 template <class T>
 __device__ __forceinline__ typename T::Bits bits_of(float x) {
     if constexpr (SAME<T, F16>) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ typename T::Bits bits_of(float x) {
     }
 }
 
-// A number, rounded to T.
+// A number rounded to T.
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
     return value_of<T>(bits_of<T>(x));

@@ -1,7 +1,7 @@
-// The kernels for one combination of types: VALUES (T1), CELLS (T2) and SCALES (T3; None without quantization), whose
-// names end in TYPES.
+// The kernels for one combination of types. Macros: VALUES is T1, CELLS is T2, SCALES is T3 (None without
+// quantization), and TYPES is the suffix of the kernels' names.
 //
-// All four names, and the types as the compiler is given them, are in ptx.rs and generate.py.
+// The names are also in ptx.rs and generate.py.
 
 #include "load.cuh"
 #include "store.cuh"
@@ -9,7 +9,7 @@
 #define NAME_(kernel, types) kvcache_##kernel##_##types
 #define NAME(kernel, types) NAME_(kernel, types)
 
-// Four blocks on a multiprocessor, as operands.rs has it: 64 registers a thread, which hold what is under way.
+// Four resident blocks per multiprocessor, as launch.rs assumes: 64 registers a thread, for the units in flight.
 #define KERNEL(kernel)                                                                          \
     extern "C" __global__ void __launch_bounds__(BLOCK, 4) NAME(kernel, TYPES)(                 \
         const __grid_constant__ Parameters p) {                                                 \

@@ -5,7 +5,7 @@
 #include "call.cuh"
 #include "quantize.cuh"
 
-// A pack of values, from what the cache holds of it; `scale` is of no use without quantization.
+// A pack of values from its cache elements; `scale` is ignored without quantization.
 template <class T1, class T2, class T3, u32 BYTES>
 __device__ __forceinline__ Words<16> values_of(const Words<BYTES>& cells, typename T3::Bits scale) {
     constexpr u32 PACK = 128 / T1::BITS;
@@ -16,12 +16,12 @@ __device__ __forceinline__ Words<16> values_of(const Words<BYTES>& cells, typena
         for (u32 i = 0; i < PACK; ++i) {
             set_element<T1>(values, i, convert<T1, T2>(element<T2>(cells, i)));
         }
-    } else if (is_poisoned<T3>(scale)) {
+    } else if (is_non_finite<T3>(scale)) {
         const typename T1::Bits nan = nan_of<T1, T3>(scale);
 #pragma unroll
         for (u32 i = 0; i < PACK; ++i) {
             const float code = code_in<T2>(cells.word[i / PER_WORD], i % PER_WORD);
-            set_element<T1>(values, i, value_of_poisoned_code<T1, T3>(code, scale, nan));
+            set_element<T1>(values, i, value_at_non_finite_scale<T1, T3>(code, scale, nan));
         }
     } else {
 #pragma unroll
@@ -33,13 +33,13 @@ __device__ __forceinline__ Words<16> values_of(const Words<BYTES>& cells, typena
     return values;
 }
 
-// A lane's unit is a pack: 16 bytes of values, in one group.
+// A lane's unit is a pack: 16 bytes of values of one group.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void load_wide(const Parameters& p) {
     using Factor = typename T3::Bits;
     constexpr u32 PACK = 128 / T1::BITS;
     constexpr u32 BYTES = PACK * T2::BITS / 8;
-    // The less there is to read at a time, the more of it; no more than registers hold on any GPU.
+    // Packs in flight: the more, the smaller they are; no more than fit in registers on every architecture.
     constexpr u32 N = BYTES <= 4 ? 4 : BYTES <= 16 ? 2 : 1;
     for_each_place<LOAD, N>(p, [&](const Place (&places)[N]) {
         Words<BYTES> cells[N][2];
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_wide(const Parameters& p) {
             if (!place.active) {
                 continue;
             }
-            // The first of the head's repeats, and a pack of it.
+            // The pack's number in the output, in the first of the head's repeats.
             const u64 at = (place.unit - place.d) * p.num_repeat + place.d;
 #pragma unroll
             for (u32 kv = 0; kv < 2; ++kv) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_wide(const Parameters& p) {
     });
 }
 
-// A lane's unit is an element; for int4, a byte.
+// A lane's unit is an element or, for int4, a byte.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void load_narrow(const Parameters& p) {
     using Factor = typename T3::Bits;
@@ -113,8 +113,9 @@ __device__ __forceinline__ void load_narrow(const Parameters& p) {
                     value = convert<T1, T2>(cell);
                 } else {
                     const float code = code_in<T2>(cell, i);
-                    value = is_poisoned<T3>(scale) ? value_of_poisoned_code<T1, T3>(code, scale, nan_of<T1, T3>(scale))
-                                                   : value_of_code<T1, T3>(code, scale);
+                    value = is_non_finite<T3>(scale)
+                                ? value_at_non_finite_scale<T1, T3>(code, scale, nan_of<T1, T3>(scale))
+                                : value_of_code<T1, T3>(code, scale);
                 }
                 u8* output = p.outputs[kv] + bytes_of_elements<T1>(output_at + i);
 #pragma unroll 1

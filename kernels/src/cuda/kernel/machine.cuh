@@ -1,4 +1,4 @@
-// Instructions that neither the language nor NVRTC's headers have a name for. On the CPU the shim has these functions.
+// PTX instructions for which NVRTC's headers have no intrinsic. For the CPU the shim defines these functions.
 #pragma once
 
 #include "parameters.cuh"
@@ -40,14 +40,14 @@ __device__ __forceinline__ u32 add_halves(u32 a, u32 b) {
     return sums;
 }
 
-// 1 / x for a normal x, off by one unit in the last place at most; 0 for infinity.
+// 1 / x for a normal x, within one unit in the last place; 0 for infinity.
 __device__ __forceinline__ float approximate_reciprocal(float x) {
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
     return reciprocal;
 }
 
-// __stwb would be this, but ordered against other threads' accesses.
+// A plain store, for which __stwb would be the intrinsic, but that one is ordered with other threads' accesses.
 template <class T>
 __device__ __forceinline__ void write_global(T* at, T value) {
     *at = value;

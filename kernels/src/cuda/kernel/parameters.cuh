@@ -1,4 +1,5 @@
-// The one parameter of every kernel, given by value; parameters.rs says what each field means and operands.rs fills it.
+// The parameter of every kernel, passed by value. parameters.rs declares the same and documents each field; launch.rs
+// fills it.
 #pragma once
 
 using i8 = signed char;

@@ -1,4 +1,4 @@
-// Group arithmetic, bit for bit that of quantize.rs. `Codes` is the type of the cache's elements: I8 or I4.
+// The arithmetic of quantized groups, bit for bit that of quantize.rs. `Codes` is the cache's element type: I8 or I4.
 #pragma once
 
 #include "elements.cuh"
@@ -22,8 +22,8 @@ __device__ __forceinline__ u32 magnitude(typename T::Bits x) {
     return x & (SAME<T, F16> ? 0x7fffu : 0x7fffffffu);
 }
 
-// By this a group's largest value is found: its magnitude. A signalling float16 NaN counts as the quiet one that it is in
-// float32, where quantize.rs compares.
+// The key by which a group's largest value is found: its magnitude. A signaling float16 NaN counts as the quiet one
+// that it becomes in float32, where quantize.rs compares.
 template <class T>
 __device__ __forceinline__ u32 rank(typename T::Bits x) {
     const u32 size = magnitude<T>(x);
@@ -36,16 +36,17 @@ __device__ __forceinline__ float reciprocal_of(float y) {
     return SAME<T, F16> ? approximate_reciprocal(y) : __frcp_rn(y);
 }
 
-// What rounds to T as x / y does, given reciprocal_of(y), for x and y in T. This is what division compiles to, without
-// the instructions that a group's values have in common and those for numbers at the ends of the range. Only
-// scales and codes are made of it: where |x / y| < 2^-2 its last bits are not those of division, and the code is 0 anyway.
+// A number that rounds to T as x / y does, given reciprocal_of(y), for x and y in T: the code of a division without the
+// instructions that a group's values share, and without those for very large and very small numbers. Only scales and
+// codes are made from it: where |x / y| < 2^-2 its last bits may differ from those of division, but there the code is
+// 0.
 //
-// Float32: the first step makes the quotient faithful (off by less than one unit in the last place), and from a
-// faithful one and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem,
-// which needs y >= 1e-5, |x / y| >= 2^-2).
+// Float32: the first correction makes the quotient faithful (within one unit in the last place), and from a faithful
+// quotient and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem, which
+// needs y >= 1e-5, |x / y| >= 2^-2).
 //
-// Float16: a quotient is a point between two float16, or at least 2^-23 of itself away from it, and one step leaves an
-// error smaller than that, whatever the last bit of the reciprocal. There is a test of all x and y.
+// Float16: a quotient is either a midpoint of two float16 or at least 2^-23 of itself away from any, and one correction
+// leaves a smaller error than that, whatever the last bit of the reciprocal. A test covers all x and y.
 template <class T>
 __device__ __forceinline__ float unrounded_quotient(float x, float y, float reciprocal) {
     float quotient = __fmul_rn(x, reciprocal);
@@ -63,14 +64,14 @@ __device__ __forceinline__ float divide(float x, float y, float reciprocal) {
     return rounded<T>(quotient);
 }
 
-// A group's scale in T1, and what its codes are made with.
+// A group's scale in T1, with what computing its codes needs.
 template <class T1>
 struct Scale {
     typename T1::Bits bits;
     float value;
     float reciprocal;
-    // Whether it is infinite or NaN: then all codes are 0.
-    bool poisoned;
+    // Whether it is infinite or NaN; then all codes are 0.
+    bool non_finite;
 };
 
 // The scale of a group, given the rank of its largest value.
@@ -88,20 +89,20 @@ __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
     }
     Scale<T1> scale;
     scale.bits = static_cast<Bits>(bits);
-    scale.poisoned = amax >= INFINITY_OF<T1>;
+    scale.non_finite = amax >= INFINITY_OF<T1>;
     scale.value = value_of<T1>(scale.bits);
     scale.reciprocal = reciprocal_of<T1>(scale.value);
     return scale;
 }
 
-// The code of x, in the low bits; what is above them is of no use, and nothing is if the scale is poisoned.
+// The code of x, in the low bits. The higher bits are arbitrary, and all are if the scale is not finite.
 //
-// It needs no clamp: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
+// No clamp is needed: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
 // the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2.
 template <class T1>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
     const float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
-    // 1.5 * 2^23: a float of this size has no fraction, so the addition rounds to an integer, ties to even.
+    // 1.5 * 2^23: floats of this magnitude are integers, so the addition rounds to an integer, ties to even.
     return __float_as_uint(__fadd_rn(quotient, 12582912.0f));
 }
 
@@ -111,7 +112,8 @@ __device__ __forceinline__ u32 pair_of_codes(typename T1::Bits a, typename T1::B
     if constexpr (SAME<T1, F16>) {
         const float x = unrounded_quotient<T1>(value_of<T1>(a), scale.value, scale.reciprocal);
         const float y = unrounded_quotient<T1>(value_of<T1>(b), scale.value, scale.reciprocal);
-        // Twice 1.5 * 2^10: a float16 of this size has no fraction. Sums round to nearest, ties to even.
+        // 1.5 * 2^10 in both halves: float16 of this magnitude are integers, so the sums round to integers, ties to
+        // even.
         return add_halves(floats_to_halves(x, y), 0x66006600);
     } else {
         return __byte_perm(code_of<T1>(a, scale), code_of<T1>(b, scale), 0x5410);
@@ -130,7 +132,7 @@ __device__ __forceinline__ u32 nibbles_of(u32 a, u32 b) {
 // Code i of a word, as a float.
 template <class Codes>
 __device__ __forceinline__ float code_in(u32 word, u32 i) {
-    // The bits of 2^23 + n are those of 2^23 with n as the lowest; n is the code with its sign bit turned.
+    // The bits of 2^23 + n are those of 2^23 with n in the lowest; n is the code with its sign bit flipped.
     if constexpr (SAME<Codes, I8>) {
         const u32 bits = __byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 | i);
         return __fadd_rn(__uint_as_float(bits), -8388736.0f);
@@ -150,16 +152,16 @@ __device__ __forceinline__ typename T1::Bits value_of_code(float code, typename 
     }
 }
 
-// As value_of_code, for a scale that is infinite or NaN, where `nan` is nan_of the scale.
+// The same for a scale that is infinite or NaN; `nan` is nan_of it.
 template <class T1, class T3>
-__device__ __forceinline__ typename T1::Bits value_of_poisoned_code(float code, typename T3::Bits scale,
-                                                                    typename T1::Bits nan) {
+__device__ __forceinline__ typename T1::Bits value_at_non_finite_scale(float code, typename T3::Bits scale,
+                                                                       typename T1::Bits nan) {
     const float product = __fmul_rn(code, value_of<T3>(scale));
     return product == product ? bits_of<T1>(product) : nan;
 }
 
-// The NaN that a product with this scale may be: as on an x86 CPU, the scale itself or, of zero and infinity, the one
-// that is called real indefinite.
+// The NaN that a product with this scale gives, as on an x86 CPU: the scale itself if it is one, or, for zero times
+// infinity, the default NaN ("real indefinite").
 template <class T1, class T3>
 __device__ __forceinline__ typename T1::Bits nan_of(typename T3::Bits scale) {
     const u32 factor = convert<F32, T3>(scale);
@@ -168,6 +170,6 @@ __device__ __forceinline__ typename T1::Bits nan_of(typename T3::Bits scale) {
 }
 
 template <class T3>
-__device__ __forceinline__ bool is_poisoned(typename T3::Bits scale) {
+__device__ __forceinline__ bool is_non_finite(typename T3::Bits scale) {
     return magnitude<T3>(scale) >= INFINITY_OF<T3>;
 }

@@ -5,7 +5,7 @@
 #include "call.cuh"
 #include "quantize.cuh"
 
-// The rank of the largest of a pack of values.
+// The rank of the largest value of a pack.
 template <class T1>
 __device__ __forceinline__ u32 largest(const Words<16>& values) {
     u32 amax = 0;
@@ -15,7 +15,7 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
             amax = max(amax, rank<F32>(values.word[i]));
         }
     } else {
-        // The low halves do not disturb the order of the high ones.
+        // Words order by their high halves first, so their low halves need no mask.
         u32 high = 0;
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
@@ -59,18 +59,18 @@ __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const 
     }
 #pragma unroll
     for (u32& word : codes.word) {
-        word = scale.poisoned ? 0 : word;
+        word = scale.non_finite ? 0 : word;
     }
     return codes;
 }
 
 // A lane's unit is a pack: 16 bytes of values. A group is `units_per_group` packs, a power of two up to 32, in
-// neighboring lanes: a round starts with a multiple of 32 units and a head holds whole groups.
+// neighboring lanes of one warp, since a round starts at a multiple of 32 units and a head has whole groups.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_wide(const Parameters& p) {
     constexpr u32 PACK = 128 / T1::BITS;
     constexpr u32 BYTES = PACK * T2::BITS / 8;
-    // Units that a lane has under way at a time.
+    // Units in flight per lane.
     constexpr u32 N = 2;
     for_each_place<STORE, N>(p, [&](const Place (&places)[N]) {
         Words<16> values[N][2];
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
     });
 }
 
-// A lane's unit is an element; with quantization, a group of any length, so that no two lanes share a byte or a scale.
+// A lane's unit is an element or, with quantization, a group of any length: no two lanes write one byte.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_narrow(const Parameters& p) {
     using Bits = typename T1::Bits;
@@ -151,14 +151,14 @@ __device__ __forceinline__ void store_narrow(const Parameters& p) {
 #pragma unroll 1
                     for (u32 i = 0; i < p.group; ++i) {
                         const u32 code = code_of<T1>(value(i), scale);
-                        write(cache + i, static_cast<u8>(scale.poisoned ? 0 : code));
+                        write(cache + i, static_cast<u8>(scale.non_finite ? 0 : code));
                     }
                 } else {
 #pragma unroll 1
                     for (u32 i = 0; i < p.group; i += 2) {
                         const u32 low = code_of<T1>(value(i), scale) & 0xf;
                         const u32 high = code_of<T1>(value(i + 1), scale) & 0xf;
-                        write(cache + i / 2, static_cast<u8>(scale.poisoned ? 0 : low | high << 4));
+                        write(cache + i / 2, static_cast<u8>(scale.non_finite ? 0 : low | high << 4));
                     }
                 }
                 const i64 at = head_at(p.scale_strides, place) + kv * p.scale_strides.kv + place.d;

@@ -1,24 +1,15 @@
-//! A call whose tensors lie on a device, and the launches that make it: which kernel, with which parameters and grid.
+//! The launches that make a call: which kernel, with which parameters and grid.
 //!
-//! [`Operands`] describes a call by what the host knows: types, dimensions, strides, device addresses and the number of
-//! rows of `current_key` and of `key`, which are the shapes of tensors that somebody has allocated. Lengths and slots
-//! stay on the device: the kernels read `seqstarts`, `start_pos` and `cachestarts` there.
-//!
-//! - `kvstarts` is not needed on the device. Sequence b has `start_pos[b] + seqlen[b]` tokens in `key`, and every block
-//!   makes the running sum over the batch for itself, once: an L2 read of three int64 a sequence and one scan.
-//! - `max_seqlen` and `max_kvlen` are not needed either: the rows give the amount of work exactly, ragged or not.
-//!   Blocks stride over all work whatever the grid is.
-//! - `rows` are capacities. The device's lengths may add up to less, so that a captured graph serves smaller batches;
-//!   more is reported and nothing is moved. [`Operands::exact_rows`] reports less, too.
-//!
-//! Both launches of a call go to one stream, [`Operands::store`] first. Each may be absent: then there is nothing to
-//! do, and nothing is checked.
+//! A phase's work is cut into *units*, a few neighboring elements of a head each. A warp moves a *round* of neighboring
+//! units, then looks up the slots of its next round.
 
 use kvcache_schema::{CacheStrides, ElementType};
 
+use super::device_problem::{DeviceProblem, Pages};
 use super::parameters::{Divisor, Parameters, Strides};
 use super::ptx::{self, Module};
-use crate::problem::{Geometry, Quant};
+use crate::cache_bytes::CacheBytes;
+use crate::problem::Geometry;
 
 /// Threads in a block. The kernels are compiled for this number.
 pub const BLOCK: u32 = 256;
@@ -26,68 +17,18 @@ pub const BLOCK: u32 = 256;
 /// Lanes in a warp.
 const WARP: u32 = 32;
 
-/// Units that a warp moves between two look-ups of slots, at most.
+/// The longest round, in units.
 const LONGEST_ROUND: u32 = 8 * WARP;
 
-/// What looking up the slots of a round takes, as units that are moved in the same time: one for each lane.
+/// The cost of looking up a round's slots, in units that could be moved in the same time: one for each lane.
 const UNITS_OF_A_LOOK_UP: u64 = WARP as u64;
 
-/// Blocks that a multiprocessor holds at once, as the kernels' launch bounds ask: all run from the start to the end,
-/// with equal shares, and none repeats the scan over the batch.
+/// Blocks that are resident on a multiprocessor at once, as the kernels' launch bounds ask. The grid is no larger, so
+/// that all blocks run from start to end with equal shares of the work, and each scans the batch once.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
 
 /// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
 const WIDE_BYTES: usize = 16;
-
-/// How `cachestarts` is indexed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
-    /// `cache_mode` 0.
-    Offset,
-    /// `cache_mode` 1.
-    Paged {
-        /// Page table entries per sequence (MaxP).
-        max_p: usize,
-        /// Tokens in a page, at least 1.
-        page_size: usize,
-    },
-}
-
-/// A call whose tensors lie on a device: everything that the host knows of it. Addresses are the device's.
-#[derive(Debug, Clone, Copy)]
-pub struct Operands {
-    /// Dimensions, types and strides.
-    pub geometry: Geometry,
-    /// Slots of the cache (MaxT).
-    pub max_t: usize,
-    /// How `cachestarts` is indexed.
-    pub pages: Pages,
-    /// Rows of `current_key` and `current_value`: no more than these are read.
-    pub current_rows: usize,
-    /// Rows of `key` and `value`: no more than these are written.
-    pub output_rows: usize,
-    /// Whether device lengths that add up to fewer rows are an error. A graph that is replayed with smaller batches
-    /// says no; elsewhere it would leave rows of `key` and `value` unwritten in silence.
-    pub exact_rows: bool,
-    /// `current_key` and `current_value`.
-    pub current: [u64; 2],
-    /// `key` and `value`.
-    pub outputs: [u64; 2],
-    /// `cache`: its first element, whatever the layer.
-    pub cache: u64,
-    /// `scale`: its first element; not accessed without quantization.
-    pub scale: u64,
-    /// int64, shape (B + 1).
-    pub seqstarts: u64,
-    /// int64, shape (B).
-    pub start_pos: u64,
-    /// int64, shape (B) or (B, MaxP).
-    pub cachestarts: u64,
-    /// The status word: 8 aligned bytes, which the caller zeroes once. See [`Status`](super::Status).
-    pub status: u64,
-    /// Multiprocessors of the device; sizes the grid only.
-    pub multiprocessors: u32,
-}
 
 /// One launch of a kernel.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +43,7 @@ pub struct Launch {
     pub parameters: Parameters,
 }
 
-/// A dimension that the kernels' 32-bit arithmetic has no room for.
+/// A dimension that does not fit the kernels' integer arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLarge {
     /// What is too large, in the specification's words.
@@ -113,14 +54,14 @@ pub struct TooLarge {
     pub limit: usize,
 }
 
-/// How a phase's work is cut into units, and which kernel moves them.
+/// How a phase's work is cut into units, and whether a wide kernel moves them.
 struct Units {
     wide: bool,
     per_head: usize,
     per_group: usize,
 }
 
-impl Operands {
+impl DeviceProblem {
     /// The launch that stores the current tokens; `None` if there is nothing to store.
     ///
     /// # Errors
@@ -188,7 +129,7 @@ impl Operands {
         rows: usize,
         units: Units,
     ) -> Result<Option<Launch>, TooLarge> {
-        let Geometry { batch, num_heads, head_dim, num_repeat, layer_idx, t2, quant, cache, .. } = self.geometry;
+        let Geometry { batch, num_heads, head_dim, num_repeat, quant, cache, .. } = self.geometry;
         let per_token = units.per_head.saturating_mul(num_heads);
         if rows == 0 || batch == 0 || per_token == 0 {
             return Ok(None);
@@ -210,7 +151,7 @@ impl Operands {
             Pages::Offset => (1, i64::MAX as usize),
             Pages::Paged { max_p, page_size } => (max_p, page_size),
         };
-        let scale_bytes = |quant: Quant| layer_idx * quant.scale.layer * quant.t3.align();
+        let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(0, 0, 0);
 
         let round = self.round(total, per_token);
         let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
@@ -218,8 +159,8 @@ impl Operands {
         let parameters = Parameters {
             current: self.current,
             outputs: self.outputs,
-            cache: self.cache.wrapping_add((layer_idx * cache.layer * t2.bits() / 8) as u64),
-            scale: self.scale.wrapping_add(quant.map_or(0, scale_bytes) as u64),
+            cache: self.cache.wrapping_add(cache_at as u64),
+            scale: self.scale.wrapping_add(scale_at as u64),
             seqstarts: self.seqstarts,
             start_pos: self.start_pos,
             cachestarts: self.cachestarts,
@@ -244,8 +185,8 @@ impl Operands {
         Ok(Some(Launch { module, kernel, grid: blocks.min(most) as u32, parameters }))
     }
 
-    /// Units between two look-ups of slots: as many as let the warp with the most rounds end first. Long ones cost few
-    /// look-ups, but share the work out less evenly.
+    /// The length of a round, in units: the one with which the busiest warp ends first. Long rounds need fewer look-ups
+    /// of slots, but balance the work less evenly.
     fn round(&self, total: u64, per_token: u32) -> u32 {
         let warps = u64::from(self.multiprocessors.max(1)) * BLOCKS_PER_MULTIPROCESSOR * u64::from(BLOCK / WARP);
         let most_of_a_warp = |round: u32| {
@@ -265,16 +206,23 @@ mod tests {
     use kvcache_schema::{CacheDims, CacheLayout, QuantBit};
 
     use super::*;
+    use crate::problem::Quant;
 
     /// A call of one sequence, aligned as well as can be.
-    fn operands(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: usize, head_dim: usize) -> Operands {
+    fn problem(
+        t1: ElementType,
+        t2: ElementType,
+        group: Option<usize>,
+        num_heads: usize,
+        head_dim: usize,
+    ) -> DeviceProblem {
         let dims = CacheDims { max_t: 64, num_layer: 3, num_heads, inner: head_dim };
         let strides = |dims| CacheLayout::LayerMajor.strides(dims).unwrap();
         let quant = group.map(|group| Quant {
             bits: if t2 == Int4 { QuantBit::Four } else { QuantBit::Eight },
             group,
             t3: Float16,
-            scale_len: 0,
+            scale_len: 2 * 64 * 3 * num_heads * head_dim / group,
             scale: strides(CacheDims { inner: head_dim / group, ..dims }),
         });
         let geometry = Geometry {
@@ -286,10 +234,10 @@ mod tests {
             t1,
             t2,
             quant,
-            cache_len: 0,
+            cache_len: 2 * 64 * 3 * num_heads * head_dim,
             cache: strides(dims),
         };
-        Operands {
+        DeviceProblem {
             geometry,
             max_t: 64,
             pages: Pages::Offset,
@@ -309,25 +257,25 @@ mod tests {
     }
 
     /// Whether the store is wide, and whether the load is.
-    fn wide(operands: Operands) -> (bool, bool) {
-        let (store, load) = (operands.store().unwrap().unwrap(), operands.load().unwrap().unwrap());
+    fn wide(problem: DeviceProblem) -> (bool, bool) {
+        let (store, load) = (problem.store().unwrap().unwrap(), problem.load().unwrap().unwrap());
         (store.kernel == store.module.store_wide, load.kernel == load.module.load_wide)
     }
 
     #[test]
     fn wide_kernels_serve_whole_aligned_packs() {
-        let f16 = operands(Float16, Float16, None, 2, 24);
+        let f16 = problem(Float16, Float16, None, 2, 24);
         assert_eq!(wide(f16), (true, true));
-        assert_eq!(wide(operands(Float16, Float16, None, 2, 20)), (false, false));
-        assert_eq!(wide(operands(Float32, Float32, None, 2, 20)), (true, true));
-        assert_eq!(wide(operands(Int8, Int8, None, 2, 24)), (false, false));
-        assert_eq!(wide(Operands { current: [0x1000, 0x2008], ..f16 }), (false, true));
-        assert_eq!(wide(Operands { outputs: [0x3002, 0x4000], ..f16 }), (true, false));
-        assert_eq!(wide(Operands { cache: 0x5008, ..f16 }), (false, false));
+        assert_eq!(wide(problem(Float16, Float16, None, 2, 20)), (false, false));
+        assert_eq!(wide(problem(Float32, Float32, None, 2, 20)), (true, true));
+        assert_eq!(wide(problem(Int8, Int8, None, 2, 24)), (false, false));
+        assert_eq!(wide(DeviceProblem { current: [0x1000, 0x2008], ..f16 }), (false, true));
+        assert_eq!(wide(DeviceProblem { outputs: [0x3002, 0x4000], ..f16 }), (true, false));
+        assert_eq!(wide(DeviceProblem { cache: 0x5008, ..f16 }), (false, false));
         // Eight values are eight bytes of codes, or four.
-        assert_eq!(wide(Operands { cache: 0x5008, ..operands(Float16, Int8, Some(8), 2, 24) }), (true, true));
-        assert_eq!(wide(Operands { cache: 0x5004, ..operands(Float16, Int8, Some(8), 2, 24) }), (false, false));
-        assert_eq!(wide(Operands { cache: 0x5004, ..operands(Float16, Int4, Some(8), 2, 24) }), (true, true));
+        assert_eq!(wide(DeviceProblem { cache: 0x5008, ..problem(Float16, Int8, Some(8), 2, 24) }), (true, true));
+        assert_eq!(wide(DeviceProblem { cache: 0x5004, ..problem(Float16, Int8, Some(8), 2, 24) }), (false, false));
+        assert_eq!(wide(DeviceProblem { cache: 0x5004, ..problem(Float16, Int4, Some(8), 2, 24) }), (true, true));
     }
 
     #[test]
@@ -335,26 +283,26 @@ mod tests {
         for (group, expected) in
             [(4, (false, false)), (8, (true, true)), (24, (false, true)), (256, (true, true)), (512, (false, true))]
         {
-            assert_eq!(wide(operands(Float16, Int4, Some(group), 1, 1536)), expected, "{group}");
+            assert_eq!(wide(problem(Float16, Int4, Some(group), 1, 1536)), expected, "{group}");
         }
     }
 
     #[test]
     fn addresses_are_the_layers() {
-        let operands = operands(Float16, Int4, Some(8), 2, 16);
-        let Parameters { cache, scale, rows, .. } = operands.store().unwrap().unwrap().parameters;
+        let problem = problem(Float16, Int4, Some(8), 2, 16);
+        let Parameters { cache, scale, rows, .. } = problem.store().unwrap().unwrap().parameters;
         // Two layers of 64 slots, two tensors and two heads.
         assert_eq!((cache, scale), (0x5000 + 2 * 64 * 2 * 2 * 16 / 2, 0x6002 + 2 * 64 * 2 * 2 * 2 * 2));
-        assert_eq!((rows, operands.load().unwrap().unwrap().parameters.rows), (5, 9));
+        assert_eq!((rows, problem.load().unwrap().unwrap().parameters.rows), (5, 9));
     }
 
     #[test]
     fn nothing_to_do_is_no_launch() {
-        let some = operands(Float32, Float32, None, 2, 4);
-        assert!(Operands { current_rows: 0, ..some }.store().unwrap().is_none());
-        assert!(Operands { output_rows: 0, ..some }.load().unwrap().is_none());
-        assert!(operands(Float32, Float32, None, 0, 4).load().unwrap().is_none());
-        assert!(operands(Float32, Float32, None, 2, 0).load().unwrap().is_none());
+        let some = problem(Float32, Float32, None, 2, 4);
+        assert!(DeviceProblem { current_rows: 0, ..some }.store().unwrap().is_none());
+        assert!(DeviceProblem { output_rows: 0, ..some }.load().unwrap().is_none());
+        assert!(problem(Float32, Float32, None, 0, 4).load().unwrap().is_none());
+        assert!(problem(Float32, Float32, None, 2, 0).load().unwrap().is_none());
     }
 
     #[test]
@@ -373,17 +321,17 @@ mod tests {
             (8449, 160),
             (64 * 4096, 256),
         ] {
-            let large = operands(Float16, Float16, None, 8, 128);
-            let large = Operands { current_rows: tokens, multiprocessors: 132, ..large };
+            let large = problem(Float16, Float16, None, 8, 128);
+            let large = DeviceProblem { current_rows: tokens, multiprocessors: 132, ..large };
             assert_eq!(large.store().unwrap().unwrap().parameters.round, round, "{tokens}");
         }
     }
 
     #[test]
     fn what_is_too_large_is_named() {
-        let large = operands(Int8, Int8, None, 1 << 24, 1 << 12);
+        let large = problem(Int8, Int8, None, 1 << 24, 1 << 12);
         assert_eq!(large.store().unwrap_err().what, "num_heads * head_dim");
-        let many = Operands { output_rows: 1 << 62, ..operands(Int8, Int8, None, 2, 16) };
+        let many = DeviceProblem { output_rows: 1 << 62, ..problem(Int8, Int8, None, 2, 16) };
         assert_eq!(many.load().unwrap_err().what, "rows * num_heads * head_dim");
     }
 
@@ -392,9 +340,12 @@ mod tests {
         for num_heads in 1..40 {
             for rows in [1, 31, 33, 1000, 1 << 20, 1 << 33] {
                 for multiprocessors in [1, 132] {
-                    let operands =
-                        Operands { current_rows: rows, multiprocessors, ..operands(Int8, Int8, None, num_heads, 16) };
-                    let Launch { grid, parameters, .. } = operands.store().unwrap().unwrap();
+                    let problem = DeviceProblem {
+                        current_rows: rows,
+                        multiprocessors,
+                        ..problem(Int8, Int8, None, num_heads, 16)
+                    };
+                    let Launch { grid, parameters, .. } = problem.store().unwrap().unwrap();
                     let (round, per_token) = (parameters.round, parameters.units_per_token.value);
                     let total = rows as u64 * u64::from(per_token);
                     let blocks = total.div_ceil(u64::from(round * BLOCK / WARP));

@@ -1,0 +1,35 @@
+//! The C interface of the shim: what `shim.hpp` declares for the launcher.
+
+use std::ffi::{c_char, c_void};
+
+/// Memory that a launch may access.
+#[repr(C)]
+pub(crate) struct ShimOperand {
+    pub(crate) data: *const u8,
+    pub(crate) len: u64,
+    /// An [`Access`](crate::Access).
+    pub(crate) access: u32,
+    pub(crate) reserved: u32,
+    /// Where the shim notes the thread that has written each byte, `len` zeros; null if it need not.
+    pub(crate) writers: *mut u64,
+}
+
+/// One launch.
+#[repr(C)]
+pub(crate) struct ShimLaunch {
+    pub(crate) parameters: *const c_void,
+    pub(crate) operands: *const ShimOperand,
+    pub(crate) operand_count: u64,
+    pub(crate) grid: u32,
+    pub(crate) block: u32,
+    /// The order of the threads: 0 forward, 1 backward, others random.
+    pub(crate) seed: u64,
+    /// A block that has made so many collective operations is taken to hang.
+    pub(crate) max_collectives: u64,
+    /// Receives the fault's message.
+    pub(crate) message: *mut c_char,
+    pub(crate) message_len: u64,
+}
+
+/// The entry point of one build: runs kernel 0 to 3, in the order of `Module::kernels`. Not 0 after a fault.
+pub(crate) type Entry = unsafe extern "C" fn(kernel: u32, launch: *const ShimLaunch) -> i32;

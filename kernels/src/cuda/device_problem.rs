@@ -1,0 +1,67 @@
+//! A call whose tensors lie on a device, as the host knows it.
+//!
+//! The host knows types, dimensions, strides, device addresses, and the number of rows of `current_key` and of `key`,
+//! which are the shapes of tensors that somebody has allocated. Lengths and slots stay on the device: the kernels read
+//! `seqstarts`, `start_pos` and `cachestarts` there.
+//!
+//! - `kvstarts` is not needed on the device. Sequence b has `start_pos[b] + seqlen[b]` tokens in `key`, and every block
+//!   makes the running sum over the batch for itself, once: an L2 read of three int64 a sequence and one scan.
+//! - `max_seqlen` and `max_kvlen` are not needed either: the rows give the amount of work exactly, ragged or not.
+//!   Blocks stride over all work whatever the grid is.
+//! - The numbers of rows are capacities. The device's lengths may add up to less, so that a captured graph serves
+//!   smaller batches; more is reported and nothing is moved. [`DeviceProblem::exact_rows`] reports less, too.
+//!
+//! Both launches of a call go to one stream, [`DeviceProblem::store`] first. Each may be absent: then there is nothing
+//! to do, and nothing is checked.
+
+use crate::problem::Geometry;
+
+/// How `cachestarts` is indexed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// `cache_mode` 0.
+    Offset,
+    /// `cache_mode` 1.
+    Paged {
+        /// Page table entries per sequence (MaxP).
+        max_p: usize,
+        /// Tokens in a page, at least 1.
+        page_size: usize,
+    },
+}
+
+/// A call whose tensors lie on a device: everything that the host knows of it. Addresses are the device's.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceProblem {
+    /// Dimensions, types and strides.
+    pub geometry: Geometry,
+    /// Slots of the cache (MaxT).
+    pub max_t: usize,
+    /// How `cachestarts` is indexed.
+    pub pages: Pages,
+    /// Rows of `current_key` and `current_value`: no more than these are read.
+    pub current_rows: usize,
+    /// Rows of `key` and `value`: no more than these are written.
+    pub output_rows: usize,
+    /// Whether device lengths that add up to fewer rows are reported. False for a graph that is replayed with smaller
+    /// batches; elsewhere rows of `key` and `value` would stay unwritten without a word.
+    pub exact_rows: bool,
+    /// `current_key` and `current_value`.
+    pub current: [u64; 2],
+    /// `key` and `value`.
+    pub outputs: [u64; 2],
+    /// `cache`: its first element, whatever the layer.
+    pub cache: u64,
+    /// `scale`: its first element; not accessed without quantization.
+    pub scale: u64,
+    /// int64, shape (B + 1).
+    pub seqstarts: u64,
+    /// int64, shape (B).
+    pub start_pos: u64,
+    /// int64, shape (B) or (B, MaxP).
+    pub cachestarts: u64,
+    /// The status word: 8 aligned bytes, which the caller zeroes once. See [`Status`](super::Status).
+    pub status: u64,
+    /// Multiprocessors of the device; sizes the grid only.
+    pub multiprocessors: u32,
+}

@@ -1,0 +1,324 @@
+//! [`CacheRows`] and [`CacheBytes`] against a naive model: a cache as a list of rows, each a list of numbers.
+
+use std::ops::Range;
+
+use half::f16;
+use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError};
+use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
+use proptest::prelude::*;
+
+/// What a cache is made from.
+#[derive(Debug, Clone, Copy)]
+struct Cache {
+    layout: CacheLayout,
+    dims: CacheDims,
+    t2: ElementType,
+    quant: Option<(usize, ElementType)>,
+}
+
+/// One tensor as numbers: by slot, then by layer, key/value, head and element.
+type Rows = Vec<Vec<u32>>;
+
+/// A cache's memory, and what should be in it.
+struct Model {
+    memory: [Vec<u8>; 2],
+    rows: [Rows; 2],
+}
+
+impl Cache {
+    fn rows(&self) -> CacheRows {
+        CacheRows::new(self.layout, self.dims, self.t2, self.quant).unwrap()
+    }
+
+    /// Type and lengths of `cache` and of `scale`.
+    fn tensors(&self) -> [(ElementType, CacheDims); 2] {
+        let (group, t3) = self.quant.unwrap_or((1, ElementType::Float32));
+        let inner = if self.quant.is_some() { self.dims.inner / group } else { 0 };
+        [(self.t2, self.dims), (t3, CacheDims { inner, ..self.dims })]
+    }
+
+    /// A cache of which every element is another number, as far as its type has as many.
+    fn filled(&self, seed: u32) -> Model {
+        let rows = self.tensors().map(|(element, dims)| {
+            let len = dims.num_layer * 2 * dims.num_heads * dims.inner;
+            let number = |i: usize| {
+                let number = seed.wrapping_add(i as u32).wrapping_mul(0x9e37_79b9);
+                number >> (32 - element.bits())
+            };
+            (0..dims.max_t).map(|slot| (0..len).map(|i| number(slot * len + i)).collect()).collect()
+        });
+        Model { memory: self.memory(&rows), rows }
+    }
+
+    /// The tensors' bytes: each number at its place in the shape, row-major.
+    fn memory(&self, rows: &[Rows; 2]) -> [Vec<u8>; 2] {
+        let mut tensors = self.tensors().into_iter().zip(rows).map(|((element, dims), rows)| {
+            let shape = self.layout.shape(dims);
+            let mut numbers = vec![0; shape.iter().product()];
+            for (slot, row) in rows.iter().enumerate() {
+                for (i, &number) in row.iter().enumerate() {
+                    let (head, d) = (i / dims.inner, i % dims.inner);
+                    let (kv, h) = (head / dims.num_heads, head % dims.num_heads);
+                    let at = self.layout.axes().map(|axis| match axis {
+                        Axis::Token => slot,
+                        Axis::Layer => kv / 2,
+                        Axis::Kv => kv % 2,
+                        Axis::Head => h,
+                    });
+                    let place = at.iter().zip(shape).fold(0, |place, (&at, len)| place * len + at);
+                    numbers[place * dims.inner + d] = number;
+                }
+            }
+            packed(element, &numbers)
+        });
+        [tensors.next().unwrap(), tensors.next().unwrap()]
+    }
+
+    /// The canonical row of a slot.
+    fn canonical(&self, rows: &[Rows; 2], slot: usize) -> Vec<u8> {
+        self.tensors().iter().zip(rows).flat_map(|((element, _), rows)| packed(*element, &rows[slot])).collect()
+    }
+}
+
+/// Numbers as a tensor has them.
+fn packed(element: ElementType, numbers: &[u32]) -> Vec<u8> {
+    match element {
+        ElementType::Int4 => numbers.chunks(2).map(|pair| pair[0] as u8 | (pair[1] as u8) << 4).collect(),
+        _ => numbers.iter().flat_map(|number| number.to_le_bytes().into_iter().take(element.bits() / 8)).collect(),
+    }
+}
+
+fn caches() -> impl Strategy<Value = Cache> {
+    let axes = (0usize..14, 1usize..4, 1usize..4, 1usize..5, 1usize..4);
+    (prop::sample::select(&CacheLayout::ALL[..]), prop::sample::select(&TypeCombination::LEGAL[..]), axes).prop_map(
+        |(layout, TypeCombination { t2, t3, .. }, (max_t, num_layer, num_heads, groups, group))| {
+            let group = if t2 == ElementType::Int4 { 2 * group } else { group };
+            let dims = CacheDims { max_t, num_layer, num_heads, inner: groups * group };
+            Cache { layout, dims, t2, quant: t3.map(|t3| (group, t3)) }
+        },
+    )
+}
+
+/// Slots inside a cache of `max_t`.
+fn runs(max_t: usize) -> impl Strategy<Value = Range<usize>> {
+    (0..=max_t, 0..=max_t).prop_map(|(a, b)| a.min(b)..a.max(b))
+}
+
+/// Some slots of a cache of `max_t`, in any order.
+fn slots(max_t: usize) -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(0..max_t.max(1), if max_t == 0 { 0..1 } else { 0..9 })
+}
+
+fn copies(max_t: usize) -> impl Strategy<Value = RowCopy> {
+    (runs(max_t), 0..=max_t).prop_map(move |(src, dst)| {
+        let len = src.len();
+        RowCopy { src: src.start, dst: dst.min(max_t - len), len }
+    })
+}
+
+/// A cache, and what `slots` makes of its `max_t`.
+fn with<S: Strategy>(slots: impl Fn(usize) -> S) -> impl Strategy<Value = (Cache, S::Value)>
+where
+    S::Value: Clone,
+{
+    caches().prop_flat_map(move |cache| (Just(cache), slots(cache.dims.max_t)))
+}
+
+proptest! {
+    #[test]
+    fn copies_move_rows_one_after_the_other(
+        (cache, copies) in with(|max_t| prop::collection::vec(copies(max_t), 0..6)),
+        seed: u32,
+    ) {
+        let mut model = cache.filled(seed);
+        for &RowCopy { src, dst, len } in &copies {
+            for rows in &mut model.rows {
+                let moved = rows[src..src + len].to_vec();
+                rows[dst..dst + len].clone_from_slice(&moved);
+            }
+        }
+        let [memory, scale] = &mut model.memory;
+        cache.rows().copy(memory, scale, &copies).unwrap();
+        prop_assert_eq!(model.memory, cache.memory(&model.rows));
+    }
+
+    #[test]
+    fn rows_are_read_and_written_in_canonical_order(
+        (cache, slots) in with(slots),
+        other in prop::sample::select(&CacheLayout::ALL[..]),
+        seed: u32,
+    ) {
+        let model = cache.filled(seed);
+        let rows = cache.rows();
+        let mut read = vec![0xa5; slots.len() * rows.row_len()];
+        rows.read(&model.memory[0], &model.memory[1], &slots, &mut read).unwrap();
+        let expected: Vec<u8> =
+            slots.iter().flat_map(|&slot| cache.canonical(&model.rows, slot)).collect();
+        prop_assert_eq!(&read, &expected);
+
+        // Into another cache, of another layout and with other contents.
+        let target = Cache { layout: other, ..cache };
+        let mut written = target.filled(seed ^ 0x5555_5555);
+        let [memory, scale] = &mut written.memory;
+        target.rows().write(memory, scale, &slots, &read).unwrap();
+        for (to, from) in written.rows.iter_mut().zip(&model.rows) {
+            for &slot in &slots {
+                to[slot].clone_from(&from[slot]);
+            }
+        }
+        prop_assert_eq!(written.memory, target.memory(&written.rows));
+    }
+
+    /// The ranges of some slots are in order, do not touch, and hold just what the slots' heads hold.
+    #[test]
+    fn ranges_are_the_longest_that_hold_the_slots((cache, slots) in with(runs)) {
+        let mut model = cache.filled(0);
+        for rows in &mut model.rows {
+            for (slot, row) in rows.iter_mut().enumerate() {
+                row.fill(u32::from(slots.contains(&slot)) * u32::MAX);
+            }
+        }
+        let masks = cache.memory(&model.rows);
+        let rows = cache.rows();
+        let ranges: [Vec<_>; 2] =
+            [rows.cache_ranges(slots.clone()).unwrap().collect(), rows.scale_ranges(slots).unwrap().collect()];
+        for (mask, ranges) in masks.iter().zip(ranges) {
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{:?}", ranges);
+            let inside: Vec<u8> =
+                (0..mask.len()).map(|i| if ranges.iter().any(|range| range.contains(&i)) { 0xff } else { 0 }).collect();
+            prop_assert_eq!(mask, &inside);
+        }
+    }
+
+    /// A call's offsets find the heads that the shape has there, in the call's layer.
+    #[test]
+    fn a_calls_offsets_are_those_of_its_heads(cache in caches(), at: [prop::sample::Index; 4], seed: u32) {
+        prop_assume!(cache.dims.max_t > 0);
+        let Cache { layout, dims, t2, quant } = cache;
+        let model = cache.filled(seed);
+        let [(_, _), (_, scale_dims)] = cache.tensors();
+        let quant = quant.map(|(group, t3)| Quant {
+            bits: if t2 == ElementType::Int4 { QuantBit::Four } else { QuantBit::Eight },
+            group,
+            t3,
+            scale_len: layout.shape(scale_dims).iter().product(),
+            scale: layout.strides(scale_dims).unwrap(),
+        });
+        let [slot, layer_idx, kv, h] = [
+            at[0].index(dims.max_t),
+            at[1].index(dims.num_layer),
+            at[2].index(2),
+            at[3].index(dims.num_heads),
+        ];
+        let bytes = CacheBytes::new(&Geometry {
+            batch: 1,
+            num_heads: dims.num_heads,
+            head_dim: dims.inner,
+            num_repeat: 1,
+            layer_idx,
+            t1: ElementType::Float32,
+            t2,
+            quant,
+            cache_len: layout.shape(dims).iter().product(),
+            cache: layout.strides(dims).unwrap(),
+        });
+        let (cache_at, scale_at) = bytes.head(slot, kv, h);
+        let parts = [(cache_at, bytes.cache), (scale_at, bytes.scale)];
+        for (((at, place), (element, dims)), (memory, rows)) in
+            parts.into_iter().zip(cache.tensors()).zip(model.memory.iter().zip(&model.rows))
+        {
+            let first = ((layer_idx * 2 + kv) * dims.num_heads + h) * dims.inner;
+            let head = packed(element, &rows[slot][first..first + dims.inner]);
+            prop_assert_eq!(place.head_len, head.len());
+            prop_assert_eq!(&memory[at..at + head.len()], &head[..]);
+        }
+    }
+}
+
+const INT8: Cache = Cache {
+    layout: CacheLayout::HeadMajor,
+    dims: CacheDims { max_t: 8, num_layer: 2, num_heads: 3, inner: 16 },
+    t2: ElementType::Int8,
+    quant: Some((8, ElementType::Float16)),
+};
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let rows = INT8.rows();
+    let mut model = INT8.filled(1);
+    let before = model.memory.clone();
+    let [memory, scale] = &mut model.memory;
+    let copy = |src, dst, len| RowCopy { src, dst, len };
+    let slots = |start, len| Err(RowsError::Slots { start, len, max_t: 8 });
+    // The first copy alone would do.
+    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(5, 0, 4)]), slots(5, 4));
+    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(0, 8, 1)]), slots(8, 1));
+    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(usize::MAX, 0, 2)]), slots(usize::MAX, 2));
+    let length = |memory, expected, got| Err(RowsError::Length { memory, expected, got });
+    assert_eq!(rows.copy(&mut memory[1..], scale, &[copy(0, 4, 4)]), length("cache", 1536, 1535));
+    assert_eq!(rows.copy(memory, &mut [], &[copy(0, 4, 4)]), length("scale", 384, 0));
+    assert_eq!(rows.row_len(), 240);
+    assert_eq!(rows.write(memory, scale, &[0, 1], &[0; 479]), length("rows", 480, 479));
+    assert_eq!(rows.write(memory, scale, &[0, 1, 8], &[0; 720]), slots(8, 1));
+    assert_eq!(rows.read(memory, scale, &[0, 3], &mut [0; 240]), length("rows", 480, 240));
+    assert_eq!(rows.cache_ranges(8..9).err(), slots(8, 1).err());
+    assert_eq!(rows.scale_ranges(3..9).err(), slots(3, 6).err());
+    assert_eq!(model.memory, before);
+}
+
+#[test]
+fn what_no_cache_can_be_is_refused() {
+    let Cache { layout, dims, .. } = INT8;
+    use ElementType::{Float16, Float32, Int4, Int8, Int64};
+    for (t2, t3) in [(Int64, None), (Int4, None), (Float16, Some(Float16)), (Int8, Some(Int8))] {
+        let error = CacheRows::new(layout, dims, t2, t3.map(|t3| (8, t3)));
+        assert_eq!(error, Err(RowsError::Types { t2, t3 }));
+    }
+    for (t2, group) in [(Int8, 0), (Int8, 3), (Int8, 32), (Int4, 1)] {
+        let error = CacheRows::new(layout, dims, t2, Some((group, Float32)));
+        assert_eq!(error, Err(RowsError::QuantGroup { group, head_dim: 16 }));
+    }
+    // As elements, and as bytes.
+    for (max_t, t2) in [(usize::MAX / 8, Int8), (usize::MAX / 192 / 3, Float32)] {
+        for layout in CacheLayout::ALL {
+            let dims = CacheDims { max_t, ..dims };
+            let error = RowsError::SizeOverflow { tensor: "cache", shape: layout.shape(dims) };
+            assert_eq!(CacheRows::new(layout, dims, t2, None), Err(error));
+        }
+    }
+    assert_eq!(
+        RowsError::Types { t2: Float16, t3: Some(Float16) }.to_string(),
+        "no quant_bit has cache float16 with scale float16"
+    );
+}
+
+#[test]
+fn an_empty_cache_has_no_rows() {
+    let huge = usize::MAX;
+    for layout in CacheLayout::ALL {
+        for dims in [
+            CacheDims { max_t: 0, ..INT8.dims },
+            CacheDims { max_t: 0, num_layer: 1, num_heads: 1, inner: 16 },
+            CacheDims { num_heads: 0, ..INT8.dims },
+            CacheDims { max_t: huge, num_layer: huge, num_heads: huge, inner: 0 },
+        ] {
+            let rows = CacheRows::new(layout, dims, ElementType::Int8, INT8.quant).unwrap();
+            assert_eq!((rows.cache_len(), rows.scale_len(), rows.row_len()), (0, 0, 0));
+            let all: Vec<_> = (0..dims.max_t.min(4)).collect();
+            assert_eq!(rows.copy(&mut [], &mut [], &[RowCopy { src: 0, dst: 0, len: dims.max_t }]), Ok(()));
+            assert_eq!(rows.read(&[], &[], &all, &mut []), Ok(()));
+            assert_eq!(rows.write(&mut [], &mut [], &all, &[]), Ok(()));
+            assert_eq!(rows.cache_ranges(0..dims.max_t).unwrap().count(), 0);
+        }
+    }
+}
+
+/// Two figures of llama.cpp's unified cache: the byte offsets of slots 6 and 13 in layout 2, float16, 32 heads of 128.
+#[test]
+fn slots_lie_where_other_runtimes_have_them() {
+    let dims = CacheDims { max_t: 32, num_layer: 1, num_heads: 32, inner: 128 };
+    let rows = CacheRows::new(CacheLayout::KvMajor, dims, ElementType::Float16, None).unwrap();
+    for (slot, at) in [(6, 49152), (13, 106_496)] {
+        assert_eq!(rows.cache_ranges(slot..slot + 1).unwrap().next(), Some(at..at + 32 * 128 * size_of::<f16>()));
+    }
+}
