@@ -9,14 +9,13 @@ use crate::validate;
 /// step gives each the same indices, so a model that runs layer by layer need not have them checked anew.
 ///
 /// ```
-/// use kvcache_op::{Attributes, ElementType, KeyValueCache, LayersInputs, Outputs, Serial};
+/// use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache, Outputs, Serial};
 /// use ndarray::{Array3, Array5};
 ///
 /// # fn main() -> Result<(), kvcache_op::Error> {
 /// let op = KeyValueCache::new(Attributes { num_layer: 2, ..Attributes::default() })?;
 /// let mut cache = Array5::<f32>::zeros((1024, 2, 2, 8, 64)); // (MaxT, L, 2, H, Dh): cache_layout 0
-/// let inputs = LayersInputs {
-///     t1: ElementType::Float32,
+/// let indices = IndexInputs {
 ///     seqstarts: (&[0, 2, 3]).into(),
 ///     kvstarts: (&[0, 2, 13]).into(),
 ///     cachestarts: (&[0, 512]).into(),
@@ -24,7 +23,7 @@ use crate::validate;
 ///     max_seqlen: (&2).into(),
 ///     max_kvlen: (&11).into(),
 /// };
-/// let mut layers = op.check_layers(&inputs, (&mut cache).into(), None)?;
+/// let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None)?;
 /// let (mut key, mut value) = (Array3::<f32>::zeros(layers.output_shape()), Array3::<f32>::zeros(layers.output_shape()));
 /// for layer_idx in 0..2 {
 ///     let current = Array3::<f32>::from_elem((3, 8, 64), layer_idx as f32); // what this layer has computed

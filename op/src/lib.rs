@@ -9,6 +9,7 @@ mod call;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod inputs;
 mod layers;
 mod operator;
 mod shape;
@@ -20,12 +21,13 @@ mod workers;
 pub use backend::Backend;
 pub use call::Call;
 pub use error::Error;
+pub use inputs::{IndexInputs, Inputs};
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
 pub use layers::Layers;
-pub use operator::{Inputs, KeyValueCache, LayersInputs, Outputs};
+pub use operator::{KeyValueCache, Outputs};
 pub use shape::{Dim, InputDims};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]

@@ -10,9 +10,10 @@ use crate::attributes::Config;
 use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
+use crate::inputs::{IndexInputs, Inputs};
 use crate::layers::Layers;
 use crate::shape::{self, Dim, InputDims};
-use crate::tensor::{Element, TensorMut, TensorRef};
+use crate::tensor::{Element, TensorMut};
 use crate::validate;
 
 /// The operator `dynamic_batching.KeyValueCache` with checked attributes.
@@ -23,46 +24,6 @@ pub struct KeyValueCache {
     attributes: Attributes,
     config: Config,
     backend: Backend,
-}
-
-/// The operator's inputs that are only read. Everything is checked when a call is made.
-#[derive(Debug, Clone)]
-pub struct Inputs<'a> {
-    /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_key: TensorRef<'a>,
-    /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_value: TensorRef<'a>,
-    /// int64, shape (B + 1).
-    pub seqstarts: TensorRef<'a>,
-    /// int64, shape (B + 1).
-    pub kvstarts: TensorRef<'a>,
-    /// int64, shape (B) or, paged, (B, MaxP).
-    pub cachestarts: TensorRef<'a>,
-    /// int64, shape (B).
-    pub start_pos: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_kvlen: TensorRef<'a>,
-}
-
-/// The inputs that all layers of one step have in common. Everything is checked when they are handed in.
-#[derive(Debug, Clone)]
-pub struct LayersInputs<'a> {
-    /// The type of each layer's `current_key` and `current_value` (T1).
-    pub t1: ElementType,
-    /// int64, shape (B + 1).
-    pub seqstarts: TensorRef<'a>,
-    /// int64, shape (B + 1).
-    pub kvstarts: TensorRef<'a>,
-    /// int64, shape (B) or, paged, (B, MaxP).
-    pub cachestarts: TensorRef<'a>,
-    /// int64, shape (B).
-    pub start_pos: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_kvlen: TensorRef<'a>,
 }
 
 /// The operator's outputs, in memory of the caller.
@@ -135,26 +96,26 @@ impl KeyValueCache {
             cache.element,
             scale.as_ref().map(|scale| scale.element),
         )?;
-        let Inputs { current_key, current_value, .. } = inputs;
+        let Inputs { current_key, current_value, indices } = inputs;
         let current = Some([current_key, current_value]);
-        let t1 = current_key.element;
-        validate::call(&self.config, self.backend, t1, current, inputs.into(), &cache, scale.as_ref())
+        validate::call(&self.config, self.backend, current_key.element, current, indices, &cache, scale.as_ref())
     }
 
-    /// Checks what the calls of all layers of one step have in common: indices, cache and scale. The attribute `layer_idx` is
-    /// not used; [`Layers::layer`] makes the call of one layer, and checks what is its own.
+    /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of each
+    /// layer's `current_key` and `current_value`. The attribute `layer_idx` is not used; [`Layers::layer`] makes the call of
+    /// one layer, and checks what is its own.
     ///
     /// # Errors
     /// Every [`Error`] that concerns the index inputs, `cache` or `scale`. Where `current_key` would decide, `cache` does.
     pub fn check_layers<'a>(
         &self,
-        inputs: &LayersInputs<'a>,
+        t1: ElementType,
+        indices: &IndexInputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Layers<'a>, Error> {
-        let t1 = inputs.t1;
         self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let call = validate::call(&self.config, self.backend, t1, None, inputs.into(), &cache, scale.as_ref())?;
+        let call = validate::call(&self.config, self.backend, t1, None, indices, &cache, scale.as_ref())?;
         Ok(Layers { num_layer: self.config.num_layer, call })
     }
 

@@ -1,7 +1,9 @@
 //! Refusals that concern the caller's memory, which golden cases cannot hold, and outputs of the wrong kind.
 
 use half::f16;
-use kvcache_op::{Attributes, Dim, ElementType, Error, InputDims, Inputs, KeyValueCache, Outputs, Serial, TensorMut};
+use kvcache_op::{
+    Attributes, Dim, ElementType, Error, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, Serial, TensorMut,
+};
 use ndarray::{Array1, Array3, Array5, Axis, s};
 
 /// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
@@ -27,12 +29,14 @@ fn inputs(current: &Array3<f32>) -> Inputs<'_> {
     Inputs {
         current_key: current.into(),
         current_value: current.into(),
-        seqstarts: (&[0, 2]).into(),
-        kvstarts: (&[0, 5]).into(),
-        cachestarts: (&[1]).into(),
-        start_pos: (&[3]).into(),
-        max_seqlen: (&2).into(),
-        max_kvlen: (&5).into(),
+        indices: IndexInputs {
+            seqstarts: (&[0, 2]).into(),
+            kvstarts: (&[0, 5]).into(),
+            cachestarts: (&[1]).into(),
+            start_pos: (&[3]).into(),
+            max_seqlen: (&2).into(),
+            max_kvlen: (&5).into(),
+        },
     }
 }
 
@@ -171,13 +175,15 @@ fn outputs_that_memory_cannot_hold() {
     // Without tokens an output is empty, but its other axes can still be more than any array has.
     let current = Array3::<f32>::zeros((0, 2, 4));
     let none = Vec::new();
-    let inputs = Inputs {
+    let indices = IndexInputs {
         seqstarts: (&[0]).into(),
         kvstarts: (&[0]).into(),
         cachestarts: (&none).into(),
         start_pos: (&none).into(),
-        ..inputs(&current)
+        max_seqlen: (&0).into(),
+        max_kvlen: (&0).into(),
     };
+    let inputs = Inputs { indices, ..inputs(&current) };
     for (num_repeat, fits) in [(1 << 40, true), (1 << 61, false)] {
         let op = KeyValueCache::new(Attributes { num_repeat, ..Attributes::default() }).unwrap();
         let result = op.run_alloc::<f32>(&inputs, (&mut Call::new().cache).into(), None, &Serial);

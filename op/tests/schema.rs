@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kvcache_golden::Tensor;
 use kvcache_op::schema::SCHEMA;
-use kvcache_op::{Attributes, ElementType, Error, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_op::{Attributes, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use memory::{read, write};
 use serde::Deserialize;
 
@@ -163,12 +163,14 @@ impl Setting {
         let inputs = Inputs {
             current_key: input("current_key"),
             current_value: input("current_value"),
-            seqstarts: input("seqstarts"),
-            kvstarts: input("kvstarts"),
-            cachestarts: input("cachestarts"),
-            start_pos: input("start_pos"),
-            max_seqlen: input("max_seqlen"),
-            max_kvlen: input("max_kvlen"),
+            indices: IndexInputs {
+                seqstarts: input("seqstarts"),
+                kvstarts: input("kvstarts"),
+                cachestarts: input("cachestarts"),
+                start_pos: input("start_pos"),
+                max_seqlen: input("max_seqlen"),
+                max_kvlen: input("max_kvlen"),
+            },
         };
         let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
         let operator = KeyValueCache::new(self.attributes.clone())?;

@@ -7,6 +7,7 @@ use kvcache_schema::OUTPUTS;
 
 use super::error::Error;
 use super::tensor::{DeviceMut, DeviceRef, Usage};
+use crate::inputs::IndexInputs;
 use crate::tensor::TensorRef;
 use crate::validate::{self, Extents};
 
@@ -17,19 +18,12 @@ pub struct DeviceInputs<'a> {
     pub current_key: DeviceRef<'a>,
     /// T1, shape (`seqstarts[B]`, H, Dh).
     pub current_value: DeviceRef<'a>,
-    /// int64, shape (B + 1).
-    pub seqstarts: DeviceRef<'a>,
-    /// int64, shape (B) or, paged, (B, MaxP).
-    pub cachestarts: DeviceRef<'a>,
-    /// int64, shape (B).
-    pub start_pos: DeviceRef<'a>,
-    /// int64, shape (B + 1), in memory of the host.
-    pub kvstarts: OutputRows<'a>,
-    /// int64, a scalar or of shape (1), in memory of the host.
-    pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1), in memory of the host.
-    pub max_kvlen: TensorRef<'a>,
+    /// The lengths, positions and slots of the sequences.
+    pub indices: DeviceIndexInputs<'a>,
 }
+
+/// The inputs of type int64 for a call on a device: three on the device, and three that the host reads.
+pub type DeviceIndexInputs<'a> = IndexInputs<'a, DeviceRef<'a>, OutputRows<'a>>;
 
 /// What the host knows of `kvstarts`.
 #[derive(Debug, Clone)]
@@ -131,9 +125,9 @@ impl<'a> DeviceCall<'a> {
             outputs: [address_mut(key), address_mut(value)],
             cache: address_mut(&self.cache),
             scale: self.scale.as_ref().map_or(0, address_mut),
-            seqstarts: address(&self.inputs.seqstarts.tensor),
-            start_pos: address(&self.inputs.start_pos.tensor),
-            cachestarts: address(&self.inputs.cachestarts.tensor),
+            seqstarts: address(&self.inputs.indices.seqstarts.tensor),
+            start_pos: address(&self.inputs.indices.start_pos.tensor),
+            cachestarts: address(&self.inputs.indices.cachestarts.tensor),
             status,
             multiprocessors: queue.multiprocessors(),
         };
@@ -148,9 +142,9 @@ impl<'a> DeviceCall<'a> {
         [
             ("current_key", inputs.current_key.usage.as_ref()),
             ("current_value", inputs.current_value.usage.as_ref()),
-            ("seqstarts", inputs.seqstarts.usage.as_ref()),
-            ("cachestarts", inputs.cachestarts.usage.as_ref()),
-            ("start_pos", inputs.start_pos.usage.as_ref()),
+            ("seqstarts", inputs.indices.seqstarts.usage.as_ref()),
+            ("cachestarts", inputs.indices.cachestarts.usage.as_ref()),
+            ("start_pos", inputs.indices.start_pos.usage.as_ref()),
             ("cache", self.cache.usage.as_ref()),
             ("scale", self.scale.as_ref().and_then(|scale| scale.usage.as_ref())),
             (OUTPUTS[0], outputs.key.usage.as_ref()),

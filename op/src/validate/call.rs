@@ -5,7 +5,7 @@ use std::ptr;
 use kvcache_kernels::{Geometry, Quant};
 use kvcache_schema::{ElementType, OUTPUTS};
 
-use super::indices::{self, IndexInputs};
+use super::indices;
 use super::memory::{self, Extents};
 use super::shapes::{self, Dims};
 use super::types::wanted_type;
@@ -13,6 +13,7 @@ use crate::attributes::{self, Config};
 use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
+use crate::inputs::IndexInputs;
 use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// What is known of a call whose types, shapes and memory have been checked.
@@ -29,7 +30,7 @@ pub(crate) fn operands(
     config: &Config,
     t1: ElementType,
     current: Option<[&TensorRef<'_>; 2]>,
-    index_inputs: IndexInputs<'_, '_>,
+    index_inputs: &IndexInputs<'_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Operands, Error> {
@@ -86,7 +87,7 @@ pub(crate) fn call<'a>(
     backend: Backend,
     t1: ElementType,
     current: Option<[&TensorRef<'a>; 2]>,
-    index_inputs: IndexInputs<'_, 'a>,
+    index_inputs: &IndexInputs<'a>,
     cache: &TensorMut<'a>,
     scale: Option<&TensorMut<'a>>,
 ) -> Result<Call<'a>, Error> {

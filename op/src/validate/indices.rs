@@ -7,53 +7,14 @@ use smallvec::SmallVec;
 use super::shapes::Dims;
 use crate::attributes::Config;
 use crate::error::Error;
-use crate::operator::{Inputs, LayersInputs};
+use crate::inputs::IndexInputs;
 use crate::tensor::TensorRef;
 
-/// The inputs of type int64.
-#[derive(Clone, Copy)]
-pub(crate) struct IndexInputs<'t, 'a> {
-    pub(super) seqstarts: &'t TensorRef<'a>,
-    pub(super) kvstarts: &'t TensorRef<'a>,
-    pub(super) cachestarts: &'t TensorRef<'a>,
-    pub(super) start_pos: &'t TensorRef<'a>,
-    pub(super) max_seqlen: &'t TensorRef<'a>,
-    pub(super) max_kvlen: &'t TensorRef<'a>,
-}
-
-impl<'t, 'a> IndexInputs<'t, 'a> {
-    /// All of them, with their names.
-    pub(super) fn named(self) -> [(&'static str, &'t TensorRef<'a>); 6] {
-        [
-            ("seqstarts", self.seqstarts),
-            ("kvstarts", self.kvstarts),
-            ("cachestarts", self.cachestarts),
-            ("start_pos", self.start_pos),
-            ("max_seqlen", self.max_seqlen),
-            ("max_kvlen", self.max_kvlen),
-        ]
-    }
-}
-
-impl<'t, 'a> From<&'t Inputs<'a>> for IndexInputs<'t, 'a> {
-    fn from(inputs: &'t Inputs<'a>) -> Self {
-        let Inputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, .. } = inputs;
-        Self { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen }
-    }
-}
-
-impl<'t, 'a> From<&'t LayersInputs<'a>> for IndexInputs<'t, 'a> {
-    fn from(inputs: &'t LayersInputs<'a>) -> Self {
-        let LayersInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, .. } = inputs;
-        Self { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen }
-    }
-}
-
 /// Checks the values of tensors whose types, shapes and memory have been checked.
-pub(super) fn check<'a>(config: &Config, inputs: IndexInputs<'_, 'a>, dims: &Dims) -> Result<Indices<'a>, Error> {
-    let seqstarts = values(inputs.seqstarts);
-    let kvstarts = values(inputs.kvstarts);
-    let start_pos = values(inputs.start_pos);
+pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) -> Result<Indices<'a>, Error> {
+    let seqstarts = values(&inputs.seqstarts);
+    let kvstarts = values(&inputs.kvstarts);
+    let start_pos = values(&inputs.start_pos);
     starts("seqstarts", seqstarts)?;
     starts("kvstarts", kvstarts)?;
     let found = seqstarts[dims.batch];
@@ -72,10 +33,10 @@ pub(super) fn check<'a>(config: &Config, inputs: IndexInputs<'_, 'a>, dims: &Dim
             return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
         }
     }
-    bound("max_seqlen", values(inputs.max_seqlen), seqstarts)?;
-    bound("max_kvlen", values(inputs.max_kvlen), kvstarts)?;
+    bound("max_seqlen", values(&inputs.max_seqlen), seqstarts)?;
+    bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)?;
 
-    let cachestarts = values(inputs.cachestarts);
+    let cachestarts = values(&inputs.cachestarts);
     let addressing = match config.mode {
         CacheMode::Offset => Addressing::Offset { cachestarts },
         CacheMode::Paged => Addressing::Paged { cachestarts, max_p: dims.max_p, page_size: config.page_size },
@@ -92,7 +53,7 @@ pub(super) fn check<'a>(config: &Config, inputs: IndexInputs<'_, 'a>, dims: &Dim
 /// # Safety
 /// The memory of these three inputs is the host's.
 #[cfg(feature = "cuda")]
-pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &Inputs<'_>, dims: &Dims) -> Result<usize, Error> {
+pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, dims: &Dims) -> Result<usize, Error> {
     let kvstarts = values(&inputs.kvstarts);
     starts("kvstarts", kvstarts)?;
     // SAFETY: the caller's promise.
@@ -110,7 +71,7 @@ pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &Inputs<'_>, dims
 /// # Safety
 /// The memory of these two inputs is the host's.
 #[cfg(feature = "cuda")]
-pub(crate) unsafe fn bounds_on_host(inputs: &Inputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
+pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
     bound("max_seqlen", values(&inputs.max_seqlen), &[])?;
     bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)
 }

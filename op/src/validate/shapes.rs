@@ -2,9 +2,9 @@
 
 use kvcache_schema::{CacheDims, CacheMode};
 
-use super::indices::IndexInputs;
 use crate::attributes::Config;
 use crate::error::Error;
+use crate::inputs::IndexInputs;
 use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// The dimensions of a call, on which all inputs agree.
@@ -25,7 +25,7 @@ pub(crate) struct Dims {
 pub(super) fn check(
     config: &Config,
     current: Option<[&TensorRef<'_>; 2]>,
-    inputs: IndexInputs<'_, '_>,
+    inputs: &IndexInputs<'_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Dims, Error> {

@@ -3,7 +3,7 @@
 use kvcache_op::cuda::cudarc::driver::CudaSlice;
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows};
 use kvcache_op::schema::{CacheDims, CacheStrides};
-use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
+use kvcache_op::{Attributes, CacheLayout, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::device::Gpu;
@@ -86,12 +86,14 @@ fn one_layout(
     let inputs = DeviceInputs {
         current_key: DeviceRef::from_bytes(element, shape, &key, stream),
         current_value: DeviceRef::from_bytes(element, shape, &value, stream),
-        seqstarts: DeviceRef::new([2], &seqstarts, stream),
-        cachestarts: DeviceRef::new([1, 2], &cachestarts, stream),
-        start_pos: DeviceRef::new([1], &start_pos, stream),
-        kvstarts: OutputRows::Kvstarts((&[0, TOKENS as i64]).into()),
-        max_seqlen: (&(TOKENS as i64)).into(),
-        max_kvlen: (&(TOKENS as i64)).into(),
+        indices: IndexInputs {
+            seqstarts: DeviceRef::new([2], &seqstarts, stream),
+            cachestarts: DeviceRef::new([1, 2], &cachestarts, stream),
+            start_pos: DeviceRef::new([1], &start_pos, stream),
+            kvstarts: OutputRows::Kvstarts((&[0, TOKENS as i64]).into()),
+            max_seqlen: (&(TOKENS as i64)).into(),
+            max_kvlen: (&(TOKENS as i64)).into(),
+        },
     };
     let call = op.check_device(inputs, DeviceMut::from_bytes(element, layout.shape(dims), cache, stream), None)?;
     let outputs = DeviceOutputs {
