@@ -9,10 +9,10 @@ mod call;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod infer;
 mod inputs;
 mod layers;
 mod operator;
-mod shape;
 mod tensor;
 mod validate;
 #[cfg(feature = "rayon")]
@@ -21,6 +21,7 @@ mod workers;
 pub use backend::Backend;
 pub use call::Call;
 pub use error::Error;
+pub use infer::{Dim, InputDims};
 pub use inputs::{IndexInputs, Inputs};
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
@@ -28,7 +29,6 @@ pub use kvcache_schema as schema;
 pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
 pub use layers::Layers;
 pub use operator::{KeyValueCache, Outputs};
-pub use shape::{Dim, InputDims};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;

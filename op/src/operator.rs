@@ -3,16 +3,16 @@
 use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
-use kvcache_schema::{Attributes, ElementType};
+use kvcache_schema::{Attributes, ElementType, shape};
 use ndarray::Array3;
 
 use crate::attributes::Config;
 use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
+use crate::infer::{self, Dim, InputDims};
 use crate::inputs::{IndexInputs, Inputs};
 use crate::layers::Layers;
-use crate::shape::{self, Dim, InputDims};
 use crate::tensor::{Element, TensorMut};
 use crate::validate;
 
@@ -77,7 +77,7 @@ impl KeyValueCache {
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
     pub fn infer_shape(&self, inputs: &InputDims<'_>) -> [Dim; 3] {
-        shape::infer(&self.config, inputs)
+        infer::infer(&self.config, inputs)
     }
 
     /// Checks a call; nothing is written yet. [`Call::output_shape`] is then known, and [`Call::run`] does the work.
@@ -165,7 +165,7 @@ impl KeyValueCache {
 /// An output of this shape, not yet written. Sizes come from the caller, so a lack of memory is an error and no abort.
 fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
     let out_of_memory = || Error::OutOfMemory { output, shape: shape.into() };
-    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis)).ok_or_else(out_of_memory)?;
+    let len = shape::elements(&shape).ok_or_else(out_of_memory)?;
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
     // SAFETY: there is room for so many, and elements that may be uninitialized need no more.

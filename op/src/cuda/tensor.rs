@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use kvcache_kernels::cuda::cudarc;
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 
 use super::error::Error;
 use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
@@ -134,7 +134,6 @@ impl Usage<'_> {
 
 /// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows is refused before that is asked.)
 fn defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {
-    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis));
-    let fits = len.and_then(|len| element.bytes(len)) == Some(bytes);
+    let fits = shape::bytes(element, shape) == Some(bytes);
     (!fits).then_some(Defect::SliceLength(bytes))
 }

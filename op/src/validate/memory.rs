@@ -1,6 +1,6 @@
 //! The tensors' memory: contiguous, aligned, of a size that fits, and nobody else's where it is written.
 
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 use smallvec::SmallVec;
 
 use crate::error::Error;
@@ -83,12 +83,10 @@ impl Extents {
 
 /// The number of elements of a tensor.
 pub(crate) fn len(input: &'static str, shape: &Shape) -> Result<usize, Error> {
-    let overflow = || Error::SizeOverflow { input, shape: shape.clone() };
-    shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis)).ok_or_else(overflow)
+    shape::elements(shape).ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
 }
 
-/// The bytes of a tensor, which an address can count with its sign.
+/// The bytes of a tensor.
 pub(crate) fn bytes(input: &'static str, element: ElementType, shape: &Shape) -> Result<usize, Error> {
-    let bytes = element.bytes(len(input, shape)?).filter(|&bytes| isize::try_from(bytes).is_ok());
-    bytes.ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
+    shape::bytes(element, shape).ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
 }
