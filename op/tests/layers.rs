@@ -91,7 +91,7 @@ fn what_is_wrong_with_one_layer_is_said_there() {
     for layer_idx in [2, usize::MAX] {
         let error = layers.layer(layer_idx, &(&right).into(), &(&right).into()).unwrap_err();
         assert!(matches!(error, Error::AttributeOutOfRange { name: "layer_idx", .. }), "{error}");
-        assert!(error.to_string().ends_with("wanted 0 to 1, because num_layer is 2"), "{error}");
+        assert!(error.to_string().ends_with("expected 0 to 1, because num_layer is 2"), "{error}");
     }
     for shape in [[3, 2, 4], [2, 1, 4], [2, 2, 8]] {
         let wrong = Array3::<f32>::ones(shape);

@@ -106,7 +106,7 @@ fn tensors_at_odd_addresses() {
             unsafe { TensorMut::from_raw_parts(ElementType::Float32, [8, 1, 2, 2, 4], bytes.as_mut_ptr().add(odd)) };
         op.check(&inputs(&call.current), cache, None).map(drop)
     });
-    assert!(matches!(error, Error::Misaligned { input: "cache", wanted: 4, .. }), "{error}");
+    assert!(matches!(error, Error::Misaligned { input: "cache", expected: 4, .. }), "{error}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn packed_caches_of_the_wrong_length() {
     for len in [63, 65] {
         let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..len]);
         let error = op.check(&inputs, cache, Some((&mut scale).into())).unwrap_err();
-        assert!(matches!(error, Error::PackedLength { found, wanted: 64, .. } if found == len), "{error}");
+        assert!(matches!(error, Error::PackedLength { got, expected: 64, .. } if got == len), "{error}");
     }
     let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..64]);
     assert!(op.check(&inputs, cache, Some((&mut scale).into())).is_ok());
@@ -133,7 +133,7 @@ fn outputs_of_the_wrong_kind() {
         let outputs = Outputs { key: (&mut call.key).into(), value: (&mut short).into() };
         op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
     });
-    assert!(matches!(error, Error::ShapeMismatch { input: "value", axis: 0, found: 4, wanted: 5, .. }), "{error}");
+    assert!(matches!(error, Error::ShapeMismatch { input: "value", axis: 0, got: 4, expected: 5, .. }), "{error}");
 
     let error = refused(&mut Call::new(), |op, call| {
         op.run_alloc::<f16>(&inputs(&call.current), (&mut call.cache).into(), None, &Serial).map(drop)
@@ -145,7 +145,7 @@ fn outputs_of_the_wrong_kind() {
         let outputs = Outputs { key: (&mut flat).into(), value: (&mut call.value).into() };
         op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
     });
-    assert!(matches!(error, Error::RankMismatch { input: "key", wanted: 3, .. }), "{error}");
+    assert!(matches!(error, Error::RankMismatch { input: "key", expected: 3, .. }), "{error}");
 }
 
 #[test]

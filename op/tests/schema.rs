@@ -236,9 +236,9 @@ fn other_types_and_absent_tensors_are_refused() {
         let name = &operand.name;
         for element in ElementType::ALL {
             let mut operands = setting.operands(&schema);
-            let wanted = operands[name].element();
+            let expected = operands[name].element();
             let other = Tensor::zeros(element, operands[name].shape().to_vec()).unwrap();
-            if element != wanted {
+            if element != expected {
                 operands.insert(name.clone(), other);
                 let legal = operand.r#type == "T3" && element == ElementType::Float16;
                 assert_eq!(setting.run(&mut operands).is_ok(), legal, "{name} of {element}");
@@ -269,8 +269,8 @@ fn attributes_are_legal_in_their_ranges_alone() {
         assert!(attributes.set(name, value));
         match KeyValueCache::new(attributes) {
             Ok(_) => false,
-            Err(Error::AttributeOutOfRange { name: named, found, .. }) => {
-                assert_eq!((named, found), (name, value));
+            Err(Error::AttributeOutOfRange { name: named, got, .. }) => {
+                assert_eq!((named, got), (name, value));
                 true
             }
             Err(other) => panic!("{other}"),

@@ -8,7 +8,7 @@ use kvcache_schema::{ElementType, OUTPUTS};
 use super::indices;
 use super::memory::{self, Extents};
 use super::shapes::{self, Dims};
-use super::types::wanted_type;
+use super::types::expect_type;
 use crate::attributes::{self, Config};
 use crate::backend::Backend;
 use crate::call::Call;
@@ -37,7 +37,7 @@ pub(crate) fn operands(
     // A scale that is given without quantization is left untouched, so nothing is asked of it.
     let scale = config.quant.and(scale);
     for (name, tensor) in index_inputs.named() {
-        wanted_type(name, tensor.element, ElementType::Int64)?;
+        expect_type(name, tensor.element, ElementType::Int64)?;
     }
 
     let dims = shapes::check(config, current, index_inputs, cache, scale)?;
@@ -115,10 +115,10 @@ pub(crate) fn layer<'a>(
 ) -> Result<Call<'a>, Error> {
     attributes::layer_idx(layer_idx, num_layer)?;
     let Geometry { batch, num_heads, head_dim, t1, .. } = call.geometry;
-    let wanted = [call.indices.seqstarts[batch] as usize, num_heads, head_dim];
+    let expected = [call.indices.seqstarts[batch] as usize, num_heads, head_dim];
     for (name, tensor) in CURRENT.into_iter().zip(current) {
-        wanted_type(name, tensor.element, t1)?;
-        shapes::equal(name, &tensor.shape, &wanted, "the shape (seqstarts[B], H, Dh) of this call")?;
+        expect_type(name, tensor.element, t1)?;
+        shapes::equal(name, &tensor.shape, &expected, "the shape (seqstarts[B], H, Dh) of this call")?;
     }
     let mut extents = call.extents.clone();
     read_current(&mut extents, current)?;
@@ -156,7 +156,7 @@ pub(crate) fn outputs(
     outputs: [&TensorMut<'_>; 2],
 ) -> Result<(), Error> {
     for (name, output) in OUTPUTS.into_iter().zip(outputs) {
-        wanted_type(name, output.element, t1)?;
+        expect_type(name, output.element, t1)?;
         shapes::equal(name, &output.shape, &output_shape, "the shape (kvstarts[B], H * num_repeat, Dh) of this call")?;
         extents.write(name, output.into())?;
     }

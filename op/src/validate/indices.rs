@@ -17,17 +17,17 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
     let start_pos = values(&inputs.start_pos);
     starts("seqstarts", seqstarts)?;
     starts("kvstarts", kvstarts)?;
-    let found = seqstarts[dims.batch];
-    if let Some(wanted) = dims.total_seqlen
-        && usize::try_from(found) != Ok(wanted)
+    let got = seqstarts[dims.batch];
+    if let Some(expected) = dims.total_seqlen
+        && usize::try_from(got) != Ok(expected)
     {
-        return Err(Error::StartsTotal { input: "seqstarts", found, wanted });
+        return Err(Error::StartsTotal { input: "seqstarts", got, expected });
     }
 
     for b in 0..dims.batch {
         let (seqlen, kvlen) = (seqstarts[b + 1] - seqstarts[b], kvstarts[b + 1] - kvstarts[b]);
         if start_pos[b] < 0 {
-            return Err(Error::StartPosNegative { b, found: start_pos[b] });
+            return Err(Error::StartPosNegative { b, got: start_pos[b] });
         }
         if kvlen - seqlen != start_pos[b] {
             return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
@@ -88,11 +88,11 @@ fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
 /// Checks that starts begin with 0 and never fall.
 fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
     if starts[0] != 0 {
-        return Err(Error::StartsNotZero { input, found: starts[0] });
+        return Err(Error::StartsNotZero { input, got: starts[0] });
     }
     match starts.windows(2).position(|pair| pair[1] < pair[0]) {
         None => Ok(()),
-        Some(b) => Err(Error::StartsDecrease { input, b, before: starts[b], found: starts[b + 1] }),
+        Some(b) => Err(Error::StartsDecrease { input, b, before: starts[b], got: starts[b + 1] }),
     }
 }
 
@@ -100,11 +100,11 @@ fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
 fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Result<(), Error> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let longest = lengths.max_by_key(|&(_, len)| len);
-    let wanted = longest.map_or(0, |(_, len)| len);
-    if value[0] >= wanted {
+    let expected = longest.map_or(0, |(_, len)| len);
+    if value[0] >= expected {
         return Ok(());
     }
-    Err(Error::MaxTooSmall { input, found: value[0], wanted, b: longest.map(|(b, _)| b) })
+    Err(Error::MaxTooSmall { input, got: value[0], expected, b: longest.map(|(b, _)| b) })
 }
 
 /// Checks that every token of the call has a slot in the cache.

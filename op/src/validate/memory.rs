@@ -54,12 +54,12 @@ impl Extents {
         let bytes = bytes(name, element, shape)?;
         match defect {
             Some(Defect::NotContiguous) => return Err(Error::NotContiguous { input: name, shape: shape.clone() }),
-            Some(Defect::PackedLength(found)) => {
-                return Err(Error::PackedLength { input: name, shape: shape.clone(), found, wanted: bytes });
+            Some(Defect::PackedLength(got)) => {
+                return Err(Error::PackedLength { input: name, shape: shape.clone(), got, expected: bytes });
             }
             #[cfg(feature = "cuda")]
-            Some(Defect::SliceLength(found)) => {
-                return Err(Error::SliceLength { input: name, shape: shape.clone(), found, wanted: bytes });
+            Some(Defect::SliceLength(got)) => {
+                return Err(Error::SliceLength { input: name, shape: shape.clone(), got, expected: bytes });
             }
             None => {}
         }
@@ -67,7 +67,7 @@ impl Extents {
             return Ok(());
         }
         if !address.is_multiple_of(element.align()) {
-            return Err(Error::Misaligned { input: name, address, wanted: element.align() });
+            return Err(Error::Misaligned { input: name, address, expected: element.align() });
         }
         let new = Extent { name, start: address, end: address.saturating_add(bytes), written };
         for old in &self.0 {

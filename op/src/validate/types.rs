@@ -20,10 +20,10 @@ pub(crate) fn types(
         }
         return Err(Error::IllegalTypes { t1, t2, t3: scale, quant_bit });
     }
-    wanted_type("current_value", current_value, t1)
+    expect_type("current_value", current_value, t1)
 }
 
 /// Checks that a tensor has the one type that it may have.
-pub(super) fn wanted_type(input: &'static str, found: ElementType, wanted: ElementType) -> Result<(), Error> {
-    if found == wanted { Ok(()) } else { Err(Error::TypeMismatch { input, found, wanted }) }
+pub(super) fn expect_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }
 }

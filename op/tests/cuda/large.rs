@@ -103,8 +103,8 @@ fn one_layout(
     call.launch(outputs, &gpu.status, stream)?;
     stream.synchronize()?;
     assert_eq!(gpu.status.take(), None);
-    for (found, wanted) in [(&out_key, &current[0]), (&out_value, &current[1])] {
-        if stream.clone_dtoh(found)? != *wanted {
+    for (got, expected) in [(&out_key, &current[0]), (&out_value, &current[1])] {
+        if stream.clone_dtoh(got)? != *expected {
             return Err("what is loaded is not what was stored".into());
         }
     }
@@ -131,11 +131,11 @@ fn one_layout(
         let mut window = stream.clone_dtoh(&cache.slice(start..end))?;
         // A head never straddles two windows: both are powers of two.
         for (at, bytes) in stored.iter().filter(|(at, _)| (start..end).contains(at)) {
-            let found = &mut window[at - start..][..bytes.len()];
-            if found != *bytes {
+            let got = &mut window[at - start..][..bytes.len()];
+            if got != *bytes {
                 return Err(format!("the head at byte {at} is not what was stored").into());
             }
-            found.fill(BEFORE);
+            got.fill(BEFORE);
             seen += 1;
         }
         if let Some(i) = window.iter().position(|&byte| byte != BEFORE) {

@@ -32,7 +32,7 @@ fn numbers() -> Vec<f32> {
 }
 
 /// What `key` must be of a call with [`numbers`] on a cache of zeros.
-fn wanted() -> Vec<f32> {
+fn expected() -> Vec<f32> {
     [vec![0.0; len(&OUTPUT) - len(&CURRENT)], numbers()].concat()
 }
 
@@ -56,7 +56,7 @@ pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
             call.launch(outputs, &gpu.status, &gpu.stream)?;
             gpu.stream.synchronize()?;
             assert_eq!(gpu.status.take(), None);
-            assert_eq!(gpu.stream.clone_dtoh(&slices.outputs[0])?, wanted());
+            assert_eq!(gpu.stream.clone_dtoh(&slices.outputs[0])?, expected());
         }
     }
     Ok(())
@@ -138,8 +138,8 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // SAFETY: the stream lives.
     unsafe { result::stream::synchronize(foreign) }?;
     launched?;
-    assert_eq!(stream.clone_dtoh(&key)?, wanted());
-    assert_eq!(stream.clone_dtoh(&value)?, wanted());
+    assert_eq!(stream.clone_dtoh(&key)?, expected());
+    assert_eq!(stream.clone_dtoh(&value)?, expected());
     assert_eq!(Status::from_word(stream.clone_dtoh(&status)?[0]), None);
     // SAFETY: nothing uses the stream any more.
     unsafe { result::stream::destroy(foreign) }?;
@@ -204,7 +204,7 @@ pub fn calls_on_several_streams(gpu: &Gpu) -> Result<(), Failed> {
     gpu.context.synchronize()?;
     assert_eq!(gpu.status.take(), None);
     for output in &slices.outputs {
-        assert_eq!(gpu.stream.clone_dtoh(output)?, wanted());
+        assert_eq!(gpu.stream.clone_dtoh(output)?, expected());
     }
     Ok(())
 }
@@ -268,6 +268,6 @@ pub fn slices_of_another_length_are_refused(gpu: &Gpu) -> Result<(), Failed> {
     };
     let error = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut cache, stream), None).unwrap_err();
     assert_eq!(error.kind(), "slice_length");
-    assert_eq!(error.to_string(), "current_key is a slice of 100 bytes, wanted 64 for shape [2, 2, 4]");
+    assert_eq!(error.to_string(), "current_key is a slice of 100 bytes, expected 64 for shape [2, 2, 4]");
     Ok(())
 }
