@@ -1,9 +1,10 @@
 //! The calls of all layers of one step, whose indices are checked once.
 
+use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
 use crate::tensor::TensorRef;
-use crate::validate;
+use crate::validate::{self, CheckedCall};
 
 /// What the calls of all layers have in common, checked, and written by none of them yet. One cache holds all layers, and a
 /// step gives each the same indices, so a model that runs layer by layer need not have them checked anew.
@@ -37,14 +38,15 @@ use crate::validate;
 #[derive(Debug)]
 pub struct Layers<'a> {
     pub(crate) num_layer: usize,
-    /// The call of any layer, without its current tokens: never run.
-    pub(crate) call: Call<'a>,
+    pub(crate) backend: Backend,
+    /// The call of any layer, of which the current tokens are missing.
+    pub(crate) checked: CheckedCall<'a>,
 }
 
 impl Layers<'_> {
     /// The shape of each layer's `key` and `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        self.call.output_shape()
+        self.checked.output_shape
     }
 
     /// The call of one layer; nothing is written yet. `current_key` and `current_value` are of type T1 and shape
@@ -59,6 +61,7 @@ impl Layers<'_> {
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
     ) -> Result<Call<'c>, Error> {
-        validate::layer(&self.call, self.num_layer, layer_idx, [current_key, current_value])
+        let checked = validate::layer(&self.checked, self.num_layer, layer_idx, [current_key, current_value])?;
+        Ok(Call { backend: self.backend, checked })
     }
 }

@@ -19,7 +19,7 @@ mod validate;
 mod workers;
 
 pub use backend::Backend;
-pub use call::Call;
+pub use call::{Call, Outputs};
 pub use error::Error;
 pub use infer::{Dim, InputDims};
 pub use inputs::{IndexInputs, Inputs};
@@ -28,7 +28,7 @@ pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
 pub use layers::Layers;
-pub use operator::{KeyValueCache, Outputs};
+pub use operator::KeyValueCache;
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;

@@ -108,13 +108,13 @@ pub struct TensorMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a TensorRef stands for a shared slice of plain numbers.
+// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorRef<'_> {}
-// SAFETY: as above; it gives no access of its own.
+// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Sync.
 unsafe impl Sync for TensorRef<'_> {}
-// SAFETY: a TensorMut stands for a mutable slice of plain numbers.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorMut<'_> {}
-// SAFETY: as above; a shared reference to it gives no access.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Sync; a `&TensorMut` gives no access to them.
 unsafe impl Sync for TensorMut<'_> {}
 
 impl TensorRef<'_> {

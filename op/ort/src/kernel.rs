@@ -77,7 +77,7 @@ impl Kernel for NodeKernel {
 pub(crate) fn checked_operator(context: &KernelContext<'_>, types: TypedOperator) -> Result<KeyValueCache, Error> {
     let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
     let scale = has_input(context, SCALE)?.then_some(types.scale);
-    operator.check_types(types.current_key, types.current_value, types.cache, scale)?;
+    let operator = operator.with_types(types.current_key, types.current_value, types.cache, scale)?;
     match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
         Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
         None => Ok(operator),

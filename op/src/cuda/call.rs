@@ -79,9 +79,10 @@ impl<'a> DeviceCall<'a> {
         if status.context().cu_ctx() != stream.context().cu_ctx() {
             return Err(cuda::Error::OtherContext.into());
         }
-        // SAFETY: slices made for the stream stay in use until the call is in it, since `self` and `outputs` are dropped
-        // after that; for raw tensors their makers have promised as much. The status word belongs to this context, for
-        // which it waits before it goes away.
+        // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self` and
+        // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that is
+        // valid when the stream comes to the call. The status word belongs to this context, checked above, and its `Drop`
+        // waits for the context.
         unsafe { self.run(&outputs, status.address(), &Queue::new(stream)?) }
     }
 
@@ -100,7 +101,8 @@ impl<'a> DeviceCall<'a> {
         status: u64,
         stream: sys::CUstream,
     ) -> Result<(), Error> {
-        // SAFETY: the caller promises that the stream lives, and the status word.
+        // SAFETY: `stream` lives or is a default stream, slices were made for it, and `status` is such an address: see
+        // `# Safety`.
         unsafe { self.run(&outputs, status, &Queue::from_raw(stream)?) }
     }
 
@@ -131,8 +133,9 @@ impl<'a> DeviceCall<'a> {
             status,
             multiprocessors: queue.multiprocessors(),
         };
-        // SAFETY: `validate` has checked types, shapes, alignment and overlap; the tensors' makers have promised the rest
-        // of what the kernels need, and the caller promises the status word.
+        // SAFETY: `check_device` and `validate::outputs` above have checked types, shapes, alignment and overlap; each
+        // tensor's memory is accessible to the device when the stream comes to the call, as `DeviceRef` and `DeviceMut` ask
+        // for; `status` is as for `launch_raw`, see `# Safety`.
         Ok(unsafe { queue.run(&operands) }?)
     }
 

@@ -43,13 +43,13 @@ impl KeyValueCache {
         };
         let config = self.config();
         let current = Some([current_key, current_value]);
-        let validate::Operands { geometry, dims, extents } =
-            validate::operands(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
+        let validate::CheckedTensors { geometry, dims, extents } =
+            validate::tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
         let output_rows = match inputs.indices.kvstarts {
-            // SAFETY: these inputs are tensors of the host.
+            // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
             OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &indices, &dims) }?,
             OutputRows::AtMost(rows) => {
-                // SAFETY: as above.
+                // SAFETY: `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
                 unsafe { validate::bounds_on_host(&indices, &[]) }?;
                 rows
             }

@@ -68,7 +68,8 @@ impl<'a> DeviceRef<'a> {
     /// elements), and nothing writes it until the stream is through with the call.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, reads the memory; the caller promises the rest.
+        // SAFETY: nothing but a call on a device, through its stream, reads the memory, which is then accessible to the
+        // device and not written: see `# Safety`.
         Self { tensor: unsafe { TensorRef::from_raw_parts(element, shape, data) }, usage: None }
     }
 }
@@ -114,7 +115,8 @@ impl<'a> DeviceMut<'a> {
     /// output, or those slots of a cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, touches the memory; the caller promises the rest.
+        // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to the
+        // device and touched by nobody else: see `# Safety`.
         Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, usage: None }
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
 pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, dims: &Dims) -> Result<usize, Error> {
     let kvstarts = values(&inputs.kvstarts);
     starts("kvstarts", kvstarts)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `max_seqlen` and `max_kvlen` are the host's, see `# Safety`.
     unsafe { bounds_on_host(inputs, kvstarts) }?;
     if config.mode == CacheMode::Paged {
         for (b, pair) in kvstarts.windows(2).enumerate() {
@@ -80,7 +80,8 @@ pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) 
 fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
         0 => &[],
-        // SAFETY: the tensor promises memory of its shape for 'a; that it is int64, aligned and contiguous is checked.
+        // SAFETY: a TensorRef is valid for reads of its shape for 'a; that it is int64, aligned, contiguous and of a size
+        // that fits was checked by `tensors`.
         len => unsafe { std::slice::from_raw_parts(tensor.data.cast(), len) },
     }
 }
