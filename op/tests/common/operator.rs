@@ -3,7 +3,7 @@
 #[path = "memory.rs"]
 mod memory;
 
-use kvcache_golden::{Case, Implementation, Outcome, Outputs, Played, Step, Tensor};
+use kvcache_golden::{CallResult, Case, Implementation, Outcome, Outputs, Step, Tensor};
 use kvcache_op::{Backend, Error, IndexInputs, Inputs, KeyValueCache, Workers};
 use memory::{read, write};
 
@@ -16,10 +16,10 @@ pub struct Operator<W> {
 }
 
 impl<W: Workers> Implementation for Operator<W> {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let op = KeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let mut play = |step: &Step| {
+        let mut run = |step: &Step| {
             let outcome = match op.as_ref().map_err(Error::clone).and_then(|op| {
                 let inputs = &step.inputs;
                 let inputs = Inputs {
@@ -46,8 +46,8 @@ impl<W: Workers> Implementation for Operator<W> {
                 Ok(outputs) => Outcome::Done(outputs),
                 Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
             };
-            Played { outcome, cache: cache.clone(), scale: scale.clone() }
+            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
         };
-        Ok(case.steps.iter().map(&mut play).collect())
+        Ok(case.steps.iter().map(&mut run).collect())
     }
 }
