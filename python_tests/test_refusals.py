@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits, assert_same_outputs
-from kvcache import DOMAIN, create_session, find_library
+from kvcache import DOMAIN, LAYOUT_AXES, create_session, find_library
 from node import call, node_model, node_types, quiet_options, session_of
 from ragged import RaggedCache
 from setting import FLOAT, HALF, INT4, INT8, LEGAL_TYPES, TYPE_NAMES, Setting
@@ -30,7 +30,7 @@ OUT_OF_RANGE = [
     ("num_repeat", 0),
     ("cache_mode", 2),
     ("cache_mode", -1),
-    ("cache_layout", 4),
+    ("cache_layout", len(LAYOUT_AXES)),
     ("cache_layout", -1),
     ("page_size", 0),
     ("page_size", -(2**63)),

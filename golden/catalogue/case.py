@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from oracle.call import INPUTS, Attributes, Inputs, Types
 from oracle.key_value_cache import key_value_cache
-from oracle.operands import INPUTS, Attributes, Inputs, Types
-from oracle.rules import broken_rules, cache_shape
+from oracle.layouts import cache_shape
+from oracle.rules import broken_rules
 
 from .bits import random_bits, random_scales, random_values
 

@@ -6,7 +6,7 @@ import numpy as np
 import yaml
 from safetensors.numpy import save
 
-from oracle.operands import INPUTS
+from oracle.call import INPUTS
 
 from .case import Case, Success
 

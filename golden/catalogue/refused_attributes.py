@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from oracle.layouts import LAYOUTS
+
 from .addressing import I64_MIN
 from .case import Case, Sequence, begin
 
@@ -17,7 +19,7 @@ WRONG = {
     "quant_group": (0, -8),
     "num_repeat": (0, -1),
     "cache_mode": (-1, 2, BEYOND_32_BITS + 1),
-    "cache_layout": (-1, 4, BEYOND_32_BITS, I64_MIN),
+    "cache_layout": (-1, len(LAYOUTS), BEYOND_32_BITS, I64_MIN),
     "page_size": (0, I64_MIN),
 }
 

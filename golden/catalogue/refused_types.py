@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from oracle.operands import NUMPY_TYPES
+from oracle.call import NUMPY_TYPES
 from oracle.rules import INDEX_INPUTS
 
 from .case import LONG_NAMES, Case, Sequence, begin
