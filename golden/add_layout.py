@@ -3,7 +3,7 @@
 
 Follows the recipe in a copy of this repository, with a layout that is like none of the others, and shows that the
 suite there has cases of it, that the oracle and every CPU kernel agree on them, and that no other case has changed. The
-copy lies in cargo's target folder, whose builds it shares.
+copy and its builds lie in cargo's target folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-COPY = TARGET / "added-layout"
+# The copy builds in a folder of its own: cargo would take the repository's crates for the copy's.
+COPY, COPY_TARGET = TARGET / "added-layout/repository", TARGET / "added-layout/target"
 CASES = Path("golden/cases")
 
 # Heads outside of tokens, layers inside of keys and values; the axes in Rust, and as the schema and the oracle write
@@ -114,7 +115,7 @@ def python(*command: str) -> None:
 
 def cargo(*command: str) -> None:
     """Runs cargo in the copy."""
-    environment = os.environ | {"CARGO_TARGET_DIR": str(TARGET)}
+    environment = os.environ | {"CARGO_TARGET_DIR": str(COPY_TARGET)}
     cargo = shutil.which("cargo") or sys.exit("cargo is not in the PATH")
     subprocess.run([cargo, command[0], "--quiet", "--locked", *command[1:]], cwd=COPY, env=environment, check=True)
 

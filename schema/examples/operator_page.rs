@@ -1,7 +1,7 @@
-//! Makes `docs/KeyValueCache.md`, the human page of the operator, from `key_value_cache.yaml`.
+//! Generates `docs/KeyValueCache.md`, the reference page of the operator, from `key_value_cache.yaml`.
 //!
 //! `cargo run -p kvcache-schema --example operator_page` writes the page; with `--check` it compares instead and fails
-//! if the page is not what the YAML makes.
+//! if the page is out of date.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,11 +16,11 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let page = page(&schema)?;
     if std::env::args().any(|argument| argument == "--check") {
         if std::fs::read_to_string(PAGE).ok().as_deref() == Some(page.as_str()) {
-            println!("docs/KeyValueCache.md is what schema/key_value_cache.yaml makes");
+            println!("docs/KeyValueCache.md is up to date with schema/key_value_cache.yaml");
             return Ok(ExitCode::SUCCESS);
         }
         eprintln!(
-            "docs/KeyValueCache.md is not what schema/key_value_cache.yaml makes: run \
+            "docs/KeyValueCache.md is out of date with schema/key_value_cache.yaml: run \
              `cargo run -p kvcache-schema --example operator_page`"
         );
         return Ok(ExitCode::FAILURE);
@@ -33,7 +33,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
 /// The whole page as Markdown.
 fn page(schema: &Value) -> Result<String, std::fmt::Error> {
     let mut md = String::new();
-    writeln!(md, "<!-- Made from schema/key_value_cache.yaml; change that file, then run")?;
+    writeln!(md, "<!-- Generated from schema/key_value_cache.yaml; edit that file, then run")?;
     writeln!(md, "     `cargo run -p kvcache-schema --example operator_page`. -->")?;
     writeln!(md, "# {}\n\n{}\n", text(&schema["name"]), text(&schema["summary"]))?;
     writeln!(md, "Domains {}; version {}.\n", list(&schema["domains"]), text(&schema["version"]))?;
