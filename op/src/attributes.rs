@@ -1,10 +1,10 @@
-//! From the integers of a graph to attributes that are known to be legal.
+//! Checks the attributes of a node.
 
 use kvcache_schema::{Attributes, CacheLayout, CacheMode, QuantBit};
 
 use crate::error::Error;
 
-/// Attributes that have been checked.
+/// Attributes that have been checked, as the types that they stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) num_layer: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Checks every attribute: first each by itself, then those that depend on another.
+    /// Checks every attribute: first its own range, then the rules that involve a second attribute.
     pub(crate) fn new(attributes: &Attributes) -> Result<Self, Error> {
         for spec in &Attributes::SPEC {
             let got = spec.value(attributes);

@@ -1,4 +1,4 @@
-//! What can be wrong with a call: one variant for each rule, with the numbers.
+//! Errors: one variant for each rule that a call can break, with what was expected and what it got.
 
 use kvcache_schema::{ElementType, TypeCombination};
 use thiserror::Error;
@@ -23,7 +23,7 @@ pub enum Error {
         expected: String,
     },
 
-    /// Types that do not go together.
+    /// A combination of types that the table of types does not have.
     #[error(
         "illegal types for quant_bit {quant_bit}: current_key (T1) is {t1}, cache (T2) is {t2}, scale (T3) is {}; \
          expected one of {}",
@@ -59,7 +59,7 @@ pub enum Error {
         expected: ElementType,
     },
 
-    /// A graph from before pages existed.
+    /// A graph exported before pages existed.
     #[error(
         "cachestarts has rank 1 (shape {shape}) although cache_mode is 1: this is the per-token table of exports from \
          before paged caches existed, which is not supported; expected rank 2, a row of page starts for each sequence"
@@ -80,24 +80,24 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A tensor of another shape than the others ask for.
+    /// A tensor whose shape does not agree with the attributes and the other tensors.
     #[error("{input} has {got} in axis {axis} (shape {shape}), expected {expected}, {reason}")]
     ShapeMismatch {
         /// The tensor's name.
         input: &'static str,
         /// Its shape.
         shape: Shape,
-        /// The axis that is wrong.
+        /// The axis that differs.
         axis: usize,
-        /// The axis' length.
+        /// Its length.
         got: usize,
         /// The length it must have.
         expected: usize,
-        /// Where the expected length comes from.
+        /// What decides the expected length.
         reason: &'static str,
     },
 
-    /// Heads that are not whole groups.
+    /// A `head_dim` that is not a multiple of `quant_group`.
     #[error(
         "head_dim is {head_dim} (the last axis of current_key), expected a multiple of quant_group, which is {quant_group}"
     )]
@@ -108,7 +108,7 @@ pub enum Error {
         quant_group: usize,
     },
 
-    /// Starts that do not begin with 0.
+    /// `seqstarts` or `kvstarts` that do not begin with 0.
     #[error("{input} begins with {got} (batch 0), expected 0")]
     StartsNotZero {
         /// `seqstarts` or `kvstarts`.
@@ -117,8 +117,8 @@ pub enum Error {
         got: i64,
     },
 
-    /// Starts that fall.
-    #[error("{input} falls from {before} to {got} at batch {b}, expected at least {before}")]
+    /// `seqstarts` or `kvstarts` that decrease.
+    #[error("{input} decreases from {before} to {got} at batch {b}, expected at least {before}")]
     StartsDecrease {
         /// `seqstarts` or `kvstarts`.
         input: &'static str,
@@ -130,7 +130,7 @@ pub enum Error {
         got: i64,
     },
 
-    /// Starts that do not end with the number of tokens.
+    /// `seqstarts` that do not end with the number of current tokens.
     #[error("{input} ends with {got}, expected {expected}, the number of tokens in current_key")]
     StartsTotal {
         /// `seqstarts`.
@@ -141,7 +141,7 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A sequence that starts before its first token.
+    /// A negative `start_pos`.
     #[error("start_pos is {got} at batch {b}, expected at least 0")]
     StartPosNegative {
         /// The sequence.
@@ -150,7 +150,7 @@ pub enum Error {
         got: i64,
     },
 
-    /// A sequence whose past and current tokens are not all its tokens.
+    /// A sequence whose kvlen is not start_pos + seqlen.
     #[error(
         "kvstarts gives batch {b} kvlen {kvlen}, expected start_pos + seqlen = {start_pos} + {seqlen} = {}",
         i128::from(*start_pos) + i128::from(*seqlen)
@@ -166,7 +166,7 @@ pub enum Error {
         seqlen: i64,
     },
 
-    /// An upper bound that is none.
+    /// A `max_seqlen` or `max_kvlen` below the longest sequence.
     #[error("{input} is {got}, expected at least {expected}, the length of the longest sequence{}", at_batch(*b))]
     MaxTooSmall {
         /// `max_seqlen` or `max_kvlen`.
@@ -179,10 +179,10 @@ pub enum Error {
         b: Option<usize>,
     },
 
-    /// Offset mode: a sequence outside the cache.
+    /// Offset mode: a sequence whose slots are not all in the cache.
     #[error(
-        "cachestarts is {start} at batch {b}, whose {kvlen} tokens would not lie in the cache's slots 0 to {max_t}; \
-         expected 0 <= cachestarts and cachestarts + kvlen <= MaxT = {max_t}"
+        "cachestarts is {start} at batch {b} with kvlen {kvlen}, which is outside of the cache; expected \
+         0 <= cachestarts and cachestarts + kvlen <= MaxT = {max_t}"
     )]
     CacheRange {
         /// The sequence.
@@ -195,7 +195,7 @@ pub enum Error {
         max_t: usize,
     },
 
-    /// Paged mode: a sequence with more pages than its row of the page table.
+    /// Paged mode: a sequence that needs more pages than the page table has columns.
     #[error(
         "cachestarts has {max_p} pages for batch {b}, expected at least {needed} for kvlen {kvlen} with page_size {page_size}"
     )]
@@ -212,10 +212,10 @@ pub enum Error {
         max_p: usize,
     },
 
-    /// Paged mode: a page outside the cache.
+    /// Paged mode: a page whose used slots are not all in the cache.
     #[error(
-        "cachestarts is {start} at batch {b}, page {page}, whose {used} used slots would not lie in the cache's slots 0 to \
-         {max_t}; expected 0 <= start and start + {used} <= MaxT = {max_t}"
+        "cachestarts is {start} at batch {b}, page {page}, of which {used} slots are used: outside of the cache; expected \
+         0 <= cachestarts and cachestarts + {used} <= MaxT = {max_t}"
     )]
     PageRange {
         /// The sequence.
@@ -230,10 +230,10 @@ pub enum Error {
         max_t: usize,
     },
 
-    /// Two tokens that would be stored to one slot.
+    /// Two current tokens with the same slot.
     #[error(
-        "cachestarts makes batch {b} and batch {other} both write slot {slot} in this call, expected each slot written by one \
-         token at most"
+        "cachestarts makes batch {b} and batch {other} both write slot {slot} in this call, expected at most one token to \
+         write a slot"
     )]
     WriteConflict {
         /// The sequence of one token.
@@ -253,8 +253,8 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// An output that this library was to allocate and that the system has no memory for.
-    #[error("there is no memory for {output} (shape {shape})")]
+    /// An output of [`run_alloc`](crate::KeyValueCache::run_alloc) for which there is no memory.
+    #[error("out of memory for {output} (shape {shape})")]
     OutOfMemory {
         /// `key` or `value`.
         output: &'static str,
@@ -262,8 +262,8 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// A tensor whose elements do not lie side by side in row-major order.
-    #[error("{input} is not contiguous (shape {shape}), expected row-major memory without gaps")]
+    /// A tensor that is not contiguous in row-major order.
+    #[error("{input} is not contiguous (shape {shape}), expected row-major order without gaps")]
     NotContiguous {
         /// The tensor's name.
         input: &'static str,
@@ -271,8 +271,8 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// A tensor at an address that its type must not have.
-    #[error("{input} lies at address {address:#x}, expected a multiple of {expected}, the size of its elements")]
+    /// A tensor that is not aligned to the size of its elements.
+    #[error("{input} is at address {address:#x}, expected a multiple of {expected}, the size of its elements")]
     Misaligned {
         /// The tensor's name.
         input: &'static str,
@@ -282,7 +282,7 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A packed int4 tensor whose bytes are not as many as its shape asks for.
+    /// A packed int4 tensor with other than the bytes of its shape.
     #[error("{input} has {got} bytes of packed elements, expected {expected} for shape {shape}")]
     PackedLength {
         /// The tensor's name.
@@ -291,11 +291,11 @@ pub enum Error {
         shape: Shape,
         /// Its bytes.
         got: usize,
-        /// The bytes that the shape asks for.
+        /// The bytes of the shape.
         expected: usize,
     },
 
-    /// A slice of a device whose bytes are not as many as its shape asks for.
+    /// A slice of device memory with other than the bytes of its shape.
     #[cfg(feature = "cuda")]
     #[error("{input} is a slice of {got} bytes, expected {expected} for shape {shape}")]
     SliceLength {
@@ -305,12 +305,12 @@ pub enum Error {
         shape: Shape,
         /// The slice's bytes.
         got: usize,
-        /// The bytes that the shape asks for.
+        /// The bytes of the shape.
         expected: usize,
     },
 
-    /// Two tensors of which one is written and that share memory.
-    #[error("{input} shares memory with {other}, expected memory of its own because it is written")]
+    /// A tensor that is written and overlaps another one.
+    #[error("{input} shares memory with {other}, expected no overlap because it is written")]
     OperandsOverlap {
         /// The tensor that is written.
         input: &'static str,

@@ -1,4 +1,4 @@
-//! The calls of all layers of one step, whose indices are checked once.
+//! The calls of all layers of one step, with indices that are checked once.
 
 use crate::backend::Backend;
 use crate::call::Call;
@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::tensor::TensorRef;
 use crate::validate::{self, CheckedCall};
 
-/// What the calls of all layers have in common, checked, and written by none of them yet. One cache holds all layers, and a
-/// step gives each the same indices, so a model that runs layer by layer need not have them checked anew.
+/// The calls of all layers of one step: their indices, cache and scale have been checked, and nothing is written yet. A step
+/// gives every layer the same indices and the same cache, so a model that runs layer by layer has them checked once.
 ///
 /// ```
 /// use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache, Outputs, Serial};
@@ -27,7 +27,7 @@ use crate::validate::{self, CheckedCall};
 /// let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None)?;
 /// let (mut key, mut value) = (Array3::<f32>::zeros(layers.output_shape()), Array3::<f32>::zeros(layers.output_shape()));
 /// for layer_idx in 0..2 {
-///     let current = Array3::<f32>::from_elem((3, 8, 64), layer_idx as f32); // what this layer has computed
+///     let current = Array3::<f32>::from_elem((3, 8, 64), layer_idx as f32); // from this layer's projections
 ///     let outputs = Outputs { key: (&mut key).into(), value: (&mut value).into() };
 ///     layers.layer(layer_idx, &(&current).into(), &(&current).into())?.run(outputs, &Serial)?;
 ///     assert_eq!(value[[12, 7, 63]], layer_idx as f32);

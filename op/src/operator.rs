@@ -1,4 +1,4 @@
-//! The operator: attributes in, calls out.
+//! The operator: checked attributes, and the ways to make a call.
 
 use std::mem::MaybeUninit;
 
@@ -180,7 +180,7 @@ impl KeyValueCache {
     }
 }
 
-/// An output of this shape, not yet written. Sizes come from the caller, so a lack of memory is an error and no abort.
+/// An output of this shape, uninitialized. Its size is the caller's, so a failed allocation is an error, not an abort.
 fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
     let out_of_memory = || Error::OutOfMemory { output, shape: shape.into() };
     let len = shape::elements(&shape).ok_or_else(out_of_memory)?;

@@ -1,4 +1,4 @@
-//! Layers whose indices are checked once do what each does by itself.
+//! Layers with indices checked once for all give what each layer gives when it is called alone.
 
 #[path = "common/random.rs"]
 mod random;
@@ -65,7 +65,7 @@ fn op() -> KeyValueCache {
 }
 
 #[test]
-fn what_is_wrong_with_all_layers_is_said_at_once() {
+fn errors_of_all_layers_are_found_by_check_layers() {
     let refused_of = |t1: ElementType, indices: IndexInputs<'_>, cache: [usize; 5]| {
         op().check_layers(t1, &indices, (&mut Array5::<f32>::zeros(cache)).into(), None).unwrap_err().kind()
     };
@@ -83,7 +83,7 @@ fn what_is_wrong_with_all_layers_is_said_at_once() {
 }
 
 #[test]
-fn what_is_wrong_with_one_layer_is_said_there() {
+fn errors_of_one_layer_are_found_by_its_call() {
     let mut cache = Array5::<f32>::zeros([8, 2, 2, 2, 4]);
     let (op, indices) = (op(), indices());
     let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None).unwrap();

@@ -1,4 +1,4 @@
-//! Refusals that concern the caller's memory, which golden cases cannot hold, and outputs of the wrong kind.
+//! Errors about the caller's memory, which golden cases cannot describe, and about outputs.
 
 use half::f16;
 use kvcache_op::{

@@ -1,5 +1,5 @@
-//! The operator does what `key_value_cache.yaml` says: a call made from nothing but its types and shape formulas is
-//! accepted, any other rank, length or type is refused, and so is an attribute outside its range.
+//! The operator agrees with `key_value_cache.yaml`: a call made from nothing but its types and shape formulas is accepted;
+//! any other rank, length or type is refused, and so is an attribute outside its range.
 
 #[path = "common/memory.rs"]
 mod memory;

@@ -22,7 +22,7 @@ pub struct DeviceInputs<'a> {
     pub indices: DeviceIndexInputs<'a>,
 }
 
-/// The inputs of type int64 for a call on a device: three on the device, and three that the host reads.
+/// The index inputs of a call on a device: three in its memory, and three that the host reads.
 pub type DeviceIndexInputs<'a> = IndexInputs<'a, DeviceRef<'a>, OutputRows<'a>>;
 
 /// What the host knows of `kvstarts`.
@@ -32,8 +32,8 @@ pub enum OutputRows<'a> {
     /// `seqstarts` to the rows of `current_key`; the status word tells if they do not.
     Kvstarts(TensorRef<'a>),
     /// `key` and `value` have so many rows. The device's lengths may add up to less, and those of `seqstarts` to less than
-    /// the rows of `current_key`: the rows behind are not touched. This is for graphs that are replayed with batches of
-    /// other lengths. (B stays the same; a sequence that is gone has no tokens: `start_pos` 0 and no current ones.)
+    /// the rows of `current_key`: the remaining rows are left untouched. This is for CUDA graphs that are replayed with
+    /// batches of other lengths. (B stays the same; a finished sequence has no tokens: `start_pos` 0 and no current ones.)
     AtMost(usize),
 }
 
@@ -67,8 +67,8 @@ impl<'a> DeviceCall<'a> {
         self.output_shape
     }
 
-    /// Puts the call into the stream that its tensors were made for. It is done when the stream comes through it, and what
-    /// it has found wrong is then in the status word.
+    /// Enqueues the call on the stream that its tensors were made for. Once the stream has run it, its status is in the
+    /// status word.
     ///
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`, the stream, the machine or its driver.
@@ -81,12 +81,12 @@ impl<'a> DeviceCall<'a> {
         }
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self` and
         // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that is
-        // valid when the stream comes to the call. The status word belongs to this context, checked above, and its `Drop`
+        // valid when the stream runs the call. The status word belongs to this context, checked above, and its `Drop`
         // waits for the context.
         unsafe { self.run(&outputs, status.address(), &Queue::new(stream)?) }
     }
 
-    /// Puts the call into a stream of any library. A default stream is that of the current context.
+    /// Enqueues the call on a stream of any library. A default stream is that of the current context.
     ///
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`, the machine or its driver.
@@ -94,7 +94,7 @@ impl<'a> DeviceCall<'a> {
     /// # Safety
     /// - `stream` lives, or is a default stream. Slices among the tensors were made for it.
     /// - `status` is the address of 8 aligned bytes, 0 before the first call, that the device can access atomically when the
-    ///   stream comes to the call. [`Status::from_word`](kvcache_kernels::cuda::Status::from_word) reads what it holds.
+    ///   stream runs the call. [`Status::from_word`](kvcache_kernels::cuda::Status::from_word) reads what it holds.
     pub unsafe fn launch_raw(
         self,
         outputs: DeviceOutputs<'a>,
@@ -106,7 +106,7 @@ impl<'a> DeviceCall<'a> {
         unsafe { self.run(&outputs, status, &Queue::from_raw(stream)?) }
     }
 
-    /// Puts the call into a queue.
+    /// Enqueues the call.
     ///
     /// # Safety
     /// Slices among the tensors were made for the queue's stream; the status word is as for
@@ -134,12 +134,12 @@ impl<'a> DeviceCall<'a> {
             multiprocessors: queue.multiprocessors(),
         };
         // SAFETY: `check_device` and `validate::outputs` above have checked types, shapes, alignment and overlap; each
-        // tensor's memory is accessible to the device when the stream comes to the call, as `DeviceRef` and `DeviceMut` ask
+        // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
         // for; `status` is as for `launch_raw`, see `# Safety`.
         Ok(unsafe { queue.run(&operands) }?)
     }
 
-    /// The usage of slices by this call, with the tensors' names.
+    /// The uses of slices by this call, with the tensors' names.
     fn uses<'b>(&'b self, outputs: &'b DeviceOutputs<'a>) -> [(&'static str, Option<&'b Usage<'a>>); 9] {
         let inputs = &self.inputs;
         [

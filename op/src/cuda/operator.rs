@@ -1,4 +1,4 @@
-//! The operator on a device: its check, and the loading of its kernels.
+//! The operator on a device: checking a call, and loading its kernels.
 
 use cudarc::driver::CudaStream;
 use kvcache_kernels::cuda::{Pages, Queue, cudarc};
@@ -12,7 +12,7 @@ use crate::operator::KeyValueCache;
 use crate::validate;
 
 impl KeyValueCache {
-    /// Checks a call on a device as far as the host knows it; nothing is launched yet, and no driver is needed.
+    /// Checks a call on a device as far as the host can; nothing is launched yet, and no driver is needed.
     /// [`DeviceCall::output_shape`] is then known, and [`DeviceCall::launch`] does the work.
     ///
     /// # Errors
@@ -71,8 +71,8 @@ impl KeyValueCache {
         })
     }
 
-    /// Loads the kernels for these types into the stream's context, so that a later call of them can be captured into a CUDA
-    /// graph, and takes no longer than others. A graph executor does so when it loads a model.
+    /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others and
+    /// can be captured into a CUDA graph. A graph executor does so when it loads a model.
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.

@@ -1,4 +1,4 @@
-//! Borrowed tensors in a device's memory.
+//! Borrowed tensors in device memory.
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use kvcache_kernels::cuda::cudarc;
@@ -7,15 +7,15 @@ use kvcache_schema::{ElementType, shape};
 use super::error::Error;
 use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 
-/// A tensor in a device's memory, to be read.
+/// A tensor in device memory, to be read.
 #[derive(Debug)]
 pub struct DeviceRef<'a> {
-    /// The tensor; its address is the device's, and the host never reads there.
+    /// The tensor; its address is a device address, which the host never dereferences.
     pub(super) tensor: TensorRef<'a>,
     pub(super) usage: Option<Usage<'a>>,
 }
 
-/// A tensor in a device's memory, to be written.
+/// A tensor in device memory, to be written.
 #[derive(Debug)]
 pub struct DeviceMut<'a> {
     /// As in [`DeviceRef`].
@@ -23,8 +23,8 @@ pub struct DeviceMut<'a> {
     pub(super) usage: Option<Usage<'a>>,
 }
 
-/// The use of a slice of cudarc by a stream. It began by making the stream wait for earlier uses by others, and ends when
-/// this is dropped, which must be after the call is in the stream.
+/// The use of a cudarc slice by a stream. Its start has made the stream wait for earlier uses on other streams; it ends when
+/// this is dropped, which must be after the call is enqueued.
 #[derive(Debug)]
 pub(super) struct Usage<'a> {
     stream: &'a CudaStream,
@@ -63,9 +63,9 @@ impl<'a> DeviceRef<'a> {
     /// A tensor at an address of a device.
     ///
     /// # Safety
-    /// Whenever the stream of a call (or of a graph that a call was captured into) comes to the call, the address is
-    /// accessible to the device for reads of a row-major tensor of this type and shape (any address where it has no
-    /// elements), and nothing writes it until the stream is through with the call.
+    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is accessible
+    /// to the device for reads of a row-major tensor of this type and shape (any address where it has no elements), and
+    /// nothing writes it until the call is done.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance(address as usize);
         // SAFETY: nothing but a call on a device, through its stream, reads the memory, which is then accessible to the
@@ -109,10 +109,10 @@ impl<'a> DeviceMut<'a> {
     /// A tensor at an address of a device.
     ///
     /// # Safety
-    /// Whenever the stream of a call (or of a graph that a call was captured into) comes to the call, the address is
-    /// accessible to the device for writes of a row-major tensor of this type and shape (any address where it has no
-    /// elements), as `cache` or `scale` also for reads. Until the stream is through with the call nothing else touches an
-    /// output, or those slots of a cache's layer that the call writes, or writes those that it reads.
+    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is accessible
+    /// to the device for writes of a row-major tensor of this type and shape (any address where it has no elements), as
+    /// `cache` or `scale` also for reads. Until the call is done nothing else reads or writes an output, or the slots of a
+    /// cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance_mut(address as usize);
         // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to the
@@ -134,7 +134,7 @@ impl Usage<'_> {
     }
 }
 
-/// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows is refused before that is asked.)
+/// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows has an error of its own.)
 fn defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {
     let fits = shape::bytes(element, shape) == Some(bytes);
     (!fits).then_some(Defect::SliceLength(bytes))

@@ -46,7 +46,7 @@ pub(crate) fn tensors(
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<CheckedTensors, Error> {
-    // A scale that is given without quantization is left untouched, so nothing is asked of it.
+    // A scale that is given without quantization is left untouched, and may be anything.
     let scale = config.quant.and(scale);
     for (name, tensor) in index_inputs.named() {
         equal_type(name, tensor.element, ElementType::Int64)?;

@@ -1,4 +1,4 @@
-//! The values of the index inputs: starts, positions, bounds and slots.
+//! Checks the values of the index inputs: starts, positions, bounds and slots.
 
 use kvcache_kernels::{Addressing, Indices};
 use kvcache_schema::CacheMode;
@@ -47,11 +47,11 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
     Ok(indices)
 }
 
-/// Checks what the host can know of a call on a device: `kvstarts` and the bounds lie in its own memory, the other index
-/// inputs do not. Gives the rows of `key` and `value`.
+/// Checks what the host can know of a call on a device: `kvstarts` and the bounds are in host memory, the other index
+/// inputs are not. Gives the rows of `key` and `value`.
 ///
 /// # Safety
-/// The memory of these three inputs is the host's.
+/// `kvstarts`, `max_seqlen` and `max_kvlen` are in host memory.
 #[cfg(feature = "cuda")]
 pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, dims: &Dims) -> Result<usize, Error> {
     let kvstarts = values(&inputs.kvstarts);
@@ -69,7 +69,7 @@ pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>,
 /// Checks `max_seqlen` and `max_kvlen` against the lengths that the host knows: those of `kvstarts`, or none.
 ///
 /// # Safety
-/// The memory of these two inputs is the host's.
+/// `max_seqlen` and `max_kvlen` are in host memory.
 #[cfg(feature = "cuda")]
 pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
     bound("max_seqlen", values(&inputs.max_seqlen), &[])?;
@@ -86,7 +86,7 @@ fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     }
 }
 
-/// Checks that starts begin with 0 and never fall.
+/// Checks that starts begin with 0 and never decrease.
 fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
     if starts[0] != 0 {
         return Err(Error::StartsNotZero { input, got: starts[0] });
@@ -97,7 +97,7 @@ fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
     }
 }
 
-/// Checks that the one value is no less than the longest sequence.
+/// Checks that the bound is no less than the longest sequence.
 fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Result<(), Error> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let longest = lengths.max_by_key(|&(_, len)| len);
@@ -136,7 +136,7 @@ fn slots(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that a row of the page table is long enough for the tokens of its sequence.
+/// Checks that the page table has enough columns for the tokens of a sequence.
 fn pages(b: usize, kvlen: usize, page_size: usize, max_p: usize) -> Result<(), Error> {
     let needed = kvlen.div_ceil(page_size);
     if needed <= max_p { Ok(()) } else { Err(Error::TooManyPages { b, kvlen, page_size, needed, max_p }) }

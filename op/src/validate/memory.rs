@@ -1,4 +1,4 @@
-//! The tensors' memory: contiguous, aligned, of a size that fits, and nobody else's where it is written.
+//! Checks the tensors' memory: contiguous, aligned, of a size that fits, and without overlap where it is written.
 
 use kvcache_schema::{ElementType, shape};
 use smallvec::SmallVec;
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::error::Error;
 use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
 
-/// What both kinds of tensors say of their memory.
+/// The memory of a tensor of either kind.
 pub(crate) struct Memory<'t> {
     element: ElementType,
     shape: &'t Shape,
@@ -26,7 +26,7 @@ impl<'t> From<&'t TensorMut<'_>> for Memory<'t> {
     }
 }
 
-/// The memory of the tensors of a call, as far as they have been checked.
+/// The address ranges of the tensors of a call that have been checked so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Extents(SmallVec<[Extent; 12]>);
 
@@ -44,7 +44,7 @@ impl Extents {
         self.add(name, memory, false)
     }
 
-    /// Checks a tensor that is written: it may share memory with no other.
+    /// Checks a tensor that is written: it may overlap no other.
     pub(crate) fn write(&mut self, name: &'static str, memory: Memory<'_>) -> Result<(), Error> {
         self.add(name, memory, true)
     }

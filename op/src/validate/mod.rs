@@ -1,4 +1,4 @@
-//! Validation: everything that can be wrong with a call, found before its first byte is written.
+//! Validation: every rule is checked before the first byte is written.
 
 mod call;
 mod indices;

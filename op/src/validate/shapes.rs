@@ -1,4 +1,4 @@
-//! Ranks and shapes, and what the inputs say of B, H, Dh, L and MaxT together.
+//! Checks ranks and shapes, and that all inputs agree on B, H, Dh, L and MaxT.
 
 use kvcache_schema::{CacheDims, CacheMode};
 
@@ -96,7 +96,7 @@ pub(super) fn check(
     })
 }
 
-/// Checks a tensor's shape against the one that it must have, which has the same rank unless told otherwise here.
+/// Checks a tensor's shape against the one that it must have.
 pub(super) fn equal(input: &'static str, shape: &Shape, expected: &[usize], reason: &'static str) -> Result<(), Error> {
     if shape.len() != expected.len() {
         return Err(Error::RankMismatch { input, shape: shape.clone(), expected: expected.len() });

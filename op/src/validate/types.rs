@@ -1,4 +1,4 @@
-//! Element types: the table of those that go together, and tensors that must have one of them.
+//! Checks element types.
 
 use kvcache_schema::{ElementType, TypeCombination};
 

@@ -1,4 +1,4 @@
-//! What the host checks of a call on a device, without a device: nobody looks at the addresses.
+//! What the host checks of a call on a device, without a device: addresses are never dereferenced.
 
 use kvcache_golden::{Case, Expected, Step, Tensor};
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceRef, OutputRows};
@@ -21,7 +21,7 @@ fn write_at(tensor: &Tensor, i: u64) -> DeviceMut<'_> {
     unsafe { DeviceMut::from_raw_parts(tensor.element(), tensor.shape(), address(i)) }
 }
 
-/// What the host says of a step.
+/// The host's check of a step.
 pub fn check(case: &Case, step: &Step) -> Result<(), Error> {
     let inputs = &step.inputs;
     let inputs = DeviceInputs {
@@ -40,7 +40,7 @@ pub fn check(case: &Case, step: &Step) -> Result<(), Error> {
     KeyValueCache::new(case.attributes.clone())?.check_device(inputs, write_at(&case.cache, 5), scale).map(drop)
 }
 
-/// The kind of error of a step that must be refused and that the host takes, so that the device has to see what is wrong.
+/// The kind of error of a step that must be refused but that the host's check accepts, so that the device must find it.
 pub fn left_to_device<'a>(case: &Case, step: &'a Step) -> Option<&'a str> {
     match &step.expected {
         Expected::Refusal { kind, .. } if check(case, step).is_ok() => Some(kind),

@@ -90,7 +90,7 @@ impl Buffer {
 
     pub fn download(&self, gpu: &Gpu) -> Result<Tensor, Box<dyn Error>> {
         let bytes = if self.bytes == 0 { Vec::new() } else { gpu.stream.clone_dtoh(&self.view())? };
-        Ok(Tensor::new(self.element, self.shape.clone(), &bytes).expect("as many bytes as the shape asks for"))
+        Ok(Tensor::new(self.element, self.shape.clone(), &bytes).expect("the bytes of its shape"))
     }
 
     /// The tensor for a call, from one of its views.

@@ -61,7 +61,7 @@ impl Implementation for OnDevice<'_> {
 
     fn cannot_run(&self, case: &Case) -> Option<String> {
         let kind = case.steps.iter().find_map(|step| left_to_device(case, step))?;
-        Some(format!("{kind} is left to the device, and told by the status word: another test's"))
+        Some(format!("{kind} is found by the device and reported by the status word, in another test"))
     }
 }
 

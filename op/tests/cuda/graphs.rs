@@ -1,4 +1,4 @@
-//! CUDA graphs: captured once, replayed on what then lies at the same addresses.
+//! CUDA graphs: captured once, replayed with other values at the same addresses.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -226,7 +226,7 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
-pub fn unprepared_kernels_do_not_spoil_a_capture(_: &Gpu) -> Result<(), Failed> {
+pub fn unprepared_kernels_do_not_break_a_capture(_: &Gpu) -> Result<(), Failed> {
     // A context of its own, which has loaded nothing.
     let context: Arc<CudaContext> = CudaContext::new_non_primary(0, 0)?;
     // SAFETY: one stream is used.

@@ -1,5 +1,5 @@
-//! What a call does on a device whatever its index inputs hold, token by token: each is a call of its own of the reference,
-//! with one slot.
+//! The oracle of calls on a device with any index inputs, legal or not. Works token by token: each is a call of the reference
+//! kernel with one slot.
 
 use kvcache_golden::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
@@ -22,7 +22,7 @@ pub fn numbers(tensor: &Tensor) -> Vec<i64> {
 }
 
 impl Oracle<'_> {
-    /// The outputs, and everything that the device may have found first.
+    /// The outputs, and every status that the device may report.
     pub fn run(mut self) -> (Outputs, Vec<Status>) {
         let inputs = self.inputs;
         let (seqstarts, start_pos) = (numbers(&inputs.seqstarts), numbers(&inputs.start_pos));

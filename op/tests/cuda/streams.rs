@@ -165,7 +165,7 @@ impl Slices {
         })
     }
 
-    /// The call, whose seqstarts are made for another stream if told so.
+    /// The call, whose seqstarts are made for `of_seqstarts`.
     fn check<'a>(
         &'a mut self,
         stream: &'a CudaStream,
@@ -234,14 +234,14 @@ pub fn misuse_is_refused(gpu: &Gpu) -> Result<(), Failed> {
 }
 
 /// cudarc keeps the failures of waits for a slice's earlier uses: a call that should have waited is not launched.
-pub fn failed_waits_are_told(gpu: &Gpu) -> Result<(), Failed> {
+pub fn failed_waits_are_reported(gpu: &Gpu) -> Result<(), Failed> {
     let mut slices = Slices::new(&gpu.stream)?;
     let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
     gpu.context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)));
     let error = call.launch(outputs, &gpu.status, &gpu.stream).unwrap_err();
     assert_eq!(error.kind(), "cuda_driver");
     assert!(error.to_string().contains("an earlier use of the context"), "{error}");
-    // It has been told.
+    // It has been reported.
     let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
     call.launch(outputs, &gpu.status, &gpu.stream)?;
     Ok(gpu.stream.synchronize()?)
