@@ -1,4 +1,4 @@
-"""Every layout, mode, legal combination of types and num_repeat: each must address, convert and repeat rightly."""
+"""Every layout, mode, legal combination of types and num_repeat: each with its addressing, conversion and repeats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPS = (8, 16, 8, 32, 64, 16, 128, 32)
 
 
 def cases() -> Iterator[Case]:
-    """The whole product; sizes, layers, places and groups vary along it."""
+    """The whole product; sizes, layers, slots and groups vary along it."""
     combinations = product(LAYOUTS, enumerate(MODES), TYPES, REPEATS)
     for number, (cache_layout, (cache_mode, mode), types, num_repeat) in enumerate(combinations):
         yield combination(number, cache_layout, cache_mode, mode, types, num_repeat)

@@ -1,4 +1,4 @@
-"""Attributes outside their range, one at a time; a value is never cut to fewer bits, nor excused because it is idle."""
+"""Attributes outside their range, one at a time; no value is truncated, or accepted because it has no effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cases() -> Iterator[Case]:
 
     for attribute, value in (("page_size", 0), ("quant_group", -2)):
         name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
-        about = f"{attribute} {value} is outside its range also where nothing uses it: refused."
+        about = f"{attribute} {value} is outside its range, and refused also where it has no effect."
         yield refused(begin(name, about, "f16 f16"), attribute, value)
 
     about = "quant_group 0 with quant_bit 8: refused, not divided by."

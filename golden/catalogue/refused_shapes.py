@@ -1,4 +1,4 @@
-"""Ranks and axes that do not fit the others, one at a time."""
+"""Ranks and axes that do not agree with the others, one at a time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ranks() -> Iterator[Case]:
     case.refuse("rank_mismatch", ["cachestarts"], *PAGED, cachestarts=indices([[[3], [6]]]))
     yield case.refuse("rank_mismatch", ["cachestarts"], *PAGED, cachestarts=indices(3))
 
-    about = "Paged mode with the rank-1 cachestarts of exports before pages existed: refused by name, never misread."
+    about = "Paged mode with the rank-1 cachestarts of exports before pages existed: refused with an error of its own."
     case = small("refuse-legacy-page-table", about, cache_mode=1)
     for entries in ((3, 6), (3, 4, 5, 6, 7, 8)):
         case.refuse("legacy_page_table", ["cachestarts"], *PAGED, cachestarts=indices(entries))

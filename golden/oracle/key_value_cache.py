@@ -1,4 +1,4 @@
-"""The operator: slow, scalar, ordered as the specification is."""
+"""The operator: scalar loops in the order of the specification."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def store(
     key_or_value: int,
     attributes: Attributes,
 ) -> None:
-    """Puts the token current (H, Dh) of T1 into its slot."""
+    """Stores the token current (H, Dh) of T1 into its slot."""
     num_heads, head_dim = current.shape
     quant_group = attributes.quant_group
     for h in range(num_heads):
@@ -93,7 +93,7 @@ def load(
     key_or_value: int,
     attributes: Attributes,
 ) -> None:
-    """Fills the token output (H * num_repeat, Dh) of T1 from its slot."""
+    """Loads the token output (H * num_repeat, Dh) of T1 from its slot."""
     num_heads = output.shape[0] // attributes.num_repeat
     head_dim = output.shape[1]
     quant_group = attributes.quant_group

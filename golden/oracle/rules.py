@@ -1,5 +1,5 @@
-"""What makes a call illegal. Gathers every broken rule of the first stage that has one, so that a case that means to
-break one rule can be seen to break only that one."""
+"""The rules of a legal call. Collects every broken rule of the first stage that has one, so that a case which means to
+break one rule is known to break no other."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, att
 
 
 def starts_rules(inputs: Inputs) -> Iterator[str]:
-    """seqstarts and kvstarts start at 0 and never fall; seqstarts ends at the tokens of current_key."""
+    """seqstarts and kvstarts begin with 0 and never decrease; seqstarts ends with the tokens of current_key."""
     for starts in (inputs.seqstarts, inputs.kvstarts):
         if starts[0] != 0:
             yield "starts_not_zero"
@@ -136,7 +136,7 @@ def starts_rules(inputs: Inputs) -> Iterator[str]:
 
 
 def length_rules(inputs: Inputs) -> Iterator[str]:
-    """start_pos, seqlen and kvlen belong together, and max_seqlen and max_kvlen bound them."""
+    """kvlen is start_pos + seqlen; max_seqlen and max_kvlen are upper bounds."""
     batch = len(inputs.start_pos)
     for b in range(batch):
         if inputs.start_pos[b] < 0:

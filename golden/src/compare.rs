@@ -1,4 +1,4 @@
-//! Compares what a call did with what it must do.
+//! Compares the result of a call with the expected one.
 
 use kvcache_schema::ElementType;
 

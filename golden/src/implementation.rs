@@ -1,15 +1,15 @@
-//! What the suite asks of an implementation, and what it hears of each call.
+//! The interface to an implementation under test, and the result of a call.
 
 use crate::case::{Case, Outputs};
 use crate::tensor::Tensor;
 
 /// An implementation of the operator.
 pub trait Implementation {
-    /// Makes the node of the case and its calls, one after the other on the same state, and tells what each did.
+    /// Makes the node of the case and runs its calls, one after the other on the same state; gives the result of each.
     ///
     /// # Errors
-    /// In words, if the case could not be run at all; the case then fails. A call that the operator refuses is not an error
-    /// here but an [`Outcome::Refused`].
+    /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here but an
+    /// [`Outcome::Refused`].
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String>;
 
     /// Why the implementation cannot run this case, if so; the case is then counted as skipped.
@@ -18,7 +18,7 @@ pub trait Implementation {
     }
 }
 
-/// What a call did.
+/// The result of a call.
 #[derive(Debug, Clone)]
 pub struct CallResult {
     /// Its outputs, or its refusal.
@@ -36,9 +36,9 @@ pub enum Outcome {
     Done(Outputs),
     /// It was refused.
     Refused {
-        /// The kind of error; `None` if the implementation only has words.
+        /// The kind of error; `None` if the implementation has messages only.
         kind: Option<String>,
-        /// What a user would read.
+        /// The error message.
         message: String,
     },
 }

@@ -40,7 +40,7 @@ impl Implementation for Program {
     }
 }
 
-/// What a result file says of each call.
+/// The results in a result file, one for each call.
 fn results(case: &Case, bytes: &[u8]) -> Result<Vec<CallResult>, String> {
     let unreadable = |error: safetensors::SafeTensorError| format!("the program's result cannot be read: {error}");
     let file = SafeTensors::deserialize(bytes).map_err(unreadable)?;

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
 use crate::tensor::Tensor;
 
-/// A folder that is no case.
+/// A folder that cannot be read as a case.
 #[derive(Debug, Error)]
 #[error("golden case {}: {cause}", path.display())]
 pub struct ReadError {

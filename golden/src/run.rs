@@ -6,14 +6,14 @@ use crate::case::Case;
 use crate::compare::{self, Before};
 use crate::implementation::Implementation;
 
-/// What came of running some cases. Displayed, it is a line for each failure and a closing count.
+/// The result of running some cases. Displayed, it is a line for each failure and a closing count.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// How many cases passed.
     pub passed: usize,
     /// What went wrong, one entry for a case.
     pub failures: Vec<Failure>,
-    /// The names of the cases that could not be run, with the reasons.
+    /// The names of the cases that were skipped, with the reasons.
     pub skipped: Vec<(String, String)>,
 }
 
@@ -62,7 +62,7 @@ pub fn run(implementation: &dyn Implementation, cases: &[Case]) -> Report {
     report
 }
 
-/// The first difference between what the implementation does and what the case asks for.
+/// The first difference between the implementation's results and the expected ones.
 fn difference(implementation: &dyn Implementation, case: &Case) -> Option<String> {
     let results = match implementation.run(case) {
         Ok(results) => results,

@@ -1,4 +1,4 @@
-//! Tensors as the cases hold them.
+//! Tensors in memory of their own.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ impl Memory {
 
 impl Tensor {
     /// A tensor with these bytes, little-endian; int4 is packed, low nibble first. `None` if they are not as many as the
-    /// shape asks for.
+    /// shape needs.
     pub fn new(element: ElementType, shape: Vec<usize>, bytes: &[u8]) -> Option<Self> {
         if shape::bytes(element, &shape)? != bytes.len() {
             return None;

@@ -1,8 +1,8 @@
-//! The runner itself is tested: what the cases ask for passes, and every way to be wrong fails.
+//! The runner itself: expected results pass, and every kind of wrong result fails.
 
 use kvcache_golden::{CallResult, Case, Expected, Implementation, NanRule, Outcome, Outputs, Tensor, cases, run};
 
-/// Gives the results that a case asks for, changed by a function.
+/// Gives the expected results of a case, changed by a function.
 struct Answers<F>(F);
 
 impl<F: Fn(&mut Vec<CallResult>)> Implementation for Answers<F> {
@@ -106,7 +106,7 @@ fn too_few_or_too_many_calls_fail() {
 }
 
 #[test]
-fn a_refusal_must_have_its_kind_its_words_and_no_effect() {
+fn a_refusal_must_have_its_kind_its_mentions_and_no_effect() {
     let (successes, refusals) = successes_and_refusals();
     let outcome = |outcome: Outcome| move |results: &mut Vec<CallResult>| last(results).outcome = outcome.clone();
     let refused = |kind: Option<&str>, message: &str| {
@@ -125,7 +125,7 @@ fn a_refusal_must_have_its_kind_its_words_and_no_effect() {
         Outcome::Refused { kind, .. } => *kind = None,
         Outcome::Done(_) => unreachable!("every call of these cases is refused"),
     };
-    assert_eq!(failures(&with_cache, wordless), 0, "an implementation may have words only");
+    assert_eq!(failures(&with_cache, wordless), 0, "an implementation may have messages only");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Programs in other languages, here the shell: a case's own tensors have the names that a result needs.
+//! Programs in other languages, here the shell. A case's own tensors have the names that a result needs.
 #![cfg(unix)]
 
 use std::fs::{self, Permissions};

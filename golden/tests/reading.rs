@@ -1,4 +1,4 @@
-//! Folders that are no cases are errors that say where and why, never cases that pass.
+//! A folder that cannot be read as a case is an error that says where and why, never a case that passes.
 
 use std::fs;
 use std::path::Path;
