@@ -133,7 +133,7 @@ def attributes_left_out() -> Iterator[Case]:
         case = begin(name, about, f"f32 int{bits} f32", head_dim=16, max_t=6, quant_bit=bits)
         yield case.call(Sequence(0, 2, 3), Sequence(1, 1, 0))
 
-    about = "Without quantization quant_group has no effect, so 3 need not divide head_dim 8; nor has page_size in offset mode."
+    about = "Without quantization quant_group has no effect: 3 need not divide head_dim 8. Nor has page_size here."
     yield begin("idle-attributes", about, "f16 f16", quant_group=3, page_size=1).call(Sequence(1, 4, 5))
 
 
