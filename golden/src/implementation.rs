@@ -8,8 +8,8 @@ pub trait Implementation {
     /// Makes the node of the case and runs its calls, one after the other on the same state; gives the result of each.
     ///
     /// # Errors
-    /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here but an
-    /// [`Outcome::Refused`].
+    /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here
+    /// but an [`Outcome::Refused`].
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String>;
 
     /// Why the implementation cannot run this case, if so; the case is then counted as skipped.

@@ -13,10 +13,10 @@ use crate::tensor::Tensor;
 
 /// A program that is called once for each case, as `PROGRAM CASE_FOLDER RESULT_FILE`.
 ///
-/// It makes the case's calls and writes `RESULT_FILE`, a safetensors file with, for each call i, `i.cache` and `i.scale`
-/// (if given) after the call, and either `i.key` and `i.value` or, in the file's metadata, `i.error`: the message of the
-/// refusal. int4 is packed as in the case, with dtype U8. It exits with 0, or with another status and a reason on standard
-/// error if it cannot run the case.
+/// It makes the case's calls and writes `RESULT_FILE`, a safetensors file with, for each call i, `i.cache` and
+/// `i.scale` (if given) after the call, and either `i.key` and `i.value` or, in the file's metadata, `i.error`: the
+/// message of the refusal. int4 is packed as in the case, with dtype U8. It exits with 0, or with another status and a
+/// reason on standard error if it cannot run the case.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// The program's path.

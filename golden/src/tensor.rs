@@ -12,8 +12,8 @@ pub struct Tensor {
     memory: Memory,
 }
 
-/// As many bytes as a tensor has and not one more, so that sanitizers see every access beyond them; aligned for elements of
-/// one, two, four or eight bytes.
+/// As many bytes as a tensor has and not one more, so that sanitizers see every access beyond them; aligned for
+/// elements of one, two, four or eight bytes.
 #[derive(Clone, PartialEq, Eq)]
 enum Memory {
     One(Vec<u8>),
@@ -36,8 +36,8 @@ impl Memory {
 }
 
 impl Tensor {
-    /// A tensor with these bytes, little-endian; int4 is packed, low nibble first. `None` if they are not as many as the
-    /// shape needs.
+    /// A tensor with these bytes, little-endian; int4 is packed, low nibble first. `None` if they are not as many as
+    /// the shape needs.
     pub fn new(element: ElementType, shape: Vec<usize>, bytes: &[u8]) -> Option<Self> {
         if shape::bytes(element, &shape)? != bytes.len() {
             return None;

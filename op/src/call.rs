@@ -29,8 +29,8 @@ impl<'a> Call<'a> {
         self.checked.output_shape
     }
 
-    /// Stores the current tokens into the cache, then writes all tokens of all sequences to `outputs`, on the threads of
-    /// `workers`.
+    /// Stores the current tokens into the cache, then writes all tokens of all sequences to `outputs`, on the threads
+    /// of `workers`.
     ///
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`; nothing has then been written.
@@ -47,10 +47,10 @@ impl<'a> Call<'a> {
     pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         let CheckedCall { geometry, indices, .. } = self.checked;
         let pointers = self.checked.pointers(&outputs.key, &outputs.value)?;
-        // SAFETY: types, shapes, indices, alignment and overlap are those of a `CheckedCall` and of outputs that it has just
-        // checked; each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads or writes of its shape,
-        // and borrowed so that no other call writes it. `Call`s come from `check` and `Layers::layer`, which have checked
-        // current tokens.
+        // SAFETY: types, shapes, indices, alignment and overlap are those of a `CheckedCall` and of outputs that it has
+        // just checked; each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads or writes of
+        // its shape, and borrowed so that no other call writes it. `Call`s come from `check` and `Layers::layer`, which
+        // have checked current tokens.
         Ok(unsafe { Problem::assume_checked(geometry, indices, pointers) })
     }
 }

@@ -7,8 +7,8 @@ use crate::tensor::Shape;
 
 /// A call that was refused. Nothing has been written to cache, scale or outputs.
 ///
-/// The text is one line that names the input, the sequence as `batch b` where there is one, what the call has and what is
-/// expected. [`Error::kind`] is a stable name for programs.
+/// The text is one line that names the input, the sequence as `batch b` where there is one, what the call has and what
+/// is expected. [`Error::kind`] is a stable name for programs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -99,7 +99,7 @@ pub enum Error {
 
     /// A `head_dim` that is not a multiple of `quant_group`.
     #[error(
-        "head_dim is {head_dim} (the last axis of current_key), expected a multiple of quant_group, which is {quant_group}"
+        "head_dim is {head_dim} (the last axis of current_key), expected a multiple of quant_group = {quant_group}"
     )]
     HeadDimNotDivisible {
         /// The last axis of `current_key`.
@@ -197,7 +197,8 @@ pub enum Error {
 
     /// Paged mode: a sequence that needs more pages than the page table has columns.
     #[error(
-        "cachestarts has {max_p} pages for batch {b}, expected at least {needed} for kvlen {kvlen} with page_size {page_size}"
+        "cachestarts has {max_p} pages for batch {b}, expected at least {needed} for kvlen {kvlen} with page_size \
+         {page_size}"
     )]
     TooManyPages {
         /// The sequence.
@@ -214,8 +215,8 @@ pub enum Error {
 
     /// Paged mode: a page whose used slots are not all in the cache.
     #[error(
-        "cachestarts is {start} at batch {b}, page {page}, of which {used} slots are used: outside of the cache; expected \
-         0 <= cachestarts and cachestarts + {used} <= MaxT = {max_t}"
+        "cachestarts is {start} at batch {b}, page {page}, of which {used} slots are used: outside of the cache; \
+         expected 0 <= cachestarts and cachestarts + {used} <= MaxT = {max_t}"
     )]
     PageRange {
         /// The sequence.
@@ -232,8 +233,8 @@ pub enum Error {
 
     /// Two current tokens with the same slot.
     #[error(
-        "cachestarts makes batch {b} and batch {other} both write slot {slot} in this call, expected at most one token to \
-         write a slot"
+        "cachestarts makes batch {b} and batch {other} both write slot {slot} in this call, expected at most one token \
+         to write a slot"
     )]
     WriteConflict {
         /// The sequence of one token.

@@ -6,8 +6,9 @@ use crate::error::Error;
 use crate::tensor::TensorRef;
 use crate::validate::{self, CheckedCall};
 
-/// The calls of all layers of one step: their indices, cache and scale have been checked, and nothing is written yet. A step
-/// gives every layer the same indices and the same cache, so a model that runs layer by layer has them checked once.
+/// The calls of all layers of one step: their indices, cache and scale have been checked, and nothing is written yet. A
+/// step gives every layer the same indices and the same cache, so a model that runs layer by layer has them checked
+/// once.
 ///
 /// ```
 /// use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache, Outputs, Serial};
@@ -25,7 +26,8 @@ use crate::validate::{self, CheckedCall};
 ///     max_kvlen: (&11).into(),
 /// };
 /// let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None)?;
-/// let (mut key, mut value) = (Array3::<f32>::zeros(layers.output_shape()), Array3::<f32>::zeros(layers.output_shape()));
+/// let mut key = Array3::<f32>::zeros(layers.output_shape());
+/// let mut value = key.clone();
 /// for layer_idx in 0..2 {
 ///     let current = Array3::<f32>::from_elem((3, 8, 64), layer_idx as f32); // from this layer's projections
 ///     let outputs = Outputs { key: (&mut key).into(), value: (&mut value).into() };

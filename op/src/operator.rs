@@ -118,12 +118,13 @@ impl KeyValueCache {
         Ok(Call { backend: self.backend, checked })
     }
 
-    /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of each
-    /// layer's `current_key` and `current_value`. The attribute `layer_idx` is not used; [`Layers::layer`] makes the call of
-    /// one layer, and checks what is its own.
+    /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of
+    /// each layer's `current_key` and `current_value`. The attribute `layer_idx` is not used; [`Layers::layer`] makes
+    /// the call of one layer, and checks what is its own.
     ///
     /// # Errors
-    /// Every [`Error`] that concerns the index inputs, `cache` or `scale`. Where `current_key` would decide, `cache` does.
+    /// Every [`Error`] that concerns the index inputs, `cache` or `scale`. Where `current_key` would decide, `cache`
+    /// does.
     pub fn check_layers<'a>(
         &self,
         t1: ElementType,
@@ -166,8 +167,8 @@ impl KeyValueCache {
         let call = self.check(inputs, cache, scale)?;
         let shape = call.output_shape();
         let (mut key, mut value) = (allocate::<T>("key", shape)?, allocate::<T>("value", shape)?);
-        // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call is
-        // over; a call writes outputs and does not read them.
+        // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call
+        // is over; a call writes outputs and does not read them.
         let outputs = unsafe {
             Outputs {
                 key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),

@@ -84,8 +84,8 @@ pub(crate) enum Defect {
 
 /// A tensor to be read.
 ///
-/// Converts from references to ndarray arrays and views, to slices, arrays and `Vec`s of `i64` (rank 1) and to one `i64`
-/// (rank 0). For the memory of another runtime: [`TensorRef::from_raw_parts`].
+/// Converts from references to ndarray arrays and views, to slices, arrays and `Vec`s of `i64` (rank 1) and to one
+/// `i64` (rank 0). For the memory of another runtime: [`TensorRef::from_raw_parts`].
 #[derive(Debug, Clone)]
 pub struct TensorRef<'a> {
     pub(crate) element: ElementType,
@@ -97,8 +97,8 @@ pub struct TensorRef<'a> {
 
 /// A tensor to be written.
 ///
-/// Converts from mutable references to ndarray arrays and views; for int4: [`TensorMut::int4`]. For the memory of another
-/// runtime: [`TensorMut::from_raw_parts`].
+/// Converts from mutable references to ndarray arrays and views; for int4: [`TensorMut::int4`]. For the memory of
+/// another runtime: [`TensorMut::from_raw_parts`].
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     pub(crate) element: ElementType,
@@ -121,8 +121,8 @@ impl TensorRef<'_> {
     /// A tensor in memory of another runtime.
     ///
     /// # Safety
-    /// For the lifetime, `data` is valid for reads of a row-major tensor of this type and shape (of any value where it has
-    /// no elements), and nothing writes it.
+    /// For the lifetime, `data` is valid for reads of a row-major tensor of this type and shape (of any value where it
+    /// has no elements), and nothing writes it.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *const u8) -> Self {
         Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
     }
@@ -139,7 +139,8 @@ impl<'a> TensorMut<'a> {
         Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
     }
 
-    /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte i.
+    /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte
+    /// i.
     pub fn int4(shape: impl Into<Shape>, bytes: &'a mut [u8]) -> Self {
         let shape = shape.into();
         let fits = shape::bytes(ElementType::Int4, &shape) == Some(bytes.len());

@@ -48,7 +48,8 @@ proptest! {
     }
 }
 
-/// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of them.
+/// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of
+/// them.
 fn calls_of_long_heads(
     types: TypeCombination,
     pairs: Range<usize>,

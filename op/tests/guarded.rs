@@ -1,8 +1,8 @@
 //! No backend accesses a byte outside its tensors: each tensor touches a guard page, at one end and then at the other.
 //!
-//! An access to such a page ends the process with a signal, also by instructions that sanitizers do not see (non-temporal
-//! stores). Random calls run in processes of their own, so that the smallest failing call is reported; the golden case that
-//! failed is the last that `--nocapture` prints.
+//! An access to such a page ends the process with a signal, also by instructions that sanitizers do not see
+//! (non-temporal stores). Random calls run in processes of their own, so that the smallest failing call is reported;
+//! the golden case that failed is the last that `--nocapture` prints.
 #![cfg(unix)]
 
 #[path = "common/backends.rs"]

@@ -1,5 +1,5 @@
-//! The operator agrees with `key_value_cache.yaml`: a call made from nothing but its types and shape formulas is accepted;
-//! any other rank, length or type is refused, and so is an attribute outside its range.
+//! The operator agrees with `key_value_cache.yaml`: a call made from nothing but its types and shape formulas is
+//! accepted; any other rank, length or type is refused, and so is an attribute outside its range.
 
 #[path = "common/memory.rs"]
 mod memory;
@@ -78,7 +78,8 @@ impl Setting {
             cache_layout,
             page_size: 2,
         };
-        // Two sequences, of 1 and 2 new tokens after 3 and 0. No two lengths are equal where formulas could be confused.
+        // Two sequences, of 1 and 2 new tokens after 3 and 0. No two lengths are equal where formulas could be
+        // confused.
         let lengths = [
             ("B", 2),
             ("B+1", 3),
@@ -145,8 +146,8 @@ impl Setting {
         operands
     }
 
-    /// Whether two shapes of a tensor differ in MaxT or MaxP, which are the caller's choice: with another the call is legal,
-    /// or another tensor or slot does not go with it.
+    /// Whether two shapes of a tensor differ in MaxT or MaxP, which are the caller's choice: with another the call is
+    /// legal, or another tensor or slot does not go with it.
     fn is_callers_own(&self, schema: &Schema, name: &str, shape: &[usize], other: &[usize]) -> bool {
         let axes = &schema.cache_layouts[self.attributes.cache_layout as usize].axes;
         let axis = match name {

@@ -1,5 +1,6 @@
 //! The legal combinations of types: T1, T2 and T3 for each `quant_bit`. The one table of them in Rust; a test holds
-//! `key_value_cache.yaml` to it, and what must serve each row (kernels, modules, cases) is made from the one or the other.
+//! `key_value_cache.yaml` to it, and what must serve each row (kernels, modules, cases) is made from the one or the
+//! other.
 
 use crate::ElementType;
 

@@ -1,8 +1,8 @@
 //! What `dynamic_batching.KeyValueCache` **is**, with no dependency on how it is computed.
 //!
 //! [`SCHEMA`] holds the operator as data (the text of `key_value_cache.yaml`); the types beside it are the same facts
-//! for Rust. A test compares the two, so neither can drift. This crate states facts, and derives strides and sizes from them;
-//! it refuses nothing: every rule about values is enforced in `kvcache-op`.
+//! for Rust. A test compares the two, so neither can drift. This crate states facts, and derives strides and sizes from
+//! them; it refuses nothing: every rule about values is enforced in `kvcache-op`.
 
 mod attributes;
 mod cache_layout;

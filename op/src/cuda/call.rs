@@ -31,9 +31,10 @@ pub enum OutputRows<'a> {
     /// The input itself, in memory of the host. The device's lengths must add up to its last entry, and those of
     /// `seqstarts` to the rows of `current_key`; the status word tells if they do not.
     Kvstarts(TensorRef<'a>),
-    /// `key` and `value` have so many rows. The device's lengths may add up to less, and those of `seqstarts` to less than
-    /// the rows of `current_key`: the remaining rows are left untouched. This is for CUDA graphs that are replayed with
-    /// batches of other lengths. (B stays the same; a finished sequence has no tokens: `start_pos` 0 and no current ones.)
+    /// `key` and `value` have so many rows. The device's lengths may add up to less, and those of `seqstarts` to less
+    /// than the rows of `current_key`: the remaining rows are left untouched. This is for CUDA graphs that are replayed
+    /// with batches of other lengths. (B stays the same; a finished sequence has no tokens: `start_pos` 0 and no
+    /// current ones.)
     AtMost(usize),
 }
 
@@ -80,9 +81,9 @@ impl<'a> DeviceCall<'a> {
             return Err(cuda::Error::OtherContext.into());
         }
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self` and
-        // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that is
-        // valid when the stream runs the call. The status word belongs to this context, checked above, and its `Drop`
-        // waits for the context.
+        // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that
+        // is valid when the stream runs the call. The status word belongs to this context, checked above, and its
+        // `Drop` waits for the context.
         unsafe { self.run(&outputs, status.address(), &Queue::new(stream)?) }
     }
 
@@ -93,8 +94,9 @@ impl<'a> DeviceCall<'a> {
     ///
     /// # Safety
     /// - `stream` lives, or is a default stream. Slices among the tensors were made for it.
-    /// - `status` is the address of 8 aligned bytes, 0 before the first call, that the device can access atomically when the
-    ///   stream runs the call. [`Status::from_word`](kvcache_kernels::cuda::Status::from_word) reads what it holds.
+    /// - `status` is the address of 8 aligned bytes, 0 before the first call, that the device can access atomically
+    ///   when the stream runs the call. [`Status::from_word`](kvcache_kernels::cuda::Status::from_word) reads what it
+    ///   holds.
     pub unsafe fn launch_raw(
         self,
         outputs: DeviceOutputs<'a>,

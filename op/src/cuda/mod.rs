@@ -1,7 +1,7 @@
 //! Calls on a CUDA device: tensors in its memory, work on a stream, the same rules and the same bits.
 //!
-//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`DeviceCall::launch`] puts it into a
-//! stream: two kernels, without an allocation and without waiting for the device.
+//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`DeviceCall::launch`] puts it
+//! into a stream: two kernels, without an allocation and without waiting for the device.
 //!
 //! ```no_run
 //! use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context};
@@ -49,25 +49,26 @@
 //! The host does not read device memory, since that would be a synchronization. It checks attributes, types, shapes,
 //! memory, `kvstarts` and the bounds before anything is launched. The kernels check `seqstarts`, `start_pos` and
 //! `cachestarts`, and report what they find through a [`StatusWord`], with the sequence and the token:
-//! - Where a length is wrong, the kernel that finds it copies nothing. Both kernels look at `seqstarts` and `start_pos`.
-//! - Where a slot is wrong (a page outside the cache, or past the end of its row of the page table), that token is skipped:
-//!   not stored, and its rows of `key` and `value` stay as they were. **All other tokens are stored and loaded.** This is
-//!   the one difference: on the host a refused call changes nothing.
+//! - Where a length is wrong, the kernel that finds it copies nothing. Both kernels look at `seqstarts` and
+//!   `start_pos`.
+//! - Where a slot is wrong (a page outside the cache, or past the end of its row of the page table), that token is
+//!   skipped: not stored, and its rows of `key` and `value` stay as they were. **All other tokens are stored and
+//!   loaded.** This is the one difference: on the host a refused call changes nothing.
 //! - Two current tokens with the same slot are not detected. One of the two is stored, or a mixture of both.
 //! - `kvstarts` and the sums of `start_pos` and the lengths of `seqstarts` are compared by their last entries only.
 //!
 //! Whatever values the index inputs have, nothing outside the tensors is read or written.
 //!
 //! # Streams of other libraries
-//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take plain addresses, streams
-//! and status words.
+//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take plain addresses,
+//! streams and status words.
 //!
 //! # CUDA graphs
-//! A call can be captured once its kernels are loaded: [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device)
-//! before the capture, or an earlier call of the same types. A graph keeps the addresses of the tensors and the number of
-//! rows, and reads the lengths at each replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be
-//! replayed after one of the tensors, or the status word, is freed; with cudarc's own slices, capture on a context without
-//! event tracking.
+//! A call can be captured once its kernels are loaded:
+//! [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device) before the capture, or an earlier call of
+//! the same types. A graph keeps the addresses of the tensors and the number of rows, and reads the lengths at each
+//! replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be replayed after one of the tensors,
+//! or the status word, is freed; with cudarc's own slices, capture on a context without event tracking.
 
 mod call;
 mod error;

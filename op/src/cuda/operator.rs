@@ -71,8 +71,8 @@ impl KeyValueCache {
         })
     }
 
-    /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others and
-    /// can be captured into a CUDA graph. A graph executor does so when it loads a model.
+    /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
+    /// and can be captured into a CUDA graph. A graph executor does so when it loads a model.
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.

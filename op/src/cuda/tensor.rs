@@ -23,8 +23,8 @@ pub struct DeviceMut<'a> {
     pub(super) usage: Option<Usage<'a>>,
 }
 
-/// The use of a cudarc slice by a stream. Its start has made the stream wait for earlier uses on other streams; it ends when
-/// this is dropped, which must be after the call is enqueued.
+/// The use of a cudarc slice by a stream. Its start has made the stream wait for earlier uses on other streams; it ends
+/// when this is dropped, which must be after the call is enqueued.
 #[derive(Debug)]
 pub(super) struct Usage<'a> {
     stream: &'a CudaStream,
@@ -53,8 +53,8 @@ impl<'a> DeviceRef<'a> {
         let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
         let (address, end) = slice.device_ptr(stream);
         let data = std::ptr::without_provenance(address as usize);
-        // SAFETY: the slice is borrowed for 'a, and a slice of other than the tensor's bytes gets a defect; a call reads it
-        // through its stream only, in which every later writer of the slice waits for it.
+        // SAFETY: the slice is borrowed for 'a, and a slice of other than the tensor's bytes gets a defect; a call
+        // reads it through its stream only, in which every later writer of the slice waits for it.
         let mut tensor = unsafe { TensorRef::from_raw_parts(element, shape, data) };
         tensor.defect = defect(element, &tensor.shape, bytes);
         Self { tensor, usage: Some(Usage { stream, same_context, _end: end }) }
@@ -63,9 +63,9 @@ impl<'a> DeviceRef<'a> {
     /// A tensor at an address of a device.
     ///
     /// # Safety
-    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is accessible
-    /// to the device for reads of a row-major tensor of this type and shape (any address where it has no elements), and
-    /// nothing writes it until the call is done.
+    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is
+    /// accessible to the device for reads of a row-major tensor of this type and shape (any address where it has no
+    /// elements), and nothing writes it until the call is done.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance(address as usize);
         // SAFETY: nothing but a call on a device, through its stream, reads the memory, which is then accessible to the
@@ -99,8 +99,8 @@ impl<'a> DeviceMut<'a> {
         let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
         let (address, end) = slice.device_ptr_mut(stream);
         let data = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: the slice is borrowed mutably for 'a, and a slice of other than the tensor's bytes gets a defect; a call
-        // writes it through its stream only, in which every later user of the slice waits for it.
+        // SAFETY: the slice is borrowed mutably for 'a, and a slice of other than the tensor's bytes gets a defect; a
+        // call writes it through its stream only, in which every later user of the slice waits for it.
         let mut tensor = unsafe { TensorMut::from_raw_parts(element, shape, data) };
         tensor.defect = defect(element, &tensor.shape, bytes);
         Self { tensor, usage: Some(Usage { stream, same_context, _end: end }) }
@@ -109,14 +109,14 @@ impl<'a> DeviceMut<'a> {
     /// A tensor at an address of a device.
     ///
     /// # Safety
-    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is accessible
-    /// to the device for writes of a row-major tensor of this type and shape (any address where it has no elements), as
-    /// `cache` or `scale` also for reads. Until the call is done nothing else reads or writes an output, or the slots of a
-    /// cache's layer that the call writes, or writes those that it reads.
+    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is
+    /// accessible to the device for writes of a row-major tensor of this type and shape (any address where it has no
+    /// elements), as `cache` or `scale` also for reads. Until the call is done nothing else reads or writes an output,
+    /// or the slots of a cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to the
-        // device and touched by nobody else: see `# Safety`.
+        // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to
+        // the device and touched by nobody else: see `# Safety`.
         Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, usage: None }
     }
 }

@@ -92,8 +92,8 @@ pub(crate) fn tensors(
     Ok(CheckedTensors { geometry, dims, extents })
 }
 
-/// Checks everything but the outputs, and without `current` tensors everything but those: the call must then not be run.
-/// [`types`](super::types) has found T1, T2 and T3 to be a legal combination.
+/// Checks everything but the outputs, and without `current` tensors everything but those: the call must then not be
+/// run. [`types`](super::types) has found T1, T2 and T3 to be a legal combination.
 pub(crate) fn call<'a>(
     config: &Config,
     t1: ElementType,
@@ -116,7 +116,8 @@ pub(crate) fn call<'a>(
     })
 }
 
-/// The call of one layer: `call`, of which everything but the current tokens has been checked, with those of this layer.
+/// The call of one layer: `call`, of which everything but the current tokens has been checked, with those of this
+/// layer.
 pub(crate) fn layer<'a>(
     call: &CheckedCall<'a>,
     num_layer: usize,
@@ -166,8 +167,8 @@ impl CheckedCall<'_> {
     }
 }
 
-/// Checks the outputs of a call of which everything else has been checked: their type, the shape that they must have, and
-/// that they share no memory with the call's other tensors.
+/// Checks the outputs of a call of which everything else has been checked: their type, the shape that they must have,
+/// and that they share no memory with the call's other tensors.
 pub(crate) fn outputs(
     t1: ElementType,
     output_shape: [usize; 3],

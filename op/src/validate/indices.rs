@@ -80,8 +80,8 @@ pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) 
 fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
         0 => &[],
-        // SAFETY: a TensorRef is valid for reads of its shape for 'a; that it is int64, aligned, contiguous and of a size
-        // that fits was checked by `tensors`.
+        // SAFETY: a TensorRef is valid for reads of its shape for 'a; that it is int64, aligned, contiguous and of a
+        // size that fits was checked by `tensors`.
         len => unsafe { std::slice::from_raw_parts(tensor.data.cast(), len) },
     }
 }

@@ -58,8 +58,8 @@ impl Guarded {
 
     /// The tensor as the operator reads it.
     pub fn read(&self) -> TensorRef<'_> {
-        // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page, and are
-        // whole elements: both aligns them.
+        // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page,
+        // and are whole elements: both aligns them.
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
     }
 

@@ -181,8 +181,8 @@ impl<'a> Writable<'a> {
     }
 }
 
-/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU. What the device found is
-/// left in the status word.
+/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU. What the device found
+/// is left in the status word.
 pub fn call(
     gpu: &Gpu,
     op: &KeyValueCache,

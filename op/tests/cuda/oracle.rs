@@ -1,5 +1,5 @@
-//! The oracle of calls on a device with any index inputs, legal or not. Works token by token: each is a call of the reference
-//! kernel with one slot.
+//! The oracle of calls on a device with any index inputs, legal or not. Works token by token: each is a call of the
+//! reference kernel with one slot.
 
 use kvcache_golden::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};

@@ -113,7 +113,8 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // Nothing of the thread's context is taken for granted: the stream knows its own.
     // SAFETY: no context is a legal current context.
     unsafe { result::ctx::set_current(std::ptr::null_mut()) }?;
-    // SAFETY: all addresses are those of slices that live until the stream has been synchronized, and nothing else uses them.
+    // SAFETY: all addresses are those of slices that live until the stream has been synchronized, and nothing else uses
+    // them.
     let launched = unsafe {
         let read = |element, shape: &[usize], at| DeviceRef::from_raw_parts(element, shape, at);
         let inputs = DeviceInputs {
