@@ -45,7 +45,7 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
 
     writeln!(md, "\n## Attributes\n\nAll are integers; an absent one takes its default.\n")?;
     table(&mut md, &["name", "default", "range", "meaning"], rows(&schema["attributes"]), |row| {
-        vec![code(&row["name"]), text(&row["default"]), range(row, &schema), text(&row["meaning"])]
+        vec![code(&row["name"]), text(&row["default"]), range(row, schema), text(&row["meaning"])]
     })?;
 
     writeln!(md, "\n## Cache modes\n")?;
