@@ -24,7 +24,7 @@ build:
 	cargo build --release --locked -p kvcache-ort --features cuda
 
 .PHONY: test
-test: lint test-rust test-golden test-ptx test-cuda test-sanitize test-python
+test: lint test-rust test-golden test-layout test-ptx test-cuda test-sanitize test-python
 
 .PHONY: lint
 lint:
@@ -43,6 +43,11 @@ test-rust: .venv/ready build
 test-golden: .venv/ready
 	$(VENV) golden/generate.py --check
 	cargo run --quiet --locked -p kvcache-op --example golden
+
+# A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository.
+.PHONY: test-layout
+test-layout: .venv/ready
+	$(VENV) golden/add_layout.py
 
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
 .PHONY: test-ptx

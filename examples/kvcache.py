@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import yaml
 from onnx import TensorProto
 
 DOMAIN = "opmx.dynamic_batching"
@@ -39,13 +40,11 @@ del ELEMENT_TYPES[np.dtype(np.uint8)]  # packed int4 is always named
 
 BITS = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16, TensorProto.INT8: 8, TensorProto.INT4: 4, TensorProto.INT64: 64}
 
+# What the operator is, as data.
+SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
+
 # The axes of `cache` for each `cache_layout`; `scale` has them too, with Dh / quant_group in the place of Dh.
-LAYOUT_AXES = (
-    ("MaxT", "L", "2", "H", "Dh"),
-    ("L", "MaxT", "2", "H", "Dh"),
-    ("L", "2", "MaxT", "H", "Dh"),
-    ("L", "2", "H", "MaxT", "Dh"),
-)
+LAYOUT_AXES = tuple((*map(str, layout["axes"]), "Dh") for layout in SCHEMA["cache_layouts"])
 
 
 def find_library() -> Path:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the golden cases that the oracle makes, or proves that the files are the oracle's.
+"""Writes the golden cases: inputs from the catalogue, outputs from the oracle.
 
 generate.py            writes golden/cases anew
-generate.py --check    writes nothing; names every file that differs, is missing or is extra
-generate.py --list     names the cases and what each pins
+generate.py --check    writes nothing; names every file that differs from what would be written
+generate.py --list     names the cases and the rule that each tests
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from node import INPUTS
+from oracle.call import Attributes, Inputs, Types
 from oracle.key_value_cache import key_value_cache
-from oracle.operands import Attributes, Inputs, Types
 from setting import TYPE_NAMES, Memory, Setting
 
 

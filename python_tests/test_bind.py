@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from kvcache import FORMATS, Cache, bind
+from kvcache import FORMATS, LAYOUT_AXES, Cache, bind
 from node import session_of
 from setting import INT4, Setting
 
@@ -39,7 +39,7 @@ def test_packed_arrays_of_another_size_than_the_shape_asks_for(binding: onnxrunt
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("cache_layout", range(4))
+@pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
 def test_the_memory_of_every_format_can_be_bound(binding: onnxruntime.IOBinding, name: str, cache_layout: int) -> None:
     """`Cache` allocates what its shapes ask for, and counts it right."""
     sizes = dict(num_layer=3, num_heads=2, head_dim=64, max_t=5)

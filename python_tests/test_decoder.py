@@ -21,7 +21,7 @@ from compare import assert_same_bits
 from decoder import CachedKeyValues, Decoder, build_decoder
 from emulated_cache import EmulatedKeyValues
 from engine import Engine, Recomputation
-from kvcache import FORMATS, Cache, CacheFormat, bind, create_session
+from kvcache import FORMATS, LAYOUT_AXES, Cache, CacheFormat, bind, create_session
 from node import quiet_options
 from scheduler import Batch, PagePool, Request, Scheduler
 from setting import FLOAT, HALF, INT4, INT8
@@ -133,7 +133,7 @@ class SideBySide:
 @pytest.mark.parametrize("name", ALL_FORMATS)
 def test_attention_and_logits_have_the_bits_of_an_emulated_cache(name: str, cache_mode: int) -> None:
     """For every format, and all layouts over the formats: what the operator gives to attention is exact."""
-    cache_layout = (list(ALL_FORMATS).index(name) + cache_mode) % 4
+    cache_layout = (list(ALL_FORMATS).index(name) + cache_mode) % len(LAYOUT_AXES)
     # Offset mode has one run of slots for each request: a page as long as the longest of them.
     page_size, pages = (5, 80) if cache_mode else (100, 7)
     both = SideBySide(
@@ -151,7 +151,9 @@ def test_attention_and_logits_have_the_bits_of_an_emulated_cache(name: str, cach
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_full_recomputation(name: str, page_size: int, pages: int) -> None:
     """Pages run short, are shared, freed and used again; every logit stays within its bound."""
-    engine = Engine(DECODER, FORMATS[name], max_t=page_size * pages, page_size=page_size, cache_layout=page_size % 4)
+    engine = Engine(
+        DECODER, FORMATS[name], max_t=page_size * pages, page_size=page_size, cache_layout=page_size % len(LAYOUT_AXES)
+    )
     pool, served = PagePool(pages), requests()
     batches = serve(engine.step, Scheduler(pool, page_size, max_batch=4), served)
     assert len(set(batches)) > 2, "requests join and leave"

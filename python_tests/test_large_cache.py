@@ -57,7 +57,7 @@ def slots_of(setting: Setting, array: np.ndarray, max_t: int, slots: list[int]) 
 
 
 @pytest.mark.parametrize("cache_mode", [0, 1], ids=["offset", "paged"])
-@pytest.mark.parametrize("cache_layout", range(4))
+@pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
 @pytest.mark.parametrize("types", TYPES, ids=["float32", "float16", "int8", "int4"])
 def test_both_ends_of_a_large_cache(types: dict[str, int], cache_layout: int, cache_mode: int) -> None:
     """A sequence in the first slots and one in the last behave as in a cache of a few slots, byte for byte."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from compare import assert_same_bits
+from kvcache import LAYOUT_AXES
 from oracle_call import oracle_call
 from ragged import RaggedCache
 from setting import INT8, LEGAL_TYPES, Setting
@@ -38,7 +39,7 @@ def random_setting(random: np.random.Generator, types: tuple) -> Setting:
         layer_idx=int(random.integers(num_layer)),
         num_repeat=int(random.choice((1, 1, 2, 3, 4, 8))),
         cache_mode=int(random.integers(2)),
-        cache_layout=int(random.integers(4)),
+        cache_layout=int(random.integers(len(LAYOUT_AXES))),
         page_size=int(random.choice((1, 2, 3, 4, 7, 16, 128))),
         num_heads=int(random.integers(1, 5)),
         head_dim=quant_group * groups if quant_bit else int(random.choice(HEAD_DIMS)),

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from compare import assert_same_arrays, assert_same_bits
+from kvcache import LAYOUT_AXES
 from node import INPUTS
-from oracle.operands import Attributes, Inputs, Types
+from oracle.call import Attributes, Inputs, Types
 from oracle.rules import INDEX_INPUTS, broken_rules
 from oracle_call import oracle_call, unpack_int4
 from ragged import RaggedCache
@@ -33,7 +34,7 @@ def random_setting(random: np.random.Generator) -> Setting:
         layer_idx=int(random.integers(num_layer)),
         num_repeat=int(random.integers(1, 3)),
         cache_mode=int(random.integers(2)),
-        cache_layout=int(random.integers(4)),
+        cache_layout=int(random.integers(len(LAYOUT_AXES))),
         page_size=int(random.integers(1, 5)),
         num_heads=int(random.integers(1, 3)),
         head_dim=4,
@@ -55,7 +56,7 @@ def with_defect(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 def random_call(random: np.random.Generator, setting: Setting) -> tuple[dict[str, np.ndarray], Memory]:
     """A call on a cache that holds something, with none to two defects."""
-    members = list(range(random.integers(4)))
+    members = list(range(random.integers(len(LAYOUT_AXES))))
     capacities = [int(random.integers(7)) for _ in members]
     ragged = RaggedCache(random, capacities, setting.page_size if setting.cache_mode else None)
     memory = setting.memory(random, ragged.max_t)

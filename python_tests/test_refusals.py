@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits, assert_same_outputs
-from kvcache import DOMAIN, create_session, find_library
+from kvcache import DOMAIN, LAYOUT_AXES, create_session, find_library
 from node import call, node_model, node_types, quiet_options, session_of
 from ragged import RaggedCache
 from setting import FLOAT, HALF, INT4, INT8, LEGAL_TYPES, TYPE_NAMES, Setting
@@ -30,7 +30,7 @@ OUT_OF_RANGE = [
     ("num_repeat", 0),
     ("cache_mode", 2),
     ("cache_mode", -1),
-    ("cache_layout", 4),
+    ("cache_layout", len(LAYOUT_AXES)),
     ("cache_layout", -1),
     ("page_size", 0),
     ("page_size", -(2**63)),
@@ -100,7 +100,7 @@ def test_a_value_of_another_type_than_the_key(key: int, value: int) -> None:
     """Both are of T1: the message names the one that differs, its type, and the type it should have."""
     cache = INT8 if key == INT8 else FLOAT
     message = refusal_of(node_model(node_types(key, cache) | {"current_value": value}, {}))
-    assert f"current_value is of type {TYPE_NAMES[value]}, wanted {TYPE_NAMES[key]}" in message
+    assert f"current_value is of type {TYPE_NAMES[value]}, expected {TYPE_NAMES[key]}" in message
 
 
 @pytest.mark.parametrize("held", ["cache", "scale"])

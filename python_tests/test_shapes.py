@@ -65,7 +65,7 @@ def test_names_of_the_outputs_are_kept() -> None:
     assert shapes["key"][1] == 6
 
 
-@pytest.mark.parametrize("cache_layout", range(4))
+@pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
 def test_the_cache_alone_tells_heads_and_their_size(cache_layout: int) -> None:
     """Where the current tensors are declared without a shape, the cache's H and Dh are those of the outputs."""
     sizes = {"MaxT": "slots", "L": 1, "2": 2, "H": 5, "Dh": "head_dim"}
@@ -74,7 +74,7 @@ def test_the_cache_alone_tells_heads_and_their_size(cache_layout: int) -> None:
     assert shapes["key"][1:] == [15, "head_dim"] and shapes["value"] == shapes["key"]
 
 
-@pytest.mark.parametrize("cache_layout", range(4))
+@pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
 def test_a_declared_cache_goes_with_declared_inputs(cache_layout: int) -> None:
     """Full declarations of every input, in every layout, load and agree."""
     setting = Setting(

@@ -35,7 +35,7 @@ MODULES = (
 
 
 def all_cases() -> list[Case]:
-    """Every case, played."""
+    """Every case, run through the oracle."""
     cases = [case for module in MODULES for case in module.cases()]
     names = [case.name for case in cases]
     assert len(set(names)) == len(names), "names are unique"

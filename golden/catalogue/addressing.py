@@ -1,4 +1,4 @@
-"""Where tokens lie: pages of every kind, shared slots, and the slots that nobody touches."""
+"""Slots of tokens: pages of every kind, shared slots, and untouched slots."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def page_sizes() -> Iterator[Case]:
 
     for mode in (1, 0):
         about = "page_size 2^63-1 is legal: one page holds every sequence, and no sum with it may overflow."
-        about = about if mode == 1 else "page_size 2^63-1 in offset mode: legal and idle."
+        about = about if mode == 1 else "page_size 2^63-1 in offset mode: legal and without effect."
         case = begin(f"page-size-i64-max-mode{mode}", about, "f32 f32", cache_mode=mode, page_size=I64_MAX)
         places = (5, 1) if mode == 0 else ((5,), (1,))
         yield case.call(Sequence(2, 3, places[0]), Sequence(0, 2, places[1]))
@@ -154,7 +154,7 @@ def borders() -> Iterator[Case]:
 
 
 def untouched() -> Iterator[Case]:
-    """Slots that no token stores to keep every byte, in the layer of the call and in the others."""
+    """Slots without a current token keep every byte, in the layer of the call and in the others."""
     for cache_layout, (bits, types) in enumerate(
         ((0, "f32 f32"), (8, "f32 int8 f16"), (4, "f16 int4 f32"), (8, "f16 int8 f16"))
     ):

@@ -14,8 +14,8 @@ from .groups import GROUP
 
 T1S: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 QMAX = {8: 127, 4: 7}
-POISON_WHY = "the NaN of a poisoned group comes from arithmetic, its sign and payload are the machine's"
-INFINITE_SCALE_WHY = "code 0 times an infinite scale is a NaN of arithmetic, its sign and payload are the machine's"
+NON_FINITE_WHY = "arithmetic makes the NaN of a group with a non-finite value, with the machine's sign and payload"
+INFINITE_SCALE_WHY = "arithmetic makes a NaN of code 0 times an infinite scale, with the machine's sign and payload"
 
 
 def cases() -> Iterator[Case]:
@@ -24,7 +24,7 @@ def cases() -> Iterator[Case]:
         types = f"{T1} int{bits} {T3}"
         yield rounding(types, bits)
         yield edges(types, bits)
-        yield poison(types, bits)
+        yield non_finite(types, bits)
         if (bits == 8) == (T1 == T3):
             yield loaded_as_found(types, bits)
     yield from scale_conversion()
@@ -55,7 +55,7 @@ def group_case(
 
 
 def rounding(types: str, bits: int) -> Case:
-    """Values that tell the right order of roundings from others."""
+    """Values that distinguish the right order of roundings from others."""
     T1, _, T3 = types.split()
     real, qmax = T1S[T1], QMAX[bits]
 
@@ -106,8 +106,8 @@ def edges(types: str, bits: int) -> Case:
     return group_case("edges", "The step never falls below 1e-5 in T1, the codes stay within qmax", types, bits, parts)
 
 
-def poison(types: str, bits: int) -> Case:
-    """NaN and Inf make their group load as NaN, in this step and in the next, and touch no other group."""
+def non_finite(types: str, bits: int) -> Case:
+    """NaN and Inf make their group load as NaN, in this call and in the next, and change no other group."""
     real = T1S[types.split()[0]]
     values = np.tile(np.array([1, -2, 3, 0.5, -0.25, 0, 4, -4], real), (6, 1))
     values[0, 3] = np.nan
@@ -117,12 +117,12 @@ def poison(types: str, bits: int) -> Case:
     values[4, :] = np.nan
     subject = "NaN makes the step NaN, Inf makes it Inf, both make the codes 0: the group loads as NaN, no other does"
     parts = {"one NaN, Inf, -Inf, NaN beside Inf, only NaN, and none of them": values}
-    case = group_case("poison", subject, types, bits, parts, POISON_WHY)
+    case = group_case("poison", subject, types, bits, parts, NON_FINITE_WHY)
     return case.call(Sequence(1, 1, 0))
 
 
 def loaded_as_found(types: str, bits: int) -> Case:
-    """Codes and scales that no store made."""
+    """Codes and scales that no store writes."""
     name = f"found-in-cache-{types.replace(' ', '-')}"
     T3 = T1S[types.split()[2]]
     tiny = float(np.finfo(T3).smallest_subnormal)

@@ -1,4 +1,4 @@
-"""Batches: ragged, with empty sequences, empty altogether; bounds that are larger than the truth."""
+"""Batches: ragged, with empty sequences, without sequences; bounds above the true maxima."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cases() -> Iterator[Case]:
 
 
 def ragged() -> Iterator[Case]:
-    """Sequences of different lengths, some of them idle."""
+    """Sequences of different lengths, some of them without current tokens."""
     for bits, types in TYPES:
         for mode in (0, 1):
             label = f"mode{mode}-{types.replace(' ', '-')}"
@@ -51,7 +51,7 @@ def ragged() -> Iterator[Case]:
 
 
 def empty() -> Iterator[Case]:
-    """A batch of none, a cache of none."""
+    """A batch without sequences, a cache without slots."""
     for bits, types in TYPES:
         for mode in (0, 1):
             attributes = dict(quant_bit=bits, cache_mode=mode, num_layer=2, layer_idx=1, num_repeat=2)
@@ -61,7 +61,7 @@ def empty() -> Iterator[Case]:
                 case = begin(name, about, types, max_t=max_t, cache_layout=(0, 3)[mode], **attributes)
                 yield case.call() if mode == 0 else case.call(cachestarts=indices([]).reshape(0, 2))
 
-    about = "A cache of no slots serves a sequence of no tokens."
+    about = "A cache without slots and a sequence without tokens."
     yield begin("cache-of-none-offset", about, "f16 f16", max_t=0).call(Sequence(0, 0, 0))
     yield begin("cache-of-none-paged", about, "f16 f16", max_t=0, cache_mode=1).call(Sequence(0, 0, (-1,)))
 
@@ -86,5 +86,5 @@ def bounds() -> Iterator[Case]:
     case.call(Sequence(0, 3, 1), max_seqlen=indices(3), max_kvlen=indices([3]))
     yield case.call(Sequence(3, 1, 1), max_seqlen=indices([1]), max_kvlen=indices(4))
 
-    about = "A batch of none with bounds larger than 0, as a captured graph would have them."
+    about = "B = 0 with bounds above 0, as in a captured CUDA graph."
     yield begin("bounds-of-batch-of-none", about, "f16 f16").call(max_seqlen=indices(8), max_kvlen=indices([8]))

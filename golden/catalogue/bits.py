@@ -1,5 +1,5 @@
-"""Values that are the same for ever: bytes hashed from a label, numbers built from integers, never from a library's
-random generator."""
+"""Reproducible random values: bytes hashed from a label, numbers built from integers, never from a library's random
+generator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def random_bytes(label: str, count: int) -> bytes:
-    """`count` bytes that only the label decides."""
+    """`count` bytes that depend on the label alone."""
     return hashlib.shake_128(label.encode()).digest(count)
 
 

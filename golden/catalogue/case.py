@@ -1,4 +1,4 @@
-"""A case: a cache, a scale, and the calls made on them, played through the oracle as they are written down."""
+"""A case: a cache, a scale, and the calls made on them, run through the oracle as they are added."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from oracle.call import INPUTS, Attributes, Inputs, Types
 from oracle.key_value_cache import key_value_cache
-from oracle.operands import INPUTS, Attributes, Inputs, Types
-from oracle.rules import broken_rules, cache_shape
+from oracle.layouts import cache_shape
+from oracle.rules import broken_rules
 
 from .bits import random_bits, random_scales, random_values
 
@@ -19,7 +20,7 @@ LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence's part in a call: it has start_pos tokens and brings seqlen more.
+    """One sequence's part in a call: start_pos past tokens and seqlen current ones.
 
     `place` is its cachestarts entry in offset mode, the list of its pages in paged mode.
     """
@@ -31,7 +32,7 @@ class Sequence:
 
 @dataclass
 class Success:
-    """A call that must succeed, and all that it leaves behind."""
+    """A call that must succeed, with its outputs and the state after it."""
 
     inputs: Inputs
     key: np.ndarray  # (kvstarts[B], H * num_repeat, Dh)
@@ -51,7 +52,7 @@ class Refusal:
 
 @dataclass
 class Case:
-    """What one folder holds. `cache` and `scale` are the state after the steps so far; the first is kept aside."""
+    """What one folder holds. `cache` and `scale` are the state after the steps so far; the first state is kept too."""
 
     name: str
     about: str

@@ -1,24 +1,32 @@
-"""Every layout, mode, legal combination of types and num_repeat: each must address, convert and repeat rightly."""
+"""Every layout, mode, legal combination of types and num_repeat: each with its addressing, conversion and repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
-from .case import Case, Sequence, begin
+import yaml
 
-LAYOUTS = (0, 1, 2, 3)
+from oracle.layouts import LAYOUTS
+
+from .case import SHORT_NAMES, Case, Sequence, begin
+
+SCHEMA = yaml.safe_load((Path(__file__).parents[2] / "schema/key_value_cache.yaml").read_text())
+
+# Each legal combination of types, as `begin` takes it, and its quant_bit.
+TYPES = {
+    " ".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row): row["quant_bit"]
+    for row in SCHEMA["combinations"]
+}
 MODES = ("offset", "paged")
 REPEATS = (1, 4)
 GROUPS = (8, 16, 8, 32, 64, 16, 128, 32)
 
-UNQUANTIZED = ("f32 f32", "f32 f16", "f16 f32", "f16 f16", "int8 int8")
-QUANTIZED = tuple(f"{T1} {T2} {T3}" for T2 in ("int8", "int4") for T1 in ("f32", "f16") for T3 in ("f32", "f16"))
-
 
 def cases() -> Iterator[Case]:
-    """The whole product; sizes, layers, places and groups vary along it."""
-    combinations = product(LAYOUTS, enumerate(MODES), UNQUANTIZED + QUANTIZED, REPEATS)
+    """The whole product; sizes, layers, slots and groups vary along it."""
+    combinations = product(LAYOUTS, enumerate(MODES), TYPES, REPEATS)
     for number, (cache_layout, (cache_mode, mode), types, num_repeat) in enumerate(combinations):
         yield combination(number, cache_layout, cache_mode, mode, types, num_repeat)
 
@@ -30,10 +38,11 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
     about = f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, num_repeat {num_repeat}: "
     head_dim = 4 + number % 3
     quant_group = 0
-    if types in QUANTIZED:
+    quant_bit = TYPES[types]
+    if quant_bit != 0:
         # Eight neighbors of the product share layout, mode and width, and so meet all groups.
         quant_group = GROUPS[(number + cache_layout) % len(GROUPS)]
-        attributes |= dict(quant_bit=8 if "int8" in types else 4, quant_group=quant_group)
+        attributes |= dict(quant_bit=quant_bit, quant_group=quant_group)
         head_dim = 16 if quant_group == 8 else quant_group
         about += f"groups of {quant_group}, "
     if cache_mode == 1:

@@ -26,7 +26,7 @@ def current(values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def bits_kept() -> Iterator[Case]:
-    """Where T1 is T2, bytes are moved and never looked at."""
+    """Where T1 is T2, bytes are copied."""
     for types, bits in (("f32 f32", np.uint32), ("f16 f16", np.uint16)):
         element = np.dtype({"f32": "float32", "f16": "float16"}[types.split()[0]])
         mantissa = np.finfo(element).nmant
@@ -91,7 +91,7 @@ def narrowing() -> Iterator[Case]:
 
 
 def widening() -> Iterator[Case]:
-    """float16 into a float32 cache is exact, and what another caller left there is narrowed on load."""
+    """float16 into a float32 cache is exact, and what the cache held before is narrowed on load."""
     smallest, largest = 2**-24, 2**-14 - 2**-24
     values = np.array([smallest, -smallest, largest, 2**-14, 65504, -65504, 0.0, -0.0], np.float16).reshape(1, 1, 8)
     about = "float16 into a float32 cache: denormals, the largest value and -0.0 are exact there and back."

@@ -32,10 +32,10 @@ def cases() -> Iterator[Case]:
 
 
 def decode(label: str, types: str, attributes: dict[str, int]) -> Case:
-    """Sequences join and leave; a place is used again by the one that joins."""
+    """Sequences join and leave; the slots of one that left are used by one that joins."""
     about = (
         "Prefill of two sequences, decode steps of one token each; a third joins, the first leaves and a fourth"
-        " takes its place; two steps more."
+        " takes its slots; two more steps."
     )
     a, b, c, d = (0, 6, 11, 1)
     if attributes["cache_mode"] == 1:
@@ -50,7 +50,7 @@ def decode(label: str, types: str, attributes: dict[str, int]) -> Case:
 
 
 def chunked_prefill(label: str, types: str, attributes: dict[str, int]) -> Case:
-    """A prompt that comes in pieces."""
+    """A prompt in chunks."""
     about = "A prompt of 4 + 3 + 2 tokens beside a sequence that decodes: start_pos > 0 with seqlen > 1."
     a, b = 1, 10
     if attributes["cache_mode"] == 1:

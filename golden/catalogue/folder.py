@@ -6,7 +6,7 @@ import numpy as np
 import yaml
 from safetensors.numpy import save
 
-from oracle.operands import INPUTS
+from oracle.call import INPUTS
 
 from .case import Case, Success
 
@@ -17,7 +17,7 @@ def files(case: Case) -> dict[str, bytes]:
 
 
 def tensors(case: Case) -> dict[str, np.ndarray]:
-    """The tensors by name: the first state, then each step's inputs and, if it succeeds, what it leaves behind."""
+    """The tensors by name: the first state, then each step's inputs and, if it succeeds, its outputs and the state."""
     named = {"cache": stored(case, case.first_cache)}
     if case.first_scale is not None:
         named["scale"] = case.first_scale

@@ -1,4 +1,4 @@
-"""Groups of values, chosen for what a wrong order of roundings would make of them."""
+"""Groups of values for which a wrong order of roundings gives other codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def revealing(label: str, T1: type[np.floating], qmax: int, wrong_quotient: Wron
             found.append(rows(telling, amax)[0])
         if len(found) == 12:
             return np.stack(found)
-    raise AssertionError(f"{label}: too few groups tell the difference")
+    raise AssertionError(f"{label}: too few groups show a difference")
 
 
 def amaxes(label: str, T1: type[np.floating]) -> Iterator[np.floating]:

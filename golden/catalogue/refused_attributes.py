@@ -1,8 +1,10 @@
-"""Attributes outside their range, one at a time; a value is never cut to fewer bits, nor excused because it is idle."""
+"""Attributes outside their range, one at a time; no value is truncated, or accepted because it has no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from oracle.layouts import LAYOUTS
 
 from .addressing import I64_MIN
 from .case import Case, Sequence, begin
@@ -17,7 +19,7 @@ WRONG = {
     "quant_group": (0, -8),
     "num_repeat": (0, -1),
     "cache_mode": (-1, 2, BEYOND_32_BITS + 1),
-    "cache_layout": (-1, 4, BEYOND_32_BITS, I64_MIN),
+    "cache_layout": (-1, len(LAYOUTS), BEYOND_32_BITS, I64_MIN),
     "page_size": (0, I64_MIN),
 }
 
@@ -33,7 +35,7 @@ def cases() -> Iterator[Case]:
 
     for attribute, value in (("page_size", 0), ("quant_group", -2)):
         name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
-        about = f"{attribute} {value} is outside its range also where nothing uses it: refused."
+        about = f"{attribute} {value} is outside its range, and refused also where it has no effect."
         yield refused(begin(name, about, "f16 f16"), attribute, value)
 
     about = "quant_group 0 with quant_bit 8: refused, not divided by."

@@ -1,5 +1,5 @@
 """seqstarts, kvstarts, start_pos and the two maxima: each rule broken in the first and in the last sequence, with
-small values and with those where a careless sum would wrap. Each step of a case breaks its rule in another way."""
+small values and with those where an unchecked sum would wrap. Each step of a case breaks its rule in another way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def starts() -> Iterator[Rule]:
         steps = [([name, first], {name: indices([first, *rest])}) for first in (1, -1, I64_MIN)]
         yield f"{name}-not-zero", about, "starts_not_zero", steps
 
-    falls = {
+    decreases = {
         "seqstarts": (
             (0, [0, -1, 5, 6]),
             (1, [0, 5, 4, 6]),
@@ -64,8 +64,8 @@ def starts() -> Iterator[Rule]:
             (2, [0, 4, I64_MAX, 11]),
         ),
     }
-    for name, wrong in falls.items():
-        about = f"{name} falls, at the first batch, in the middle, at the last, and by more than 64 bits hold."
+    for name, wrong in decreases.items():
+        about = f"{name} decreases: at the first batch, in the middle, at the last, and by more than int64 holds."
         steps = [([name, f"batch {b}", values[b + 1]], {name: indices(values)}) for b, values in wrong]
         yield f"{name}-decrease", about, "starts_decrease", steps
 

@@ -1,4 +1,4 @@
-"""Ranks and axes that do not fit the others, one at a time."""
+"""Ranks and axes that do not agree with the others, one at a time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from oracle.rules import cache_shape
+from oracle.layouts import LAYOUTS, cache_shape
 
 from .case import Case, Sequence, begin, indices
 
 BATCH = (Sequence(1, 2, 3), Sequence(0, 3, 6))
 PAGED = (Sequence(1, 2, (3,)), Sequence(0, 3, (6,)))
 TOKENS, NUM_HEADS, HEAD_DIM, MAX_T, NUM_LAYER = 5, 2, 8, 10, 3
-
-AXES = (
-    ("max-t", "L", "2", "H", "last"),
-    ("L", "max-t", "2", "H", "last"),
-    ("L", "2", "max-t", "H", "last"),
-    ("L", "2", "H", "max-t", "last"),
-)
 
 
 def cases() -> Iterator[Case]:
@@ -62,7 +55,7 @@ def ranks() -> Iterator[Case]:
     case.refuse("rank_mismatch", ["cachestarts"], *PAGED, cachestarts=indices([[[3], [6]]]))
     yield case.refuse("rank_mismatch", ["cachestarts"], *PAGED, cachestarts=indices(3))
 
-    about = "Paged mode with the rank-1 cachestarts of exports before pages existed: refused by name, never misread."
+    about = "Paged mode with the rank-1 cachestarts of exports before pages existed: refused with an error of its own."
     case = small("refuse-legacy-page-table", about, cache_mode=1)
     for entries in ((3, 6), (3, 4, 5, 6, 7, 8)):
         case.refuse("legacy_page_table", ["cachestarts"], *PAGED, cachestarts=indices(entries))
@@ -115,30 +108,30 @@ def currents() -> Iterator[Case]:
     """current_value against current_key."""
     about = "current_value has other tokens, then other heads, then another head_dim than current_key: refused."
     case = small("refuse-shape-of-current-value", about)
-    for found, shape in ((4, (4, 2, 8)), (3, (5, 3, 8)), (9, (5, 2, 9))):
+    for got, shape in ((4, (4, 2, 8)), (3, (5, 3, 8)), (9, (5, 2, 9))):
         value = np.zeros(shape, np.float32)
-        case.refuse("shape_mismatch", ["current_value", found], *BATCH, current_value=value)
+        case.refuse("shape_mismatch", ["current_value", got], *BATCH, current_value=value)
     yield case
 
 
-def wrong_axis(layout: int, axis: str, last: int, found: int) -> tuple[int, ...]:
-    """The shape of a cache or scale whose `axis` is `found`."""
+def wrong_axis(layout: int, axis: str, last: int, got: int) -> tuple[int, ...]:
+    """The shape of a cache or scale whose `axis` is `got`."""
     shape = list(cache_shape(layout, MAX_T, NUM_LAYER, NUM_HEADS, last))
-    shape[AXES[layout].index(axis)] = found
+    shape[(*LAYOUTS[layout], "last").index(axis)] = got
     return tuple(shape)
 
 
 def caches() -> Iterator[Case]:
     """Each axis of cache that another tensor or attribute decides, in two layouts each."""
     wrong = {"L": 4, "2": 1, "H": 5, "last": 7}
-    for number, (axis, found) in enumerate(wrong.items()):
+    for number, (axis, got) in enumerate(wrong.items()):
         for layout in (number, (number + 2) % 4):
             label = axis.replace("last", "head-dim").replace("2", "key-value").lower()
-            about = f"cache in layout {layout} has {found} on the axis {label}: refused."
+            about = f"cache in layout {layout} has {got} on the axis {label}: refused."
             name = f"refuse-cache-axis-{label}-layout{layout}"
-            cache = np.zeros(wrong_axis(layout, axis, HEAD_DIM, found), np.float16)
+            cache = np.zeros(wrong_axis(layout, axis, HEAD_DIM, got), np.float16)
             case = begin(name, about, "f16 f16", cache=cache, num_layer=NUM_LAYER, cache_layout=layout)
-            yield case.refuse("shape_mismatch", ["cache", found], *BATCH)
+            yield case.refuse("shape_mismatch", ["cache", got], *BATCH)
 
     about = "An int4 cache whose last axis counts bytes, not elements: refused."
     cache = np.zeros(cache_shape(0, MAX_T, 1, NUM_HEADS, HEAD_DIM // 2), np.int8)
@@ -156,16 +149,16 @@ def caches() -> Iterator[Case]:
 
 def scales() -> Iterator[Case]:
     """Each axis of scale; layouts and widths by turns."""
-    wrong = {"L": 4, "2": 1, "H": 5, "last": 3, "max-t": 9}
-    for number, (axis, found) in enumerate(wrong.items()):
+    wrong = {"L": 4, "2": 1, "H": 5, "last": 3, "MaxT": 9}
+    for number, (axis, got) in enumerate(wrong.items()):
         layout, bits = number % 4, (8, 4)[number % 2]
-        label = axis.replace("last", "groups").replace("2", "key-value").lower()
-        about = f"scale in layout {layout} has {found} on the axis {label}: refused."
+        label = axis.replace("last", "groups").replace("2", "key-value").replace("MaxT", "max-t").lower()
+        about = f"scale in layout {layout} has {got} on the axis {label}: refused."
         name = f"refuse-scale-axis-{label}-layout{layout}-int{bits}"
-        scale = np.zeros(wrong_axis(layout, axis, 1, found), np.float32)
+        scale = np.zeros(wrong_axis(layout, axis, 1, got), np.float32)
         attributes = dict(num_layer=NUM_LAYER, cache_layout=layout, quant_bit=bits)
         case = small_with_scale(name, about, f"f16 int{bits} f32", scale, **attributes)
-        yield case.refuse("shape_mismatch", ["scale", found], *BATCH)
+        yield case.refuse("shape_mismatch", ["scale", got], *BATCH)
 
 
 def indivisible() -> Iterator[Case]:

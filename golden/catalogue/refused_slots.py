@@ -1,4 +1,4 @@
-"""cachestarts that lead outside the cache, and slots with two writers."""
+"""cachestarts outside of the cache, and slots with two writers."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from oracle.operands import NUMPY_TYPES
+from oracle.call import NUMPY_TYPES
 from oracle.rules import INDEX_INPUTS
 
 from .case import LONG_NAMES, Case, Sequence, begin
@@ -23,9 +23,7 @@ def cases() -> Iterator[Case]:
     batch = (Sequence(0, 2, 3), Sequence(1, 1, 0))
     for quant_bit, combinations in ILLEGAL.items():
         for types in combinations:
-            about = (
-                f"{types.replace(' ', '/')} is no legal combination with quant_bit {quant_bit}: refused by its names."
-            )
+            about = f"{types.replace(' ', '/')} is no legal combination with quant_bit {quant_bit}: refused by name."
             name = f"refuse-types-{types.replace(' ', '-')}-quant-bit-{quant_bit}"
             mentions = [*(LONG_NAMES[short] for short in types.split()[:2]), "quant_bit", quant_bit]
             yield begin(name, about, types, max_t=6, quant_bit=quant_bit).refuse("illegal_types", mentions, *batch)

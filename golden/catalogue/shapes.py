@@ -1,4 +1,4 @@
-"""Groups, heads, head sizes and layers; attributes that are left out or idle."""
+"""Groups, heads, head sizes and layers; attributes that are absent or without effect."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def groups() -> Iterator[Case]:
 
 
 def heads() -> Iterator[Case]:
-    """Head counts and head sizes that fit no vector width."""
+    """Head counts and head sizes that are no multiple of a vector's width."""
     for head_dim, types in HEAD_DIMS:
         case = begin(
             f"head-dim-{head_dim}-{types.replace(' ', '-')}",
-            f"head_dim {head_dim}: rows of an odd number of elements, where no vector or word border helps.",
+            f"head_dim {head_dim}: rows of an odd number of elements, which end inside of a vector.",
             types,
             head_dim=head_dim,
             max_t=7,
@@ -119,7 +119,7 @@ def layers() -> Iterator[Case]:
 
 
 def attributes_left_out() -> Iterator[Case]:
-    """Absent attributes take the specification's defaults; idle ones decide nothing."""
+    """Absent attributes take the specification's defaults; some have no effect."""
     about = "No attribute at all: one layer, no quantization, no repeat, offset mode, layout 0."
     yield begin("defaults", about, "f32 f32").call(Sequence(0, 3, 2), Sequence(2, 1, 7))
 
@@ -133,7 +133,7 @@ def attributes_left_out() -> Iterator[Case]:
         case = begin(name, about, f"f32 int{bits} f32", head_dim=16, max_t=6, quant_bit=bits)
         yield case.call(Sequence(0, 2, 3), Sequence(1, 1, 0))
 
-    about = "Without quantization quant_group is idle: 3 need not divide head_dim 8; so is page_size in offset mode."
+    about = "Without quantization quant_group has no effect: 3 need not divide head_dim 8. Nor has page_size here."
     yield begin("idle-attributes", about, "f16 f16", quant_group=3, page_size=1).call(Sequence(1, 4, 5))
 
 
@@ -150,7 +150,7 @@ def scale_untouched() -> Iterator[Case]:
         name = f"scale-unused-{types.replace(' ', '-')}"
         element = {"f32": "float32", "f16": "float16"}[types.split()[2]]
         scale = random_bits(f"{name} scale", shape, element)
-        about = f"quant_bit 0 with a scale of shape {list(shape)}: left untouched, its shape not looked at."
+        about = f"quant_bit 0 with a scale of shape {list(shape)}: left untouched, whatever its shape."
         yield begin(name, about, types, scale=np.asarray(scale), cache_layout=0).call(
             Sequence(0, 2, 3), Sequence(number, 1, 6)
         )

@@ -1,10 +1,11 @@
-"""The operator: slow, scalar, ordered as the specification is."""
+"""The operator: scalar loops in the order of the specification."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .operands import NUMPY_TYPES, Attributes, Inputs, Types
+from .call import NUMPY_TYPES, Attributes, Inputs, Types
+from .layouts import head_index
 from .quantize import dequantize, quantize
 
 KEY, VALUE = 0, 1
@@ -60,17 +61,6 @@ def cache_slot(inputs: Inputs, attributes: Attributes, b: int, t: int) -> int:
     return page + t % attributes.page_size
 
 
-def head_index(attributes: Attributes, slot: int, key_or_value: int, h: int) -> tuple[int, ...]:
-    """Where, in cache and in scale, the row of head h lies: every axis but the last."""
-    layer_idx = attributes.layer_idx
-    return {
-        0: (slot, layer_idx, key_or_value, h),
-        1: (layer_idx, slot, key_or_value, h),
-        2: (layer_idx, key_or_value, slot, h),
-        3: (layer_idx, key_or_value, h, slot),
-    }[attributes.cache_layout]
-
-
 def store(
     current: np.ndarray,
     cache: np.ndarray,
@@ -79,11 +69,11 @@ def store(
     key_or_value: int,
     attributes: Attributes,
 ) -> None:
-    """Puts the token current (H, Dh) of T1 into its slot."""
+    """Stores the token current (H, Dh) of T1 into its slot."""
     num_heads, head_dim = current.shape
     quant_group = attributes.quant_group
     for h in range(num_heads):
-        row = head_index(attributes, slot, key_or_value, h)
+        row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
         if attributes.quant_bit == 0:
             with np.errstate(over="ignore", invalid="ignore"):  # float32 beyond float16 becomes Inf; NaN stays NaN
                 cache[row] = current[h]
@@ -103,12 +93,12 @@ def load(
     key_or_value: int,
     attributes: Attributes,
 ) -> None:
-    """Fills the token output (H * num_repeat, Dh) of T1 from its slot."""
+    """Loads the token output (H * num_repeat, Dh) of T1 from its slot."""
     num_heads = output.shape[0] // attributes.num_repeat
     head_dim = output.shape[1]
     quant_group = attributes.quant_group
     for h in range(num_heads):
-        row = head_index(attributes, slot, key_or_value, h)
+        row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
         for r in range(attributes.num_repeat):
             repeated = output[h * attributes.num_repeat + r]
             if attributes.quant_bit == 0:

@@ -9,7 +9,7 @@ def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
     """The codes q (quant_group), int8, and the step s, a T1, of the neighbors x (quant_group) of T1."""
     T1 = x.dtype.type
     qmax = 2 ** (quant_bit - 1) - 1
-    with np.errstate(invalid="ignore"):  # NaN and Inf are the group's poison, see below
+    with np.errstate(invalid="ignore"):  # NaN and Inf propagate to the group
         amax = np.max(np.abs(x))  # T1, exact
         s = np.maximum(amax / T1(qmax), T1(1e-5))  # T1; a NaN stays
         quotient = x / s  # T1; Inf / Inf is NaN

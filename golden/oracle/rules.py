@@ -1,5 +1,5 @@
-"""What makes a call illegal. Gathers every broken rule of the first stage that has one, so that a case that means to
-break one rule can be seen to break only that one."""
+"""The rules of a legal call. Collects every broken rule of the first stage that has one, so that a case which means to
+break one rule is known to break no other."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .call import NUMPY_TYPES, Attributes, Inputs, Types
 from .key_value_cache import cache_slot, kvlen, seqlen
-from .operands import NUMPY_TYPES, Attributes, Inputs, Types
+from .layouts import LAYOUTS, cache_shape, max_t
 
 INDEX_INPUTS = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen")
 FLOATS = ("float32", "float16")
@@ -30,7 +31,7 @@ def broken_rules(
         lambda: shape_rules(inputs, cache, scale, attributes),
         lambda: starts_rules(inputs),
         lambda: length_rules(inputs),
-        lambda: slot_rules(inputs, max_t(cache, attributes), attributes),
+        lambda: slot_rules(inputs, max_t(attributes.cache_layout, cache.shape), attributes),
         lambda: conflict_rules(inputs, attributes),
         lambda: size_rules(inputs, attributes),
     )
@@ -51,21 +52,26 @@ def attribute_rules(attributes: Attributes) -> Iterator[str]:
         attributes.quant_group % 2 == 0 or attributes.quant_bit != 4,
         attributes.num_repeat >= 1,
         attributes.cache_mode in (0, 1),
-        attributes.cache_layout in (0, 1, 2, 3),
+        attributes.cache_layout in LAYOUTS,
         attributes.page_size >= 1,
     )
     yield from ("attribute_out_of_range" for legal in in_range if not legal)
 
 
-def type_rules(inputs: Inputs, scale: np.ndarray | None, attributes: Attributes, types: Types) -> Iterator[str]:
-    """The combination of types is in the table, and every tensor has the type it should have."""
+def types_go_together(types: Types, quant_bit: int) -> bool:
+    """Whether the table has these types; a T3 that is missing is another rule's."""
     T1, T2 = types.T1, types.T2
     legal = {
         0: (T1 in FLOATS and T2 in FLOATS) or (T1 == "int8" and T2 == "int8"),
         8: T1 in FLOATS and T2 == "int8",
         4: T1 in FLOATS and T2 == "int4",
-    }[attributes.quant_bit]
-    if not legal or types.T3 not in (*FLOATS, None):
+    }[quant_bit]
+    return legal and types.T3 in (*FLOATS, None)
+
+
+def type_rules(inputs: Inputs, scale: np.ndarray | None, attributes: Attributes, types: Types) -> Iterator[str]:
+    """The combination of types is in the table, and every tensor has the type it should have."""
+    if not types_go_together(types, attributes.quant_bit):
         yield "illegal_types"
     elif attributes.quant_bit != 0 and scale is None:
         yield "scale_missing"
@@ -96,21 +102,6 @@ def rank_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attr
     yield from ("rank_mismatch" for legal in ranks if not legal)
 
 
-def max_t(cache: np.ndarray, attributes: Attributes) -> int:
-    """How many tokens the cache holds: layout 0 has MaxT as axis 0, layout 1 as axis 1, and so on."""
-    return cache.shape[attributes.cache_layout]
-
-
-def cache_shape(layout: int, max_t: int, num_layer: int, num_heads: int, last: int) -> tuple[int, ...]:
-    """The shape of cache (last is Dh) and of scale (last is Dh / quant_group)."""
-    return {
-        0: (max_t, num_layer, 2, num_heads, last),
-        1: (num_layer, max_t, 2, num_heads, last),
-        2: (num_layer, 2, max_t, num_heads, last),
-        3: (num_layer, 2, num_heads, max_t, last),
-    }[layout]
-
-
 def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes) -> Iterator[str]:
     """B, T, H, Dh, L, MaxT agree across the tensors, one report per axis that does not."""
     pairs: list[tuple[int, int]] = []
@@ -122,17 +113,18 @@ def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, att
     pairs += [(inputs.kvstarts.size, batch + 1), (inputs.cachestarts.shape[0], batch), (inputs.start_pos.size, batch)]
     pairs += [(inputs.max_seqlen.size, 1), (inputs.max_kvlen.size, 1)]
     _, num_heads, head_dim = inputs.current_key.shape
-    expected = (attributes.cache_layout, max_t(cache, attributes), attributes.num_layer, num_heads)
-    pairs += zip(cache.shape, cache_shape(*expected, head_dim), strict=True)
+    layout = attributes.cache_layout
+    outer = (layout, max_t(layout, cache.shape), attributes.num_layer, num_heads)
+    pairs += zip(cache.shape, cache_shape(*outer, head_dim), strict=True)
     if attributes.quant_bit != 0:
-        pairs += zip(scale.shape, cache_shape(*expected, head_dim // attributes.quant_group), strict=True)
+        pairs += zip(scale.shape, cache_shape(*outer, head_dim // attributes.quant_group), strict=True)
         if head_dim % attributes.quant_group != 0:
             yield "head_dim_not_divisible"
-    yield from ("shape_mismatch" for found, wanted in pairs if found != wanted)
+    yield from ("shape_mismatch" for got, expected in pairs if got != expected)
 
 
 def starts_rules(inputs: Inputs) -> Iterator[str]:
-    """seqstarts and kvstarts start at 0 and never fall; seqstarts ends at the tokens of current_key."""
+    """seqstarts and kvstarts begin with 0 and never decrease; seqstarts ends with the tokens of current_key."""
     for starts in (inputs.seqstarts, inputs.kvstarts):
         if starts[0] != 0:
             yield "starts_not_zero"
@@ -144,7 +136,7 @@ def starts_rules(inputs: Inputs) -> Iterator[str]:
 
 
 def length_rules(inputs: Inputs) -> Iterator[str]:
-    """start_pos, seqlen and kvlen belong together, and max_seqlen and max_kvlen bound them."""
+    """kvlen is start_pos + seqlen; max_seqlen and max_kvlen are upper bounds."""
     batch = len(inputs.start_pos)
     for b in range(batch):
         if inputs.start_pos[b] < 0:

@@ -1,4 +1,4 @@
-//! What a case says.
+//! A case: a node, its state, and calls with the expected results.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub struct Case {
     pub name: String,
     /// Its folder.
     pub folder: PathBuf,
-    /// Which rule of the specification it pins.
+    /// The rule of the specification that it tests.
     pub about: String,
     /// The types of the node.
     pub types: Types,
@@ -45,7 +45,7 @@ pub struct Types {
 pub enum NanRule {
     /// By their bits, like every other value.
     Exact,
-    /// Any NaN equals any NaN of a float tensor: here arithmetic makes them, and their bits are the hardware's.
+    /// Any NaN equals any NaN of a float tensor: arithmetic makes them here, with the hardware's bits.
     Any,
 }
 

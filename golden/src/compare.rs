@@ -1,9 +1,9 @@
-//! Compares what a call did with what it must do.
+//! Compares the result of a call with the expected one.
 
 use kvcache_schema::ElementType;
 
 use crate::case::{After, Expected, NanRule};
-use crate::implementation::{Outcome, Played};
+use crate::implementation::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
 /// The state before a call.
@@ -12,50 +12,50 @@ pub(crate) struct Before<'a> {
     pub(crate) scale: Option<&'a Tensor>,
 }
 
-/// What is wrong with a played call, if anything is.
-pub(crate) fn difference(expected: &Expected, played: &Played, before: &Before<'_>, nan: NanRule) -> Option<String> {
-    match (expected, &played.outcome) {
+/// What is wrong with what a call did, if anything is.
+pub(crate) fn difference(expected: &Expected, got: &CallResult, before: &Before<'_>, nan: NanRule) -> Option<String> {
+    match (expected, &got.outcome) {
         (Expected::Success(after), Outcome::Done(done)) => {
             let After { outputs, cache, scale } = &**after;
-            let state = [("cache", Some(&played.cache), Some(cache)), ("scale", played.scale.as_ref(), scale.as_ref())];
+            let state = [("cache", Some(&got.cache), Some(cache)), ("scale", got.scale.as_ref(), scale.as_ref())];
             [("key", Some(&done.key), Some(&outputs.key)), ("value", Some(&done.value), Some(&outputs.value))]
                 .into_iter()
                 .chain(state)
-                .find_map(|(name, found, wanted)| tensors(name, found, wanted, nan))
+                .find_map(|(name, got, expected)| tensors(name, got, expected, nan))
         }
         (Expected::Success(_), Outcome::Refused { message, .. }) => Some(format!("refused: {message}")),
-        (Expected::Refusal { kind, .. }, Outcome::Done(_)) => Some(format!("not refused, wanted {kind}")),
-        (Expected::Refusal { kind, mentions }, Outcome::Refused { kind: found, message }) => {
-            if let Some(found) = found.as_ref().filter(|found| *found != kind) {
-                return Some(format!("refused as {found}, wanted {kind}: {message}"));
+        (Expected::Refusal { kind, .. }, Outcome::Done(_)) => Some(format!("not refused, expected {kind}")),
+        (Expected::Refusal { kind, mentions }, Outcome::Refused { kind: named, message }) => {
+            if let Some(named) = named.as_ref().filter(|named| *named != kind) {
+                return Some(format!("refused as {named}, expected {kind}: {message}"));
             }
             if let Some(missing) = mentions.iter().find(|mention| !message.contains(*mention)) {
                 return Some(format!("the message does not mention {missing:?}: {message}"));
             }
-            tensors("cache of a refused call", Some(&played.cache), Some(before.cache), NanRule::Exact)
-                .or_else(|| tensors("scale of a refused call", played.scale.as_ref(), before.scale, NanRule::Exact))
+            tensors("cache of a refused call", Some(&got.cache), Some(before.cache), NanRule::Exact)
+                .or_else(|| tensors("scale of a refused call", got.scale.as_ref(), before.scale, NanRule::Exact))
         }
     }
 }
 
 /// The first difference between two tensors.
-fn tensors(name: &str, found: Option<&Tensor>, wanted: Option<&Tensor>, nan: NanRule) -> Option<String> {
-    let (found, wanted) = match (found, wanted) {
+fn tensors(name: &str, got: Option<&Tensor>, expected: Option<&Tensor>, nan: NanRule) -> Option<String> {
+    let (got, expected) = match (got, expected) {
         (None, None) => return None,
-        (Some(found), Some(wanted)) => (found, wanted),
-        (found, wanted) => return Some(format!("{name} is {found:?}, wanted {wanted:?}")),
+        (Some(got), Some(expected)) => (got, expected),
+        (got, expected) => return Some(format!("{name} is {got:?}, expected {expected:?}")),
     };
-    if (found.element(), found.shape()) != (wanted.element(), wanted.shape()) {
-        return Some(format!("{name} is {found:?}, wanted {wanted:?}"));
+    if (got.element(), got.shape()) != (expected.element(), expected.shape()) {
+        return Some(format!("{name} is {got:?}, expected {expected:?}"));
     }
     // Packed int4 is compared byte by byte, everything else element by element.
-    let size = wanted.element().align();
-    let (i, (found, wanted)) =
-        found.bytes().chunks_exact(size).zip(wanted.bytes().chunks_exact(size)).enumerate().find(|(_, (a, b))| {
-            a != b && !(nan == NanRule::Any && is_nan(wanted.element(), a) && is_nan(wanted.element(), b))
+    let size = expected.element().align();
+    let (i, (got, expected)) =
+        got.bytes().chunks_exact(size).zip(expected.bytes().chunks_exact(size)).enumerate().find(|(_, (a, b))| {
+            a != b && !(nan == NanRule::Any && is_nan(expected.element(), a) && is_nan(expected.element(), b))
         })?;
     let unit = if size == 1 { "byte" } else { "element" };
-    Some(format!("{name} differs at {unit} {i}: bytes {found:02x?}, wanted {wanted:02x?}"))
+    Some(format!("{name} differs at {unit} {i}: bytes {got:02x?}, expected {expected:02x?}"))
 }
 
 /// Whether the little-endian bytes of an element are those of a NaN.

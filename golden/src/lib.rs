@@ -2,20 +2,20 @@
 //!
 //! A [`Case`] is a folder of two files: `case.yaml` (attributes, types, what each call must do) and
 //! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come
-//! from an oracle in plain numpy, `generate.py`, that shares no code with any kernel.
+//! from an oracle in plain numpy (`oracle/`, run by `generate.py`) that shares no code with any kernel.
 //!
-//! To hold an implementation against the suite, implement [`Implementation`] (from another language: write a program that
-//! [`Program`] can call) and [`play`] the [`cases`]:
+//! To test an implementation, implement [`Implementation`] (from another language: write a program that [`Program`] can
+//! call) and [`run`] the [`cases`] on it:
 //!
 //! ```
-//! use kvcache_golden::{Case, Implementation, Outcome, Played, play};
+//! use kvcache_golden::{CallResult, Case, Implementation, Outcome, run};
 //!
 //! /// An implementation that refuses everything.
 //! struct Nothing;
 //!
 //! impl Implementation for Nothing {
-//!     fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
-//!         let refuse = |_| Played {
+//!     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+//!         let refuse = |_| CallResult {
 //!             outcome: Outcome::refused("everything is refused"),
 //!             cache: case.cache.clone(),
 //!             scale: case.scale.clone(),
@@ -25,7 +25,7 @@
 //! }
 //!
 //! # fn main() -> Result<(), kvcache_golden::ReadError> {
-//! let report = play(&Nothing, &kvcache_golden::cases()?);
+//! let report = run(&Nothing, &kvcache_golden::cases()?);
 //! assert!(report.failures.len() > 100);
 //! # Ok(())
 //! # }
@@ -36,10 +36,12 @@ mod compare;
 mod implementation;
 mod program;
 mod read;
+mod run;
 mod tensor;
 
 pub use case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
-pub use implementation::{Failure, Implementation, Outcome, Played, Report, play};
+pub use implementation::{CallResult, Implementation, Outcome};
 pub use program::Program;
 pub use read::{ReadError, cases, read_cases};
+pub use run::{Failure, Report, run};
 pub use tensor::Tensor;

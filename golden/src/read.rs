@@ -12,16 +12,16 @@ use thiserror::Error;
 use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
 use crate::tensor::Tensor;
 
-/// A folder that is no case.
+/// A folder that cannot be read as a case.
 #[derive(Debug, Error)]
-#[error("golden case {}: {problem}", path.display())]
+#[error("golden case {}: {cause}", path.display())]
 pub struct ReadError {
     path: PathBuf,
-    problem: Problem,
+    cause: Cause,
 }
 
 #[derive(Debug, Error)]
-enum Problem {
+enum Cause {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error("case.yaml: {0}")]
@@ -30,7 +30,7 @@ enum Problem {
     Tensors(#[from] safetensors::SafeTensorError),
     #[error("no case in the folder")]
     NoCase,
-    #[error("case.yaml has no steps: nothing would be played")]
+    #[error("case.yaml has no steps: nothing would be run")]
     NoSteps,
     #[error("no attribute is called {0}")]
     Attribute(String),
@@ -101,30 +101,30 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     let at = |path: &Path| {
         let path = path.to_owned();
-        move |problem: Problem| ReadError { path, problem }
+        move |cause: Cause| ReadError { path, cause }
     };
     let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
     let mut folders: Vec<_> =
-        entries.map_err(Problem::from).map_err(at(folder))?.into_iter().map(|entry| entry.path()).collect();
+        entries.map_err(Cause::from).map_err(at(folder))?.into_iter().map(|entry| entry.path()).collect();
     folders.sort();
     if folders.is_empty() {
-        return Err(at(folder)(Problem::NoCase));
+        return Err(at(folder)(Cause::NoCase));
     }
     folders.into_iter().map(|folder| read_case(&folder).map_err(at(&folder))).collect()
 }
 
 /// The case in `folder`.
-fn read_case(folder: &Path) -> Result<Case, Problem> {
+fn read_case(folder: &Path) -> Result<Case, Cause> {
     let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
     if file.steps.is_empty() {
-        return Err(Problem::NoSteps);
+        return Err(Cause::NoSteps);
     }
     let bytes = fs::read(folder.join("tensors.safetensors"))?;
     let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
     let mut attributes = Attributes::default();
     for (name, &value) in &file.attributes {
         if !attributes.set(name, value) {
-            return Err(Problem::Attribute(name.clone()));
+            return Err(Cause::Attribute(name.clone()));
         }
     }
     let t3 = file.types.t3.as_deref().map(element).transpose()?;
@@ -162,12 +162,12 @@ fn read_case(folder: &Path) -> Result<Case, Problem> {
         }),
         cache: tensors.get("cache")?,
         scale: scale("scale")?,
-        steps: steps.collect::<Result<_, Problem>>()?,
+        steps: steps.collect::<Result<_, Cause>>()?,
     })
 }
 
-fn element(name: &str) -> Result<ElementType, Problem> {
-    ElementType::from_name(name).ok_or_else(|| Problem::Type(name.to_owned()))
+fn element(name: &str) -> Result<ElementType, Cause> {
+    ElementType::from_name(name).ok_or_else(|| Cause::Type(name.to_owned()))
 }
 
 /// The tensors of a file, some of which are packed int4 with a logical shape that the case gives.
@@ -177,10 +177,10 @@ pub(crate) struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    fn get(&self, name: &str) -> Result<Tensor, Problem> {
+    fn get(&self, name: &str) -> Result<Tensor, Cause> {
         let view = self.file.tensor(name)?;
         let logical = name.rsplit('.').next().and_then(|base| self.int4.get(base));
-        read_tensor(&view, logical).ok_or_else(|| Problem::Tensor {
+        read_tensor(&view, logical).ok_or_else(|| Cause::Tensor {
             name: name.to_owned(),
             dtype: view.dtype(),
             shape: view.shape().to_vec(),

@@ -1,4 +1,4 @@
-//! Folders that are no cases are errors that say where and why, never cases that pass.
+//! A folder that cannot be read as a case is an error that says where and why, never a case that passes.
 
 use std::fs;
 use std::path::Path;
@@ -42,9 +42,9 @@ fn a_folder_that_is_no_case_says_where_and_why() {
         (&|yaml| yaml.replace("attributes: {", "attributes: {pagesize: 1, "), "no attribute is called pagesize"),
         (&|yaml| yaml.replace("T1: float", "T1: double"), "no element type is called double"),
     ];
-    for (edit, wanted) in edits {
+    for (edit, expected) in edits {
         let message = refusal(edit);
-        assert!(message.contains("copied") && message.contains(wanted), "{wanted}: {message}");
+        assert!(message.contains("copied") && message.contains(expected), "{expected}: {message}");
     }
 }
 

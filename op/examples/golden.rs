@@ -1,4 +1,4 @@
-//! Plays the golden cases against a backend, or against a program in any language.
+//! Runs the golden cases on a backend, or on a program in any language.
 //!
 //! `cargo run -p kvcache-op --example golden`                 every backend that this machine can run
 //! `cargo run -p kvcache-op --example golden -- cpu-avx2`
@@ -15,14 +15,14 @@ use kvcache_op::{Backend, Serial};
 #[path = "../tests/common/operator.rs"]
 mod operator;
 
-/// Plays the golden cases: a line for each failure, then a count.
+/// Runs the golden cases: a line for each failure, then a count.
 #[derive(Parser)]
 struct Arguments {
-    /// The backends to play against; all, if none is named.
+    /// The backends to run the cases on; all, if none is named.
     #[arg(value_parser = PossibleValuesParser::new(Backend::all().map(|backend| backend.name())))]
     backends: Vec<String>,
 
-    /// A program to play against instead, called as `PROGRAM CASE_FOLDER RESULT_FILE` for each case.
+    /// A program to run the cases on instead, called as `PROGRAM CASE_FOLDER RESULT_FILE` for each case.
     #[arg(long, conflicts_with = "backends")]
     program: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ fn main() -> Result<ExitCode, kvcache_golden::ReadError> {
     };
     let mut passed = true;
     for (name, implementation) in implementations {
-        let report = kvcache_golden::play(&*implementation, &cases);
+        let report = kvcache_golden::run(&*implementation, &cases);
         println!("{name}: {report}");
         passed &= report.failures.is_empty() && report.passed > 0;
     }

@@ -1,15 +1,15 @@
-//! Borrowed tensors of any type, as callers hand them in.
+//! Borrowed tensors: element type, shape and address.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
 use half::f16;
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use smallvec::SmallVec;
 
-/// A tensor's shape, outermost axis first; held without allocation up to the rank of a cache.
+/// A tensor's shape, outermost axis first; allocates nothing up to rank 5, that of a cache.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape(SmallVec<[usize; 5]>);
 
@@ -45,7 +45,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A Rust type that a tensor may have as its elements; int4 has none and is given by [`TensorMut::int4`].
+/// The Rust type of a tensor's elements. int4 has none: see [`TensorMut::int4`].
 pub trait Element: Copy + sealed::Sealed {
     /// The type's name in the operator.
     const TYPE: ElementType;
@@ -55,7 +55,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Says that a Rust type is the elements of a tensor type.
+/// Maps Rust types to element types.
 macro_rules! element {
     ($($rust:ty => $element:ident),*) => {
         $(
@@ -70,22 +70,22 @@ macro_rules! element {
 
 element!(f32 => Float32, f16 => Float16, i8 => Int8, i64 => Int64);
 
-/// What a view's maker knows to be wrong with it; said when the tensor's name is known.
+/// What is wrong with a tensor as it was made; reported by the checks, which know its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
-    /// The elements do not lie side by side in row-major order.
+    /// It is not contiguous in row-major order.
     NotContiguous,
-    /// So many bytes of packed elements, which are not what the shape asks for.
+    /// It has so many bytes of packed elements, other than its shape needs.
     PackedLength(usize),
-    /// A slice of so many bytes of a device, which are not what the shape asks for.
+    /// It is a device slice of so many bytes, other than its shape needs.
     #[cfg(feature = "cuda")]
     SliceLength(usize),
 }
 
 /// A tensor to be read.
 ///
-/// Made from references to ndarray arrays and views, from a slice or `Vec` of indices (rank 1) or one index (rank 0), or,
-/// for another runtime's memory, by [`TensorRef::from_raw_parts`].
+/// Converts from references to ndarray arrays and views, to slices, arrays and `Vec`s of `i64` (rank 1) and to one
+/// `i64` (rank 0). For the memory of another runtime: [`TensorRef::from_raw_parts`].
 #[derive(Debug, Clone)]
 pub struct TensorRef<'a> {
     pub(crate) element: ElementType,
@@ -97,8 +97,8 @@ pub struct TensorRef<'a> {
 
 /// A tensor to be written.
 ///
-/// Made from mutable references to ndarray arrays and views, for int4 by [`TensorMut::int4`], or, for another runtime's
-/// memory, by [`TensorMut::from_raw_parts`].
+/// Converts from mutable references to ndarray arrays and views; for int4: [`TensorMut::int4`]. For the memory of
+/// another runtime: [`TensorMut::from_raw_parts`].
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     pub(crate) element: ElementType,
@@ -108,42 +108,42 @@ pub struct TensorMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a TensorRef stands for a shared slice of plain numbers.
+// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorRef<'_> {}
-// SAFETY: as above; it gives no access of its own.
+// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Sync.
 unsafe impl Sync for TensorRef<'_> {}
-// SAFETY: a TensorMut stands for a mutable slice of plain numbers.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorMut<'_> {}
-// SAFETY: as above; a shared reference to it gives no access.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Sync; a `&TensorMut` gives no access to them.
 unsafe impl Sync for TensorMut<'_> {}
 
 impl TensorRef<'_> {
-    /// A tensor in memory that another runtime owns.
+    /// A tensor in memory of another runtime.
     ///
     /// # Safety
-    /// For the lifetime, `data` is valid for reads of a row-major tensor of this type and shape (of any value where it has
-    /// no elements), and nobody writes it.
+    /// For the lifetime, `data` is valid for reads of a row-major tensor of this type and shape (of any value where it
+    /// has no elements), and nothing writes it.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *const u8) -> Self {
         Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
     }
 }
 
 impl<'a> TensorMut<'a> {
-    /// A tensor in memory that another runtime owns.
+    /// A tensor in memory of another runtime.
     ///
     /// # Safety
     /// For the lifetime, `data` is valid for writes of a row-major tensor of this type and shape (of any value where it
-    /// has no elements); as `cache` or `scale` also for reads of initialized memory. While a call uses it, nobody else
-    /// touches an output, or those slots of a cache's layer that the call writes, or writes those that it reads.
+    /// has no elements); as `cache` or `scale` also for reads of initialized memory. While a call uses it, nothing else
+    /// reads or writes an output, or the slots of a cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *mut u8) -> Self {
         Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
     }
 
-    /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte i.
+    /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte
+    /// i.
     pub fn int4(shape: impl Into<Shape>, bytes: &'a mut [u8]) -> Self {
         let shape = shape.into();
-        let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis));
-        let fits = len.and_then(|len| ElementType::Int4.bytes(len)) == Some(bytes.len());
+        let fits = shape::bytes(ElementType::Int4, &shape) == Some(bytes.len());
         Self {
             element: ElementType::Int4,
             shape,
@@ -153,7 +153,7 @@ impl<'a> TensorMut<'a> {
         }
     }
 
-    /// The same tensor for a shorter time, so that it can be given to one call after another.
+    /// The same tensor for a shorter lifetime, to be given to one call after another.
     pub fn reborrow(&mut self) -> TensorMut<'_> {
         TensorMut {
             element: self.element,

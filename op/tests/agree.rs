@@ -1,4 +1,4 @@
-//! Every backend gives the reference's bits on random calls of every kind.
+//! Every backend matches the reference bit for bit, on random calls of every legal combination of types.
 
 #[path = "common/backends.rs"]
 mod backends;
@@ -48,7 +48,8 @@ proptest! {
     }
 }
 
-/// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of them.
+/// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of
+/// them.
 fn calls_of_long_heads(
     types: TypeCombination,
     pairs: Range<usize>,
@@ -66,7 +67,7 @@ fn calls_of_long_heads(
     })
 }
 
-/// Rows longer than what is quantized, dequantized or streamed at once, some of them in more groups.
+/// Every row of the table of types, with rows longer than what is quantized, dequantized or streamed at once.
 #[test]
 fn calls_of_long_heads_agree() {
     let check = |cases, types, pairs, group| {

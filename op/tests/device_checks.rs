@@ -1,4 +1,4 @@
-//! What the host checks of calls on a device, over the golden cases. Needs no device.
+//! The host's checks of calls on a device agree with the golden cases. Needs no device.
 #![cfg(feature = "cuda")]
 
 #[path = "common/device_check.rs"]
@@ -13,7 +13,7 @@ use device_check::{check, left_to_device};
 use kvcache_golden::{Expected, cases};
 use kvcache_op::Error;
 
-/// Rules about values that lie on the device. All others are the host's.
+/// Rules about values in device memory. The host checks all others.
 const OF_THE_DEVICE: [&str; 9] = [
     "starts_not_zero",
     "starts_decrease",
@@ -42,7 +42,7 @@ fn the_host_refuses_what_it_can_know_in_the_same_words() {
                 (Expected::Refusal { kind, mentions }, Err(error)) => {
                     assert_eq!(error.kind(), kind, "{}", case.name);
                     let message = error.to_string();
-                    // The longest of the lengths in `seqstarts` is not known here: its bound is only held against 0.
+                    // The longest of the lengths in `seqstarts` is not known here: its bound is only compared with 0.
                     let known = !matches!(error, Error::MaxTooSmall { input: "max_seqlen", .. });
                     for mention in mentions.iter().filter(|_| known) {
                         assert!(message.contains(mention), "{}: {mention:?} in {message}", case.name);

@@ -1,18 +1,18 @@
-//! Every backend plays every golden case.
+//! Every backend passes every golden case.
 
 #[path = "common/backends.rs"]
 mod backends;
 #[path = "common/operator.rs"]
 mod operator;
 
-use kvcache_golden::{cases, play};
+use kvcache_golden::{cases, run};
 use kvcache_op::{Rayon, Serial, Workers};
 use operator::Operator;
 
 fn all_cases_pass(workers: impl Workers + Copy) {
     let cases = cases().expect("the golden cases can be read");
     for backend in backends::backends() {
-        let report = play(&Operator { backend, workers }, &cases);
+        let report = run(&Operator { backend, workers }, &cases);
         println!("{backend:?}: {report}");
         assert!(report.failures.is_empty(), "{backend:?}: {report}");
         assert_eq!(report.passed, cases.len());

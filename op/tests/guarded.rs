@@ -1,9 +1,8 @@
-//! No backend accesses a byte outside its operands: each lies at a page that nobody can access, on one side and then on the
-//! other.
+//! No backend accesses a byte outside its tensors: each tensor touches a guard page, at one end and then at the other.
 //!
-//! An access to such a page ends the process with a signal, the instructions that sanitizers do not know (writes past the
-//! caches) included. Random calls are made by processes of their own, so that the smallest failing call is told; the golden
-//! case that failed is the last that `--nocapture` names.
+//! An access to such a page ends the process with a signal, also by instructions that sanitizers do not see
+//! (non-temporal stores). Random calls run in processes of their own, so that the smallest failing call is reported;
+//! the golden case that failed is the last that `--nocapture` prints.
 #![cfg(unix)]
 
 #[path = "common/backends.rs"]
@@ -15,12 +14,12 @@ mod random;
 
 use guarded_memory::{Guard, Guarded};
 use kvcache_golden::{Expected, Tensor, cases};
-use kvcache_op::{Attributes, Backend, ElementType, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_op::{Attributes, Backend, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use proptest::prelude::*;
 use random::{After, RandomCall, calls};
 
 /// Everything that a call reads, and its state.
-struct Operands<'a> {
+struct GuardedCall<'a> {
     attributes: &'a Attributes,
     /// In the operator's order, up to `max_kvlen`.
     inputs: [&'a Tensor; 8],
@@ -28,15 +27,15 @@ struct Operands<'a> {
     scale: Option<&'a Tensor>,
 }
 
-impl Operands<'_> {
-    /// What the call leaves behind, every operand having been guarded.
+impl GuardedCall<'_> {
+    /// What the call leaves behind, with every tensor guarded.
     fn run(&self, backend: Backend, guard: Guard) -> After {
         let op = KeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
         let inputs = self.inputs.map(|input| Guarded::new(input, guard));
         let [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen] =
             inputs.each_ref().map(Guarded::read);
-        let inputs =
-            Inputs { current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen };
+        let indices = IndexInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen };
+        let inputs = Inputs { current_key, current_value, indices };
         let mut cache = Guarded::new(self.cache, guard);
         let mut scale = self.scale.map(|scale| Guarded::new(scale, guard));
         let call = op.check(&inputs, cache.write(), scale.as_mut().map(Guarded::write)).unwrap();
@@ -68,7 +67,7 @@ fn golden_calls_stay_inside_their_operands() {
         for step in &case.steps {
             let Expected::Success(after) = &step.expected else { continue };
             let i = &step.inputs;
-            let operands = Operands {
+            let operands = GuardedCall {
                 attributes: &case.attributes,
                 inputs: [
                     &i.current_key,
@@ -103,7 +102,7 @@ fn disagreement(call: &RandomCall) -> Option<(Backend, Guard)> {
     let [current_key, current_value] = &call.current;
     let (seqstarts, kvstarts) = (vector(&call.seqstarts), vector(&call.kvstarts));
     let (start_pos, hint) = (vector(&call.start_pos), indices(&[], &[1000]));
-    let operands = Operands {
+    let operands = GuardedCall {
         attributes: &call.attributes,
         inputs: [current_key, current_value, &seqstarts, &kvstarts, &call.cachestarts, &start_pos, &hint, &hint],
         cache: &call.cache,

@@ -1,5 +1,5 @@
-//! The operator does what `key_value_cache.yaml` says: a call made from nothing but its types and shape formulas is
-//! accepted, any other rank, length or type is refused, and so is an attribute outside its range.
+//! The operator agrees with `key_value_cache.yaml`: a call made from nothing but its types and shape formulas is
+//! accepted; any other rank, length or type is refused, and so is an attribute outside its range.
 
 #[path = "common/memory.rs"]
 mod memory;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kvcache_golden::Tensor;
 use kvcache_op::schema::SCHEMA;
-use kvcache_op::{Attributes, ElementType, Error, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_op::{Attributes, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use memory::{read, write};
 use serde::Deserialize;
 
@@ -26,6 +26,7 @@ struct Attribute {
     name: String,
     min: i64,
     max: Option<i64>,
+    codes_of: Option<String>,
     one_of: Option<Vec<i64>>,
     below: Option<String>,
     even_with_quant_bit: Option<i64>,
@@ -40,8 +41,7 @@ struct Mode {
 #[derive(Deserialize)]
 struct Layout {
     code: i64,
-    cache: Vec<serde_yaml::Value>,
-    scale: Vec<serde_yaml::Value>,
+    axes: Vec<serde_yaml::Value>,
 }
 
 #[derive(Deserialize)]
@@ -78,7 +78,8 @@ impl Setting {
             cache_layout,
             page_size: 2,
         };
-        // Two sequences, of 1 and 2 new tokens after 3 and 0. No two lengths are equal where formulas could be confused.
+        // Two sequences, of 1 and 2 new tokens after 3 and 0. No two lengths are equal where formulas could be
+        // confused.
         let lengths = [
             ("B", 2),
             ("B+1", 3),
@@ -107,9 +108,10 @@ impl Setting {
         let layout = &schema.cache_layouts[self.attributes.cache_layout as usize];
         let mode = &schema.cache_modes[self.attributes.cache_mode as usize];
         assert_eq!((layout.code, mode.code), (self.attributes.cache_layout, self.attributes.cache_mode));
+        let axes_and = |inner: &str| layout.axes.iter().cloned().chain([inner.into()]).collect();
         let formulas = match (operand.shape.as_str(), operand.name.as_str()) {
-            (Some("by cache_layout"), "cache") => layout.cache.clone(),
-            (Some("by cache_layout"), "scale") => layout.scale.clone(),
+            (Some("by cache_layout"), "cache") => axes_and("Dh"),
+            (Some("by cache_layout"), "scale") => axes_and("Dh/quant_group"),
             (Some("by cache_mode"), "cachestarts") => mode.cachestarts.iter().map(|s| s.as_str().into()).collect(),
             (Some("scalar or [1]"), _) => Vec::new(),
             (Some(other), name) => panic!("{name} has the shape {other:?}, which this test does not know"),
@@ -144,15 +146,16 @@ impl Setting {
         operands
     }
 
-    /// Whether two shapes of a tensor differ in MaxT or MaxP, which are the caller's choice: with another the call is legal,
-    /// or another tensor or slot does not go with it.
-    fn is_callers_own(&self, name: &str, shape: &[usize], other: &[usize]) -> bool {
+    /// Whether two shapes of a tensor differ in MaxT or MaxP, which are the caller's choice: with another the call is
+    /// legal, or another tensor or slot does not go with it.
+    fn is_callers_own(&self, schema: &Schema, name: &str, shape: &[usize], other: &[usize]) -> bool {
+        let axes = &schema.cache_layouts[self.attributes.cache_layout as usize].axes;
         let axis = match name {
-            "cache" | "scale" => self.attributes.cache_layout as usize, // layout i has MaxT as axis i
-            "cachestarts" if self.attributes.cache_mode == 1 => 1,
-            _ => return false,
+            "cache" | "scale" => axes.iter().position(|axis| axis.as_str() == Some("MaxT")),
+            "cachestarts" if self.attributes.cache_mode == 1 => Some(1),
+            _ => None,
         };
-        shape.len() == other.len() && shape[axis] != other[axis]
+        axis.is_some_and(|axis| shape.len() == other.len() && shape[axis] != other[axis])
     }
 
     /// The call, without the scale if there is none among the operands.
@@ -163,12 +166,14 @@ impl Setting {
         let inputs = Inputs {
             current_key: input("current_key"),
             current_value: input("current_value"),
-            seqstarts: input("seqstarts"),
-            kvstarts: input("kvstarts"),
-            cachestarts: input("cachestarts"),
-            start_pos: input("start_pos"),
-            max_seqlen: input("max_seqlen"),
-            max_kvlen: input("max_kvlen"),
+            indices: IndexInputs {
+                seqstarts: input("seqstarts"),
+                kvstarts: input("kvstarts"),
+                cachestarts: input("cachestarts"),
+                start_pos: input("start_pos"),
+                max_seqlen: input("max_seqlen"),
+                max_kvlen: input("max_kvlen"),
+            },
         };
         let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
         let operator = KeyValueCache::new(self.attributes.clone())?;
@@ -179,14 +184,15 @@ impl Setting {
     }
 }
 
-fn settings() -> impl Iterator<Item = Setting> {
-    (0..4).flat_map(|layout| (0..2).map(move |mode| Setting::new(layout, mode)))
+fn settings(schema: &Schema) -> impl Iterator<Item = Setting> {
+    let modes = || schema.cache_modes.iter().map(|mode| mode.code);
+    schema.cache_layouts.iter().flat_map(move |layout| modes().map(|mode| Setting::new(layout.code, mode)))
 }
 
 #[test]
 fn calls_made_from_the_formulas_are_accepted_and_write_what_is_in_out() {
     let schema = schema();
-    for setting in settings() {
+    for setting in settings(&schema) {
         let mut operands = setting.operands(&schema);
         operands.get_mut("current_key").unwrap().bytes_mut().fill(0x3c); // some number, not zero
         let before = operands.clone();
@@ -202,7 +208,7 @@ fn calls_made_from_the_formulas_are_accepted_and_write_what_is_in_out() {
 #[test]
 fn other_ranks_and_lengths_are_refused_by_the_tensors_name() {
     let schema = schema();
-    for setting in settings() {
+    for setting in settings(&schema) {
         for (name, tensor) in setting.operands(&schema) {
             let mut shapes: Vec<Vec<usize>> = vec![[&[2], tensor.shape()].concat()];
             for axis in 0..tensor.shape().len() {
@@ -216,7 +222,7 @@ fn other_ranks_and_lengths_are_refused_by_the_tensors_name() {
                 let mut operands = setting.operands(&schema);
                 operands.insert(name.clone(), Tensor::zeros(tensor.element(), shape.clone()).unwrap());
                 let refused = setting.run(&mut operands);
-                let own = setting.is_callers_own(&name, tensor.shape(), &shape);
+                let own = setting.is_callers_own(&schema, &name, tensor.shape(), &shape);
                 match refused {
                     Ok(()) => assert!(own, "{name} may not have the shape {shape:?}"),
                     Err(error) => assert!(own || error.to_string().contains(&name), "{name} {shape:?}: {error}"),
@@ -234,9 +240,9 @@ fn other_types_and_absent_tensors_are_refused() {
         let name = &operand.name;
         for element in ElementType::ALL {
             let mut operands = setting.operands(&schema);
-            let wanted = operands[name].element();
+            let expected = operands[name].element();
             let other = Tensor::zeros(element, operands[name].shape().to_vec()).unwrap();
-            if element != wanted {
+            if element != expected {
                 operands.insert(name.clone(), other);
                 let legal = operand.r#type == "T3" && element == ElementType::Float16;
                 assert_eq!(setting.run(&mut operands).is_ok(), legal, "{name} of {element}");
@@ -267,15 +273,22 @@ fn attributes_are_legal_in_their_ranges_alone() {
         assert!(attributes.set(name, value));
         match KeyValueCache::new(attributes) {
             Ok(_) => false,
-            Err(Error::AttributeOutOfRange { name: named, found, .. }) => {
-                assert_eq!((named, found), (name, value));
+            Err(Error::AttributeOutOfRange { name: named, got, .. }) => {
+                assert_eq!((named, got), (name, value));
                 true
             }
             Err(other) => panic!("{other}"),
         }
     };
-    for Attribute { name, min, max, one_of, below, even_with_quant_bit } in schema().attributes {
-        let last = max.unwrap_or(i64::MAX - i64::from(below.is_some()));
+    let schema = schema();
+    for Attribute { name, min, max, codes_of, one_of, below, even_with_quant_bit } in schema.attributes {
+        let last_code = match codes_of.as_deref() {
+            None => None,
+            Some("cache_modes") => schema.cache_modes.last().map(|mode| mode.code),
+            Some("cache_layouts") => schema.cache_layouts.last().map(|layout| layout.code),
+            Some(other) => panic!("{other} is a list that this test does not know"),
+        };
+        let last = max.or(last_code).unwrap_or(i64::MAX - i64::from(below.is_some()));
         for value in [i64::MIN, min - 1, min, min + 1, last - 1, last, last.saturating_add(1), i64::MAX] {
             let legal = (min..=last).contains(&value) && one_of.as_ref().is_none_or(|legal| legal.contains(&value));
             assert_eq!(refused(&name, value, &base), !legal, "{name} = {value}");
@@ -298,7 +311,7 @@ fn attributes_are_legal_in_their_ranges_alone() {
 #[test]
 fn every_rank_is_checked_before_any_length() {
     let schema = schema();
-    for setting in settings() {
+    for setting in settings(&schema) {
         for input in &schema.inputs {
             let mut operands = setting.operands(&schema);
             // A length that goes with nothing, of the first tensor whose lengths are compared.

@@ -1,7 +1,7 @@
-//! Makes `docs/KeyValueCache.md`, the human page of the operator, from `key_value_cache.yaml`.
+//! Generates `docs/KeyValueCache.md`, the reference page of the operator, from `key_value_cache.yaml`.
 //!
 //! `cargo run -p kvcache-schema --example operator_page` writes the page; with `--check` it compares instead and fails
-//! if the page is not what the YAML makes.
+//! if the page is out of date.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,11 +16,11 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let page = page(&schema)?;
     if std::env::args().any(|argument| argument == "--check") {
         if std::fs::read_to_string(PAGE).ok().as_deref() == Some(page.as_str()) {
-            println!("docs/KeyValueCache.md is what schema/key_value_cache.yaml makes");
+            println!("docs/KeyValueCache.md is up to date with schema/key_value_cache.yaml");
             return Ok(ExitCode::SUCCESS);
         }
         eprintln!(
-            "docs/KeyValueCache.md is not what schema/key_value_cache.yaml makes: run \
+            "docs/KeyValueCache.md is out of date with schema/key_value_cache.yaml: run \
              `cargo run -p kvcache-schema --example operator_page`"
         );
         return Ok(ExitCode::FAILURE);
@@ -33,7 +33,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
 /// The whole page as Markdown.
 fn page(schema: &Value) -> Result<String, std::fmt::Error> {
     let mut md = String::new();
-    writeln!(md, "<!-- Made from schema/key_value_cache.yaml; change that file, then run")?;
+    writeln!(md, "<!-- Generated from schema/key_value_cache.yaml; edit that file, then run")?;
     writeln!(md, "     `cargo run -p kvcache-schema --example operator_page`. -->")?;
     writeln!(md, "# {}\n\n{}\n", text(&schema["name"]), text(&schema["summary"]))?;
     writeln!(md, "Domains {}; version {}.\n", list(&schema["domains"]), text(&schema["version"]))?;
@@ -45,7 +45,7 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
 
     writeln!(md, "\n## Attributes\n\nAll are integers; an absent one takes its default.\n")?;
     table(&mut md, &["name", "default", "range", "meaning"], rows(&schema["attributes"]), |row| {
-        vec![code(&row["name"]), text(&row["default"]), range(row), text(&row["meaning"])]
+        vec![code(&row["name"]), text(&row["default"]), range(row, schema), text(&row["meaning"])]
     })?;
 
     writeln!(md, "\n## Cache modes\n")?;
@@ -55,7 +55,8 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
 
     writeln!(md, "\n## Cache layouts\n")?;
     table(&mut md, &["cache_layout", "name", "cache", "scale"], rows(&schema["cache_layouts"]), |row| {
-        vec![text(&row["code"]), text(&row["name"]), shape(&row["cache"]), shape(&row["scale"])]
+        let with_inner = |inner: &str| shape(&rows(&row["axes"]).iter().cloned().chain([inner.into()]).collect());
+        vec![text(&row["code"]), text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
     })?;
 
     for (title, key) in [("Inputs", "inputs"), ("Outputs", "outputs")] {
@@ -121,9 +122,10 @@ fn shape(value: &Value) -> String {
 }
 
 /// The range of an attribute in words.
-fn range(attribute: &Value) -> String {
+fn range(attribute: &Value, schema: &Value) -> String {
     let given = |key: &str| (!attribute[key].is_null()).then(|| text(&attribute[key]));
-    let mut words = match (given("one_of"), given("max"), given("below")) {
+    let last_code = || Some(text(&rows(&schema[attribute["codes_of"].as_str()?]).last()?["code"]));
+    let mut words = match (given("one_of"), given("max").or_else(last_code), given("below")) {
         (Some(_), _, _) => format!("one of {}", list(&attribute["one_of"])),
         (None, Some(max), _) => format!("{} to {max}", text(&attribute["min"])),
         (None, None, Some(below)) => format!("{} to `{below}` - 1", text(&attribute["min"])),

@@ -1,4 +1,4 @@
-//! The order of the axes of `cache` and `scale`, and the strides that follow from it.
+//! The order of the axes of `cache` and `scale`, and the strides that follow from it. Kernels see the strides alone.
 
 /// One of the five axes of `cache` and `scale`. The innermost axis is the same in every layout and has no name here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,7 +95,7 @@ impl CacheLayout {
 
     /// The lengths of the axes of a `cache` or `scale` of this shape. The length of the key/value axis is not kept.
     pub fn dims(self, shape: [usize; 5]) -> CacheDims {
-        let len = |wanted| self.axes().iter().position(|&axis| axis == wanted).map_or(0, |i| shape[i]);
+        let len = |of: Axis| self.axes().iter().position(|&axis| axis == of).map_or(0, |i| shape[i]);
         CacheDims { max_t: len(Axis::Token), num_layer: len(Axis::Layer), num_heads: len(Axis::Head), inner: shape[4] }
     }
 
@@ -151,7 +151,7 @@ mod tests {
             assert_eq!(layout.dims(shape), DIMS);
             assert_eq!(CacheLayout::from_code(layout.code()), Some(layout));
         }
-        assert_eq!(CacheLayout::from_code(4), None);
+        assert_eq!(CacheLayout::from_code(CacheLayout::ALL.len() as i64), None);
         assert_eq!(CacheLayout::from_code(-1), None);
     }
 

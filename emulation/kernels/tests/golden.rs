@@ -1,4 +1,4 @@
-//! The CUDA kernels play every golden case.
+//! The CUDA kernels pass every golden case.
 
 #[path = "common/golden.rs"]
 mod golden;
@@ -12,7 +12,7 @@ use kvcache_kernels::cuda::MODULES;
 
 fn all_cases_pass(kernel: EmulatedCuda) {
     let cases = kvcache_golden::cases().expect("the golden cases can be read");
-    let report = kvcache_golden::play(&Player(kernel), &cases);
+    let report = kvcache_golden::run(&Player(kernel), &cases);
     println!("{kernel:?}: {report}");
     assert!(report.failures.is_empty(), "{kernel:?}: {report}");
     assert_eq!(report.passed, cases.len());

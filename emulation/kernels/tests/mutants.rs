@@ -8,27 +8,21 @@ mod golden;
 
 use golden::Player;
 use kvcache_emulation_kernels::{Build, EmulatedCuda, FAITHFUL, MUTANTS, Order};
-use kvcache_golden::{Case, Implementation, Played, play};
+use kvcache_golden::{CallResult, Case, Implementation, run};
 use kvcache_op::ElementType;
 
 /// Kernels for one combination of types.
 struct Partial(Player, &'static Build);
 
 impl Implementation for Partial {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
-        self.0.play(case)
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        self.0.run(case)
     }
 
-    fn cannot_play(&self, case: &Case) -> Option<String> {
-        let short = |element: ElementType| match element {
-            ElementType::Float32 => "f32",
-            ElementType::Float16 => "f16",
-            ElementType::Int8 => "i8",
-            ElementType::Int4 => "i4",
-            ElementType::Int64 => "i64",
-        };
+    fn cannot_run(&self, case: &Case) -> Option<String> {
         let t3 = case.types.t3.filter(|_| case.attributes.quant_bit != 0);
-        let types: Vec<_> = [Some(case.types.t1), Some(case.types.t2), t3].into_iter().flatten().map(short).collect();
+        let types: Vec<_> =
+            [Some(case.types.t1), Some(case.types.t2), t3].into_iter().flatten().map(ElementType::short_name).collect();
         (types.join("_") != self.1.types).then(|| "other types".to_owned())
     }
 }
@@ -40,7 +34,7 @@ fn failures(build: &'static Build) -> (usize, String) {
     for unaligned in [false, true] {
         for order in [Order::Forward, Order::Backward] {
             let kernel = EmulatedCuda { build: Some(build), unaligned, order, ..EmulatedCuda::default() };
-            let report = play(&Partial(Player(kernel), build), &cases);
+            let report = run(&Partial(Player(kernel), build), &cases);
             assert!(report.passed + report.failures.len() > 5, "{build:?}: no case has its types");
             if let Some(failure) = report.failures.first().filter(|_| found.0 == 0) {
                 found.1 = format!("{}: {}", failure.case, failure.difference);

@@ -11,19 +11,19 @@ pub enum Error {
     #[error(transparent)]
     Operator(#[from] crate::Error),
 
-    /// The machine, or its driver, cannot serve.
+    /// The machine or its driver cannot run the call.
     #[error(transparent)]
     Launch(#[from] cuda::Error),
 
-    /// A slice that was handed over for another stream than the call's.
-    #[error("{input} was made for another stream than the one that the call is launched on")]
+    /// A slice that was made for another stream than the call's.
+    #[error("{input} was made for another stream than that of the launch")]
     OtherStream {
         /// The tensor's name.
         input: &'static str,
     },
 
     /// A slice of another context than the stream's.
-    #[error("{input} lies in memory of another CUDA context than the stream's")]
+    #[error("{input} is in memory of another CUDA context than the stream's")]
     OtherContext {
         /// The tensor's name.
         input: &'static str,

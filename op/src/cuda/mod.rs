@@ -1,11 +1,11 @@
-//! Calls on a CUDA device: its memory, its streams, the same rules and the same bits.
+//! Calls on a CUDA device: tensors in its memory, work on a stream, the same rules and the same bits.
 //!
-//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`DeviceCall::launch`] puts it into a
-//! stream: two kernels, without an allocation and without waiting for the device.
+//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`DeviceCall::launch`] puts it
+//! into a stream: two kernels, without an allocation and without waiting for the device.
 //!
 //! ```no_run
 //! use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context};
-//! use kvcache_op::{Attributes, KeyValueCache};
+//! use kvcache_op::{Attributes, IndexInputs, KeyValueCache};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let context = primary_context(0)?; // an error where there is no CUDA
@@ -22,12 +22,14 @@
 //! let inputs = DeviceInputs {
 //!     current_key: DeviceRef::new([3, 8, 64], &current, &stream),
 //!     current_value: DeviceRef::new([3, 8, 64], &current, &stream),
-//!     seqstarts: DeviceRef::new([3], &seqstarts, &stream),
-//!     cachestarts: DeviceRef::new([2], &cachestarts, &stream),
-//!     start_pos: DeviceRef::new([2], &start_pos, &stream),
-//!     kvstarts: OutputRows::Kvstarts((&[0, 2, 13]).into()), // these three are read on the host
-//!     max_seqlen: (&2).into(),
-//!     max_kvlen: (&11).into(),
+//!     indices: IndexInputs {
+//!         seqstarts: DeviceRef::new([3], &seqstarts, &stream),
+//!         cachestarts: DeviceRef::new([2], &cachestarts, &stream),
+//!         start_pos: DeviceRef::new([2], &start_pos, &stream),
+//!         kvstarts: OutputRows::Kvstarts((&[0, 2, 13]).into()), // these three are read on the host
+//!         max_seqlen: (&2).into(),
+//!         max_kvlen: (&11).into(),
+//!     },
 //! };
 //! let call = op.check_device(inputs, DeviceMut::new([1024, 1, 2, 8, 64], &mut cache, &stream), None)?;
 //! assert_eq!(call.output_shape(), [13, 32, 64]);
@@ -44,35 +46,36 @@
 //! ```
 //!
 //! # What differs from a call on the host
-//! The host does not read what lies on the device, since that would make it wait. It checks attributes, types, shapes,
-//! memory, `kvstarts` and the bounds before anything is launched, as always. The kernels check `seqstarts`, `start_pos` and
-//! `cachestarts`, and tell of what they find by a [`StatusWord`], with the sequence and the token:
-//! - Where a length is wrong, the kernel that finds it moves nothing. Both look at `seqstarts` and `start_pos`.
-//! - Where a slot is wrong (a page outside the cache, or past the end of its row of the page table), that token is skipped:
-//!   not stored, and its rows of `key` and `value` stay as they were. **All other tokens are moved.** This is the one
-//!   difference: on the host a refused call changes nothing.
-//! - Two current tokens with one slot are not found. One of the two is stored, or a mixture of both.
+//! The host does not read device memory, since that would be a synchronization. It checks attributes, types, shapes,
+//! memory, `kvstarts` and the bounds before anything is launched. The kernels check `seqstarts`, `start_pos` and
+//! `cachestarts`, and report what they find through a [`StatusWord`], with the sequence and the token:
+//! - Where a length is wrong, the kernel that finds it copies nothing. Both kernels look at `seqstarts` and
+//!   `start_pos`.
+//! - Where a slot is wrong (a page outside the cache, or past the end of its row of the page table), that token is
+//!   skipped: not stored, and its rows of `key` and `value` stay as they were. **All other tokens are stored and
+//!   loaded.** This is the one difference: on the host a refused call changes nothing.
+//! - Two current tokens with the same slot are not detected. One of the two is stored, or a mixture of both.
 //! - `kvstarts` and the sums of `start_pos` and the lengths of `seqstarts` are compared by their last entries only.
 //!
-//! Whatever the index inputs hold, nothing outside the tensors is read or written.
+//! Whatever values the index inputs have, nothing outside the tensors is read or written.
 //!
 //! # Streams of other libraries
-//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take addresses, streams and
-//! status words that anybody has made.
+//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take plain addresses,
+//! streams and status words.
 //!
 //! # CUDA graphs
-//! A call can be captured once its kernels are loaded: [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device)
-//! before the capture, or an earlier call of the same types. A graph keeps the addresses of the tensors and the number of
-//! rows, and reads the lengths anew at each replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be
-//! replayed once one of the tensors, or the status word, is gone; with cudarc's own slices, capture on a context without
-//! event tracking.
+//! A call can be captured once its kernels are loaded:
+//! [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device) before the capture, or an earlier call of
+//! the same types. A graph keeps the addresses of the tensors and the number of rows, and reads the lengths at each
+//! replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be replayed after one of the tensors,
+//! or the status word, is freed; with cudarc's own slices, capture on a context without event tracking.
 
 mod call;
 mod error;
 mod operator;
 mod tensor;
 
-pub use call::{DeviceCall, DeviceInputs, DeviceOutputs, OutputRows};
+pub use call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use error::Error;
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,

@@ -1,21 +1,21 @@
-//! Borrowed tensors in a device's memory.
+//! Borrowed tensors in device memory.
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use kvcache_kernels::cuda::cudarc;
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 
 use super::error::Error;
 use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 
-/// A tensor in a device's memory, to be read.
+/// A tensor in device memory, to be read.
 #[derive(Debug)]
 pub struct DeviceRef<'a> {
-    /// The tensor; its address is the device's, and the host never reads there.
+    /// The tensor; its address is a device address, which the host never dereferences.
     pub(super) tensor: TensorRef<'a>,
     pub(super) usage: Option<Usage<'a>>,
 }
 
-/// A tensor in a device's memory, to be written.
+/// A tensor in device memory, to be written.
 #[derive(Debug)]
 pub struct DeviceMut<'a> {
     /// As in [`DeviceRef`].
@@ -23,8 +23,8 @@ pub struct DeviceMut<'a> {
     pub(super) usage: Option<Usage<'a>>,
 }
 
-/// The use of a slice of cudarc by a stream. It began by making the stream wait for earlier uses by others, and ends when
-/// this is dropped, which must be after the call is in the stream.
+/// The use of a cudarc slice by a stream. Its start has made the stream wait for earlier uses on other streams; it ends
+/// when this is dropped, which must be after the call is enqueued.
 #[derive(Debug)]
 pub(super) struct Usage<'a> {
     stream: &'a CudaStream,
@@ -53,8 +53,8 @@ impl<'a> DeviceRef<'a> {
         let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
         let (address, end) = slice.device_ptr(stream);
         let data = std::ptr::without_provenance(address as usize);
-        // SAFETY: the slice is borrowed for 'a, and a slice of other than the tensor's bytes gets a defect; a call reads it
-        // through its stream only, in which every later writer of the slice waits for it.
+        // SAFETY: the slice is borrowed for 'a, and a slice of other than the tensor's bytes gets a defect; a call
+        // reads it through its stream only, in which every later writer of the slice waits for it.
         let mut tensor = unsafe { TensorRef::from_raw_parts(element, shape, data) };
         tensor.defect = defect(element, &tensor.shape, bytes);
         Self { tensor, usage: Some(Usage { stream, same_context, _end: end }) }
@@ -63,12 +63,13 @@ impl<'a> DeviceRef<'a> {
     /// A tensor at an address of a device.
     ///
     /// # Safety
-    /// Whenever the stream of a call (or of a graph that a call was captured into) comes to the call, the address is
+    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is
     /// accessible to the device for reads of a row-major tensor of this type and shape (any address where it has no
-    /// elements), and nothing writes it until the stream is through with the call.
+    /// elements), and nothing writes it until the call is done.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, reads the memory; the caller promises the rest.
+        // SAFETY: nothing but a call on a device, through its stream, reads the memory, which is then accessible to the
+        // device and not written: see `# Safety`.
         Self { tensor: unsafe { TensorRef::from_raw_parts(element, shape, data) }, usage: None }
     }
 }
@@ -98,8 +99,8 @@ impl<'a> DeviceMut<'a> {
         let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
         let (address, end) = slice.device_ptr_mut(stream);
         let data = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: the slice is borrowed mutably for 'a, and a slice of other than the tensor's bytes gets a defect; a call
-        // writes it through its stream only, in which every later user of the slice waits for it.
+        // SAFETY: the slice is borrowed mutably for 'a, and a slice of other than the tensor's bytes gets a defect; a
+        // call writes it through its stream only, in which every later user of the slice waits for it.
         let mut tensor = unsafe { TensorMut::from_raw_parts(element, shape, data) };
         tensor.defect = defect(element, &tensor.shape, bytes);
         Self { tensor, usage: Some(Usage { stream, same_context, _end: end }) }
@@ -108,13 +109,14 @@ impl<'a> DeviceMut<'a> {
     /// A tensor at an address of a device.
     ///
     /// # Safety
-    /// Whenever the stream of a call (or of a graph that a call was captured into) comes to the call, the address is
+    /// Whenever the stream of a call (or of a graph that a call was captured into) runs the call, the address is
     /// accessible to the device for writes of a row-major tensor of this type and shape (any address where it has no
-    /// elements), as `cache` or `scale` also for reads. Until the stream is through with the call nothing else touches an
-    /// output, or those slots of a cache's layer that the call writes, or writes those that it reads.
+    /// elements), as `cache` or `scale` also for reads. Until the call is done nothing else reads or writes an output,
+    /// or the slots of a cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, touches the memory; the caller promises the rest.
+        // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to
+        // the device and touched by nobody else: see `# Safety`.
         Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, usage: None }
     }
 }
@@ -132,9 +134,8 @@ impl Usage<'_> {
     }
 }
 
-/// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows is refused before that is asked.)
+/// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows has an error of its own.)
 fn defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {
-    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis));
-    let fits = len.and_then(|len| element.bytes(len)) == Some(bytes);
+    let fits = shape::bytes(element, shape) == Some(bytes);
     (!fits).then_some(Defect::SliceLength(bytes))
 }

@@ -2,8 +2,8 @@
 
 use kvcache_op::Backend;
 
-/// Every backend that this machine can run, and each CPU kernel once more with even the smallest output streamed past the
-/// caches.
+/// Every backend that this machine can run, and each fast kernel once more with non-temporal stores of even the
+/// smallest output.
 pub fn backends() -> impl Iterator<Item = Backend> {
     Backend::all().flat_map(|backend| {
         let streaming = match backend {

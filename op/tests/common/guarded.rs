@@ -1,4 +1,4 @@
-//! Memory between pages that nobody can access.
+//! Memory between guard pages.
 
 use std::io::Error;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null_mut};
 use kvcache_golden::Tensor;
 use kvcache_op::{ElementType, TensorMut, TensorRef};
 
-/// Which end of a tensor lies at a page that cannot be accessed; at its other end there is room to the next page.
+/// The end of a tensor that touches a guard page; at its other end there is room to the next page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
     Before,
@@ -58,8 +58,8 @@ impl Guarded {
 
     /// The tensor as the operator reads it.
     pub fn read(&self) -> TensorRef<'_> {
-        // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page, and are
-        // whole elements: both aligns them.
+        // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page,
+        // and are whole elements: both aligns them.
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
     }
 

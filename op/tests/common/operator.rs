@@ -3,8 +3,8 @@
 #[path = "memory.rs"]
 mod memory;
 
-use kvcache_golden::{Case, Implementation, Outcome, Outputs, Played, Step, Tensor};
-use kvcache_op::{Backend, Error, Inputs, KeyValueCache, Workers};
+use kvcache_golden::{CallResult, Case, Implementation, Outcome, Outputs, Step, Tensor};
+use kvcache_op::{Backend, Error, IndexInputs, Inputs, KeyValueCache, Workers};
 use memory::{read, write};
 
 /// A backend of the operator, on some threads.
@@ -16,21 +16,23 @@ pub struct Operator<W> {
 }
 
 impl<W: Workers> Implementation for Operator<W> {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let op = KeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let mut play = |step: &Step| {
+        let mut run = |step: &Step| {
             let outcome = match op.as_ref().map_err(Error::clone).and_then(|op| {
                 let inputs = &step.inputs;
                 let inputs = Inputs {
                     current_key: read(&inputs.current_key),
                     current_value: read(&inputs.current_value),
-                    seqstarts: read(&inputs.seqstarts),
-                    kvstarts: read(&inputs.kvstarts),
-                    cachestarts: read(&inputs.cachestarts),
-                    start_pos: read(&inputs.start_pos),
-                    max_seqlen: read(&inputs.max_seqlen),
-                    max_kvlen: read(&inputs.max_kvlen),
+                    indices: IndexInputs {
+                        seqstarts: read(&inputs.seqstarts),
+                        kvstarts: read(&inputs.kvstarts),
+                        cachestarts: read(&inputs.cachestarts),
+                        start_pos: read(&inputs.start_pos),
+                        max_seqlen: read(&inputs.max_seqlen),
+                        max_kvlen: read(&inputs.max_kvlen),
+                    },
                 };
                 let call = op.check(&inputs, write(&mut cache), scale.as_mut().map(write))?;
                 let output = || Tensor::zeros(case.types.t1, call.output_shape().to_vec());
@@ -44,8 +46,8 @@ impl<W: Workers> Implementation for Operator<W> {
                 Ok(outputs) => Outcome::Done(outputs),
                 Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
             };
-            Played { outcome, cache: cache.clone(), scale: scale.clone() }
+            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
         };
-        Ok(case.steps.iter().map(&mut play).collect())
+        Ok(case.steps.iter().map(&mut run).collect())
     }
 }

@@ -9,7 +9,8 @@ use half::f16;
 use kvcache_golden::Tensor;
 use kvcache_op::schema::{CacheDims, QuantBit, TypeCombination};
 use kvcache_op::{
-    Attributes, Backend, CacheLayout, CacheMode, Call, ElementType, Inputs, KeyValueCache, Outputs, TensorMut,
+    Attributes, Backend, CacheLayout, CacheMode, Call, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs,
+    TensorMut,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -87,7 +88,7 @@ pub struct RandomCall {
     pub start_pos: Vec<i64>,
     pub cache: Tensor,
     pub scale: Option<Tensor>,
-    /// How far the outputs lie past the beginning of a line: what is streamed depends on it.
+    /// The outputs' offset from a cache line: non-temporal stores depend on it.
     past_line: usize,
 }
 
@@ -98,7 +99,7 @@ impl RandomCall {
         let quantized = QuantBit::from_code(types.quant_bit).is_some();
         let head_dim = match quantized {
             true => plan.inner.min(plan.max_head_dim / plan.group) * plan.group,
-            // Of all lengths, and of those that are whole lines.
+            // Of all lengths, and of those that are whole cache lines.
             false => plan.inner * if plan.group.is_multiple_of(2) { 8 } else { 3 },
         };
         let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
@@ -154,12 +155,14 @@ impl RandomCall {
         Inputs {
             current_key: memory::read(&self.current[0]),
             current_value: memory::read(&self.current[1]),
-            seqstarts: self.seqstarts.as_slice().into(),
-            kvstarts: self.kvstarts.as_slice().into(),
-            cachestarts: memory::read(&self.cachestarts),
-            start_pos: self.start_pos.as_slice().into(),
-            max_seqlen: (&1000).into(),
-            max_kvlen: (&1000).into(),
+            indices: IndexInputs {
+                seqstarts: self.seqstarts.as_slice().into(),
+                kvstarts: self.kvstarts.as_slice().into(),
+                cachestarts: memory::read(&self.cachestarts),
+                start_pos: self.start_pos.as_slice().into(),
+                max_seqlen: (&1000).into(),
+                max_kvlen: (&1000).into(),
+            },
         }
     }
 
@@ -177,10 +180,10 @@ impl RandomCall {
     }
 }
 
-/// What stands around an output, and in it before it is written.
+/// The bytes around an output, and in it before it is written.
 const UNTOUCHED: u8 = 0xa5;
 
-/// An output that begins so many bytes past the beginning of a line.
+/// An output at this offset in bytes from a cache line.
 struct Output {
     element: ElementType,
     shape: [usize; 3],
@@ -261,7 +264,7 @@ fn bytes(indices: &[i64]) -> Vec<u8> {
     indices.iter().flat_map(|index| index.to_le_bytes()).collect()
 }
 
-/// A float that is likely to find an edge: of ordinary size, a tie of a group, tiny, huge, or none at all.
+/// A float near an edge case: of ordinary size, a tie, tiny, huge, or non-finite.
 fn float(rng: &mut TestRng) -> f32 {
     let x = (rng.next_u32() as i32 >> 8) as f32 / 2f32.powi(20);
     match rng.next_u32() % 64 {
@@ -279,14 +282,14 @@ fn float(rng: &mut TestRng) -> f32 {
     }
 }
 
-/// Every float of `rng` but few poisoned ones, or random bits for integers.
+/// Random floats, of which few or none are non-finite; random bits for integers.
 fn random(element: ElementType, shape: Vec<usize>, rng: &mut TestRng) -> Tensor {
     let mut tensor = Tensor::zeros(element, shape).unwrap();
-    // Poison spreads over its group; most tensors have none, so that the arithmetic shows.
-    let poisoned = below(rng, 4) == 0;
+    // A non-finite value propagates to its group: most tensors have none, so that arithmetic is tested.
+    let with_non_finite = below(rng, 4) == 0;
     let mut next = || {
         let x = float(rng);
-        if x.is_finite() || poisoned { x } else { 1.0 }
+        if x.is_finite() || with_non_finite { x } else { 1.0 }
     };
     match element {
         ElementType::Float32 => {

@@ -8,7 +8,7 @@ use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaV
 use kvcache_op::cuda::{
     self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
 };
-use kvcache_op::{ElementType, KeyValueCache};
+use kvcache_op::{ElementType, IndexInputs, KeyValueCache};
 
 use crate::memory::read;
 
@@ -90,7 +90,7 @@ impl Buffer {
 
     pub fn download(&self, gpu: &Gpu) -> Result<Tensor, Box<dyn Error>> {
         let bytes = if self.bytes == 0 { Vec::new() } else { gpu.stream.clone_dtoh(&self.view())? };
-        Ok(Tensor::new(self.element, self.shape.clone(), &bytes).expect("as many bytes as the shape asks for"))
+        Ok(Tensor::new(self.element, self.shape.clone(), &bytes).expect("the bytes of its shape"))
     }
 
     /// The tensor for a call, from one of its views.
@@ -147,12 +147,14 @@ pub fn launch(
     let device_inputs = DeviceInputs {
         current_key: uploaded.current[0].read(&current[0], stream),
         current_value: uploaded.current[1].read(&current[1], stream),
-        seqstarts: uploaded.seqstarts.read(&seqstarts, stream),
-        cachestarts: uploaded.cachestarts.read(&cachestarts, stream),
-        start_pos: uploaded.start_pos.read(&start_pos, stream),
-        kvstarts: rows,
-        max_seqlen: read(&inputs.max_seqlen),
-        max_kvlen: read(&inputs.max_kvlen),
+        indices: IndexInputs {
+            seqstarts: uploaded.seqstarts.read(&seqstarts, stream),
+            cachestarts: uploaded.cachestarts.read(&cachestarts, stream),
+            start_pos: uploaded.start_pos.read(&start_pos, stream),
+            kvstarts: rows,
+            max_seqlen: read(&inputs.max_seqlen),
+            max_kvlen: read(&inputs.max_kvlen),
+        },
     };
     let [mut cache, mut key, mut value] = [cache, key, value].map(Writable::new);
     let mut scale = scale.map(Writable::new);
@@ -179,8 +181,8 @@ impl<'a> Writable<'a> {
     }
 }
 
-/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU. What the device found is
-/// left in the status word.
+/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU. What the device found
+/// is left in the status word.
 pub fn call(
     gpu: &Gpu,
     op: &KeyValueCache,

@@ -4,7 +4,7 @@ use std::env;
 use std::error::Error;
 use std::path::Path;
 
-use kvcache_golden::{Case, Implementation, Outcome, Played, play, read_cases};
+use kvcache_golden::{CallResult, Case, Implementation, Outcome, read_cases, run};
 use kvcache_op::KeyValueCache;
 use kvcache_op::cuda;
 use libtest_mimic::Failed;
@@ -27,11 +27,11 @@ struct OnDevice<'a> {
 }
 
 impl OnDevice<'_> {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, Box<dyn Error>> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, Box<dyn Error>> {
         let of = |tensor| Buffer::of(self.gpu, tensor, shift(tensor.element(), self.unaligned));
         let mut cache = of(&case.cache)?;
         let mut scale = case.scale.as_ref().map(of).transpose()?;
-        let mut played = Vec::new();
+        let mut results = Vec::new();
         for step in &case.steps {
             let outcome = KeyValueCache::new(case.attributes.clone())
                 .map_err(|error| cuda::Error::from(error).into())
@@ -48,26 +48,26 @@ impl OnDevice<'_> {
                 return Err(format!("the device found something wrong: {status}").into());
             }
             let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
-            played.push(Played { outcome, cache: cache.download(self.gpu)?, scale });
+            results.push(CallResult { outcome, cache: cache.download(self.gpu)?, scale });
         }
-        Ok(played)
+        Ok(results)
     }
 }
 
 impl Implementation for OnDevice<'_> {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
-        self.play(case).map_err(|error| error.to_string())
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        self.run(case).map_err(|error| error.to_string())
     }
 
-    fn cannot_play(&self, case: &Case) -> Option<String> {
+    fn cannot_run(&self, case: &Case) -> Option<String> {
         let kind = case.steps.iter().find_map(|step| left_to_device(case, step))?;
-        Some(format!("{kind} is left to the device, and told by the status word: another test's"))
+        Some(format!("{kind} is found by the device and reported by the status word, in another test"))
     }
 }
 
 fn all_cases_pass(gpu: &Gpu, unaligned: bool) -> Result<(), Failed> {
     let cases = cases()?;
-    let report = play(&OnDevice { gpu, unaligned }, &cases);
+    let report = run(&OnDevice { gpu, unaligned }, &cases);
     println!("{} passed, {} failed, {} skipped", report.passed, report.failures.len(), report.skipped.len());
     if !report.failures.is_empty() || report.passed < cases.len() / 2 {
         return Err(report.to_string().into());

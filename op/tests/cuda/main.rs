@@ -1,8 +1,9 @@
-//! What needs a GPU. Without one, every test is ignored and the reason is printed; with `KVCACHE_REQUIRE_GPU` set the run
-//! then ends with the exit code 77, so that nobody takes it for a success. The driver that runs on the CPU counts as none
-//! then, unless the variable is `emulated`.
+//! Tests on a GPU. Without one, every test is ignored and the reason is printed; with `KVCACHE_REQUIRE_GPU` set the
+//! exit code is then 77, not that of a success. The emulated driver does not count as a GPU then, unless the variable
+//! is `emulated`.
 //!
-//! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` names the golden cases' folder where the sources are elsewhere than when this was built.
+//! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` is the folder of
+//! the golden cases, where the sources are not where they were at build time.
 
 #[path = "../common/device_check.rs"]
 mod device_check;
@@ -43,22 +44,22 @@ const TESTS: [Test; 20] = [
     ("streams::contexts_come_and_go", streams::contexts_come_and_go),
     ("streams::the_current_context_stays", streams::the_current_context_stays),
     ("streams::misuse_is_refused", streams::misuse_is_refused),
-    ("streams::failed_waits_are_told", streams::failed_waits_are_told),
+    ("streams::failed_waits_are_reported", streams::failed_waits_are_reported),
     ("streams::slices_of_another_length_are_refused", streams::slices_of_another_length_are_refused),
     ("graphs::captured_and_replayed", graphs::captured_and_replayed),
     ("graphs::replayed_while_sequences_grow", graphs::replayed_while_sequences_grow),
-    ("graphs::unprepared_kernels_do_not_spoil_a_capture", graphs::unprepared_kernels_do_not_spoil_a_capture),
+    ("graphs::unprepared_kernels_do_not_break_a_capture", graphs::unprepared_kernels_do_not_break_a_capture),
     ("large::more_than_two_to_the_31_elements", large::more_than_two_to_the_31_elements),
 ];
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // One stream after the other: a capture forbids much to everybody else.
+    // One stream after the other: during a capture much is forbidden to other streams.
     arguments.test_threads = Some(1);
     let required = env::var("KVCACHE_REQUIRE_GPU").ok();
     let missing = missing(required.as_deref());
     if let Some(reason) = &missing {
-        println!("NO GPU, nothing of this is tested: {reason}");
+        println!("no GPU, all tests are ignored: {reason}");
     }
     let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?)).with_ignored_flag(missing.is_some());
     let conclusion = libtest_mimic::run(&arguments, TESTS.map(trial).into());
@@ -76,7 +77,7 @@ fn missing(required: Option<&str>) -> Option<String> {
     let device = Gpu::new().and_then(|gpu| Ok((gpu.is_emulated()?, gpu.name()?)));
     match device {
         Ok((true, _)) if required.is_some_and(|required| required != "emulated") => {
-            Some("the driver is the one that runs on the CPU".to_owned())
+            Some("the driver is the emulated one".to_owned())
         }
         Ok((_, name)) => {
             println!("device: {name}");

@@ -1,9 +1,9 @@
-//! What a call does on a device whatever its index inputs hold, token by token: each is a call of its own of the reference,
-//! with one slot.
+//! The oracle of calls on a device with any index inputs, legal or not. Works token by token: each is a call of the
+//! reference kernel with one slot.
 
 use kvcache_golden::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
-use kvcache_op::{Attributes, Backend, CacheMode, Inputs, KeyValueCache, Serial};
+use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCache, Serial};
 
 use crate::device::untouched;
 use crate::memory::{read, write};
@@ -22,7 +22,7 @@ pub fn numbers(tensor: &Tensor) -> Vec<i64> {
 }
 
 impl Oracle<'_> {
-    /// The outputs, and everything that the device may have found first.
+    /// The outputs, and every status that the device may report.
     pub fn run(mut self) -> (Outputs, Vec<Status>) {
         let inputs = self.inputs;
         let (seqstarts, start_pos) = (numbers(&inputs.seqstarts), numbers(&inputs.start_pos));
@@ -136,12 +136,14 @@ impl Oracle<'_> {
         let inputs = Inputs {
             current_key: read(&current[0]),
             current_value: read(&current[1]),
-            seqstarts: (&seqstarts).into(),
-            kvstarts: (&[0, 1]).into(),
-            cachestarts: (&cachestarts).into(),
-            start_pos: (&start_pos).into(),
-            max_seqlen: (&1).into(),
-            max_kvlen: (&1).into(),
+            indices: IndexInputs {
+                seqstarts: (&seqstarts).into(),
+                kvstarts: (&[0, 1]).into(),
+                cachestarts: (&cachestarts).into(),
+                start_pos: (&start_pos).into(),
+                max_seqlen: (&1).into(),
+                max_kvlen: (&1).into(),
+            },
         };
         let call = op.check(&inputs, write(self.cache), self.scale.as_deref_mut().map(write)).expect("a legal token");
         let output = || Tensor::zeros(current[0].element(), call.output_shape().to_vec()).expect("it fits in memory");

@@ -1,4 +1,4 @@
-//! What the device finds wrong, and what it does all the same.
+//! The status word: what the kernels find wrong, and what they do all the same.
 
 use kvcache_golden::{Case, Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
@@ -14,7 +14,7 @@ use crate::golden::cases;
 use crate::oracle::{Oracle, numbers};
 use crate::random::calls;
 
-/// Makes a call on the device, and holds it against the oracle: outputs, state, and that the finding is one that there is.
+/// Makes a call on the device and compares it with the oracle: outputs, state, and the status.
 fn agrees_with_oracle(
     gpu: &Gpu,
     attributes: &Attributes,
@@ -27,18 +27,18 @@ fn agrees_with_oracle(
     let Outputs { key, value } = call(gpu, &op, inputs, (&mut cache, scale.as_mut()), false)?;
     let status = gpu.status.take();
 
-    let (mut wanted_cache, mut wanted_scale) = (state.0.clone(), state.1.cloned());
-    let oracle = Oracle { attributes, inputs, cache: &mut wanted_cache, scale: wanted_scale.as_mut() };
+    let (mut expected_cache, mut expected_scale) = (state.0.clone(), state.1.cloned());
+    let oracle = Oracle { attributes, inputs, cache: &mut expected_cache, scale: expected_scale.as_mut() };
     let (outputs, findings) = oracle.run();
     match status {
         None if findings.is_empty() => {}
         Some(status) if findings.contains(&status) => {}
-        _ => return Err(format!("the device found {status:?}, wanted one of {findings:?}").into()),
+        _ => return Err(format!("the device found {status:?}, expected one of {findings:?}").into()),
     }
     let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
     let same = [
-        ("cache", cache.download(gpu)? == wanted_cache),
-        ("scale", scale == wanted_scale),
+        ("cache", cache.download(gpu)? == expected_cache),
+        ("scale", scale == expected_scale),
         ("key", key == outputs.key),
         ("value", value == outputs.value),
     ];
@@ -60,7 +60,7 @@ pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed>
                 continue;
             }
             if numbers(&step.inputs.kvstarts).last().is_some_and(|&rows| rows > 1 << 20) {
-                unseen.push(format!("{} (nobody can allocate its outputs)", case.name));
+                unseen.push(format!("{} (its outputs cannot be allocated)", case.name));
                 continue;
             }
             let status = agrees_with_oracle(gpu, attributes, &step.inputs, (cache, scale.as_ref()))
@@ -140,7 +140,7 @@ fn race(attributes: &Attributes, inputs: &StepInputs, starts: &[i64]) -> bool {
 /// An int64 tensor.
 pub fn of_numbers(numbers: &[i64], shape: &[usize]) -> Tensor {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Tensor::new(kvcache_op::ElementType::Int64, shape.to_vec(), &bytes).expect("as many as the shape asks for")
+    Tensor::new(kvcache_op::ElementType::Int64, shape.to_vec(), &bytes).expect("the bytes of its shape")
 }
 
 pub fn keeps_the_first_finding(gpu: &Gpu) -> Result<(), Failed> {

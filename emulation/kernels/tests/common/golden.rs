@@ -4,8 +4,8 @@
 mod memory;
 
 use kvcache_emulation_kernels::EmulatedCuda;
-use kvcache_golden::{Case, Implementation, Outcome, Outputs, Played, Step, Tensor};
-use kvcache_op::{Error, Inputs, KeyValueCache};
+use kvcache_golden::{CallResult, Case, Implementation, Outcome, Outputs, Step, Tensor};
+use kvcache_op::{Error, IndexInputs, Inputs, KeyValueCache};
 use memory::{read, write};
 
 /// The kernels as the conformance suite sees them.
@@ -26,20 +26,22 @@ impl From<Error> for Stop {
 }
 
 impl Implementation for Player {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let op = KeyValueCache::new(case.attributes.clone());
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let mut play = |step: &Step| {
+        let mut run = |step: &Step| {
             let outcome = match op.as_ref().map_err(|error| error.clone().into()).and_then(|op| {
                 let inputs = Inputs {
                     current_key: read(&step.inputs.current_key),
                     current_value: read(&step.inputs.current_value),
-                    seqstarts: read(&step.inputs.seqstarts),
-                    kvstarts: read(&step.inputs.kvstarts),
-                    cachestarts: read(&step.inputs.cachestarts),
-                    start_pos: read(&step.inputs.start_pos),
-                    max_seqlen: read(&step.inputs.max_seqlen),
-                    max_kvlen: read(&step.inputs.max_kvlen),
+                    indices: IndexInputs {
+                        seqstarts: read(&step.inputs.seqstarts),
+                        kvstarts: read(&step.inputs.kvstarts),
+                        cachestarts: read(&step.inputs.cachestarts),
+                        start_pos: read(&step.inputs.start_pos),
+                        max_seqlen: read(&step.inputs.max_seqlen),
+                        max_kvlen: read(&step.inputs.max_kvlen),
+                    },
                 };
                 let call = op.check(&inputs, write(&mut cache), scale.as_mut().map(write))?;
                 let output = || Tensor::zeros(case.types.t1, call.output_shape().to_vec()).expect("it fits in memory");
@@ -56,8 +58,8 @@ impl Implementation for Player {
                 }
                 Err(Stop::Failure(message)) => return Err(message),
             };
-            Ok(Played { outcome, cache: cache.clone(), scale: scale.clone() })
+            Ok(CallResult { outcome, cache: cache.clone(), scale: scale.clone() })
         };
-        case.steps.iter().map(&mut play).collect()
+        case.steps.iter().map(&mut run).collect()
     }
 }

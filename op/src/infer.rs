@@ -1,4 +1,4 @@
-//! Shape inference: what is known of the outputs before a call.
+//! Shape inference: the outputs' shape as far as a graph knows it.
 
 use kvcache_schema::{Axis, CacheLayout};
 
@@ -9,13 +9,13 @@ use crate::attributes::Config;
 pub enum Dim {
     /// A number.
     Known(usize),
-    /// A name that the graph gives to a number.
+    /// A symbolic dimension.
     Symbol(String),
-    /// Nothing.
+    /// Not known.
     Unknown,
 }
 
-/// What a graph knows of the inputs that decide the outputs' shape; an unknown rank is `None`.
+/// The shapes of the inputs that decide the outputs' shape, as far as a graph knows them; an unknown rank is `None`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct InputDims<'a> {
     /// The shape of `current_key`.
@@ -30,7 +30,7 @@ pub struct InputDims<'a> {
 
 /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
 ///
-/// An input of a wrong rank tells nothing here; it is an error when the operator runs.
+/// An input of a wrong rank is ignored here; it is an error when the operator runs.
 pub(crate) fn infer(config: &Config, inputs: &InputDims<'_>) -> [Dim; 3] {
     let axis = |shape: Option<&[Dim]>, rank: usize, axis: usize| {
         shape.filter(|shape| shape.len() == rank).map_or(Dim::Unknown, |shape| shape[axis].clone())
@@ -58,7 +58,7 @@ pub(crate) fn infer(config: &Config, inputs: &InputDims<'_>) -> [Dim; 3] {
     [total, heads, best(2, 4)]
 }
 
-/// Where the heads stand in the shape of a cache.
+/// The axis of the heads in the shape of a cache.
 fn head_axis(layout: CacheLayout) -> usize {
     layout.axes().into_iter().position(|axis| axis == Axis::Head).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-"""What a call is made of: element types, attributes with the specification's defaults, and the eight inputs."""
+"""What a call is given: element types, attributes with the specification's defaults, and the eight inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attributes:
 
 @dataclass
 class Inputs:
-    """The inputs of one call; cache and scale, which it changes, are handed beside them."""
+    """The inputs of one call that are only read; cache and scale are passed beside them."""
 
     current_key: np.ndarray  # (seqstarts[B], H, Dh) of T1
     current_value: np.ndarray  # (seqstarts[B], H, Dh) of T1

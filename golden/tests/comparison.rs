@@ -1,12 +1,12 @@
-//! The judge is judged: what the cases ask for passes, and every way to be wrong is a failure.
+//! The runner itself: expected results pass, and every kind of wrong result fails.
 
-use kvcache_golden::{Case, Expected, Implementation, NanRule, Outcome, Outputs, Played, Tensor, cases, play};
+use kvcache_golden::{CallResult, Case, Expected, Implementation, NanRule, Outcome, Outputs, Tensor, cases, run};
 
-/// Does what a case asks for, and then what `spoil` does to it.
+/// Gives the expected results of a case, changed by a function.
 struct Answers<F>(F);
 
-impl<F: Fn(&mut Vec<Played>)> Implementation for Answers<F> {
-    fn play(&self, case: &Case) -> Result<Vec<Played>, String> {
+impl<F: Fn(&mut Vec<CallResult>)> Implementation for Answers<F> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
         let answer = |expected: &Expected| {
             let outcome = match expected {
@@ -18,17 +18,17 @@ impl<F: Fn(&mut Vec<Played>)> Implementation for Answers<F> {
                     Outcome::Refused { kind: Some(kind.clone()), message: mentions.join(" ") }
                 }
             };
-            Played { outcome, cache: cache.clone(), scale: scale.clone() }
+            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
         };
-        let mut played = case.steps.iter().map(|step| &step.expected).map(answer).collect();
-        (self.0)(&mut played);
-        Ok(played)
+        let mut results = case.steps.iter().map(|step| &step.expected).map(answer).collect();
+        (self.0)(&mut results);
+        Ok(results)
     }
 }
 
-/// How many of these cases fail when their answers are spoilt so.
-fn failures(cases: &[Case], spoil: impl Fn(&mut Vec<Played>)) -> usize {
-    let report = play(&Answers(spoil), cases);
+/// How many of these cases fail when their answers are changed so.
+fn failures(cases: &[Case], change: impl Fn(&mut Vec<CallResult>)) -> usize {
+    let report = run(&Answers(change), cases);
     assert_eq!(report.passed + report.failures.len(), cases.len());
     report.failures.len()
 }
@@ -54,8 +54,8 @@ fn flip_last_bit(tensor: &mut Tensor) {
     }
 }
 
-fn last(played: &mut [Played]) -> &mut Played {
-    played.last_mut().expect("a case has calls")
+fn last(results: &mut [CallResult]) -> &mut CallResult {
+    results.last_mut().expect("a case has calls")
 }
 
 #[test]
@@ -69,27 +69,27 @@ fn one_wrong_bit_fails() {
     // Where any NaN will do, a flipped sign can be right.
     successes.retain(|case| case.nan == NanRule::Exact);
     let all = successes.len();
-    let output = |spoil: fn(&mut Outputs)| {
-        move |played: &mut Vec<Played>| match &mut last(played).outcome {
-            Outcome::Done(outputs) => spoil(outputs),
-            Outcome::Refused { .. } => unreachable!("only successes are played"),
+    let output = |change: fn(&mut Outputs)| {
+        move |results: &mut Vec<CallResult>| match &mut last(results).outcome {
+            Outcome::Done(outputs) => change(outputs),
+            Outcome::Refused { .. } => unreachable!("every call of these cases succeeds"),
         }
     };
     assert_eq!(failures(&successes, output(|outputs| flip_last_bit(&mut outputs.key))), all);
     assert_eq!(failures(&successes, output(|outputs| flip_last_bit(&mut outputs.value))), all);
-    assert_eq!(failures(&successes, |played| flip_last_bit(&mut last(played).cache)), all);
+    assert_eq!(failures(&successes, |results| flip_last_bit(&mut last(results).cache)), all);
     successes.retain(|case| case.scale.as_ref().is_some_and(|scale| !scale.bytes().is_empty()));
     assert!(!successes.is_empty());
-    let spoil = |played: &mut Vec<Played>| flip_last_bit(last(played).scale.as_mut().expect("a scale"));
-    assert_eq!(failures(&successes, spoil), successes.len());
-    assert_eq!(failures(&successes, |played| last(played).scale = None), successes.len());
+    let change = |results: &mut Vec<CallResult>| flip_last_bit(last(results).scale.as_mut().expect("a scale"));
+    assert_eq!(failures(&successes, change), successes.len());
+    assert_eq!(failures(&successes, |results| last(results).scale = None), successes.len());
 }
 
 #[test]
 fn an_output_of_another_shape_or_type_fails() {
     let (successes, _) = successes_and_refusals();
-    let reshape = |played: &mut Vec<Played>| {
-        if let Outcome::Done(outputs) = &mut last(played).outcome {
+    let reshape = |results: &mut Vec<CallResult>| {
+        if let Outcome::Done(outputs) = &mut last(results).outcome {
             let [tokens, heads, head_dim] = outputs.key.shape()[..] else { unreachable!("an output has three axes") };
             let flat = vec![tokens * heads * head_dim];
             outputs.key = Tensor::new(outputs.key.element(), flat, outputs.key.bytes()).expect("as many bytes");
@@ -101,14 +101,14 @@ fn an_output_of_another_shape_or_type_fails() {
 #[test]
 fn too_few_or_too_many_calls_fail() {
     let cases = cases().unwrap();
-    assert_eq!(failures(&cases, |played| drop(played.pop())), cases.len());
-    assert_eq!(failures(&cases, |played| played.extend_from_within(..1)), cases.len());
+    assert_eq!(failures(&cases, |results| drop(results.pop())), cases.len());
+    assert_eq!(failures(&cases, |results| results.extend_from_within(..1)), cases.len());
 }
 
 #[test]
-fn a_refusal_must_have_its_kind_its_words_and_no_effect() {
+fn a_refusal_must_have_its_kind_its_mentions_and_no_effect() {
     let (successes, refusals) = successes_and_refusals();
-    let outcome = |outcome: Outcome| move |played: &mut Vec<Played>| last(played).outcome = outcome.clone();
+    let outcome = |outcome: Outcome| move |results: &mut Vec<CallResult>| last(results).outcome = outcome.clone();
     let refused = |kind: Option<&str>, message: &str| {
         outcome(Outcome::Refused { kind: kind.map(str::to_owned), message: message.to_owned() })
     };
@@ -120,12 +120,12 @@ fn a_refusal_must_have_its_kind_its_words_and_no_effect() {
     assert_eq!(failures(&refusals, outcome(done)), refusals.len());
 
     let with_cache: Vec<_> = refusals.into_iter().filter(|case| !case.cache.bytes().is_empty()).collect();
-    assert_eq!(failures(&with_cache, |played| flip_last_bit(&mut last(played).cache)), with_cache.len());
-    let wordless = |played: &mut Vec<Played>| match &mut last(played).outcome {
+    assert_eq!(failures(&with_cache, |results| flip_last_bit(&mut last(results).cache)), with_cache.len());
+    let wordless = |results: &mut Vec<CallResult>| match &mut last(results).outcome {
         Outcome::Refused { kind, .. } => *kind = None,
-        Outcome::Done(_) => unreachable!("only refusals are played"),
+        Outcome::Done(_) => unreachable!("every call of these cases is refused"),
     };
-    assert_eq!(failures(&with_cache, wordless), 0, "an implementation may have words only");
+    assert_eq!(failures(&with_cache, wordless), 0, "an implementation may have messages only");
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn a_nan_equals_another_only_where_a_case_says_so() {
     let (successes, _) = successes_and_refusals();
     let [exact, any]: [Vec<_>; 2] =
         [NanRule::Exact, NanRule::Any].map(|rule| successes.iter().filter(|case| case.nan == rule).cloned().collect());
-    let negate = |played: &mut Vec<Played>| {
-        if let Outcome::Done(outputs) = &mut last(played).outcome {
+    let negate = |results: &mut Vec<CallResult>| {
+        if let Outcome::Done(outputs) = &mut last(results).outcome {
             negate_nans(&mut outputs.key);
         }
     };

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Proves that a new cache_layout takes what the README's recipe says and no more.
+
+Follows the recipe in a copy of this repository, with a layout that is like none of the others, and shows that the
+suite there has cases of it, that the oracle and every CPU kernel agree on them, and that no other case has changed. The
+copy and its builds lie in cargo's target folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+# The copy builds in a folder of its own: cargo would take the repository's crates for the copy's.
+COPY, COPY_TARGET = TARGET / "added-layout/repository", TARGET / "added-layout/target"
+CASES = Path("golden/cases")
+
+# Heads outside of tokens, layers inside of keys and values; the axes in Rust, and as the schema and the oracle write
+# them.
+CODE, NAME, RUST_AXES, AXES = 4, "Added", "Head, Token, Kv, Layer", ("H", "MaxT", "2", "L")
+
+# The recipe: in each file, what is replaced by what; @ stands for what is replaced.
+RECIPE = {
+    "schema/src/cache_layout.rs": {
+        "    HeadMajor = 3,\n": f"@    /// `({', '.join(AXES)}, Dh)`\n    {NAME} = {CODE},\n",
+        f"[Self; {CODE}]": f"[Self; {CODE + 1}]",
+        "Self::KvMajor, Self::HeadMajor": f"@, Self::{NAME}",
+        "Self::HeadMajor => [Layer, Kv, Head, Token],\n": f"@            Self::{NAME} => [{RUST_AXES}],\n",
+    },
+    "schema/key_value_cache.yaml": {
+        "HeadMajor, axes: [L, 2, H, MaxT]}\n": f"@  - {{code: {CODE}, name: {NAME}, axes: [{', '.join(AXES)}]}}\n",
+    },
+    "golden/oracle/layouts.py": {
+        '    3: ("L", "2", "H", "MaxT"),\n': f"@    {CODE}: {AXES},\n",
+    },
+}
+
+
+def main() -> int:
+    """Runs the proof and gives its exit status."""
+    copy()
+    python("golden/generate.py")
+    compare_cases()
+    cargo("run", "-p", "kvcache-schema", "--example", "operator_page")
+    cargo("test", "-p", "kvcache-schema")
+    cargo("test", "-p", "kvcache-op", "--test", "schema", "--test", "agree", "--", "--skip", "large", "--skip", "long")
+    cargo("run", "-p", "kvcache-op", "--example", "golden")
+    print(f"layout {CODE} takes {', '.join(RECIPE)} and no other file")
+    return 0
+
+
+def copy() -> None:
+    """Makes COPY the repository with the recipe's edits. Files that have not changed keep their time, for cargo."""
+    expected = {path: edited(path) for path in sources()}
+    for path in list(files(COPY)):
+        if path not in expected:
+            (COPY / path).unlink()
+    for path, content in expected.items():
+        to = COPY / path
+        if not to.exists() or to.read_bytes() != content:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(content)
+
+
+def sources() -> Iterator[Path]:
+    """The repository's files, without what is built, and without the cases, which are made anew."""
+    for path in files(ROOT):
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+        if not hidden and not path.is_relative_to(CASES) and path.parts[0] != "target":
+            yield path
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, relative to it; links and cargo's target folder are not entered."""
+    for current, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if Path(current, name).resolve() != TARGET]
+        yield from (Path(current, name).relative_to(folder) for name in names)
+
+
+def edited(path: Path) -> bytes:
+    """A file's content after the recipe."""
+    content = (ROOT / path).read_bytes()
+    for old, new in RECIPE.get(path.as_posix(), {}).items():
+        if content.count(old.encode()) != 1:
+            sys.exit(f"{path} does not have {old!r} once, which the recipe replaces")
+        content = content.replace(old.encode(), new.replace("@", old).encode())
+    return content
+
+
+def compare_cases() -> None:
+    """The new layout has cases, and the old cases are as they were, but for the one that refuses the first code behind
+    the last layout."""
+    refusals = (f"refuse-cache-layout-{CODE}", f"refuse-cache-layout-{CODE + 1}")
+    old, new = ({path: (root / CASES / path).read_bytes() for path in files(root / CASES)} for root in (ROOT, COPY))
+    changed = sorted(path.parts[0] for path in old if path.parts[0] != refusals[0] and old[path] != new.get(path))
+    if changed:
+        sys.exit(f"cases that have nothing to do with layout {CODE} have changed: {changed}")
+    added = {path.parts[0] for path in new.keys() - old.keys()} - {refusals[1]}
+    strangers = sorted(name for name in added if not name.startswith(f"layout{CODE}-"))
+    if not added or strangers:
+        sys.exit(f"{len(added)} cases were added, of which {strangers} are not the layout's")
+    print(f"{len(added)} cases of layout {CODE}, and the {len(old) // 2} others as they were")
+
+
+def python(*command: str) -> None:
+    """Runs a program of the copy."""
+    subprocess.run([sys.executable, *command], cwd=COPY, check=True)
+
+
+def cargo(*command: str) -> None:
+    """Runs cargo in the copy."""
+    environment = os.environ | {"CARGO_TARGET_DIR": str(COPY_TARGET)}
+    cargo = shutil.which("cargo") or sys.exit("cargo is not in the PATH")
+    subprocess.run([cargo, command[0], "--quiet", "--locked", *command[1:]], cwd=COPY, env=environment, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
