@@ -1,6 +1,7 @@
 # make run    the main job: the built library in ONNX Runtime, decoding
 # make test   everything that can be proven on this machine
-# make bench  ratios to the copy limit and to peers; BENCH="--quick" for a sample of them
+# make bench  the operator against the limit of memory and against peers; BENCH="--quick" for a sample, BENCH="--table" for the
+#             README's table
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they say so and end with exit code 77
 # make golden    writes the golden cases anew      make docs    writes docs/KeyValueCache.md anew
 # make ptx       compiles the embedded PTX anew
@@ -95,10 +96,10 @@ test-python: .venv/ready .venv-oldest/ready build
 	$(OLDEST) -m pytest python_tests
 
 .PHONY: bench
-bench: .venv-bench/ready build
+bench: .venv/ready build
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
-		.venv-bench/bin/python bench/cpu/bench.py $(BENCH)
+	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" PYTHONPATH=examples \
+		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: golden
 golden: .venv/ready
@@ -123,11 +124,6 @@ docs:
 	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
 	touch $@
 
-.venv-bench/ready: requirements.txt bench/cpu/requirements.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r bench/cpu/requirements.txt
-	touch $@
-
 .venv-cuda/ready: kernels/src/cuda/requirements.txt
 	$(PYTHON) -m venv .venv-cuda
 	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r kernels/src/cuda/requirements.txt
@@ -141,4 +137,4 @@ docs:
 
 .PHONY: clean
 clean:
-	rm -rf target .venv .venv-oldest .venv-bench .venv-cuda .venv-gpu
+	rm -rf target .venv .venv-oldest .venv-cuda .venv-gpu

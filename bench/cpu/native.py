@@ -1,4 +1,4 @@
-"""The native library: copies of memory, the kernels called directly, and the reference kernel's verdict."""
+"""The native library: the limit, the roofline, the kernel called directly, and the reference kernel's answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from kvcache import ELEMENT_TYPES
-from memory import Operands
+from tensors import CaseTensors
 
 INPUTS = (
     "current_key",
@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 PHASES = {"store": 0, "load": 1, "op": 2}
 TEXT = 1024  # bytes of a buffer for a text
+LINE = 64  # bytes of a cache line
 
 # What is written over an answer before anybody gives one.
 REMAINS = (0x5A, 0xA5)
@@ -101,7 +102,11 @@ def load() -> ctypes.CDLL:
     signatures = {
         "bench_team_new": (pointer, size),
         "bench_team_free": (None, pointer),
-        "bench_copy": (Sample, pointer, size, pointer, pointer, size, size),
+        "bench_limit": (
+            ctypes.c_bool,
+            *(pointer, size, ctypes.c_bool, pointer, size, pointer, size, size),
+            *(ctypes.POINTER(Sample), ctypes.POINTER(MovedBytes), text),
+        ),
         "bench_case_new": (pointer, ctypes.POINTER(Description), text),
         "bench_case_free": (None, pointer),
         "bench_case_measure": (ctypes.c_bool, pointer, pointer, ctypes.c_int32, size, ctypes.POINTER(Sample), text),
@@ -131,33 +136,37 @@ class Native:
         if None in self.teams.values():
             raise OSError(f"threads could not be started: {threads}")
 
-    def copy(self, threads: int, streams: int, source: np.ndarray, target: np.ndarray, iterations: int) -> Measured:
-        """Copies all of `source`: with `streams` 0 by memcpy, else past the caches, so many pages at once."""
-        addresses = source.ctypes.data, target.ctypes.data
-        sample = self.library.bench_copy(self.teams[threads], streams, *addresses, source.nbytes, iterations)
-        return Measured(sample.wall_ns / iterations, sample.share)
+    def limit(
+        self, threads: int, pages: int, stream: bool, source: np.ndarray, target: np.ndarray, iterations: int
+    ) -> tuple[Measured, Moved]:
+        """Reads all lines of `source` and writes all of `target`, of so many pages in turn."""
+        sample, moved, text = Sample(), MovedBytes(), ctypes.create_string_buffer(TEXT)
+        sides = source.ctypes.data, source.nbytes // LINE, target.ctypes.data, target.nbytes // LINE
+        if not self.library.bench_limit(self.teams[threads], pages, stream, *sides, iterations, sample, moved, text):
+            raise ValueError(text.value.decode())
+        return measured(sample, iterations), Moved(moved.read, moved.written, moved.sum)
 
 
 class NativeCase:
     """A case on one layer of its cache, for direct calls and for the verdict on anybody's answer."""
 
-    def __init__(self, native: Native, operands: Operands, layer_idx: int) -> None:
+    def __init__(self, native: Native, tensors: CaseTensors, layer_idx: int) -> None:
         self._native, self._library = native, native.library
-        self._operands = operands  # keeps the memory alive
+        self._tensors = tensors  # keeps the memory alive
         self._text = ctypes.create_string_buffer(TEXT)
         description = Description()
-        description.attributes[:] = list((operands.attributes | {"layer_idx": layer_idx}).values())
-        tensors = operands.inputs | {"key": operands.key, "value": operands.value}
+        description.attributes[:] = list((tensors.attributes | {"layer_idx": layer_idx}).values())
+        tensors = tensors.inputs | {"key": tensors.key, "value": tensors.value}
         for i, name in enumerate((*INPUTS, "key", "value")):
             if name in tensors:
-                description.tensors[i] = describe(operands, name, tensors[name])
+                description.tensors[i] = describe(tensors, name, tensors[name])
         self._case = self._checked(self._library.bench_case_new(description, self._text))
         self._answer = None
 
     def _checked(self, result: T) -> T:
         """A result of the library, which is null or false where it refuses."""
         if not result:
-            raise WrongAnswer(f"{self._operands.case.name}: {self._text.value.decode()}")
+            raise WrongAnswer(f"{self._tensors.case.name}: {self._text.value.decode()}")
         return result
 
     def measure(self, phase: str, threads: int, iterations: int) -> Measured:
@@ -166,15 +175,15 @@ class NativeCase:
         team = self._native.teams[threads]
         arguments = self._case, team, PHASES[phase], iterations, sample, self._text
         self._checked(self._library.bench_case_measure(*arguments))
-        return Measured(sample.wall_ns / iterations, sample.share)
+        return measured(sample, iterations)
 
-    def traffic(self, phase: str, schedule: int, stream: bool, threads: int, iterations: int) -> tuple[Measured, Moved]:
-        """Moves a phase's bytes without its arithmetic, by a schedule of the library, with `stream` past the caches."""
+    def roofline(self, phase: str, order: int, stream: bool, threads: int, iterations: int) -> tuple[Measured, Moved]:
+        """Moves a phase's bytes without its arithmetic, in an order of the library; `stream` is non-temporal stores."""
         sample, moved = Sample(), MovedBytes()
         team = self._native.teams[threads]
-        arguments = self._case, team, PHASES[phase], schedule, stream, iterations, sample, moved, self._text
+        arguments = self._case, team, PHASES[phase], order, stream, iterations, sample, moved, self._text
         self._checked(self._library.bench_case_traffic(*arguments))
-        return Measured(sample.wall_ns / iterations, sample.share), Moved(moved.read, moved.written, moved.sum)
+        return measured(sample, iterations), Moved(moved.read, moved.written, moved.sum)
 
     def expect(self) -> None:
         """Computes the right answer."""
@@ -185,7 +194,7 @@ class NativeCase:
         self._checked(self._library.bench_case_scramble(self._case, REMAINS[0], self._text))
         run()
         if not self._library.bench_case_compare(self._case, self._answer, self._text):
-            raise WrongAnswer(f"{self._operands.case.name}: {name}: {self._text.value.decode()}")
+            raise WrongAnswer(f"{self._tensors.case.name}: {name}: {self._text.value.decode()}")
 
     def check_overwritten(self, run: Callable[[], object]) -> None:
         """Raises `WrongAnswer` unless what `run()` writes is the same whatever was there before."""
@@ -197,7 +206,7 @@ class NativeCase:
                 if written is None:
                     written = self._checked(self._library.bench_case_written(self._case, self._text))
             if not self._library.bench_case_compare(self._case, written, self._text):
-                raise WrongAnswer(f"{self._operands.case.name}: not all is overwritten: {self._text.value.decode()}")
+                raise WrongAnswer(f"{self._tensors.case.name}: not all is overwritten: {self._text.value.decode()}")
         finally:
             if written:
                 self._library.bench_answer_free(written)
@@ -209,9 +218,19 @@ class NativeCase:
         self._library.bench_case_free(self._case)
 
 
-def describe(operands: Operands, name: str, array: np.ndarray) -> Tensor:
+def measured(sample: Sample, iterations: int) -> Measured:
+    """A sample of so many iterations."""
+    return Measured(sample.wall_ns / iterations, sample.share)
+
+
+def sum_of(array: np.ndarray) -> int:
+    """The sum of all bytes as 16-bit numbers, modulo 65536."""
+    return int(array.reshape(-1).view(np.uint16).sum(dtype=np.uint16))
+
+
+def describe(tensors: CaseTensors, name: str, array: np.ndarray) -> Tensor:
     """An array as the library sees it; packed int4 by its shape in elements."""
     packed = name == "cache" and array.dtype == np.uint8
-    element = operands.case.format.t2 if packed else ELEMENT_TYPES[array.dtype]
-    shape = operands.cache_shape if packed else array.shape
+    element = tensors.case.format.t2 if packed else ELEMENT_TYPES[array.dtype]
+    shape = tensors.cache_shape if packed else array.shape
     return Tensor(element, len(shape), (ctypes.c_int64 * 5)(*shape), array.ctypes.data)

@@ -3,9 +3,10 @@
 use kvcache_kernels::{Cpu, Kernel, Problem, Reference};
 use kvcache_op::{Attributes, ElementType, Error, Inputs, KeyValueCache, Outputs, Shape, TensorMut, TensorRef};
 
+use crate::moved::Moved;
 use crate::sample::Sample;
 use crate::team::Team;
-use crate::traffic::{self, Direction, Moved};
+use crate::traffic::{self, Direction};
 
 /// A tensor as the driver describes it.
 #[repr(C)]

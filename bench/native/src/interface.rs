@@ -5,10 +5,10 @@ use std::fmt::Display;
 use kvcache_op::Error;
 
 use crate::case::{Case, Description, Phase};
-use crate::copy::{self, Copy};
+use crate::limit::Limit;
+use crate::moved::Moved;
 use crate::sample::Sample;
 use crate::team::Team;
-use crate::traffic::Moved;
 use crate::verdict::{self, Answer};
 
 /// The size of a caller's buffer for a text.
@@ -30,23 +30,42 @@ pub unsafe extern "C" fn bench_team_free(team: *mut Team) {
     drop(unsafe { Box::from_raw(team) });
 }
 
-/// Measures copies of `len` bytes: with `streams` 0 by memcpy, else past the caches, so many pages at once.
+/// Measures the loop that reads `reads` lines of 64 bytes and writes `writes` lines, taking 1, 4 or 8 `pages` in turn,
+/// with non-temporal stores if `stream`. `moved` is what one iteration has moved. False, with the reason in `text`, if it
+/// cannot take so many pages in turn.
 ///
 /// # Safety
-/// `team` is alive; `from` is valid for reads and `to` for writes of `len` bytes, both begin at a page, and they do not
-/// overlap.
+/// `team` is alive; `from` is valid for reads of `reads` lines and `to`, aligned to a line, for writes of `writes` lines;
+/// they do not overlap, and nobody else uses `to` meanwhile. `text` is a buffer for a text.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bench_copy(
+pub unsafe extern "C" fn bench_limit(
     team: &Team,
-    streams: usize,
+    pages: usize,
+    stream: bool,
     from: *const u8,
+    reads: usize,
     to: *mut u8,
-    len: usize,
+    writes: usize,
     iterations: usize,
-) -> Sample {
-    let how = if streams == 0 { Copy::Plain } else { Copy::Streaming { streams } };
-    // SAFETY: the caller's promise.
-    team.measure(iterations, || unsafe { copy::copy(team, how, from, to, len) })
+    sample: &mut Sample,
+    moved: &mut Moved,
+    text: *mut u8,
+) -> bool {
+    let limit = Limit { from, reads, to, writes, pages, stream };
+    let mut last = None;
+    // SAFETY: the memory is as `Limit::run` asks: this function's own conditions.
+    let measured = team.measure(iterations, || last = unsafe { limit.run(team) });
+    match last {
+        Some(last) => {
+            (*sample, *moved) = (measured, last);
+            true
+        }
+        None => {
+            // SAFETY: `text` is a buffer for a text, as this function asks.
+            unsafe { write_text(text, &format!("{pages} pages in turn: expected 1, 4 or 8")) };
+            false
+        }
+    }
 }
 
 /// Makes a case; null, with the reason in `text`, if the operator refuses the call.

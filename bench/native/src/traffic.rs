@@ -10,6 +10,7 @@ use kvcache_kernels::{Geometry, Indices, Pointers, Problem};
 use kvcache_op::{ElementType, Workers};
 
 use crate::line::{LINE, Line};
+use crate::moved::Moved;
 use crate::mover::{ANY, Mover};
 
 /// The order in which a case's rows are moved; which is fastest depends on layout and machine, so there are several.
@@ -32,26 +33,6 @@ pub(crate) enum Direction {
     Store,
     /// Cache and scale to `key` and `value`.
     Load,
-}
-
-/// What has been moved, for the driver to compare with what the case asks for.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Bytes that were read.
-    pub read: u64,
-    /// Bytes that were written.
-    pub written: u64,
-    /// The sum, modulo 65536, of all that was read as 16-bit numbers.
-    pub sum: u64,
-}
-
-impl Moved {
-    /// Both together.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = (self.sum + other.sum) % (1 << 16);
-        Self { read: self.read + other.read, written: self.written + other.written, sum }
-    }
 }
 
 /// Moves a phase's bytes on the team's threads, an equal part of the tokens for each; `stream` is whether whole lines are
