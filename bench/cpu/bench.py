@@ -23,7 +23,7 @@ from cases import Case, full_cases, has_empty_twin, quick_cases, table_cases
 from kernel import kernels
 from limit import check_limits, limits
 from measure import Contender, run_rounds
-from native import Native, NativeCase
+from native import Native, NativeCall
 from numpy_peer import numpy_peer
 from result import ALIGNED, Result
 from roofline import rooflines
@@ -90,25 +90,25 @@ def selected(arguments: argparse.Namespace) -> list[Case]:
 
 def measured(case: Case, native: Native, arena: Arena, arguments: argparse.Namespace) -> list[Contender]:
     """Measures all contenders of a case, after their answers have been checked."""
-    contenders, native_cases = limits(native, case, arena), []
+    contenders, native_calls = limits(native, case, arena), []
     for variant in [case, replace(case, past_line=0)] if case.past_line else [case]:
         tensors = tensors_of(variant, arena)
-        layers = [NativeCase(native, tensors, layer_idx) for layer_idx in tensors.layers]
+        layers = [NativeCall(native, tensors, layer_idx) for layer_idx in tensors.layers]
         ours = contenders_on(tensors, native, layers, arguments, is_twin=variant != case)
         layers[0].expect()
         for contender in ours:
             if contender.answer:
                 layers[0].check(f"{contender.name} on {contender.threads} threads", contender.answer)
         contenders += ours
-        native_cases += layers
+        native_calls += layers
     run_rounds(contenders, arguments.rounds, arguments.seconds)
-    for native_case in native_cases:
-        native_case.close()
+    for native_call in native_calls:
+        native_call.close()
     return contenders
 
 
 def contenders_on(
-    tensors: CaseTensors, native: Native, layers: list[NativeCase], arguments: argparse.Namespace, is_twin: bool
+    tensors: CaseTensors, native: Native, layers: list[NativeCall], arguments: argparse.Namespace, is_twin: bool
 ) -> list[Contender]:
     """Who works on these tensors; on the aligned twin of a case only the kernel and the operator do."""
     contenders, threads = kernels(native, tensors, layers), arguments.threads

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,16 @@ from runtime import IN_RUNTIME
 from tensors import huge_share
 
 LIMIT_EXPLAINED = """\
-The whole operator, of the limit: 1 is as fast. The limit is a loop that reads and writes as many bytes in the same
+The whole operator out of cache, of the limit: 1 is as fast. The limit is a loop that reads and writes as many bytes in the same
 ratio, on as many threads, in the same rounds; the fastest of three orders (in sequence, four pages in turn, eight). Its
-stores are non-temporal in cold cases. Where tensors begin past a cache line ("past16"), a second figure is the speed
+stores are non-temporal. Where tensors begin past a cache line ("past16"), a second figure is the speed
 relative to the same call on aligned tensors."""
+
+CACHE_EXPLAINED = """\
+What the arithmetic allows where memory does not hold it up: values that the kernel loads or stores each nanosecond."""
+
+# Calls on less say more of the call than of its arithmetic.
+ARITHMETIC_BYTES = 64 << 10
 
 OVERHEAD_EXPLAINED = """\
 Beyond a call of an operator that does nothing, with the same inputs and outputs, made with the same crate. The
@@ -58,6 +65,7 @@ def write(results: list[Result], folder: Path, seconds: float) -> str:
     (folder / "report.json").write_text(json.dumps({"origin": origin, "rows": rows}, indent=1) + "\n")
     lines = ["# Benchmark", "", *(f"- {name}: {value}" for name, value in origin.items()), ""]
     lines += ["## Of the limit", "", LIMIT_EXPLAINED, "", table, ""]
+    lines += ["## In cache, one thread", "", CACHE_EXPLAINED, "", in_cache(results), ""]
     lines += ["## Call overhead", "", OVERHEAD_EXPLAINED, "", *overheads(results), ""]
     lines += ["## Peers", "", PEERS_EXPLAINED, "", peers_table(rows), ""]
     lines += ["## All rows", "", ROWS_EXPLAINED, "", markdown(HEADER, [cells(row) for row in rows])]
@@ -112,16 +120,29 @@ def chosen(path: str) -> str:
 
 
 def limits_table(results: list[Result]) -> str:
-    """The whole operator on the most threads, of the limit: in ONNX Runtime or, with `--direct`, called directly."""
+    """The cold cases' whole operator on the most threads, of the limit: in ONNX Runtime or, with `--direct`, without."""
     rows: dict[str, dict[int, str]] = {}
     for result in results:
         threads = max(result.threads())
         ours = result.find(IN_RUNTIME, "op", threads) or result.find(KERNEL, "op", threads)
-        spreads = result.of_limit(ours), result.of_aligned(ours)
-        texts = [f"{spread.median:.2f}" for spread in spreads if spread]
-        rows.setdefault(f"{ours.name}, {threads}t: {result.case.work}", {})[result.case.cache_layout] = "; ".join(texts)
+        if result.case.cold:
+            spreads = result.of_limit(ours), result.of_aligned(ours)
+            texts = [f"{spread.median:.2f}" for spread in spreads if spread]
+            row = rows.setdefault(f"{ours.name}, {threads}t: {result.case.work}", {})
+            row[result.case.cache_layout] = "; ".join(texts)
     header = ["work", *(f"layout {layout}" for layout in range(4))]
     return markdown(header, [[work, *(row.get(layout, "") for layout in range(4))] for work, row in rows.items()])
+
+
+def in_cache(results: list[Result]) -> str:
+    """The kernel's phases of every warm case that is large enough to tell, by one thread."""
+    rows = []
+    for result, phase in product(results, ("load", "store")):
+        kernel = result.find(KERNEL, phase, 1)
+        if kernel and not result.case.cold and result.case.bytes(phase) >= ARITHMETIC_BYTES:
+            spreads = result.values_per_ns(kernel), result.of_limit(kernel), result.of_roofline(kernel)
+            rows.append([result.case.name, phase, *(str(spread or "") for spread in spreads)])
+    return markdown(["case", "phase", "values/ns", "of the limit", "of the roofline"], rows)
 
 
 def overheads(results: list[Result]) -> list[str]:

@@ -12,16 +12,16 @@ import numpy as np
 
 from cases import Traffic
 from measure import Contender
-from native import Measured, Moved, Native, NativeCase, WrongAnswer, sum_of
+from native import Measured, Moved, Native, NativeCall, WrongAnswer, sum_of
 from rows import rows_of
 from tensors import CaseTensors
 
-# The orders in which the library moves rows. Which is faster depends on layout and machine; the roofline is the faster.
-ORDERS = {"roofline, row by row": 0, "roofline, in blocks": 1}
+# The orders in which the library moves rows. Which is fastest depends on layout and machine: that one is the roofline.
+ORDERS = {"roofline, row by row": 0, "roofline, in blocks": 1, "roofline, by pages": 2}
 PHASES = ("store", "load")
 
 
-def rooflines(native: Native, tensors: CaseTensors, cases: list[NativeCase]) -> list[Contender]:
+def rooflines(native: Native, tensors: CaseTensors, calls: list[NativeCall]) -> list[Contender]:
     """The loops of each phase, on one layer after another; raises `WrongAnswer` unless each moves what it should.
 
     They move whole lines, so there are none for tensors that begin past a line.
@@ -32,15 +32,15 @@ def rooflines(native: Native, tensors: CaseTensors, cases: list[NativeCase]) -> 
 
     def contender(name: str, phase: str, threads: int) -> Contender:
         def sample(turn: int, iterations: int) -> Measured:
-            return cases[turn % len(cases)].roofline(phase, ORDERS[name], stream, threads, iterations)[0]
+            return calls[turn % len(calls)].roofline(phase, ORDERS[name], stream, threads, iterations)[0]
 
         return Contender(name, phase, threads, sample, cold=tensors.case.cold)
 
-    check(native, tensors, cases[0])
+    check(native, tensors, calls[0])
     return [contender(*key) for key in product(ORDERS, PHASES, native.teams)]
 
 
-def check(native: Native, tensors: CaseTensors, first: NativeCase) -> None:
+def check(native: Native, tensors: CaseTensors, first: NativeCall) -> None:
     """Raises `WrongAnswer` unless the loops move exactly what the case moves.
 
     They have read what numpy reads by its own row numbers, written as much as the case must write, and overwritten all
@@ -54,7 +54,7 @@ def check(native: Native, tensors: CaseTensors, first: NativeCase) -> None:
             if got != expected:
                 raise WrongAnswer(f"{tensors.case.name}: roofline of {phase}, {way}: expected {expected}, got {got}")
     for way in ways:
-        first.check_overwritten(lambda way=way: first.roofline("op", *way, 1))
+        first.check_overwritten(f"roofline, {way}", lambda way=way: first.roofline("op", *way, 1))
 
 
 def loaded(tensors: CaseTensors) -> Moved:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import nan
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
 import numpy as np
 import onnxruntime
@@ -47,15 +47,19 @@ def caller(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding
     return lambda: session.run_with_iobinding(binding)
 
 
-def timed(runs: list[Callable[[], None]]) -> Callable[[int, int], Measured]:
-    """A contender's samples of calls from Python, one for each layer."""
+def timed(runs: list[Callable[[], None]], busy_threads: int = 0) -> Callable[[int, int], Measured]:
+    """A contender's samples of calls from Python, one for each layer.
+
+    Where a call is known to keep so many threads busy, the process's time says what part of it they held a processor.
+    """
 
     def sample(turn: int, iterations: int) -> Measured:
         run = runs[turn % len(runs)]
-        begin = perf_counter_ns()
+        begin, cpu_begin = perf_counter_ns(), process_time_ns()
         for _ in range(iterations):
             run()
-        return Measured((perf_counter_ns() - begin) / iterations, nan)
+        wall, cpu = perf_counter_ns() - begin, process_time_ns() - cpu_begin
+        return Measured(wall / iterations, cpu / (busy_threads * wall) if busy_threads else nan)
 
     return sample
 
@@ -92,7 +96,8 @@ def operator(tensors: CaseTensors, threads: int) -> Contender:
         attributes = tensors.attributes | {"layer_idx": layer_idx}
         model = node_model(tensors, "KeyValueCache", DOMAIN, attributes)
         runs.append(bound(session_of(model, threads, str(find_library())), tensors))
-    return Contender(IN_RUNTIME, "op", threads, timed(runs), runs[0], cold=tensors.case.cold)
+    sample = timed(runs, busy_threads=threads if tensors.case.cold else 0)
+    return Contender(IN_RUNTIME, "op", threads, sample, runs[0], cold=tensors.case.cold)
 
 
 def empty(tensors: CaseTensors, threads: int) -> Contender:

@@ -1,10 +1,8 @@
 //! The limit of a case: a loop that reads and writes as many bytes as the case does, in the same ratio, and nothing else.
 //!
 //! A copy of half the bytes is no limit where writes dominate, because memory takes longer to write than to read. So a
-//! line is read, or written, whenever the ratio has one due. Which order is fastest depends on the machine and on the
+//! line is read, or written, whenever one is due by the ratio. Which order is fastest depends on the machine and on the
 //! ratio: there are several, and the driver takes the fastest.
-
-use std::sync::Mutex;
 
 use kvcache_op::Workers;
 
@@ -35,34 +33,32 @@ pub(crate) struct Limit {
 unsafe impl Sync for Limit {}
 
 impl Limit {
-    /// Runs the loop on the workers' threads, an equal part for each. None if it cannot take so many pages in turn.
+    /// Runs the loop on the workers' threads, an equal part for each.
+    ///
+    /// # Errors
+    /// If it cannot take so many pages in turn.
     ///
     /// # Safety
     /// `from` is valid for reads of `reads` lines and `to` for writes of `writes` lines; they do not overlap, and nobody
     /// else uses `to` meanwhile. `to` is aligned to a line.
-    pub(crate) unsafe fn run(&self, workers: &dyn Workers) -> Option<Moved> {
+    pub(crate) unsafe fn run(&self, workers: &dyn Workers) -> Result<Moved, String> {
         if ![1, 4, 8].contains(&self.pages) {
-            return None;
+            return Err(format!("pages in turn: expected 1, 4 or 8, got {}", self.pages));
         }
         let threads = workers.threads();
-        let moved = Mutex::new(Moved::default());
-        workers.run(threads, &|thread| {
-            let share = |lines: usize| (lines * thread / threads, lines * (thread + 1) / threads);
-            let ((first_read, last_read), (first_write, last_write)) = (share(self.reads), share(self.writes));
+        Ok(Moved::by_threads(workers, |thread| {
+            let share = |lines: usize| lines * thread / threads..lines * (thread + 1) / threads;
+            let (reads, writes) = (share(self.reads), share(self.writes));
             let part = Self {
-                from: self.from.wrapping_add(first_read * LINE),
-                reads: last_read - first_read,
-                to: self.to.wrapping_add(first_write * LINE),
-                writes: last_write - first_write,
+                from: self.from.wrapping_add(reads.start * LINE),
+                reads: reads.len(),
+                to: self.to.wrapping_add(writes.start * LINE),
+                writes: writes.len(),
                 ..*self
             };
             // SAFETY: the part's lines are among those of `self`, and no other thread's.
-            let part = unsafe { part.run_part() };
-            if let Ok(mut moved) = moved.lock() {
-                *moved = moved.plus(part);
-            }
-        });
-        moved.into_inner().ok()
+            unsafe { part.run_part() }
+        }))
     }
 
     /// Runs the loop on this thread, with the widest lines that the processor has.

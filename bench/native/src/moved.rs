@@ -1,4 +1,9 @@
-//! What a loop without arithmetic has moved, for the driver to compare with what the case asks for.
+//! What a loop without arithmetic has moved, for the driver to compare with what the case must move.
+
+use std::iter::Sum;
+use std::sync::OnceLock;
+
+use kvcache_op::Workers;
 
 /// Bytes that were read and written, and a sum of what was read.
 #[repr(C)]
@@ -12,10 +17,24 @@ pub struct Moved {
     pub sum: u64,
 }
 
+impl Sum for Moved {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |all, part| Self {
+            read: all.read + part.read,
+            written: all.written + part.written,
+            sum: (all.sum + part.sum) % (1 << 16),
+        })
+    }
+}
+
 impl Moved {
-    /// Both together.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = (self.sum + other.sum) % (1 << 16);
-        Self { read: self.read + other.read, written: self.written + other.written, sum }
+    /// What the workers' threads move, where `part` is what one of them does.
+    pub(crate) fn by_threads(workers: &dyn Workers, part: impl Fn(usize) -> Self + Sync) -> Self {
+        let threads = workers.threads();
+        let parts: Vec<_> = (0..threads).map(|_| OnceLock::new()).collect();
+        workers.run(threads, &|thread| {
+            parts[thread].get_or_init(|| part(thread));
+        });
+        parts.into_iter().filter_map(OnceLock::into_inner).sum()
     }
 }
