@@ -21,9 +21,9 @@ from tensors import huge_share
 
 LIMIT_EXPLAINED = """\
 The whole operator out of cache, of the limit: 1 is as fast. The limit is a loop that reads and writes as many bytes in
-the same ratio with non-temporal stores, on as many threads, in the same rounds; the fastest of three orders (in sequence,
-four pages in turn, eight). Where tensors begin past a cache line ("past16"), a second figure is the speed relative to the
-same call on aligned tensors."""
+the same ratio with non-temporal stores, on as many threads, in the same rounds; the fastest of three orders (in
+sequence, four pages in turn, eight). Where tensors begin past a cache line ("past16"), a second figure is the speed
+relative to the same call on aligned tensors."""
 
 CACHE_EXPLAINED = """\
 What the arithmetic allows where memory does not hold it up: values that the kernel loads or stores each nanosecond."""
@@ -120,7 +120,7 @@ def chosen(path: str) -> str:
 
 
 def limits_table(results: list[Result]) -> str:
-    """Cold cases: the whole operator on the most threads, of the limit, in ONNX Runtime or, with `--direct`, without."""
+    """Cold cases: the whole operator on the most threads, of the limit; with `--direct` without ONNX Runtime."""
     rows: dict[str, dict[int, str]] = {}
     for result in results:
         threads = max(result.threads())
