@@ -1,19 +1,25 @@
-# make run    the main job: the built library in ONNX Runtime, decoding
-# make test   everything that can be proven on this machine
-# make bench  the operator against the limit of memory and against peers; BENCH="--quick" for a sample, BENCH="--table" for the
-#             README's table
-# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they say so and end with exit code 77
-# make golden    writes the golden cases anew      make docs    writes docs/KeyValueCache.md anew
-# make ptx       compiles the embedded PTX anew
+# make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
+# make test        everything that can be proven on this machine: lint, and test-rust, test-golden, test-ptx, test-cuda,
+#                  test-sanitize, test-python, each of which can be called alone
+# make bench       the operator against the limit of memory and against peers; BENCH="--quick" for a sample of the cases,
+#                  BENCH="--table" for the README's table
+# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so. make build-gpu
+#                  builds what they run
+# make golden      writes the golden cases anew
+# make docs        writes docs/KeyValueCache.md anew
+# make ptx         compiles the embedded PTX anew
+# make clean       removes all that was built or installed here
 
 PYTHON ?= python3
 VENV := .venv/bin/python
 OLDEST := .venv-oldest/bin/python
-# Where cargo builds, unless the user has said so, and the library that examples and tests take from there.
+# Where cargo builds, unless the user has said so. (No functions of make on paths: they split at spaces.)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
-export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.so
+TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
+# The library that examples and tests load.
+export KVCACHE_ORT_LIB := $(TARGET)/release/libkvcache_ort.so
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
-ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
+ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
 .PHONY: run
 run: .venv/ready build
@@ -28,7 +34,9 @@ build:
 test: lint test-rust test-golden test-ptx test-cuda test-sanitize test-python
 
 .PHONY: lint
-lint:
+lint: .venv/ready
+	$(VENV) -m ruff check
+	$(VENV) -m ruff format --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda -- -D warnings
@@ -64,17 +72,17 @@ test-sanitize:
 .PHONY: test-cuda
 test-cuda: .venv/ready
 	cargo build --locked -p kvcache-emulation-driver
-	mkdir -p $(CARGO_TARGET_DIR)/emulation
-	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/emulation/libcuda.so
+	mkdir -p "$(TARGET)/emulation"
+	ln -sf ../debug/libkvcache_cuda_driver.so "$(TARGET)/emulation/libcuda.so"
 	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
 	cargo test --locked -p kvcache-op --features cuda --test device_checks
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_REQUIRE_GPU=emulated \
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_REQUIRE_GPU=emulated \
 		cargo test --locked -p kvcache-op --features cuda --test cuda
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
 		cargo run --locked -p kvcache-bench-device --features cuda
 	cargo build --locked -p kvcache-ort --features cuda-emulated
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_CUDA_EMULATED=1 \
-		KVCACHE_ORT_LIB="$(abspath $(CARGO_TARGET_DIR))/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_CUDA_EMULATED=1 \
+		KVCACHE_ORT_LIB="$(TARGET)/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
 
 # Everything that needs an NVIDIA GPU.
 .PHONY: build-gpu
@@ -98,7 +106,7 @@ test-python: .venv/ready .venv-oldest/ready build
 .PHONY: bench
 bench: .venv/ready build
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" PYTHONPATH=examples \
+	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
 		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: golden

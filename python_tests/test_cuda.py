@@ -1,6 +1,7 @@
-"""The operator on ONNX Runtime's CUDA provider. Needs a GPU, onnxruntime-gpu and a library built with the feature `cuda`.
+"""The operator on ONNX Runtime's CUDA provider.
 
-Without them the tests are skipped with the reason; with `KVCACHE_REQUIRE_GPU` set the run ends with exit code 77 instead.
+Needs a GPU, onnxruntime-gpu and a library built with the feature `cuda`. Without them the tests are skipped with the
+reason; with `KVCACHE_REQUIRE_GPU` set the run ends with exit code 77 instead.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def test_what_the_device_finds_is_told_by_the_next_call() -> None:
     state = {"cache": DeviceArray(cache)}
     device_call(setting.model, one_token(setting, 8), state)  # the cache has slots 0 to 7
     assert not state["cache"].numpy().any(), "a token without a slot is skipped"
-    with pytest.raises(Exception, match="device_status.*cachestarts.*batch 0, token 0"):
+    with pytest.raises(Exception, match=r"device_status.*cachestarts.*batch 0, token 0"):
         device_call(setting.model, one_token(setting, 2), state)
     assert not state["cache"].numpy().any(), "a refused call does nothing"
     device_call(setting.model, one_token(setting, 2), state)
