@@ -1,10 +1,10 @@
 # make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
 # make test        everything that can be proven on this machine: lint, and test-rust, test-golden, test-ptx, test-cuda,
 #                  test-sanitize, test-python, each of which can be called alone
-# make bench       the operator against the limit of memory and against peers; BENCH="--quick" for a sample of the cases,
-#                  BENCH="--table" for the README's table
-# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so. make build-gpu
-#                  builds what they run
+# make bench       the operator against the limit of memory and against peers; BENCH="--quick" for a sample of the
+#                  cases, BENCH="--table" for the README's table
+# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
+#                  make build-gpu builds what they run
 # make golden      writes the golden cases anew
 # make docs        writes docs/KeyValueCache.md anew
 # make ptx         compiles the embedded PTX anew
@@ -20,6 +20,8 @@ TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
 export KVCACHE_ORT_LIB := $(TARGET)/release/libkvcache_ort.so
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
+
+CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda
 
 .PHONY: run
 run: .venv/ready build
@@ -39,8 +41,8 @@ lint: .venv/ready
 	$(VENV) -m ruff format --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda
+	cargo clippy --workspace --all-targets --locked --features $(CUDA_FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features $(CUDA_FEATURES)
 
 .PHONY: test-rust
 test-rust: .venv/ready build
@@ -58,17 +60,17 @@ test-golden: .venv/ready
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
 
-# The CPU kernels and the CUDA kernels on the CPU under AddressSanitizer, the latter also under UBSan: golden cases and random
-# calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
+# The CPU kernels and the CUDA kernels on the CPU under AddressSanitizer, the latter also under UBSan: golden cases and
+# random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
 .PHONY: test-sanitize
 test-sanitize:
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
 		-p kvcache-op --test golden --test agree --test layers
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
-# The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs
-# the kernels on the CPU, found under the name that it has in the system; last the CUDA provider's operator, in the place of the
-# CPU's.
+# The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
+# runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
+# place of the CPU's.
 .PHONY: test-cuda
 test-cuda: .venv/ready
 	cargo build --locked -p kvcache-emulation-driver

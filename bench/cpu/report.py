@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 
 from kernel import KERNEL
-from measure import Spread, time_ns
+from measure import Spread, is_disturbed, time_ns
 from result import Result
 from runtime import IN_RUNTIME
 from tensors import huge_share
@@ -23,7 +23,8 @@ LIMIT_EXPLAINED = """\
 The whole operator out of cache, of the limit: 1 is as fast. The limit is a loop that reads and writes as many bytes in
 the same ratio with non-temporal stores, on as many threads, in the same rounds; the fastest of three orders (in
 sequence, four pages in turn, eight). Where tensors begin past a cache line ("past16"), a second figure is the speed
-relative to the same call on aligned tensors."""
+relative to the same call on aligned tensors. "?" is after figures that mean little: in nearly every round other
+processes took the processors."""
 
 CACHE_EXPLAINED = """\
 What the arithmetic allows where memory does not hold it up: values that the kernel loads or stores each nanosecond."""
@@ -127,9 +128,9 @@ def limits_table(results: list[Result]) -> str:
         ours = result.find(IN_RUNTIME, "op", threads) or result.find(KERNEL, "op", threads)
         if result.case.cold:
             spreads = result.of_limit(ours), result.of_aligned(ours)
-            texts = [f"{spread.median:.2f}" for spread in spreads if spread]
+            text = "; ".join(f"{spread.median:.2f}" for spread in spreads if spread)
             row = rows.setdefault(f"{ours.name}, {threads}t: {result.case.work}", {})
-            row[result.case.cache_layout] = "; ".join(texts)
+            row[result.case.cache_layout] = text + "?" * is_disturbed(ours)
     header = ["work", *(f"layout {layout}" for layout in range(4))]
     return markdown(header, [[work, *(row.get(layout, "") for layout in range(4))] for work, row in rows.items()])
 

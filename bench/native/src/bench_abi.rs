@@ -121,9 +121,9 @@ fn measure(call: &mut BoundCall, phase: Phase, team: &Team, iterations: usize) -
     })
 }
 
-/// Measures the reads and writes of a phase, numbered as for [`bench_call`], without its arithmetic, in the order 0 (row by
-/// row) or 1 (in blocks of tokens): with `stream` whole lines are written with non-temporal stores. `moved` is what one
-/// iteration has moved.
+/// Measures the reads and writes of a phase, numbered as for [`bench_call`], without its arithmetic, in the order 0
+/// (row by row) or 1 (in blocks of tokens): with `stream` whole lines are written with non-temporal stores. `moved` is
+/// what one iteration has moved.
 ///
 /// # Safety
 /// As for [`bench_call`].

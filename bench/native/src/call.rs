@@ -52,8 +52,9 @@ impl BoundCall {
     /// If a number stands for nothing, or the operator would refuse the call.
     ///
     /// # Safety
-    /// As long as the call lives, each tensor's `data` is valid for its type and shape: initialized, and for the last four
-    /// also for writes. They do not overlap, and nobody else writes the index tensors, or any of them while the call runs.
+    /// As long as the call lives, each tensor's `data` is valid for its type and shape: initialized, and for the last
+    /// four also for writes. They do not overlap, and nobody else writes the index tensors, or any of them while the
+    /// call runs.
     pub unsafe fn new(description: &CallDescription) -> Result<Self, String> {
         let mut attributes = Attributes::default();
         for (name, value) in Attributes::NAMES.into_iter().zip(description.attributes) {

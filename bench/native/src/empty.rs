@@ -1,4 +1,5 @@
-//! An operator that does nothing, with the inputs and outputs of `KeyValueCache`: what a call of any custom operator costs.
+//! An operator that does nothing, with the inputs and outputs of `KeyValueCache`: what a call of any custom operator
+//! costs.
 
 use std::ffi::CString;
 use std::ops::RangeInclusive;

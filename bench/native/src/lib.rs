@@ -1,9 +1,9 @@
 //! What the benchmark measures without Python in the way.
 //!
-//! Two C interfaces, which the Python driver loads. [`operator_abi`] is one call of the operator in the caller's memory, and
-//! knows nothing of measuring. [`bench_abi`] measures such a call phase by phase, beside the loops that it is held against,
-//! on a [`Team`] of threads whose share of the processors is watched, and compares any contender's answer with the reference
-//! kernel's. All memory is the driver's, so that every contender works on the same pages.
+//! Two C interfaces, which the Python driver loads. [`operator_abi`] is one call of the operator in the caller's
+//! memory, and knows nothing of measuring. [`bench_abi`] measures such a call phase by phase, beside the loops that it
+//! is held against, on a [`Team`] of threads whose share of the processors is watched, and compares any contender's
+//! answer with the reference kernel's. All memory is the driver's, so that every contender works on the same pages.
 
 mod answer;
 pub mod bench_abi;

@@ -1,4 +1,5 @@
-//! The limit of a case: a loop that reads and writes as many bytes as the case does, in the same ratio, and nothing else.
+//! The limit of a case: a loop that reads and writes as many bytes as the case does, in the same ratio, and nothing
+//! else.
 //!
 //! A copy of half the bytes is no limit where writes dominate, because memory takes longer to write than to read. So a
 //! line is read, or written, whenever one is due by the ratio. Which order is fastest depends on the machine and on the
@@ -39,8 +40,8 @@ impl Limit {
     /// If it cannot take so many pages in turn.
     ///
     /// # Safety
-    /// `from` is valid for reads of `reads` lines and `to` for writes of `writes` lines; they do not overlap, and nobody
-    /// else uses `to` meanwhile. `to` is aligned to a line.
+    /// `from` is valid for reads of `reads` lines and `to` for writes of `writes` lines; they do not overlap, and
+    /// nobody else uses `to` meanwhile. `to` is aligned to a line.
     pub(crate) unsafe fn run(&self, workers: &dyn Workers) -> Result<Moved, String> {
         if ![1, 4, 8].contains(&self.pages) {
             return Err(format!("pages in turn: expected 1, 4 or 8, got {}", self.pages));
@@ -130,7 +131,8 @@ impl Limit {
     }
 }
 
-/// When a line is due on either side: with each step the larger side moves on by a line, the smaller by its part of one.
+/// When a line is due on either side: with each step the larger side moves on by a line, the smaller by its part of
+/// one.
 struct Turns {
     /// Lines of the larger side.
     steps: usize,
@@ -146,8 +148,8 @@ impl Turns {
         Self { steps: reads.max(writes), reads, writes, due: [0, 0] }
     }
 
-    /// Moves `steps` lines of the larger side in each of `PAGES` neighboring pages, and the lines of the smaller side that
-    /// are due meanwhile, and takes them from `rest`. What is written is the line that was read last.
+    /// Moves `steps` lines of the larger side in each of `PAGES` neighboring pages, and the lines of the smaller side
+    /// that are due meanwhile, and takes them from `rest`. What is written is the line that was read last.
     ///
     /// # Safety
     /// The processor has the line's instructions. `rest` has that many lines left, of which `to` is aligned to a line.

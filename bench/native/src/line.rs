@@ -105,7 +105,8 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn put_part(self, to: *mut u8, len: usize) {
-            // SAFETY: `to` is valid for `len < 64` bytes, and masked bytes are not written; the processor has AVX-512BW.
+            // SAFETY: `to` is valid for `len < 64` bytes, and masked bytes are not written; the processor has
+            // AVX-512BW.
             unsafe { _mm512_mask_storeu_epi8(to.cast(), (1 << len) - 1, self.0) }
         }
 

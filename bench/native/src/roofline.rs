@@ -1,7 +1,8 @@
 //! The roofline for a call's access pattern: the operator's reads and writes without its arithmetic.
 //!
 //! It reads each line of each row that the operator must read, in token order, and writes as many lines as the operator
-//! must write, to the same places. What it writes is what it has just read, so it converts, quantizes and checks nothing.
+//! must write, to the same places. What it writes is what it has just read, so it converts, quantizes and checks
+//! nothing.
 
 use std::ops::Range;
 
@@ -39,8 +40,8 @@ pub(crate) enum Direction {
     Load,
 }
 
-/// Moves a phase's bytes on the workers' threads, an equal part of the tokens for each; `stream` is whether whole lines are
-/// written with non-temporal stores.
+/// Moves a phase's bytes on the workers' threads, an equal part of the tokens for each; `stream` is whether whole lines
+/// are written with non-temporal stores.
 ///
 /// # Errors
 /// If a row is not whole lines, or there is no such order.

@@ -24,7 +24,8 @@ pub(crate) struct RowLoop<L, const STREAM: bool, const WRITES: usize> {
 }
 
 impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES> {
-    /// Reads whole lines and writes others, so many of each in turn; prefetches lines `ahead` bytes from those it reads.
+    /// Reads whole lines and writes others, so many of each in turn; prefetches lines `ahead` bytes from those it
+    /// reads.
     ///
     /// # Safety
     /// The processor has the line's instructions; `from` is valid for reads and `to`, aligned to a line, for writes of

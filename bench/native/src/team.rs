@@ -20,7 +20,8 @@ pub struct Team {
 }
 
 impl Team {
-    /// A team of `threads`, each on a processor of its own as far as there are as many; a single one is the caller's thread.
+    /// A team of `threads`, each on a processor of its own as far as there are as many; a single one is the caller's
+    /// thread.
     ///
     /// # Errors
     /// If threads cannot be started, or cannot be pinned to their processors.
@@ -98,7 +99,8 @@ impl Workers for Team {
 
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let Some(pool) = &self.pool else { return Serial.run(tasks, task) };
-        // Task i to thread i: a thread that is slow to wake finds its own task still waiting, as it does in the limit's loop.
+        // Task i to thread i: a thread that is slow to wake finds its own task still waiting, as it does in the limit's
+        // loop.
         pool.broadcast(|thread| {
             let clocks = Clocks::start();
             (thread.index()..tasks).step_by(thread.num_threads()).for_each(task);
