@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
     parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads, 1 and 2 unless given")
     parser.add_argument("--rounds", type=int, help="rounds of a case, at most")
-    parser.add_argument("--seconds", type=float, default=1.5, help="after which a case has no further round")
+    parser.add_argument("--seconds", type=float, default=1, help="after which a case has no further round")
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report")
     arguments = parser.parse_args()

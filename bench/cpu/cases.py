@@ -210,10 +210,9 @@ def full_cases() -> Iterator[Case]:
     yield from misaligned()
     for form, layout in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS):
         yield past_line(Case(LONG, form, layout, True, 1, True))
-        yield past_line(Case(prefill(8, 2048), form, layout, True, 1, True))
-    for form in (F16, F32):
-        yield past_line(Case(LONG, form, 3, False, 1, True))
+    for form in (F16, INT8_F16, INT4_F16):
         yield past_line(Case(LONG_REPEATED, form, 2, True, 4, True))
+        yield past_line(Case(prefill(8, 2048), form, 3, True, 1, True))
     yield from small_calls()
 
 

@@ -32,34 +32,33 @@ class Result:
         """The numbers of threads that were measured."""
         return sorted({contender.threads for contender in self.contenders})
 
-    def fastest(self, names: dict[str, int], phase: str, threads: int) -> Contender | None:
-        """The fastest of these for a phase; for both phases, one after the other.
+    def of_fastest(self, names: dict[str, int], contender: Contender) -> Spread | None:
+        """How near a contender comes to the fastest of these loops: 1 is as fast; None where none was measured."""
+        phase, limited = contender.phase, self.case.limited
+        if phase != "op":
+            loop, scale = self.fastest(names, phase, contender.threads), 1
+        elif len(limited) == 1:
+            # The other phase is too small for loops of its own.
+            (phase,) = limited
+            loop, scale = self.fastest(names, phase, contender.threads), self.case.bytes("op") / self.case.bytes(phase)
+        else:
+            parts = [self.fastest(names, part, contender.threads) for part in limited]
+            loop, scale = one_after_the_other(*parts) if all(parts) else None, 1
+        return ratio(loop, contender, scale) if loop else None
 
-        A warm call may be too short to gain by threads: there those on fewer count too.
-        """
-        if phase == "op":
-            parts = [self.fastest(names, part, threads) for part in ("store", "load")]
-            return one_after_the_other(*parts) if all(parts) else None
+    def fastest(self, names: dict[str, int], phase: str, threads: int) -> Contender | None:
+        """The fastest of these loops on so many threads; in cache, where a call may be too short, on fewer too."""
         runs = [each for each in self.contenders if each.name in names and each.phase == phase]
         runs = [each for each in runs if each.threads == threads or (each.threads < threads and not self.case.cold)]
         return min(runs, key=lambda each: time_ns(each).median, default=None)
 
     def of_limit(self, contender: Contender) -> Spread | None:
-        """How near a contender comes to the limit: 1 is as fast. None for a phase that moves too little to tell."""
-        phase, limited = contender.phase, self.case.limited
-        if phase == "op" and len(limited) == 1:
-            # The other phase is too small for a limit of its own.
-            (phase,) = limited
-            scale = self.case.bytes("op") / self.case.bytes(phase)
-        else:
-            scale = 1
-        limit = self.fastest(LIMITS, phase, contender.threads)
-        return ratio(limit, contender, scale) if limit else None
+        """How near a contender comes to the limit."""
+        return self.of_fastest(LIMITS, contender)
 
     def of_roofline(self, contender: Contender) -> Spread | None:
         """How near a contender comes to the roofline for the case's access pattern."""
-        roofline = self.fastest(ROOFLINES, contender.phase, contender.threads)
-        return ratio(roofline, contender) if roofline else None
+        return self.of_fastest(ROOFLINES, contender)
 
     def of_aligned(self, contender: Contender) -> Spread | None:
         """How near a contender comes to itself on aligned tensors."""
