@@ -1,18 +1,27 @@
-# make run    the main job: the built library in ONNX Runtime, decoding
-# make test   everything that can be proven on this machine
-# make bench  ratios to the copy limit and to peers; BENCH="--quick" for a sample of them
-# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they say so and end with exit code 77
-# make golden    writes the golden cases anew      make docs    writes docs/KeyValueCache.md anew
-# make ptx       compiles the embedded PTX anew
+# make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
+# make test        everything that can be proven on this machine: lint, and test-rust, test-golden, test-ptx, test-cuda,
+#                  test-sanitize, test-python, each of which can be called alone
+# make bench       the operator against the limit of memory and against peers; BENCH="--quick" for a sample of the
+#                  cases, BENCH="--table" for the README's table
+# make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
+#                  make build-gpu builds what they run
+# make golden      writes the golden cases anew
+# make docs        writes docs/KeyValueCache.md anew
+# make ptx         compiles the embedded PTX anew
+# make clean       removes all that was built or installed here
 
 PYTHON ?= python3
 VENV := .venv/bin/python
 OLDEST := .venv-oldest/bin/python
-# Where cargo builds, unless the user has said so, and the library that examples and tests take from there.
+# Where cargo builds, unless the user has said so. (No functions of make on paths: they split at spaces.)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
-export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.so
+TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
+# The library that examples and tests load.
+export KVCACHE_ORT_LIB := $(TARGET)/release/libkvcache_ort.so
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
-ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
+ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
+
+CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda
 
 .PHONY: run
 run: .venv/ready build
@@ -27,11 +36,13 @@ build:
 test: lint test-rust test-golden test-layout test-ptx test-cuda test-sanitize test-python
 
 .PHONY: lint
-lint:
+lint: .venv/ready
+	$(VENV) -m ruff check
+	$(VENV) -m ruff format --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy --workspace --all-targets --locked --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda
+	cargo clippy --workspace --all-targets --locked --features $(CUDA_FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features $(CUDA_FEATURES)
 
 .PHONY: test-rust
 test-rust: .venv/ready build
@@ -54,31 +65,31 @@ test-layout: .venv/ready
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
 
-# The CPU kernels and the CUDA kernels on the CPU under AddressSanitizer, the latter also under UBSan: golden cases and random
-# calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
+# The CPU kernels and the CUDA kernels on the CPU under AddressSanitizer, the latter also under UBSan: golden cases and
+# random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
 .PHONY: test-sanitize
 test-sanitize:
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
 		-p kvcache-op --test golden --test agree --test layers
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
-# The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that runs
-# the kernels on the CPU, found under the name that it has in the system; last the CUDA provider's operator, in the place of the
-# CPU's.
+# The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
+# runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
+# place of the CPU's.
 .PHONY: test-cuda
 test-cuda: .venv/ready
 	cargo build --locked -p kvcache-emulation-driver
-	mkdir -p $(CARGO_TARGET_DIR)/emulation
-	ln -sf ../debug/libkvcache_cuda_driver.so $(CARGO_TARGET_DIR)/emulation/libcuda.so
+	mkdir -p "$(TARGET)/emulation"
+	ln -sf ../debug/libkvcache_cuda_driver.so "$(TARGET)/emulation/libcuda.so"
 	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
 	cargo test --locked -p kvcache-op --features cuda --test device_checks
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_REQUIRE_GPU=emulated \
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_REQUIRE_GPU=emulated \
 		cargo test --locked -p kvcache-op --features cuda --test cuda
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
 		cargo run --locked -p kvcache-bench-device --features cuda
 	cargo build --locked -p kvcache-ort --features cuda-emulated
-	LD_LIBRARY_PATH="$(abspath $(CARGO_TARGET_DIR))/emulation" KVCACHE_CUDA_EMULATED=1 \
-		KVCACHE_ORT_LIB="$(abspath $(CARGO_TARGET_DIR))/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_CUDA_EMULATED=1 \
+		KVCACHE_ORT_LIB="$(TARGET)/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
 
 # Everything that needs an NVIDIA GPU.
 .PHONY: build-gpu
@@ -100,10 +111,10 @@ test-python: .venv/ready .venv-oldest/ready build
 	$(OLDEST) -m pytest python_tests
 
 .PHONY: bench
-bench: .venv-bench/ready build
+bench: .venv/ready build
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(abspath $(CARGO_TARGET_DIR))/release/libkvcache_bench.so" \
-		.venv-bench/bin/python bench/cpu/bench.py $(BENCH)
+	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
+		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: golden
 golden: .venv/ready
@@ -128,11 +139,6 @@ docs:
 	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
 	touch $@
 
-.venv-bench/ready: requirements.txt bench/cpu/requirements.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r bench/cpu/requirements.txt
-	touch $@
-
 .venv-cuda/ready: kernels/src/cuda/requirements.txt
 	$(PYTHON) -m venv .venv-cuda
 	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r kernels/src/cuda/requirements.txt
@@ -146,4 +152,4 @@ docs:
 
 .PHONY: clean
 clean:
-	rm -rf target .venv .venv-oldest .venv-bench .venv-cuda .venv-gpu
+	rm -rf target .venv .venv-oldest .venv-cuda .venv-gpu

@@ -22,7 +22,7 @@ from engine import Engine, Recomputation
 from kvcache import FORMATS, find_library
 from scheduler import PagePool, Request, Scheduler
 
-INSTRUCTION = "You are the librarian of a small harbour town. Answer in one sentence, and name the book.\n"
+INSTRUCTION = "You are the librarian of a small harbor town. Answer in one sentence, and name the book.\n"
 
 QUESTIONS = (
     "Who says 'Call me Ishmael', and where does he sail from?",
@@ -69,7 +69,7 @@ class Report:
 
 
 def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: bool) -> Report:
-    """Serves all requests with one cache format, then judges every logit."""
+    """Serves all requests with one cache format, then compares every logit with recomputation."""
     print(f"\n{name}: loading the decoder", flush=True)
     engine = Engine(
         decoder,
@@ -116,7 +116,7 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
     )
     if pool.free != pool.num_pages:
         sys.exit(f"{name}: {pool.num_pages - pool.free} pages were never given back")
-    difference, same = judge(requests, Recomputation(decoder, FORMATS[name], arguments.threads))
+    difference, same = compare(requests, Recomputation(decoder, FORMATS[name], arguments.threads))
     bound = BOUNDS[name] if arguments.bound is None else arguments.bound
     return Report(name, engine.cache.bytes_per_token, tokens / seconds, difference, bound, same)
 
@@ -126,16 +126,16 @@ def prompts(count: int) -> list[list[int]]:
     return [list((INSTRUCTION + QUESTIONS[i % len(QUESTIONS)]).encode()) for i in range(count)]
 
 
-def judge(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:
+def compare(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:
     """The largest difference of a logit, and the share of tokens after which the likeliest next one is the same."""
-    largest, same, judged = 0.0, 0, 0
+    largest, same, compared = 0.0, 0, 0
     for request in requests:
         logits = np.concatenate(request.logits)
         truth = recomputation.logits(request.tokens[:-1])[request.shared :]
         largest = float(np.maximum(largest, np.abs(logits - truth).max()))  # a NaN stays, and is within no bound
         same += int((logits.argmax(1) == truth.argmax(1)).sum())
-        judged += len(logits)
-    return largest, same / judged
+        compared += len(logits)
+    return largest, same / compared
 
 
 def parse_arguments(decoder: Decoder) -> argparse.Namespace:
@@ -154,7 +154,7 @@ def parse_arguments(decoder: Decoder) -> argparse.Namespace:
     arguments = parser.parse_args()
     for name in ("requests", "new_tokens", "max_batch", "pages", "page_size"):
         if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}, wanted at least 1")
+            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected at least 1")
     longest = max(map(len, prompts(arguments.requests))) + arguments.new_tokens
     if longest > decoder.max_positions:
         parser.error(f"{longest} tokens in the longest sequence, the decoder has {decoder.max_positions} positions")

@@ -2,7 +2,7 @@
 
 RMSNorm, rotary positions, grouped-query attention, SwiGLU; standard operators throughout. Where its attention takes
 keys and values from is a choice: `CachedKeyValues` (one `KeyValueCache` node in each layer, one cache for all of
-them) or `RecomputedKeyValues` (none but this call's own tokens, for judging the cached decoder by full
+them) or `RecomputedKeyValues` (none but this call's own tokens, to compare the cached decoder with full
 recomputation).
 """
 

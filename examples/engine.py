@@ -53,7 +53,7 @@ class Engine:
 
 
 class Recomputation:
-    """The same decoder without a cache: the judge."""
+    """The same decoder without a cache: what its logits are compared with."""
 
     def __init__(self, decoder: Decoder, format: CacheFormat, threads: int = 0):
         model = build_decoder(decoder, RecomputedKeyValues(decoder, format))

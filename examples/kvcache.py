@@ -11,7 +11,9 @@
 `cache` and `scale` are graph inputs that the operator also writes. That works because ONNX Runtime hands the operator
 the caller's own memory: bind contiguous arrays, keep them alive while sessions use them, and never feed a copy. With
 a contiguous numpy array `session.run(None, {"cache": array, ...})` writes the array as well; int4, which numpy does
-not have, is bound by pointer as here.
+not have, is bound by pointer as here. A read-only array is written all the same, and one in a read-only mapping (a
+file opened with `mmap_mode="r"`) ends the process by a signal. Read the cache after the call, not by another node of
+the graph, and let it come from a graph input or a subgraph's outer scope: the state of a Scan or Loop may be a copy.
 """
 
 from __future__ import annotations

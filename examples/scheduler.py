@@ -49,7 +49,7 @@ class PagePool:
 
 @dataclass
 class Request:
-    """A prompt and what has been generated for it; `logits` keeps every step's output for judging."""
+    """A prompt and what has been generated for it; `logits` keeps every step's output for comparison."""
 
     name: str
     prompt: list[int]

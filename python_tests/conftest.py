@@ -1,15 +1,9 @@
 """The suite sees the built library alone, through ONNX Runtime; it may import the examples and the golden oracle."""
 
-import sys
-from pathlib import Path
-
 import onnxruntime
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "golden")]
-
-from kvcache import find_library  # noqa: E402  (the path above makes it importable)
+from kvcache import find_library
 
 
 def pytest_sessionstart() -> None:

@@ -1,7 +1,7 @@
 """Calls through ONNX Runtime's CUDA provider, on memory of the GPU.
 
-With `KVCACHE_CUDA_EMULATED` the device is the driver that runs on the CPU, and the library one whose operator for the CUDA
-provider has the place of the CPU's: the runtime sees the CPU, and the operator a device.
+With `KVCACHE_CUDA_EMULATED` the device is the driver that runs on the CPU, and the library one whose operator for the
+CUDA provider has the place of the CPU's: the runtime sees the CPU, and the operator a device.
 """
 
 from __future__ import annotations

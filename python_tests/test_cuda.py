@@ -1,6 +1,7 @@
-"""The operator on ONNX Runtime's CUDA provider. Needs a GPU, onnxruntime-gpu and a library built with the feature `cuda`.
+"""The operator on ONNX Runtime's CUDA provider.
 
-Without them the tests are skipped with the reason; with `KVCACHE_REQUIRE_GPU` set the run ends with exit code 77 instead.
+Needs a GPU, onnxruntime-gpu and a library built with the feature `cuda`. Without them the tests are skipped with the
+reason; with `KVCACHE_REQUIRE_GPU` set the run ends with exit code 77 instead.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def test_golden_case(folder: Path) -> None:
         attributes = case.get("attributes", {})
         model = node_model(types_of(inputs | host, int4_shape is not None), attributes)
         key, value = device_call(model, inputs, state, attributes.get("num_repeat", 1))
-        found = dict(key=key, value=value) | {name: array.numpy() for name, array in state.items()}
-        for name, array in found.items():
+        got = dict(key=key, value=value) | {name: array.numpy() for name, array in state.items()}
+        for name, array in got.items():
             assert_same_bits(f"step {i}: {name}", array, np.asarray(tensors[f"{i}.{name}"]), any_nan)
 
 
@@ -63,19 +64,19 @@ def test_random_calls(seed: int) -> None:
     setting = random_setting(random, LEGAL_TYPES[seed % len(LEGAL_TYPES)])
     print(f"seed {seed}: {setting!r}")
     ragged = RaggedCache(random, [50, 1, 20], setting.page_size if setting.cache_mode else None)
-    wanted = setting.memory(random, ragged.max_t)
+    expected = setting.memory(random, ragged.max_t)
     state = {
-        name: DeviceArray(array, wanted.int4_shape if name == "cache" else None)
-        for name, array in wanted.arrays.items()
+        name: DeviceArray(array, expected.int4_shape if name == "cache" else None)
+        for name, array in expected.arrays.items()
     }
     any_nan = setting.quant_bit != 0 or setting.t1 != setting.t2
     for new in ([7, 1, 0], [1, 0, 17], [33, 0, 1]):
         inputs = random_current(random, setting, sum(new)) | ragged.step(random, [0, 1, 2], new)
         key, value = device_call(setting.model, inputs, state, setting.num_repeat)
-        wanted_key, wanted_value = oracle_call(setting, inputs, wanted)
-        assert_same_bits("key", key, wanted_key, any_nan)
-        assert_same_bits("value", value, wanted_value, any_nan)
-        for name, array in wanted.arrays.items():
+        expected_key, expected_value = oracle_call(setting, inputs, expected)
+        assert_same_bits("key", key, expected_key, any_nan)
+        assert_same_bits("value", value, expected_value, any_nan)
+        for name, array in expected.arrays.items():
             assert_same_bits(name, state[name].numpy(), array, any_nan)
 
 
@@ -113,7 +114,7 @@ def test_what_the_device_finds_is_told_by_the_next_call() -> None:
     state = {"cache": DeviceArray(cache)}
     device_call(setting.model, one_token(setting, 8), state)  # the cache has slots 0 to 7
     assert not state["cache"].numpy().any(), "a token without a slot is skipped"
-    with pytest.raises(Exception, match="device_status.*cachestarts.*batch 0, token 0"):
+    with pytest.raises(Exception, match=r"device_status.*cachestarts.*batch 0, token 0"):
         device_call(setting.model, one_token(setting, 2), state)
     assert not state["cache"].numpy().any(), "a refused call does nothing"
     device_call(setting.model, one_token(setting, 2), state)

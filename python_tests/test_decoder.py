@@ -1,9 +1,9 @@
 """End to end: a decoder on the operator's cache decodes ragged batches that requests join and leave.
 
-Its logits are held against two judges. The decoder whose cache is emulated by standard operators runs the same steps;
-all else in it is the same, so attention must see the same bits and the logits must be the same bits, for every
-format. The decoder without a cache recomputes every whole sequence in one call, with matrix products of other shapes
-that may sum in another order: equal up to that without quantization, within a stated bound with it.
+Its logits are compared with those of two others. The decoder whose cache is emulated by standard operators runs the
+same steps; all else in it is the same, so the logits must match bit for bit, for every format. The decoder without a
+cache recomputes every whole sequence in one call, with matrix products of other shapes that may sum in another order:
+equal up to that without quantization, within a stated bound with it.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ class SideBySide:
         for name in names:
             binding.bind_output(name, "cpu")
         self._cached.run_with_iobinding(binding)
-        found = dict(zip(names, binding.copy_outputs_to_cpu()))
+        got = dict(zip(names, binding.copy_outputs_to_cpu()))
 
         feeds = {name: inputs[name] for name in ("token_ids", "seqstarts", "kvstarts", "start_pos")}
-        wanted_names = [output.name for output in self._emulated.get_outputs()]
-        outputs = self._emulated.run(wanted_names, feeds | self._slots(batch) | self._state)
-        wanted = dict(zip(wanted_names, outputs))
-        self._state = {name: wanted[f"{name}_after"] for name in self._state}
+        expected_names = [output.name for output in self._emulated.get_outputs()]
+        outputs = self._emulated.run(expected_names, feeds | self._slots(batch) | self._state)
+        expected = dict(zip(expected_names, outputs))
+        self._state = {name: expected[f"{name}_after"] for name in self._state}
         for name in names:
-            assert_same_bits(name, found[name], wanted[name])
-        return found["logits"]
+            assert_same_bits(name, got[name], expected[name])
+        return got["logits"]
 
     def _slots(self, batch: Batch) -> dict[str, np.ndarray]:
         """The slots that a batch stores to and loads from, token by token."""
@@ -178,7 +178,7 @@ def test_one_wrong_page_is_far_beyond_the_bound(name: str) -> None:
     assert worst_difference(served, Recomputation(DECODER, FORMATS[name])) > 2 * BOUNDS[name]
 
 
-def test_the_example_judges_itself() -> None:
+def test_the_example_checks_itself() -> None:
     """The command that `make run` calls ends with 0, and with 1 if a difference is beyond its bound."""
     command = [sys.executable, "continuous_batching.py", "--requests", "3", "--new-tokens", "4", "--formats"]
     good = subprocess.run([*command, *FORMATS], cwd=EXAMPLES, capture_output=True, text=True, timeout=300)

@@ -56,5 +56,5 @@ def test_case(folder: Path) -> None:
                 assert_same_bits(f"step {i}, refused: {name}", state[name], array)
         else:
             key, value = call(session_of(model), inputs, int4_shape)
-            for name, found in dict(key=key, value=value, **state).items():
-                assert_same_bits(f"step {i}: {name}", found, np.asarray(tensors[f"{i}.{name}"]), any_nan)
+            for name, got in dict(key=key, value=value, **state).items():
+                assert_same_bits(f"step {i}: {name}", got, np.asarray(tensors[f"{i}.{name}"]), any_nan)

@@ -36,8 +36,8 @@ class Example:
         ragged = RaggedCache(random, [6, 5, 4], SETTING.page_size)
         self.before = SETTING.memory(random, ragged.max_t)
         self.inputs = SETTING.current(random, 8) | ragged.step(random, [0, 1, 2], [5, 1, 2])
-        self.wanted = self.before.copy()
-        self.outputs = oracle_call(SETTING, self.inputs, self.wanted)
+        self.expected = self.before.copy()
+        self.outputs = oracle_call(SETTING, self.inputs, self.expected)
 
     def check(
         self, session: onnxruntime.InferenceSession, extra: dict[str, np.ndarray] | None = None
@@ -47,9 +47,9 @@ class Example:
         fed = {value.name for value in session.get_inputs()}
         feeds = {name: x for name, x in (self.inputs | memory.arrays).items() if name in fed}
         outputs = session.run(None, feeds | (extra or {}))
-        for name, found, wanted in zip(KEY_AND_VALUE, outputs, self.outputs):
-            assert_same_bits(name, found, wanted)
-        assert_same_arrays(memory.arrays, self.wanted.arrays)
+        for name, got, expected in zip(KEY_AND_VALUE, outputs, self.outputs):
+            assert_same_bits(name, got, expected)
+        assert_same_arrays(memory.arrays, self.expected.arrays)
         return outputs
 
 
@@ -163,9 +163,9 @@ def test_the_body_of_a_loop(example: Example) -> None:
     session = create_session(model([loop], inputs, outputs_named("keys", "values")), quiet_options())
     memory = example.before.copy()
     feeds = example.inputs | memory.arrays | {"count": np.array(3), "condition": np.array(True)}
-    for name, found, wanted in zip(KEY_AND_VALUE, session.run(None, feeds), example.outputs):
-        assert_same_bits(name, found, np.stack([wanted] * 3))
-    assert_same_arrays(memory.arrays, example.wanted.arrays)
+    for name, got, expected in zip(KEY_AND_VALUE, session.run(None, feeds), example.outputs):
+        assert_same_bits(name, got, np.stack([expected] * 3))
+    assert_same_arrays(memory.arrays, example.expected.arrays)
 
 
 def test_a_function_of_the_model(example: Example) -> None:

@@ -35,9 +35,9 @@ class Example:
         self.setting = setting
         self.before = setting.memory(random, ragged.max_t)
         self.inputs = setting.current(random, 6) | ragged.step(random, [0, 1], [4, 2])
-        self.wanted = self.before.copy()
-        self.key, self.value = setting.run(self.inputs, self.wanted)
-        assert (self.wanted.cache != self.before.cache).any(), "the example writes something"
+        self.expected = self.before.copy()
+        self.key, self.value = setting.run(self.inputs, self.expected)
+        assert (self.expected.cache != self.before.cache).any(), "the example writes something"
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
@@ -45,10 +45,10 @@ class Example:
         return session_of(self.setting.model)
 
     def check(self, memory: Memory, outputs: list[np.ndarray]) -> None:
-        """Outputs and memory are those wanted."""
-        for name, found, wanted in zip(("key", "value"), outputs, (self.key, self.value)):
-            assert_same_bits(name, found, wanted)
-        assert_same_arrays(memory.arrays, self.wanted.arrays)
+        """Outputs and memory are as expected."""
+        for name, got, expected in zip(("key", "value"), outputs, (self.key, self.value)):
+            assert_same_bits(name, got, expected)
+        assert_same_arrays(memory.arrays, self.expected.arrays)
 
 
 @pytest.fixture(params=SETTINGS, ids=str)
@@ -60,12 +60,12 @@ def example(request: pytest.FixtureRequest) -> Example:
 def test_stored_values_are_where_the_specification_says() -> None:
     """The pointer binding itself, by hand: token t of sequence b of layer 1 is at slot cachestarts[b] + t."""
     example = Example(SETTINGS[0])
-    cache, inputs = example.wanted.cache, example.inputs
+    cache, inputs = example.expected.cache, example.inputs
     slots = [start + t for start, count in zip(inputs["cachestarts"], (4, 2)) for t in range(count)]
-    wanted = example.before.cache.copy()
-    wanted[slots, 1, 0] = inputs["current_key"]
-    wanted[slots, 1, 1] = inputs["current_value"]
-    assert_same_bits("cache", cache, wanted)
+    expected = example.before.cache.copy()
+    expected[slots, 1, 0] = inputs["current_key"]
+    expected[slots, 1, 1] = inputs["current_value"]
+    assert_same_bits("cache", cache, expected)
     assert_same_bits("key", example.key, inputs["current_key"])
     assert_same_bits("value", example.value, inputs["current_value"])
 
@@ -85,7 +85,7 @@ def test_ort_values(example: Example) -> None:
     }
     outputs = example.session.run_with_ort_values(["key", "value"], values)
     example.check(memory, [output.numpy() for output in outputs])
-    assert_same_bits("cache by its OrtValue", values["cache"].numpy(), example.wanted.cache)
+    assert_same_bits("cache by its OrtValue", values["cache"].numpy(), example.expected.cache)
 
 
 @pytest.mark.parametrize("way", ["bind_cpu_input", "bind_ortvalue_input", "bind_input"])
@@ -218,10 +218,10 @@ def test_layers_share_one_cache(setting: Setting) -> None:
     index = ragged.step(random, [0, 1], [4, 1])
     currents = [setting.current(random, 5) for _ in range(setting.num_layer)]
 
-    memory, wanted = before.copy(), before.copy()
+    memory, expected = before.copy(), before.copy()
     outputs = run_layers(create_session(layers_model(setting), quiet_options()), currents, index, memory)
-    assert_same_outputs(outputs, run_layers_one_by_one(setting, currents, index, wanted))
-    assert_same_arrays(memory.arrays, wanted.arrays)
+    assert_same_outputs(outputs, run_layers_one_by_one(setting, currents, index, expected))
+    assert_same_arrays(memory.arrays, expected.arrays)
 
 
 def test_an_output_that_nobody_uses_is_stored_all_the_same() -> None:

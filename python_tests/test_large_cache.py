@@ -91,11 +91,11 @@ def test_both_ends_of_a_large_cache(types: dict[str, int], cache_layout: int, ca
         stored = {name: slots_of(setting, array, size, used) for name, array in memory.arrays.items()}
         results.append((outputs, stored))
         assert resident_bytes() - resident < RESIDENT_LIMIT, "only the slots in use are touched"
-    (outputs, stored), (wanted_outputs, wanted_stored) = results
-    assert_same_outputs(outputs, wanted_outputs)
-    for name, wanted in wanted_stored.items():
-        assert wanted.any()
-        assert_same_bits(name, stored[name], wanted)
+    (outputs, stored), (expected_outputs, expected_stored) = results
+    assert_same_outputs(outputs, expected_outputs)
+    for name, expected in expected_stored.items():
+        assert expected.any()
+        assert_same_bits(name, stored[name], expected)
 
 
 def test_a_slot_beyond_a_large_cache_is_refused() -> None:

@@ -47,7 +47,7 @@ def random_setting(random: np.random.Generator, types: tuple) -> Setting:
 
 
 def random_current(random: np.random.Generator, setting: Setting, tokens: int) -> dict[str, np.ndarray]:
-    """Keys and values of one kind: ordinary ones, rounding ties, denormals, huge ones, or ordinary ones with poison."""
+    """Keys and values of one kind: ordinary, rounding ties, denormals, huge, some of them not finite."""
     current = setting.current(random, tokens)
     if setting.t1 == INT8:
         return current
@@ -60,8 +60,8 @@ def random_current(random: np.random.Generator, setting: Setting, tokens: int) -
         elif kind == 3:
             current[name] = (random.uniform(-1, 1, x.shape) * float(np.finfo(x.dtype).max)).astype(x.dtype)
         elif kind == 4:
-            poison = random.choice([np.nan, np.inf, -np.inf], x.shape).astype(x.dtype)
-            current[name] = np.where(random.random(x.shape) < 0.05, poison, x)
+            non_finite = random.choice([np.nan, np.inf, -np.inf], x.shape).astype(x.dtype)
+            current[name] = np.where(random.random(x.shape) < 0.05, non_finite, x)
     return current
 
 
@@ -76,7 +76,7 @@ def test_random_calls(seed: int) -> None:
     capacities = [sum(seqlens) for seqlens in zip(*plan)] if count else []
     ragged = RaggedCache(random, capacities, setting.page_size if setting.cache_mode else None)
     memory = setting.memory(random, ragged.max_t)
-    wanted = memory.copy()
+    expected = memory.copy()
     # NaNs that arithmetic makes have the hardware's sign and payload; a cache of T1 itself keeps every bit.
     any_nan = setting.quant_bit != 0 or setting.t1 != setting.t2
 
@@ -87,8 +87,8 @@ def test_random_calls(seed: int) -> None:
         new = [min(seqlens[member], ragged.room(member)) for member in members]
         inputs = random_current(random, setting, sum(new)) | ragged.step(random, members, new)
         key, value = setting.run(inputs, memory)
-        wanted_key, wanted_value = oracle_call(setting, inputs, wanted)
-        assert_same_bits(f"call {call}: key", key, wanted_key, any_nan)
-        assert_same_bits(f"call {call}: value", value, wanted_value, any_nan)
-        for name, array in wanted.arrays.items():
+        expected_key, expected_value = oracle_call(setting, inputs, expected)
+        assert_same_bits(f"call {call}: key", key, expected_key, any_nan)
+        assert_same_bits(f"call {call}: value", value, expected_value, any_nan)
+        for name, array in expected.arrays.items():
             assert_same_bits(f"call {call}: {name}", memory.arrays[name], array, any_nan)

@@ -90,15 +90,15 @@ def play(seed: int) -> str:
     broken = rules_broken_by(setting, inputs, before)
     if not broken:
         key, value = setting.run(inputs, memory)
-        wanted_key, wanted_value = oracle_call(setting, inputs, before)
-        assert_same_bits("key", key, wanted_key)
-        assert_same_bits("value", value, wanted_value)
+        expected_key, expected_value = oracle_call(setting, inputs, before)
+        assert_same_bits("key", key, expected_key)
+        assert_same_bits("value", value, expected_value)
         assert_same_arrays(memory.arrays, before.arrays)
         return "done"
     with pytest.raises(Exception) as refusal:
         setting.run(inputs, memory)
     named = [kind for kind in broken if f"{kind}: " in str(refusal.value)]
-    assert named, f"broken: {broken}, found: {refusal.value}"
+    assert named, f"broken: {broken}, got: {refusal.value}"
     assert_same_arrays(memory.arrays, before.arrays)
     return named[0]
 

@@ -136,9 +136,9 @@ def test_absent_attributes_are_the_defaults() -> None:
         memory = {name: array.copy() for name, array in arrays.items()}
         model = node_model(node_types(FLOAT, FLOAT), attributes)
         results.append((call(session_of(model), inputs | memory), memory))
-    (outputs, memory), (wanted_outputs, wanted_memory) = results
-    assert_same_outputs([outputs], [wanted_outputs])
-    assert_same_arrays(memory, wanted_memory)
+    (outputs, memory), (expected_outputs, expected_memory) = results
+    assert_same_outputs([outputs], [expected_outputs])
+    assert_same_arrays(memory, expected_memory)
 
 
 @pytest.mark.parametrize(("quant_bit", "t2"), [(8, INT8), (4, INT4)])
@@ -149,11 +149,11 @@ def test_absent_quant_group_and_page_size_are_the_defaults(quant_bit: int, t2: i
     ragged = RaggedCache(random, [300], setting.page_size)
     inputs = setting.current(random, 300) | ragged.step(random, [0], [300])
     memory = setting.memory(random, ragged.max_t)
-    wanted_memory = memory.copy()
-    wanted = setting.run(inputs, wanted_memory)
+    expected_memory = memory.copy()
+    expected = setting.run(inputs, expected_memory)
     model = node_model(node_types(FLOAT, t2, FLOAT), dict(quant_bit=quant_bit, cache_mode=1))
-    assert_same_outputs([setting.run(inputs, memory, session_of(model))], [wanted])
-    assert_same_arrays(memory.arrays, wanted_memory.arrays)
+    assert_same_outputs([setting.run(inputs, memory, session_of(model))], [expected])
+    assert_same_arrays(memory.arrays, expected_memory.arrays)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_empty_named_scale_is_an_absent_one() -> None:
     assert "scale" in message
 
 
-def test_a_refused_call_does_not_spoil_the_session() -> None:
+def test_a_session_works_after_a_refused_call() -> None:
     """After an error the same session serves the same caller, and the cache is as it was."""
     setting = Setting()
     inputs, arrays = one_call(setting)

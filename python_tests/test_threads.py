@@ -64,15 +64,15 @@ def test_one_session_and_a_cache_for_each_thread(setting: Setting, threads: int)
         ragged = RaggedCache(random, [60, 60, 60], setting.page_size if setting.cache_mode else None)
         memory = setting.memory(random, ragged.max_t)
         jobs.append((decode_steps(setting, random, ragged, [0, 1, 2]), memory))
-    wanted_memory = [memory.copy() for _, memory in jobs]
-    wanted = [run_steps(setting, session, steps, memory) for (steps, _), memory in zip(jobs, wanted_memory)]
+    expected_memory = [memory.copy() for _, memory in jobs]
+    expected = [run_steps(setting, session, steps, memory) for (steps, _), memory in zip(jobs, expected_memory)]
 
     barrier = Barrier(threads)
     with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(lambda job: run_steps(setting, session, *job, barrier), jobs))
+        got = list(pool.map(lambda job: run_steps(setting, session, *job, barrier), jobs))
     for i, (_, memory) in enumerate(jobs):
-        assert_same_outputs(found[i], wanted[i])
-        assert_same_arrays(memory.arrays, wanted_memory[i].arrays)
+        assert_same_outputs(got[i], expected[i])
+        assert_same_arrays(memory.arrays, expected_memory[i].arrays)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -83,15 +83,15 @@ def test_one_cache_with_slots_for_each_thread(setting: Setting) -> None:
     ragged = RaggedCache(random, [60, 60, 60, 60], setting.page_size if setting.cache_mode else None)
     memory = setting.memory(random, ragged.max_t)
     jobs = [decode_steps(setting, random, ragged, members) for members in ([0, 2], [1, 3])]
-    wanted_memory = memory.copy()
-    wanted = [run_steps(setting, session, steps, wanted_memory) for steps in jobs]
+    expected_memory = memory.copy()
+    expected = [run_steps(setting, session, steps, expected_memory) for steps in jobs]
 
     barrier = Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda steps: run_steps(setting, session, steps, memory, barrier), jobs))
-    for a, b in zip(found, wanted):
+        got = list(pool.map(lambda steps: run_steps(setting, session, steps, memory, barrier), jobs))
+    for a, b in zip(got, expected):
         assert_same_outputs(a, b)
-    assert_same_arrays(memory.arrays, wanted_memory.arrays)
+    assert_same_arrays(memory.arrays, expected_memory.arrays)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -108,12 +108,12 @@ def test_layers_of_one_cache_in_parallel_execution_mode(setting: Setting) -> Non
     options.inter_op_num_threads = 3
     session = create_session(layers_model(setting), options)
 
-    wanted_memory = before.copy()
-    wanted = run_layers_one_by_one(setting, currents, index, wanted_memory)
+    expected_memory = before.copy()
+    expected = run_layers_one_by_one(setting, currents, index, expected_memory)
     for _ in range(5):
         memory = before.copy()
-        assert_same_outputs(run_layers(session, currents, index, memory), wanted)
-        assert_same_arrays(memory.arrays, wanted_memory.arrays)
+        assert_same_outputs(run_layers(session, currents, index, memory), expected)
+        assert_same_arrays(memory.arrays, expected_memory.arrays)
 
 
 class LargeCall:
@@ -139,9 +139,9 @@ def test_the_number_of_threads_does_not_change_a_bit(setting: Setting) -> None:
     """1, 2 and 3 threads of ONNX Runtime's own pool, and that pool at work for two callers at once."""
     large = LargeCall(setting)
     sessions = [create_session(large.setting.model, quiet_options(threads)) for threads in (1, 2, 3)]
-    wanted, wanted_memory = large.run(sessions[0])
+    expected, expected_memory = large.run(sessions[0])
     with ThreadPoolExecutor(2) as pool:
         results = [large.run(sessions[1]), *pool.map(large.run, [sessions[2]] * 2)]
-    for found, memory in results:
-        assert_same_outputs([found], [wanted])
-        assert_same_arrays(memory.arrays, wanted_memory.arrays)
+    for got, memory in results:
+        assert_same_outputs([got], [expected])
+        assert_same_arrays(memory.arrays, expected_memory.arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from onnx import TensorProto
@@ -77,9 +77,26 @@ def ragged(longest: int, short: int, batch: int) -> Lengths:
     return Lengths(f"decode-ragged-b{batch}-kv{longest}", kvlens, (1,) * batch)
 
 
+# A phase that moves a smaller part of the other's bytes says nothing of memory, and is not held against a limit.
+COMPARABLE = 1 / 16
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that must be read once, and bytes that must be written once."""
+
+    read: int
+    written: int
+
+    @property
+    def bytes(self) -> int:
+        """Both."""
+        return self.read + self.written
+
+
 @dataclass(frozen=True)
 class Case:
-    """A call of the operator, with caches warm or cold."""
+    """A call of the operator, in cache (warm) or out of it (cold)."""
 
     lengths: Lengths
     format: Format
@@ -88,28 +105,47 @@ class Case:
     num_repeat: int
     cold: bool
     peers: bool = False
+    past_line: int = 0  # bytes between the start of a cache line and the start of each large tensor
 
     @property
     def name(self) -> str:
         """All that tells it from other cases; what `--filter` looks at."""
-        mode = "paged" if self.paged else "offset"
-        place = "cold" if self.cold else "warm"
-        where = f"layout{self.cache_layout}.{mode}.r{self.num_repeat}.{place}"
-        return f"{self.lengths.name}.{self.format.name}.{where}"
+        return f"{self.lengths.name}.{self.format.name}.layout{self.cache_layout}.{self.setting}"
 
     @property
-    def store_bytes(self) -> int:
-        """What storing must read once and write once."""
-        return sum(self.lengths.seqlens) * (self.format.value_bytes + self.format.cache_bytes)
+    def work(self) -> str:
+        """The name without the layout: a row of the report's table."""
+        return f"{self.lengths.name} {self.format.name} {self.setting}"
 
     @property
-    def load_bytes(self) -> int:
-        """What loading must read once and write once."""
-        return sum(self.lengths.kvlens) * (self.format.cache_bytes + self.num_repeat * self.format.value_bytes)
+    def setting(self) -> str:
+        """All but lengths, types and layout."""
+        words = ["paged" if self.paged else "offset", f"r{self.num_repeat}", "cold" if self.cold else "warm"]
+        return ".".join(words + [f"past{self.past_line}"] * (self.past_line > 0))
+
+    @property
+    def store(self) -> Traffic:
+        """What storing moves."""
+        tokens = sum(self.lengths.seqlens)
+        return Traffic(tokens * self.format.value_bytes, tokens * self.format.cache_bytes)
+
+    @property
+    def load(self) -> Traffic:
+        """What loading moves."""
+        tokens = sum(self.lengths.kvlens)
+        return Traffic(tokens * self.format.cache_bytes, tokens * self.format.value_bytes * self.num_repeat)
 
     def bytes(self, phase: str) -> int:
-        """What a phase must read once and write once."""
-        return {"store": self.store_bytes, "load": self.load_bytes, "op": self.store_bytes + self.load_bytes}[phase]
+        """What a phase reads and writes; `op` is both phases."""
+        store, load = self.store.bytes, self.load.bytes
+        return {"store": store, "load": load, "op": store + load}[phase]
+
+    @property
+    def limited(self) -> dict[str, Traffic]:
+        """The phases that a limit is measured for, and what they move."""
+        phases = {"store": self.store, "load": self.load}
+        least = COMPARABLE * max(traffic.bytes for traffic in phases.values())
+        return {name: traffic for name, traffic in phases.items() if traffic.bytes >= least}
 
     @property
     def output_bytes(self) -> int:
@@ -171,11 +207,44 @@ def full_cases() -> Iterator[Case]:
     for form in (F16, F32, INT8_F16, INT4_F16):
         yield warm(form, 2, 4, 1 << 20, num_repeat=4)
         yield Case(prefill(1, 128), form, 2, True, 1, False)
+    yield from misaligned()
+    for form, layout in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS):
+        yield past_line(Case(LONG, form, layout, True, 1, True))
+    for form in (F16, INT8_F16, INT4_F16):
+        yield past_line(Case(LONG_REPEATED, form, 2, True, 4, True))
+        yield past_line(Case(prefill(8, 2048), form, 3, True, 1, True))
     yield from small_calls()
 
 
+def table_cases() -> Iterator[Case]:
+    """The rows of the README's table: loads by type, layout and mode, prefill, and tensors that begin past a line."""
+    for form, paged, layout in product((F16, F32), PAGED, LAYOUTS):
+        yield Case(LONG, form, layout, paged, 1, True)
+    for form, paged in product((F16, F32), PAGED):
+        yield Case(LONG_REPEATED, form, 3, paged, 4, True)
+    for t2, t1 in product((INT8, INT4), (HALF, FLOAT)):
+        for form in quantized(t2, (8, 32, 128), (t1,), (t1,)):
+            yield Case(LONG, form, 3, True, 1, True)
+    for form, layout in product((F16, INT8_F16, INT4_F16), LAYOUTS):
+        yield Case(prefill(8, 2048), form, layout, True, 1, True)
+    yield from misaligned()
+
+
+def misaligned() -> Iterator[Case]:
+    """Loads that write where numpy's large arrays begin: 16 bytes past a line."""
+    yield past_line(Case(LONG, F16, 3, True, 1, True))
+    yield past_line(Case(LONG_REPEATED, F16, 3, True, 4, True))
+    yield past_line(Case(LONG, INT8_F16, 3, True, 1, True))
+    yield past_line(Case(LONG, INT4_F16, 2, True, 1, True))
+
+
+def past_line(case: Case) -> Case:
+    """The same call on tensors that begin 16 bytes past a line."""
+    return replace(case, past_line=16)
+
+
 def quick_cases() -> Iterator[Case]:
-    """A sample that touches every axis and every goal."""
+    """A sample that touches every axis."""
     for layout in LAYOUTS:
         yield Case(LONG, F16, layout, True, 1, True, layout == 2)
     yield Case(LONG_REPEATED, F16, 2, True, 4, True, True)
@@ -189,6 +258,7 @@ def quick_cases() -> Iterator[Case]:
     for form in (F16, F32, INT8_F16, INT4_F16):
         yield warm(form, 2, 1, 64 << 10)
         yield warm(form, 3, 16, 1 << 20)
+    yield from misaligned()
     yield from small_calls()
 
 
@@ -204,7 +274,7 @@ def has_empty_twin(case: Case) -> bool:
 
 
 def sizes(form: Format, peers: bool = False) -> Iterator[Case]:
-    """The same work over three decades of size, for the plot; none is in between, neither in cache nor out of it."""
+    """The same work over three decades of size; no case is between in cache and out of it."""
     for kvlen in (16, 64, 256, 2048, 4096, 16384):
         yield Case(decode(4, kvlen), form, 2, True, 1, kvlen >= 2048, peers)
 

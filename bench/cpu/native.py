@@ -1,4 +1,4 @@
-"""The native library: copies of memory, the kernels called directly, and the reference kernel's verdict."""
+"""The native library: the limit, the roofline, the kernel called directly, and the reference kernel's answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from kvcache import ELEMENT_TYPES
-from memory import Operands
+from tensors import CaseTensors
 
 INPUTS = (
     "current_key",
@@ -26,10 +25,8 @@ INPUTS = (
     "cache",
     "scale",
 )
-T = TypeVar("T")
-
 PHASES = {"store": 0, "load": 1, "op": 2}
-TEXT = 1024  # bytes of a buffer for a text
+LINE = 64  # bytes of a cache line
 
 # What is written over an answer before anybody gives one.
 REMAINS = (0x5A, 0xA5)
@@ -41,8 +38,8 @@ class Sample(ctypes.Structure):
     _fields_ = [("wall_ns", ctypes.c_uint64), ("share", ctypes.c_double)]
 
 
-class Tensor(ctypes.Structure):
-    """`Tensor` of the library."""
+class TensorDescription(ctypes.Structure):
+    """`TensorDescription` of the library."""
 
     _fields_ = [
         ("element", ctypes.c_int32),
@@ -52,10 +49,16 @@ class Tensor(ctypes.Structure):
     ]
 
 
-class Description(ctypes.Structure):
-    """`Description` of the library."""
+class CallDescription(ctypes.Structure):
+    """`CallDescription` of the library."""
 
-    _fields_ = [("attributes", ctypes.c_int64 * 8), ("tensors", Tensor * 12)]
+    _fields_ = [("attributes", ctypes.c_int64 * 8), ("tensors", TensorDescription * 12)]
+
+
+class ErrorText(ctypes.Structure):
+    """`ErrorText` of the library."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("capacity", ctypes.c_size_t)]
 
 
 class MovedBytes(ctypes.Structure):
@@ -81,8 +84,12 @@ class Measured:
     share: float
 
 
+class Refused(Exception):
+    """The library has refused what it was asked for."""
+
+
 class WrongAnswer(Exception):
-    """A contender's answer is not the reference's."""
+    """A contender's answer is not the reference's, or a loop has not moved what it should."""
 
 
 def library_path() -> Path:
@@ -95,30 +102,27 @@ def library_path() -> Path:
 
 
 def load() -> ctypes.CDLL:
-    """The library, with its functions declared."""
+    """The library, with its functions declared; the last argument of those with a status is the buffer for a reason."""
     library = ctypes.CDLL(str(library_path()))
-    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    pointer, size, number, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_bool
+    to_pointer, to_sample, to_moved = map(ctypes.POINTER, (pointer, Sample, MovedBytes))
     signatures = {
-        "bench_team_new": (pointer, size),
-        "bench_team_free": (None, pointer),
-        "bench_copy": (Sample, pointer, size, pointer, pointer, size, size),
-        "bench_case_new": (pointer, ctypes.POINTER(Description), text),
-        "bench_case_free": (None, pointer),
-        "bench_case_measure": (ctypes.c_bool, pointer, pointer, ctypes.c_int32, size, ctypes.POINTER(Sample), text),
-        "bench_case_traffic": (
-            ctypes.c_bool,
-            *(pointer, pointer, ctypes.c_int32, size, ctypes.c_bool, size),
-            *(ctypes.POINTER(Sample), ctypes.POINTER(MovedBytes), text),
-        ),
-        "bench_case_written": (pointer, pointer, text),
-        "bench_case_expect": (pointer, pointer, text),
-        "bench_answer_free": (None, pointer),
-        "bench_case_scramble": (ctypes.c_bool, pointer, ctypes.c_uint8, text),
-        "bench_case_compare": (ctypes.c_bool, pointer, pointer, text),
+        "kvcache_call_new": (ctypes.POINTER(CallDescription), to_pointer),
+        "bench_team_new": (size, to_pointer),
+        "bench_limit": (pointer, size, flag, pointer, size, pointer, size, size, to_sample, to_moved),
+        "bench_call": (pointer, pointer, number, size, to_sample),
+        "bench_roofline": (pointer, pointer, number, size, flag, size, to_sample, to_moved),
+        "bench_answer_reference": (pointer, to_pointer),
+        "bench_answer_written": (pointer, to_pointer),
+        "bench_scramble": (pointer, ctypes.c_uint8),
+        "bench_compare": (pointer, pointer),
     }
-    for name, (result, *arguments) in signatures.items():
+    for name, arguments in signatures.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype, function.argtypes = number, (*arguments, ctypes.POINTER(ErrorText))
+    for name in ("kvcache_call_free", "bench_team_free", "bench_answer_free"):
+        function = getattr(library, name)
+        function.restype, function.argtypes = None, (pointer,)
     return library
 
 
@@ -126,92 +130,111 @@ class Native:
     """The library and its teams of threads."""
 
     def __init__(self, threads: tuple[int, ...]) -> None:
-        self.library = load()
-        self.teams = {count: self.library.bench_team_new(count) for count in threads}
-        if None in self.teams.values():
-            raise OSError(f"threads could not be started: {threads}")
+        self._library = load()
+        self._buffer = ctypes.create_string_buffer(1024)
+        self.teams = {count: self.made("bench_team_new", count) for count in threads}
 
-    def copy(self, threads: int, streams: int, source: np.ndarray, target: np.ndarray, iterations: int) -> Measured:
-        """Copies all of `source`: with `streams` 0 by memcpy, else past the caches, so many pages at once."""
-        addresses = source.ctypes.data, target.ctypes.data
-        sample = self.library.bench_copy(self.teams[threads], streams, *addresses, source.nbytes, iterations)
-        return Measured(sample.wall_ns / iterations, sample.share)
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function; raises `Refused` with its reason if it does not do what it says."""
+        error = ErrorText(ctypes.addressof(self._buffer), len(self._buffer))
+        if getattr(self._library, name)(*arguments, error):
+            raise Refused(self._buffer.value.decode())
+
+    def made(self, name: str, *arguments: object) -> ctypes.c_void_p:
+        """What a function makes."""
+        made = ctypes.c_void_p()
+        self.call(name, *arguments, made)
+        return made
+
+    def free(self, kind: str, made: ctypes.c_void_p) -> None:
+        """Ends what a function has made."""
+        getattr(self._library, f"{kind}_free")(made)
+
+    def limit(
+        self, threads: int, pages: int, stream: bool, source: np.ndarray, target: np.ndarray, iterations: int
+    ) -> tuple[Measured, Moved]:
+        """Reads all lines of `source` and writes all of `target`, of so many pages in turn."""
+        sample, moved = Sample(), MovedBytes()
+        sides = source.ctypes.data, source.nbytes // LINE, target.ctypes.data, target.nbytes // LINE
+        self.call("bench_limit", self.teams[threads], pages, stream, *sides, iterations, sample, moved)
+        return measured(sample, iterations), Moved(moved.read, moved.written, moved.sum)
 
 
-class NativeCase:
-    """A case on one layer of its cache, for direct calls and for the verdict on anybody's answer."""
+class NativeCall:
+    """A case on one layer of its cache: calls it directly, and compares any answer with the reference kernel's."""
 
-    def __init__(self, native: Native, operands: Operands, layer_idx: int) -> None:
-        self._native, self._library = native, native.library
-        self._operands = operands  # keeps the memory alive
-        self._text = ctypes.create_string_buffer(TEXT)
-        description = Description()
-        description.attributes[:] = list((operands.attributes | {"layer_idx": layer_idx}).values())
-        tensors = operands.inputs | {"key": operands.key, "value": operands.value}
+    def __init__(self, native: Native, tensors: CaseTensors, layer_idx: int) -> None:
+        self._native, self._tensors = native, tensors  # which keep library and memory alive
+        description = CallDescription()
+        description.attributes[:] = list((tensors.attributes | {"layer_idx": layer_idx}).values())
+        arrays = tensors.inputs | {"key": tensors.key, "value": tensors.value}
         for i, name in enumerate((*INPUTS, "key", "value")):
-            if name in tensors:
-                description.tensors[i] = describe(operands, name, tensors[name])
-        self._case = self._checked(self._library.bench_case_new(description, self._text))
-        self._answer = None
-
-    def _checked(self, result: T) -> T:
-        """A result of the library, which is null or false where it refuses."""
-        if not result:
-            raise WrongAnswer(f"{self._operands.case.name}: {self._text.value.decode()}")
-        return result
+            if name in arrays:
+                description.tensors[i] = describe(tensors, name, arrays[name])
+        self._call = native.made("kvcache_call_new", description)
+        self._answer: ctypes.c_void_p | None = None
 
     def measure(self, phase: str, threads: int, iterations: int) -> Measured:
         """Runs a phase of the fast kernel."""
         sample = Sample()
-        team = self._native.teams[threads]
-        arguments = self._case, team, PHASES[phase], iterations, sample, self._text
-        self._checked(self._library.bench_case_measure(*arguments))
-        return Measured(sample.wall_ns / iterations, sample.share)
+        self._native.call("bench_call", self._call, self._native.teams[threads], PHASES[phase], iterations, sample)
+        return measured(sample, iterations)
 
-    def traffic(self, phase: str, schedule: int, stream: bool, threads: int, iterations: int) -> tuple[Measured, Moved]:
-        """Moves a phase's bytes without its arithmetic, by a schedule of the library, with `stream` past the caches."""
+    def roofline(self, phase: str, order: int, stream: bool, threads: int, iterations: int) -> tuple[Measured, Moved]:
+        """A phase's reads and writes without its arithmetic, in an order of the library."""
         sample, moved = Sample(), MovedBytes()
-        team = self._native.teams[threads]
-        arguments = self._case, team, PHASES[phase], schedule, stream, iterations, sample, moved, self._text
-        self._checked(self._library.bench_case_traffic(*arguments))
-        return Measured(sample.wall_ns / iterations, sample.share), Moved(moved.read, moved.written, moved.sum)
+        how = PHASES[phase], order, stream, iterations
+        self._native.call("bench_roofline", self._call, self._native.teams[threads], *how, sample, moved)
+        return measured(sample, iterations), Moved(moved.read, moved.written, moved.sum)
 
     def expect(self) -> None:
         """Computes the right answer."""
-        self._answer = self._checked(self._library.bench_case_expect(self._case, self._text))
+        self._answer = self._native.made("bench_answer_reference", self._call)
 
     def check(self, name: str, run: Callable[[], object]) -> None:
         """Raises `WrongAnswer` unless `run()` writes the right answer, bit for bit."""
-        self._checked(self._library.bench_case_scramble(self._case, REMAINS[0], self._text))
+        self._native.call("bench_scramble", self._call, REMAINS[0])
         run()
-        if not self._library.bench_case_compare(self._case, self._answer, self._text):
-            raise WrongAnswer(f"{self._operands.case.name}: {name}: {self._text.value.decode()}")
+        self._compare(self._answer, name)
 
-    def check_overwritten(self, run: Callable[[], object]) -> None:
+    def check_overwritten(self, name: str, run: Callable[[], object]) -> None:
         """Raises `WrongAnswer` unless what `run()` writes is the same whatever was there before."""
-        written = None
+        self._native.call("bench_scramble", self._call, REMAINS[0])
+        run()
+        written = self._native.made("bench_answer_written", self._call)
         try:
-            for remains in REMAINS:
-                self._checked(self._library.bench_case_scramble(self._case, remains, self._text))
-                run()
-                if written is None:
-                    written = self._checked(self._library.bench_case_written(self._case, self._text))
-            if not self._library.bench_case_compare(self._case, written, self._text):
-                raise WrongAnswer(f"{self._operands.case.name}: not all is overwritten: {self._text.value.decode()}")
+            self._native.call("bench_scramble", self._call, REMAINS[1])
+            run()
+            self._compare(written, f"{name}: not all is overwritten")
         finally:
-            if written:
-                self._library.bench_answer_free(written)
+            self._native.free("bench_answer", written)
+
+    def _compare(self, answer: ctypes.c_void_p, name: str) -> None:
+        try:
+            self._native.call("bench_compare", self._call, answer)
+        except Refused as difference:
+            raise WrongAnswer(f"{self._tensors.case.name}: {name}: {difference}") from None
 
     def close(self) -> None:
         """Frees what the library holds."""
         if self._answer:
-            self._library.bench_answer_free(self._answer)
-        self._library.bench_case_free(self._case)
+            self._native.free("bench_answer", self._answer)
+        self._native.free("kvcache_call", self._call)
 
 
-def describe(operands: Operands, name: str, array: np.ndarray) -> Tensor:
+def measured(sample: Sample, iterations: int) -> Measured:
+    """A sample of so many iterations."""
+    return Measured(sample.wall_ns / iterations, sample.share)
+
+
+def sum_of(array: np.ndarray) -> int:
+    """The sum of all bytes as 16-bit numbers, modulo 65536."""
+    return int(array.reshape(-1).view(np.uint16).sum(dtype=np.uint16))
+
+
+def describe(tensors: CaseTensors, name: str, array: np.ndarray) -> TensorDescription:
     """An array as the library sees it; packed int4 by its shape in elements."""
     packed = name == "cache" and array.dtype == np.uint8
-    element = operands.case.format.t2 if packed else ELEMENT_TYPES[array.dtype]
-    shape = operands.cache_shape if packed else array.shape
-    return Tensor(element, len(shape), (ctypes.c_int64 * 5)(*shape), array.ctypes.data)
+    element = tensors.case.format.t2 if packed else ELEMENT_TYPES[array.dtype]
+    shape = tensors.cache_shape if packed else array.shape
+    return TensorDescription(element, len(shape), (ctypes.c_int64 * 5)(*shape), array.ctypes.data)

@@ -6,9 +6,9 @@ import numpy as np
 
 from cases import HEAD_DIM, INT4, NUM_HEADS
 from measure import Contender
-from memory import Operands
 from rows import rows_of
 from runtime import timed
+from tensors import CaseTensors
 
 NUMPY = "numpy"
 
@@ -16,21 +16,21 @@ NUMPY = "numpy"
 class NumpyCall:
     """One layer of a case."""
 
-    def __init__(self, operands: Operands, layer_idx: int) -> None:
-        self.operands = operands
-        self.rows = rows_of(operands, layer_idx)
+    def __init__(self, tensors: CaseTensors, layer_idx: int) -> None:
+        self.tensors = tensors
+        self.rows = rows_of(tensors, layer_idx)
 
     def __call__(self) -> None:
         """The call: stores, then loads."""
         names = ("key", "value")
         for kv, name in enumerate(names):
-            self.store(kv, self.operands.inputs[f"current_{name}"])
+            self.store(kv, self.tensors.inputs[f"current_{name}"])
         for kv, name in enumerate(names):
-            self.load(kv, getattr(self.operands, name))
+            self.load(kv, getattr(self.tensors, name))
 
     def store(self, kv: int, current: np.ndarray) -> None:
         """Writes the current rows."""
-        form, write = self.operands.case.format, self.rows.write[kv]
+        form, write = self.tensors.case.format, self.rows.write[kv]
         if form.t3 is None:
             self.rows.cache[write] = current
             return
@@ -43,7 +43,7 @@ class NumpyCall:
 
     def load(self, kv: int, output: np.ndarray) -> None:
         """Gathers all rows, dequantizes and repeats them."""
-        form, read, num_repeat = self.operands.case.format, self.rows.read[kv], self.operands.case.num_repeat
+        form, read, num_repeat = self.tensors.case.format, self.rows.read[kv], self.tensors.case.num_repeat
         whole = form.t1 == form.t2 and num_repeat == 1
         # Any mode but the default writes to `out` directly; the rows are all in range.
         x = np.take(self.rows.cache, read, axis=0, out=output if whole else None, mode="clip")
@@ -70,7 +70,7 @@ def unpacked(x: np.ndarray) -> np.ndarray:
     return codes
 
 
-def numpy_peer(operands: Operands) -> Contender:
+def numpy_peer(tensors: CaseTensors) -> Contender:
     """numpy, which uses one thread."""
-    runs = [NumpyCall(operands, layer_idx) for layer_idx in operands.layers]
-    return Contender(NUMPY, "op", 1, timed(runs), runs[0], cold=operands.case.cold)
+    runs = [NumpyCall(tensors, layer_idx) for layer_idx in tensors.layers]
+    return Contender(NUMPY, "op", 1, timed(runs), runs[0], cold=tensors.case.cold)

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from cases import HEAD_DIM, NUM_HEADS, Case
-from direct import KERNEL, LIMIT, LIMITS
+from kernel import KERNEL
+from limit import ORDERS as LIMITS
 from measure import Contender, Spread, difference, one_after_the_other, ratio, share, time_ns, times
+from roofline import ORDERS as ROOFLINES
 from runtime import EMPTY, IN_RUNTIME
-from traffic import SCHEDULES
 
-COPY = "copy"
-
-# A phase that moves a smaller part of what the copy moved says nothing of memory, and is not held against it.
-COMPARABLE = 1 / 16
+# After the names of contenders that work on aligned tensors, where the case's own begin past a line.
+ALIGNED = ", aligned"
 
 
 @dataclass(frozen=True)
@@ -33,43 +32,38 @@ class Result:
         """The numbers of threads that were measured."""
         return sorted({contender.threads for contender in self.contenders})
 
-    def limit(self, threads: int) -> Contender:
-        """The fastest copy by up to so many threads, of all ways to copy."""
-        copies = [contender for contender in self.contenders if contender.phase == COPY]
-        return min((copy for copy in copies if copy.threads <= threads), key=lambda copy: time_ns(copy).median)
+    def of_fastest(self, names: dict[str, int], contender: Contender) -> Spread | None:
+        """How near a contender comes to the fastest of these loops: 1 is as fast; None where none was measured."""
+        phase, limited = contender.phase, self.case.limited
+        if phase != "op":
+            loop, scale = self.fastest(names, phase, contender.threads), 1
+        elif len(limited) == 1:
+            # The other phase is too small for loops of its own.
+            (phase,) = limited
+            loop, scale = self.fastest(names, phase, contender.threads), self.case.bytes("op") / self.case.bytes(phase)
+        else:
+            parts = [self.fastest(names, part, contender.threads) for part in limited]
+            loop, scale = one_after_the_other(*parts) if all(parts) else None, 1
+        return ratio(loop, contender, scale) if loop else None
 
-    def of_copy(self, contender: Contender, copy: Contender | None) -> Spread | None:
-        """How near a contender comes to a copy of what it must move, where that is enough to tell: 1 is as fast."""
-        larger = max(self.case.store_bytes, self.case.load_bytes)  # what the copy was measured with
-        scale = self.case.bytes(contender.phase) / larger
-        return ratio(copy, contender, scale) if copy and scale >= COMPARABLE else None
+    def fastest(self, names: dict[str, int], phase: str, threads: int) -> Contender | None:
+        """The fastest of these loops on so many threads; in cache, where a call may be too short, on fewer too."""
+        runs = [each for each in self.contenders if each.name in names and each.phase == phase]
+        runs = [each for each in runs if each.threads == threads or (each.threads < threads and not self.case.cold)]
+        return min(runs, key=lambda each: time_ns(each).median, default=None)
 
     def of_limit(self, contender: Contender) -> Spread | None:
-        """How near a contender comes to the fastest copy."""
-        return self.of_copy(contender, self.limit(contender.threads))
+        """How near a contender comes to the limit."""
+        return self.of_fastest(LIMITS, contender)
 
-    def of_four_pages(self, contender: Contender) -> Spread | None:
-        """How near a contender comes to the streaming copy of four pages at once; None in cache."""
-        return self.of_copy(contender, self.find(LIMIT, COPY, contender.threads))
+    def of_roofline(self, contender: Contender) -> Spread | None:
+        """How near a contender comes to the roofline for the case's access pattern."""
+        return self.of_fastest(ROOFLINES, contender)
 
-    def traffic(self, phase: str, threads: int) -> Contender | None:
-        """The fastest run of a phase's traffic by up to so many threads; of both phases, one after the other."""
-        if phase == "op":
-            store, load = (self.traffic(part, threads) for part in ("store", "load"))
-            return one_after_the_other(store, load) if store and load else None
-        runs = [run for run in self.contenders if run.name in SCHEDULES and run.phase == phase]
-        runs = [run for run in runs if run.threads <= threads]
-        return min(runs, key=lambda run: time_ns(run).median, default=None)
-
-    def of_traffic(self, contender: Contender) -> Spread | None:
-        """How near a contender comes to the same traffic without arithmetic."""
-        traffic = self.traffic(contender.phase, contender.threads)
-        return ratio(traffic, contender) if traffic else None
-
-    def reach(self, kernel: Contender) -> Spread | None:
-        """How near to the kernel's limit the same traffic comes."""
-        traffic = self.traffic(kernel.phase, kernel.threads) if kernel.name == KERNEL else None
-        return self.of_copy(traffic, self.limit(kernel.threads)) if traffic else None
+    def of_aligned(self, contender: Contender) -> Spread | None:
+        """How near a contender comes to itself on aligned tensors."""
+        aligned = self.find(contender.name + ALIGNED, contender.phase, contender.threads)
+        return ratio(aligned, contender) if aligned else None
 
     def values_per_ns(self, contender: Contender) -> Spread | None:
         """Values that one thread reads from the cache, or stores there, each nanosecond."""
@@ -85,10 +79,6 @@ class Result:
         one = self.find(contender.name, contender.phase, 1)
         return ratio(one, contender) if one and contender.threads > 1 else None
 
-    def copy_over_one_thread(self, threads: int) -> Spread | None:
-        """What so many threads gain in the fastest copy."""
-        return ratio(self.limit(1), self.limit(threads))
-
     def ours_over(self, peer: Contender) -> Spread | None:
         """How many times as fast as a peer the operator in ONNX Runtime is, on as many threads."""
         ours = self.find(IN_RUNTIME, "op", peer.threads)
@@ -101,17 +91,14 @@ class Result:
 
     def rows(self) -> Iterator[dict]:
         """Each contender's numbers, for the report."""
-        larger = max(self.case.store_bytes, self.case.load_bytes)
         for contender in self.contenders:
-            is_copy = contender.phase == COPY
-            is_held = not is_copy and contender.name != EMPTY  # against copies
-            size = larger if is_copy else self.case.bytes(contender.phase)
+            size = self.case.bytes(contender.phase)
+            is_held = contender.name not in (EMPTY, *LIMITS)  # against the limit
             spreads = {
                 "microseconds": time_ns(contender).scaled(1e-3),
                 "of_limit": self.of_limit(contender) if is_held else None,
-                "of_traffic": self.of_traffic(contender) if is_held and contender.name not in SCHEDULES else None,
-                "traffic_of_limit": self.reach(contender),
-                "of_four_pages": self.of_four_pages(contender) if is_held else None,
+                "of_roofline": self.of_roofline(contender) if is_held and contender.name not in ROOFLINES else None,
+                "of_aligned": self.of_aligned(contender),
                 "values_per_ns": self.values_per_ns(contender),
                 "over_one_thread": self.over_one_thread(contender),
                 "ours_over": None if is_ours(contender) else self.ours_over(contender),
@@ -131,13 +118,12 @@ class Result:
         """The case's lines while the benchmark runs."""
         lines = [self.case.name]
         for contender, row in zip(self.contenders, self.rows()):
-            label = f"{contender.name} {contender.phase}" if contender.name in (KERNEL, *SCHEDULES) else contender.name
-            line = f"  {label:33} {contender.threads}t {time_ns(contender).median / 1e3:10.2f} us"
+            label = f"{contender.name} {contender.phase}"
+            line = f"  {label:35} {contender.threads}t {time_ns(contender).median / 1e3:10.2f} us"
             line += f" {row['gigabytes_per_second']:6.1f} GB/s"
-            if row["of_limit"]:
-                line += f"  of the limit {self.of_limit(contender)}"
-            if row["of_traffic"]:
-                line += f"  of the same traffic {self.of_traffic(contender)}"
+            for name in ("of_limit", "of_roofline", "of_aligned"):
+                if row[name]:
+                    line += f"  {name.replace('_', ' ')} {Spread(**row[name])}"
             if row["ours_over"]:
                 line += f"  the operator is {self.ours_over(contender)} times as fast"
             if row["share"] and row["share"] < 0.9 and self.case.cold:
@@ -148,4 +134,4 @@ class Result:
 
 def is_ours(contender: Contender) -> bool:
     """Whether it is this project's, or no contender at all."""
-    return contender.phase == COPY or contender.name in (KERNEL, IN_RUNTIME, EMPTY, *LIMITS, *SCHEDULES)
+    return contender.name.removesuffix(ALIGNED) in (KERNEL, IN_RUNTIME, EMPTY, *LIMITS, *ROOFLINES)

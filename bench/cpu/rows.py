@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from cases import HEAD_DIM, NUM_HEADS
-from memory import Operands
+from tensors import CaseTensors
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,27 @@ class Rows:
     read: tuple[np.ndarray, np.ndarray]  # rows of all keys and values
 
 
-def rows_of(operands: Operands, layer_idx: int) -> Rows:
+def rows_of(tensors: CaseTensors, layer_idx: int) -> Rows:
     """A row is a token's key or value, in layout 3 that of one head; then the row numbers are (tokens, H).
 
     Two int4 elements are one byte.
     """
-    by_head = operands.case.cache_layout == 3
+    by_head = tensors.case.cache_layout == 3
     outer = () if by_head else (NUM_HEADS,)
-    number = prod(operands.cache_shape) // prod((*outer, HEAD_DIM))
-    cache, scale = operands.inputs["cache"], operands.inputs.get("scale")
-    slots = operands.slots
-    read = tuple(numbers(operands, layer_idx, kv, slots) for kv in range(2))
-    write = tuple(rows[operands.current_rows] for rows in read)
+    number = prod(tensors.cache_shape) // prod((*outer, HEAD_DIM))
+    cache, scale = tensors.inputs["cache"], tensors.inputs.get("scale")
+    slots = tensors.slots
+    read = tuple(numbers(tensors, layer_idx, kv, slots) for kv in range(2))
+    write = tuple(rows[tensors.current_rows] for rows in read)
     if scale is not None:
         scale = scale.reshape(number, *outer, -1)
     return Rows(cache.reshape(number, *outer, -1), scale, write, read)
 
 
-def numbers(operands: Operands, layer_idx: int, kv: int, slots: np.ndarray) -> np.ndarray:
+def numbers(tensors: CaseTensors, layer_idx: int, kv: int, slots: np.ndarray) -> np.ndarray:
     """The row of each slot, or of each head of each slot."""
-    shape = operands.cache_shape
-    match operands.case.cache_layout:
+    shape = tensors.cache_shape
+    match tensors.case.cache_layout:
         case 0:
             rows = (slots * shape[1] + layer_idx) * 2 + kv
         case 1:

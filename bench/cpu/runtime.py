@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import nan
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
 import numpy as np
 import onnxruntime
@@ -13,19 +13,20 @@ from onnx import TensorProto, helper
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, ELEMENT_TYPES, bind, find_library
 from measure import Contender
-from memory import Operands
 from native import INPUTS, Measured, library_path
+from tensors import CaseTensors
 
 IN_RUNTIME, EMPTY = "operator in ONNX Runtime", "empty operator in ONNX Runtime"
 EMPTY_DOMAIN = "kvcache.bench"
 
 
 def session_of(model: bytes, threads: int, library: str | None = None) -> onnxruntime.InferenceSession:
-    """A session with so many threads, which do not spin between calls: they would take the next contender's time."""
+    """A session with so many threads, none of which spins: after a call it would take the next contender's core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     if library:
         options.register_custom_ops_library(library)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -46,23 +47,27 @@ def caller(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding
     return lambda: session.run_with_iobinding(binding)
 
 
-def timed(runs: list[Callable[[], None]]) -> Callable[[int, int], Measured]:
-    """A contender's samples of calls from Python, one for each layer."""
+def timed(runs: list[Callable[[], None]], busy_threads: int = 0) -> Callable[[int, int], Measured]:
+    """A contender's samples of calls from Python, one for each layer.
+
+    Where a call is known to keep so many threads busy, the process's time says what part of it they held a processor.
+    """
 
     def sample(turn: int, iterations: int) -> Measured:
         run = runs[turn % len(runs)]
-        begin = perf_counter_ns()
+        begin, cpu_begin = perf_counter_ns(), process_time_ns()
         for _ in range(iterations):
             run()
-        return Measured((perf_counter_ns() - begin) / iterations, nan)
+        wall, cpu = perf_counter_ns() - begin, process_time_ns() - cpu_begin
+        return Measured(wall / iterations, cpu / (busy_threads * wall) if busy_threads else nan)
 
     return sample
 
 
-def node_model(operands: Operands, op_type: str, domain: str, attributes: dict[str, int]) -> bytes:
+def node_model(tensors: CaseTensors, op_type: str, domain: str, attributes: dict[str, int]) -> bytes:
     """A graph of one node with the operator's inputs and outputs."""
-    form = operands.case.format
-    names = [name for name in INPUTS if name in operands.inputs]
+    form = tensors.case.format
+    names = [name for name in INPUTS if name in tensors.inputs]
     types = dict.fromkeys(INPUTS, TensorProto.INT64)
     types |= {"current_key": form.t1, "current_value": form.t1, "cache": form.t2, "scale": form.t3}
     node = helper.make_node(op_type, names, ["key", "value"], domain=domain, **attributes)
@@ -73,29 +78,30 @@ def node_model(operands: Operands, op_type: str, domain: str, attributes: dict[s
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
 
 
-def bound(session: onnxruntime.InferenceSession, operands: Operands) -> Callable[[], None]:
-    """A call on the operands' own memory, outputs included."""
+def bound(session: onnxruntime.InferenceSession, tensors: CaseTensors) -> Callable[[], None]:
+    """A call on the tensors' own memory, outputs included."""
     binding = session.io_binding()
-    for name, array in operands.inputs.items():
+    for name, array in tensors.inputs.items():
         packed = name == "cache" and array.dtype == np.uint8
-        bind(binding, name, array, *((TensorProto.INT4, operands.cache_shape) if packed else ()))
-    bind_output(binding, "key", operands.key)
-    bind_output(binding, "value", operands.value)
+        bind(binding, name, array, *((TensorProto.INT4, tensors.cache_shape) if packed else ()))
+    bind_output(binding, "key", tensors.key)
+    bind_output(binding, "value", tensors.value)
     return caller(session, binding)
 
 
-def operator(operands: Operands, threads: int) -> Contender:
+def operator(tensors: CaseTensors, threads: int) -> Contender:
     """The operator of the built library, a session for each layer."""
     runs = []
-    for layer_idx in operands.layers:
-        attributes = operands.attributes | {"layer_idx": layer_idx}
-        model = node_model(operands, "KeyValueCache", DOMAIN, attributes)
-        runs.append(bound(session_of(model, threads, str(find_library())), operands))
-    return Contender(IN_RUNTIME, "op", threads, timed(runs), runs[0], cold=operands.case.cold)
+    for layer_idx in tensors.layers:
+        attributes = tensors.attributes | {"layer_idx": layer_idx}
+        model = node_model(tensors, "KeyValueCache", DOMAIN, attributes)
+        runs.append(bound(session_of(model, threads, str(find_library())), tensors))
+    sample = timed(runs, busy_threads=threads if tensors.case.cold else 0)
+    return Contender(IN_RUNTIME, "op", threads, sample, runs[0], cold=tensors.case.cold)
 
 
-def empty(operands: Operands, threads: int) -> Contender:
+def empty(tensors: CaseTensors, threads: int) -> Contender:
     """An operator with the same inputs and outputs that does nothing, made with the same crate."""
-    model = node_model(operands, "Empty", EMPTY_DOMAIN, {})
-    run = bound(session_of(model, threads, str(library_path())), operands)
+    model = node_model(tensors, "Empty", EMPTY_DOMAIN, {})
+    run = bound(session_of(model, threads, str(library_path())), tensors)
     return Contender(EMPTY, "op", threads, timed([run]), cold=False)

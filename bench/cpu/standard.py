@@ -17,9 +17,9 @@ from cases import HEAD_DIM, INT4, NUM_HEADS, Case
 from graph import IR_VERSION, OPSET
 from kvcache import NUMPY_TYPES, bind
 from measure import Contender
-from memory import Operands
 from rows import Rows, rows_of
 from runtime import bind_output, caller, element_of, session_of, timed
+from tensors import CaseTensors
 
 STANDARD = "standard ONNX operators"
 
@@ -133,19 +133,19 @@ def model_of(case: Case) -> bytes:
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
 
 
-def standard(operands: Operands, threads: int) -> Contender:
+def standard(tensors: CaseTensors, threads: int) -> Contender:
     """The graph on the case's memory, one session and a binding for each layer."""
-    session = session_of(model_of(operands.case), threads)
+    session = session_of(model_of(tensors.case), threads)
     runs = []
-    for layer_idx in operands.layers:
-        rows, binding = rows_of(operands, layer_idx), session.io_binding()
+    for layer_idx in tensors.layers:
+        rows, binding = rows_of(tensors, layer_idx), session.io_binding()
         for kv, name in enumerate(("key", "value")):
-            bind(binding, f"current_{name}", operands.inputs[f"current_{name}"])
+            bind(binding, f"current_{name}", tensors.inputs[f"current_{name}"])
             bind_rows(binding, rows, kv, name)
-            bind_output(binding, name, getattr(operands, name))
+            bind_output(binding, name, getattr(tensors, name))
         run = caller(session, binding)
         runs.append(lambda run=run, rows=rows: run())  # the rows live as long as their binding
-    return Contender(STANDARD, "op", threads, timed(runs), runs[0], cold=operands.case.cold)
+    return Contender(STANDARD, "op", threads, timed(runs), runs[0], cold=tensors.case.cold)
 
 
 def bind_rows(binding: IOBinding, rows: Rows, kv: int, name: str) -> None:

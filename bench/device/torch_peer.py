@@ -1,10 +1,10 @@
-"""Times torch's indexing, and FlashInfer's and vLLM's appends where they are installed, on the cases of a device benchmark.
+"""Times torch's indexing, and FlashInfer's and vLLM's appends where they are installed, on a device benchmark's cases.
 
     KVCACHE_BENCH_OUT=rows.json target/gpu/bench && python bench/device/torch_peer.py rows.json
 
 A peer keeps keys and values in two caches of one row a token, as its own kernels want them. `index_copy_` stores and
-`index_select` loads; both know the slots beforehand, and neither repeats heads, converts or quantizes, so only cases of one
-type without repeats have a peer. As in the benchmark, a figure is the median of graph replays over rotated sets.
+`index_select` loads; both know the slots beforehand, and neither repeats heads, converts or quantizes, so only cases of
+one type without repeats have a peer. As in the benchmark, a figure is the median of graph replays over rotated sets.
 
 The exit code is 77 if there is no torch with a GPU.
 """
@@ -122,7 +122,9 @@ class Case:
         one = torch.ones(1, device="cuda")
         paged = lambda cache: cache.reshape(-1, PAGE_SIZE, *self.heads)  # noqa: E731
         return [
-            lambda k=k, v=v: reshape_and_cache_flash(k[0], v[0], paged(k[1]), paged(v[1]), self.stored, "auto", one, one)
+            lambda k=k, v=v: reshape_and_cache_flash(
+                k[0], v[0], paged(k[1]), paged(v[1]), self.stored, "auto", one, one
+            )
             for k, v in self.sets
         ]
 

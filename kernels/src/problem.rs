@@ -54,18 +54,6 @@ pub struct Geometry {
     pub cache: CacheStrides,
 }
 
-impl Geometry {
-    /// The offset in `cache` of the first element of a head, in elements; `kv` is 0 for keys and 1 for values.
-    pub fn cache_at(&self, slot: usize, kv: usize, h: usize) -> usize {
-        self.cache.offset(slot, self.layer_idx, kv, h)
-    }
-
-    /// The offset in `scale` of the first scale of a head, in elements; 0 without quantization.
-    pub fn scale_at(&self, slot: usize, kv: usize, h: usize) -> usize {
-        self.quant.map_or(0, |quant| quant.scale.offset(slot, self.layer_idx, kv, h))
-    }
-}
-
 /// How a cache is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quant {

@@ -1,16 +1,18 @@
 //! Times calls on a GPU against device-to-device copies of the same bytes.
 //!
-//! Each figure is the median of replays of a CUDA graph that holds the same call on several sets of tensors, so that the
-//! device's cache holds none of what a call reads, and the host is out of the way. `store` and `load` are calls that do
-//! only that; `copy` moves as many bytes as the call reads and writes, in a graph or without, whichever is faster. What the
-//! host needs for a call is told beside it. Before it is timed, a call's answer is compared with the CPU's.
+//! Each figure is the median of replays of a CUDA graph that holds the same call on several sets of tensors, so that
+//! the device's cache holds none of what a call reads, and the host is out of the way. `store` and `load` are calls
+//! that do only that; `copy` moves as many bytes as the call reads and writes, in a graph or without, whichever is
+//! faster. What the host needs for a call is told beside it. Before it is timed, a call's answer is compared with the
+//! CPU's.
 //!
-//! `KVCACHE_BENCH_FILTER` names the cases that count, by a part of their name; `KVCACHE_BENCH_OUT` a file for the rows as
-//! JSON, one a line. With `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works; its times
-//! mean nothing. Without a GPU the run ends with the exit code 77.
+//! `KVCACHE_BENCH_FILTER` names the cases that count, by a part of their name; `KVCACHE_BENCH_OUT` a file for the rows
+//! as JSON, one a line. With `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works;
+//! its times mean nothing. Without a GPU the run ends with the exit code 77.
 
 mod case;
 mod measure;
+mod row;
 mod run;
 
 use std::env;
@@ -45,7 +47,7 @@ fn bench(context: std::sync::Arc<kvcache_op::cuda::cudarc::driver::CudaContext>)
     unsafe { context.disable_event_tracking() };
     println!("device: {}", context.name()?);
     let stream = context.new_stream()?;
-    println!("{}", run::Row::HEAD);
+    println!("{}", row::Row::HEAD);
     let mut count = 0;
     for case in case::all().into_iter().filter(|case| case.name().contains(&filter)) {
         match run::run(&context, &stream, &case)? {

@@ -1,7 +1,6 @@
-//! One case: its tensors, its answer, its times.
+//! One case: its tensors, the comparison of its answer with the CPU's, its times.
 
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,26 +11,13 @@ use kvcache_op::{ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Seria
 
 use crate::case::{Case, HEAD_DIM, NUM_HEADS};
 use crate::measure::{direct_median_us, is_quick, median_us};
+use crate::row::Row;
 
 /// Sets of tensors hold several times what the device's cache holds, if one alone does not.
 const ROTATED_BYTES: usize = 256 << 20;
 const MOST_SETS: usize = 64;
 /// Answers are compared up to this size of a call: that of a prefill with every type, where warps take long rounds.
 const COMPARED_BYTES: usize = 600 << 20;
-
-/// The times of a case, in microseconds.
-pub struct Row {
-    case: Case,
-    sets: usize,
-    compared: bool,
-    host: f32,
-    call: f32,
-    store: f32,
-    load: f32,
-    copy: f32,
-    copy_of_load: f32,
-    copy_of_store: f32,
-}
 
 /// A slice of at least one byte, and the length that counts.
 struct Bytes {
@@ -74,7 +60,7 @@ struct Indices {
     kvstarts: Vec<i64>,
 }
 
-/// Which part of a call is wanted.
+/// Which part of a call is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Both,
@@ -181,12 +167,12 @@ impl Bench<'_> {
         let [key, value] = set.current.each_ref().map(host);
         let (key, value, mut cache) = (key?, value?, host(&set.cache)?);
         let mut scale = set.scale.as_ref().map(host).transpose()?;
-        let mut wanted = [0; 2].map(|_: i32| vec![0; bytes(types.t1, &self.output_shape())]);
+        let mut expected = [0; 2].map(|_: i32| vec![0; bytes(types.t1, &self.output_shape())]);
         let starts = |len: usize| (0..=batch).map(|b| (b * len) as i64).collect::<Vec<_>>();
         let (seqstarts, kvstarts) = (starts(current), starts(past + current));
         let (table, start_pos) = (self.case.cachestarts(), vec![past as i64; batch]);
-        // SAFETY: all are vectors of the bytes that their shapes ask for, which nothing else uses, and aligned: memory of
-        // this size is, for every type.
+        // SAFETY: all are vectors of the bytes that their shapes ask for, which nothing else uses, and aligned: memory
+        // of this size is, for every type.
         unsafe {
             let read = |element, shape: &[usize], data: &[u8]| TensorRef::from_raw_parts(element, shape, data.as_ptr());
             let write = |element, shape: &[usize], data: &mut [u8]| {
@@ -211,13 +197,13 @@ impl Bench<'_> {
             let cache = write(types.t2, &layout.shape(dims(self.case, HEAD_DIM)), &mut cache);
             let scale = scale.as_mut().zip(types.t3).zip(self.case.scale_inner());
             let scale = scale.map(|((scale, t3), inner)| write(t3, &layout.shape(dims(self.case, inner)), scale));
-            let [key, value] = wanted.each_mut().map(|bytes| write(types.t1, &self.output_shape(), bytes));
+            let [key, value] = expected.each_mut().map(|bytes| write(types.t1, &self.output_shape(), bytes));
             self.op.run(&inputs, cache, scale, Outputs { key, value }, &Serial)?;
         }
         self.launch(set, Part::Both)?;
         self.stream.synchronize()?;
-        let same = host(&set.outputs[0])? == wanted[0]
-            && host(&set.outputs[1])? == wanted[1]
+        let same = host(&set.outputs[0])? == expected[0]
+            && host(&set.outputs[1])? == expected[1]
             && host(&set.cache)? == cache
             && set.scale.as_ref().map(host).transpose()? == scale;
         if same { Ok(()) } else { Err(format!("{}: the device's answer is not the CPU's", self.case.name()).into()) }
@@ -244,8 +230,8 @@ pub fn run(
     }
     // A prefill's store and load move about half of its bytes each, and are timed alone, too.
     let least = if case.past == 0 { case.store_bytes().min(case.load_bytes()) } else { total };
-    let wanted = if is_quick() { 2 } else { (ROTATED_BYTES / least + 1).min(MOST_SETS) };
-    let sets = wanted.min((room - 2 * copied) / held).max(1);
+    let most = if is_quick() { 2 } else { (ROTATED_BYTES / least + 1).min(MOST_SETS) };
+    let sets = most.min((room - 2 * copied) / held).max(1);
 
     let upload = |numbers: Vec<i64>| stream.clone_htod(&numbers);
     let kvlen = case.past + case.current;
@@ -305,61 +291,11 @@ pub fn run(
             }
             Ok(())
         };
-        // The goal is the faster way to copy: a graph saves the host's time, but may copy in a way of its own.
+        // The faster way to copy counts: a graph saves the host's time, but may copy in a way of its own.
         let replayed = median_us(context, stream, rotated, &mut copies)?;
         Ok(replayed.min(direct_median_us(context, stream, rotated, copies)?))
     };
     let (copy_of_store, copy_of_load) = (copy(case.store_bytes())?, copy(case.load_bytes())?);
     let copy = copy(total)?;
     Ok(Ok(Row { case: *case, sets, compared, host, call, store, load, copy, copy_of_load, copy_of_store }))
-}
-
-impl Row {
-    pub const HEAD: &str = "times in us; GB/s of bytes read and written; ratio: the copy's time by ours, 1 is the copy's speed\n\
-        case                                                    store   ratio       load   ratio     GB/s       call   ratio     copy    host  sets";
-
-    /// The row as a line of JSON, with what a peer needs to run the same case.
-    pub fn json(&self) -> String {
-        let Case { types, batch, past, current, num_repeat, layout } = self.case;
-        let t3 = types.t3.map_or("null".to_owned(), |t3| format!("\"{t3}\""));
-        format!(
-            "{{\"case\": \"{}\", \"t1\": \"{}\", \"t2\": \"{}\", \"t3\": {t3}, \"batch\": {batch}, \"past\": {past}, \
-             \"current\": {current}, \"num_repeat\": {num_repeat}, \"layout\": {}, \"num_heads\": {NUM_HEADS}, \
-             \"head_dim\": {HEAD_DIM}, \"store_bytes\": {}, \"load_bytes\": {}, \"sets\": {}, \"compared\": {}, \
-             \"store_us\": {}, \"load_us\": {}, \"call_us\": {}, \"copy_of_store_us\": {}, \"copy_of_load_us\": {}, \
-             \"copy_us\": {}, \"host_us\": {}}}",
-            self.case.name(),
-            types.t1,
-            types.t2,
-            layout.code(),
-            self.case.store_bytes(),
-            self.case.load_bytes(),
-            self.sets,
-            self.compared,
-            self.store,
-            self.load,
-            self.call,
-            self.copy_of_store,
-            self.copy_of_load,
-            self.copy,
-            self.host
-        )
-    }
-}
-
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, load, call, copy, host, .. } = self;
-        write!(
-            f,
-            "{:<52} {store:>8.2} {:>7.2} {load:>10.2} {:>7.2} {:>8.0} {call:>10.2} {:>7.2} {copy:>8.2} {host:>7.2} {:>5}",
-            self.case.name(),
-            self.copy_of_store / store,
-            self.copy_of_load / load,
-            self.case.load_bytes() as f32 / load / 1e3,
-            copy / call,
-            self.sets
-        )?;
-        if self.compared { Ok(()) } else { write!(f, "  (too large to be compared with the CPU)") }
-    }
 }

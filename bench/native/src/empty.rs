@@ -1,4 +1,5 @@
-//! An operator that does nothing, with the inputs and outputs of `KeyValueCache`: what a call of any custom operator costs.
+//! An operator that does nothing, with the inputs and outputs of `KeyValueCache`: what a call of any custom operator
+//! costs.
 
 use std::ffi::CString;
 use std::ops::RangeInclusive;
@@ -22,7 +23,7 @@ pub unsafe extern "system" fn RegisterCustomOps(
     options: *mut OrtSessionOptions,
     base: *const OrtApiBase,
 ) -> OrtStatusPtr {
-    // SAFETY: the caller's promise; functions of the base take any version.
+    // SAFETY: `base` is valid, as this function requires; its functions take any version.
     let (api, first) = unsafe { (((*base).GetApi)(ORT_API_VERSION), ((*base).GetApi)(1)) };
     // SAFETY: not null, so it is the interface of this version, which lives as long as the runtime.
     let outcome = match unsafe { api.as_ref() } {
@@ -45,7 +46,7 @@ pub unsafe extern "system" fn RegisterCustomOps(
 /// Adds the domain, which lives as long as the process: sessions keep pointers to it.
 fn register(options: *mut OrtSessionOptions) -> ort::Result<()> {
     struct Domain(OperatorDomain);
-    // SAFETY: once it is made, nothing but its address is asked for.
+    // SAFETY: once it is made, nothing but its address is used.
     unsafe impl Send for Domain {}
     // SAFETY: as above.
     unsafe impl Sync for Domain {}

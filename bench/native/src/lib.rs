@@ -1,24 +1,28 @@
 //! What the benchmark measures without Python in the way.
 //!
-//! A C interface that the Python driver loads: copies of memory ([`bench_copy`]) and one call of the operator, phase by
-//! phase ([`bench_case_measure`]), on a team of threads whose share of the processors is watched; and the judgment of
-//! any contender's answer by the reference kernel ([`bench_case_expect`]). All memory is the driver's, so that every
-//! contender works on the same pages.
+//! Two C interfaces, which the Python driver loads. [`operator_abi`] is one call of the operator in the caller's
+//! memory, and knows nothing of measuring. [`bench_abi`] measures such a call phase by phase, beside the loops that it
+//! is held against, on a [`Team`] of threads whose share of the processors is watched, and compares any contender's
+//! answer with the reference kernel's. All memory is the driver's, so that every contender works on the same pages.
 
-mod case;
-mod copy;
+mod answer;
+pub mod bench_abi;
+mod call;
 mod empty;
-mod interface;
+mod error_text;
+mod limit;
 mod line;
-mod mover;
+mod moved;
+pub mod operator_abi;
+mod roofline;
+mod row_loop;
 mod sample;
 mod team;
-mod traffic;
-mod verdict;
 
-pub use case::{Case, Description, Phase, Tensor};
+pub use answer::Answer;
+pub use call::{BoundCall, CallDescription, TensorDescription};
 pub use empty::RegisterCustomOps;
-pub use interface::*;
+pub use error_text::{ErrorText, OK, REFUSED};
+pub use moved::Moved;
 pub use sample::Sample;
 pub use team::Team;
-pub use traffic::Moved;

@@ -1,10 +1,12 @@
 //! The threads that a measurement runs on.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvcache_op::{Serial, Workers};
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::moved::Moved;
 use crate::sample::{Clocks, Sample};
 
 /// Threads that wait between measurements, and count how long they work and how long they hold a processor meanwhile.
@@ -18,12 +20,19 @@ pub struct Team {
 }
 
 impl Team {
-    /// A team of `threads`, of which a single one is the caller's.
+    /// A team of `threads`, each on a processor of its own as far as there are as many; a single one is the caller's
+    /// thread.
     ///
     /// # Errors
-    /// If threads cannot be started.
-    pub fn new(threads: usize) -> Result<Self, ThreadPoolBuildError> {
-        let pool = (threads > 1).then(|| ThreadPoolBuilder::new().num_threads(threads).build()).transpose()?;
+    /// If threads cannot be started, or cannot be pinned to their processors.
+    pub fn new(threads: usize) -> io::Result<Self> {
+        let build = || ThreadPoolBuilder::new().num_threads(threads).build().map_err(io::Error::other);
+        let pool = (threads > 1).then(build).transpose()?;
+        if let Some(pool) = &pool {
+            let processors = allowed_processors()?;
+            let pinned = pool.broadcast(|thread| pin_to(processors[thread.index() % processors.len()]));
+            pinned.into_iter().collect::<io::Result<()>>()?;
+        }
         Ok(Self { pool, wall_ns: AtomicU64::new(0), cpu_ns: AtomicU64::new(0) })
     }
 
@@ -43,6 +52,44 @@ impl Team {
         };
         Sample { wall_ns, share: held as f64 / worked.max(1) as f64 }
     }
+
+    /// Measures `iterations` of a loop that says what it has moved, and keeps what the last one says.
+    pub(crate) fn measure_moved(
+        &self,
+        iterations: usize,
+        mut work: impl FnMut() -> Result<Moved, String>,
+    ) -> Result<(Sample, Moved), String> {
+        let mut last = Ok(Moved::default());
+        let sample = self.measure(iterations, || last = work());
+        last.map(|moved| (sample, moved))
+    }
+}
+
+/// The processors that this process may use.
+fn allowed_processors() -> io::Result<Vec<usize>> {
+    // SAFETY: a set of processors is a bit mask, for which zeros are valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is as large as the call is told.
+    if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number is less than the set's size.
+    Ok((0..libc::CPU_SETSIZE as usize).filter(|&i| unsafe { libc::CPU_ISSET(i, &set) }).collect())
+}
+
+/// Keeps the calling thread on a processor.
+fn pin_to(processor: usize) -> io::Result<()> {
+    // SAFETY: as in `allowed_processors`, whose numbers are less than the set's size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor, &mut set);
+        set
+    };
+    // SAFETY: the set is as large as the call is told.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 impl Workers for Team {
@@ -52,7 +99,8 @@ impl Workers for Team {
 
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let Some(pool) = &self.pool else { return Serial.run(tasks, task) };
-        // Task i to thread i: a thread that is slow to wake finds its own task still waiting, as it does in a copy.
+        // Task i to thread i: a thread that is slow to wake finds its own task still waiting, as it does in the limit's
+        // loop.
         pool.broadcast(|thread| {
             let clocks = Clocks::start();
             (thread.index()..tasks).step_by(thread.num_threads()).for_each(task);

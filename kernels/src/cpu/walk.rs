@@ -12,6 +12,7 @@ use super::generic::stage::{LineWriter, Stage};
 use super::movers::{ElementBits, Mover, Writers};
 use super::tiling::{Kind, Order, Part, Shape, Tiling};
 use crate::addressing::Run;
+use crate::cache_bytes::{CacheBytes, TensorBytes};
 use crate::problem::{Geometry, Indices, Pointers, Problem};
 
 /// How far ahead of a row that is stored the values are prefetched, in bytes.
@@ -24,26 +25,25 @@ pub(crate) struct Walk<'a> {
     pointers: Pointers,
     functions: RowFunctions,
     bits: ElementBits,
-    cache: Place,
-    scale: Place,
+    cache: Layer,
+    scale: Layer,
 }
 
 // SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no two
 // tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others away.
 unsafe impl Sync for Walk<'_> {}
 
-/// Where the layer's heads are in `cache` or `scale`, in bytes.
+/// A call's layer of `cache` or of `scale`.
 #[derive(Clone, Copy)]
-struct Place {
+struct Layer {
+    /// The keys of slot 0.
     data: *mut u8,
-    token: usize,
-    kv: usize,
-    head: usize,
+    strides: TensorBytes,
 }
 
-impl Place {
-    fn at(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
-        self.data.wrapping_add(slot * self.token + kv * self.kv + h * self.head)
+impl Layer {
+    fn row(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
+        self.data.wrapping_add(self.strides.offset(slot, 0, kv, h))
     }
 }
 
@@ -57,21 +57,15 @@ impl<'a> Walk<'a> {
     pub(crate) fn new(problem: &Problem<'a>, instructions: InstructionSet) -> Self {
         let geometry = *problem.geometry();
         let pointers = problem.pointers();
-        let Geometry { t1, t2, quant, layer_idx, cache, .. } = geometry;
+        let Geometry { t1, t2, quant, .. } = geometry;
         let t3 = quant.map(|quant| quant.t3);
-        let place = |data: *mut u8, element, strides: kvcache_schema::CacheStrides| Place {
-            data: data.wrapping_add(bytes(element, layer_idx * strides.layer)),
-            token: bytes(element, strides.token),
-            kv: bytes(element, strides.kv),
-            head: bytes(element, strides.head),
-        };
+        let bytes = CacheBytes::new(&geometry);
+        let (cache, scale) = bytes.head(0, 0, 0);
         Self {
             functions: instructions.row_functions((t1, t2, t3), quant.map_or(1, |quant| quant.group)),
             bits: ElementBits { value: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
-            cache: place(pointers.cache, t2, cache),
-            scale: quant.map_or(Place { data: pointers.scale, token: 0, kv: 0, head: 0 }, |quant| {
-                place(pointers.scale, quant.t3, quant.scale)
-            }),
+            cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },
+            scale: Layer { data: pointers.scale.wrapping_add(scale), strides: bytes.scale },
             indices: *problem.indices(),
             pointers,
             geometry,
@@ -119,7 +113,7 @@ impl<'a> Walk<'a> {
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(crate) fn store(&self, tokens: Range<usize>, stream: bool) {
         let whole_lines = self.cache.data.addr().is_multiple_of(LINE)
-            && self.cache.head.is_multiple_of(LINE)
+            && self.cache.strides.head.is_multiple_of(LINE)
             && bytes(self.geometry.t2, self.geometry.head_dim).is_multiple_of(LINE);
         let tiling = self.shape().store(stream, whole_lines);
         self.with_writers(stream, |walk, writers| walk.store_runs(tokens, tiling, writers));
@@ -188,8 +182,8 @@ impl<'a> Walk<'a> {
         let ahead = part.ahead?;
         let slot = if ahead.token < run.len { run.slot + ahead.token } else { next? + ahead.token - run.len };
         let from = (run.slot + part.tokens.start, part.kv, part.rows.start);
-        let distance = |place: &Place| {
-            place.at(slot, ahead.kv, ahead.row).addr().wrapping_sub(place.at(from.0, from.1, from.2).addr()) as isize
+        let distance = |layer: &Layer| {
+            layer.row(slot, ahead.kv, ahead.row).addr().wrapping_sub(layer.row(from.0, from.1, from.2).addr()) as isize
         };
         Some(Prefetch { row: distance(&self.cache), scale: distance(&self.scale) })
     }
@@ -203,30 +197,36 @@ impl<'a> Walk<'a> {
         let (tokens, rows) = (part.tokens.len(), part.rows.len());
         let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);
         let slot = run.slot + part.tokens.start;
-        let place = |place: &Place, (outer, inner): (usize, usize)| Operand {
-            data: place.at(slot, part.kv, part.rows.start),
+        let operand = |layer: &Layer, (outer, inner): (usize, usize)| Operand {
+            data: layer.row(slot, part.kv, part.rows.start),
             outer,
             inner,
         };
         let (cache, scale) = (&self.cache, &self.scale);
-        let block = |outer, inner, row, values_steps: (usize, usize), steps: fn(&Place) -> (usize, usize)| Block {
+        let block = |outer, inner, row, values_steps: (usize, usize), steps: fn(&Layer) -> (usize, usize)| Block {
             outer,
             inner,
             row,
             values: Operand { data: values, outer: values_steps.0, inner: values_steps.1 },
             copies,
-            cache: place(cache, steps(cache)),
-            scale: place(scale, steps(scale)),
+            cache: operand(cache, steps(cache)),
+            scale: operand(scale, steps(scale)),
             prefetch: None,
         };
         match tiling.order {
-            Order::HeadsOuter => block(rows, tokens, row, (row_bytes, token_bytes), |place| (place.head, place.token)),
-            Order::TokensOuter if tiling.one_row => block(1, 1, row.times(tokens), (0, 0), |_| (0, 0)),
-            Order::TokensOuter if tiling.rows == 1 => block(1, tokens, row, (0, token_bytes), |place| (0, place.token)),
-            Order::TokensOuter if cache.token == rows * cache.head => {
-                block(1, tokens * rows, row, (0, row_bytes), |place| (0, place.head))
+            Order::HeadsOuter => {
+                block(rows, tokens, row, (row_bytes, token_bytes), |layer| (layer.strides.head, layer.strides.token))
             }
-            Order::TokensOuter => block(tokens, rows, row, (token_bytes, row_bytes), |place| (place.token, place.head)),
+            Order::TokensOuter if tiling.one_row => block(1, 1, row.times(tokens), (0, 0), |_| (0, 0)),
+            Order::TokensOuter if tiling.rows == 1 => {
+                block(1, tokens, row, (0, token_bytes), |layer| (0, layer.strides.token))
+            }
+            Order::TokensOuter if cache.strides.token == rows * cache.strides.head => {
+                block(1, tokens * rows, row, (0, row_bytes), |layer| (0, layer.strides.head))
+            }
+            Order::TokensOuter => {
+                block(tokens, rows, row, (token_bytes, row_bytes), |layer| (layer.strides.token, layer.strides.head))
+            }
         }
     }
 

@@ -1,13 +1,13 @@
 """Compiles the CUDA kernels to PTX, ahead of time: `ptx/<types>.ptx.z`, one module for each combination of types.
 
     python kernels/src/cuda/generate.py            writes the modules anew
-    python kernels/src/cuda/generate.py --check    fails if they differ from what the sources give, or if ptxas finds that
-                                                   a kernel spills registers or needs a stack
+    python kernels/src/cuda/generate.py --check    fails if they differ from what the sources give, or if ptxas finds
+                                                   that a kernel spills registers or needs a stack
 
-Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the same
-text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are written in
-the compiler's version of PTX but use nothing that an older one does not have, and so say that they are of the older: a driver
-refuses whatever is newer than itself. The assembler of that older CUDA is asked, too.
+Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the
+same text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are
+written in the compiler's version of PTX but use nothing that an older one does not have, and so say that they are of
+the older: a driver refuses whatever is newer than itself. The assembler of that older CUDA checks them, too.
 """
 
 import argparse
@@ -104,7 +104,9 @@ class Nvrtc:
             sys.exit(f"{types}: {log or failed}")
         ptx = self._text(program, "PTX")
         self._call("nvrtcDestroyProgram", ctypes.byref(program))
-        ptx, found = re.subn(r"^\.version \d+\.\d+$", f".version {PTX_VERSION}", ptx.rstrip() + "\n", flags=re.MULTILINE)
+        ptx, found = re.subn(
+            r"^\.version \d+\.\d+$", f".version {PTX_VERSION}", ptx.rstrip() + "\n", flags=re.MULTILINE
+        )
         if found != 1:
             sys.exit(f"{types}: {found} lines tell the version of PTX")
         return ptx
@@ -120,7 +122,9 @@ def resources(ptx: str, ptxas: str, architecture: str) -> list[str]:
     if done.returncode:
         sys.exit(f"{ptxas}: {done.stderr}")
     parts = re.split(r"Compiling entry function '(\w+)'", done.stderr)[1:]
-    return [f"{ptxas} sm_{architecture} {name}: {' '.join(text.split())}" for name, text in zip(parts[::2], parts[1::2])]
+    return [
+        f"{ptxas} sm_{architecture} {name}: {' '.join(text.split())}" for name, text in zip(parts[::2], parts[1::2])
+    ]
 
 
 def embedded(name: str) -> str | None:
@@ -143,6 +147,7 @@ def complaints(line: str) -> list[str]:
 
 
 def main() -> None:
+    """Writes the modules, or checks them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing, and ask ptxas")
     parser.add_argument("--verbose", action="store_true", help="print what each kernel takes")

@@ -1,29 +1,35 @@
-//! The operator's traffic without its arithmetic: what any operator can reach on a case.
+//! The roofline for a call's access pattern: the operator's reads and writes without its arithmetic.
 //!
 //! It reads each line of each row that the operator must read, in token order, and writes as many lines as the operator
-//! must write, to the same places. What it writes is what it has just read, so it converts, quantizes and checks nothing.
+//! must write, to the same places. What it writes is what it has just read, so it converts, quantizes and checks
+//! nothing.
 
 use std::ops::Range;
-use std::sync::Mutex;
 
 use kvcache_kernels::{Geometry, Indices, Pointers, Problem};
 use kvcache_op::{ElementType, Workers};
 
 use crate::line::{LINE, Line};
-use crate::mover::{ANY, Mover};
+use crate::moved::Moved;
+use crate::row_loop::{ANY, RowLoop};
 
-/// The order in which a case's rows are moved; which is fastest depends on layout and machine, so there are several.
+/// The order in which a call's rows are moved; which is fastest depends on layout and machine, so there are several.
 #[derive(Debug, Clone, Copy)]
-struct Schedule {
-    /// How many tokens of a run are taken at once, first their keys and then their values, head by head where heads lie
-    /// apart.
+struct Order {
+    /// How many tokens of a run are taken together, first their keys and then their values.
     block: usize,
-    /// How many tokens ahead of a row its lines are asked for, out of cache.
+    /// Where heads lie apart: whether all heads of a token come first, or all of a block's tokens of a head.
+    by_token: bool,
+    /// The prefetch distance in tokens, for reads out of cache.
     ahead: usize,
 }
 
-/// All schedules, in the driver's order.
-const SCHEDULES: [Schedule; 2] = [Schedule { block: 1, ahead: 2 }, Schedule { block: 16, ahead: 16 }];
+/// All orders, as the driver numbers them: row by row, in blocks, by pages.
+const ORDERS: [Order; 3] = [
+    Order { block: 1, by_token: true, ahead: 2 },
+    Order { block: 16, by_token: false, ahead: 16 },
+    Order { block: 128, by_token: true, ahead: 4 },
+];
 
 /// What of a call is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,66 +40,44 @@ pub(crate) enum Direction {
     Load,
 }
 
-/// What has been moved, for the driver to compare with what the case asks for.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Bytes that were read.
-    pub read: u64,
-    /// Bytes that were written.
-    pub written: u64,
-    /// The sum, modulo 65536, of all that was read as 16-bit numbers.
-    pub sum: u64,
-}
-
-impl Moved {
-    /// Both together.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = (self.sum + other.sum) % (1 << 16);
-        Self { read: self.read + other.read, written: self.written + other.written, sum }
-    }
-}
-
-/// Moves a phase's bytes on the team's threads, an equal part of the tokens for each; `stream` is whether whole lines are
-/// written past the caches. None if a row is not whole lines, or there is no such schedule.
+/// Moves a phase's bytes on the workers' threads, an equal part of the tokens for each; `stream` is whether whole lines
+/// are written with non-temporal stores.
+///
+/// # Errors
+/// If a row is not whole lines, or there is no such order.
 pub(crate) fn run(
     problem: &mut Problem<'_>,
     direction: Direction,
-    schedule: usize,
+    order: usize,
     stream: bool,
     workers: &dyn Workers,
-) -> Option<Moved> {
-    let plan = Plan::new(problem, direction, *SCHEDULES.get(schedule)?)?;
+) -> Result<Moved, String> {
+    let order = ORDERS.get(order).ok_or_else(|| format!("order: expected 0 to {}, got {order}", ORDERS.len() - 1))?;
+    let plan = Plan::new(problem, direction, *order).ok_or("rows of the call are not whole, aligned cache lines")?;
     let tokens = match direction {
         Direction::Store => problem.total_seqlen(),
         Direction::Load => problem.total_kvlen(),
     };
     let threads = workers.threads();
-    let moved = Mutex::new(Moved::default());
-    workers.run(threads, &|thread| {
+    Ok(Moved::by_threads(workers, |thread| {
         let part = tokens * thread / threads..tokens * (thread + 1) / threads;
-        // SAFETY: the problem's conditions; each thread has tokens of its own.
-        let part = unsafe { move_tokens(&plan, part, stream) };
-        if let Ok(mut moved) = moved.lock() {
-            *moved = moved.plus(part);
-        }
-    });
-    moved.into_inner().ok()
+        // SAFETY: `&mut Problem` gives this loop its memory; each thread has tokens of its own.
+        unsafe { move_tokens(&plan, part, stream) }
+    }))
 }
 
 /// Moves some tokens with the widest lines that the processor has.
 ///
 /// # Safety
-/// The plan's problem is valid, and nobody else moves these tokens.
+/// The plan's problem is borrowed for as long, and nobody else moves these tokens.
 unsafe fn move_tokens(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
-    // SAFETY: the caller's promise; the processor has been asked, and the other line needs nothing.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx512bw") {
-            return move_avx512(plan, tokens, stream);
-        }
-        specialized::<crate::line::Widest>(plan, tokens, stream)
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512bw") {
+        // SAFETY: AVX-512BW was detected (AVX-512F is part of it); the tokens are this thread's.
+        return unsafe { move_avx512(plan, tokens, stream) };
     }
+    // SAFETY: `Widest` needs nothing beyond the target's baseline; the tokens are this thread's.
+    unsafe { specialized::<crate::line::Widest>(plan, tokens, stream) }
 }
 
 /// # Safety
@@ -101,17 +85,17 @@ unsafe fn move_tokens(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Mo
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn move_avx512(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
-    // SAFETY: the caller's promise.
+    // SAFETY: the processor has AVX-512BW, and the tokens are this thread's: both this function's conditions.
     unsafe { specialized::<crate::line::Avx512>(plan, tokens, stream) }
 }
 
-/// Chooses the loop that is made for the plan: what it asks of every line is known when it is compiled.
+/// Chooses the loop that is compiled for the plan's direction, stores and lines in turn.
 ///
 /// # Safety
 /// As for [`move_tokens`], on a processor with the line's instructions.
 #[inline(always)]
 unsafe fn specialized<L: Line>(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
-    // SAFETY: the caller's promise.
+    // SAFETY: this function's conditions are those of `Plan::move_tokens`.
     unsafe {
         match (plan.direction, stream, plan.turns) {
             (Direction::Load, true, [1, 1]) => plan.move_tokens::<L, true, true, 1>(tokens),
@@ -130,9 +114,9 @@ unsafe fn specialized<L: Line>(plan: &Plan<'_>, tokens: Range<usize>, stream: bo
     }
 }
 
-/// How one tensor's part of a token's keys, or of its values, lies in memory.
+/// Where a tensor's heads lie in memory.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Heads {
     data: *mut u8,
     /// Bytes of a head.
     head: usize,
@@ -142,7 +126,7 @@ struct Place {
     start: usize,
 }
 
-impl Place {
+impl Heads {
     fn at(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
         self.data.wrapping_add(self.start + slot * self.steps[0] + kv * self.steps[1] + h * self.steps[2])
     }
@@ -173,28 +157,28 @@ struct Plan<'a> {
     direction: Direction,
     batch: usize,
     heads: usize,
-    cache: Place,
-    scale: Option<Place>,
+    cache: Heads,
+    scale: Option<Heads>,
     /// Current tokens, or `key` and `value`.
     values: [*mut u8; 2],
     /// Bytes of a head there, in all its copies.
     value_head: usize,
-    /// Lines that are read and that are written in turn.
+    /// Lines that are read, and lines that are written, in turn.
     turns: [usize; 2],
     /// How many such turns a head takes.
     steps: usize,
-    schedule: Schedule,
+    order: Order,
 }
 
-// SAFETY: threads move tokens of their own; the problem's conditions keep others away.
+// SAFETY: threads move tokens of their own, and the problem is mutably borrowed meanwhile.
 unsafe impl Sync for Plan<'_> {}
 
 impl<'a> Plan<'a> {
-    fn new(problem: &Problem<'a>, direction: Direction, schedule: Schedule) -> Option<Self> {
+    fn new(problem: &Problem<'a>, direction: Direction, order: Order) -> Option<Self> {
         let (geometry, pointers) = (problem.geometry(), problem.pointers());
         let Geometry { head_dim, num_repeat, layer_idx, quant, .. } = *geometry;
         let bytes = |element: ElementType, len: usize| len * element.bits() / 8;
-        let place = |data, element, len: usize, strides: [usize; 4]| Place {
+        let place = |data, element, len: usize, strides: [usize; 4]| Heads {
             data,
             head: bytes(element, len),
             steps: [strides[0], strides[1], strides[2]].map(|stride| bytes(element, stride)),
@@ -237,7 +221,7 @@ impl<'a> Plan<'a> {
             value_head,
             turns,
             steps: smaller / LINE,
-            schedule,
+            order,
         })
     }
 
@@ -250,28 +234,28 @@ impl<'a> Plan<'a> {
         &self,
         tokens: Range<usize>,
     ) -> Moved {
-        let Schedule { block, ahead: tokens_ahead } = self.schedule;
-        let mut mover = Mover::<L, STREAM, WRITES> { sum: L::zero(), last: L::zero(), read: 0, written: 0 };
+        let Order { block, ahead: tokens_ahead, .. } = self.order;
+        let mut rows = RowLoop::<L, STREAM, WRITES> { sum: L::zero(), last: L::zero(), read: 0, written: 0 };
         for b in 0..self.batch {
             let sequence = self.indices.sequence(b);
-            let (rows, first) = if LOAD { (sequence.all, 0) } else { (sequence.current, sequence.start_pos) };
-            let (start, end) = (tokens.start.max(rows.start), tokens.end.min(rows.end));
+            let (packed, first) = if LOAD { (sequence.all, 0) } else { (sequence.current, sequence.start_pos) };
+            let (start, end) = (tokens.start.max(packed.start), tokens.end.min(packed.end));
             if start >= end {
                 continue;
             }
-            let positions = first + start - rows.start..first + end - rows.start;
+            let positions = first + start - packed.start..first + end - packed.start;
             let mut runs = self.indices.addressing.runs(b, positions).peekable();
             while let Some(run) = runs.next() {
                 let next = runs.peek().map_or(run.slot, |next| next.slot);
-                let values = (rows.start + run.token - first) * self.heads * self.value_head;
+                let values = (packed.start + run.token - first) * self.heads * self.value_head;
                 for t in (0..run.len).step_by(block) {
                     let len = block.min(run.len - t);
                     let ahead = if t + tokens_ahead < run.len { run.slot + t + tokens_ahead } else { next };
                     for kv in 0..2 {
                         let values = self.values[kv].wrapping_add(values + t * self.heads * self.value_head);
-                        // SAFETY: the block's tokens are among the caller's.
+                        // SAFETY: `t + len <= run.len`, so the block's tokens are among the caller's.
                         unsafe {
-                            self.move_block::<L, LOAD, STREAM, WRITES>(&mut mover, run.slot + t, len, kv, ahead, values)
+                            self.move_block::<L, LOAD, STREAM, WRITES>(&mut rows, run.slot + t, len, kv, ahead, values)
                         };
                     }
                 }
@@ -280,17 +264,17 @@ impl<'a> Plan<'a> {
         if STREAM {
             L::fence();
         }
-        Moved { read: mover.read, written: mover.written, sum: mover.sum.sum().into() }
+        Moved { read: rows.read, written: rows.written, sum: rows.sum.sum().into() }
     }
 
-    /// Moves keys or values of some neighboring tokens, and asks for those of the token in slot `ahead`.
+    /// Moves keys or values of some neighboring tokens, and prefetches those from slot `ahead` on.
     ///
     /// # Safety
     /// As for [`move_tokens`](Self::move_tokens).
     #[inline(always)]
     unsafe fn move_block<L: Line, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
         &self,
-        mover: &mut Mover<L, STREAM, WRITES>,
+        rows: &mut RowLoop<L, STREAM, WRITES>,
         slot: usize,
         len: usize,
         kv: usize,
@@ -303,15 +287,18 @@ impl<'a> Plan<'a> {
         let distance = if LOAD {
             self.cache.at(ahead, kv, 0) as isize - self.cache.at(slot, kv, 0) as isize
         } else {
-            (self.schedule.ahead * self.heads * self.value_head) as isize
+            (self.order.ahead * self.heads * self.value_head) as isize
         };
-        for h in 0..pieces.heads {
-            for t in 0..pieces.tokens {
+        let by_token = self.order.by_token;
+        let (outer, inner) = if by_token { (pieces.tokens, pieces.heads) } else { (pieces.heads, pieces.tokens) };
+        for i in 0..outer {
+            for k in 0..inner {
+                let (t, h) = if by_token { (i, k) } else { (k, i) };
                 let row = self.cache.at(slot + t, kv, h);
                 let values = values.wrapping_add((t * pieces.heads + h) * value_bytes);
                 let (from, to) = if LOAD { (row, values) } else { (values, row) };
-                // SAFETY: the rows of a token of the problem.
-                unsafe { mover.lines(self.turns, steps, from, to, distance) };
+                // SAFETY: `Problem`: slot + t < max_t and h < num_heads; the token is the caller's.
+                unsafe { rows.lines(self.turns, steps, from, to, distance) };
             }
         }
         let Some(scale) = &self.scale else { return };
@@ -321,12 +308,12 @@ impl<'a> Plan<'a> {
         for h in 0..pieces.heads {
             for t in 0..pieces.tokens {
                 let row = scale.at(slot + t, kv, h);
-                // SAFETY: the scales of a token of the problem.
+                // SAFETY: `Problem`: slot + t < max_t and h < num_heads; the token is the caller's.
                 unsafe {
                     if LOAD {
-                        mover.read(row, bytes, distance);
+                        rows.read(row, bytes, distance);
                     } else {
-                        mover.write(row, bytes);
+                        rows.write(row, bytes);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-"""The memory that all contenders share: warm, page aligned, in huge pages where the system grants them."""
+"""A case's tensors in memory that all contenders share: touched before, in huge pages where the system grants them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from onnx import TensorProto
 from cases import HEAD_DIM, NUM_HEADS, PAGE_SIZE, Case
 from kvcache import BITS, NUMPY_TYPES, cache_shape
 
-LAST_LEVEL = 32 << 20  # bytes of the last-level cache of the machines this is run on
+
+def last_level() -> int:
+    """Bytes of the last-level cache, as the system tells; 32 MiB where it does not."""
+    size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+    return int(size.read_text().strip().removesuffix("K")) << 10 if size.exists() else 32 << 20
+
 
 # Between two reads of the same bytes a cold case reads this many others.
-ROTATION = 4 * LAST_LEVEL
+ROTATION = min(512 << 20, max(128 << 20, 2 * last_level()))
 
 # Layers of a cold cache in layout 0, where the other layers lie between a layer's tokens, as far as memory allows.
 NUM_LAYER, CACHE_LIMIT = 32, 3 << 30
@@ -43,20 +48,23 @@ class Arena:
             region[:] = 0
         return region[:size]
 
-    def tensor(self, name: str, element_type: int, shape: tuple[int, ...]) -> np.ndarray:
-        """A region as a tensor with what it holds; packed int4 has one axis of bytes."""
+    def tensor(self, name: str, element_type: int, shape: tuple[int, ...], past_line: int = 0) -> np.ndarray:
+        """A tensor with what the region holds, so many bytes after its start; packed int4 has one axis of bytes."""
         size = prod(shape) * BITS[element_type] // 8
-        data = self.bytes(name, size).view(NUMPY_TYPES[element_type])
+        data = self.bytes(name, past_line + size)[past_line:].view(NUMPY_TYPES[element_type])
         return data if element_type == TensorProto.INT4 else data.reshape(shape)
 
-    def random(self, name: str, element_type: int, shape: tuple[int, ...], positive: bool = False) -> np.ndarray:
+    def random(
+        self, name: str, element_type: int, shape: tuple[int, ...], past_line: int = 0, positive: bool = False
+    ) -> np.ndarray:
         """The same, filled with random finite numbers."""
-        tensor = self.tensor(name, element_type, shape)
+        size = past_line + prod(shape) * BITS[element_type] // 8
+        values = self.bytes(name, size).view(NUMPY_TYPES[element_type])
         filled_type, filled = self._contents.get(name, (None, 0))
-        if filled_type != element_type or filled < tensor.size:
-            repeat(tensor.reshape(-1), random_pattern(tensor.dtype, positive))
-            self._contents[name] = (element_type, tensor.size)
-        return tensor
+        if filled_type != element_type or filled < size:
+            repeat(values, random_pattern(values.dtype, positive))
+            self._contents[name] = (element_type, size)
+        return self.tensor(name, element_type, shape, past_line)
 
 
 def huge_share() -> float | None:
@@ -95,7 +103,7 @@ def repeat(values: np.ndarray, pattern: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class Operands:
+class CaseTensors:
     """A case's tensors. A cold case is measured on one of `layers` after another."""
 
     case: Case
@@ -125,9 +133,9 @@ class Operands:
         )
 
 
-def operands(case: Case, arena: Arena) -> Operands:
+def tensors_of(case: Case, arena: Arena) -> CaseTensors:
     """The case's tensors, in the arena."""
-    lengths, form = case.lengths, case.format
+    lengths, form, past = case.lengths, case.format, case.past_line
     read = sum(lengths.kvlens) * form.cache_bytes
     # At least three, so that no contender measures the layer of the one before it, whatever the order.
     num_rotated = min(64, max(3, ceil(ROTATION / read))) if case.cold else 1
@@ -139,20 +147,20 @@ def operands(case: Case, arena: Arena) -> Operands:
     tokens, all_tokens = sum(lengths.seqlens), sum(lengths.kvlens)
     current, output = (tokens, NUM_HEADS, HEAD_DIM), (all_tokens, NUM_HEADS * case.num_repeat, HEAD_DIM)
     inputs = {
-        "current_key": arena.random("current_key", form.t1, current),
-        "current_value": arena.random("current_value", form.t1, current),
+        "current_key": arena.random("current_key", form.t1, current, past),
+        "current_value": arena.random("current_value", form.t1, current, past),
         "seqstarts": starts(lengths.seqlens),
         "kvstarts": starts(lengths.kvlens),
         "cachestarts": cachestarts,
         "start_pos": np.array(lengths.kvlens, np.int64) - np.array(lengths.seqlens, np.int64),
         "max_seqlen": np.array([max(lengths.seqlens)], np.int64),
         "max_kvlen": np.array([max(lengths.kvlens)], np.int64),
-        "cache": arena.random("cache", form.t2, shape),
+        "cache": arena.random("cache", form.t2, shape, past),
     }
     if form.t3 is not None:
         last = HEAD_DIM // form.quant_group
         scale_shape = cache_shape(case.cache_layout, **axes, last=last)
-        inputs["scale"] = arena.random("scale", form.t3, scale_shape, positive=True)
+        inputs["scale"] = arena.random("scale", form.t3, scale_shape, past, positive=True)
     attributes = {
         "num_layer": num_layer,
         "layer_idx": 0,
@@ -164,8 +172,8 @@ def operands(case: Case, arena: Arena) -> Operands:
         "page_size": PAGE_SIZE,
     }
     layers = [i * num_layer // num_rotated for i in range(num_rotated)]
-    key, value = (arena.tensor(name, form.t1, output) for name in ("key", "value"))
-    return Operands(case, attributes, layers, inputs, shape, key, value)
+    key, value = (arena.tensor(name, form.t1, output, past) for name in ("key", "value"))
+    return CaseTensors(case, attributes, layers, inputs, shape, key, value)
 
 
 def starts(lengths: tuple[int, ...]) -> np.ndarray:

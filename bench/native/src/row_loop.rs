@@ -1,18 +1,18 @@
-//! Rows of lines, moved and counted.
+//! Rows of cache lines, moved and counted.
 
 use crate::line::{LINE, Line};
 
 /// Lines that are read before any is written.
 const BURST: usize = 4;
 
-/// In the place of a number of lines: as many as the plan says.
+/// Instead of a number of lines that is known at compile time: as many as the plan says.
 pub(crate) const ANY: usize = 0;
 
-/// What makes stored lines harmless to whoever computes with them: as float16 and as float32 they are from 0 to 2.
-const HARMLESS: u16 = 0x3fff;
+/// A mask that leaves only finite numbers: masked, a line holds float16 or float32 values from 0 to 2.
+const FINITE: u16 = 0x3fff;
 
-/// Moves rows, and keeps count.
-pub(crate) struct Mover<L, const STREAM: bool, const WRITES: usize> {
+/// Moves rows, and counts what it reads and writes.
+pub(crate) struct RowLoop<L, const STREAM: bool, const WRITES: usize> {
     /// The sums of all that was read, as 16-bit numbers, by their place in a line.
     pub(crate) sum: L,
     /// The line that was read last.
@@ -23,8 +23,9 @@ pub(crate) struct Mover<L, const STREAM: bool, const WRITES: usize> {
     pub(crate) written: u64,
 }
 
-impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> {
-    /// Reads whole lines and writes others, so many of each in turn.
+impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES> {
+    /// Reads whole lines and writes others, so many of each in turn; prefetches lines `ahead` bytes from those it
+    /// reads.
     ///
     /// # Safety
     /// The processor has the line's instructions; `from` is valid for reads and `to`, aligned to a line, for writes of
@@ -37,11 +38,11 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
         let whole = steps / BURST * BURST;
         let at = |i: usize| (from.wrapping_add(i * reads * LINE), to.wrapping_add(i * writes * LINE));
         for i in (0..whole).step_by(BURST) {
-            // SAFETY: the caller's promise.
+            // SAFETY: `i + BURST <= whole <= steps`, so the burst's lines are among those this function requires.
             unsafe { self.burst::<BURST>(reads, writes, at(i), ahead) };
         }
         for i in whole..steps {
-            // SAFETY: as above.
+            // SAFETY: `i < steps`: the same for one line of each turn.
             unsafe { self.burst::<1>(reads, writes, at(i), ahead) };
         }
     }
@@ -60,7 +61,7 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
         for (i, line) in lines.iter_mut().enumerate() {
             for k in 0..reads {
                 let at = from.wrapping_add((i * reads + k) * LINE);
-                // SAFETY: a line of `from`.
+                // SAFETY: `i < N` and `k < reads`: one of the `N * reads` lines that `from` is valid for.
                 *line = unsafe { L::load(at) };
                 self.sum = self.sum.add(*line);
                 if STREAM {
@@ -70,15 +71,15 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
         }
         self.last = lines[N - 1];
         for (i, line) in lines.into_iter().enumerate() {
-            let line = line.and(HARMLESS);
+            let line = line.and(FINITE);
             for k in 0..writes {
-                // SAFETY: a line of `to`.
+                // SAFETY: `i < N` and `k < writes`: one of the `N * writes` lines that `to` is valid for.
                 unsafe { line.put(to.wrapping_add((i * writes + k) * LINE), STREAM) };
             }
         }
     }
 
-    /// Reads any even number of bytes, and asks for as many elsewhere.
+    /// Reads any even number of bytes, and prefetches as many that lie `ahead` bytes from them.
     ///
     /// # Safety
     /// The processor has the line's instructions; `from` is valid for reads.
@@ -90,11 +91,11 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
         }
         let whole = len / LINE * LINE;
         for at in (0..whole).step_by(LINE) {
-            // SAFETY: inside the row.
+            // SAFETY: `at + LINE <= whole <= len`.
             self.sum = self.sum.add(unsafe { L::load(from.add(at)) });
         }
         if whole < len {
-            // SAFETY: inside the row.
+            // SAFETY: `len - whole` bytes are left, fewer than a line.
             self.sum = self.sum.add(unsafe { L::load_part(from.add(whole), len - whole) });
         }
     }
@@ -106,15 +107,15 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> Mover<L, STREAM, WRITES> 
     #[inline(always)]
     pub(crate) unsafe fn write(&mut self, to: *mut u8, len: usize) {
         self.written += len as u64;
-        let line = self.last.and(HARMLESS);
+        let line = self.last.and(FINITE);
         let stream = STREAM && to.align_offset(LINE) == 0;
         let whole = len / LINE * LINE;
         for at in (0..whole).step_by(LINE) {
-            // SAFETY: inside the row.
+            // SAFETY: `at + LINE <= whole <= len`; `stream` only where `to` is aligned to a line.
             unsafe { line.put(to.add(at), stream) };
         }
         if whole < len {
-            // SAFETY: inside the row.
+            // SAFETY: `len - whole` bytes are left, fewer than a line.
             unsafe { line.put_part(to.add(whole), len - whole) };
         }
     }

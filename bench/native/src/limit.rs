@@ -1,0 +1,197 @@
+//! The limit of a case: a loop that reads and writes as many bytes as the case does, in the same ratio, and nothing
+//! else.
+//!
+//! A copy of half the bytes is no limit where writes dominate, because memory takes longer to write than to read. So a
+//! line is read, or written, whenever one is due by the ratio. Which order is fastest depends on the machine and on the
+//! ratio: there are several, and the driver takes the fastest.
+
+use kvcache_op::Workers;
+
+use crate::line::{LINE, Line};
+use crate::moved::Moved;
+
+/// Lines of a page.
+const PAGE: usize = 4096 / LINE;
+
+/// The two sides of the loop, and how it walks over them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    /// What is read.
+    pub(crate) from: *const u8,
+    /// Lines that are read.
+    pub(crate) reads: usize,
+    /// What is written.
+    pub(crate) to: *mut u8,
+    /// Lines that are written.
+    pub(crate) writes: usize,
+    /// Pages that are taken in turn, a line of each: 4 or 8, or 1 for a walk in sequence.
+    pub(crate) pages: usize,
+    /// Whether lines are written with non-temporal stores.
+    pub(crate) stream: bool,
+}
+
+// SAFETY: `run` splits both sides among its threads, and its caller has both to itself.
+unsafe impl Sync for Limit {}
+
+impl Limit {
+    /// Runs the loop on the workers' threads, an equal part for each.
+    ///
+    /// # Errors
+    /// If it cannot take so many pages in turn.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `reads` lines and `to` for writes of `writes` lines; they do not overlap, and
+    /// nobody else uses `to` meanwhile. `to` is aligned to a line.
+    pub(crate) unsafe fn run(&self, workers: &dyn Workers) -> Result<Moved, String> {
+        if ![1, 4, 8].contains(&self.pages) {
+            return Err(format!("pages in turn: expected 1, 4 or 8, got {}", self.pages));
+        }
+        let threads = workers.threads();
+        Ok(Moved::by_threads(workers, |thread| {
+            let share = |lines: usize| lines * thread / threads..lines * (thread + 1) / threads;
+            let (reads, writes) = (share(self.reads), share(self.writes));
+            let part = Self {
+                from: self.from.wrapping_add(reads.start * LINE),
+                reads: reads.len(),
+                to: self.to.wrapping_add(writes.start * LINE),
+                writes: writes.len(),
+                ..*self
+            };
+            // SAFETY: the part's lines are among those of `self`, and no other thread's.
+            unsafe { part.run_part() }
+        }))
+    }
+
+    /// Runs the loop on this thread, with the widest lines that the processor has.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    unsafe fn run_part(self) -> Moved {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512bw") {
+            // SAFETY: AVX-512BW was detected (AVX-512F is part of it); memory as this function's caller guarantees.
+            return unsafe { self.run_avx512() };
+        }
+        // SAFETY: `Widest` needs nothing beyond the target's baseline; memory as this function's caller guarantees.
+        unsafe { self.specialized::<crate::line::Widest>() }
+    }
+
+    /// # Safety
+    /// As for [`run`](Self::run), on a processor with AVX-512BW.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn run_avx512(self) -> Moved {
+        // SAFETY: the processor has AVX-512BW, and memory is as `run` says: both this function's conditions.
+        unsafe { self.specialized::<crate::line::Avx512>() }
+    }
+
+    /// Chooses the loop that is compiled for the number of pages and the kind of store.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), on a processor with the line's instructions.
+    #[inline(always)]
+    unsafe fn specialized<L: Line>(self) -> Moved {
+        // SAFETY: this function's conditions are those of `walk`.
+        unsafe {
+            match (self.pages, self.stream) {
+                (4, true) => self.walk::<L, true, 4>(),
+                (8, true) => self.walk::<L, true, 8>(),
+                (_, true) => self.walk::<L, true, 1>(),
+                (4, false) => self.walk::<L, false, 4>(),
+                (8, false) => self.walk::<L, false, 8>(),
+                (_, false) => self.walk::<L, false, 1>(),
+            }
+        }
+    }
+
+    /// Walks over whole groups of `PAGES` pages of the larger side, then over what is left, in sequence.
+    ///
+    /// # Safety
+    /// As for [`specialized`](Self::specialized).
+    #[inline(always)]
+    unsafe fn walk<L: Line, const STREAM: bool, const PAGES: usize>(self) -> Moved {
+        let mut rest = self;
+        let mut sum = L::zero();
+        if PAGES > 1 {
+            let mut turns = Turns::new(&self);
+            for _ in 0..turns.steps / (PAGES * PAGE) {
+                // SAFETY: a group takes its part of the lines that are left, no more.
+                unsafe { turns.group::<L, STREAM, PAGES>(&mut rest, PAGE, &mut sum) };
+            }
+        }
+        let mut turns = Turns::new(&rest);
+        let steps = turns.steps;
+        // SAFETY: the lines that are left.
+        unsafe { turns.group::<L, STREAM, 1>(&mut rest, steps, &mut sum) };
+        if STREAM {
+            L::fence();
+        }
+        let moved = |lines: usize, left: usize| ((lines - left) * LINE) as u64;
+        Moved { read: moved(self.reads, rest.reads), written: moved(self.writes, rest.writes), sum: sum.sum().into() }
+    }
+}
+
+/// When a line is due on either side: with each step the larger side moves on by a line, the smaller by its part of
+/// one.
+struct Turns {
+    /// Lines of the larger side.
+    steps: usize,
+    reads: usize,
+    writes: usize,
+    /// What has come together towards the next line of each side, in `steps`-ths of a line.
+    due: [usize; 2],
+}
+
+impl Turns {
+    fn new(limit: &Limit) -> Self {
+        let Limit { reads, writes, .. } = *limit;
+        Self { steps: reads.max(writes), reads, writes, due: [0, 0] }
+    }
+
+    /// Moves `steps` lines of the larger side in each of `PAGES` neighboring pages, and the lines of the smaller side
+    /// that are due meanwhile, and takes them from `rest`. What is written is the line that was read last.
+    ///
+    /// # Safety
+    /// The processor has the line's instructions. `rest` has that many lines left, of which `to` is aligned to a line.
+    #[inline(always)]
+    unsafe fn group<L: Line, const STREAM: bool, const PAGES: usize>(
+        &mut self,
+        rest: &mut Limit,
+        steps: usize,
+        sum: &mut L,
+    ) {
+        if steps == 0 {
+            return;
+        }
+        // How many lines of each page are read and written.
+        let reads = (self.due[0] + steps * self.reads) / self.steps;
+        let writes = (self.due[1] + steps * self.writes) / self.steps;
+        let (mut from, mut to) = (rest.from, rest.to);
+        let mut lines = [L::zero(); PAGES];
+        for _ in 0..steps {
+            self.due[0] += self.reads;
+            self.due[1] += self.writes;
+            if self.due[0] >= self.steps {
+                self.due[0] -= self.steps;
+                for (page, line) in lines.iter_mut().enumerate() {
+                    // SAFETY: a line is due `reads` times, and `PAGES * reads` lines are left.
+                    *line = unsafe { L::load(from.wrapping_add(page * reads * LINE)) };
+                    *sum = sum.add(*line);
+                }
+                from = from.wrapping_add(LINE);
+            }
+            if self.due[1] >= self.steps {
+                self.due[1] -= self.steps;
+                for (page, line) in lines.into_iter().enumerate() {
+                    // SAFETY: a line is due `writes` times, and `PAGES * writes` lines are left.
+                    unsafe { line.put(to.wrapping_add(page * writes * LINE), STREAM) };
+                }
+                to = to.wrapping_add(LINE);
+            }
+        }
+        rest.from = rest.from.wrapping_add(PAGES * reads * LINE);
+        rest.to = rest.to.wrapping_add(PAGES * writes * LINE);
+        rest.reads -= PAGES * reads;
+        rest.writes -= PAGES * writes;
+    }
+}

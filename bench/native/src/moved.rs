@@ -1,0 +1,40 @@
+//! What a loop without arithmetic has moved, for the driver to compare with what the case must move.
+
+use std::iter::Sum;
+use std::sync::OnceLock;
+
+use kvcache_op::Workers;
+
+/// Bytes that were read and written, and a sum of what was read.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes that were read.
+    pub read: u64,
+    /// Bytes that were written.
+    pub written: u64,
+    /// The sum, modulo 65536, of all that was read as 16-bit numbers.
+    pub sum: u64,
+}
+
+impl Sum for Moved {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |all, part| Self {
+            read: all.read + part.read,
+            written: all.written + part.written,
+            sum: (all.sum + part.sum) % (1 << 16),
+        })
+    }
+}
+
+impl Moved {
+    /// What the workers' threads move, where `part` is what one of them does.
+    pub(crate) fn by_threads(workers: &dyn Workers, part: impl Fn(usize) -> Self + Sync) -> Self {
+        let threads = workers.threads();
+        let parts: Vec<_> = (0..threads).map(|_| OnceLock::new()).collect();
+        workers.run(threads, &|thread| {
+            parts[thread].get_or_init(|| part(thread));
+        });
+        parts.into_iter().filter_map(OnceLock::into_inner).sum()
+    }
+}
