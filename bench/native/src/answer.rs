@@ -66,7 +66,7 @@ fn first_difference(got: &[u8], expected: &[u8]) -> Option<usize> {
 /// Gives `visit` the bytes of cache and scale of each head of each current token.
 fn visit_stored(problem: &mut Problem<'_>, mut visit: impl FnMut(&mut [u8])) {
     let (geometry, indices, pointers) = (*problem.geometry(), *problem.indices(), problem.pointers());
-    let bytes = CacheBytes::new(geometry);
+    let bytes = CacheBytes::new(&geometry);
     for b in 0..geometry.batch {
         let sequence = indices.sequence(b);
         for t in sequence.start_pos..sequence.all.len() {
