@@ -8,6 +8,7 @@
 PYTHON ?= python3
 VENV := .venv/bin/python
 OLDEST := .venv-oldest/bin/python
+MIDDLE := .venv-middle/bin/python
 # Where cargo builds, unless the user has said so, and the library that examples and tests take from there.
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.so
@@ -88,11 +89,12 @@ test-gpu: build-gpu
 bench-gpu: build-gpu
 	.ci/gpu bench
 
-# The newest and the oldest supported ONNX Runtime.
+# The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
 .PHONY: test-python
-test-python: .venv/ready .venv-oldest/ready build
+test-python: .venv/ready .venv-oldest/ready .venv-middle/ready build
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
+	$(MIDDLE) -m pytest python_tests/test_retyping.py
 
 .PHONY: bench
 bench: .venv-bench/ready build
@@ -123,6 +125,11 @@ docs:
 	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
 	touch $@
 
+.venv-middle/ready: requirements-middle.txt
+	$(PYTHON) -m venv .venv-middle
+	$(MIDDLE) -m pip install --quiet --disable-pip-version-check -r requirements-middle.txt
+	touch $@
+
 .venv-bench/ready: requirements.txt bench/cpu/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r bench/cpu/requirements.txt
@@ -141,4 +148,4 @@ docs:
 
 .PHONY: clean
 clean:
-	rm -rf target .venv .venv-oldest .venv-bench .venv-cuda .venv-gpu
+	rm -rf target .venv .venv-oldest .venv-middle .venv-bench .venv-cuda .venv-gpu

@@ -34,6 +34,13 @@ pub(crate) enum Error {
         /// The input.
         name: &'static str,
     },
+    /// ONNX Runtime has made a float32 node of a float16 one.
+    #[error(
+        "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would give it \
+         copies of float16 tensors: what it stores in cache and scale would be lost or differ. Keep it float16: put a \
+         Reshape before current_value, or make key a graph output"
+    )]
+    Retyped,
     /// A required input or output is not there.
     #[error("{name} is missing")]
     Missing {

@@ -73,6 +73,9 @@ impl Kernel for NodeKernel {
 /// # Errors
 /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
 pub(crate) fn checked_operator(context: &KernelContext<'_>, types: TypedOperator) -> Result<KeyValueCache, Error> {
+    if is_retyped(context)? {
+        return Err(Error::Retyped);
+    }
     let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
     let scale = has_input(context, SCALE)?.then_some(types.scale);
     operator.check_types(types.current_key, types.current_value, types.cache, scale)?;
@@ -92,4 +95,26 @@ pub(crate) fn has_input(context: &KernelContext<'_>, index: usize) -> Result<boo
     }
     ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut name_len)?];
     Ok(name_len > 1) // the closing NUL counts
+}
+
+/// Whether ONNX Runtime has changed a float16 node of the model to float32.
+///
+/// It does so in its transformer `InsertCastTransformer`, where neither the nodes before this one nor those behind it have
+/// a float16 kernel. It puts a `Cast` before every float16 input, `cache` and `scale` included, and one behind each output.
+/// The `Cast` behind an output keeps the output's name, so the node's own output gets a new one, by which the change can
+/// be told: no other node has an output of such a name. (Names of inputs say less. A node that was float32 in the model
+/// may have such a `current_key`, from a neighbor that was changed; and where T3 is float32, an int8 cache and its scale
+/// are not cast.)
+fn is_retyped(context: &KernelContext<'_>) -> Result<bool, Error> {
+    Ok(output_name(context, 0)?.starts_with(b"InsertedPrecisionFreeCast_"))
+}
+
+/// The name of the node's output at `index`, without the closing NUL.
+fn output_name(context: &KernelContext<'_>, index: usize) -> Result<Vec<u8>, Error> {
+    let mut len = 0;
+    ortsys![unsafe KernelInfo_GetOutputName(context.ptr(), index, ptr::null_mut(), &mut len)?];
+    let mut name = vec![0; len];
+    ortsys![unsafe KernelInfo_GetOutputName(context.ptr(), index, name.as_mut_ptr().cast(), &mut len)?];
+    name.pop();
+    Ok(name)
 }

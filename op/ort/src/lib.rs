@@ -22,7 +22,8 @@
 //! - It registers the operator in both of its domains, for every choice of types. ONNX Runtime 1.20 and later can load it;
 //!   an older one is refused with a sentence that names its version.
 //! - A node that cannot work is refused when the session is made: an attribute out of range or of another type than
-//!   integer, types that do not go together, a cache or a scale that is an initializer.
+//!   integer, types that do not go together, a cache or a scale that is an initializer, a float16 node that the runtime
+//!   has changed to float32 (see below).
 //! - A call is checked before its first byte is written. The message of a refused one begins with the stable name of the
 //!   rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
 //! - No panic reaches the runtime; should there be one, it becomes an error of the call.
@@ -41,6 +42,15 @@
 //! numpy array that is read-only is written all the same.
 //!
 //! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other.
+//!
+//! # Float16 on the CPU
+//! Versions of ONNX Runtime before 1.23 and since 1.30 change a float16 node to float32 if no node that computes its
+//! `current_key` and `current_value`, or uses its `key` and `value`, has a float16 kernel (`MatMul`, `Add`, `Mul` and
+//! `Einsum` have none), and neither `key` nor `value` is an output of its graph. They put a `Cast` before every float16
+//! input, `cache` and `scale` too, so the node would store into copies. No session option prevents it. Such a node is
+//! refused when the session is made. What keeps a node float16 on every version:
+//! - a `Reshape` between the node that computes `current_value` (or `current_key`) and this one, or
+//! - `key` (or `value`) as a graph output; in the branch of an `If` as an output of the branch.
 //!
 //! # CUDA
 //! Built with the feature `cuda`, as `make build` does, the library registers the operator for ONNX Runtime's CUDA provider
