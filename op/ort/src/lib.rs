@@ -29,19 +29,28 @@
 //! - No panic reaches the runtime; should there be one, it becomes an error of the call.
 //! - Work that is worth it goes to the session's own threads.
 //!
-//! # What it cannot do
-//! `cache` and `scale` are inputs that the operator writes, which ONNX Runtime has no notion of. It works because the
-//! runtime hands over the memory that the caller bound. Where it hands over other memory, the operator cannot tell, and
-//! what it writes is lost:
-//! - a numpy array that is not C-contiguous, or a list, given to `session.run`: the runtime makes a copy;
-//! - a cache that another node computes, or that the runtime copies between devices: the copy is written;
+//! # In-place writing
+//! `cache` and `scale` are inputs that the operator writes, which ONNX Runtime has no notion of. It works where the runtime
+//! hands the operator the memory that the caller bound. So:
+//! - Make `cache` and `scale` graph inputs. A node in the branch of an `If` or the body of a `Loop` or `Scan` takes them
+//!   from the graph around.
+//! - Read them after the call, in the caller's own memory, not by another node: the runtime sees no order between a node
+//!   that reads the cache and the one that writes it.
+//!
+//! Elsewhere the operator writes memory that nobody reads, or that is read too early, and mostly it cannot tell:
+//! - **a cache that is the state of a `Scan` or `Loop`** (an input of the body that the body gives on): the runtime may
+//!   copy the state for the next step before the node has stored into it. Outputs and state are then wrong, without an
+//!   error. What the runtime tells an operator of its node (names, types and shapes of inputs and outputs, constants) is
+//!   the same as for a cache from the graph around, so that this is not refused;
+//! - a cache that another node computes, as `Identity` or `Cast` do, or that the runtime copies between devices;
 //! - an initializer that is also a graph input, when the caller leaves it out: the session's own memory is written.
-//!   (One that is no graph input is refused.)
+//!   (One that is no graph input is refused.);
+//! - a numpy array that is not C-contiguous, or a list, given to `session.run`: the runtime makes a copy;
+//! - a numpy array that is marked as read-only is written all the same, and memory that the system has mapped as read-only
+//!   ends the process by a signal.
 //!
-//! Nor does the runtime show the operator attributes that it does not ask for: a misspelt one counts as absent. And a
-//! numpy array that is read-only is written all the same.
-//!
-//! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other.
+//! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other. And the runtime
+//! does not show the operator attributes that it does not ask for: a misspelt one counts as absent.
 //!
 //! # Float16 on the CPU
 //! Versions of ONNX Runtime before 1.23 and since 1.30 change a float16 node to float32 if no node that computes its
