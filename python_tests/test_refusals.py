@@ -100,7 +100,7 @@ def test_a_value_of_another_type_than_the_key(key: int, value: int) -> None:
     """Both are of T1: the message names the one that differs, its type, and the type it should have."""
     cache = INT8 if key == INT8 else FLOAT
     message = refusal_of(node_model(node_types(key, cache) | {"current_value": value}, {}))
-    assert f"current_value is of type {TYPE_NAMES[value]}, wanted {TYPE_NAMES[key]}" in message
+    assert f"current_value is of type {TYPE_NAMES[value]}, expected {TYPE_NAMES[key]}" in message
 
 
 @pytest.mark.parametrize("held", ["cache", "scale"])

@@ -6,24 +6,8 @@ use std::{env, fs, io};
 
 mod mutants;
 
+use kvcache_schema::TypeCombination;
 use mutants::{MUTANTS, Mutant};
-
-/// Every combination of types, as in the names of the kernels.
-const TYPES: [&str; 13] = [
-    "f32_f32",
-    "f32_f16",
-    "f16_f32",
-    "f16_f16",
-    "i8_i8",
-    "f32_i8_f32",
-    "f32_i8_f16",
-    "f16_i8_f32",
-    "f16_i8_f16",
-    "f32_i4_f32",
-    "f32_i4_f16",
-    "f16_i4_f32",
-    "f16_i4_f16",
-];
 
 fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
@@ -61,11 +45,13 @@ fn main() -> io::Result<()> {
         }
     }
 
-    let mut builds = String::from("/// The kernels as they are.\npub static FAITHFUL: [Build; 13] = [\n");
+    let mut builds = String::new();
+    let count = TypeCombination::LEGAL.len();
+    write!(builds, "/// The kernels as they are.\npub static FAITHFUL: [Build; {count}] = [\n").ok();
     let mut externs = String::from("unsafe extern \"C\" {\n");
-    for types in TYPES {
-        compile(types, sources, "kernels.cpp", &defines(types, types, types), true);
-        entry(&mut builds, &mut externs, types, types, types);
+    for types in TypeCombination::LEGAL.map(TypeCombination::name) {
+        compile(&types, sources, "kernels.cpp", &defines(&types, &types, &types), true);
+        entry(&mut builds, &mut externs, &types, &types, &types);
     }
     let count = MUTANTS.len();
     write!(builds, "];\n\n/// The kernels with planted errors.\npub static MUTANTS: [Build; {count}] = [\n").ok();
@@ -91,7 +77,7 @@ fn main() -> io::Result<()> {
 }
 
 /// What `kernels.cpp` must know.
-fn defines<'a>(types: &'static str, namespace: &'a str, symbol: &'a str) -> [(&'static str, &'a str); 5] {
+fn defines<'a>(types: &str, namespace: &'a str, symbol: &'a str) -> [(&'static str, &'a str); 5] {
     let element = |name: Option<&str>| match name {
         Some("f32") => "F32",
         Some("f16") => "F16",

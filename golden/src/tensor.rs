@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 
 /// A row-major tensor with its own, aligned memory.
 #[derive(Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Tensor {
     /// A tensor with these bytes, little-endian; int4 is packed, low nibble first. `None` if they are not as many as the
     /// shape asks for.
     pub fn new(element: ElementType, shape: Vec<usize>, bytes: &[u8]) -> Option<Self> {
-        if bytes_of(element, &shape)? != bytes.len() {
+        if shape::bytes(element, &shape)? != bytes.len() {
             return None;
         }
         let mut tensor = Self::zeros(element, shape)?;
@@ -49,7 +49,7 @@ impl Tensor {
 
     /// A tensor of zero bytes; `None` if its size overflows.
     pub fn zeros(element: ElementType, shape: Vec<usize>) -> Option<Self> {
-        let memory = Memory::zeros(bytes_of(element, &shape)?, element.align());
+        let memory = Memory::zeros(shape::bytes(element, &shape)?, element.align());
         Some(Self { element, shape, memory })
     }
 
@@ -82,11 +82,6 @@ impl Tensor {
             Memory::Eight(elements) => bytemuck::cast_slice_mut(elements),
         }
     }
-}
-
-/// The bytes of a tensor; `None` if they overflow.
-fn bytes_of(element: ElementType, shape: &[usize]) -> Option<usize> {
-    element.bytes(shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?)
 }
 
 impl fmt::Debug for Tensor {

@@ -21,22 +21,22 @@ impl Config {
     /// Checks every attribute: first each by itself, then those that depend on another.
     pub(crate) fn new(attributes: &Attributes) -> Result<Self, Error> {
         for spec in &Attributes::SPEC {
-            let found = spec.value(attributes);
-            if !spec.contains(found) {
-                let wanted = match (spec.one_of, spec.max) {
+            let got = spec.value(attributes);
+            if !spec.contains(got) {
+                let expected = match (spec.one_of, spec.max) {
                     (Some(legal), _) => format!("one of {legal:?}"),
                     (None, Some(max)) => format!("{} to {max}", spec.min),
                     (None, None) => format!("at least {}", spec.min),
                 };
-                return Err(Error::AttributeOutOfRange { name: spec.name, found, wanted });
+                return Err(Error::AttributeOutOfRange { name: spec.name, got, expected });
             }
         }
         let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
         self::layer_idx(layer_idx as usize, num_layer as usize)?;
         let quant = QuantBit::from_code(quant_bit);
         if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
-            let wanted = "an even number, because quant_bit is 4".to_owned();
-            return Err(Error::AttributeOutOfRange { name: "quant_group", found: quant_group, wanted });
+            let expected = "an even number, because quant_bit is 4".to_owned();
+            return Err(Error::AttributeOutOfRange { name: "quant_group", got: quant_group, expected });
         }
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
@@ -57,10 +57,10 @@ impl Config {
 }
 
 /// Checks that a layer is one of those that the cache has.
-pub(crate) fn layer_idx(found: usize, num_layer: usize) -> Result<(), Error> {
-    if found < num_layer {
+pub(crate) fn layer_idx(got: usize, num_layer: usize) -> Result<(), Error> {
+    if got < num_layer {
         return Ok(());
     }
-    let wanted = format!("0 to {}, because num_layer is {num_layer}", num_layer - 1);
-    Err(Error::AttributeOutOfRange { name: "layer_idx", found: i64::try_from(found).unwrap_or(i64::MAX), wanted })
+    let expected = format!("0 to {}, because num_layer is {num_layer}", num_layer - 1);
+    Err(Error::AttributeOutOfRange { name: "layer_idx", got: i64::try_from(got).unwrap_or(i64::MAX), expected })
 }

@@ -1,30 +1,32 @@
 //! A checked call, waiting for its outputs.
 
-use kvcache_kernels::{Geometry, Indices, Pointers, Problem, Workers};
+use kvcache_kernels::{Problem, Workers};
 
 use crate::backend::Backend;
 use crate::error::Error;
-use crate::operator::Outputs;
-use crate::validate::{self, Extents};
+use crate::tensor::TensorMut;
+use crate::validate::CheckedCall;
+
+/// The operator's outputs, in memory of the caller.
+#[derive(Debug)]
+pub struct Outputs<'a> {
+    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub key: TensorMut<'a>,
+    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub value: TensorMut<'a>,
+}
 
 /// A call whose inputs, cache and scale have been checked, and which has written nothing yet.
 #[derive(Debug)]
 pub struct Call<'a> {
     pub(crate) backend: Backend,
-    pub(crate) geometry: Geometry,
-    pub(crate) indices: Indices<'a>,
-    pub(crate) current: [*const u8; 2],
-    pub(crate) cache: *mut u8,
-    pub(crate) scale: *mut u8,
-    /// The memory of everything checked so far.
-    pub(crate) extents: Extents,
-    pub(crate) output_shape: [usize; 3],
+    pub(crate) checked: CheckedCall<'a>,
 }
 
 impl<'a> Call<'a> {
     /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        self.output_shape
+        self.checked.output_shape
     }
 
     /// Stores the current tokens into the cache, then writes all tokens of all sequences to `outputs`, on the threads of
@@ -43,16 +45,12 @@ impl<'a> Call<'a> {
     /// # Errors
     /// As for [`run`](Self::run).
     pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        let both = [&outputs.key, &outputs.value];
-        validate::outputs(self.geometry.t1, self.output_shape, self.extents, both)?;
-        let pointers = Pointers {
-            current: self.current,
-            cache: self.cache,
-            scale: self.scale,
-            outputs: [outputs.key.data, outputs.value.data],
-        };
-        // SAFETY: `validate` has checked types, shapes, indices, alignment and overlap; the tensors promise valid memory
-        // of their shapes for 'a, and that nobody else touches what the call writes.
-        Ok(unsafe { Problem::assume_checked(self.geometry, self.indices, pointers) })
+        let CheckedCall { geometry, indices, .. } = self.checked;
+        let pointers = self.checked.pointers(&outputs.key, &outputs.value)?;
+        // SAFETY: types, shapes, indices, alignment and overlap are those of a `CheckedCall` and of outputs that it has just
+        // checked; each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads or writes of its shape,
+        // and borrowed so that no other call writes it. `Call`s come from `check` and `Layers::layer`, which have checked
+        // current tokens.
+        Ok(unsafe { Problem::assume_checked(geometry, indices, pointers) })
     }
 }

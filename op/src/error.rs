@@ -1,34 +1,34 @@
 //! What can be wrong with a call: one variant for each rule, with the numbers.
 
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, TypeCombination};
 use thiserror::Error;
 
 use crate::tensor::Shape;
 
 /// A call that was refused. Nothing has been written to cache, scale or outputs.
 ///
-/// The text is one line that names the input, the sequence as `batch b` where there is one, the value found and the value
-/// wanted. [`Error::kind`] is a stable name for programs.
+/// The text is one line that names the input, the sequence as `batch b` where there is one, what the call has and what is
+/// expected. [`Error::kind`] is a stable name for programs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An attribute outside its range.
-    #[error("attribute {name} is {found}, wanted {wanted}")]
+    #[error("attribute {name} is {got}, expected {expected}")]
     AttributeOutOfRange {
         /// The attribute's name.
         name: &'static str,
         /// Its value.
-        found: i64,
+        got: i64,
         /// Its legal values, in words.
-        wanted: String,
+        expected: String,
     },
 
     /// Types that do not go together.
     #[error(
         "illegal types for quant_bit {quant_bit}: current_key (T1) is {t1}, cache (T2) is {t2}, scale (T3) is {}; \
-         wanted {}",
+         expected one of {}",
         t3.map_or("absent", ElementType::name),
-        wanted_types(*quant_bit)
+        legal_types(*quant_bit)
     )]
     IllegalTypes {
         /// The type of `current_key`.
@@ -42,27 +42,27 @@ pub enum Error {
     },
 
     /// A quantized cache without scales.
-    #[error("scale is absent, wanted a tensor of float32 or float16 because quant_bit is {quant_bit}")]
+    #[error("scale is absent, expected a tensor of float32 or float16 because quant_bit is {quant_bit}")]
     ScaleMissing {
         /// The attribute `quant_bit`.
         quant_bit: i64,
     },
 
     /// A tensor of another type than it must have.
-    #[error("{input} is of type {found}, wanted {wanted}")]
+    #[error("{input} is of type {got}, expected {expected}")]
     TypeMismatch {
         /// The tensor's name.
         input: &'static str,
         /// Its type.
-        found: ElementType,
+        got: ElementType,
         /// The type it must have.
-        wanted: ElementType,
+        expected: ElementType,
     },
 
     /// A graph from before pages existed.
     #[error(
         "cachestarts has rank 1 (shape {shape}) although cache_mode is 1: this is the per-token table of exports from \
-         before paged caches existed, which is not supported; wanted rank 2, a row of page starts for each sequence"
+         before paged caches existed, which is not supported; expected rank 2, a row of page starts for each sequence"
     )]
     LegacyPageTable {
         /// The shape of `cachestarts`.
@@ -70,18 +70,18 @@ pub enum Error {
     },
 
     /// A tensor of another rank than it must have.
-    #[error("{input} has rank {} (shape {shape}), wanted rank {wanted}", shape.len())]
+    #[error("{input} has rank {} (shape {shape}), expected rank {expected}", shape.len())]
     RankMismatch {
         /// The tensor's name.
         input: &'static str,
         /// Its shape.
         shape: Shape,
         /// The rank it must have.
-        wanted: usize,
+        expected: usize,
     },
 
     /// A tensor of another shape than the others ask for.
-    #[error("{input} has {found} in axis {axis} (shape {shape}), wanted {wanted}, {reason}")]
+    #[error("{input} has {got} in axis {axis} (shape {shape}), expected {expected}, {reason}")]
     ShapeMismatch {
         /// The tensor's name.
         input: &'static str,
@@ -90,16 +90,16 @@ pub enum Error {
         /// The axis that is wrong.
         axis: usize,
         /// The axis' length.
-        found: usize,
+        got: usize,
         /// The length it must have.
-        wanted: usize,
-        /// Where the wanted length comes from.
+        expected: usize,
+        /// Where the expected length comes from.
         reason: &'static str,
     },
 
     /// Heads that are not whole groups.
     #[error(
-        "head_dim is {head_dim} (the last axis of current_key), wanted a multiple of quant_group, which is {quant_group}"
+        "head_dim is {head_dim} (the last axis of current_key), expected a multiple of quant_group, which is {quant_group}"
     )]
     HeadDimNotDivisible {
         /// The last axis of `current_key`.
@@ -109,16 +109,16 @@ pub enum Error {
     },
 
     /// Starts that do not begin with 0.
-    #[error("{input} begins with {found} (batch 0), wanted 0")]
+    #[error("{input} begins with {got} (batch 0), expected 0")]
     StartsNotZero {
         /// `seqstarts` or `kvstarts`.
         input: &'static str,
         /// Its first entry.
-        found: i64,
+        got: i64,
     },
 
     /// Starts that fall.
-    #[error("{input} falls from {before} to {found} at batch {b}, wanted at least {before}")]
+    #[error("{input} falls from {before} to {got} at batch {b}, expected at least {before}")]
     StartsDecrease {
         /// `seqstarts` or `kvstarts`.
         input: &'static str,
@@ -127,32 +127,32 @@ pub enum Error {
         /// Where it starts.
         before: i64,
         /// Where it ends.
-        found: i64,
+        got: i64,
     },
 
     /// Starts that do not end with the number of tokens.
-    #[error("{input} ends with {found}, wanted {wanted}, the number of tokens in current_key")]
+    #[error("{input} ends with {got}, expected {expected}, the number of tokens in current_key")]
     StartsTotal {
         /// `seqstarts`.
         input: &'static str,
         /// Its last entry.
-        found: i64,
+        got: i64,
         /// The number of tokens.
-        wanted: usize,
+        expected: usize,
     },
 
     /// A sequence that starts before its first token.
-    #[error("start_pos is {found} at batch {b}, wanted at least 0")]
+    #[error("start_pos is {got} at batch {b}, expected at least 0")]
     StartPosNegative {
         /// The sequence.
         b: usize,
         /// Its entry.
-        found: i64,
+        got: i64,
     },
 
     /// A sequence whose past and current tokens are not all its tokens.
     #[error(
-        "kvstarts gives batch {b} kvlen {kvlen}, wanted start_pos + seqlen = {start_pos} + {seqlen} = {}",
+        "kvstarts gives batch {b} kvlen {kvlen}, expected start_pos + seqlen = {start_pos} + {seqlen} = {}",
         i128::from(*start_pos) + i128::from(*seqlen)
     )]
     KvlenMismatch {
@@ -167,14 +167,14 @@ pub enum Error {
     },
 
     /// An upper bound that is none.
-    #[error("{input} is {found}, wanted at least {wanted}, the length of the longest sequence{}", at_batch(*b))]
+    #[error("{input} is {got}, expected at least {expected}, the length of the longest sequence{}", at_batch(*b))]
     MaxTooSmall {
         /// `max_seqlen` or `max_kvlen`.
         input: &'static str,
         /// Its value.
-        found: i64,
+        got: i64,
         /// The true maximum.
-        wanted: i64,
+        expected: i64,
         /// The sequence that is the longest, if there is any.
         b: Option<usize>,
     },
@@ -182,7 +182,7 @@ pub enum Error {
     /// Offset mode: a sequence outside the cache.
     #[error(
         "cachestarts is {start} at batch {b}, whose {kvlen} tokens would not lie in the cache's slots 0 to {max_t}; \
-         wanted 0 <= cachestarts and cachestarts + kvlen <= MaxT = {max_t}"
+         expected 0 <= cachestarts and cachestarts + kvlen <= MaxT = {max_t}"
     )]
     CacheRange {
         /// The sequence.
@@ -197,7 +197,7 @@ pub enum Error {
 
     /// Paged mode: a sequence with more pages than its row of the page table.
     #[error(
-        "cachestarts has {max_p} pages for batch {b}, wanted at least {needed} for kvlen {kvlen} with page_size {page_size}"
+        "cachestarts has {max_p} pages for batch {b}, expected at least {needed} for kvlen {kvlen} with page_size {page_size}"
     )]
     TooManyPages {
         /// The sequence.
@@ -215,7 +215,7 @@ pub enum Error {
     /// Paged mode: a page outside the cache.
     #[error(
         "cachestarts is {start} at batch {b}, page {page}, whose {used} used slots would not lie in the cache's slots 0 to \
-         {max_t}; wanted 0 <= start and start + {used} <= MaxT = {max_t}"
+         {max_t}; expected 0 <= start and start + {used} <= MaxT = {max_t}"
     )]
     PageRange {
         /// The sequence.
@@ -232,7 +232,7 @@ pub enum Error {
 
     /// Two tokens that would be stored to one slot.
     #[error(
-        "cachestarts makes batch {b} and batch {other} both write slot {slot} in this call, wanted each slot written by one \
+        "cachestarts makes batch {b} and batch {other} both write slot {slot} in this call, expected each slot written by one \
          token at most"
     )]
     WriteConflict {
@@ -263,7 +263,7 @@ pub enum Error {
     },
 
     /// A tensor whose elements do not lie side by side in row-major order.
-    #[error("{input} is not contiguous (shape {shape}), wanted row-major memory without gaps")]
+    #[error("{input} is not contiguous (shape {shape}), expected row-major memory without gaps")]
     NotContiguous {
         /// The tensor's name.
         input: &'static str,
@@ -272,45 +272,45 @@ pub enum Error {
     },
 
     /// A tensor at an address that its type must not have.
-    #[error("{input} lies at address {address:#x}, wanted a multiple of {wanted}, the size of its elements")]
+    #[error("{input} lies at address {address:#x}, expected a multiple of {expected}, the size of its elements")]
     Misaligned {
         /// The tensor's name.
         input: &'static str,
         /// Its address.
         address: usize,
         /// The alignment of its type.
-        wanted: usize,
+        expected: usize,
     },
 
     /// A packed int4 tensor whose bytes are not as many as its shape asks for.
-    #[error("{input} has {found} bytes of packed elements, wanted {wanted} for shape {shape}")]
+    #[error("{input} has {got} bytes of packed elements, expected {expected} for shape {shape}")]
     PackedLength {
         /// The tensor's name.
         input: &'static str,
         /// Its logical shape.
         shape: Shape,
         /// Its bytes.
-        found: usize,
+        got: usize,
         /// The bytes that the shape asks for.
-        wanted: usize,
+        expected: usize,
     },
 
     /// A slice of a device whose bytes are not as many as its shape asks for.
     #[cfg(feature = "cuda")]
-    #[error("{input} is a slice of {found} bytes, wanted {wanted} for shape {shape}")]
+    #[error("{input} is a slice of {got} bytes, expected {expected} for shape {shape}")]
     SliceLength {
         /// The tensor's name.
         input: &'static str,
         /// Its shape.
         shape: Shape,
         /// The slice's bytes.
-        found: usize,
+        got: usize,
         /// The bytes that the shape asks for.
-        wanted: usize,
+        expected: usize,
     },
 
     /// Two tensors of which one is written and that share memory.
-    #[error("{input} shares memory with {other}, wanted memory of its own because it is written")]
+    #[error("{input} shares memory with {other}, expected memory of its own because it is written")]
     OperandsOverlap {
         /// The tensor that is written.
         input: &'static str,
@@ -353,13 +353,11 @@ impl Error {
     }
 }
 
-/// The legal types for a `quant_bit`, in words.
-fn wanted_types(quant_bit: i64) -> &'static str {
-    match quant_bit {
-        0 => "float32 or float16 for T1 and T2, or int8 for both",
-        4 => "float32 or float16 for T1, int4 for T2, float32 or float16 for T3",
-        _ => "float32 or float16 for T1, int8 for T2, float32 or float16 for T3",
-    }
+/// The rows of the table of types for a `quant_bit`, in words.
+fn legal_types(quant_bit: i64) -> String {
+    let rows = TypeCombination::LEGAL.into_iter().filter(|row| row.quant_bit == quant_bit);
+    let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
+    rows.map(names).collect::<Vec<_>>().join(", ")
 }
 
 fn at_batch(b: Option<usize>) -> String {

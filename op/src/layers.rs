@@ -1,22 +1,22 @@
 //! The calls of all layers of one step, whose indices are checked once.
 
+use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
 use crate::tensor::TensorRef;
-use crate::validate;
+use crate::validate::{self, CheckedCall};
 
 /// What the calls of all layers have in common, checked, and written by none of them yet. One cache holds all layers, and a
 /// step gives each the same indices, so a model that runs layer by layer need not have them checked anew.
 ///
 /// ```
-/// use kvcache_op::{Attributes, ElementType, KeyValueCache, LayersInputs, Outputs, Serial};
+/// use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache, Outputs, Serial};
 /// use ndarray::{Array3, Array5};
 ///
 /// # fn main() -> Result<(), kvcache_op::Error> {
 /// let op = KeyValueCache::new(Attributes { num_layer: 2, ..Attributes::default() })?;
 /// let mut cache = Array5::<f32>::zeros((1024, 2, 2, 8, 64)); // (MaxT, L, 2, H, Dh): cache_layout 0
-/// let inputs = LayersInputs {
-///     t1: ElementType::Float32,
+/// let indices = IndexInputs {
 ///     seqstarts: (&[0, 2, 3]).into(),
 ///     kvstarts: (&[0, 2, 13]).into(),
 ///     cachestarts: (&[0, 512]).into(),
@@ -24,7 +24,7 @@ use crate::validate;
 ///     max_seqlen: (&2).into(),
 ///     max_kvlen: (&11).into(),
 /// };
-/// let mut layers = op.check_layers(&inputs, (&mut cache).into(), None)?;
+/// let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None)?;
 /// let (mut key, mut value) = (Array3::<f32>::zeros(layers.output_shape()), Array3::<f32>::zeros(layers.output_shape()));
 /// for layer_idx in 0..2 {
 ///     let current = Array3::<f32>::from_elem((3, 8, 64), layer_idx as f32); // what this layer has computed
@@ -38,14 +38,15 @@ use crate::validate;
 #[derive(Debug)]
 pub struct Layers<'a> {
     pub(crate) num_layer: usize,
-    /// The call of any layer, without its current tokens: never run.
-    pub(crate) call: Call<'a>,
+    pub(crate) backend: Backend,
+    /// The call of any layer, of which the current tokens are missing.
+    pub(crate) checked: CheckedCall<'a>,
 }
 
 impl Layers<'_> {
     /// The shape of each layer's `key` and `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        self.call.output_shape()
+        self.checked.output_shape
     }
 
     /// The call of one layer; nothing is written yet. `current_key` and `current_value` are of type T1 and shape
@@ -60,6 +61,7 @@ impl Layers<'_> {
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
     ) -> Result<Call<'c>, Error> {
-        validate::layer(&self.call, self.num_layer, layer_idx, [current_key, current_value])
+        let checked = validate::layer(&self.checked, self.num_layer, layer_idx, [current_key, current_value])?;
+        Ok(Call { backend: self.backend, checked })
     }
 }

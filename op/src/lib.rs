@@ -9,24 +9,26 @@ mod call;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod infer;
+mod inputs;
 mod layers;
 mod operator;
-mod shape;
 mod tensor;
 mod validate;
 #[cfg(feature = "rayon")]
 mod workers;
 
 pub use backend::Backend;
-pub use call::Call;
+pub use call::{Call, Outputs};
 pub use error::Error;
+pub use infer::{Dim, InputDims};
+pub use inputs::{IndexInputs, Inputs};
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
 pub use layers::Layers;
-pub use operator::{Inputs, KeyValueCache, LayersInputs, Outputs};
-pub use shape::{Dim, InputDims};
+pub use operator::KeyValueCache;
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;

@@ -3,16 +3,17 @@
 use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
-use kvcache_schema::{Attributes, ElementType};
+use kvcache_schema::{Attributes, ElementType, TypeCombination, shape};
 use ndarray::Array3;
 
 use crate::attributes::Config;
 use crate::backend::Backend;
-use crate::call::Call;
+use crate::call::{Call, Outputs};
 use crate::error::Error;
+use crate::infer::{self, Dim, InputDims};
+use crate::inputs::{IndexInputs, Inputs};
 use crate::layers::Layers;
-use crate::shape::{self, Dim, InputDims};
-use crate::tensor::{Element, TensorMut, TensorRef};
+use crate::tensor::{Element, TensorMut};
 use crate::validate;
 
 /// The operator `dynamic_batching.KeyValueCache` with checked attributes.
@@ -23,55 +24,8 @@ pub struct KeyValueCache {
     attributes: Attributes,
     config: Config,
     backend: Backend,
-}
-
-/// The operator's inputs that are only read. Everything is checked when a call is made.
-#[derive(Debug, Clone)]
-pub struct Inputs<'a> {
-    /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_key: TensorRef<'a>,
-    /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_value: TensorRef<'a>,
-    /// int64, shape (B + 1).
-    pub seqstarts: TensorRef<'a>,
-    /// int64, shape (B + 1).
-    pub kvstarts: TensorRef<'a>,
-    /// int64, shape (B) or, paged, (B, MaxP).
-    pub cachestarts: TensorRef<'a>,
-    /// int64, shape (B).
-    pub start_pos: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_kvlen: TensorRef<'a>,
-}
-
-/// The inputs that all layers of one step have in common. Everything is checked when they are handed in.
-#[derive(Debug, Clone)]
-pub struct LayersInputs<'a> {
-    /// The type of each layer's `current_key` and `current_value` (T1).
-    pub t1: ElementType,
-    /// int64, shape (B + 1).
-    pub seqstarts: TensorRef<'a>,
-    /// int64, shape (B + 1).
-    pub kvstarts: TensorRef<'a>,
-    /// int64, shape (B) or, paged, (B, MaxP).
-    pub cachestarts: TensorRef<'a>,
-    /// int64, shape (B).
-    pub start_pos: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
-    pub max_kvlen: TensorRef<'a>,
-}
-
-/// The operator's outputs, in memory of the caller.
-#[derive(Debug)]
-pub struct Outputs<'a> {
-    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub key: TensorMut<'a>,
-    /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub value: TensorMut<'a>,
+    /// The only types that tensors may have, where they have been checked once for all calls.
+    types: Option<TypeCombination>,
 }
 
 impl KeyValueCache {
@@ -80,13 +34,30 @@ impl KeyValueCache {
     /// # Errors
     /// [`Error::AttributeOutOfRange`].
     pub fn new(attributes: Attributes) -> Result<Self, Error> {
-        Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default() })
+        Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default(), types: None })
     }
 
     /// The same operator on another kernel.
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {
         Self { backend, ..self }
+    }
+
+    /// The same operator for tensors of these types alone, which are checked here: its calls compare types and look up
+    /// nothing. A graph executor does so when it loads a node.
+    ///
+    /// # Errors
+    /// As for [`check_types`](Self::check_types).
+    pub fn with_types(
+        self,
+        current_key: ElementType,
+        current_value: ElementType,
+        cache: ElementType,
+        scale: Option<ElementType>,
+    ) -> Result<Self, Error> {
+        self.check_types(current_key, current_value, cache, scale)?;
+        let types = TypeCombination { quant_bit: self.attributes.quant_bit, t1: current_key, t2: cache, t3: scale };
+        Ok(Self { types: Some(types), ..self })
     }
 
     /// The attributes as they were checked.
@@ -100,7 +71,8 @@ impl KeyValueCache {
         &self.attributes
     }
 
-    /// Checks whether the types of the inputs that are not indices go together; a graph executor can ask at load.
+    /// Checks that the types of the inputs that are not indices go together, and are those of
+    /// [`with_types`](Self::with_types) where it has fixed them.
     ///
     /// # Errors
     /// [`Error::IllegalTypes`], [`Error::ScaleMissing`], [`Error::TypeMismatch`].
@@ -111,12 +83,17 @@ impl KeyValueCache {
         cache: ElementType,
         scale: Option<ElementType>,
     ) -> Result<(), Error> {
-        validate::types(self.attributes.quant_bit, current_key, current_value, cache, scale)
+        let got = TypeCombination { quant_bit: self.attributes.quant_bit, t1: current_key, t2: cache, t3: scale };
+        if self.types == Some(got) && current_value == current_key {
+            return Ok(());
+        }
+        validate::types(got, current_value)?;
+        self.types.map_or(Ok(()), |expected| validate::equal_types(got, expected))
     }
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
     pub fn infer_shape(&self, inputs: &InputDims<'_>) -> [Dim; 3] {
-        shape::infer(&self.config, inputs)
+        infer::infer(&self.config, inputs)
     }
 
     /// Checks a call; nothing is written yet. [`Call::output_shape`] is then known, and [`Call::run`] does the work.
@@ -135,27 +112,28 @@ impl KeyValueCache {
             cache.element,
             scale.as_ref().map(|scale| scale.element),
         )?;
-        let Inputs { current_key, current_value, .. } = inputs;
+        let Inputs { current_key, current_value, indices } = inputs;
         let current = Some([current_key, current_value]);
-        let t1 = current_key.element;
-        validate::call(&self.config, self.backend, t1, current, inputs.into(), &cache, scale.as_ref())
+        let checked = validate::call(&self.config, current_key.element, current, indices, &cache, scale.as_ref())?;
+        Ok(Call { backend: self.backend, checked })
     }
 
-    /// Checks what the calls of all layers of one step have in common: indices, cache and scale. The attribute `layer_idx` is
-    /// not used; [`Layers::layer`] makes the call of one layer, and checks what is its own.
+    /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of each
+    /// layer's `current_key` and `current_value`. The attribute `layer_idx` is not used; [`Layers::layer`] makes the call of
+    /// one layer, and checks what is its own.
     ///
     /// # Errors
     /// Every [`Error`] that concerns the index inputs, `cache` or `scale`. Where `current_key` would decide, `cache` does.
     pub fn check_layers<'a>(
         &self,
-        inputs: &LayersInputs<'a>,
+        t1: ElementType,
+        indices: &IndexInputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Layers<'a>, Error> {
-        let t1 = inputs.t1;
         self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let call = validate::call(&self.config, self.backend, t1, None, inputs.into(), &cache, scale.as_ref())?;
-        Ok(Layers { num_layer: self.config.num_layer, call })
+        let checked = validate::call(&self.config, t1, None, indices, &cache, scale.as_ref())?;
+        Ok(Layers { num_layer: self.config.num_layer, backend: self.backend, checked })
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
@@ -188,7 +166,8 @@ impl KeyValueCache {
         let call = self.check(inputs, cache, scale)?;
         let shape = call.output_shape();
         let (mut key, mut value) = (allocate::<T>("key", shape)?, allocate::<T>("value", shape)?);
-        // SAFETY: both are fresh arrays of T in row-major order, borrowed only by this call; outputs are not read.
+        // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call is
+        // over; a call writes outputs and does not read them.
         let outputs = unsafe {
             Outputs {
                 key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),
@@ -196,7 +175,7 @@ impl KeyValueCache {
             }
         };
         call.run(outputs, workers)?;
-        // SAFETY: a successful call has written every element of both outputs.
+        // SAFETY: `run` has returned `Ok`, so it has written every element of both outputs.
         Ok(unsafe { (key.assume_init(), value.assume_init()) })
     }
 }
@@ -204,10 +183,10 @@ impl KeyValueCache {
 /// An output of this shape, not yet written. Sizes come from the caller, so a lack of memory is an error and no abort.
 fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
     let out_of_memory = || Error::OutOfMemory { output, shape: shape.into() };
-    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis)).ok_or_else(out_of_memory)?;
+    let len = shape::elements(&shape).ok_or_else(out_of_memory)?;
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
-    // SAFETY: there is room for so many, and elements that may be uninitialized need no more.
+    // SAFETY: `try_reserve_exact` has made room for `len` elements, and a `MaybeUninit` needs no value.
     unsafe { elements.set_len(len) };
     Array3::from_shape_vec(shape, elements).map_err(|_| out_of_memory())
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use half::f16;
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use smallvec::SmallVec;
 
@@ -108,13 +108,13 @@ pub struct TensorMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a TensorRef stands for a shared slice of plain numbers.
+// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorRef<'_> {}
-// SAFETY: as above; it gives no access of its own.
+// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Sync.
 unsafe impl Sync for TensorRef<'_> {}
-// SAFETY: a TensorMut stands for a mutable slice of plain numbers.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorMut<'_> {}
-// SAFETY: as above; a shared reference to it gives no access.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Sync; a `&TensorMut` gives no access to them.
 unsafe impl Sync for TensorMut<'_> {}
 
 impl TensorRef<'_> {
@@ -142,8 +142,7 @@ impl<'a> TensorMut<'a> {
     /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte i.
     pub fn int4(shape: impl Into<Shape>, bytes: &'a mut [u8]) -> Self {
         let shape = shape.into();
-        let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis));
-        let fits = len.and_then(|len| ElementType::Int4.bytes(len)) == Some(bytes.len());
+        let fits = shape::bytes(ElementType::Int4, &shape) == Some(bytes.len());
         Self {
             element: ElementType::Int4,
             shape,

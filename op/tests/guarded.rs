@@ -15,7 +15,7 @@ mod random;
 
 use guarded_memory::{Guard, Guarded};
 use kvcache_golden::{Expected, Tensor, cases};
-use kvcache_op::{Attributes, Backend, ElementType, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_op::{Attributes, Backend, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use proptest::prelude::*;
 use random::{After, RandomCall, calls};
 
@@ -35,8 +35,8 @@ impl Operands<'_> {
         let inputs = self.inputs.map(|input| Guarded::new(input, guard));
         let [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen] =
             inputs.each_ref().map(Guarded::read);
-        let inputs =
-            Inputs { current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen };
+        let indices = IndexInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen };
+        let inputs = Inputs { current_key, current_value, indices };
         let mut cache = Guarded::new(self.cache, guard);
         let mut scale = self.scale.map(|scale| Guarded::new(scale, guard));
         let call = op.check(&inputs, cache.write(), scale.as_mut().map(Guarded::write)).unwrap();

@@ -4,16 +4,10 @@
 mod random;
 
 use kvcache_golden::Tensor;
-use kvcache_op::{Attributes, Backend, ElementType, Error, Inputs, KeyValueCache, LayersInputs};
-use kvcache_op::{Outputs, Serial, TensorRef};
+use kvcache_op::{Attributes, Backend, ElementType, Error, IndexInputs, KeyValueCache, Outputs, Serial, TensorRef};
 use ndarray::{Array3, Array5};
 use proptest::prelude::*;
 use random::{After, RandomCall, calls, memory};
-
-fn layers_inputs<'a>(inputs: &Inputs<'a>, t1: ElementType) -> LayersInputs<'a> {
-    let Inputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, .. } = inputs.clone();
-    LayersInputs { t1, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen }
-}
 
 /// The operator on each layer in turn, checked each time: what each returned, and the state in the end.
 fn one_by_one(mut call: RandomCall, order: &[i64]) -> Vec<After> {
@@ -39,7 +33,7 @@ proptest! {
         let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
         let (inputs, t1) = (call.inputs(), call.t1);
         let mut layers = op
-            .check_layers(&layers_inputs(&inputs, t1), memory::write(&mut cache), scale.as_mut().map(memory::write))
+            .check_layers(t1, &inputs.indices, memory::write(&mut cache), scale.as_mut().map(memory::write))
             .unwrap();
         for (&layer_idx, expected) in order.iter().zip(&expected) {
             let output = || Tensor::zeros(t1, layers.output_shape().to_vec()).unwrap();
@@ -55,9 +49,8 @@ proptest! {
 }
 
 /// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 2, 2, H 2, Dh 4).
-fn inputs() -> LayersInputs<'static> {
-    LayersInputs {
-        t1: ElementType::Float32,
+fn indices() -> IndexInputs<'static> {
+    IndexInputs {
         seqstarts: (&[0, 2]).into(),
         kvstarts: (&[0, 5]).into(),
         cachestarts: (&[1]).into(),
@@ -73,31 +66,32 @@ fn op() -> KeyValueCache {
 
 #[test]
 fn what_is_wrong_with_all_layers_is_said_at_once() {
-    let refused = |inputs: LayersInputs<'_>, cache: [usize; 5]| {
-        op().check_layers(&inputs, (&mut Array5::<f32>::zeros(cache)).into(), None).unwrap_err().kind()
+    let refused_of = |t1: ElementType, indices: IndexInputs<'_>, cache: [usize; 5]| {
+        op().check_layers(t1, &indices, (&mut Array5::<f32>::zeros(cache)).into(), None).unwrap_err().kind()
     };
+    let refused = |indices, cache| refused_of(ElementType::Float32, indices, cache);
     let shape = [8, 2, 2, 2, 4];
-    assert_eq!(refused(inputs(), [8, 3, 2, 2, 4]), "shape_mismatch");
-    assert_eq!(refused(inputs(), [5, 2, 2, 2, 4]), "cache_range");
-    assert_eq!(refused(LayersInputs { t1: ElementType::Int8, ..inputs() }, shape), "illegal_types");
-    assert_eq!(refused(LayersInputs { seqstarts: (&[0, -2]).into(), ..inputs() }, shape), "starts_decrease");
-    assert_eq!(refused(LayersInputs { start_pos: (&[2]).into(), ..inputs() }, shape), "kvlen_mismatch");
+    assert_eq!(refused(indices(), [8, 3, 2, 2, 4]), "shape_mismatch");
+    assert_eq!(refused(indices(), [5, 2, 2, 2, 4]), "cache_range");
+    assert_eq!(refused_of(ElementType::Int8, indices(), shape), "illegal_types");
+    assert_eq!(refused(IndexInputs { seqstarts: (&[0, -2]).into(), ..indices() }, shape), "starts_decrease");
+    assert_eq!(refused(IndexInputs { start_pos: (&[2]).into(), ..indices() }, shape), "kvlen_mismatch");
     let quantized = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, ..Attributes::default() }).unwrap();
     let mut cache = Array5::<i8>::zeros([8, 2, 2, 2, 8]);
-    let error = quantized.check_layers(&inputs(), (&mut cache).into(), None);
+    let error = quantized.check_layers(ElementType::Float32, &indices(), (&mut cache).into(), None);
     assert_eq!(error.unwrap_err().kind(), "scale_missing");
 }
 
 #[test]
 fn what_is_wrong_with_one_layer_is_said_there() {
     let mut cache = Array5::<f32>::zeros([8, 2, 2, 2, 4]);
-    let (op, inputs) = (op(), inputs());
-    let mut layers = op.check_layers(&inputs, (&mut cache).into(), None).unwrap();
+    let (op, indices) = (op(), indices());
+    let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None).unwrap();
     let right = Array3::<f32>::ones([2, 2, 4]);
     for layer_idx in [2, usize::MAX] {
         let error = layers.layer(layer_idx, &(&right).into(), &(&right).into()).unwrap_err();
         assert!(matches!(error, Error::AttributeOutOfRange { name: "layer_idx", .. }), "{error}");
-        assert!(error.to_string().ends_with("wanted 0 to 1, because num_layer is 2"), "{error}");
+        assert!(error.to_string().ends_with("expected 0 to 1, because num_layer is 2"), "{error}");
     }
     for shape in [[3, 2, 4], [2, 1, 4], [2, 2, 8]] {
         let wrong = Array3::<f32>::ones(shape);
@@ -119,8 +113,8 @@ fn what_is_wrong_with_one_layer_is_said_there() {
 fn a_layer_does_not_read_the_cache_as_its_current_tokens() {
     let mut cache = Array5::<f32>::zeros([8, 2, 2, 2, 4]);
     let address = cache.as_ptr();
-    let (op, inputs) = (op(), inputs());
-    let mut layers = op.check_layers(&inputs, (&mut cache).into(), None).unwrap();
+    let (op, indices) = (op(), indices());
+    let mut layers = op.check_layers(ElementType::Float32, &indices, (&mut cache).into(), None).unwrap();
     // SAFETY: the memory is there; that it is also the cache's must be refused before it is read.
     let current = unsafe { TensorRef::from_raw_parts(ElementType::Float32, [2, 2, 4], address.cast()) };
     let error = layers.layer(0, &current, &current).unwrap_err();

@@ -1,7 +1,9 @@
 //! Refusals that concern the caller's memory, which golden cases cannot hold, and outputs of the wrong kind.
 
 use half::f16;
-use kvcache_op::{Attributes, Dim, ElementType, Error, InputDims, Inputs, KeyValueCache, Outputs, Serial, TensorMut};
+use kvcache_op::{
+    Attributes, Dim, ElementType, Error, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, Serial, TensorMut,
+};
 use ndarray::{Array1, Array3, Array5, Axis, s};
 
 /// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
@@ -27,12 +29,14 @@ fn inputs(current: &Array3<f32>) -> Inputs<'_> {
     Inputs {
         current_key: current.into(),
         current_value: current.into(),
-        seqstarts: (&[0, 2]).into(),
-        kvstarts: (&[0, 5]).into(),
-        cachestarts: (&[1]).into(),
-        start_pos: (&[3]).into(),
-        max_seqlen: (&2).into(),
-        max_kvlen: (&5).into(),
+        indices: IndexInputs {
+            seqstarts: (&[0, 2]).into(),
+            kvstarts: (&[0, 5]).into(),
+            cachestarts: (&[1]).into(),
+            start_pos: (&[3]).into(),
+            max_seqlen: (&2).into(),
+            max_kvlen: (&5).into(),
+        },
     }
 }
 
@@ -102,7 +106,7 @@ fn tensors_at_odd_addresses() {
             unsafe { TensorMut::from_raw_parts(ElementType::Float32, [8, 1, 2, 2, 4], bytes.as_mut_ptr().add(odd)) };
         op.check(&inputs(&call.current), cache, None).map(drop)
     });
-    assert!(matches!(error, Error::Misaligned { input: "cache", wanted: 4, .. }), "{error}");
+    assert!(matches!(error, Error::Misaligned { input: "cache", expected: 4, .. }), "{error}");
 }
 
 #[test]
@@ -116,10 +120,38 @@ fn packed_caches_of_the_wrong_length() {
     for len in [63, 65] {
         let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..len]);
         let error = op.check(&inputs, cache, Some((&mut scale).into())).unwrap_err();
-        assert!(matches!(error, Error::PackedLength { found, wanted: 64, .. } if found == len), "{error}");
+        assert!(matches!(error, Error::PackedLength { got, expected: 64, .. } if got == len), "{error}");
     }
     let cache = TensorMut::int4([8, 1, 2, 2, 4], &mut bytes[..64]);
     assert!(op.check(&inputs, cache, Some((&mut scale).into())).is_ok());
+}
+
+#[test]
+fn types_other_than_those_checked_once() {
+    use ElementType::{Float16, Float32, Int8};
+    let unfixed = |quant_bit| KeyValueCache::new(Attributes { quant_bit, ..Attributes::default() }).unwrap();
+    let error = unfixed(8).with_types(Float32, Float32, Int8, None).unwrap_err();
+    assert_eq!(error, Error::ScaleMissing { quant_bit: 8 });
+
+    let op = unfixed(8).with_types(Float32, Float32, Int8, Some(Float32)).unwrap();
+    assert_eq!(op.check_types(Float32, Float32, Int8, Some(Float32)), Ok(()));
+    let mismatch = |input, got, expected| Err(Error::TypeMismatch { input, got, expected });
+    // The first two are legal for the operator before its types are fixed.
+    assert_eq!(op.check_types(Float16, Float16, Int8, Some(Float32)), mismatch("current_key", Float16, Float32));
+    assert_eq!(op.check_types(Float32, Float32, Int8, Some(Float16)), mismatch("scale", Float16, Float32));
+    assert_eq!(op.check_types(Float32, Float16, Int8, Some(Float32)), mismatch("current_value", Float16, Float32));
+    assert_eq!(op.check_types(Float32, Float32, Int8, None), Err(Error::ScaleMissing { quant_bit: 8 }));
+    assert_eq!(op.check_types(Float32, Float32, Float32, None).unwrap_err().kind(), "illegal_types");
+
+    let op = unfixed(0).with_types(Float32, Float32, Float32, None).unwrap();
+    assert_eq!(op.check_types(Float32, Float32, Float32, Some(Float16)), Ok(()), "an unused scale");
+    let error = refused(&mut Call::new(), |_, call| {
+        let mut cache = Array5::<f16>::zeros((8, 1, 2, 2, 4));
+        op.check(&inputs(&call.current), (&mut cache).into(), None).map(drop)
+    });
+    assert_eq!(error, Error::TypeMismatch { input: "cache", got: Float16, expected: Float32 });
+    let mut call = Call::new();
+    assert!(op.check(&inputs(&call.current), (&mut call.cache).into(), None).is_ok());
 }
 
 #[test]
@@ -129,7 +161,7 @@ fn outputs_of_the_wrong_kind() {
         let outputs = Outputs { key: (&mut call.key).into(), value: (&mut short).into() };
         op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
     });
-    assert!(matches!(error, Error::ShapeMismatch { input: "value", axis: 0, found: 4, wanted: 5, .. }), "{error}");
+    assert!(matches!(error, Error::ShapeMismatch { input: "value", axis: 0, got: 4, expected: 5, .. }), "{error}");
 
     let error = refused(&mut Call::new(), |op, call| {
         op.run_alloc::<f16>(&inputs(&call.current), (&mut call.cache).into(), None, &Serial).map(drop)
@@ -141,7 +173,7 @@ fn outputs_of_the_wrong_kind() {
         let outputs = Outputs { key: (&mut flat).into(), value: (&mut call.value).into() };
         op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
     });
-    assert!(matches!(error, Error::RankMismatch { input: "key", wanted: 3, .. }), "{error}");
+    assert!(matches!(error, Error::RankMismatch { input: "key", expected: 3, .. }), "{error}");
 }
 
 #[test]
@@ -171,13 +203,15 @@ fn outputs_that_memory_cannot_hold() {
     // Without tokens an output is empty, but its other axes can still be more than any array has.
     let current = Array3::<f32>::zeros((0, 2, 4));
     let none = Vec::new();
-    let inputs = Inputs {
+    let indices = IndexInputs {
         seqstarts: (&[0]).into(),
         kvstarts: (&[0]).into(),
         cachestarts: (&none).into(),
         start_pos: (&none).into(),
-        ..inputs(&current)
+        max_seqlen: (&0).into(),
+        max_kvlen: (&0).into(),
     };
+    let inputs = Inputs { indices, ..inputs(&current) };
     for (num_repeat, fits) in [(1 << 40, true), (1 << 61, false)] {
         let op = KeyValueCache::new(Attributes { num_repeat, ..Attributes::default() }).unwrap();
         let result = op.run_alloc::<f32>(&inputs, (&mut Call::new().cache).into(), None, &Serial);

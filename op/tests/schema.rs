@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kvcache_golden::Tensor;
 use kvcache_op::schema::SCHEMA;
-use kvcache_op::{Attributes, ElementType, Error, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_op::{Attributes, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use memory::{read, write};
 use serde::Deserialize;
 
@@ -163,12 +163,14 @@ impl Setting {
         let inputs = Inputs {
             current_key: input("current_key"),
             current_value: input("current_value"),
-            seqstarts: input("seqstarts"),
-            kvstarts: input("kvstarts"),
-            cachestarts: input("cachestarts"),
-            start_pos: input("start_pos"),
-            max_seqlen: input("max_seqlen"),
-            max_kvlen: input("max_kvlen"),
+            indices: IndexInputs {
+                seqstarts: input("seqstarts"),
+                kvstarts: input("kvstarts"),
+                cachestarts: input("cachestarts"),
+                start_pos: input("start_pos"),
+                max_seqlen: input("max_seqlen"),
+                max_kvlen: input("max_kvlen"),
+            },
         };
         let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
         let operator = KeyValueCache::new(self.attributes.clone())?;
@@ -234,9 +236,9 @@ fn other_types_and_absent_tensors_are_refused() {
         let name = &operand.name;
         for element in ElementType::ALL {
             let mut operands = setting.operands(&schema);
-            let wanted = operands[name].element();
+            let expected = operands[name].element();
             let other = Tensor::zeros(element, operands[name].shape().to_vec()).unwrap();
-            if element != wanted {
+            if element != expected {
                 operands.insert(name.clone(), other);
                 let legal = operand.r#type == "T3" && element == ElementType::Float16;
                 assert_eq!(setting.run(&mut operands).is_ok(), legal, "{name} of {element}");
@@ -267,8 +269,8 @@ fn attributes_are_legal_in_their_ranges_alone() {
         assert!(attributes.set(name, value));
         match KeyValueCache::new(attributes) {
             Ok(_) => false,
-            Err(Error::AttributeOutOfRange { name: named, found, .. }) => {
-                assert_eq!((named, found), (name, value));
+            Err(Error::AttributeOutOfRange { name: named, got, .. }) => {
+                assert_eq!((named, got), (name, value));
                 true
             }
             Err(other) => panic!("{other}"),

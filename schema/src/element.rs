@@ -65,6 +65,17 @@ impl ElementType {
         }
     }
 
+    /// The type's name in the names of CUDA modules and kernels.
+    pub const fn short_name(self) -> &'static str {
+        match self {
+            Self::Float32 => "f32",
+            Self::Float16 => "f16",
+            Self::Int8 => "i8",
+            Self::Int4 => "i4",
+            Self::Int64 => "i64",
+        }
+    }
+
     /// The type of that name in the specification, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|element| element.name() == name)

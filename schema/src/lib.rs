@@ -1,20 +1,23 @@
 //! What `dynamic_batching.KeyValueCache` **is**, with no dependency on how it is computed.
 //!
 //! [`SCHEMA`] holds the operator as data (the text of `key_value_cache.yaml`); the types beside it are the same facts
-//! for Rust. A test compares the two, so neither can drift. This crate states facts and derives strides from them; it
-//! checks nothing: every rule about values is enforced in `kvcache-op`.
+//! for Rust. A test compares the two, so neither can drift. This crate states facts, and derives strides and sizes from them;
+//! it refuses nothing: every rule about values is enforced in `kvcache-op`.
 
 mod attributes;
 mod cache_layout;
 mod cache_mode;
+mod combinations;
 mod element;
 mod quant;
+pub mod shape;
 
 pub use attributes::{AttributeSpec, Attributes};
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;
+pub use combinations::TypeCombination;
 pub use element::ElementType;
-pub use quant::{QuantBit, SCALE_FLOOR, TypeCombination};
+pub use quant::{QuantBit, SCALE_FLOOR};
 
 /// The operator's name in a graph.
 pub const NAME: &str = "KeyValueCache";

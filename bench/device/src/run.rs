@@ -8,7 +8,7 @@ use std::time::Instant;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord};
 use kvcache_op::schema::CacheDims;
-use kvcache_op::{ElementType, Inputs, KeyValueCache, Outputs, Serial, TensorMut, TensorRef};
+use kvcache_op::{ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial, TensorMut, TensorRef};
 
 use crate::case::{Case, HEAD_DIM, NUM_HEADS};
 use crate::measure::{direct_median_us, is_quick, median_us};
@@ -147,15 +147,17 @@ impl Bench<'_> {
         let inputs = DeviceInputs {
             current_key: DeviceRef::from_bytes(types.t1, current_shape, &views[0], stream),
             current_value: DeviceRef::from_bytes(types.t1, current_shape, &views[1], stream),
-            seqstarts: DeviceRef::new([batch + 1], seqstarts, stream),
-            cachestarts: DeviceRef::new([batch, self.case.max_p()], &indices.cachestarts, stream),
-            start_pos: DeviceRef::new([batch], start_pos, stream),
-            kvstarts: match part {
-                Part::Store => OutputRows::AtMost(0),
-                Part::Both | Part::Load => OutputRows::Kvstarts(indices.kvstarts.as_slice().into()),
+            indices: IndexInputs {
+                seqstarts: DeviceRef::new([batch + 1], seqstarts, stream),
+                cachestarts: DeviceRef::new([batch, self.case.max_p()], &indices.cachestarts, stream),
+                start_pos: DeviceRef::new([batch], start_pos, stream),
+                kvstarts: match part {
+                    Part::Store => OutputRows::AtMost(0),
+                    Part::Both | Part::Load => OutputRows::Kvstarts(indices.kvstarts.as_slice().into()),
+                },
+                max_seqlen: (&i64::MAX).into(),
+                max_kvlen: (&i64::MAX).into(),
             },
-            max_seqlen: (&i64::MAX).into(),
-            max_kvlen: (&i64::MAX).into(),
         };
         let cache_shape = layout.shape(dims(self.case, HEAD_DIM));
         let cache = DeviceMut::from_bytes(types.t2, cache_shape, &mut set.cache.slice, stream);
@@ -193,16 +195,18 @@ impl Bench<'_> {
             let inputs = Inputs {
                 current_key: read(types.t1, &self.current_shape(), &key),
                 current_value: read(types.t1, &self.current_shape(), &value),
-                seqstarts: seqstarts.as_slice().into(),
-                kvstarts: kvstarts.as_slice().into(),
-                cachestarts: TensorRef::from_raw_parts(
-                    ElementType::Int64,
-                    [batch, self.case.max_p()],
-                    table.as_ptr().cast(),
-                ),
-                start_pos: start_pos.as_slice().into(),
-                max_seqlen: (&i64::MAX).into(),
-                max_kvlen: (&i64::MAX).into(),
+                indices: IndexInputs {
+                    seqstarts: seqstarts.as_slice().into(),
+                    kvstarts: kvstarts.as_slice().into(),
+                    cachestarts: TensorRef::from_raw_parts(
+                        ElementType::Int64,
+                        [batch, self.case.max_p()],
+                        table.as_ptr().cast(),
+                    ),
+                    start_pos: start_pos.as_slice().into(),
+                    max_seqlen: (&i64::MAX).into(),
+                    max_kvlen: (&i64::MAX).into(),
+                },
             };
             let cache = write(types.t2, &layout.shape(dims(self.case, HEAD_DIM)), &mut cache);
             let scale = scale.as_mut().zip(types.t3).zip(self.case.scale_inner());

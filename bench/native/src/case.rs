@@ -1,7 +1,9 @@
 //! One call of the operator in the driver's memory.
 
 use kvcache_kernels::{Cpu, Kernel, Problem, Reference};
-use kvcache_op::{Attributes, ElementType, Error, Inputs, KeyValueCache, Outputs, Shape, TensorMut, TensorRef};
+use kvcache_op::{
+    Attributes, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Shape, TensorMut, TensorRef,
+};
 
 use crate::sample::Sample;
 use crate::team::Team;
@@ -90,12 +92,14 @@ impl Case {
         let inputs = Inputs {
             current_key: read(0),
             current_value: read(1),
-            seqstarts: read(2),
-            kvstarts: read(3),
-            cachestarts: read(4),
-            start_pos: read(5),
-            max_seqlen: read(6),
-            max_kvlen: read(7),
+            indices: IndexInputs {
+                seqstarts: read(2),
+                kvstarts: read(3),
+                cachestarts: read(4),
+                start_pos: read(5),
+                max_seqlen: read(6),
+                max_kvlen: read(7),
+            },
         };
         let mut case = Self { op: KeyValueCache::new(attributes)?, inputs, tensors, elements };
         case.problem()?;

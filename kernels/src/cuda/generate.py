@@ -21,16 +21,19 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import yaml
+
 HERE = Path(__file__).parent
 SOURCES = HERE / "kernel"
 MODULES = HERE / "ptx"
+SCHEMA = HERE.parents[2] / "schema/key_value_cache.yaml"
 
-# T1, T2 and T3, as in the table of types; ptx.rs has the same list.
+SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "i8", "int4": "i4"}
+# A module for each row of the table of types, named by its T1, T2 and T3; ptx.rs embeds them.
 TYPES = [
-    "f32_f32", "f32_f16", "f16_f32", "f16_f16", "i8_i8",
-    "f32_i8_f32", "f32_i8_f16", "f16_i8_f32", "f16_i8_f16",
-    "f32_i4_f32", "f32_i4_f16", "f16_i4_f32", "f16_i4_f16",
-]  # fmt: skip
+    "_".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
+    for row in yaml.safe_load(SCHEMA.read_text())["combinations"]
+]
 KERNELS = ["store_wide", "store_narrow", "load_wide", "load_narrow"]
 
 OLDEST = "75"

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 
 use flate2::read::ZlibDecoder;
-use kvcache_schema::ElementType::{self, Float16, Float32, Int4, Int8};
+use kvcache_schema::{ElementType, TypeCombination};
 
 /// The kernels for one combination of types.
 pub struct Module {
@@ -35,8 +35,8 @@ macro_rules! modules {
     };
 }
 
-/// Every module.
-pub static MODULES: [Module; 13] = modules![
+/// Every module, in the order of the table of types.
+pub static MODULES: [Module; TypeCombination::LEGAL.len()] = modules![
     "f32_f32",
     "f32_f16",
     "f16_f32",
@@ -72,52 +72,25 @@ impl Module {
 
 /// The module for a legal combination of T1, T2 and, with quantization, T3.
 pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
-    let i = match (t1, t2, t3) {
-        (Float32, Float32, None) => 0,
-        (Float32, Float16, None) => 1,
-        (Float16, Float32, None) => 2,
-        (Float16, Float16, None) => 3,
-        (Int8, Int8, None) => 4,
-        (Float32, Int8, Some(Float32)) => 5,
-        (Float32, Int8, Some(Float16)) => 6,
-        (Float16, Int8, Some(Float32)) => 7,
-        (Float16, Int8, Some(Float16)) => 8,
-        (Float32, Int4, Some(Float32)) => 9,
-        (Float32, Int4, Some(Float16)) => 10,
-        (Float16, Int4, Some(Float32)) => 11,
-        (Float16, Int4, Some(Float16)) => 12,
-        types => unreachable!("a problem has a legal combination of types, not {types:?}"),
-    };
-    &MODULES[i]
+    let row = TypeCombination::LEGAL.iter().position(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
+    &MODULES[row.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))]
 }
 
 #[cfg(test)]
 mod tests {
-    use kvcache_schema::TypeCombination;
-
     use super::*;
 
     #[test]
     fn every_combination_has_its_module() {
-        let short = |element: ElementType| match element {
-            Float32 => "f32",
-            Float16 => "f16",
-            Int8 => "i8",
-            Int4 => "i4",
-            other => unreachable!("{other}"),
-        };
-        let named = TypeCombination::LEGAL.map(|TypeCombination { t1, t2, t3, .. }| {
-            let module = module(t1, t2, t3);
-            let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(short).collect();
-            assert_eq!(module.types, types.join("_"));
+        for row in TypeCombination::LEGAL {
+            let module = module(row.t1, row.t2, row.t3);
+            assert_eq!(module.types, row.name());
             let ptx = module.ptx().unwrap();
             // What a driver must know, and a GPU be.
             assert!(ptx.contains("\n.version 8.4\n.target sm_75\n"));
             for kernel in [module.store_wide, module.store_narrow, module.load_wide, module.load_narrow] {
                 assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
             }
-            module.types
-        });
-        assert_eq!(named, MODULES.each_ref().map(|module| module.types));
+        }
     }
 }

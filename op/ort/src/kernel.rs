@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
-use kvcache_op::{Inputs, KeyValueCache, Outputs};
+use kvcache_op::{IndexInputs, Inputs, KeyValueCache, Outputs};
 use kvcache_schema::INPUTS;
 use ort::operator::{ComputeContext, Kernel, KernelContext};
 use ort::value::DynTensorValueType;
@@ -45,12 +45,14 @@ impl NodeKernel {
         let inputs = Inputs {
             current_key: operands.read(CURRENT_KEY)?,
             current_value: operands.read(CURRENT_VALUE)?,
-            seqstarts: operands.read(SEQSTARTS)?,
-            kvstarts: operands.read(KVSTARTS)?,
-            cachestarts: operands.read(CACHESTARTS)?,
-            start_pos: operands.read(START_POS)?,
-            max_seqlen: operands.read(MAX_SEQLEN)?,
-            max_kvlen: operands.read(MAX_KVLEN)?,
+            indices: IndexInputs {
+                seqstarts: operands.read(SEQSTARTS)?,
+                kvstarts: operands.read(KVSTARTS)?,
+                cachestarts: operands.read(CACHESTARTS)?,
+                start_pos: operands.read(START_POS)?,
+                max_seqlen: operands.read(MAX_SEQLEN)?,
+                max_kvlen: operands.read(MAX_KVLEN)?,
+            },
         };
         let cache = operands.modify(CACHE)?.ok_or_else(|| Error::Missing { name: INPUTS[CACHE] })?;
         let scale = operands.modify(SCALE)?;
@@ -78,7 +80,7 @@ pub(crate) fn checked_operator(context: &KernelContext<'_>, types: TypedOperator
     }
     let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
     let scale = has_input(context, SCALE)?.then_some(types.scale);
-    operator.check_types(types.current_key, types.current_value, types.cache, scale)?;
+    let operator = operator.with_types(types.current_key, types.current_value, types.cache, scale)?;
     match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
         Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
         None => Ok(operator),

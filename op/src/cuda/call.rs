@@ -7,6 +7,7 @@ use kvcache_schema::OUTPUTS;
 
 use super::error::Error;
 use super::tensor::{DeviceMut, DeviceRef, Usage};
+use crate::inputs::IndexInputs;
 use crate::tensor::TensorRef;
 use crate::validate::{self, Extents};
 
@@ -17,19 +18,12 @@ pub struct DeviceInputs<'a> {
     pub current_key: DeviceRef<'a>,
     /// T1, shape (`seqstarts[B]`, H, Dh).
     pub current_value: DeviceRef<'a>,
-    /// int64, shape (B + 1).
-    pub seqstarts: DeviceRef<'a>,
-    /// int64, shape (B) or, paged, (B, MaxP).
-    pub cachestarts: DeviceRef<'a>,
-    /// int64, shape (B).
-    pub start_pos: DeviceRef<'a>,
-    /// int64, shape (B + 1), in memory of the host.
-    pub kvstarts: OutputRows<'a>,
-    /// int64, a scalar or of shape (1), in memory of the host.
-    pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1), in memory of the host.
-    pub max_kvlen: TensorRef<'a>,
+    /// The lengths, positions and slots of the sequences.
+    pub indices: DeviceIndexInputs<'a>,
 }
+
+/// The inputs of type int64 for a call on a device: three on the device, and three that the host reads.
+pub type DeviceIndexInputs<'a> = IndexInputs<'a, DeviceRef<'a>, OutputRows<'a>>;
 
 /// What the host knows of `kvstarts`.
 #[derive(Debug, Clone)]
@@ -85,9 +79,10 @@ impl<'a> DeviceCall<'a> {
         if status.context().cu_ctx() != stream.context().cu_ctx() {
             return Err(cuda::Error::OtherContext.into());
         }
-        // SAFETY: slices made for the stream stay in use until the call is in it, since `self` and `outputs` are dropped
-        // after that; for raw tensors their makers have promised as much. The status word belongs to this context, for
-        // which it waits before it goes away.
+        // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self` and
+        // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that is
+        // valid when the stream comes to the call. The status word belongs to this context, checked above, and its `Drop`
+        // waits for the context.
         unsafe { self.run(&outputs, status.address(), &Queue::new(stream)?) }
     }
 
@@ -106,7 +101,8 @@ impl<'a> DeviceCall<'a> {
         status: u64,
         stream: sys::CUstream,
     ) -> Result<(), Error> {
-        // SAFETY: the caller promises that the stream lives, and the status word.
+        // SAFETY: `stream` lives or is a default stream, slices were made for it, and `status` is such an address: see
+        // `# Safety`.
         unsafe { self.run(&outputs, status, &Queue::from_raw(stream)?) }
     }
 
@@ -131,14 +127,15 @@ impl<'a> DeviceCall<'a> {
             outputs: [address_mut(key), address_mut(value)],
             cache: address_mut(&self.cache),
             scale: self.scale.as_ref().map_or(0, address_mut),
-            seqstarts: address(&self.inputs.seqstarts.tensor),
-            start_pos: address(&self.inputs.start_pos.tensor),
-            cachestarts: address(&self.inputs.cachestarts.tensor),
+            seqstarts: address(&self.inputs.indices.seqstarts.tensor),
+            start_pos: address(&self.inputs.indices.start_pos.tensor),
+            cachestarts: address(&self.inputs.indices.cachestarts.tensor),
             status,
             multiprocessors: queue.multiprocessors(),
         };
-        // SAFETY: `validate` has checked types, shapes, alignment and overlap; the tensors' makers have promised the rest
-        // of what the kernels need, and the caller promises the status word.
+        // SAFETY: `check_device` and `validate::outputs` above have checked types, shapes, alignment and overlap; each
+        // tensor's memory is accessible to the device when the stream comes to the call, as `DeviceRef` and `DeviceMut` ask
+        // for; `status` is as for `launch_raw`, see `# Safety`.
         Ok(unsafe { queue.run(&operands) }?)
     }
 
@@ -148,9 +145,9 @@ impl<'a> DeviceCall<'a> {
         [
             ("current_key", inputs.current_key.usage.as_ref()),
             ("current_value", inputs.current_value.usage.as_ref()),
-            ("seqstarts", inputs.seqstarts.usage.as_ref()),
-            ("cachestarts", inputs.cachestarts.usage.as_ref()),
-            ("start_pos", inputs.start_pos.usage.as_ref()),
+            ("seqstarts", inputs.indices.seqstarts.usage.as_ref()),
+            ("cachestarts", inputs.indices.cachestarts.usage.as_ref()),
+            ("start_pos", inputs.indices.start_pos.usage.as_ref()),
             ("cache", self.cache.usage.as_ref()),
             ("scale", self.scale.as_ref().and_then(|scale| scale.usage.as_ref())),
             (OUTPUTS[0], outputs.key.usage.as_ref()),

@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context};
-//! use kvcache_op::{Attributes, KeyValueCache};
+//! use kvcache_op::{Attributes, IndexInputs, KeyValueCache};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let context = primary_context(0)?; // an error where there is no CUDA
@@ -22,12 +22,14 @@
 //! let inputs = DeviceInputs {
 //!     current_key: DeviceRef::new([3, 8, 64], &current, &stream),
 //!     current_value: DeviceRef::new([3, 8, 64], &current, &stream),
-//!     seqstarts: DeviceRef::new([3], &seqstarts, &stream),
-//!     cachestarts: DeviceRef::new([2], &cachestarts, &stream),
-//!     start_pos: DeviceRef::new([2], &start_pos, &stream),
-//!     kvstarts: OutputRows::Kvstarts((&[0, 2, 13]).into()), // these three are read on the host
-//!     max_seqlen: (&2).into(),
-//!     max_kvlen: (&11).into(),
+//!     indices: IndexInputs {
+//!         seqstarts: DeviceRef::new([3], &seqstarts, &stream),
+//!         cachestarts: DeviceRef::new([2], &cachestarts, &stream),
+//!         start_pos: DeviceRef::new([2], &start_pos, &stream),
+//!         kvstarts: OutputRows::Kvstarts((&[0, 2, 13]).into()), // these three are read on the host
+//!         max_seqlen: (&2).into(),
+//!         max_kvlen: (&11).into(),
+//!     },
 //! };
 //! let call = op.check_device(inputs, DeviceMut::new([1024, 1, 2, 8, 64], &mut cache, &stream), None)?;
 //! assert_eq!(call.output_shape(), [13, 32, 64]);
@@ -72,7 +74,7 @@ mod error;
 mod operator;
 mod tensor;
 
-pub use call::{DeviceCall, DeviceInputs, DeviceOutputs, OutputRows};
+pub use call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use error::Error;
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,

@@ -7,7 +7,8 @@ use kvcache_schema::{CacheMode, ElementType};
 use super::call::{DeviceCall, DeviceInputs, OutputRows};
 use super::error::Error;
 use super::tensor::DeviceMut;
-use crate::operator::{Inputs, KeyValueCache};
+use crate::inputs::IndexInputs;
+use crate::operator::KeyValueCache;
 use crate::validate;
 
 impl KeyValueCache {
@@ -23,42 +24,33 @@ impl KeyValueCache {
         cache: DeviceMut<'a>,
         scale: Option<DeviceMut<'a>>,
     ) -> Result<DeviceCall<'a>, crate::Error> {
-        let t3 = scale.as_ref().map(|scale| scale.tensor.element);
-        let [current_key, current_value] =
-            [&inputs.current_key, &inputs.current_value].map(|input| input.tensor.element);
-        self.check_types(current_key, current_value, cache.tensor.element, t3)?;
-        let (kvstarts, exact_rows) = match &inputs.kvstarts {
+        let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
+        let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
+        let t3 = scale_tensor.map(|scale| scale.element);
+        self.check_types(current_key.element, current_value.element, cache.tensor.element, t3)?;
+        let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {
             OutputRows::Kvstarts(kvstarts) => (kvstarts, true),
             // No input at all then, so nothing can be wrong with it; its shape is that of `seqstarts`.
-            OutputRows::AtMost(_) => (&inputs.seqstarts.tensor, false),
+            OutputRows::AtMost(_) => (&inputs.indices.seqstarts.tensor, false),
         };
-        let tensors = Inputs {
-            current_key: inputs.current_key.tensor.clone(),
-            current_value: inputs.current_value.tensor.clone(),
-            seqstarts: inputs.seqstarts.tensor.clone(),
+        let indices = IndexInputs {
+            seqstarts: inputs.indices.seqstarts.tensor.clone(),
             kvstarts: kvstarts.clone(),
-            cachestarts: inputs.cachestarts.tensor.clone(),
-            start_pos: inputs.start_pos.tensor.clone(),
-            max_seqlen: inputs.max_seqlen.clone(),
-            max_kvlen: inputs.max_kvlen.clone(),
+            cachestarts: inputs.indices.cachestarts.tensor.clone(),
+            start_pos: inputs.indices.start_pos.tensor.clone(),
+            max_seqlen: inputs.indices.max_seqlen.clone(),
+            max_kvlen: inputs.indices.max_kvlen.clone(),
         };
         let config = self.config();
-        let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
-        let current = Some([&tensors.current_key, &tensors.current_value]);
-        let validate::Operands { geometry, dims, extents } = validate::operands(
-            config,
-            tensors.current_key.element,
-            current,
-            (&tensors).into(),
-            &cache.tensor,
-            scale_tensor,
-        )?;
-        let output_rows = match inputs.kvstarts {
-            // SAFETY: these inputs are tensors of the host.
-            OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &tensors, &dims) }?,
+        let current = Some([current_key, current_value]);
+        let validate::CheckedTensors { geometry, dims, extents } =
+            validate::tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
+        let output_rows = match inputs.indices.kvstarts {
+            // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
+            OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &indices, &dims) }?,
             OutputRows::AtMost(rows) => {
-                // SAFETY: as above.
-                unsafe { validate::bounds_on_host(&tensors, &[]) }?;
+                // SAFETY: `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
+                unsafe { validate::bounds_on_host(&indices, &[]) }?;
                 rows
             }
         };
@@ -70,7 +62,7 @@ impl KeyValueCache {
                 CacheMode::Offset => Pages::Offset,
                 CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
             },
-            current_rows: inputs.current_key.tensor.shape[0],
+            current_rows: current_key.shape[0],
             exact_rows,
             extents,
             inputs,

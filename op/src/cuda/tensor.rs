@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use kvcache_kernels::cuda::cudarc;
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 
 use super::error::Error;
 use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
@@ -68,7 +68,8 @@ impl<'a> DeviceRef<'a> {
     /// elements), and nothing writes it until the stream is through with the call.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, reads the memory; the caller promises the rest.
+        // SAFETY: nothing but a call on a device, through its stream, reads the memory, which is then accessible to the
+        // device and not written: see `# Safety`.
         Self { tensor: unsafe { TensorRef::from_raw_parts(element, shape, data) }, usage: None }
     }
 }
@@ -114,7 +115,8 @@ impl<'a> DeviceMut<'a> {
     /// output, or those slots of a cache's layer that the call writes, or writes those that it reads.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, address: u64) -> Self {
         let data = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: nothing but a call on a device, through its stream, touches the memory; the caller promises the rest.
+        // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to the
+        // device and touched by nobody else: see `# Safety`.
         Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, usage: None }
     }
 }
@@ -134,7 +136,6 @@ impl Usage<'_> {
 
 /// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows is refused before that is asked.)
 fn defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {
-    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis));
-    let fits = len.and_then(|len| element.bytes(len)) == Some(bytes);
+    let fits = shape::bytes(element, shape) == Some(bytes);
     (!fits).then_some(Defect::SliceLength(bytes))
 }

@@ -1,42 +1,55 @@
-//! The order of the checks, and what they add up to.
+//! The checks of a whole call in their order, and what is known afterwards.
 
 use std::ptr;
 
-use kvcache_kernels::{Geometry, Quant};
+use kvcache_kernels::{Geometry, Indices, Pointers, Quant};
 use kvcache_schema::{ElementType, OUTPUTS};
 
-use super::indices::{self, IndexInputs};
+use super::indices;
 use super::memory::{self, Extents};
 use super::shapes::{self, Dims};
-use super::types::wanted_type;
+use super::types::equal_type;
 use crate::attributes::{self, Config};
-use crate::backend::Backend;
-use crate::call::Call;
 use crate::error::Error;
+use crate::inputs::IndexInputs;
 use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// What is known of a call whose types, shapes and memory have been checked.
-pub(crate) struct Operands {
+pub(crate) struct CheckedTensors {
     pub(crate) geometry: Geometry,
     pub(crate) dims: Dims,
-    /// The memory of everything checked so far.
+    /// The memory of every tensor checked so far.
     pub(crate) extents: Extents,
 }
 
-/// Checks types, shapes and memory, and no value of any tensor; `current` tensors too, where there are some. What
-/// [`types`](super::types) checks is known to be legal.
-pub(crate) fn operands(
+/// What is known of a call of which everything but the outputs has been checked.
+#[derive(Debug)]
+pub(crate) struct CheckedCall<'a> {
+    pub(crate) geometry: Geometry,
+    pub(crate) indices: Indices<'a>,
+    current: [*const u8; 2],
+    cache: *mut u8,
+    scale: *mut u8,
+    /// The memory of every tensor checked so far.
+    extents: Extents,
+    /// The shape that `key` and `value` must have.
+    pub(crate) output_shape: [usize; 3],
+}
+
+/// Checks types, shapes and memory, but no value of any tensor. Before a layer's current tokens are known, `current` is
+/// `None`. [`types`](super::types) has found T1, T2 and T3 to be a legal combination.
+pub(crate) fn tensors(
     config: &Config,
     t1: ElementType,
     current: Option<[&TensorRef<'_>; 2]>,
-    index_inputs: IndexInputs<'_, '_>,
+    index_inputs: &IndexInputs<'_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
-) -> Result<Operands, Error> {
+) -> Result<CheckedTensors, Error> {
     // A scale that is given without quantization is left untouched, so nothing is asked of it.
     let scale = config.quant.and(scale);
     for (name, tensor) in index_inputs.named() {
-        wanted_type(name, tensor.element, ElementType::Int64)?;
+        equal_type(name, tensor.element, ElementType::Int64)?;
     }
 
     let dims = shapes::check(config, current, index_inputs, cache, scale)?;
@@ -76,25 +89,23 @@ pub(crate) fn operands(
         cache_len: memory::len("cache", &cache.shape)?,
         cache: cache_strides,
     };
-    Ok(Operands { geometry, dims, extents })
+    Ok(CheckedTensors { geometry, dims, extents })
 }
 
-/// Checks everything but the outputs. Without `current` tensors the call lacks those, and what they would be held to is not
-/// checked. What [`types`](super::types) checks is known to be legal.
+/// Checks everything but the outputs, and without `current` tensors everything but those: the call must then not be run.
+/// [`types`](super::types) has found T1, T2 and T3 to be a legal combination.
 pub(crate) fn call<'a>(
     config: &Config,
-    backend: Backend,
     t1: ElementType,
     current: Option<[&TensorRef<'a>; 2]>,
-    index_inputs: IndexInputs<'_, 'a>,
+    index_inputs: &IndexInputs<'a>,
     cache: &TensorMut<'a>,
     scale: Option<&TensorMut<'a>>,
-) -> Result<Call<'a>, Error> {
-    let Operands { geometry, dims, extents } = operands(config, t1, current, index_inputs, cache, scale)?;
+) -> Result<CheckedCall<'a>, Error> {
+    let CheckedTensors { geometry, dims, extents } = tensors(config, t1, current, index_inputs, cache, scale)?;
     let indices = indices::check(config, index_inputs, &dims)?;
     let output_shape = output_shape(&geometry, indices.kvstarts[dims.batch] as usize)?;
-    Ok(Call {
-        backend,
+    Ok(CheckedCall {
         geometry,
         indices,
         current: current.map_or([ptr::null(); 2], |tensors| tensors.map(|tensor| tensor.data)),
@@ -105,23 +116,23 @@ pub(crate) fn call<'a>(
     })
 }
 
-/// The call of one layer: `call`, which has been checked but for its current tokens, with those of this layer.
+/// The call of one layer: `call`, of which everything but the current tokens has been checked, with those of this layer.
 pub(crate) fn layer<'a>(
-    call: &Call<'a>,
+    call: &CheckedCall<'a>,
     num_layer: usize,
     layer_idx: usize,
     current: [&TensorRef<'a>; 2],
-) -> Result<Call<'a>, Error> {
+) -> Result<CheckedCall<'a>, Error> {
     attributes::layer_idx(layer_idx, num_layer)?;
     let Geometry { batch, num_heads, head_dim, t1, .. } = call.geometry;
-    let wanted = [call.indices.seqstarts[batch] as usize, num_heads, head_dim];
+    let expected = [call.indices.seqstarts[batch] as usize, num_heads, head_dim];
     for (name, tensor) in CURRENT.into_iter().zip(current) {
-        wanted_type(name, tensor.element, t1)?;
-        shapes::equal(name, &tensor.shape, &wanted, "the shape (seqstarts[B], H, Dh) of this call")?;
+        equal_type(name, tensor.element, t1)?;
+        shapes::equal(name, &tensor.shape, &expected, "the shape (seqstarts[B], H, Dh) of this call")?;
     }
     let mut extents = call.extents.clone();
     read_current(&mut extents, current)?;
-    Ok(Call {
+    Ok(CheckedCall {
         geometry: Geometry { layer_idx, ..call.geometry },
         current: current.map(|tensor| tensor.data),
         extents,
@@ -146,8 +157,17 @@ pub(crate) fn output_shape(geometry: &Geometry, total_kvlen: usize) -> Result<[u
     Ok(output_shape)
 }
 
-/// Checks the outputs of a call that has been checked otherwise: their type, the shape that they must have, and that they
-/// share no memory with what the call uses.
+impl CheckedCall<'_> {
+    /// The pointers of a call with these outputs, which are checked here.
+    pub(crate) fn pointers(&self, key: &TensorMut<'_>, value: &TensorMut<'_>) -> Result<Pointers, Error> {
+        outputs(self.geometry.t1, self.output_shape, self.extents.clone(), [key, value])?;
+        let &Self { current, cache, scale, .. } = self;
+        Ok(Pointers { current, cache, scale, outputs: [key.data, value.data] })
+    }
+}
+
+/// Checks the outputs of a call of which everything else has been checked: their type, the shape that they must have, and
+/// that they share no memory with the call's other tensors.
 pub(crate) fn outputs(
     t1: ElementType,
     output_shape: [usize; 3],
@@ -155,7 +175,7 @@ pub(crate) fn outputs(
     outputs: [&TensorMut<'_>; 2],
 ) -> Result<(), Error> {
     for (name, output) in OUTPUTS.into_iter().zip(outputs) {
-        wanted_type(name, output.element, t1)?;
+        equal_type(name, output.element, t1)?;
         shapes::equal(name, &output.shape, &output_shape, "the shape (kvstarts[B], H * num_repeat, Dh) of this call")?;
         extents.write(name, output.into())?;
     }

@@ -7,75 +7,36 @@ use smallvec::SmallVec;
 use super::shapes::Dims;
 use crate::attributes::Config;
 use crate::error::Error;
-use crate::operator::{Inputs, LayersInputs};
+use crate::inputs::IndexInputs;
 use crate::tensor::TensorRef;
 
-/// The inputs of type int64.
-#[derive(Clone, Copy)]
-pub(crate) struct IndexInputs<'t, 'a> {
-    pub(super) seqstarts: &'t TensorRef<'a>,
-    pub(super) kvstarts: &'t TensorRef<'a>,
-    pub(super) cachestarts: &'t TensorRef<'a>,
-    pub(super) start_pos: &'t TensorRef<'a>,
-    pub(super) max_seqlen: &'t TensorRef<'a>,
-    pub(super) max_kvlen: &'t TensorRef<'a>,
-}
-
-impl<'t, 'a> IndexInputs<'t, 'a> {
-    /// All of them, with their names.
-    pub(super) fn named(self) -> [(&'static str, &'t TensorRef<'a>); 6] {
-        [
-            ("seqstarts", self.seqstarts),
-            ("kvstarts", self.kvstarts),
-            ("cachestarts", self.cachestarts),
-            ("start_pos", self.start_pos),
-            ("max_seqlen", self.max_seqlen),
-            ("max_kvlen", self.max_kvlen),
-        ]
-    }
-}
-
-impl<'t, 'a> From<&'t Inputs<'a>> for IndexInputs<'t, 'a> {
-    fn from(inputs: &'t Inputs<'a>) -> Self {
-        let Inputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, .. } = inputs;
-        Self { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen }
-    }
-}
-
-impl<'t, 'a> From<&'t LayersInputs<'a>> for IndexInputs<'t, 'a> {
-    fn from(inputs: &'t LayersInputs<'a>) -> Self {
-        let LayersInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, .. } = inputs;
-        Self { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen }
-    }
-}
-
 /// Checks the values of tensors whose types, shapes and memory have been checked.
-pub(super) fn check<'a>(config: &Config, inputs: IndexInputs<'_, 'a>, dims: &Dims) -> Result<Indices<'a>, Error> {
-    let seqstarts = values(inputs.seqstarts);
-    let kvstarts = values(inputs.kvstarts);
-    let start_pos = values(inputs.start_pos);
+pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) -> Result<Indices<'a>, Error> {
+    let seqstarts = values(&inputs.seqstarts);
+    let kvstarts = values(&inputs.kvstarts);
+    let start_pos = values(&inputs.start_pos);
     starts("seqstarts", seqstarts)?;
     starts("kvstarts", kvstarts)?;
-    let found = seqstarts[dims.batch];
-    if let Some(wanted) = dims.total_seqlen
-        && usize::try_from(found) != Ok(wanted)
+    let got = seqstarts[dims.batch];
+    if let Some(expected) = dims.total_seqlen
+        && usize::try_from(got) != Ok(expected)
     {
-        return Err(Error::StartsTotal { input: "seqstarts", found, wanted });
+        return Err(Error::StartsTotal { input: "seqstarts", got, expected });
     }
 
     for b in 0..dims.batch {
         let (seqlen, kvlen) = (seqstarts[b + 1] - seqstarts[b], kvstarts[b + 1] - kvstarts[b]);
         if start_pos[b] < 0 {
-            return Err(Error::StartPosNegative { b, found: start_pos[b] });
+            return Err(Error::StartPosNegative { b, got: start_pos[b] });
         }
         if kvlen - seqlen != start_pos[b] {
             return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
         }
     }
-    bound("max_seqlen", values(inputs.max_seqlen), seqstarts)?;
-    bound("max_kvlen", values(inputs.max_kvlen), kvstarts)?;
+    bound("max_seqlen", values(&inputs.max_seqlen), seqstarts)?;
+    bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)?;
 
-    let cachestarts = values(inputs.cachestarts);
+    let cachestarts = values(&inputs.cachestarts);
     let addressing = match config.mode {
         CacheMode::Offset => Addressing::Offset { cachestarts },
         CacheMode::Paged => Addressing::Paged { cachestarts, max_p: dims.max_p, page_size: config.page_size },
@@ -92,10 +53,10 @@ pub(super) fn check<'a>(config: &Config, inputs: IndexInputs<'_, 'a>, dims: &Dim
 /// # Safety
 /// The memory of these three inputs is the host's.
 #[cfg(feature = "cuda")]
-pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &Inputs<'_>, dims: &Dims) -> Result<usize, Error> {
+pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, dims: &Dims) -> Result<usize, Error> {
     let kvstarts = values(&inputs.kvstarts);
     starts("kvstarts", kvstarts)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `max_seqlen` and `max_kvlen` are the host's, see `# Safety`.
     unsafe { bounds_on_host(inputs, kvstarts) }?;
     if config.mode == CacheMode::Paged {
         for (b, pair) in kvstarts.windows(2).enumerate() {
@@ -110,7 +71,7 @@ pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &Inputs<'_>, dims
 /// # Safety
 /// The memory of these two inputs is the host's.
 #[cfg(feature = "cuda")]
-pub(crate) unsafe fn bounds_on_host(inputs: &Inputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
+pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
     bound("max_seqlen", values(&inputs.max_seqlen), &[])?;
     bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)
 }
@@ -119,7 +80,8 @@ pub(crate) unsafe fn bounds_on_host(inputs: &Inputs<'_>, kvstarts: &[i64]) -> Re
 fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
         0 => &[],
-        // SAFETY: the tensor promises memory of its shape for 'a; that it is int64, aligned and contiguous is checked.
+        // SAFETY: a TensorRef is valid for reads of its shape for 'a; that it is int64, aligned, contiguous and of a size
+        // that fits was checked by `tensors`.
         len => unsafe { std::slice::from_raw_parts(tensor.data.cast(), len) },
     }
 }
@@ -127,11 +89,11 @@ fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
 /// Checks that starts begin with 0 and never fall.
 fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
     if starts[0] != 0 {
-        return Err(Error::StartsNotZero { input, found: starts[0] });
+        return Err(Error::StartsNotZero { input, got: starts[0] });
     }
     match starts.windows(2).position(|pair| pair[1] < pair[0]) {
         None => Ok(()),
-        Some(b) => Err(Error::StartsDecrease { input, b, before: starts[b], found: starts[b + 1] }),
+        Some(b) => Err(Error::StartsDecrease { input, b, before: starts[b], got: starts[b + 1] }),
     }
 }
 
@@ -139,11 +101,11 @@ fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
 fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Result<(), Error> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let longest = lengths.max_by_key(|&(_, len)| len);
-    let wanted = longest.map_or(0, |(_, len)| len);
-    if value[0] >= wanted {
+    let expected = longest.map_or(0, |(_, len)| len);
+    if value[0] >= expected {
         return Ok(());
     }
-    Err(Error::MaxTooSmall { input, found: value[0], wanted, b: longest.map(|(b, _)| b) })
+    Err(Error::MaxTooSmall { input, got: value[0], expected, b: longest.map(|(b, _)| b) })
 }
 
 /// Checks that every token of the call has a slot in the cache.

@@ -1,6 +1,6 @@
 //! The tensors' memory: contiguous, aligned, of a size that fits, and nobody else's where it is written.
 
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, shape};
 use smallvec::SmallVec;
 
 use crate::error::Error;
@@ -54,12 +54,12 @@ impl Extents {
         let bytes = bytes(name, element, shape)?;
         match defect {
             Some(Defect::NotContiguous) => return Err(Error::NotContiguous { input: name, shape: shape.clone() }),
-            Some(Defect::PackedLength(found)) => {
-                return Err(Error::PackedLength { input: name, shape: shape.clone(), found, wanted: bytes });
+            Some(Defect::PackedLength(got)) => {
+                return Err(Error::PackedLength { input: name, shape: shape.clone(), got, expected: bytes });
             }
             #[cfg(feature = "cuda")]
-            Some(Defect::SliceLength(found)) => {
-                return Err(Error::SliceLength { input: name, shape: shape.clone(), found, wanted: bytes });
+            Some(Defect::SliceLength(got)) => {
+                return Err(Error::SliceLength { input: name, shape: shape.clone(), got, expected: bytes });
             }
             None => {}
         }
@@ -67,7 +67,7 @@ impl Extents {
             return Ok(());
         }
         if !address.is_multiple_of(element.align()) {
-            return Err(Error::Misaligned { input: name, address, wanted: element.align() });
+            return Err(Error::Misaligned { input: name, address, expected: element.align() });
         }
         let new = Extent { name, start: address, end: address.saturating_add(bytes), written };
         for old in &self.0 {
@@ -83,12 +83,10 @@ impl Extents {
 
 /// The number of elements of a tensor.
 pub(crate) fn len(input: &'static str, shape: &Shape) -> Result<usize, Error> {
-    let overflow = || Error::SizeOverflow { input, shape: shape.clone() };
-    shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis)).ok_or_else(overflow)
+    shape::elements(shape).ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
 }
 
-/// The bytes of a tensor, which an address can count with its sign.
+/// The bytes of a tensor.
 pub(crate) fn bytes(input: &'static str, element: ElementType, shape: &Shape) -> Result<usize, Error> {
-    let bytes = element.bytes(len(input, shape)?).filter(|&bytes| isize::try_from(bytes).is_ok());
-    bytes.ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
+    shape::bytes(element, shape).ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
 }

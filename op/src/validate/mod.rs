@@ -6,10 +6,11 @@ mod memory;
 mod shapes;
 mod types;
 
+pub(crate) use call::{CheckedCall, call, layer};
 #[cfg(feature = "cuda")]
-pub(crate) use call::{Operands, operands, output_shape};
-pub(crate) use call::{call, layer, outputs};
+pub(crate) use call::{CheckedTensors, output_shape, outputs, tensors};
 #[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
+#[cfg(feature = "cuda")]
 pub(crate) use memory::Extents;
-pub(crate) use types::types;
+pub(crate) use types::{equal_types, types};

@@ -2,9 +2,9 @@
 
 use kvcache_schema::{CacheDims, CacheMode};
 
-use super::indices::IndexInputs;
 use crate::attributes::Config;
 use crate::error::Error;
+use crate::inputs::IndexInputs;
 use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// The dimensions of a call, on which all inputs agree.
@@ -25,7 +25,7 @@ pub(crate) struct Dims {
 pub(super) fn check(
     config: &Config,
     current: Option<[&TensorRef<'_>; 2]>,
-    inputs: IndexInputs<'_, '_>,
+    inputs: &IndexInputs<'_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Dims, Error> {
@@ -57,7 +57,7 @@ pub(super) fn check(
     let Some(batch) = starts.checked_sub(1) else {
         let shape = inputs.seqstarts.shape.clone();
         let reason = "as many as sequences, and the total";
-        return Err(Error::ShapeMismatch { input: "seqstarts", shape, axis: 0, found: 0, wanted: 1, reason });
+        return Err(Error::ShapeMismatch { input: "seqstarts", shape, axis: 0, got: 0, expected: 1, reason });
     };
     equal("kvstarts", &inputs.kvstarts.shape, &[starts], "as in seqstarts")?;
     let cachestarts: &[usize] = match max_p {
@@ -97,18 +97,18 @@ pub(super) fn check(
 }
 
 /// Checks a tensor's shape against the one that it must have, which has the same rank unless told otherwise here.
-pub(super) fn equal(input: &'static str, shape: &Shape, wanted: &[usize], reason: &'static str) -> Result<(), Error> {
-    if shape.len() != wanted.len() {
-        return Err(Error::RankMismatch { input, shape: shape.clone(), wanted: wanted.len() });
+pub(super) fn equal(input: &'static str, shape: &Shape, expected: &[usize], reason: &'static str) -> Result<(), Error> {
+    if shape.len() != expected.len() {
+        return Err(Error::RankMismatch { input, shape: shape.clone(), expected: expected.len() });
     }
-    match shape.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
+    match shape.iter().zip(expected).position(|(got, expected)| got != expected) {
         None => Ok(()),
         Some(axis) => Err(Error::ShapeMismatch {
             input,
             shape: shape.clone(),
             axis,
-            found: shape[axis],
-            wanted: wanted[axis],
+            got: shape[axis],
+            expected: expected[axis],
             reason,
         }),
     }
@@ -116,10 +116,10 @@ pub(super) fn equal(input: &'static str, shape: &Shape, wanted: &[usize], reason
 
 /// The axes of a tensor that must have `N` of them.
 fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result<[usize; N], Error> {
-    shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), wanted: N })
+    shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), expected: N })
 }
 
 /// Checks that a tensor has no axis or one.
 fn scalar_or_one_axis(input: &'static str, shape: &Shape) -> Result<(), Error> {
-    if shape.len() <= 1 { Ok(()) } else { Err(Error::RankMismatch { input, shape: shape.clone(), wanted: 0 }) }
+    if shape.len() <= 1 { Ok(()) } else { Err(Error::RankMismatch { input, shape: shape.clone(), expected: 0 }) }
 }

@@ -4,26 +4,27 @@ use kvcache_schema::{ElementType, TypeCombination};
 
 use crate::error::Error;
 
-/// Checks the types of the inputs that are not indices.
-pub(crate) fn types(
-    quant_bit: i64,
-    current_key: ElementType,
-    current_value: ElementType,
-    cache: ElementType,
-    scale: Option<ElementType>,
-) -> Result<(), Error> {
-    let (t1, t2) = (current_key, cache);
-    let legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
-    if !legal(scale) {
-        if scale.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
+/// Checks the types of the inputs that are not indices against the table of types.
+pub(crate) fn types(got: TypeCombination, current_value: ElementType) -> Result<(), Error> {
+    let TypeCombination { quant_bit, t1, t2, t3 } = got;
+    if !got.is_legal() {
+        let legal = |t3| TypeCombination { t3, ..got }.is_legal();
+        if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
             return Err(Error::ScaleMissing { quant_bit });
         }
-        return Err(Error::IllegalTypes { t1, t2, t3: scale, quant_bit });
+        return Err(Error::IllegalTypes { t1, t2, t3, quant_bit });
     }
-    wanted_type("current_value", current_value, t1)
+    equal_type("current_value", current_value, t1)
+}
+
+/// Checks legal types against those that an operator has been made for. A scale that one of the two lacks is not used.
+pub(crate) fn equal_types(got: TypeCombination, expected: TypeCombination) -> Result<(), Error> {
+    equal_type("current_key", got.t1, expected.t1)?;
+    equal_type("cache", got.t2, expected.t2)?;
+    got.t3.zip(expected.t3).map_or(Ok(()), |(got, expected)| equal_type("scale", got, expected))
 }
 
 /// Checks that a tensor has the one type that it may have.
-pub(super) fn wanted_type(input: &'static str, found: ElementType, wanted: ElementType) -> Result<(), Error> {
-    if found == wanted { Ok(()) } else { Err(Error::TypeMismatch { input, found, wanted }) }
+pub(super) fn equal_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }
 }

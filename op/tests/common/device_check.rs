@@ -2,7 +2,7 @@
 
 use kvcache_golden::{Case, Expected, Step, Tensor};
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceRef, OutputRows};
-use kvcache_op::{Error, KeyValueCache};
+use kvcache_op::{Error, IndexInputs, KeyValueCache};
 
 use super::memory::read;
 
@@ -27,12 +27,14 @@ pub fn check(case: &Case, step: &Step) -> Result<(), Error> {
     let inputs = DeviceInputs {
         current_key: read_at(&inputs.current_key, 0),
         current_value: read_at(&inputs.current_value, 1),
-        seqstarts: read_at(&inputs.seqstarts, 2),
-        cachestarts: read_at(&inputs.cachestarts, 3),
-        start_pos: read_at(&inputs.start_pos, 4),
-        kvstarts: OutputRows::Kvstarts(read(&inputs.kvstarts)),
-        max_seqlen: read(&inputs.max_seqlen),
-        max_kvlen: read(&inputs.max_kvlen),
+        indices: IndexInputs {
+            seqstarts: read_at(&inputs.seqstarts, 2),
+            cachestarts: read_at(&inputs.cachestarts, 3),
+            start_pos: read_at(&inputs.start_pos, 4),
+            kvstarts: OutputRows::Kvstarts(read(&inputs.kvstarts)),
+            max_seqlen: read(&inputs.max_seqlen),
+            max_kvlen: read(&inputs.max_kvlen),
+        },
     };
     let scale = case.scale.as_ref().map(|scale| write_at(scale, 6));
     KeyValueCache::new(case.attributes.clone())?.check_device(inputs, write_at(&case.cache, 5), scale).map(drop)

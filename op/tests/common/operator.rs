@@ -4,7 +4,7 @@
 mod memory;
 
 use kvcache_golden::{Case, Implementation, Outcome, Outputs, Played, Step, Tensor};
-use kvcache_op::{Backend, Error, Inputs, KeyValueCache, Workers};
+use kvcache_op::{Backend, Error, IndexInputs, Inputs, KeyValueCache, Workers};
 use memory::{read, write};
 
 /// A backend of the operator, on some threads.
@@ -25,12 +25,14 @@ impl<W: Workers> Implementation for Operator<W> {
                 let inputs = Inputs {
                     current_key: read(&inputs.current_key),
                     current_value: read(&inputs.current_value),
-                    seqstarts: read(&inputs.seqstarts),
-                    kvstarts: read(&inputs.kvstarts),
-                    cachestarts: read(&inputs.cachestarts),
-                    start_pos: read(&inputs.start_pos),
-                    max_seqlen: read(&inputs.max_seqlen),
-                    max_kvlen: read(&inputs.max_kvlen),
+                    indices: IndexInputs {
+                        seqstarts: read(&inputs.seqstarts),
+                        kvstarts: read(&inputs.kvstarts),
+                        cachestarts: read(&inputs.cachestarts),
+                        start_pos: read(&inputs.start_pos),
+                        max_seqlen: read(&inputs.max_seqlen),
+                        max_kvlen: read(&inputs.max_kvlen),
+                    },
                 };
                 let call = op.check(&inputs, write(&mut cache), scale.as_mut().map(write))?;
                 let output = || Tensor::zeros(case.types.t1, call.output_shape().to_vec());

@@ -9,7 +9,8 @@ use half::f16;
 use kvcache_golden::Tensor;
 use kvcache_op::schema::{CacheDims, QuantBit, TypeCombination};
 use kvcache_op::{
-    Attributes, Backend, CacheLayout, CacheMode, Call, ElementType, Inputs, KeyValueCache, Outputs, TensorMut,
+    Attributes, Backend, CacheLayout, CacheMode, Call, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs,
+    TensorMut,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -154,12 +155,14 @@ impl RandomCall {
         Inputs {
             current_key: memory::read(&self.current[0]),
             current_value: memory::read(&self.current[1]),
-            seqstarts: self.seqstarts.as_slice().into(),
-            kvstarts: self.kvstarts.as_slice().into(),
-            cachestarts: memory::read(&self.cachestarts),
-            start_pos: self.start_pos.as_slice().into(),
-            max_seqlen: (&1000).into(),
-            max_kvlen: (&1000).into(),
+            indices: IndexInputs {
+                seqstarts: self.seqstarts.as_slice().into(),
+                kvstarts: self.kvstarts.as_slice().into(),
+                cachestarts: memory::read(&self.cachestarts),
+                start_pos: self.start_pos.as_slice().into(),
+                max_seqlen: (&1000).into(),
+                max_kvlen: (&1000).into(),
+            },
         }
     }
 

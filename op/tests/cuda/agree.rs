@@ -50,13 +50,13 @@ fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, B
 fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> Result<(), Failed> {
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&(strategy, any::<bool>()), |(call, unaligned)| {
-        let found = on_device(gpu, &call, unaligned).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        let wanted = reference(&call);
+        let got = on_device(gpu, &call, unaligned).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let expected = reference(&call);
         let same = [
-            ("key", found.key == wanted.key),
-            ("value", found.value == wanted.value),
-            ("cache", found.cache == wanted.cache),
-            ("scale", found.scale == wanted.scale),
+            ("key", got.key == expected.key),
+            ("value", got.value == expected.value),
+            ("cache", got.cache == expected.cache),
+            ("scale", got.scale == expected.scale),
         ];
         match same.into_iter().find(|(_, same)| !same) {
             Some((name, _)) => Err(TestCaseError::fail(format!("{name} differs"))),

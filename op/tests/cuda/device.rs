@@ -8,7 +8,7 @@ use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaV
 use kvcache_op::cuda::{
     self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
 };
-use kvcache_op::{ElementType, KeyValueCache};
+use kvcache_op::{ElementType, IndexInputs, KeyValueCache};
 
 use crate::memory::read;
 
@@ -147,12 +147,14 @@ pub fn launch(
     let device_inputs = DeviceInputs {
         current_key: uploaded.current[0].read(&current[0], stream),
         current_value: uploaded.current[1].read(&current[1], stream),
-        seqstarts: uploaded.seqstarts.read(&seqstarts, stream),
-        cachestarts: uploaded.cachestarts.read(&cachestarts, stream),
-        start_pos: uploaded.start_pos.read(&start_pos, stream),
-        kvstarts: rows,
-        max_seqlen: read(&inputs.max_seqlen),
-        max_kvlen: read(&inputs.max_kvlen),
+        indices: IndexInputs {
+            seqstarts: uploaded.seqstarts.read(&seqstarts, stream),
+            cachestarts: uploaded.cachestarts.read(&cachestarts, stream),
+            start_pos: uploaded.start_pos.read(&start_pos, stream),
+            kvstarts: rows,
+            max_seqlen: read(&inputs.max_seqlen),
+            max_kvlen: read(&inputs.max_kvlen),
+        },
     };
     let [mut cache, mut key, mut value] = [cache, key, value].map(Writable::new);
     let mut scale = scale.map(Writable::new);

@@ -86,7 +86,7 @@ fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i64; 
 }
 
 /// What a step makes of the state: it changes `cache` and `scale`, and these are its outputs.
-fn expected(
+fn of_the_reference(
     attributes: &Attributes,
     inputs: &StepInputs,
     (cache, scale): (&mut Tensor, Option<&mut Tensor>),
@@ -94,8 +94,8 @@ fn expected(
     Oracle { attributes, inputs, cache, scale }.run().0
 }
 
-fn same(name: &str, found: &Tensor, wanted: &Tensor) -> Result<(), Failed> {
-    if found == wanted { Ok(()) } else { Err(format!("{name} differs from the reference's").into()) }
+fn same(name: &str, got: &Tensor, expected: &Tensor) -> Result<(), Failed> {
+    if got == expected { Ok(()) } else { Err(format!("{name} differs from the reference's").into()) }
 }
 
 pub fn captured_and_replayed(_: &Gpu) -> Result<(), Failed> {
@@ -124,12 +124,12 @@ pub fn captured_and_replayed(_: &Gpu) -> Result<(), Failed> {
         }
         gpu.stream.synchronize()?;
         assert_eq!(gpu.status.take(), None);
-        let Outputs { key, value } = expected(&attributes, &inputs, (&mut host_cache, host_scale.as_mut()));
+        let Outputs { key, value } = of_the_reference(&attributes, &inputs, (&mut host_cache, host_scale.as_mut()));
         same("key", &call.key.download(&gpu)?, &key)?;
         same("value", &call.value.download(&gpu)?, &value)?;
         same("cache", &cache.download(&gpu)?, &host_cache)?;
-        if let (Some(scale), Some(wanted)) = (&scale, &host_scale) {
-            same("scale", &scale.download(&gpu)?, wanted)?;
+        if let (Some(scale), Some(expected)) = (&scale, &host_scale) {
+            same("scale", &scale.download(&gpu)?, expected)?;
         }
     }
     Ok(())
@@ -207,17 +207,19 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
         graph.launch()?;
         gpu.stream.synchronize()?;
         assert_eq!(gpu.status.take(), None, "step {phase}");
-        let wanted = expected(&attributes, &inputs, (&mut host_cache, host_scale.as_mut()));
-        for (name, output, wanted) in [("key", &mut call.key, &wanted.key), ("value", &mut call.value, &wanted.value)] {
-            let found = output.download(&gpu)?;
-            let (rows, rest) = found.bytes().split_at(wanted.bytes().len());
-            if rows != wanted.bytes() {
+        let expected = of_the_reference(&attributes, &inputs, (&mut host_cache, host_scale.as_mut()));
+        for (name, output, expected) in
+            [("key", &mut call.key, &expected.key), ("value", &mut call.value, &expected.value)]
+        {
+            let got = output.download(&gpu)?;
+            let (rows, rest) = got.bytes().split_at(expected.bytes().len());
+            if rows != expected.bytes() {
                 return Err(format!("{name} of step {phase} differs from the reference's").into());
             }
             if rest.iter().any(|&byte| byte != UNTOUCHED) {
                 return Err(format!("step {phase} writes behind the last row of {name}").into());
             }
-            output.upload(&gpu, &crate::device::untouched(found.element(), found.shape()))?;
+            output.upload(&gpu, &crate::device::untouched(got.element(), got.shape()))?;
         }
         same("cache", &cache.download(&gpu)?, &host_cache)?;
     }

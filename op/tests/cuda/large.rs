@@ -3,7 +3,7 @@
 use kvcache_op::cuda::cudarc::driver::CudaSlice;
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows};
 use kvcache_op::schema::{CacheDims, CacheStrides};
-use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
+use kvcache_op::{Attributes, CacheLayout, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::device::Gpu;
@@ -86,12 +86,14 @@ fn one_layout(
     let inputs = DeviceInputs {
         current_key: DeviceRef::from_bytes(element, shape, &key, stream),
         current_value: DeviceRef::from_bytes(element, shape, &value, stream),
-        seqstarts: DeviceRef::new([2], &seqstarts, stream),
-        cachestarts: DeviceRef::new([1, 2], &cachestarts, stream),
-        start_pos: DeviceRef::new([1], &start_pos, stream),
-        kvstarts: OutputRows::Kvstarts((&[0, TOKENS as i64]).into()),
-        max_seqlen: (&(TOKENS as i64)).into(),
-        max_kvlen: (&(TOKENS as i64)).into(),
+        indices: IndexInputs {
+            seqstarts: DeviceRef::new([2], &seqstarts, stream),
+            cachestarts: DeviceRef::new([1, 2], &cachestarts, stream),
+            start_pos: DeviceRef::new([1], &start_pos, stream),
+            kvstarts: OutputRows::Kvstarts((&[0, TOKENS as i64]).into()),
+            max_seqlen: (&(TOKENS as i64)).into(),
+            max_kvlen: (&(TOKENS as i64)).into(),
+        },
     };
     let call = op.check_device(inputs, DeviceMut::from_bytes(element, layout.shape(dims), cache, stream), None)?;
     let outputs = DeviceOutputs {
@@ -101,8 +103,8 @@ fn one_layout(
     call.launch(outputs, &gpu.status, stream)?;
     stream.synchronize()?;
     assert_eq!(gpu.status.take(), None);
-    for (found, wanted) in [(&out_key, &current[0]), (&out_value, &current[1])] {
-        if stream.clone_dtoh(found)? != *wanted {
+    for (got, expected) in [(&out_key, &current[0]), (&out_value, &current[1])] {
+        if stream.clone_dtoh(got)? != *expected {
             return Err("what is loaded is not what was stored".into());
         }
     }
@@ -129,11 +131,11 @@ fn one_layout(
         let mut window = stream.clone_dtoh(&cache.slice(start..end))?;
         // A head never straddles two windows: both are powers of two.
         for (at, bytes) in stored.iter().filter(|(at, _)| (start..end).contains(at)) {
-            let found = &mut window[at - start..][..bytes.len()];
-            if found != *bytes {
+            let got = &mut window[at - start..][..bytes.len()];
+            if got != *bytes {
                 return Err(format!("the head at byte {at} is not what was stored").into());
             }
-            found.fill(BEFORE);
+            got.fill(BEFORE);
             seen += 1;
         }
         if let Some(i) = window.iter().position(|&byte| byte != BEFORE) {

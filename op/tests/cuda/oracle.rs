@@ -3,7 +3,7 @@
 
 use kvcache_golden::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
-use kvcache_op::{Attributes, Backend, CacheMode, Inputs, KeyValueCache, Serial};
+use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCache, Serial};
 
 use crate::device::untouched;
 use crate::memory::{read, write};
@@ -136,12 +136,14 @@ impl Oracle<'_> {
         let inputs = Inputs {
             current_key: read(&current[0]),
             current_value: read(&current[1]),
-            seqstarts: (&seqstarts).into(),
-            kvstarts: (&[0, 1]).into(),
-            cachestarts: (&cachestarts).into(),
-            start_pos: (&start_pos).into(),
-            max_seqlen: (&1).into(),
-            max_kvlen: (&1).into(),
+            indices: IndexInputs {
+                seqstarts: (&seqstarts).into(),
+                kvstarts: (&[0, 1]).into(),
+                cachestarts: (&cachestarts).into(),
+                start_pos: (&start_pos).into(),
+                max_seqlen: (&1).into(),
+                max_kvlen: (&1).into(),
+            },
         };
         let call = op.check(&inputs, write(self.cache), self.scale.as_deref_mut().map(write)).expect("a legal token");
         let output = || Tensor::zeros(current[0].element(), call.output_shape().to_vec()).expect("it fits in memory");

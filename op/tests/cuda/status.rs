@@ -33,7 +33,7 @@ fn agrees_with_oracle(
     match status {
         None if findings.is_empty() => {}
         Some(status) if findings.contains(&status) => {}
-        _ => return Err(format!("the device found {status:?}, wanted one of {findings:?}").into()),
+        _ => return Err(format!("the device found {status:?}, expected one of {findings:?}").into()),
     }
     let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
     let same = [

@@ -9,7 +9,7 @@ use kvcache_op::cuda::{
     DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
 };
 use kvcache_op::schema::TypeCombination;
-use kvcache_op::{Attributes, ElementType, KeyValueCache};
+use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::device::Gpu;
@@ -32,7 +32,7 @@ fn numbers() -> Vec<f32> {
 }
 
 /// What `key` must be of a call with [`numbers`] on a cache of zeros.
-fn wanted() -> Vec<f32> {
+fn expected() -> Vec<f32> {
     [vec![0.0; len(&OUTPUT) - len(&CURRENT)], numbers()].concat()
 }
 
@@ -56,7 +56,7 @@ pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
             call.launch(outputs, &gpu.status, &gpu.stream)?;
             gpu.stream.synchronize()?;
             assert_eq!(gpu.status.take(), None);
-            assert_eq!(gpu.stream.clone_dtoh(&slices.outputs[0])?, wanted());
+            assert_eq!(gpu.stream.clone_dtoh(&slices.outputs[0])?, expected());
         }
     }
     Ok(())
@@ -119,12 +119,14 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
         let inputs = DeviceInputs {
             current_key: read(ElementType::Float32, &CURRENT, current_at),
             current_value: read(ElementType::Float32, &CURRENT, current_at),
-            seqstarts: read(ElementType::Int64, &[2], seqstarts_at),
-            cachestarts: read(ElementType::Int64, &[1], cachestarts_at),
-            start_pos: read(ElementType::Int64, &[1], start_pos_at),
-            kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
-            max_seqlen: (&2).into(),
-            max_kvlen: (&5).into(),
+            indices: IndexInputs {
+                seqstarts: read(ElementType::Int64, &[2], seqstarts_at),
+                cachestarts: read(ElementType::Int64, &[1], cachestarts_at),
+                start_pos: read(ElementType::Int64, &[1], start_pos_at),
+                kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
+                max_seqlen: (&2).into(),
+                max_kvlen: (&5).into(),
+            },
         };
         let write = |shape: &[usize], at| DeviceMut::from_raw_parts(ElementType::Float32, shape, at);
         let call = op()?.check_device(inputs, write(&CACHE, cache_at), None)?;
@@ -136,8 +138,8 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // SAFETY: the stream lives.
     unsafe { result::stream::synchronize(foreign) }?;
     launched?;
-    assert_eq!(stream.clone_dtoh(&key)?, wanted());
-    assert_eq!(stream.clone_dtoh(&value)?, wanted());
+    assert_eq!(stream.clone_dtoh(&key)?, expected());
+    assert_eq!(stream.clone_dtoh(&value)?, expected());
     assert_eq!(Status::from_word(stream.clone_dtoh(&status)?[0]), None);
     // SAFETY: nothing uses the stream any more.
     unsafe { result::stream::destroy(foreign) }?;
@@ -173,12 +175,14 @@ impl Slices {
         let inputs = DeviceInputs {
             current_key: DeviceRef::new(CURRENT, &self.current, stream),
             current_value: DeviceRef::new(CURRENT, &self.current, stream),
-            seqstarts: DeviceRef::new([2], seqstarts, of_seqstarts),
-            cachestarts: DeviceRef::new([1], cachestarts, stream),
-            start_pos: DeviceRef::new([1], start_pos, stream),
-            kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
-            max_seqlen: (&2).into(),
-            max_kvlen: (&5).into(),
+            indices: IndexInputs {
+                seqstarts: DeviceRef::new([2], seqstarts, of_seqstarts),
+                cachestarts: DeviceRef::new([1], cachestarts, stream),
+                start_pos: DeviceRef::new([1], start_pos, stream),
+                kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
+                max_seqlen: (&2).into(),
+                max_kvlen: (&5).into(),
+            },
         };
         let call = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut self.cache, stream), None)?;
         assert_eq!(call.output_shape(), OUTPUT);
@@ -200,7 +204,7 @@ pub fn calls_on_several_streams(gpu: &Gpu) -> Result<(), Failed> {
     gpu.context.synchronize()?;
     assert_eq!(gpu.status.take(), None);
     for output in &slices.outputs {
-        assert_eq!(gpu.stream.clone_dtoh(output)?, wanted());
+        assert_eq!(gpu.stream.clone_dtoh(output)?, expected());
     }
     Ok(())
 }
@@ -253,15 +257,17 @@ pub fn slices_of_another_length_are_refused(gpu: &Gpu) -> Result<(), Failed> {
     let inputs = DeviceInputs {
         current_key: DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream),
         current_value: DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream),
-        seqstarts: DeviceRef::from_bytes(ElementType::Int64, [2], &index, stream),
-        cachestarts: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
-        start_pos: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
-        kvstarts: OutputRows::AtMost(5),
-        max_seqlen: (&2).into(),
-        max_kvlen: (&5).into(),
+        indices: IndexInputs {
+            seqstarts: DeviceRef::from_bytes(ElementType::Int64, [2], &index, stream),
+            cachestarts: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
+            start_pos: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
+            kvstarts: OutputRows::AtMost(5),
+            max_seqlen: (&2).into(),
+            max_kvlen: (&5).into(),
+        },
     };
     let error = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut cache, stream), None).unwrap_err();
     assert_eq!(error.kind(), "slice_length");
-    assert_eq!(error.to_string(), "current_key is a slice of 100 bytes, wanted 64 for shape [2, 2, 4]");
+    assert_eq!(error.to_string(), "current_key is a slice of 100 bytes, expected 64 for shape [2, 2, 4]");
     Ok(())
 }

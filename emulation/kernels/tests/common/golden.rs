@@ -5,7 +5,7 @@ mod memory;
 
 use kvcache_emulation_kernels::EmulatedCuda;
 use kvcache_golden::{Case, Implementation, Outcome, Outputs, Played, Step, Tensor};
-use kvcache_op::{Error, Inputs, KeyValueCache};
+use kvcache_op::{Error, IndexInputs, Inputs, KeyValueCache};
 use memory::{read, write};
 
 /// The kernels as the conformance suite sees them.
@@ -34,12 +34,14 @@ impl Implementation for Player {
                 let inputs = Inputs {
                     current_key: read(&step.inputs.current_key),
                     current_value: read(&step.inputs.current_value),
-                    seqstarts: read(&step.inputs.seqstarts),
-                    kvstarts: read(&step.inputs.kvstarts),
-                    cachestarts: read(&step.inputs.cachestarts),
-                    start_pos: read(&step.inputs.start_pos),
-                    max_seqlen: read(&step.inputs.max_seqlen),
-                    max_kvlen: read(&step.inputs.max_kvlen),
+                    indices: IndexInputs {
+                        seqstarts: read(&step.inputs.seqstarts),
+                        kvstarts: read(&step.inputs.kvstarts),
+                        cachestarts: read(&step.inputs.cachestarts),
+                        start_pos: read(&step.inputs.start_pos),
+                        max_seqlen: read(&step.inputs.max_seqlen),
+                        max_kvlen: read(&step.inputs.max_kvlen),
+                    },
                 };
                 let call = op.check(&inputs, write(&mut cache), scale.as_mut().map(write))?;
                 let output = || Tensor::zeros(case.types.t1, call.output_shape().to_vec()).expect("it fits in memory");

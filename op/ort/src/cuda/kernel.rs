@@ -2,8 +2,8 @@
 
 use std::ptr;
 
-use kvcache_op::KeyValueCache;
 use kvcache_op::cuda::{DeviceInputs, DeviceOutputs, LaunchError, OutputRows, StatusWord, primary_context};
+use kvcache_op::{IndexInputs, KeyValueCache};
 use kvcache_schema::INPUTS;
 use ort::memory::MemoryType;
 use ort::operator::{ComputeContext, Kernel, KernelContext};
@@ -50,12 +50,14 @@ impl CudaKernel {
         let inputs = DeviceInputs {
             current_key: operands.read_device(CURRENT_KEY)?,
             current_value: operands.read_device(CURRENT_VALUE)?,
-            seqstarts: operands.read_device(SEQSTARTS)?,
-            cachestarts: operands.read_device(CACHESTARTS)?,
-            start_pos: operands.read_device(START_POS)?,
-            kvstarts: OutputRows::Kvstarts(operands.read(KVSTARTS)?),
-            max_seqlen: operands.read(MAX_SEQLEN)?,
-            max_kvlen: operands.read(MAX_KVLEN)?,
+            indices: IndexInputs {
+                seqstarts: operands.read_device(SEQSTARTS)?,
+                cachestarts: operands.read_device(CACHESTARTS)?,
+                start_pos: operands.read_device(START_POS)?,
+                kvstarts: OutputRows::Kvstarts(operands.read(KVSTARTS)?),
+                max_seqlen: operands.read(MAX_SEQLEN)?,
+                max_kvlen: operands.read(MAX_KVLEN)?,
+            },
         };
         let cache = operands.modify_device(CACHE)?.ok_or(Error::Missing { name: INPUTS[CACHE] })?;
         let scale = operands.modify_device(SCALE)?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use kvcache_op::{Attributes, Element, Inputs};
+use kvcache_op::{Attributes, Element, IndexInputs, Inputs};
 use ndarray::{Array, Array2, Array3, Dimension, array};
 use ort::session::SessionInputValue;
 use ort::value::{PrimitiveTensorElementType, TensorRef};
@@ -79,12 +79,14 @@ impl<T: Number> Call<T> {
         Inputs {
             current_key: (&self.current_key).into(),
             current_value: (&self.current_value).into(),
-            seqstarts: self.seqstarts.as_slice().into(),
-            kvstarts: self.kvstarts.as_slice().into(),
-            cachestarts: (&self.cachestarts).into(),
-            start_pos: self.start_pos.as_slice().into(),
-            max_seqlen: (&self.max_seqlen).into(),
-            max_kvlen: (&self.max_kvlen).into(),
+            indices: IndexInputs {
+                seqstarts: self.seqstarts.as_slice().into(),
+                kvstarts: self.kvstarts.as_slice().into(),
+                cachestarts: (&self.cachestarts).into(),
+                start_pos: self.start_pos.as_slice().into(),
+                max_seqlen: (&self.max_seqlen).into(),
+                max_kvlen: (&self.max_kvlen).into(),
+            },
         }
     }
 

@@ -1,0 +1,49 @@
+//! What a call reads: its current tokens, and the indices that say where tokens are.
+
+use crate::tensor::TensorRef;
+
+/// The operator's inputs that are only read. Everything is checked when a call is made.
+#[derive(Debug, Clone)]
+pub struct Inputs<'a> {
+    /// T1, shape (`seqstarts[B]`, H, Dh).
+    pub current_key: TensorRef<'a>,
+    /// T1, shape (`seqstarts[B]`, H, Dh).
+    pub current_value: TensorRef<'a>,
+    /// The lengths, positions and slots of the sequences.
+    pub indices: IndexInputs<'a>,
+}
+
+/// The inputs of type int64: the lengths, positions and slots of the sequences of a batch. They are the same for every
+/// layer of a step.
+///
+/// On the host all six are tensors. A call on a device reads the inputs of type `D` on the device, and takes `kvstarts`
+/// as a `K`; the bounds are the host's there too.
+#[derive(Debug, Clone)]
+pub struct IndexInputs<'a, D = TensorRef<'a>, K = TensorRef<'a>> {
+    /// int64, shape (B + 1).
+    pub seqstarts: D,
+    /// int64, shape (B + 1).
+    pub kvstarts: K,
+    /// int64, shape (B) or, paged, (B, MaxP).
+    pub cachestarts: D,
+    /// int64, shape (B).
+    pub start_pos: D,
+    /// int64, a scalar or of shape (1).
+    pub max_seqlen: TensorRef<'a>,
+    /// int64, a scalar or of shape (1).
+    pub max_kvlen: TensorRef<'a>,
+}
+
+impl<'a> IndexInputs<'a> {
+    /// All of them, with their names.
+    pub(crate) fn named(&self) -> [(&'static str, &TensorRef<'a>); 6] {
+        [
+            ("seqstarts", &self.seqstarts),
+            ("kvstarts", &self.kvstarts),
+            ("cachestarts", &self.cachestarts),
+            ("start_pos", &self.start_pos),
+            ("max_seqlen", &self.max_seqlen),
+            ("max_kvlen", &self.max_kvlen),
+        ]
+    }
+}

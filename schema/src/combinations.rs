@@ -1,0 +1,82 @@
+//! The legal combinations of types: T1, T2 and T3 for each `quant_bit`. The one table of them in Rust; a test holds
+//! `key_value_cache.yaml` to it, and what must serve each row (kernels, modules, cases) is made from the one or the other.
+
+use crate::ElementType;
+
+/// A row of the table of legal types: T1, T2 and T3 for a `quant_bit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TypeCombination {
+    /// The attribute `quant_bit`.
+    pub quant_bit: i64,
+    /// The type of `current_key`, `current_value`, `key` and `value`.
+    pub t1: ElementType,
+    /// The type of `cache`.
+    pub t2: ElementType,
+    /// The type of `scale`; `None` where the scale is absent, or given and left untouched.
+    pub t3: Option<ElementType>,
+}
+
+impl TypeCombination {
+    /// Every legal combination. Without quantization any T3 of [`ElementType::T3`] may be given, and is left untouched.
+    pub const LEGAL: [Self; 13] = {
+        use ElementType::{Float16, Float32, Int4, Int8};
+        const fn row(quant_bit: i64, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {
+            TypeCombination { quant_bit, t1, t2, t3 }
+        }
+        [
+            row(0, Float32, Float32, None),
+            row(0, Float32, Float16, None),
+            row(0, Float16, Float32, None),
+            row(0, Float16, Float16, None),
+            row(0, Int8, Int8, None),
+            row(8, Float32, Int8, Some(Float32)),
+            row(8, Float32, Int8, Some(Float16)),
+            row(8, Float16, Int8, Some(Float32)),
+            row(8, Float16, Int8, Some(Float16)),
+            row(4, Float32, Int4, Some(Float32)),
+            row(4, Float32, Int4, Some(Float16)),
+            row(4, Float16, Int4, Some(Float32)),
+            row(4, Float16, Int4, Some(Float16)),
+        ]
+    };
+
+    /// Whether the combination is in [`TypeCombination::LEGAL`], a given but unused scale left out of account.
+    pub fn is_legal(self) -> bool {
+        let unused_scale = self.quant_bit == 0 && self.t3.is_none_or(|t3| ElementType::T3.contains(&t3));
+        let looked_up = if unused_scale { Self { t3: None, ..self } } else { self };
+        Self::LEGAL.contains(&looked_up)
+    }
+
+    /// T1, T2 and, where there is one, T3.
+    pub fn types(self) -> impl Iterator<Item = ElementType> {
+        [Some(self.t1), Some(self.t2), self.t3].into_iter().flatten()
+    }
+
+    /// The row's name: the short names of its types, like `f16_i8_f32`. CUDA modules and kernels are named by it.
+    pub fn name(self) -> String {
+        self.types().map(ElementType::short_name).collect::<Vec<_>>().join("_")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn an_unused_scale_is_legal_and_a_missing_one_is_not() {
+        let plain = TypeCombination { quant_bit: 0, t1: ElementType::Int8, t2: ElementType::Int8, t3: None };
+        assert!(plain.is_legal());
+        assert!(TypeCombination { t3: Some(ElementType::Float16), ..plain }.is_legal());
+        assert!(!TypeCombination { t3: Some(ElementType::Int64), ..plain }.is_legal());
+        assert!(!TypeCombination { quant_bit: 8, ..plain }.is_legal());
+    }
+
+    #[test]
+    fn a_row_has_a_name_of_its_own() {
+        let names: HashSet<_> = TypeCombination::LEGAL.map(TypeCombination::name).into();
+        assert_eq!(names.len(), TypeCombination::LEGAL.len());
+        assert!(names.contains("f16_i8_f32") && names.contains("f32_f16"));
+    }
+}
