@@ -9,7 +9,7 @@ use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
 use crate::attributes;
 use crate::error::Error;
-use crate::inputs::{CACHE, CURRENT_KEY, CURRENT_VALUE};
+use crate::positions::{CACHE, CURRENT_KEY, CURRENT_VALUE};
 
 /// Gives `key` and `value` the type of `current_key`, and their shape.
 ///

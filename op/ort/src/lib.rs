@@ -80,18 +80,21 @@
 //!   does it tell a node in the branch of an `If` or the body of a `Loop` that its cache is an initializer of the graph
 //!   around, so that one is not refused there.
 
+mod api_1_24;
 mod attributes;
-mod border;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
 mod infer;
-mod inputs;
 mod kernel;
-mod newer;
+mod node;
+mod node_types;
 mod operator;
+mod positions;
 mod register;
+mod runtime;
 mod tensor;
+mod unwind;
 mod workers;
 
 pub use register::RegisterCustomOps;

@@ -2,12 +2,12 @@
 //!
 //! What the session gives is compared with what the operator gives when it is called directly.
 
+#[path = "../../src/api_1_24.rs"]
+mod api_1_24;
 mod call;
-mod lent;
 mod model;
-#[path = "../../src/newer.rs"]
-mod newer;
 mod runtime;
+mod shapes;
 
 use half::f16;
 use kvcache_op::{Attributes, KeyValueCache, Serial, TensorMut};

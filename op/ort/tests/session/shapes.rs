@@ -1,4 +1,4 @@
-//! The function that newer runtimes have beyond the interface that the library is built for.
+//! The function of newer runtimes that the library finds by its place in the table of functions.
 
 use std::ffi::CStr;
 use std::{ptr, slice};
@@ -8,16 +8,16 @@ use ort::memory::Allocator;
 use ort::sys::ONNXTensorElementDataType;
 use ort::value::{DynTensor, TensorElementType};
 
-use crate::newer::lend_type_and_shape;
+use crate::api_1_24::type_and_shape_reference;
 use crate::runtime::{base, environment};
 
 #[test]
-fn a_runtime_since_1_24_lends_the_type_and_shape_of_every_tensor() -> ort::Result<()> {
+fn a_runtime_since_1_24_refers_to_the_type_and_shape_of_every_tensor() -> ort::Result<()> {
     environment();
     // SAFETY: the version is a constant text of the runtime.
     let version = unsafe { CStr::from_ptr((base().GetVersionString)()) }.to_str().unwrap();
     let minor: u32 = version.split('.').nth(1).unwrap().parse().unwrap();
-    let Some(lend) = lend_type_and_shape(base()) else {
+    let Some(reference) = type_and_shape_reference(base()) else {
         assert!(minor < 24, "{version}");
         return Ok(());
     };
@@ -30,16 +30,16 @@ fn a_runtime_since_1_24_lends_the_type_and_shape_of_every_tensor() -> ort::Resul
         TensorElementType::Int64,
     ];
     let dims = [2i64, 3, 1, 0, 5, 7];
-    for (wanted, rank) in types.into_iter().flat_map(|element| (0..=dims.len()).map(move |rank| (element, rank))) {
-        let tensor = DynTensor::new(&Allocator::default(), wanted, &dims[..rank])?;
+    for (expected, rank) in types.into_iter().flat_map(|element| (0..=dims.len()).map(move |rank| (element, rank))) {
+        let tensor = DynTensor::new(&Allocator::default(), expected, &dims[..rank])?;
         let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-        let (mut found, mut len) = (ptr::null(), usize::MAX);
+        let (mut address, mut len) = (ptr::null(), usize::MAX);
         // SAFETY: the function is the runtime's, and its answers have places.
-        unsafe { ort::Error::result_from_status(lend(tensor.ptr(), &mut element, &mut found, &mut len)) }?;
-        assert_eq!((TensorElementType::from(element), len), (wanted, rank));
+        unsafe { ort::Error::result_from_status(reference(tensor.ptr(), &mut element, &mut address, &mut len)) }?;
+        assert_eq!((TensorElementType::from(element), len), (expected, rank));
         if rank > 0 {
             // SAFETY: the runtime has so many dimensions there, as long as the tensor lives.
-            assert_eq!(unsafe { slice::from_raw_parts(found, len) }, &dims[..rank]);
+            assert_eq!(unsafe { slice::from_raw_parts(address, len) }, &dims[..rank]);
         }
     }
     Ok(())
