@@ -12,6 +12,12 @@ MIDDLE := .venv-middle/bin/python
 # Where cargo builds, unless the user has said so, and the library that examples and tests take from there.
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.so
+# Panic messages hold the paths of sources: those of dependencies shall not begin with the builder's home. All calls of cargo
+# get the flag, so that none rebuilds what another has built; in this variable it may contain spaces.
+ifndef RUSTFLAGS
+CARGO_HOME ?= $(HOME)/.cargo
+export CARGO_ENCODED_RUSTFLAGS ?= --remap-path-prefix=$(CARGO_HOME)=cargo
+endif
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(abspath $(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*)))
 
@@ -54,7 +60,7 @@ test-ptx: .venv-cuda/ready
 # calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
 .PHONY: test-sanitize
 test-sanitize:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
+	RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
 		-p kvcache-op --test golden --test agree --test layers
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
