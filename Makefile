@@ -12,8 +12,8 @@ MIDDLE := .venv-middle/bin/python
 # Where cargo builds, unless the user has said so, and the library that examples and tests take from there.
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export KVCACHE_ORT_LIB := $(abspath $(CARGO_TARGET_DIR))/release/libkvcache_ort.so
-# Panic messages hold the paths of sources: those of dependencies shall not begin with the builder's home. All calls of cargo
-# get the flag, so that none rebuilds what another has built; in this variable it may contain spaces.
+# Panic messages hold the paths of sources: those of dependencies shall not begin with the builder's home. All calls of
+# cargo get the flag, so that none rebuilds what another has built; in this variable it may contain spaces.
 ifndef RUSTFLAGS
 CARGO_HOME ?= $(HOME)/.cargo
 export CARGO_ENCODED_RUSTFLAGS ?= --remap-path-prefix=$(CARGO_HOME)=cargo

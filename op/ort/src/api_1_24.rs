@@ -1,7 +1,7 @@
 //! The one function of ONNX Runtime's interface that is used where there is one, from version 1.24 on.
 //!
-//! `ort` is built for the interface of the oldest runtime that the library supports, and declares its table of functions up
-//! to there. The table only ever grows at its end, so a newer runtime's begins with the same functions.
+//! `ort` is built for the interface of the oldest runtime that the library supports, and declares its table of
+//! functions up to there. The table only ever grows at its end, so a newer runtime's begins with the same functions.
 
 use std::ffi::{CStr, c_void};
 use std::mem::size_of;
@@ -9,8 +9,8 @@ use std::mem::size_of;
 use ort::sys::{ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtStatusPtr, OrtValue};
 
 /// `GetTensorElementTypeAndShapeDataReference`: the element type of a tensor, the address of its dimensions, and their
-/// number. The dimensions belong to the tensor: nothing is allocated, as the older functions do. For a scalar the address
-/// may be null.
+/// number. The dimensions belong to the tensor: nothing is allocated, as the older functions do. For a scalar the
+/// address may be null.
 pub(crate) type TypeAndShapeReference = unsafe extern "system" fn(
     value: *const OrtValue,
     element: *mut ONNXTensorElementDataType,

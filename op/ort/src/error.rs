@@ -1,8 +1,8 @@
-//! Why a node or a call is refused.
+//! The errors of nodes and calls.
 
 use kvcache_schema::NAME;
 
-/// Why a node or a call is refused. The text reaches the user.
+/// Why a node or a call is refused, or the library cannot be registered. The runtime gives the text to the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// A rule of the specification is broken.
@@ -16,7 +16,7 @@ pub(crate) enum Error {
         /// What is wrong with it.
         reason: Box<Error>,
     },
-    /// ONNX Runtime refuses something that was asked of it.
+    /// A call of ONNX Runtime's interface failed.
     #[error(transparent)]
     Runtime(#[from] ort::Error),
     /// A node carries an attribute that is not an integer.
@@ -35,9 +35,9 @@ pub(crate) enum Error {
     },
     /// ONNX Runtime has made a float32 node of a float16 one.
     #[error(
-        "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would give it \
-         copies of float16 tensors: what it stores in cache and scale would be lost or differ. Keep it float16: put a \
-         Reshape before current_value, or make key a graph output"
+        "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would \
+         give it copies of float16 tensors: what it stores in cache and scale would be lost or differ. Keep it \
+         float16: put a Reshape before current_value, or make key a graph output"
     )]
     Retyped,
     /// A required input or output is not there.
@@ -61,7 +61,7 @@ pub(crate) enum Error {
     #[cfg(feature = "cuda")]
     #[error("{kind}: {0}", kind = .0.kind())]
     Cuda(#[from] kvcache_op::cuda::Error),
-    /// What the kernels found wrong in a call that had been accepted.
+    /// An error that the kernels found on the device, in a call that was already reported as done.
     #[cfg(feature = "cuda")]
     #[error("device_status: in an earlier call of this node {0}; tokens without a place in the cache were skipped")]
     EarlierCall(kvcache_op::cuda::Status),
@@ -74,9 +74,9 @@ pub(crate) enum Error {
         expected: u32,
     },
     /// A second copy of the runtime in one process.
-    #[error("another copy of ONNX Runtime in this process uses this library, which can serve only one")]
+    #[error("another copy of ONNX Runtime in this process has registered this library, which works with one only")]
     SecondRuntime,
-    /// The runtime did not take the operator's definition.
+    /// The runtime did not accept the operator's definition.
     #[error("ONNX Runtime refused the definition of the operator: {0}")]
     Definition(String),
     /// A panic, caught before it reached the runtime.

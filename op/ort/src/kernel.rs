@@ -17,7 +17,7 @@ use crate::tensor::CallTensors;
 use crate::unwind::guard;
 use crate::workers::Pool;
 
-/// The threads that the machine runs at once, found out once.
+/// How many threads the machine runs at once.
 static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, usize::from));
 
 /// One node of a graph.
@@ -54,7 +54,8 @@ impl NodeKernel {
         };
         let scale = has_scale.then(|| tensors.modify(SCALE)).transpose()?;
         let call = operator.check(&inputs, tensors.modify(CACHE)?, scale)?;
-        // The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before both.
+        // The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before
+        // both.
         let shape = call.output_shape();
         let outputs = Outputs { key: tensors.write(KEY, shape)?, value: tensors.write(VALUE, shape)? };
         Ok(call.run(outputs, &Pool::new(context, *THREADS))?)

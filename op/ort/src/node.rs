@@ -40,8 +40,8 @@ impl Node {
     }
 }
 
-/// Runs `f`, which makes the kernel of a node, and names the node if that fails: ONNX Runtime names it when a call fails,
-/// but not here.
+/// Runs `f`, which makes the kernel of a node, and names the node if that fails: ONNX Runtime names it when a call
+/// fails, but not here.
 pub(crate) fn naming_the_node<T>(
     context: &KernelContext<'_>,
     f: impl FnOnce() -> Result<T, Error>,
@@ -63,11 +63,11 @@ fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
 
 /// Whether ONNX Runtime has changed a float16 node of the model to float32.
 ///
-/// Its `InsertCastTransformer` does so where neither the nodes before this one nor those behind it have a float16 kernel. It
-/// puts a `Cast` before every float16 input, `cache` and `scale` included, and one behind each output. The `Cast` keeps the
-/// output's name, so the node's own output gets a new one, which no other node has. (Names of inputs say less: a node that
-/// is float32 in the model may have such a `current_key`, from a neighbor that was changed; and where T3 is float32, neither
-/// an int8 cache nor its scale is cast.)
+/// Its `InsertCastTransformer` does so where neither the nodes before this one nor those behind it have a float16
+/// kernel. It puts a `Cast` before every float16 input, `cache` and `scale` included, and one behind each output. The
+/// `Cast` keeps the output's name, so the node's own output gets a new one, which no other node has. (Names of inputs
+/// say less: a node that is float32 in the model may have such a `current_key`, from a neighbor that was changed; and
+/// where T3 is float32, neither an int8 cache nor its scale is cast.)
 fn is_retyped(context: &KernelContext<'_>) -> Result<bool, Error> {
     Ok(output_name(context, 0)?.starts_with(b"InsertedPrecisionFreeCast_"))
 }

@@ -5,8 +5,9 @@ use ort::value::TensorElementType;
 
 use crate::positions::{CACHE, CURRENT_KEY, CURRENT_VALUE, SCALE};
 
-/// The types that differ from node to node. ONNX Runtime chooses among the operators of one name by the types of a node's
-/// inputs, and checks what a caller feeds against the model: in a call tensors have the types of the operator chosen.
+/// The types that differ from node to node. ONNX Runtime chooses among the operators of one name by the types of a
+/// node's inputs, and checks what a caller feeds against the model: in a call tensors have the types of the operator
+/// chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeTypes {
     /// T1: `current_key`, `key` and `value`.
@@ -20,8 +21,8 @@ pub(crate) struct NodeTypes {
 }
 
 impl NodeTypes {
-    /// Every choice of types that the specification has a name for, legal or not. An illegal one is refused when a node's
-    /// kernel is made, in words that name the types: ONNX Runtime's own refusal names neither input nor type.
+    /// Every choice of types that the specification has a name for, legal or not. An illegal one is refused when a
+    /// node's kernel is made, in words that name the types: ONNX Runtime's own refusal names neither input nor type.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let currents = ElementType::T1.into_iter().flat_map(|key| ElementType::T1.map(|value| (key, value)));
         let states = ElementType::T2.into_iter().flat_map(|cache| ElementType::T3.map(|scale| (cache, scale)));

@@ -1,4 +1,4 @@
-//! The library's one symbol.
+//! `RegisterCustomOps`, the library's one symbol.
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;

@@ -17,7 +17,8 @@ struct Runtime {
 /// Makes all calls of this library go to the runtime with this interface.
 ///
 /// # Errors
-/// If another copy of ONNX Runtime in this process has registered the library before: `ort` keeps one table of functions.
+/// If another copy of ONNX Runtime in this process has registered the library before: `ort` keeps one table of
+/// functions.
 pub(crate) fn use_runtime(api: &'static OrtApi, base: &OrtApiBase) -> Result<(), Error> {
     let runtime = RUNTIME.get_or_init(|| {
         ort::set_api(api.clone());

@@ -1,8 +1,8 @@
 //! ONNX Runtime's tensors as the operator's: views of the memory that the runtime has given for one call.
 //!
-//! A node has a dozen tensors, and a call may move a few kilobytes only, so what counts is how often the runtime is asked.
-//! `ort` makes a value of each tensor, with its type and the names of its dimensions, in three allocations. Here a tensor's
-//! address and shape are asked for, and nothing else:
+//! A node has a dozen tensors, and a call may move a few kilobytes only, so what counts is how often the runtime is
+//! asked. `ort` makes a value of each tensor, with its type and the names of its dimensions, in three allocations. Here
+//! a tensor's address and shape are asked for, and nothing else:
 //! - its type is the one that the runtime has chosen the operator by (see [`NodeTypes`]);
 //! - it lies where the provider's operator wants it: the runtime copies what lies elsewhere before the call;
 //! - an output has the shape that was asked for.
@@ -26,8 +26,8 @@ use crate::runtime::tensor_type_and_shape_reference;
 
 /// The tensors of one call, by their positions in the node.
 ///
-/// Each is contiguous and initialized, and stays where it is until the call returns, which is after the context's lifetime
-/// `'a`. The operator modifies two of its inputs, the cache and the scale: the caller gives them for that.
+/// Each is contiguous and initialized, and stays where it is until the call returns, which is after the context's
+/// lifetime `'a`. The operator modifies two of its inputs, the cache and the scale: the caller gives them for that.
 #[derive(Clone, Copy)]
 pub(crate) struct CallTensors<'a> {
     context: &'a ComputeContext,
@@ -45,8 +45,8 @@ impl<'a> CallTensors<'a> {
     pub(crate) fn read(&self, index: usize) -> Result<TensorRef<'a>, Error> {
         let (element, value) = self.input(index)?;
         let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: the runtime's tensor has this type, by the choice of the operator, and this shape and address, as it has
-        // just said. It is contiguous, initialized, and stays for 'a.
+        // SAFETY: the runtime's tensor has this type, by the choice of the operator, and this shape and address, as it
+        // has just said. It is contiguous, initialized, and stays for 'a.
         Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
     }
 
@@ -54,8 +54,8 @@ impl<'a> CallTensors<'a> {
     pub(crate) fn modify(&self, index: usize) -> Result<TensorMut<'a>, Error> {
         let (element, value) = self.input(index)?;
         let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: type, shape and address as in `read`. By the operator's definition the caller lets it write `cache` and
-        // `scale`, and nobody else uses what of them this node's layer owns during the call.
+        // SAFETY: type, shape and address as in `read`. By the operator's definition the caller lets it write `cache`
+        // and `scale`, and nobody else uses what of them this node's layer owns during the call.
         Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 
@@ -63,7 +63,8 @@ impl<'a> CallTensors<'a> {
     pub(crate) fn write(&self, index: usize, shape: [usize; 3]) -> Result<TensorMut<'a>, Error> {
         let (element, value) = self.output(index, shape)?;
         let data = address(value)?;
-        // SAFETY: the runtime has made this output of T1 and this shape, for the operator to write, and it stays for 'a.
+        // SAFETY: the runtime has made this output of T1 and this shape, for the operator to write, and it stays for
+        // 'a.
         Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 

@@ -17,15 +17,16 @@ use crate::positions::{
 };
 use crate::unwind::guard;
 
-/// One node of a graph. As on the CPU, nothing in it changes after creation but the status word, which the device writes.
+/// One node of a graph. As on the CPU, nothing in it changes after creation but the status word, which the device
+/// writes.
 pub(crate) struct CudaKernel {
     node: Node,
     status: StatusWord,
 }
 
 impl CudaKernel {
-    /// The kernel of the node that `context` describes, for which ONNX Runtime has chosen the operator of these types. Loads
-    /// what the device will run, so that the first call takes no longer than others.
+    /// The kernel of the node that `context` describes, for which ONNX Runtime has chosen the operator of these types.
+    /// Loads what the device will run, so that the first call takes no longer than others.
     ///
     /// # Errors
     /// All that is wrong with the node itself, as on the CPU, or with the device.
@@ -65,8 +66,8 @@ impl CudaKernel {
         let shape = call.output_shape();
         let outputs = DeviceOutputs { key: tensors.write(KEY, shape)?, value: tensors.write(VALUE, shape)? };
         let stream = context.stream()?.map_or(ptr::null_mut(), |stream| stream.as_ptr().cast());
-        // SAFETY: `stream` is the runtime's for this call, on the device of `new`, and the runtime keeps it. The status word
-        // lives as long as this kernel, and waits for the device before it is freed.
+        // SAFETY: `stream` is the runtime's for this call, on the device of `new`, and the runtime keeps it. The status
+        // word lives as long as this kernel, and waits for the device before it is freed.
         Ok(unsafe { call.launch_raw(outputs, self.status.address(), stream) }?)
     }
 }

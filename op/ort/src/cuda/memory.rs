@@ -8,7 +8,8 @@ use ort::sys::{OrtMemType, OrtMemoryInfo, OrtMemoryInfoDeviceType, OrtValue};
 
 use crate::error::Error;
 
-/// Whether the device is the CPU, as in tests with a driver that runs on it: to the runtime all memory is then the CPU's.
+/// Whether the device is the CPU, as in tests with a driver that runs on it: to the runtime all memory is then the
+/// CPU's.
 pub(crate) const EMULATED: bool = cfg!(feature = "cuda-emulated");
 
 /// Which processor must reach a tensor.
@@ -21,7 +22,8 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Checks that the tensor `value`, which the runtime has given in this call, lies here. `name` is its name in messages.
+    /// Checks that the tensor `value`, which the runtime has given in this call, lies here. `name` is its name in
+    /// messages.
     ///
     /// The runtime sees to it. Where it should fail to, an address of the host would break the device's context for the
     /// whole process, and a check costs little beside two launches.

@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::node_types::NodeTypes;
 use crate::tensor::{CallTensors, address};
 
-/// The tensors of one call on the CUDA provider, by their positions in the node: [`CallTensors`] of which each is checked
-/// to lie where it must.
+/// The tensors of one call on the CUDA provider, by their positions in the node: [`CallTensors`] of which each is
+/// checked to lie where it must.
 pub(crate) struct DeviceTensors<'a>(CallTensors<'a>);
 
 impl<'a> DeviceTensors<'a> {
@@ -31,8 +31,8 @@ impl<'a> DeviceTensors<'a> {
         let (element, value) = self.0.input(index)?;
         Place::Device.check(INPUTS[index], value)?;
         let (shape, data) = (self.0.shape(value)?, address(value)?);
-        // SAFETY: the runtime's tensor has this type, shape and address, as in `CallTensors::read`, in the device's memory,
-        // checked above. It stays until the stream of the call is done with it.
+        // SAFETY: the runtime's tensor has this type, shape and address, as in `CallTensors::read`, in the device's
+        // memory, checked above. It stays until the stream of the call is done with it.
         Ok(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) })
     }
 
@@ -50,8 +50,8 @@ impl<'a> DeviceTensors<'a> {
         let (element, value) = self.0.output(index, shape)?;
         Place::Device.check(OUTPUTS[index], value)?;
         let data = address(value)?;
-        // SAFETY: the runtime has made this output of T1 and this shape, in the device's memory, checked above. It stays until
-        // the stream of the call is done with it.
+        // SAFETY: the runtime has made this output of T1 and this shape, in the device's memory, checked above. It
+        // stays until the stream of the call is done with it.
         Ok(unsafe { DeviceMut::from_raw_parts(element, shape, data.addr() as u64) })
     }
 }

@@ -14,7 +14,7 @@ use crate::runtime::{base, environment};
 #[test]
 fn a_runtime_since_1_24_refers_to_the_type_and_shape_of_every_tensor() -> ort::Result<()> {
     environment();
-    // SAFETY: the version is a constant text of the runtime.
+    // SAFETY: `GetVersionString` gives a constant text that ends with NUL.
     let version = unsafe { CStr::from_ptr((base().GetVersionString)()) }.to_str().unwrap();
     let minor: u32 = version.split('.').nth(1).unwrap().parse().unwrap();
     let Some(reference) = type_and_shape_reference(base()) else {
@@ -34,11 +34,11 @@ fn a_runtime_since_1_24_refers_to_the_type_and_shape_of_every_tensor() -> ort::R
         let tensor = DynTensor::new(&Allocator::default(), expected, &dims[..rank])?;
         let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
         let (mut address, mut len) = (ptr::null(), usize::MAX);
-        // SAFETY: the function is the runtime's, and its answers have places.
+        // SAFETY: the tensor lives, and the three places are there to be written.
         unsafe { ort::Error::result_from_status(reference(tensor.ptr(), &mut element, &mut address, &mut len)) }?;
         assert_eq!((TensorElementType::from(element), len), (expected, rank));
         if rank > 0 {
-            // SAFETY: the runtime has so many dimensions there, as long as the tensor lives.
+            // SAFETY: `address` is that of the tensor's `len` dimensions, and the tensor lives.
             assert_eq!(unsafe { slice::from_raw_parts(address, len) }, &dims[..rank]);
         }
     }
