@@ -13,11 +13,18 @@
 PYTHON ?= python3
 VENV := .venv/bin/python
 OLDEST := .venv-oldest/bin/python
+MIDDLE := .venv-middle/bin/python
 # Where cargo builds, unless the user has said so. (No functions of make on paths: they split at spaces.)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
 # The library that examples and tests load.
 export KVCACHE_ORT_LIB := $(TARGET)/release/libkvcache_ort.so
+# Panic messages hold the paths of sources: those of dependencies shall not begin with the builder's home. All calls of
+# cargo get the flag, so that none rebuilds what another has built; in this variable it may contain spaces.
+ifndef RUSTFLAGS
+CARGO_HOME ?= $(HOME)/.cargo
+export CARGO_ENCODED_RUSTFLAGS ?= --remap-path-prefix=$(CARGO_HOME)=cargo
+endif
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
@@ -69,8 +76,8 @@ test-ptx: .venv-cuda/ready
 # random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
 .PHONY: test-sanitize
 test-sanitize:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release --locked --target x86_64-unknown-linux-gnu \
-		-p kvcache-op --test golden --test agree --test layers
+	RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --release --locked \
+		--target x86_64-unknown-linux-gnu -p kvcache-op --test golden --test agree --test layers
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
@@ -104,11 +111,12 @@ test-gpu: build-gpu
 bench-gpu: build-gpu
 	.ci/gpu bench
 
-# The newest and the oldest supported ONNX Runtime.
+# The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
 .PHONY: test-python
-test-python: .venv/ready .venv-oldest/ready build
+test-python: .venv/ready .venv-oldest/ready .venv-middle/ready build
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
+	$(MIDDLE) -m pytest python_tests/test_retyping.py
 
 .PHONY: bench
 bench: .venv/ready build
@@ -139,6 +147,11 @@ docs:
 	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
 	touch $@
 
+.venv-middle/ready: requirements-middle.txt
+	$(PYTHON) -m venv .venv-middle
+	$(MIDDLE) -m pip install --quiet --disable-pip-version-check -r requirements-middle.txt
+	touch $@
+
 .venv-cuda/ready: kernels/src/cuda/requirements.txt
 	$(PYTHON) -m venv .venv-cuda
 	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r kernels/src/cuda/requirements.txt
@@ -152,4 +165,4 @@ docs:
 
 .PHONY: clean
 clean:
-	rm -rf target .venv .venv-oldest .venv-cuda .venv-gpu
+	rm -rf target .venv .venv-oldest .venv-middle .venv-cuda .venv-gpu

@@ -235,3 +235,21 @@ def test_an_output_that_nobody_uses_is_stored_all_the_same() -> None:
     graph.output("key", key, setting.t1)
     outputs = create_session(graph.serialize(), quiet_options()).run(None, example.inputs | memory.arrays)
     example.check(memory, outputs)
+
+
+@pytest.mark.parametrize("name", ["current_key", "seqstarts", "cache", "scale"])
+def test_the_runtime_refuses_a_tensor_of_another_type(name: str) -> None:
+    """The operator takes the types from the model, and is never called with a tensor of another one."""
+    example = Example(SETTINGS[3])
+    memory = example.before.copy()
+    binding = example.session.io_binding()
+    for input_name, array in (example.inputs | memory.arrays).items():
+        # A smaller type: the array has fewer bytes than the operator would use.
+        bind(binding, input_name, array.view(np.uint8).astype(np.int8) if input_name == name != "cache" else array)
+    if name == "cache":
+        binding.bind_input(name, "cpu", 0, INT4, memory.cache.shape, memory.cache.ctypes.data)
+    binding.bind_output("key", "cpu")
+    binding.bind_output("value", "cpu")
+    with pytest.raises(Exception, match=r"(?i)unexpected input data type"):
+        example.session.run_with_iobinding(binding)
+    assert_same_arrays(memory.arrays, example.before.arrays)

@@ -1,7 +1,8 @@
-//! Keeps the library in memory once it is loaded.
+//! Keeps the library loaded once it is.
 //!
-//! ONNX Runtime unloads an operator library with the last session that uses it. The operator's definitions, which live as
-//! long as the process because sessions point to them, would then be lost, and be made anew with the next session.
+//! ONNX Runtime closes an operator library with the last session that uses it. The operator's definitions, to which
+//! sessions point, are made once for the process: were the library unloaded, they would leak, and the next session make
+//! new ones.
 
 use std::env;
 

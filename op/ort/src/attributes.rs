@@ -1,4 +1,4 @@
-//! Reading a node's attributes.
+//! A node's attributes, as ONNX Runtime gives them.
 
 use std::ffi::CString;
 
@@ -14,13 +14,12 @@ const ABSENT: &str = "kvcache_ort_absent_attribute";
 /// The attributes of the node that a kernel is made for; absent ones have the specification's defaults.
 ///
 /// # Errors
-/// An attribute that is there with another type than integer. It is never replaced by the default.
+/// If an attribute is there with another type than integer. It is never replaced by the default.
 pub(crate) fn of_kernel(context: &KernelContext<'_>) -> Result<Attributes, Error> {
     read(|name| integer(context, name))
 }
 
-/// The same, as far as shape inference needs them: an unreadable attribute counts as absent, since the kernel refuses
-/// the node anyway.
+/// The same for shape inference, where an unreadable attribute counts as absent: making the kernel fails on it anyway.
 pub(crate) fn of_inference(context: &ShapeInferenceContext) -> Attributes {
     let mut attributes = Attributes::default();
     for name in Attributes::NAMES {
@@ -31,11 +30,11 @@ pub(crate) fn of_inference(context: &ShapeInferenceContext) -> Attributes {
     attributes
 }
 
-/// All attributes, each read by `integer`, which gives the runtime's words for one that it cannot give.
+/// All attributes, each read by `integer`, whose error is the runtime's message.
 ///
-/// ONNX Runtime has no call that tells an absent attribute from one of another type, and its wording changes from
-/// version to version. But an attribute that is surely absent shows the wording: an attribute is absent if the runtime
-/// says the same of it, except for the name.
+/// ONNX Runtime gives one error code for an absent attribute and for one of another type, and its messages change from
+/// version to version. So the message for an attribute that is surely absent is the pattern: an attribute is absent if
+/// its message is the same but for the name.
 fn read(integer: impl Fn(&str) -> Result<i64, String>) -> Result<Attributes, Error> {
     let absent = integer(ABSENT).err().unwrap_or_default();
     let mut attributes = Attributes::default();
@@ -51,13 +50,13 @@ fn read(integer: impl Fn(&str) -> Result<i64, String>) -> Result<Attributes, Err
     Ok(attributes)
 }
 
-/// The integer attribute `name` of a node, or the runtime's words on why there is none.
+/// The integer attribute `name` of a node, or the runtime's message why there is none.
 fn integer(context: &KernelContext<'_>, name: &str) -> Result<i64, String> {
     let name = CString::new(name).map_err(|error| error.to_string())?;
     let mut value = 0;
-    // SAFETY: the context is alive, the name ends with NUL, and the value is written only on success.
+    // SAFETY: the context is borrowed, the name ends with NUL, and `value` is there to be written.
     let status = unsafe { (ort::api().KernelInfoGetAttribute_int64)(context.ptr(), name.as_ptr(), &mut value) };
-    // SAFETY: the status comes from the call above and is used once.
+    // SAFETY: the status is the call's above, and is released once, here.
     unsafe { ort::Error::result_from_status(status) }.map(|()| value).map_err(|error| error.to_string())
 }
 
@@ -65,7 +64,7 @@ fn integer(context: &KernelContext<'_>, name: &str) -> Result<i64, String> {
 mod tests {
     use super::*;
 
-    /// A runtime that knows the node's integers and words its refusals as `wording` does.
+    /// A runtime with the node's integers, and with `wording`'s messages for all else.
     fn runtime(wording: fn(&str) -> String) -> impl Fn(&str) -> Result<i64, String> {
         move |name| match name {
             "num_layer" => Ok(32),

@@ -1,12 +1,11 @@
-//! Why a node or a call is refused.
+//! The errors of nodes and calls.
 
 use kvcache_schema::NAME;
-use ort::value::TensorElementType;
 
-/// Why a node or a call is refused. The text reaches the user.
+/// Why a node or a call is refused, or the library cannot be registered. The runtime gives the text to the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The operator itself refuses: a rule of the specification is broken.
+    /// A rule of the specification is broken.
     #[error("{kind}: {0}", kind = .0.kind())]
     Operator(#[from] kvcache_op::Error),
     /// A node of which no kernel can be made.
@@ -17,70 +16,70 @@ pub(crate) enum Error {
         /// What is wrong with it.
         reason: Box<Error>,
     },
-    /// ONNX Runtime refuses something that was asked of it.
+    /// A call of ONNX Runtime's interface failed.
     #[error(transparent)]
     Runtime(#[from] ort::Error),
     /// A node carries an attribute that is not an integer.
-    #[error("attribute {name} is of another type, wanted an integer (ONNX Runtime: {reason})")]
+    #[error("attribute {name} is of another type, expected an integer (ONNX Runtime: {reason})")]
     AttributeType {
         /// The attribute.
         name: &'static str,
         /// What the runtime said when asked for the integer.
         reason: String,
     },
-    /// The node's state would live in the session instead of with the caller.
-    #[error("{name} is an initializer, wanted a graph input: the operator modifies it, and the caller owns it")]
+    /// The node's state would be the session's instead of the caller's.
+    #[error("{name} is an initializer, expected a graph input: the operator writes it, and the caller keeps it")]
     Initializer {
         /// The input.
         name: &'static str,
     },
+    /// ONNX Runtime has made a float32 node of a float16 one.
+    #[error(
+        "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would \
+         give it copies of float16 tensors: what it stores in cache and scale would be lost or differ. Keep it \
+         float16: put a Reshape before current_value, or make key a graph output"
+    )]
+    Retyped,
     /// A required input or output is not there.
     #[error("{name} is missing")]
     Missing {
         /// The input or output.
         name: &'static str,
     },
-    /// A tensor of a type that the operator does not know.
-    #[error("{name} has elements of type {found}")]
-    ElementType {
-        /// The input or output.
-        name: &'static str,
-        /// Its type.
-        found: TensorElementType,
-    },
     /// A tensor that the processor which needs it cannot reach.
-    #[error("{name} is in memory of {device}, wanted memory of {wanted}")]
+    #[cfg(feature = "cuda")]
+    #[error("{name} is in memory of {got}, expected memory of {expected}")]
     Device {
         /// The input or output.
         name: &'static str,
         /// Where its memory is.
-        device: String,
+        got: String,
         /// Where it must be.
-        wanted: &'static str,
+        expected: &'static str,
     },
-    /// CUDA cannot serve, or refuses.
+    /// CUDA is not there, or refuses.
     #[cfg(feature = "cuda")]
     #[error("{kind}: {0}", kind = .0.kind())]
     Cuda(#[from] kvcache_op::cuda::Error),
-    /// What the kernels found wrong in a call that had been accepted.
+    /// An error that the kernels found on the device, in a call that was already reported as done.
     #[cfg(feature = "cuda")]
     #[error("device_status: in an earlier call of this node {0}; tokens without a place in the cache were skipped")]
     EarlierCall(kvcache_op::cuda::Status),
     /// A runtime from before the interface that the library uses.
-    #[error("ONNX Runtime is of version {found}, wanted 1.{wanted} or later")]
+    #[error("ONNX Runtime has version {got}, expected 1.{expected} or later")]
     OldRuntime {
         /// The runtime's version.
-        found: String,
+        got: String,
         /// The first minor version that has the interface.
-        wanted: u32,
+        expected: u32,
     },
     /// A second copy of the runtime in one process.
-    #[error("another copy of ONNX Runtime in this process uses this library, which can serve only one")]
+    #[error("another copy of ONNX Runtime in this process has registered this library, which works with one only")]
     SecondRuntime,
-    /// The runtime did not take the operator's definition.
+    /// The runtime did not accept the operator's definition.
     #[error("ONNX Runtime refused the definition of the operator: {0}")]
     Definition(String),
-    /// A panic, caught on its way to the runtime.
-    #[error("the operator panicked, which is a defect of its own: {0}")]
+    /// A panic, caught before it reached the runtime.
+    #[error("the operator panicked, which is a defect of this library: {0}")]
     Panic(String),
 }

@@ -1,4 +1,4 @@
-//! The outputs' shape as far as a graph knows it before a call.
+//! Shape inference: the outputs' type and shape, as far as a graph knows them before a call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,14 +9,15 @@ use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
 use crate::attributes;
 use crate::error::Error;
-use crate::inputs::{CACHE, CURRENT_KEY, CURRENT_VALUE};
+use crate::positions::{CACHE, CURRENT_KEY, CURRENT_VALUE};
 
-/// Gives `key` and `value` the type of `current_key`, and their shape.
+/// Sets the type of `key` and `value`, that of `current_key`, and their shape.
 ///
-/// ONNX Runtime asks one of the operators of a name for all of them, so the types of that one say nothing.
+/// ONNX Runtime calls the inference function of one operator for all of the same name, so the types of that one say
+/// nothing.
 ///
 /// # Errors
-/// ONNX Runtime ignores them; the reason comes back when the kernel is made.
+/// ONNX Runtime ignores them; making the kernel fails for the same reason.
 pub(crate) fn infer_shape(context: &mut ShapeInferenceContext) -> Result<(), Error> {
     let operator = KeyValueCache::new(attributes::of_inference(context))?;
     let inputs = context.inputs();
@@ -34,7 +35,8 @@ pub(crate) fn infer_shape(context: &mut ShapeInferenceContext) -> Result<(), Err
     (0..OUTPUTS.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
-/// The shape of an input; `None` if its rank is unknown, which looks like a scalar here. No input that matters is one.
+/// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0. None of the inputs that
+/// decide a shape is a scalar.
 fn dims(input: &ValueType) -> Option<Vec<Dim>> {
     match input {
         ValueType::Tensor { shape, dimension_symbols, .. } if !shape.is_empty() => {
@@ -49,8 +51,8 @@ fn dims(input: &ValueType) -> Option<Vec<Dim>> {
     }
 }
 
-/// `dim`, with a name if it has nothing else: ONNX Runtime takes a dimension without name as a reason to forget the
-/// names that the user gave. The name is new, since the runtime takes dimensions of one name to be equal.
+/// `dim`, with a name if it is unknown: for an output with an unnamed dimension ONNX Runtime drops the names that the
+/// user has given. The name is a new one, since dimensions of one name are equal.
 fn named(dim: Dim) -> Dim {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     match dim {
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_survives_the_way_through_the_runtimes_types() {
+    fn a_shape_is_the_same_after_a_round_trip_through_the_runtimes_types() {
         let shape = [Dim::Known(4), Dim::Symbol("heads".to_owned()), Dim::Unknown];
         assert_eq!(dims(&tensor_type(TensorElementType::Float16, &shape)), Some(shape.to_vec()));
         assert_eq!(dims(&tensor_type(TensorElementType::Float16, &[])), None);

@@ -1,26 +1,23 @@
-//! One node of a graph: the operator as ONNX Runtime runs it.
+//! One node of a graph on the CPU provider.
 
-use std::ptr;
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
-use kvcache_op::{IndexInputs, Inputs, KeyValueCache, Outputs};
-use kvcache_schema::INPUTS;
+use kvcache_op::{IndexInputs, Inputs, Outputs};
 use ort::operator::{ComputeContext, Kernel, KernelContext};
-use ort::value::DynTensorValueType;
-use ort::{AsPointer, ortsys};
 
-use crate::attributes;
-use crate::border::guard;
 use crate::error::Error;
-use crate::inputs::{
-    CACHE, CACHESTARTS, CURRENT_KEY, CURRENT_VALUE, KVSTARTS, MAX_KVLEN, MAX_SEQLEN, SCALE, SEQSTARTS, START_POS,
+use crate::node::Node;
+use crate::node_types::NodeTypes;
+use crate::positions::{
+    CACHE, CACHESTARTS, CURRENT_KEY, CURRENT_VALUE, KEY, KVSTARTS, MAX_KVLEN, MAX_SEQLEN, SCALE, SEQSTARTS, START_POS,
+    VALUE,
 };
-use crate::operator::TypedOperator;
-use crate::tensor::Operands;
+use crate::tensor::CallTensors;
+use crate::unwind::guard;
 use crate::workers::Pool;
 
-/// The threads that the machine runs at once, found out once.
+/// How many threads the machine runs at once.
 static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, usize::from));
 
 /// One node of a graph.
@@ -28,38 +25,39 @@ static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_o
 /// Nothing in it changes after creation: ONNX Runtime calls one kernel from several threads at once, whatever the trait
 /// [`Kernel`] says of exclusive access.
 pub(crate) struct NodeKernel {
-    operator: KeyValueCache,
+    node: Node,
 }
 
 impl NodeKernel {
-    /// The kernel of the node that `context` describes, for which ONNX Runtime has chosen these types.
+    /// The kernel of the node that `context` describes, for which ONNX Runtime has chosen the operator of these types.
     ///
     /// # Errors
     /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
-    pub(crate) fn new(context: &KernelContext<'_>, types: TypedOperator) -> Result<Self, Error> {
-        Ok(Self { operator: checked_operator(context, types)? })
+    pub(crate) fn new(context: &KernelContext<'_>, types: NodeTypes) -> Result<Self, Error> {
+        Ok(Self { node: Node::new(context, types)? })
     }
 
     fn run(&self, context: &ComputeContext) -> Result<(), Error> {
-        let operands = Operands(context);
+        let Node { operator, types, has_scale } = &self.node;
+        let tensors = CallTensors::new(context, *types);
         let inputs = Inputs {
-            current_key: operands.read(CURRENT_KEY)?,
-            current_value: operands.read(CURRENT_VALUE)?,
+            current_key: tensors.read(CURRENT_KEY)?,
+            current_value: tensors.read(CURRENT_VALUE)?,
             indices: IndexInputs {
-                seqstarts: operands.read(SEQSTARTS)?,
-                kvstarts: operands.read(KVSTARTS)?,
-                cachestarts: operands.read(CACHESTARTS)?,
-                start_pos: operands.read(START_POS)?,
-                max_seqlen: operands.read(MAX_SEQLEN)?,
-                max_kvlen: operands.read(MAX_KVLEN)?,
+                seqstarts: tensors.read(SEQSTARTS)?,
+                kvstarts: tensors.read(KVSTARTS)?,
+                cachestarts: tensors.read(CACHESTARTS)?,
+                start_pos: tensors.read(START_POS)?,
+                max_seqlen: tensors.read(MAX_SEQLEN)?,
+                max_kvlen: tensors.read(MAX_KVLEN)?,
             },
         };
-        let cache = operands.modify(CACHE)?.ok_or_else(|| Error::Missing { name: INPUTS[CACHE] })?;
-        let scale = operands.modify(SCALE)?;
-        let call = self.operator.check(&inputs, cache, scale)?;
-        // The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before both.
+        let scale = has_scale.then(|| tensors.modify(SCALE)).transpose()?;
+        let call = operator.check(&inputs, tensors.modify(CACHE)?, scale)?;
+        // The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before
+        // both.
         let shape = call.output_shape();
-        let outputs = Outputs { key: operands.write(0, shape)?, value: operands.write(1, shape)? };
+        let outputs = Outputs { key: tensors.write(KEY, shape)?, value: tensors.write(VALUE, shape)? };
         Ok(call.run(outputs, &Pool::new(context, *THREADS))?)
     }
 }
@@ -68,30 +66,4 @@ impl Kernel for NodeKernel {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         guard(|| self.run(context))
     }
-}
-
-/// The operator of the node that `context` describes, for these types.
-///
-/// # Errors
-/// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
-pub(crate) fn checked_operator(context: &KernelContext<'_>, types: TypedOperator) -> Result<KeyValueCache, Error> {
-    let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
-    let scale = has_input(context, SCALE)?.then_some(types.scale);
-    let operator = operator.with_types(types.current_key, types.current_value, types.cache, scale)?;
-    match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
-        Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
-        None => Ok(operator),
-    }
-}
-
-/// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
-pub(crate) fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
-    // `KernelContext::inputs` would do, but fails for an input with the empty name.
-    let (mut count, mut name_len) = (0, 0);
-    ortsys![unsafe KernelInfo_GetInputCount(context.ptr(), &mut count)?];
-    if index >= count {
-        return Ok(false);
-    }
-    ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut name_len)?];
-    Ok(name_len > 1) // the closing NUL counts
 }

@@ -1,8 +1,7 @@
 //! The operator `KeyValueCache` as a custom operator library of ONNX Runtime.
 //!
-//! This crate builds a shared library with one symbol, [`RegisterCustomOps`]. It is a library for the runtime and not for
-//! Rust programs, which register it by its path as programs in every language do; so it binds nobody to a version of the
-//! `ort` crate, or to the way that it is linked:
+//! This crate builds a shared library with one symbol, [`RegisterCustomOps`]. Programs in every language register it
+//! with the runtime by its path:
 //!
 //! ```python
 //! options = onnxruntime.SessionOptions()
@@ -16,63 +15,89 @@
 //!     .commit_from_file("model.onnx")?;
 //! ```
 //!
-//! `tests/session` is such a program. A Rust program that needs no graph calls `kvcache-op` instead.
+//! `tests/session` is a Rust program of this kind; it is bound to no version of the `ort` crate. A Rust program that
+//! needs no graph calls `kvcache-op` instead.
 //!
 //! # What it does
-//! - It registers the operator in both of its domains, for every choice of types. ONNX Runtime 1.20 and later can load it;
-//!   an older one is refused with a sentence that names its version.
-//! - A node that cannot work is refused when the session is made: an attribute out of range or of another type than
-//!   integer, types that do not go together, a cache or a scale that is an initializer.
-//! - A call is checked before its first byte is written. The message of a refused one begins with the stable name of the
-//!   rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
-//! - No panic reaches the runtime; should there be one, it becomes an error of the call.
-//! - Work that is worth it goes to the session's own threads.
+//! - It registers the operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.
+//!   With an older one registration fails, in a sentence that names the version.
+//! - A node that cannot work is refused when the session is made: attributes out of range or of another type than
+//!   integer, types that do not go together, a `cache` or `scale` that is an initializer, a float16 node that the
+//!   runtime has changed to float32.
+//! - A call is checked before its first byte is written. The message of a refused call begins with the stable name of
+//!   the rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
+//! - No panic reaches the runtime: it becomes an error of the call.
+//! - Large calls are split among the session's own threads.
 //!
-//! # What it cannot do
-//! `cache` and `scale` are inputs that the operator writes, which ONNX Runtime has no notion of. It works because the
-//! runtime hands over the memory that the caller bound. Where it hands over other memory, the operator cannot tell, and
-//! what it writes is lost:
-//! - a numpy array that is not C-contiguous, or a list, given to `session.run`: the runtime makes a copy;
-//! - a cache that another node computes, or that the runtime copies between devices: the copy is written;
-//! - an initializer that is also a graph input, when the caller leaves it out: the session's own memory is written.
-//!   (One that is no graph input is refused.)
+//! # In-place writing
+//! `cache` and `scale` are inputs that the operator writes. ONNX Runtime has no notion of that. It works because the
+//! runtime hands the operator the memory that the caller bound. So:
+//! - Make `cache` and `scale` graph inputs. A node in the branch of an `If`, or in the body of a `Loop` or `Scan`,
+//!   takes them from the outer scope.
+//! - Read them after the call, in the caller's own memory, not by another node: the runtime sees no order between a
+//!   node that reads the cache and the one that writes it.
 //!
-//! Nor does the runtime show the operator attributes that it does not ask for: a misspelt one counts as absent. And a
-//! numpy array that is read-only is written all the same.
+//! Otherwise what the operator writes is lost, or read too early. Most of this it cannot detect:
+//! - **A cache that is the state of a `Scan` or `Loop`**, that is, an input of the body. The runtime may copy the state
+//!   for the next step before the node has stored into it. Outputs and state are then wrong, without an error. This is
+//!   not refused, because what the runtime tells an operator of its node (the names, types and shapes of inputs and
+//!   outputs, and constants) is the same as for a cache from the outer scope.
+//! - A cache that another node computes, `Identity` and `Cast` included, or that the runtime copies between devices:
+//!   the copy is written.
+//! - An initializer that is also a graph input, when the caller leaves it out: the session's own memory is written. (An
+//!   initializer that is no graph input is refused.)
+//! - A numpy array that is not C-contiguous, or a list, given to `session.run`: the runtime makes a copy.
+//! - A numpy array marked as read-only is written all the same. Memory that is mapped read-only ends the process by a
+//!   signal.
 //!
 //! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other.
 //!
+//! # Float16 on the CPU
+//! ONNX Runtime 1.20 to 1.22, and again 1.30 and 1.31, changes some float16 nodes to float32: those between nodes that
+//! have no float16 kernel, as `MatMul`, `Add`, `Mul` and `Einsum` have none. It does so if all nodes that compute
+//! `current_key` and `current_value`, and all that use `key` and `value`, are of this kind, and neither output is a
+//! graph output. It puts a `Cast` before every float16 input, `cache` and `scale` too, so the node would store into
+//! copies. No session option prevents it. Such a node is refused when the session is made. On every version these keep
+//! a node float16:
+//! - a `Reshape` between the node that computes `current_value` (or `current_key`) and this one, or
+//! - `key` (or `value`) as a graph output; in the branch of an `If`, as an output of the branch.
+//!
 //! # CUDA
-//! Built with the feature `cuda`, as `make build` does, the library registers the operator for ONNX Runtime's CUDA provider
-//! as well. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the same file
-//! serves CPU sessions on machines without CUDA. A node runs on the session's stream as two kernels.
-//! - `kvstarts`, `max_seqlen` and `max_kvlen` are read on the host; where a graph computes them on the device, the runtime
-//!   copies them, and waits for the copy. All other tensors stay on the device. Bind `cache` and `scale` there
-//!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is lost.
-//! - `seqstarts`, `start_pos` and `cachestarts` are checked by the kernels. What they find wrong is told by the **next** call
-//!   of the node, which fails and does nothing; tokens with a wrong slot are skipped, all others are moved. Who wants to know
-//!   of the last call, too, makes one of no sequences after it.
+//! Built with the feature `cuda`, as `make build` does, the library also registers the operator for ONNX Runtime's CUDA
+//! provider. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the same
+//! file runs CPU sessions on machines without CUDA. A node runs on the session's stream as two kernels.
+//! - `kvstarts`, `max_seqlen` and `max_kvlen` are read on the host. Where a graph computes them on the device, the
+//!   runtime copies them, and waits for the copy. All other tensors stay on the device. Bind `cache` and `scale` there
+//!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is
+//!   lost.
+//! - `seqstarts`, `start_pos` and `cachestarts` are checked by the kernels. An error that they find is reported by the
+//!   **next** call of the node, which fails and does nothing. Tokens with a wrong slot are skipped, all others are
+//!   stored and loaded. To learn of the last call's errors, make a call of no sequences after it.
 //!
 //! # Limits of the runtime
-//! - The library serves one copy of ONNX Runtime in a process, and refuses a second.
-//! - Registering it twice in the options of one session fails, as does, before version 1.24, a node whose `scale` has the
-//!   empty name; leave the input out there.
-//! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn. Nor
-//!   does it tell a node in the branch of an `If` or the body of a `Loop` that its cache is an initializer of the graph
-//!   around, so that one is not refused there.
+//! - The library works with one copy of ONNX Runtime in a process, and refuses a second.
+//! - Registering it twice in the options of one session fails.
+//! - The runtime does not show an operator the attributes that it does not ask for: a misspelt one counts as absent.
+//! - Before version 1.24 a node whose `scale` has the empty name fails; leave the input out there.
+//! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn. In
+//!   the branch of an `If` or the body of a `Loop` it does not tell a node that its cache is an initializer of the
+//!   outer scope, so that one is not refused there.
 
+mod api_1_24;
 mod attributes;
-mod border;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
 mod infer;
-mod inputs;
 mod kernel;
-mod newer;
+mod node;
+mod node_types;
 mod operator;
+mod positions;
 mod register;
+mod runtime;
 mod tensor;
+mod unwind;
 mod workers;
 
 pub use register::RegisterCustomOps;

@@ -1,4 +1,4 @@
-//! The library's one symbol.
+//! `RegisterCustomOps`, the library's one symbol.
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
@@ -8,12 +8,13 @@ use ort::operator::OperatorDomain;
 use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use ort::{AsPointer, ortsys};
 
-use crate::border::{catch, text};
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaOperator;
 use crate::error::Error;
-use crate::newer::{LendTypeAndShape, lend_type_and_shape};
+use crate::node_types::NodeTypes;
 use crate::operator::TypedOperator;
+use crate::runtime::use_runtime;
+use crate::unwind::{catch, without_nul};
 
 /// Registers the operator in the session options: what ONNX Runtime calls when it is given this library.
 ///
@@ -27,63 +28,38 @@ pub unsafe extern "system" fn RegisterCustomOps(
     options: *mut OrtSessionOptions,
     base: *const OrtApiBase,
 ) -> OrtStatusPtr {
-    // SAFETY: the caller's promise on `base`.
+    // SAFETY: `base` is valid, see `# Safety`.
     let base = unsafe { &*base };
     let OrtApiBase { GetApi, GetVersionString } = *base;
     let outcome = catch(|| {
-        // SAFETY: functions of the base take any version.
+        // SAFETY: `GetApi` takes any number, and gives null for a version that the runtime does not have.
         let api = unsafe { GetApi(ORT_API_VERSION) };
         if api.is_null() {
-            // SAFETY: as above; the text is a constant of the runtime.
-            let found = unsafe { CStr::from_ptr(GetVersionString()) }.to_string_lossy().into_owned();
-            return Err(Error::OldRuntime { found, wanted: ORT_API_VERSION });
+            // SAFETY: `GetVersionString` gives a constant text that ends with NUL.
+            let version = unsafe { CStr::from_ptr(GetVersionString()) }.to_string_lossy().into_owned();
+            return Err(Error::OldRuntime { got: version, expected: ORT_API_VERSION });
         }
-        // SAFETY: not null, so it is the interface of this version, which lives as long as the runtime.
+        // SAFETY: not null, checked above, so it is the interface of this version, which lives as long as the runtime.
         use_runtime(unsafe { &*api }, base)?;
         for domain in domains()? {
-            // SAFETY: the options are the caller's, valid; the domain is never released.
+            // SAFETY: `options` is valid, see `# Safety`; the domain is never freed.
             ortsys![unsafe AddCustomOpDomain(options, domain.0.ptr().cast_mut())?];
         }
         Ok(())
     });
     match outcome {
         Ok(()) => OrtStatusPtr::default(),
-        // SAFETY: every runtime has version 1 of the interface.
+        // SAFETY: every runtime has version 1 of the interface, so it is not null.
         Err(error) => unsafe { status(GetApi(1), &error.to_string()) },
     }
 }
 
-/// The runtime that the library serves.
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-
-struct Runtime {
-    api: &'static OrtApi,
-    lender: Option<LendTypeAndShape>,
-}
-
-/// Makes all calls of this library go to the runtime with this interface.
-///
-/// # Errors
-/// If another copy of ONNX Runtime in this process has registered the library already: it can serve one.
-fn use_runtime(api: &'static OrtApi, base: &OrtApiBase) -> Result<(), Error> {
-    let served = RUNTIME.get_or_init(|| {
-        ort::set_api(api.clone());
-        Runtime { api, lender: lend_type_and_shape(base) }
-    });
-    if std::ptr::eq(served.api, api) { Ok(()) } else { Err(Error::SecondRuntime) }
-}
-
-/// The runtime's function that lends a tensor's type and shape, if it has one.
-pub(crate) fn lender() -> Option<LendTypeAndShape> {
-    RUNTIME.get()?.lender
-}
-
-/// An operator domain that lives as long as the process, as it must: sessions keep pointers to it.
+/// An operator domain. It lives as long as the process, as it must: sessions keep pointers to it.
 struct Domain(OperatorDomain);
 
-// SAFETY: once it is made, nothing but its address is asked for.
+// SAFETY: after it is made, only its address is used, by `AddCustomOpDomain`, which does not modify it.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Domain {}
 
 /// The operator's domains, made once.
@@ -94,11 +70,13 @@ fn domains() -> Result<&'static [Domain], Error> {
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
 }
 
+/// The domain of this name, with the operator for every choice of types and every provider.
 fn domain(name: &str) -> ort::Result<Domain> {
     let domain = OperatorDomain::new(name)?;
     #[cfg(feature = "cuda")]
-    let domain = TypedOperator::all().map(CudaOperator).try_fold(domain, OperatorDomain::add)?;
-    let mut cpu = TypedOperator::all().filter(|_| !cfg!(feature = "cuda-emulated"));
+    let domain =
+        NodeTypes::all().map(|types| CudaOperator(TypedOperator(types))).try_fold(domain, OperatorDomain::add)?;
+    let mut cpu = NodeTypes::all().map(TypedOperator).filter(|_| !cfg!(feature = "cuda-emulated"));
     let domain = cpu.try_fold(domain, OperatorDomain::add)?;
     Ok(Domain(domain))
 }
@@ -108,7 +86,7 @@ fn domain(name: &str) -> ort::Result<Domain> {
 /// # Safety
 /// `api` is a runtime's interface, of any version.
 unsafe fn status(api: *const OrtApi, message: &str) -> OrtStatusPtr {
-    let message = CString::new(text(message)).unwrap_or_default();
-    // SAFETY: the first function of the interface is there in every version; it copies the text.
+    let message = CString::new(without_nul(message)).unwrap_or_default();
+    // SAFETY: `CreateStatus` is the first function of every version's interface; it copies the text.
     unsafe { ((*api).CreateStatus)(OrtErrorCode::ORT_FAIL, message.as_ptr()) }
 }

@@ -1,4 +1,4 @@
-//! ONNX Runtime's thread pool as the operator's workers.
+//! ONNX Runtime's intra-op thread pool as the operator's workers.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,19 +9,19 @@ use ort::operator::ComputeContext;
 
 /// The pool of the session that makes the call.
 ///
-/// It obeys the session's thread setting by itself. How many threads it has, the runtime does not tell; `threads` is
-/// the number the machine can run, which the pool has unless the user set another. A kernel that splits its work for
-/// more threads than there are loses next to nothing: a pool of one thread runs the tasks in a loop.
+/// The session's options set its size, which the runtime does not tell. `threads` is how many the machine can run, the
+/// default size. Where the pool is smaller, a kernel splits its work into more tasks than there are threads, which
+/// costs next to nothing: a pool of one thread runs the tasks in a loop.
 pub(crate) struct Pool<'a> {
     context: &'a ComputeContext,
     threads: usize,
 }
 
-// SAFETY: a pool only asks the context for the runtime's pool, which takes work from any thread.
+// SAFETY: `run` is all that uses the context, and of it only `par_for`: the runtime's pool takes work from any thread.
 unsafe impl Sync for Pool<'_> {}
 
 impl<'a> Pool<'a> {
-    /// The pool that serves `context`.
+    /// The pool of the session that `context` is of, to be used as one of `threads` threads.
     pub(crate) fn new(context: &'a ComputeContext, threads: usize) -> Self {
         Self { context, threads }
     }

@@ -5,13 +5,15 @@ use std::ops::RangeInclusive;
 use ort::memory::MemoryType;
 use ort::operator::{KernelContext, Operator, OperatorInput, OperatorOutput, ShapeInferenceContext};
 
-use super::EMULATED;
 use super::kernel::CudaKernel;
-use crate::inputs::{KVSTARTS, MAX_KVLEN, MAX_SEQLEN};
-use crate::operator::{TypedOperator, create};
+use super::memory::EMULATED;
+use crate::node::naming_the_node;
+use crate::operator::TypedOperator;
+use crate::positions::{KVSTARTS, MAX_KVLEN, MAX_SEQLEN};
+use crate::unwind::guard;
 
-/// The operator for one choice of types, for sessions with the CUDA provider. It says the same of the operator as the one
-/// for the CPU does, but for where the inputs lie.
+/// The operator for one choice of types, on the CUDA provider. What it says of the operator is what the one for the CPU
+/// says, but for where the inputs lie.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CudaOperator(pub(crate) TypedOperator);
 
@@ -45,7 +47,7 @@ impl Operator for CudaOperator {
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
-        create(context, || CudaKernel::new(context, self.0))
+        guard(|| naming_the_node(context, || CudaKernel::new(context, self.0.0)))
     }
 
     fn infer_shape(&self, context: &mut ShapeInferenceContext) -> ort::Result<()> {

@@ -2,12 +2,12 @@
 //!
 //! What the session gives is compared with what the operator gives when it is called directly.
 
+#[path = "../../src/api_1_24.rs"]
+mod api_1_24;
 mod call;
-mod lent;
 mod model;
-#[path = "../../src/newer.rs"]
-mod newer;
 mod runtime;
+mod shapes;
 
 use half::f16;
 use kvcache_op::{Attributes, KeyValueCache, Serial, TensorMut};
@@ -28,23 +28,23 @@ fn decoding_gives_the_operators_bits_and_writes_the_callers_cache() -> ort::Resu
     for domain in DOMAINS {
         let mut session = session(&Node::new((FLOAT, FLOAT, None), &attributes()).in_domain(domain).model())?;
         let mut cache = Array5::<f32>::from_elem(CACHE_SHAPE, 0.5);
-        let mut wanted_cache = cache.clone();
+        let mut expected_cache = cache.clone();
         for step in STEPS {
             let call = Call::new(step, |x| x);
             let (key, value): (Array3<f32>, _) =
-                operator.run_alloc(&call.inputs(), (&mut wanted_cache).into(), None, &Serial).unwrap();
+                operator.run_alloc(&call.inputs(), (&mut expected_cache).into(), None, &Serial).unwrap();
 
             let mut values = call.values()?;
             let memory = (CACHE_SHAPE, cache.as_slice_mut().unwrap());
             values.push(("cache", TensorRefMut::from_array_view_mut(memory)?.into()));
             let outputs = session.run(values)?;
-            for (name, wanted) in [("key", key), ("value", value)] {
-                let (shape, found) = outputs[name].try_extract_tensor::<f32>()?;
-                assert_eq!(**shape, [wanted.dim().0, wanted.dim().1, wanted.dim().2].map(|dim| dim as i64));
-                assert_eq!(found, wanted.as_slice().unwrap(), "{name} in {domain}");
+            for (name, expected) in [("key", key), ("value", value)] {
+                let (shape, got) = outputs[name].try_extract_tensor::<f32>()?;
+                assert_eq!(**shape, [expected.dim().0, expected.dim().1, expected.dim().2].map(|dim| dim as i64));
+                assert_eq!(got, expected.as_slice().unwrap(), "{name} in {domain}");
             }
             drop(outputs);
-            assert_eq!(cache, wanted_cache, "{domain}");
+            assert_eq!(cache, expected_cache, "{domain}");
         }
         assert_ne!(cache, Array5::from_elem(CACHE_SHAPE, 0.5));
     }
@@ -60,29 +60,29 @@ fn an_int4_cache_and_its_scale_are_written_in_place() -> ort::Result<()> {
     let mut cache = DynTensor::new(&Allocator::default(), TensorElementType::Int4, CACHE_SHAPE)?;
     // SAFETY: the tensor has just been made with so many bytes.
     unsafe { cache.data_ptr_mut().cast::<u8>().write_bytes(0x5a, packed) };
-    let mut wanted_cache = vec![0x5a; packed];
+    let mut expected_cache = vec![0x5a; packed];
     let [a, b, c, d, head_dim] = CACHE_SHAPE;
     let scale_shape = [a, b, c, d, head_dim / 8];
     let mut scale = Array5::<f16>::ones(scale_shape);
-    let mut wanted_scale = scale.clone();
+    let mut expected_scale = scale.clone();
     for step in STEPS {
         let call = Call::new(step, f16::from_f32);
-        let in_out = TensorMut::int4(CACHE_SHAPE, &mut wanted_cache);
+        let in_out = TensorMut::int4(CACHE_SHAPE, &mut expected_cache);
         let (key, value): (Array3<f16>, _) =
-            operator.run_alloc(&call.inputs(), in_out, Some((&mut wanted_scale).into()), &Serial).unwrap();
+            operator.run_alloc(&call.inputs(), in_out, Some((&mut expected_scale).into()), &Serial).unwrap();
 
         let mut values = call.values()?;
         values.push(("cache", cache.view_mut().into()));
         let memory = (scale_shape, scale.as_slice_mut().unwrap());
         values.push(("scale", TensorRefMut::from_array_view_mut(memory)?.into()));
         let outputs = session.run(values)?;
-        for (name, wanted) in [("key", key), ("value", value)] {
-            assert_eq!(outputs[name].try_extract_tensor::<f16>()?.1, wanted.as_slice().unwrap(), "{name}");
+        for (name, expected) in [("key", key), ("value", value)] {
+            assert_eq!(outputs[name].try_extract_tensor::<f16>()?.1, expected.as_slice().unwrap(), "{name}");
         }
         drop(outputs);
         // SAFETY: the tensor has so many bytes, all written above.
-        assert_eq!(unsafe { std::slice::from_raw_parts(cache.data_ptr().cast::<u8>(), packed) }, wanted_cache);
-        assert_eq!(scale, wanted_scale);
+        assert_eq!(unsafe { std::slice::from_raw_parts(cache.data_ptr().cast::<u8>(), packed) }, expected_cache);
+        assert_eq!(scale, expected_scale);
     }
     Ok(())
 }
@@ -95,8 +95,8 @@ fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
     let mut values = call.values()?;
     values.push(("cache", TensorRefMut::from_array_view_mut((CACHE_SHAPE, cache.as_mut_slice()))?.into()));
     let message = session.run(values).map(|_| ()).unwrap_err().to_string();
-    for wanted in ["kvlen_mismatch", "kvstarts", "batch 1", "kvlen 4"] {
-        assert!(message.contains(wanted), "{wanted} in {message}");
+    for expected in ["kvlen_mismatch", "kvstarts", "batch 1", "kvlen 4"] {
+        assert!(message.contains(expected), "{expected} in {message}");
     }
     assert!(cache.iter().all(|&x| x == 0.5));
     Ok(())
@@ -111,8 +111,8 @@ fn a_node_that_cannot_work_is_refused_at_load() {
         (Node::new((FLOAT, FLOAT, None), &attributes()).with(model::float("page_size", 4.0)), "attribute page_size"),
         (Node::new((FLOAT, FLOAT, None), &Attributes { page_size: 0, ..attributes() }), "page_size is 0"),
     ];
-    for (node, wanted) in cases {
+    for (node, expected) in cases {
         let message = session(&node.model()).map(|_| ()).unwrap_err().to_string();
-        assert!(message.contains(wanted) && message.contains("the node"), "{wanted} in {message}");
+        assert!(message.contains(expected) && message.contains("the node"), "{expected} in {message}");
     }
 }

@@ -11,7 +11,8 @@ use ort::sys::{ORT_API_VERSION, OrtApiBase};
 
 /// A session of `model`, with the built operator library registered by its path.
 ///
-/// Sessions are made one after the other: ONNX Runtime 1.20 may fail to make two with custom operators at the same time.
+/// Sessions are made one after the other: ONNX Runtime 1.20 may fail to make two with custom operators at the same
+/// time.
 pub fn session(model: &[u8]) -> ort::Result<Session> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -22,25 +23,25 @@ pub fn session(model: &[u8]) -> ort::Result<Session> {
 pub fn environment() -> &'static Environment {
     static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
     ENVIRONMENT.get_or_init(|| {
-        // SAFETY: functions of the base take any version; an interface lives as long as the runtime.
+        // SAFETY: `GetApi` takes any number; what it gives lives as long as the runtime, which is never closed.
         let api = unsafe { (base().GetApi)(ORT_API_VERSION).as_ref() };
         ort::set_api(api.expect("a runtime that is not too old").clone());
         ort::init().build().unwrap()
     })
 }
 
-/// What the runtime that `KVCACHE_ONNXRUNTIME_LIB` names is asked first.
+/// The entry point of the runtime that `KVCACHE_ONNXRUNTIME_LIB` names.
 pub fn base() -> &'static OrtApiBase {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
         let Some(path) = env::var_os("KVCACHE_ONNXRUNTIME_LIB") else {
             panic!("KVCACHE_ONNXRUNTIME_LIB does not name a libonnxruntime.so: run `make test`, which sets it");
         };
-        // SAFETY: this is ONNX Runtime, whose initializers ask for nothing.
+        // SAFETY: this is ONNX Runtime, whose initializers have no preconditions.
         unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     });
-    // SAFETY: the runtime's header declares this function so; what it gives is never null, and lives as long as the library,
-    // which is never closed.
+    // SAFETY: the runtime's header declares this function so; what it gives is never null, and lives as long as the
+    // library, which is never closed.
     unsafe { &*library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase").unwrap()() }
 }
 

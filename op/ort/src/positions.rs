@@ -1,4 +1,4 @@
-//! The positions of the operator's inputs in a node.
+//! The positions of the operator's inputs and outputs in a node.
 
 pub(crate) const CURRENT_KEY: usize = 0;
 pub(crate) const CURRENT_VALUE: usize = 1;
@@ -11,9 +11,12 @@ pub(crate) const MAX_KVLEN: usize = 7;
 pub(crate) const CACHE: usize = 8;
 pub(crate) const SCALE: usize = 9;
 
+pub(crate) const KEY: usize = 0;
+pub(crate) const VALUE: usize = 1;
+
 #[cfg(test)]
 mod tests {
-    use kvcache_schema::INPUTS;
+    use kvcache_schema::{INPUTS, OUTPUTS};
 
     use super::*;
 
@@ -33,5 +36,6 @@ mod tests {
         ];
         assert_eq!(positions.map(|(name, _)| name), INPUTS);
         assert_eq!(positions.map(|(_, position)| position), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!([OUTPUTS[KEY], OUTPUTS[VALUE]], ["key", "value"]);
     }
 }
