@@ -56,36 +56,43 @@ pub(crate) struct Ahead {
 }
 
 impl Tiling {
-    /// The parts of a run of `len` tokens, in the order in which they are moved.
-    pub(crate) fn parts(self, len: usize) -> impl Iterator<Item = Part> {
-        (0..len).step_by(self.tokens).flat_map(move |first| {
-            let tokens = first..len.min(first.saturating_add(self.tokens));
-            (0..2).flat_map(move |kv| self.split(kv, tokens.clone()))
-        })
+    /// Calls `visit` with each part of a run of `len` tokens, in the order in which they are moved.
+    #[inline(always)]
+    pub(crate) fn for_each_part(self, len: usize, mut visit: impl FnMut(Part)) {
+        let mut start = 0;
+        while start < len {
+            let end = len.min(start.saturating_add(self.tokens));
+            self.for_each_half(0, start, end, &mut visit);
+            self.for_each_half(1, start, end, &mut visit);
+            start = end;
+        }
     }
 
     /// The keys or values of a tile, in two parts: the second has what is prefetched outside of what is moved.
-    fn split(self, kv: usize, tokens: Range<usize>) -> impl Iterator<Item = Part> {
-        let Range { start, end } = tokens;
-        // What is moved after this: the tile's values, or the next tile's keys.
-        let (next_kv, next) = if kv == 0 { (1, start) } else { (0, end) };
+    #[inline(always)]
+    fn for_each_half(self, kv: usize, start: usize, end: usize, visit: &mut impl FnMut(Part)) {
         let part = |tokens: Range<usize>, rows: Range<usize>, ahead| Part { kv, tokens, rows, ahead };
-        let ahead = |kv, token, row| Some(Ahead { kv, token, row });
-        let parts = match (self.order, self.ahead) {
-            (_, None) => [part(start..end, 0..self.rows, None), part(end..end, 0..0, None)],
-            (Order::HeadsOuter, Some(_)) => [
-                part(start..end, 0..self.rows - 1, ahead(kv, start, 1)),
-                part(start..end, self.rows - 1..self.rows, ahead(next_kv, next, 0)),
-            ],
-            (Order::TokensOuter, Some(distance)) => {
-                let last = end - distance.min(end - start);
-                [
-                    part(start..last, 0..self.rows, ahead(kv, start + distance, 0)),
-                    part(last..end, 0..self.rows, ahead(next_kv, next, 0)),
-                ]
-            }
+        let Some(distance) = self.ahead else {
+            return visit(part(start..end, 0..self.rows, None));
         };
-        parts.into_iter().filter(|part| !part.tokens.is_empty() && !part.rows.is_empty())
+        let ahead = |kv, token, row| Some(Ahead { kv, token, row });
+        // What is moved after this: the tile's values, or the next tile's keys.
+        let next = if kv == 0 { ahead(1, start, 0) } else { ahead(0, end, 0) };
+        match self.order {
+            Order::HeadsOuter => {
+                if self.rows > 1 {
+                    visit(part(start..end, 0..self.rows - 1, ahead(kv, start, 1)));
+                }
+                visit(part(start..end, self.rows - 1..self.rows, next));
+            }
+            Order::TokensOuter => {
+                let last = end - distance.min(end - start);
+                if start < last {
+                    visit(part(start..last, 0..self.rows, ahead(kv, start + distance, 0)));
+                }
+                visit(part(last..end, 0..self.rows, next));
+            }
+        }
     }
 }
 
@@ -267,9 +274,15 @@ mod tests {
         Shape { num_heads, head_dim, strides, head_bytes: 256, cache_head_bytes: 256, kind }
     }
 
+    fn parts(tiling: Tiling, len: usize) -> Vec<Part> {
+        let mut parts = Vec::new();
+        tiling.for_each_part(len, |part| parts.push(part));
+        parts
+    }
+
     fn tilings() -> impl Strategy<Value = Tiling> {
         let order = prop_oneof![Just(Order::TokensOuter), Just(Order::HeadsOuter)];
-        (1..9usize, order, 1..4usize, prop::option::of(0..12usize)).prop_map(|(tokens, order, rows, ahead)| Tiling {
+        (1..9usize, order, 1..4usize, prop::option::of(1..12usize)).prop_map(|(tokens, order, rows, ahead)| Tiling {
             tokens,
             order,
             rows,
@@ -282,8 +295,8 @@ mod tests {
         /// Every row of every token is moved once, tile by tile, the keys of a tile before its values.
         #[test]
         fn parts_cover_a_run(tiling in tilings(), len in 0..40usize) {
-            let mut moved: Vec<_> = tiling
-                .parts(len)
+            let mut moved: Vec<_> = parts(tiling, len)
+                .into_iter()
                 .flat_map(|part| {
                     let Part { kv, tokens, rows, .. } = part;
                     tokens.flat_map(move |t| rows.clone().map(move |row| (t / tiling.tokens, kv, t, row)))
@@ -305,7 +318,7 @@ mod tests {
             let order = Order::TokensOuter;
             let tiling = Tiling { tokens, order, rows: 2, one_row: false, ahead: Some(distance) };
             let (mut moved, mut prefetched) = (Vec::new(), Vec::new());
-            for part in tiling.parts(len) {
+            for part in parts(tiling, len) {
                 let ahead = part.ahead.unwrap();
                 for (i, t) in part.tokens.clone().enumerate() {
                     moved.push((part.kv, t));

@@ -25,6 +25,8 @@ pub(crate) struct Walk<'a> {
     pointers: Pointers,
     functions: RowFunctions,
     bits: ElementBits,
+    /// The elements of a head.
+    head: Row,
     cache: Layer,
     scale: Layer,
 }
@@ -64,6 +66,7 @@ impl<'a> Walk<'a> {
         Self {
             functions: instructions.row_functions((t1, t2, t3), quant.map_or(1, |quant| quant.group)),
             bits: ElementBits { value: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
+            head: Row::new(geometry.head_dim, quant.map_or(1, |quant| quant.group)),
             cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },
             scale: Layer { data: pointers.scale.wrapping_add(scale), strides: bytes.scale },
             indices: *problem.indices(),
@@ -130,14 +133,14 @@ impl<'a> Walk<'a> {
                     .pointers
                     .current
                     .map(|current| current.cast_mut().wrapping_add(token * self.value_bytes() / 2));
-                for part in tiling.parts(run.len) {
+                tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, 1);
                     block.prefetch =
                         writers.is_some().then_some(Prefetch { row: STORE_AHEAD_BYTES as isize, scale: 0 });
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, for which Problem vouches.
                     unsafe { mover.store(&block, writers) }
-                }
+                });
             }
         }
     }
@@ -165,14 +168,14 @@ impl<'a> Walk<'a> {
                 let at = (start + run.token) * self.output_bytes() / 2;
                 let values = self.pointers.outputs.map(|output| output.wrapping_add(at));
                 let next = runs.peek().map(|next| next.slot);
-                for part in tiling.parts(run.len) {
+                tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, num_repeat);
                     block.prefetch = self.prefetch(&part, run, next);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; its copies are the next
                     // num_repeat - 1 heads of the output.
                     unsafe { mover.load(&block, writers) }
-                }
+                });
             }
         }
     }
@@ -190,8 +193,9 @@ impl<'a> Walk<'a> {
 
     /// A part of a run, of which `values` are the first of `copies` copies.
     fn block(&self, tiling: Tiling, part: &Part, run: Run, values: [*mut u8; 2], copies: usize) -> Block {
-        let Geometry { num_heads, head_dim, t1, quant, .. } = self.geometry;
-        let row = Row::new(head_dim * num_heads / tiling.rows, quant.map_or(1, |quant| quant.group));
+        let Geometry { num_heads, t1, .. } = self.geometry;
+        let heads = if tiling.rows == 1 { num_heads } else { 1 };
+        let row = self.head.times(heads);
         let row_bytes = bytes(t1, row.len) * copies;
         let token_bytes = row_bytes * tiling.rows;
         let (tokens, rows) = (part.tokens.len(), part.rows.len());

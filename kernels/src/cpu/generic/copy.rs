@@ -23,13 +23,8 @@ impl RowFunction for CopyRows {
 
     #[inline(always)]
     unsafe fn run<S: Groups>(all: &Copies) {
-        for r in 0..all.rows {
-            // SAFETY: r < rows, so this is one of the caller's rows.
-            unsafe {
-                let (from, to) = (all.from.add(r * all.from_step), all.to.add(r * all.to_step));
-                copy::<S>(from, to, all.len, all.copies, all.prefetch.map(|ahead| from.wrapping_offset(ahead)));
-            }
-        }
+        // SAFETY: the same conditions; one copy, the common case, is known to the compiler.
+        unsafe { if all.copies == 1 { copy_rows::<S>(all, 1) } else { copy_rows::<S>(all, all.copies) } }
     }
 }
 
@@ -38,18 +33,24 @@ impl RowFunction for StreamRows {
 
     #[inline(always)]
     unsafe fn run<S: Groups>(all: &Copies) {
-        // SAFETY: the same conditions; the number of copies is one that the compiler knows, if it is a common one.
+        // SAFETY: the same conditions; one copy, the common case, is known to the compiler.
+        unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
+    }
+}
+
+#[inline(always)]
+unsafe fn copy_rows<S: Simd>(all: &Copies, copies: usize) {
+    for r in 0..all.rows {
+        // SAFETY: r < rows, so this is one of the caller's rows.
         unsafe {
-            match all.copies {
-                1 => stream::<S>(all, 1),
-                copies => stream::<S>(all, copies),
-            }
+            let (from, to) = (all.from.add(r * all.from_step), all.to.add(r * all.to_step));
+            copy::<S>(from, to, all.len, copies, all.prefetch.map(|ahead| from.wrapping_offset(ahead)));
         }
     }
 }
 
 #[inline(always)]
-unsafe fn stream<S: Simd>(all: &Copies, copies: usize) {
+unsafe fn stream_rows<S: Simd>(all: &Copies, copies: usize) {
     for r in 0..all.rows {
         // SAFETY: r < rows, so this is one of the caller's rows, and its copies are whole aligned lines.
         unsafe {

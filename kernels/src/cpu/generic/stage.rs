@@ -143,7 +143,7 @@ mod tests {
 
     /// Copies whole lines, and nothing else.
     unsafe fn stream(lines: &Copies) {
-        assert!(lines.to.addr() % LINE == 0 && lines.len.is_multiple_of(LINE) && lines.len > 0);
+        assert!(lines.to.addr().is_multiple_of(LINE) && lines.len.is_multiple_of(LINE) && lines.len > 0);
         // SAFETY: the writer's own conditions.
         unsafe { lines.to.copy_from_nonoverlapping(lines.from, lines.len) }
     }

@@ -4,6 +4,8 @@ use std::arch::x86_64::__cpuid;
 
 /// Whether it is AMD's.
 pub(crate) fn is_amd() -> bool {
-    let leaf = __cpuid(0);
+    // SAFETY: every x86-64 has the instruction and its leaf 0.
+    #[allow(unused_unsafe, reason = "safe since Rust 1.95 at the latest, not in every version supported")]
+    let leaf = unsafe { __cpuid(0) };
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
 }
