@@ -60,8 +60,8 @@ fn load(kernel: &dyn Kernel, bits: QuantBit, group: usize, t1: ElementType) -> V
         scale: scale.as_mut_ptr().cast(),
         outputs: [output, output.wrapping_add(bytes)],
     };
-    // SAFETY: the types are legal, the one sequence's slots are the cache's tokens, and the vectors have the shapes' lengths,
-    // the outputs one after the other in one of them, and live as long as the problem.
+    // SAFETY: the types are legal, the one sequence's slots are the cache's tokens, and the vectors have the shapes'
+    // lengths, the outputs one after the other in one of them, and live as long as the problem.
     let mut problem = unsafe { Problem::assume_checked(geometry, indices, pointers) };
     kernel.load(&mut problem, &Serial);
     outputs.iter().flat_map(|word| word.to_ne_bytes()).collect()

@@ -1,7 +1,7 @@
 //! Codes and scales of all float16 groups: every largest magnitude with every value up to it, on every instruction set.
 //!
-//! Kernels may compute quotients otherwise than by division; this proves that codes and scales are the reference kernel's
-//! all the same. A release build tests all pairs, a debug build every 61st of the largest magnitudes.
+//! Kernels may compute quotients otherwise than by division; this proves that codes and scales are the reference
+//! kernel's all the same. A release build tests all pairs, a debug build every 61st of the largest magnitudes.
 
 use half::f16;
 use kvcache_kernels::{

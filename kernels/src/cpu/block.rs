@@ -1,7 +1,7 @@
 //! What the row functions are given: rows of keys or of values, between a call's tensors and the cache.
 //!
-//! A [`Block`] is a tile of the cache, tokens by heads. It is moved as [`Rows`], which are converted or quantized, or as
-//! [`Copies`], which keep their bytes. All strides and offsets are in bytes.
+//! A [`Block`] is a tile of the cache, tokens by heads. It is moved as [`Rows`], which are converted or quantized, or
+//! as [`Copies`], which keep their bytes. All strides and offsets are in bytes.
 
 /// The elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +25,8 @@ impl Row {
         Self { len: rows * self.len, groups: rows * self.groups, ..self }
     }
 
-    /// Whether every register of up to 32 elements lies inside the row, and inside one group or over whole groups: what is
-    /// computed in registers can then be written with non-temporal stores.
+    /// Whether every register of up to 32 elements lies inside the row, and inside one group or over whole groups: what
+    /// is computed in registers can then be written with non-temporal stores.
     pub(crate) fn is_whole_registers(self) -> bool {
         self.len.is_multiple_of(32) && (self.group.is_multiple_of(32) || 32 % self.group == 0)
     }
@@ -67,7 +67,7 @@ pub(crate) struct Block {
     pub(crate) cache: Operand,
     /// T3: as `cache`; any address without quantization.
     pub(crate) scale: Operand,
-    /// From a row that is read to what is prefetched meanwhile, at any address.
+    /// From a row that is read to what is prefetched while it is read, at any address.
     pub(crate) prefetch: Option<Prefetch>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct Rows {
     pub(crate) scale: *mut u8,
     /// From the scales of one row to those of the next.
     pub(crate) scale_step: usize,
-    /// What is prefetched meanwhile.
+    /// What is prefetched while a row is read.
     pub(crate) prefetch: Option<Prefetch>,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Copies {
     pub(crate) rows: usize,
     /// The number of copies of each.
     pub(crate) copies: usize,
-    /// From a row to what is prefetched meanwhile.
+    /// From a row to what is prefetched while it is read.
     pub(crate) prefetch: Option<isize>,
 }
 

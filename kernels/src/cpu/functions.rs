@@ -5,7 +5,8 @@ use super::block::{Copies, Rows};
 /// Copies rows of bytes.
 ///
 /// # Safety
-/// The instruction set is supported. Every row is valid for reads, its copies are valid for writes, and these do not overlap.
+/// The instruction set is supported. Every row is valid for reads, its copies are valid for writes, and these do not
+/// overlap.
 pub(crate) type CopyFunction = unsafe fn(&Copies);
 
 /// Moves rows between values and the cache.

@@ -18,14 +18,15 @@ pub struct Cpu {
 const QUANTIZE_FACTOR: usize = 2;
 
 impl Cpu {
-    /// Bytes from which on what a phase writes goes past the caches, unless a caller says otherwise: bytes that a load writes,
-    /// and half of those that a store reads and writes, since what it reads drives out what it writes.
+    /// Bytes from which on what a phase writes is written by non-temporal stores, unless a caller says otherwise: bytes
+    /// that a load writes, and half of those that a store reads and writes, since what it reads drives out what it
+    /// writes.
     ///
     /// Less than that is likely to be read again, by attention, before it leaves the last-level cache.
     pub const STREAM_BYTES: usize = 32 << 20;
 
-    /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; half of them
-    /// where a store quantizes.
+    /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; half
+    /// of them where a store quantizes.
     ///
     /// Less than that takes 100 to 200 us, of which a second thread cannot save what it costs to wake it.
     pub const PARALLEL_BYTES: usize = 8 << 20;
@@ -39,7 +40,7 @@ impl Cpu {
         Self { instructions, stream_bytes: Self::STREAM_BYTES, parallel_bytes: Self::PARALLEL_BYTES }
     }
 
-    /// The kernel with another threshold for writing past the caches, in place of [`STREAM_BYTES`](Self::STREAM_BYTES).
+    /// The kernel with another threshold for non-temporal stores, in place of [`STREAM_BYTES`](Self::STREAM_BYTES).
     pub fn with_stream_bytes(self, stream_bytes: usize) -> Self {
         Self { stream_bytes, ..self }
     }

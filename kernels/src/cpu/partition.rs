@@ -11,8 +11,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Runs `work` over ranges of packed tokens that together are `0..tokens`, each token in one of them.
 ///
 /// Pieces are equal in tokens however ragged the batch is, and a thread takes the next when it is done with one.
-/// `token_bytes` is what a token makes `work` read and write; if it is nothing, there is no work. Less than `parallel_bytes`
-/// in all are one thread's work.
+/// `token_bytes` is what a token makes `work` read and write; if it is nothing, there is no work. Less than
+/// `parallel_bytes` in all are one thread's work.
 pub(crate) fn run(
     workers: &dyn Workers,
     tokens: usize,
@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    /// Workers that break their promise: they run one task twice and the others never.
+    /// Workers that do not keep to the contract: they run one task twice and the others never.
     struct Careless(usize);
 
     impl Workers for Careless {

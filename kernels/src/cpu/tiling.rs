@@ -26,12 +26,12 @@ pub(crate) struct Tiling {
     pub(crate) rows: usize,
     /// Whether all tokens of a tile are one row.
     pub(crate) one_row: bool,
-    /// Tokens between what is moved and what is prefetched, in [`Order::TokensOuter`]; none leaves it to the processor. In
-    /// [`Order::HeadsOuter`] the next head is prefetched.
+    /// Tokens between what is moved and what is prefetched, in [`Order::TokensOuter`]; none leaves it to the processor.
+    /// In [`Order::HeadsOuter`] the next head is prefetched.
     pub(crate) ahead: Option<usize>,
 }
 
-/// Rows that are moved together, at one distance from what is prefetched meanwhile. Tokens are counted in the run.
+/// Rows that are moved together, at one distance from what is prefetched with them. Tokens are counted in the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
     /// 0 for keys, 1 for values.
@@ -151,15 +151,19 @@ pub(crate) struct Tuning {
 /// Bytes of the cache in a head's part of a tile, where a load goes head by head: memory is read in long pieces.
 const HEAD_TILE_BYTES: usize = 4096;
 
-/// Bytes of T1 in a tile of a store: all heads go through it, one after the other, and it stays in the first-level cache.
+/// Bytes of T1 in a tile of a store: all heads go through it, one after the other, and it stays in the first-level
+/// cache.
 const STORE_TILE_BYTES: usize = 32 << 10;
 
 /// Bytes of T1 in a tile of a load by plain stores.
 const PLAIN_TILE_BYTES: usize = 32 << 10;
 
+/// Bytes of the outputs from which on a load by plain stores prefetches.
+const PREFETCH_BYTES: usize = 256 << 10;
+
 impl Tuning {
-    /// Intel's Sapphire Rapids (Xeon, family 6, model 143 and 207). Several streams are read at once, whatever the layout; short
-    /// rows, so that prefetches come in small portions.
+    /// Intel's Sapphire Rapids (Xeon, family 6, model 143 and 207). Several streams are read at once, whatever the
+    /// layout; short rows, so that prefetches come in small portions.
     pub(crate) const INTEL: Self = Self {
         near_copied: Distances { tile: 128 << 10, ahead: 16 << 10 },
         near_converted: Distances { tile: 128 << 10, ahead: 8 << 10 },
@@ -179,8 +183,15 @@ impl Tuning {
 }
 
 impl Shape {
-    /// The tiling of a load of heads that have `num_repeat` copies in the outputs, by plain stores.
-    pub(crate) fn plain_load(self, num_repeat: usize) -> Tiling {
+    /// The tiling of a load of heads that have `num_repeat` copies in the outputs, by plain stores, of so many bytes in
+    /// all.
+    pub(crate) fn plain_load(self, num_repeat: usize, output_bytes: usize) -> Tiling {
+        let tiling = self.plain_tiling(num_repeat);
+        // What is smaller was just stored, or will be loaded again soon: it is in a cache.
+        if output_bytes < PREFETCH_BYTES { Tiling { ahead: None, ..tiling } } else { tiling }
+    }
+
+    fn plain_tiling(self, num_repeat: usize) -> Tiling {
         if self.is_head_major() {
             return self.head_by_head();
         }
@@ -215,8 +226,8 @@ impl Shape {
     /// Token by token where a machine prefers head by head.
     const JOINED: Distances = Distances { tile: 32 << 10, ahead: 8 << 10 };
 
-    /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is whole
-    /// lines.
+    /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is
+    /// whole lines.
     pub(crate) fn store(self, stream: bool, whole_lines: bool) -> Tiling {
         let quantizes = self.kind == Kind::Quantized;
         let tokens = tokens_in(STORE_TILE_BYTES, self.token_bytes());
@@ -370,7 +381,7 @@ mod tests {
         for tuning in [Tuning::INTEL, Tuning::AMD] {
             assert_eq!(wide.streamed_load(1, true, tuning).tokens, 1);
         }
-        assert_eq!((wide.plain_load(1).tokens, wide.store(true, true).tokens), (1, 1));
+        assert_eq!((wide.plain_load(1, 1 << 30).tokens, wide.store(true, true).tokens), (1, 1));
         let empty = Shape { head_bytes: 0, ..wide };
         assert!(empty.streamed_load(1, true, Tuning::INTEL).tokens >= 1);
     }

@@ -31,8 +31,9 @@ pub(crate) struct Walk<'a> {
     scale: Layer,
 }
 
-// SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no two
-// tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others away.
+// SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no
+// two tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others
+// away.
 unsafe impl Sync for Walk<'_> {}
 
 /// A call's layer of `cache` or of `scale`.
@@ -153,7 +154,8 @@ impl<'a> Walk<'a> {
         let tiling = if stream {
             self.shape().streamed_load(num_repeat, whole_lines, dispatch::tuning())
         } else {
-            self.shape().plain_load(num_repeat)
+            let total = self.indices.kvstarts[self.geometry.batch] as usize;
+            self.shape().plain_load(num_repeat, total * self.output_bytes())
         };
         self.with_writers(stream, |walk, writers| walk.load_runs(tokens, tiling, writers));
     }
@@ -172,8 +174,8 @@ impl<'a> Walk<'a> {
                     let mut block = self.block(tiling, &part, run, values, num_repeat);
                     block.prefetch = self.prefetch(&part, run, next);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; its copies are the next
-                    // num_repeat - 1 heads of the output.
+                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; its copies are the
+                    // next num_repeat - 1 heads of the output.
                     unsafe { mover.load(&block, writers) }
                 });
             }

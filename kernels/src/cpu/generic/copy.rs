@@ -15,7 +15,8 @@ const BURST: usize = 4;
 /// Copies rows by plain stores.
 pub(crate) struct CopyRows;
 
-/// Copies rows by non-temporal stores: the copies are whole lines, at line-aligned addresses. Rows may be at any address.
+/// Copies rows by non-temporal stores: the copies are whole lines, at line-aligned addresses. Rows may be at any
+/// address.
 pub(crate) struct StreamRows;
 
 impl RowFunction for CopyRows {
@@ -66,7 +67,8 @@ unsafe fn stream_rows<S: Simd>(all: &Copies, copies: usize) {
 /// Writes copies of `len` bytes, one after the other, and prefetches as many bytes at `ahead`.
 #[inline(always)]
 unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize, ahead: Option<*const u8>) {
-    // SAFETY: every piece lies inside the row by its arm's bounds on len, and a copy begins where the one before it ends.
+    // SAFETY: every piece lies inside the row by its arm's bounds on len, and a copy begins where the one before it
+    // ends.
     unsafe {
         if len < LINE || (len >= LIBRARY_BYTES && copies == 1) {
             if let Some(ahead) = ahead {
@@ -112,7 +114,8 @@ unsafe fn ends<T>(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Writes the whole lines of copies of `len` bytes, one after the other. With `STREAM` every copy is whole, aligned lines.
+/// Writes the whole lines of copies of `len` bytes, one after the other. With `STREAM` every copy is whole, aligned
+/// lines.
 #[inline(always)]
 unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
     from: *const u8,

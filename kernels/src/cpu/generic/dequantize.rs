@@ -12,8 +12,8 @@ use super::outline::RowFunction;
 use super::prefetch::prefetch_bytes;
 use super::simd::MOST_LANES;
 
-/// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written to
-/// whole lines.
+/// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written
+/// to whole lines.
 pub(crate) struct LoadQuantized<Q, V, T, const GROUP: usize, const STREAM: bool>(PhantomData<(Q, V, T)>);
 
 impl<Q: GroupCodes, V: FloatLanes, T: FloatLanes, const GROUP: usize, const STREAM: bool> RowFunction
@@ -92,7 +92,8 @@ unsafe fn long_groups<
     let mut room = [MaybeUninit::<f32>::uninit(); GROUPS + MOST_LANES];
     for first in (0..groups).step_by(GROUPS) {
         let some = GROUPS.min(groups - first);
-        // SAFETY: first + some <= groups, so these groups lie inside the row; `room` has a register more than their scales.
+        // SAFETY: first + some <= groups, so these groups lie inside the row; `room` has a register more than their
+        // scales.
         unsafe {
             let scales = T::as_f32::<S>(scales.add(first), some, room.as_mut_ptr().cast());
             for g in 0..some {
@@ -121,8 +122,8 @@ unsafe fn short_groups<
     let (of_register, at_once) = (groups_in_register(S::LANES, GROUP), registers_per_scales(S::LANES, GROUP));
     let registers = len / S::LANES;
     let mut first = 0;
-    // SAFETY: first < registers, so these registers lie inside the row. What they leave over is less than a register, and is
-    // decoded with a register that ends with the row and begins with a group.
+    // SAFETY: first < registers, so these registers lie inside the row. What they leave over is less than a register,
+    // and is decoded with a register that ends with the row and begins with a group.
     unsafe {
         while first < registers {
             let some = (registers - first).min(at_once);

@@ -15,13 +15,22 @@ pub(crate) const LONG: usize = usize::MAX;
 /// The `GROUP` of functions for groups that are left to plain Rust: shorter than a register and no divisor of it.
 pub(crate) const ODD: usize = usize::MAX - 1;
 
+/// Values in a register of native float16 arithmetic.
+pub(crate) const NATIVE_LANES: usize = 32;
+
+/// Groups that are quantized together, at most.
+pub(crate) const MOST_GROUPS: usize = 256;
+
 /// An instruction set's operations on groups.
 ///
 /// # Safety
 /// As for [`Simd`].
 pub(crate) trait Groups: Simd {
-    /// Puts a register of maxima in the order of their groups: what as many registers as
-    /// [`registers_per_scales`] says became by [`max_pairs`](Simd::max_pairs), twice, and [`max_fours`](Simd::max_fours).
+    /// Whether the instruction set has native float16 arithmetic.
+    const NATIVE_F16: bool = false;
+
+    /// Puts a register of maxima in the order of their groups: what as many registers as [`registers_per_scales`] says
+    /// became by [`max_pairs`](Simd::max_pairs), twice, and [`max_fours`](Simd::max_fours).
     unsafe fn permute_maxima<const GROUP: usize>(maxima: Self::F32) -> Self::F32;
 
     /// Of register `k` of values, the scale of each lane, where `scales` are those of as many registers as
@@ -55,10 +64,11 @@ pub(crate) trait Groups: Simd {
         unsafe { decode_group::<Self, Int4, V, T, STREAM>(cache, values, s, len) }
     }
 
-    /// Dequantizes a row with float16 scales by native float16 arithmetic; false, with nothing done, where the instruction
-    /// set has none or the row does not suit it.
+    /// Dequantizes a row with float16 scales by native float16 arithmetic; false, with nothing done, where the
+    /// instruction set has none or the row does not suit it.
     ///
-    /// The bits are those of float32 arithmetic rounded to float16: codes are exact in float16, which leaves one rounding.
+    /// The bits are those of float32 arithmetic rounded to float16: codes are exact in float16, which leaves one
+    /// rounding.
     #[inline(always)]
     unsafe fn dequantize_native<Q: Codes, V: FloatLanes, const GROUP: usize, const STREAM: bool>(
         _cache: *const u8,
@@ -68,6 +78,22 @@ pub(crate) trait Groups: Simd {
         _group: usize,
     ) -> bool {
         false
+    }
+
+    /// Writes the codes of at most [`MOST_GROUPS`] groups with these scales, which are float16, by native float16
+    /// arithmetic, and prefetches as many values at `ahead`. The groups are [`NATIVE_LANES`] values or more: together,
+    /// and each of them if `GROUP` is [`LONG`]. At `scales` whole registers can be read.
+    ///
+    /// Called with [`NATIVE_F16`](Self::NATIVE_F16) alone.
+    unsafe fn encode_native<Q: Codes, const GROUP: usize>(
+        _values: *const f16,
+        _scales: *const f32,
+        _cache: *mut u8,
+        _group: usize,
+        _groups: usize,
+        _ahead: Option<*const f16>,
+    ) {
+        unreachable!("without native float16 arithmetic nothing is encoded by it");
     }
 }
 
@@ -122,7 +148,8 @@ pub(crate) unsafe fn decode_group<S: Simd, Q: CodeLanes, V: FloatLanes, T: Float
     s: S::F32,
     len: usize,
 ) {
-    // SAFETY: i < len, and i + 2 * LANES <= len in the first loop; last_inside keeps the last register inside the group.
+    // SAFETY: i < len, and i + 2 * LANES <= len in the first loop; last_inside keeps the last register inside the
+    // group.
     unsafe {
         let mut i = 0;
         while i + 2 * S::LANES <= len {
@@ -165,8 +192,9 @@ pub(crate) unsafe fn product<S: Simd, V: FloatLanes, T: FloatLanes>(code: S::F32
     }
 }
 
-/// The largest magnitudes of a register of groups, in order, by horizontal maxima of registers: of units of `unit` values,
-/// which are groups of a register or more, or registers of smaller groups. If there are only `count`, the others' are 0.
+/// The largest magnitudes of a register of groups, in order, by horizontal maxima of registers: of units of `unit`
+/// values, which are groups of a register or more, or registers of smaller groups. If there are only `count`, the
+/// others' are 0.
 ///
 /// # Safety
 /// As for [`Simd`], for `count` units.
@@ -217,8 +245,8 @@ pub(crate) trait GroupFloats: FloatLanes {
     /// What [`quotient`](Self::quotient) makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
     unsafe fn factors<S: Simd>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2];
 
-    /// `x / s` as the reference rounds it, with the factors of `s`, if the quotient is at most 128; any number below 1/4 where
-    /// it is below that, NaN where it is NaN.
+    /// `x / s` as the reference rounds it, with the factors of `s`, if the quotient is at most 128; any number below
+    /// 1/4 where it is below that, NaN where it is NaN.
     unsafe fn quotient<S: Simd>(x: S::F32, factors: [S::F32; 2]) -> S::F32;
 }
 
@@ -277,8 +305,8 @@ impl GroupFloats for f16 {
         unsafe { S::maxima_f16::<GROUP>(values, count, unit) }
     }
 
-    /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with the
-    /// rounded reciprocal, which is no further off than that, lies on the quotient's side of it.
+    /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with
+    /// the rounded reciprocal, which is no further off than that, lies on the quotient's side of it.
     /// `tests/every_float16_quotient.rs` goes through all pairs.
     #[inline(always)]
     unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32 {

@@ -35,8 +35,8 @@ pub(crate) const fn all_scale_lanes<const LANES: usize>(group: usize) -> [[i32; 
 }
 
 /// Where each group's maximum is after the horizontal maximum of [`registers_per_scales`] registers: reduced first by
-/// pairs of neighboring lanes, twice, and then by pairs of neighboring fours, each time two registers to one, in the order
-/// of `Simd::max_pairs` and `Simd::max_fours`.
+/// pairs of neighboring lanes, twice, and then by pairs of neighboring fours, each time two registers to one, in the
+/// order of `Simd::max_pairs` and `Simd::max_fours`.
 pub(crate) const fn maximum_lanes<const LANES: usize>(group: usize) -> [i32; LANES] {
     let mut lanes = [0; LANES];
     let mut lane = 0;

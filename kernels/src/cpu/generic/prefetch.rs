@@ -15,6 +15,14 @@ pub(crate) fn prefetch(line: *const u8) {
     let _ = line;
 }
 
+/// Prefetches the line at any address, readable or not, into the second-level cache.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn prefetch_l2(line: *const u8) {
+    // SAFETY: as for `prefetch`.
+    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast()) }
+}
+
 /// Prefetches `len` bytes at any address.
 #[inline(always)]
 pub(crate) fn prefetch_bytes(from: *const u8, len: usize) {

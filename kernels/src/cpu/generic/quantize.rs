@@ -1,7 +1,7 @@
 //! Quantizes rows over vector registers.
 //!
-//! Some groups at a time go through three loops: their largest magnitudes, their scales, their codes. What is done for one
-//! group depends on what came before, for a hundred cycles; what is done for its neighbors meanwhile does not.
+//! Some groups at a time go through three loops: their largest magnitudes, their scales, their codes. What is done for
+//! one group depends on what came before, for a hundred cycles; what is done for its neighbors meanwhile does not.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use kvcache_schema::SCALE_FLOOR;
 
 use super::super::block::{Row, Rows};
 use super::super::portable;
-use super::group::{GroupFloats, Groups, LONG, ODD};
+use super::group::{GroupFloats, Groups, LONG, MOST_GROUPS, NATIVE_LANES, ODD};
 use super::lane_tables::{groups_in_register, registers_per_scales};
 use super::lanes::CodeLanes;
 use super::outline::RowFunction;
@@ -18,7 +18,7 @@ use super::prefetch::prefetch_bytes;
 use super::simd::{MOST_LANES, Simd, last_inside};
 
 /// Groups that are quantized together.
-const GROUPS: usize = 256;
+const GROUPS: usize = MOST_GROUPS;
 
 /// Their values: no more than a small part of the first-level cache.
 const VALUES: usize = 4096;
@@ -65,18 +65,25 @@ unsafe fn quantize_row<S: Groups, Q: CodeLanes, V: GroupFloats, T: GroupFloats, 
     let (mut first, mut second): (Numbers, Numbers) =
         ([MaybeUninit::uninit(); GROUPS + MOST_LANES], [MaybeUninit::uninit(); GROUPS + MOST_LANES]);
     let (first, second) = (first.as_mut_ptr().cast::<f32>(), second.as_mut_ptr().cast::<f32>());
+    let native =
+        V::IS_F16 && S::NATIVE_F16 && at_once * group >= NATIVE_LANES && (GROUP != LONG || group >= NATIVE_LANES);
     for g in (0..groups).step_by(at_once) {
         // The last ones may be quantized twice.
         let g = g.min(groups - at_once);
         let at = g * group;
-        // SAFETY: g + at_once <= groups, so these groups lie inside the row, and are a register of values or more; `first` and
-        // `second` have room for a register more than their numbers.
+        // SAFETY: g + at_once <= groups, so these groups lie inside the row, and are a register of values or more;
+        // `first` and `second` have room for a register more than their numbers.
         unsafe {
             maxima::<S, V, GROUP>(values.add(at), first, group, at_once);
-            make_scales::<S, Q, V, T>(first, second, scales.add(g), at_once);
+            make_scales::<S, Q, V, T>(first, (!native).then_some(second), scales.add(g), at_once);
             let (values, cache, ahead) =
                 (values.add(at), cache.add(Q::bytes(at)), ahead.map(|ahead| ahead.wrapping_add(at)));
-            encode::<S, Q, V, GROUP>(values, [first, second], cache, group, at_once, ahead);
+            if native {
+                let ahead = ahead.map(|ahead| ahead.cast());
+                S::encode_native::<Q, GROUP>(values.cast(), first, cache, group, at_once, ahead);
+            } else {
+                encode::<S, Q, V, GROUP>(values, [first, second], cache, group, at_once, ahead);
+            }
         }
     }
 }
@@ -106,8 +113,8 @@ unsafe fn maxima<S: Groups, V: GroupFloats, const GROUP: usize>(
             S::write_f32::<false>(maxima.add(u * of_unit), of_units);
         }
         if all * unit < len {
-            // What is left is less than a register, so the last one begins inside the one before it. Its maxima are followed
-            // by those of no groups: whole registers of them will be read, from the beginning.
+            // What is left is less than a register, so the last one begins inside the one before it. Its maxima are
+            // followed by those of no groups: whole registers of them will be read, from the beginning.
             let at = len - unit;
             S::write_f32::<false>(maxima.add(groups), S::splat(0.0));
             S::write_f32::<false>(maxima.add(at / GROUP), V::maxima::<S, GROUP>(values.add(at), 1, unit));
@@ -115,12 +122,13 @@ unsafe fn maxima<S: Groups, V: GroupFloats, const GROUP: usize>(
     }
 }
 
-/// Writes the scales of groups with these largest magnitudes, and the factors of their quotients in two places, of which the
-/// first is that of the magnitudes.
+/// Writes the scales of groups with these largest magnitudes, and, in the place of the magnitudes, the first factors of
+/// their quotients, with the second ones in `second`. Without `second` the scales themselves take the magnitudes'
+/// place.
 #[inline(always)]
 unsafe fn make_scales<S: Simd, Q: CodeLanes, V: GroupFloats, T: GroupFloats>(
     maxima: *mut f32,
-    second: *mut f32,
+    second: Option<*mut f32>,
     scales: *mut T,
     groups: usize,
 ) {
@@ -130,6 +138,10 @@ unsafe fn make_scales<S: Simd, Q: CodeLanes, V: GroupFloats, T: GroupFloats>(
             let s = V::scale::<S, Q>(S::read_f32(maxima.add(g)));
             let s = S::at_least(s, V::round_to::<S>(S::splat(SCALE_FLOOR)));
             T::write_some::<S>(scales.add(g), s, S::LANES.min(groups - g));
+            let Some(second) = second else {
+                S::write_f32::<false>(maxima.add(g), s);
+                continue;
+            };
             let [a, b] = V::factors::<S>(s, S::div(S::splat(1.0), s));
             S::write_f32::<false>(maxima.add(g), a);
             S::write_f32::<false>(second.add(g), b);

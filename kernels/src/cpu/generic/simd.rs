@@ -5,7 +5,8 @@ use half::f16;
 /// Lanes of the widest register.
 pub(crate) const MOST_LANES: usize = 16;
 
-/// Where a register begins that should begin at `i < len` and end inside `len >= LANES`: it may overlap the one before it.
+/// Where a register begins that should begin at `i < len` and end inside `len >= LANES`: it may overlap the one before
+/// it.
 #[inline(always)]
 pub(crate) fn last_inside<S: Simd>(i: usize, len: usize) -> usize {
     i.min(len - S::LANES)
@@ -14,9 +15,9 @@ pub(crate) fn last_inside<S: Simd>(i: usize, len: usize) -> usize {
 /// An instruction set with registers of [`LANES`](Self::LANES) float32.
 ///
 /// # Safety
-/// Every function may be called only where the instruction set is enabled. Pointers need no alignment; they are valid for as
-/// many elements as the function's description says. What is written with `STREAM`, by a non-temporal store, goes to an
-/// address that is a multiple of its bytes.
+/// Every function may be called only where the instruction set is enabled. Pointers need no alignment; they are valid
+/// for as many elements as the function's description says. What is written with `STREAM`, by a non-temporal store,
+/// goes to an address that is a multiple of its bytes.
 pub(crate) trait Simd {
     /// Float32 values in a register: 8 or 16.
     const LANES: usize;

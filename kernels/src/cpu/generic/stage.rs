@@ -1,8 +1,8 @@
 //! Small memory that rows pass through on their way to non-temporal stores.
 //!
-//! Non-temporal stores write whole, aligned lines, or else take several times as long. Rows rarely are such: ONNX Runtime's
-//! own outputs begin with a line, numpy's large arrays 16 bytes past one, and a head of 40 elements is no whole line anywhere.
-//! A [`LineWriter`] joins rows that follow each other in memory to the lines that they share.
+//! Non-temporal stores write whole, aligned lines, or else take several times as long. Rows rarely are such: ONNX
+//! Runtime's own outputs begin with a line, numpy's large arrays 16 bytes past one, and a head of 40 elements is no
+//! whole line anywhere. A [`LineWriter`] joins rows that follow each other in memory to the lines that they share.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -13,7 +13,8 @@ use super::prefetch::LINE;
 /// Bytes of a stage: a small part of the first-level cache.
 pub(crate) const STAGE_BYTES: usize = 8 << 10;
 
-/// [`STAGE_BYTES`] and a line on the stack, aligned to lines. It is used where it is declared: to move it would copy it.
+/// [`STAGE_BYTES`] and a line on the stack, aligned to lines. It is used where it is declared: to move it would copy
+/// it.
 #[repr(align(64))]
 pub(crate) struct Stage([MaybeUninit<u8>; STAGE_BYTES + LINE]);
 
@@ -49,8 +50,8 @@ impl<'s> LineWriter<'s> {
         Self { stage, to: ptr::null_mut(), held: 0 }
     }
 
-    /// Room in the stage, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the next call, which
-    /// is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is written.
+    /// Room in the stage, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the next call,
+    /// which is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is written.
     ///
     /// # Safety
     /// As for [`finish`](Self::finish).
@@ -72,8 +73,8 @@ impl<'s> LineWriter<'s> {
         let start = LINE - self.held;
         let (mut from, mut left) = (self.stage.as_mut_ptr().wrapping_add(start), self.held + len);
         let mut to = self.to.wrapping_sub(self.held);
-        // SAFETY: `left` bytes at `from` are filled, and go to addresses that the caller vouches for. What is left of the last
-        // line is less than a line, and moves to the end of the stage's first line.
+        // SAFETY: `left` bytes at `from` are filled, and go to addresses that the caller vouches for. What is left of
+        // the last line is less than a line, and moves to the end of the stage's first line.
         unsafe {
             // Only if nothing was held back: else it is the beginning of a line.
             let head = to.align_offset(LINE).min(left);
@@ -89,8 +90,8 @@ impl<'s> LineWriter<'s> {
         self.to = self.to.wrapping_add(len);
     }
 
-    /// Copies `len` bytes to `to`, those that are whole lines there without the stage; while it reads, it prefetches at the
-    /// distance `prefetch`.
+    /// Copies `len` bytes to `to`, those that are whole lines there without the stage; while it reads, it prefetches at
+    /// the distance `prefetch`.
     ///
     /// # Safety
     /// As for [`reserve`](Self::reserve) and [`commit`](Self::commit); `len` bytes at `from` can be read.
@@ -105,8 +106,8 @@ impl<'s> LineWriter<'s> {
         let head = to.align_offset(LINE).min(len);
         let whole = (len - head) / LINE * LINE;
         let tail = len - head - whole;
-        // SAFETY: head + whole + tail = len. Once the head is committed nothing is held back, if anything follows it, since it
-        // ends with a line; so the tail begins a line anew.
+        // SAFETY: head + whole + tail = len. Once the head is committed nothing is held back, if anything follows it,
+        // since it ends with a line; so the tail begins a line anew.
         unsafe {
             if head > 0 {
                 self.reserve(to, head).copy_from_nonoverlapping(from, head);

@@ -68,7 +68,8 @@ unsafe fn outlined_native_f16<F: RowFunction>(rows: &F::Rows) {
     unsafe { F::run::<Avx512<true>>(rows) }
 }
 
-/// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no others.
+/// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no
+/// others.
 #[inline(always)]
 unsafe fn nibbles(bytes: __m128i) -> __m512i {
     // SAFETY: the instructions are enabled (see Simd).
@@ -254,7 +255,8 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     #[inline(always)]
     unsafe fn write_two_i4(to: *mut u8, codes: [__m512i; 2]) {
         unsafe {
-            // As in `write_i4`, with half as many bits in a code: each pair's first half and second half, and then its byte.
+            // As in `write_i4`, with half as many bits in a code: each pair's first half and second half, and then its
+            // byte.
             let halves = _mm512_permutex2var_epi16(codes[0], _mm512_loadu_si512(LOW_HALVES.as_ptr().cast()), codes[1]);
             let seconds = _mm512_srli_epi32::<12>(halves);
             let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), halves, seconds);
@@ -291,6 +293,8 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl<const NATIVE_F16: bool> Groups for Avx512<NATIVE_F16> {
+    const NATIVE_F16: bool = NATIVE_F16;
+
     #[inline(always)]
     unsafe fn permute_maxima<const GROUP: usize>(maxima: __m512) -> __m512 {
         unsafe {
@@ -379,5 +383,17 @@ impl<const NATIVE_F16: bool> Groups for Avx512<NATIVE_F16> {
         group: usize,
     ) -> bool {
         NATIVE_F16 && unsafe { native_f16::dequantize::<Q, V, GROUP, STREAM>(cache, scales, values, len, group) }
+    }
+
+    #[inline(always)]
+    unsafe fn encode_native<Q: Codes, const GROUP: usize>(
+        values: *const f16,
+        scales: *const f32,
+        cache: *mut u8,
+        group: usize,
+        groups: usize,
+        ahead: Option<*const f16>,
+    ) {
+        unsafe { native_f16::encode::<Q, GROUP>(values, scales, cache, group, groups, ahead) }
     }
 }

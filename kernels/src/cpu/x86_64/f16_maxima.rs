@@ -7,10 +7,10 @@ use half::f16;
 /// As [`maxima_in_registers`](super::super::generic::group::maxima_in_registers), for groups of 8 or of 16 and more.
 ///
 /// # Safety
-/// The instructions of `avx512.rs` are enabled; else as for that.
+/// AVX-512 F, BW and VL are enabled; `count` units of `unit` values can be read.
 #[inline(always)]
 pub(crate) unsafe fn maxima<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: the same conditions.
     unsafe {
         let halves = maxima_of_bits::<GROUP, false>(values, count, unit);
         if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
@@ -71,15 +71,15 @@ unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
     }
 }
 
-/// As [`maxima`], on the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is that of the
-/// values. Right for groups with NaN only if `NAN`.
+/// As [`maxima`], on the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
+/// that of the values. Right for groups with NaN only if `NAN`.
 #[inline(always)]
 unsafe fn maxima_of_bits<const GROUP: usize, const NAN: bool>(
     values: *const f16,
     count: usize,
     unit: usize,
 ) -> __m256i {
-    // SAFETY: the caller's promise; every register lies inside its unit, or in two of them.
+    // SAFETY: k < count, and every register lies inside its unit (i < unit), or in two of them.
     unsafe {
         let mut registers = [_mm512_setzero_si512(); 16];
         let mut left = if GROUP < 16 { 4 } else { 16 };

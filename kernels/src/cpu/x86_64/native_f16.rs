@@ -1,16 +1,18 @@
-//! Dequantization by native float16 arithmetic (AVX512-FP16): 32 values in a register.
+//! Quantization and dequantization by native float16 arithmetic (AVX512-FP16): 32 values in a register.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use half::f16;
 use kvcache_schema::QuantBit;
 
 use super::super::elements::Codes;
-use super::super::generic::group::LONG;
+use super::super::generic::group::{LONG, MOST_GROUPS, NATIVE_LANES};
 use super::super::generic::lanes::FloatLanes;
+use super::super::generic::prefetch::prefetch_l2;
 
 /// Values in a register.
-const LANES: usize = 32;
+const LANES: usize = NATIVE_LANES;
 
 /// The signed values of four bits, twice, as float16.
 const VALUE_OF_NIBBLE: [u16; LANES] = {
@@ -42,8 +44,8 @@ const fn group_of_lane(group: usize) -> [u16; LANES] {
 /// As [`Groups::dequantize_native`](super::super::generic::group::Groups::dequantize_native).
 ///
 /// # Safety
-/// AVX-512 F, BW, VL and FP16 are enabled; `len` codes and the scales of their groups can be read, and as many values be
-/// written, to whole lines with `STREAM`.
+/// AVX-512 F, BW, VL and FP16 are enabled; `len` codes and the scales of their groups can be read, and as many values
+/// be written, to whole lines with `STREAM`.
 #[inline(always)]
 pub(crate) unsafe fn dequantize<Q: Codes, V: FloatLanes, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
@@ -61,7 +63,8 @@ pub(crate) unsafe fn dequantize<Q: Codes, V: FloatLanes, const GROUP: usize, con
             }
             let mut i = 0;
             while i < len {
-                // The last register may overlap the one before it; it begins with a group, as 32 and len are whole groups.
+                // The last register may overlap the one before it; it begins with a group, as 32 and len are whole
+                // groups.
                 let at = i.min(len - LANES);
                 let s = broadcast::<GROUP>(scales.add(at / GROUP));
                 write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
@@ -145,3 +148,112 @@ unsafe fn write<V: FloatLanes, const STREAM: bool>(to: *mut V, x: __m512h) {
         }
     }
 }
+
+/// How much further ahead values are prefetched than `ahead`: into the second-level cache, since the lines that the
+/// first level can wait for at once are too few for this arithmetic (Sapphire and Emerald Rapids).
+const L2_AHEAD_BYTES: usize = 32 << 10;
+
+/// What quotients by the scales of some groups are made of, in whole registers.
+type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
+
+/// As [`Groups::encode_native`](super::super::generic::group::Groups::encode_native).
+///
+/// A quotient is `x * r` for the rounded reciprocal `r`, corrected by its remainder (Markstein's theorem). Values and
+/// scale are brought to scales near 1 first, by a power of two: the remainder is then exact wherever the quotient is
+/// 1/4 or more, and below that every code is 0. `tests/every_float16_quotient.rs` goes through all pairs.
+///
+/// # Safety
+/// AVX-512 F, BW, VL and FP16 are enabled; the values and whole registers of scales can be read, and the codes be
+/// written.
+#[inline(always)]
+pub(crate) unsafe fn encode<Q: Codes, const GROUP: usize>(
+    values: *const f16,
+    scales: *const f32,
+    cache: *mut u8,
+    group: usize,
+    groups: usize,
+    ahead: Option<*const f16>,
+) {
+    let group = if GROUP == LONG { group } else { GROUP };
+    let mut factors: [Factors; 3] = [[MaybeUninit::uninit(); MOST_GROUPS + LANES]; 3];
+    let factors = factors.each_mut().map(|factors| factors.as_mut_ptr().cast::<f16>());
+    // SAFETY: g < groups <= MOST_GROUPS, and each array has a register more; i < len and at <= len - 32 in the second
+    // loop; i < group and at <= group - 32 in the third.
+    unsafe {
+        for g in (0..groups).step_by(16) {
+            make_factors(_mm512_loadu_ps(scales.add(g)), factors.map(|factors| factors.add(g)));
+        }
+        if GROUP < LANES {
+            let len = group * groups;
+            let mut i = 0;
+            while i < len {
+                let at = i.min(len - LANES);
+                let factors = factors.map(|factors| broadcast::<GROUP>(factors.add(at / GROUP)));
+                encode_register::<Q>(values, factors, cache, at, ahead);
+                i += LANES;
+            }
+            return;
+        }
+        for g in 0..groups {
+            let splat = |factors: *mut f16| _mm512_castsi512_ph(_mm512_set1_epi16(factors.add(g).cast::<i16>().read()));
+            let factors = [splat(factors[0]), splat(factors[1]), splat(factors[2])];
+            let mut i = 0;
+            while i < group {
+                encode_register::<Q>(values, factors, cache, g * group + i.min(group - LANES), ahead);
+                i += LANES;
+            }
+        }
+    }
+}
+
+/// Writes, for 16 scales, a power of two that brings them near 1, the scales times that, and the reciprocals of these.
+#[inline(always)]
+unsafe fn make_factors(s: __m512, to: [*mut f16; 3]) {
+    // SAFETY: the instructions are enabled, and the caller has room for 16 factors of each kind.
+    unsafe {
+        // The power is a float16 too: the smallest scale, 168 * 2^-24, stays below 1.
+        let exponent = _mm512_max_ps(_mm512_getexp_ps(s), _mm512_set1_ps(-15.0));
+        let power = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(_mm512_setzero_ps(), exponent));
+        let near = _mm512_mul_ps(s, power);
+        let reciprocal = _mm512_div_ps(_mm512_set1_ps(1.0), near);
+        for (to, x) in to.into_iter().zip([power, near, reciprocal]) {
+            let x = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            _mm256_storeu_si256(to.cast(), x);
+        }
+    }
+}
+
+/// Writes the codes of a register of values, from value `at` on, and prefetches as many at `ahead`.
+#[inline(always)]
+unsafe fn encode_register<Q: Codes>(
+    values: *const f16,
+    [power, s, reciprocal]: [__m512h; 3],
+    cache: *mut u8,
+    at: usize,
+    ahead: Option<*const f16>,
+) {
+    // SAFETY: the instructions are enabled, and the caller vouches for 32 values, and for their codes, from `at` on.
+    unsafe {
+        if let Some(ahead) = ahead {
+            prefetch_l2(ahead.wrapping_add(at).cast::<u8>().wrapping_add(L2_AHEAD_BYTES));
+        }
+        let x = _mm512_mul_ph(_mm512_castsi512_ph(_mm512_loadu_si512(values.add(at).cast())), power);
+        let quotient = _mm512_mul_ph(x, reciprocal);
+        let remainder = _mm512_fnmadd_ph(quotient, s, x);
+        let codes = _mm512_cvtph_epi16(_mm512_fmadd_ph(remainder, reciprocal, quotient));
+        let cache = cache.add(Q::bytes(at));
+        match Q::BITS {
+            // NaN is the smallest int16, whose low byte is 0.
+            QuantBit::Eight => _mm256_storeu_si256(cache.cast(), _mm512_cvtepi16_epi8(codes)),
+            QuantBit::Four => {
+                // Of each pair of lanes the low four bits of the first and those of the second, in the low byte.
+                let seconds = _mm512_srli_epi32::<12>(codes);
+                let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), codes, seconds);
+                _mm_storeu_si128(cache.cast(), _mm512_cvtepi32_epi8(pairs));
+            }
+        }
+    }
+}
+
+/// The truth table of "if a then b else c".
+const CHOOSE: i32 = 0xca;
