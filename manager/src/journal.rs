@@ -1,0 +1,161 @@
+//! The journal of an open step: what undoes it, in reverse order.
+
+use crate::pages::Source;
+use crate::sequence::{Before, SeqId};
+use crate::state::State;
+
+/// How to undo one change.
+#[derive(Debug, Clone)]
+enum Undo {
+    /// A sequence was marked as one of the step's.
+    Mark(SeqId),
+    /// Rows were appended.
+    Append(SeqId, Before),
+    /// An entry of a table was replaced; the page was there.
+    Replace(SeqId, usize, u32),
+    /// A free page was taken.
+    Take(u32, Source),
+    /// A cached page was evicted and taken; it had the key, and the last tokens that are saved.
+    Evict(u32, u128),
+    /// A table entry more.
+    Share(u32),
+    /// A table entry less.
+    Unshare(u32),
+    /// A cached page became live.
+    Revive(u32),
+    /// A page was sealed.
+    Seal(u32),
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Journal {
+    undo: Vec<Undo>,
+    /// Tokens of evicted pages.
+    tokens: Vec<u32>,
+    taken: usize,
+}
+
+impl Journal {
+    /// How many pages the step has taken.
+    pub(crate) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Marks a sequence as that of an append.
+    pub(crate) fn mark(&mut self, state: &mut State, seq: SeqId, append: usize) {
+        state.sequences[seq].append = Some(append);
+        self.undo.push(Undo::Mark(seq));
+    }
+
+    /// Notes a sequence's state, before rows are appended to it.
+    pub(crate) fn note(&mut self, state: &State, seq: SeqId) {
+        self.undo.push(Undo::Append(seq, state.sequences[seq].before()));
+    }
+
+    /// Takes a free page, or else the least recently used one of the cached pages, for one table entry.
+    pub(crate) fn take(&mut self, state: &mut State) -> Option<u32> {
+        let page = match state.pages.take() {
+            Some((page, source)) => {
+                self.undo.push(Undo::Take(page, source));
+                page
+            }
+            None => {
+                let page = state.cached.first()?;
+                state.cached.remove(page);
+                self.tokens.extend_from_slice(state.prefix.tokens(page));
+                self.undo.push(Undo::Evict(page, state.prefix.unseal(page)));
+                page
+            }
+        };
+        self.taken += 1;
+        self.share(state, page);
+        Some(page)
+    }
+
+    /// One more table entry for a page that is not cached.
+    fn share(&mut self, state: &mut State, page: u32) {
+        state.pages.share(page);
+        self.undo.push(Undo::Share(page));
+    }
+
+    /// One more table entry for a sealed page.
+    pub(crate) fn map(&mut self, state: &mut State, page: u32) {
+        if state.pages.refcount(page) == 0 {
+            state.cached.remove(page);
+            self.undo.push(Undo::Revive(page));
+        }
+        self.share(state, page);
+    }
+
+    /// One table entry less for a page that has others.
+    pub(crate) fn unshare(&mut self, state: &mut State, page: u32) {
+        state.pages.unshare(page);
+        self.undo.push(Undo::Unshare(page));
+    }
+
+    /// Puts another page into a sequence's table.
+    pub(crate) fn replace(&mut self, state: &mut State, seq: SeqId, index: usize, page: u32) {
+        let before = std::mem::replace(&mut state.sequences[seq].table[index], page);
+        self.undo.push(Undo::Replace(seq, index, before));
+    }
+
+    /// Seals a page, unless another has its key.
+    pub(crate) fn seal(&mut self, state: &mut State, page: u32, key: u128) {
+        if state.prefix.seal(page, key) {
+            self.undo.push(Undo::Seal(page));
+        }
+    }
+
+    /// Ends the step: its changes stay.
+    pub(crate) fn commit(&mut self, state: &mut State) {
+        for undo in self.undo.drain(..) {
+            if let Undo::Mark(seq) = undo {
+                state.sequences[seq].append = None;
+            }
+        }
+        self.tokens.clear();
+        self.taken = 0;
+    }
+
+    /// Ends the step: its changes are undone. Evicted pages that may have been `written` are free, the others are
+    /// cached again.
+    pub(crate) fn rollback(&mut self, state: &mut State, mut written: impl FnMut(u32) -> bool) {
+        let mut spoiled = Vec::new();
+        while let Some(undo) = self.undo.pop() {
+            match undo {
+                Undo::Mark(seq) => state.sequences[seq].append = None,
+                Undo::Append(seq, before) => state.sequences[seq].restore(before),
+                Undo::Replace(seq, index, page) => state.sequences[seq].table[index] = page,
+                Undo::Take(page, source) => state.pages.untake(page, source),
+                Undo::Evict(page, key) => {
+                    let tokens = state.prefix.tokens_mut(page);
+                    let saved = self.tokens.len() - tokens.len();
+                    tokens.copy_from_slice(&self.tokens[saved..]);
+                    self.tokens.truncate(saved);
+                    let sealed = state.prefix.seal(page, key);
+                    debug_assert!(sealed, "the step's own pages are unsealed by now");
+                    state.cached.restore(page);
+                    if written(page) {
+                        spoiled.push(page);
+                    }
+                }
+                Undo::Share(page) => {
+                    state.pages.unshare(page);
+                }
+                Undo::Unshare(page) => {
+                    state.pages.share(page);
+                }
+                Undo::Revive(page) => state.cached.restore(page),
+                Undo::Seal(page) => {
+                    state.prefix.unseal(page);
+                }
+            }
+        }
+        self.taken = 0;
+        for page in spoiled {
+            state.cached.remove(page);
+            state.prefix.unseal(page);
+            state.pages.free(page);
+        }
+    }
+}

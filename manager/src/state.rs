@@ -1,0 +1,82 @@
+//! All that operations change: sequences, pages, prefix index and the list of cached pages.
+
+use slotmap::SlotMap;
+
+use crate::error::Error;
+use crate::lru::Lru;
+use crate::pages::Pages;
+use crate::prefix::Prefix;
+use crate::sequence::{SeqId, Sequence};
+
+/// A page is *free*, *live* (table entries name it) or *cached* (sealed, and no table entry names it).
+#[derive(Debug, Clone)]
+pub(crate) struct State {
+    pub(crate) sequences: SlotMap<SeqId, Sequence>,
+    pub(crate) pages: Pages,
+    pub(crate) prefix: Prefix,
+    pub(crate) cached: Lru,
+}
+
+impl State {
+    pub(crate) fn new(num_pages: usize, page_size: usize) -> Self {
+        Self {
+            sequences: SlotMap::with_key(),
+            pages: Pages::new(num_pages),
+            prefix: Prefix::new(num_pages, page_size),
+            cached: Lru::new(num_pages),
+        }
+    }
+
+    pub(crate) fn sequence(&self, seq: SeqId) -> Result<&Sequence, Error> {
+        self.sequences.get(seq).ok_or(Error::UnknownSeq { seq })
+    }
+
+    /// A new sequence with the rows of another.
+    pub(crate) fn fork(&mut self, seq: SeqId) -> Result<SeqId, Error> {
+        let fork = self.sequence(seq)?.clone();
+        for &page in &fork.table {
+            self.pages.share(page);
+        }
+        Ok(self.sequences.insert(fork))
+    }
+
+    /// Removes a sequence, and frees or caches the pages that no other one has. The last page goes first, so that it
+    /// is evicted before those that it is of no use without.
+    pub(crate) fn free(&mut self, seq: SeqId) -> Result<(), Error> {
+        let sequence = self.sequences.remove(seq).ok_or(Error::UnknownSeq { seq })?;
+        for &page in sequence.table.iter().rev() {
+            if self.pages.unshare(page) > 0 {
+                continue;
+            }
+            match self.prefix.key(page) {
+                Some(_) => self.cached.push(page),
+                None => self.pages.free(page),
+            }
+        }
+        Ok(())
+    }
+
+    /// The known tokens of a sequence, page by page; the last ones may be fewer than a page.
+    pub(crate) fn tokens<'a>(&'a self, sequence: &'a Sequence, page_size: usize) -> impl Iterator<Item = &'a [u32]> {
+        let tokens = move |(i, &page): (usize, &u32)| {
+            let known = sequence.known.saturating_sub(i * page_size).min(page_size);
+            &self.prefix.tokens(page)[..known]
+        };
+        sequence.table.iter().enumerate().map(tokens)
+    }
+}
+
+/// Equal in all that later operations depend on.
+impl PartialEq for State {
+    fn eq(&self, other: &Self) -> bool {
+        let page_size = |state: &Self| state.prefix.tokens(0).len();
+        let tokens = |state: &Self, sequence: &Sequence| {
+            state.tokens(sequence, page_size(state)).flatten().copied().collect::<Vec<_>>()
+        };
+        self.pages == other.pages
+            && self.prefix == other.prefix
+            && self.cached.iter().eq(other.cached.iter())
+            && self.sequences.iter().eq(other.sequences.iter())
+            && self.sequences.values().zip(other.sequences.values()).all(|(a, b)| tokens(self, a) == tokens(other, b))
+    }
+}
