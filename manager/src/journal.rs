@@ -25,6 +25,8 @@ enum Undo {
     Revive(u32),
     /// A page was sealed.
     Seal(u32),
+    /// A live page that will be written was unsealed; it had the key, and the last tokens that are saved.
+    Unseal(u32, u128),
 }
 
 #[derive(Debug, Clone, Default)]
@@ -62,14 +64,38 @@ impl Journal {
             None => {
                 let page = state.cached.first()?;
                 state.cached.remove(page);
-                self.tokens.extend_from_slice(state.prefix.tokens(page));
-                self.undo.push(Undo::Evict(page, state.prefix.unseal(page)));
+                let key = self.take_from_index(state, page);
+                self.undo.push(Undo::Evict(page, key));
                 page
             }
         };
         self.taken += 1;
         self.share(state, page);
         Some(page)
+    }
+
+    /// Unseals a page and saves its tokens; gives its key.
+    fn take_from_index(&mut self, state: &mut State, page: u32) -> u128 {
+        self.tokens.extend_from_slice(state.prefix.tokens(page));
+        state.prefix.unseal(page)
+    }
+
+    /// Undoes the latest [`take_from_index`](Self::take_from_index) that is not undone.
+    fn put_into_index(&mut self, state: &mut State, page: u32, key: u128) {
+        let tokens = state.prefix.tokens_mut(page);
+        let saved = self.tokens.len() - tokens.len();
+        tokens.copy_from_slice(&self.tokens[saved..]);
+        self.tokens.truncate(saved);
+        let sealed = state.prefix.seal(page, key);
+        debug_assert!(sealed, "the step's own pages are unsealed by now");
+    }
+
+    /// Unseals a page that its only owner will write, if it is sealed.
+    pub(crate) fn unseal(&mut self, state: &mut State, page: u32) {
+        if state.prefix.key(page).is_some() {
+            let key = self.take_from_index(state, page);
+            self.undo.push(Undo::Unseal(page, key));
+        }
     }
 
     /// One more table entry for a page that is not cached.
@@ -117,8 +143,8 @@ impl Journal {
         self.taken = 0;
     }
 
-    /// Ends the step: its changes are undone. Evicted pages that may have been `written` are free, the others are
-    /// cached again.
+    /// Ends the step: its changes are undone. Sealed pages that may have been `written` leave the index, the
+    /// others are in it again.
     pub(crate) fn rollback(&mut self, state: &mut State, mut written: impl FnMut(u32) -> bool) {
         let mut spoiled = Vec::new();
         while let Some(undo) = self.undo.pop() {
@@ -128,12 +154,7 @@ impl Journal {
                 Undo::Replace(seq, index, page) => state.sequences[seq].table[index] = page,
                 Undo::Take(page, source) => state.pages.untake(page, source),
                 Undo::Evict(page, key) => {
-                    let tokens = state.prefix.tokens_mut(page);
-                    let saved = self.tokens.len() - tokens.len();
-                    tokens.copy_from_slice(&self.tokens[saved..]);
-                    self.tokens.truncate(saved);
-                    let sealed = state.prefix.seal(page, key);
-                    debug_assert!(sealed, "the step's own pages are unsealed by now");
+                    self.put_into_index(state, page, key);
                     state.cached.restore(page);
                     if written(page) {
                         spoiled.push(page);
@@ -146,6 +167,12 @@ impl Journal {
                     state.pages.share(page);
                 }
                 Undo::Revive(page) => state.cached.restore(page),
+                Undo::Unseal(page, key) => {
+                    self.put_into_index(state, page, key);
+                    if written(page) {
+                        spoiled.push(page);
+                    }
+                }
                 Undo::Seal(page) => {
                     state.prefix.unseal(page);
                 }
@@ -153,9 +180,11 @@ impl Journal {
         }
         self.taken = 0;
         for page in spoiled {
-            state.cached.remove(page);
             state.prefix.unseal(page);
-            state.pages.free(page);
+            if state.pages.refcount(page) == 0 {
+                state.cached.remove(page);
+                state.pages.free(page);
+            }
         }
     }
 }

@@ -93,6 +93,18 @@ impl Manager {
         self.state.free(seq)
     }
 
+    /// Removes the rows of a sequence from position `p0` on: the tokens of a draft that were rejected, say. Gives how
+    /// many they were. No bytes move; pages that no other sequence has are free or cached, as by [`free`](Self::free).
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
+    pub fn truncate(&mut self, seq: SeqId, p0: i64) -> Result<usize, Error> {
+        self.check_closed()?;
+        let removed = self.state.truncate(seq, p0, self.spec.page_size())?;
+        self.tensors.forget(seq);
+        Ok(removed)
+    }
+
     /// The rows of a sequence.
     ///
     /// # Errors

@@ -34,6 +34,9 @@ pub(crate) struct Plan {
     pub(crate) entries: Vec<Entry>,
     /// Copies to make before the step writes.
     pub(crate) copies: Vec<RowCopy>,
+    /// Who writes into pages that several sequences have: the page, the rows that the writer has in it, and the append.
+    /// Sorted.
+    writers: Vec<(u32, usize, usize)>,
     /// Pages that were needed when none was left.
     missing: usize,
 }
@@ -56,6 +59,7 @@ impl Planner<'_> {
             append.check(i, self.spec, self.state)?;
             self.journal.mark(self.state, append.seq, i);
         }
+        self.find_writers(appends);
         for (i, append) in appends.iter().enumerate() {
             let entry = self.place(i, append);
             self.plan.entries.push(entry);
@@ -77,7 +81,7 @@ impl Planner<'_> {
         let known = append.known().filter(|_| sequence.known == before && position == before as i64);
         let cached = if before == 0 { known.map_or(0, |tokens| self.map_prefix(seq, tokens)) } else { 0 };
 
-        let replaced = self.own_last_page(seq);
+        let replaced = self.own_last_page(seq, i);
         let kvlen = before + append.len();
         self.grow(seq, kvlen);
         self.state.sequences[seq].push_rows(append.len(), position);
@@ -120,18 +124,49 @@ impl Planner<'_> {
         cached
     }
 
+    /// Notes who writes into pages that several sequences have.
+    fn find_writers(&mut self, appends: &[Append<'_>]) {
+        let page_size = self.spec.page_size();
+        self.plan.writers.clear();
+        for (i, append) in appends.iter().enumerate() {
+            let sequence = &self.state.sequences[append.seq];
+            let rows = sequence.len % page_size;
+            if rows > 0 {
+                let page = sequence.table[sequence.len / page_size];
+                if self.state.pages.refcount(page) > 1 {
+                    self.plan.writers.push((page, rows, i));
+                }
+            }
+        }
+        self.plan.writers.sort_unstable();
+    }
+
+    /// Whether append `i` writes into a page in place: its only owner does, or of owners that all write in this step
+    /// who has most rows in it, the last of equals. The others copy.
+    fn writes_in_place(&self, page: u32, i: usize) -> bool {
+        let refcount = self.state.pages.refcount(page) as usize;
+        let writers = &self.plan.writers[self.plan.writers.partition_point(|writer| writer.0 < page)..];
+        let writers = &writers[..writers.partition_point(|writer| writer.0 == page)];
+        match writers.last() {
+            Some(&(_, _, most)) => most == i && refcount == 1 + writers.iter().filter(|writer| writer.2 > i).count(),
+            None => refcount == 1,
+        }
+    }
+
     /// Before a sequence writes into a page that others have, it gets one of its own with a copy of its rows. Whether
-    /// it did. The last of a page's owners writes in place.
-    ///
-    /// The page is not sealed: sealed pages are full, and a sequence writes behind its last row.
-    fn own_last_page(&mut self, seq: SeqId) -> bool {
+    /// it did.
+    fn own_last_page(&mut self, seq: SeqId, i: usize) -> bool {
         let page_size = self.spec.page_size();
         let sequence = &self.state.sequences[seq];
         let (index, len) = (sequence.len / page_size, sequence.len % page_size);
-        if len == 0 || self.state.pages.refcount(sequence.table[index]) == 1 {
+        if len == 0 {
             return false;
         }
         let page = sequence.table[index];
+        if self.writes_in_place(page, i) {
+            self.journal.unseal(self.state, page);
+            return false;
+        }
         match self.journal.take(self.state) {
             Some(own) => {
                 self.journal.replace(self.state, seq, index, own);

@@ -75,6 +75,24 @@ impl Sequence {
         self.runs.iter().zip(ends).flat_map(|(run, end)| run.position..run.position + (end - run.row) as i64)
     }
 
+    /// The number of rows before a position.
+    pub(crate) fn rows_before(&self, position: i64) -> usize {
+        let Some(run) = self.runs.iter().rfind(|run| run.position < position) else {
+            return 0;
+        };
+        let behind = self.runs.iter().find(|next| next.row > run.row);
+        let end = behind.map_or(self.len, |next| next.row);
+        end.min(run.row + (position - run.position) as usize)
+    }
+
+    /// Keeps the first rows and their pages, of `page_size` rows; `key` is the prefix key of those that are known then.
+    pub(crate) fn truncate(&mut self, len: usize, page_size: usize, key: u128) {
+        self.table.truncate(len.div_ceil(page_size));
+        let runs = self.runs.iter().take_while(|run| run.row < len).count();
+        self.runs.truncate(runs);
+        (self.len, self.known, self.key) = (len, self.known.min(len), key);
+    }
+
     pub(crate) fn before(&self) -> Before {
         Before { len: self.len, pages: self.table.len(), runs: self.runs.len(), known: self.known, key: self.key }
     }

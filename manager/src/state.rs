@@ -5,7 +5,7 @@ use slotmap::SlotMap;
 use crate::error::Error;
 use crate::lru::Lru;
 use crate::pages::Pages;
-use crate::prefix::Prefix;
+use crate::prefix::{self, Prefix};
 use crate::sequence::{SeqId, Sequence};
 
 /// A page is *free*, *live* (table entries name it) or *cached* (sealed, and no table entry names it).
@@ -40,20 +40,34 @@ impl State {
         Ok(self.sequences.insert(fork))
     }
 
-    /// Removes a sequence, and frees or caches the pages that no other one has. The last page goes first, so that it
-    /// is evicted before those that it is of no use without.
+    /// Removes a sequence.
     pub(crate) fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         let sequence = self.sequences.remove(seq).ok_or(Error::UnknownSeq { seq })?;
-        for &page in sequence.table.iter().rev() {
-            if self.pages.unshare(page) > 0 {
-                continue;
-            }
-            match self.prefix.key(page) {
-                Some(_) => self.cached.push(page),
-                None => self.pages.free(page),
-            }
-        }
+        release(&mut self.pages, &self.prefix, &mut self.cached, &sequence.table);
         Ok(())
+    }
+
+    /// Removes the rows of a sequence from position `p0` on; gives how many they were.
+    pub(crate) fn truncate(&mut self, seq: SeqId, p0: i64, page_size: usize) -> Result<usize, Error> {
+        let sequence = self.sequence(seq)?;
+        let len = sequence.rows_before(p0);
+        let removed = sequence.len - len;
+        if removed == 0 {
+            return Ok(0);
+        }
+        let full = sequence.known.min(len) / page_size;
+        let key = if full == sequence.known / page_size {
+            sequence.key
+        } else {
+            self.tokens(sequence, page_size).take(full).fold(sequence.root, prefix::child)
+        };
+        let Some(sequence) = self.sequences.get_mut(seq) else {
+            return Err(Error::UnknownSeq { seq });
+        };
+        let pages = &sequence.table[len.div_ceil(page_size)..];
+        release(&mut self.pages, &self.prefix, &mut self.cached, pages);
+        sequence.truncate(len, page_size, key);
+        Ok(removed)
     }
 
     /// The known tokens of a sequence, page by page; the last ones may be fewer than a page.
@@ -63,6 +77,20 @@ impl State {
             &self.prefix.tokens(page)[..known]
         };
         sequence.table.iter().enumerate().map(tokens)
+    }
+}
+
+/// Frees or caches the pages of a table that no other entry names. The last page goes first, so that it is evicted
+/// before those that it is of no use without.
+fn release(pages: &mut Pages, prefix: &Prefix, cached: &mut Lru, table: &[u32]) {
+    for &page in table.iter().rev() {
+        if pages.unshare(page) > 0 {
+            continue;
+        }
+        match prefix.key(page) {
+            Some(_) => cached.push(page),
+            None => pages.free(page),
+        }
     }
 }
 

@@ -87,6 +87,13 @@ impl Tensors {
         }
     }
 
+    /// What is in the row of a sequence is no longer true.
+    pub(crate) fn forget(&mut self, seq: SeqId) {
+        for row in self.rows.iter_mut().filter(|row| row.0 == seq) {
+            row.0 = SeqId::default();
+        }
+    }
+
     /// What is in the rows of `cachestarts` is no longer true.
     pub(crate) fn forget_rows(&mut self) {
         self.rows.clear();

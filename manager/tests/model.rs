@@ -46,9 +46,13 @@ struct NewRows {
 /// One operation. Sequences are chosen by number, modulo those that there are.
 #[derive(Debug, Clone)]
 enum Operation {
-    Create { salt: u8 },
+    Create {
+        salt: u8,
+    },
     Fork(usize),
     Free(usize),
+    /// Which one, and how many positions.
+    Truncate(usize, i64),
     Stale(usize),
     Step(Vec<NewRows>, End),
 }
@@ -90,6 +94,7 @@ impl ReferenceStateMachine for Operations {
             2 => (0_u8..2).prop_map(|salt| Operation::Create { salt }),
             2 => (0_usize..8).prop_map(Operation::Fork),
             2 => (0_usize..8).prop_map(Operation::Free),
+            1 => (0_usize..8, 0_i64..20).prop_map(|(seq, n)| Operation::Truncate(seq, n)),
             1 => (0_usize..8).prop_map(Operation::Stale),
             8 => (prop::collection::vec(rows, 0..5), end).prop_map(|(rows, end)| Operation::Step(rows, end)),
         ]
@@ -122,6 +127,8 @@ struct Run {
     tags: u64,
     /// Whether no page can have been evicted yet.
     all_cached: bool,
+    /// Whether a sequence may have a part of a sealed page, which leaves the index when it is written.
+    truncated: bool,
 }
 
 /// The row that a model would store: all bytes follow from its tag.
@@ -354,11 +361,12 @@ impl Run {
                 assert_eq!(self.manager.begin_step(&[]).unwrap_err().kind(), "step_open");
                 assert_eq!(self.manager.free(SeqId::default()).unwrap_err().kind(), "step_open");
                 assert_eq!(self.manager.fork(SeqId::default()).unwrap_err().kind(), "step_open");
+                assert_eq!(self.manager.truncate(SeqId::default(), 0).unwrap_err().kind(), "step_open");
                 self.manager.rollback_open_step();
             }
         }
         if end != End::Commit {
-            return self.check_undone(&before, &live, at_most <= free);
+            return self.check_undone(&before, &live, at_most <= free && !self.truncated);
         }
         for (append, rows) in planned.iter().zip(rows) {
             let naive = &mut self.seqs[append.seq];
@@ -418,7 +426,16 @@ impl StateMachineTest for Run {
         let spec = builder.mode(Mode::Paged { page_size }).prefix_sharing(prefix_sharing).build().unwrap();
         let op = KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference);
         let memory = Memory::new(&spec, types);
-        Self { manager: Manager::new(spec), memory, op, seqs: vec![], freed: vec![], tags: 1 << 63, all_cached: true }
+        Self {
+            manager: Manager::new(spec),
+            memory,
+            op,
+            seqs: vec![],
+            freed: vec![],
+            tags: 1 << 63,
+            all_cached: true,
+            truncated: false,
+        }
     }
 
     fn apply(mut run: Self, _: &Cache, operation: Operation) -> Self {
@@ -437,10 +454,22 @@ impl StateMachineTest for Run {
                 run.manager.free(id).unwrap();
                 run.freed.push(id);
             }
+            Operation::Truncate(seq, n) if live > 0 => {
+                let naive = &mut run.seqs[seq % live];
+                let p0 = naive.next() - n;
+                let len = naive.rows.iter().filter(|row| row.0 < p0).count();
+                assert_eq!(run.manager.truncate(naive.id, p0).unwrap(), naive.rows.len() - len);
+                naive.rows.truncate(len);
+                naive.tokens.truncate(len);
+                // The index may lose a page of which another sequence has the like.
+                run.all_cached &= n == 0;
+                run.truncated |= n > 0;
+            }
             Operation::Stale(seq) if !run.freed.is_empty() => {
                 let (id, before) = (run.freed[seq % run.freed.len()], run.manager.clone());
                 assert_eq!(run.manager.fork(id).unwrap_err().kind(), "unknown_seq");
                 assert_eq!(run.manager.free(id).unwrap_err().kind(), "unknown_seq");
+                assert_eq!(run.manager.truncate(id, 0).unwrap_err().kind(), "unknown_seq");
                 let mut appends: Vec<_> = run.seqs.iter().map(|naive| Append::count(naive.id, 1)).collect();
                 appends.push(Append::count(id, 1));
                 assert_eq!(run.manager.seq_len(id).unwrap_err().kind(), "unknown_seq");
@@ -450,7 +479,7 @@ impl StateMachineTest for Run {
                 assert!(run.manager == before);
             }
             Operation::Step(rows, end) => run.step(&rows, end),
-            Operation::Fork(_) | Operation::Free(_) | Operation::Stale(_) => {}
+            Operation::Fork(_) | Operation::Free(_) | Operation::Stale(_) | Operation::Truncate(..) => {}
         }
         run
     }
