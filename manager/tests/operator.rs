@@ -30,6 +30,8 @@ enum Event {
     },
     Fork(usize),
     Free(usize),
+    /// The chosen one loses this many tokens.
+    Truncate(usize, usize),
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -38,6 +40,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         6 => (0_usize..8, 0_usize..4, proptest::bool::weighted(0.9)).prop_map(|(seq, n, commit)| Event::Step { seq, n, commit }),
         2 => (0_usize..8).prop_map(Event::Fork),
         1 => (0_usize..8).prop_map(Event::Free),
+        1 => (0_usize..8, 0_usize..8).prop_map(|(seq, n)| Event::Truncate(seq, n)),
     ];
     prop::collection::vec(event, 1..25)
 }
@@ -203,7 +206,13 @@ impl Server {
                     }
                     commit = committed;
                 }
-                Event::Step { .. } | Event::Fork(_) | Event::Free(_) => continue,
+                Event::Truncate(seq, n) if live > 0 => {
+                    let (id, tokens) = &mut self.seqs[seq % live];
+                    tokens.truncate(tokens.len().saturating_sub(n));
+                    self.manager.truncate(*id, tokens.len() as i64).unwrap();
+                    continue;
+                }
+                Event::Truncate(..) | Event::Step { .. } | Event::Fork(_) | Event::Free(_) => continue,
             }
             while let Err(error) = self.step(&new, commit) {
                 assert_eq!(error.kind(), "out_of_pages");

@@ -188,3 +188,73 @@ fn cached_pages_that_a_step_reads_are_not_evicted_by_it() {
     assert!(manager == before);
     assert_eq!(prefill(&mut manager, b"", &all[..16]).1, 8);
 }
+
+#[test]
+fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
+    let mut manager = manager(32);
+    let all = prompt(&[10, 20], 1);
+    let (a, _) = prefill(&mut manager, b"", &all);
+    assert_eq!(manager.truncate(a, 6).unwrap(), 3);
+    assert_eq!(slots(&manager, a), [0, 1, 2, 3, 4, 5]);
+    // Another sequence has the page now, so it is copied.
+    let (b, cached) = prefill(&mut manager, b"", &all);
+    assert_eq!(cached, 8);
+    let planned = manager.begin_step(&[Append::tokens(a, &[7])]).unwrap();
+    assert_eq!(planned.copies(), [RowCopy { src: 4, dst: 12, len: 2 }]);
+    drop(planned);
+    manager.free(b).unwrap();
+    // It is a's alone: written in place, and no longer found, unless that is rolled back before it happens.
+    let before = manager.clone();
+    let planned = manager.begin_step(&[Append::tokens(a, &[7])]).unwrap();
+    assert_eq!(planned.copies(), []);
+    drop(planned);
+    assert!(manager == before);
+    manager.begin_step(&[Append::tokens(a, &[7])]).unwrap().apply(&mut AnyMemory).unwrap().rollback();
+    manager.check().unwrap();
+    assert_eq!(prefill(&mut manager, b"", &all).1, 4);
+}
+
+#[test]
+fn who_has_most_rows_in_a_page_writes_in_place() {
+    let mut manager = manager(32);
+    let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
+    let b = manager.fork(a).unwrap();
+    assert_eq!(manager.truncate(b, 5).unwrap(), 1);
+    for seqs in [[a, b], [b, a]] {
+        let planned = manager.begin_step(&seqs.map(|seq| Append::count(seq, 1))).unwrap();
+        assert_eq!(planned.copies(), [RowCopy { src: 4, dst: 8, len: 1 }]);
+    }
+    let planned = manager.begin_step(&[Append::count(a, 1)]).unwrap();
+    assert_eq!(planned.copies(), [RowCopy { src: 4, dst: 8, len: 2 }], "b does not write, and keeps the page");
+}
+
+#[test]
+fn a_rejected_draft_leaves_no_trace() {
+    let mut manager = manager(32);
+    let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
+    let before = manager.stats();
+    let draft = [Append::tokens(a, &[1, 2, 3, 4])];
+    manager.begin_step(&draft).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    assert_eq!((manager.truncate(a, 6).unwrap(), manager.truncate(a, 6).unwrap()), (4, 0));
+    assert_eq!(manager.stats().used, before.used);
+    let step = manager.begin_step(&[Append::tokens(a, &[5])]).unwrap().apply(&mut AnyMemory).unwrap();
+    assert_eq!((step.start_pos(), step.positions(), step.max_kvlen()), (&[6][..], &[6][..], 7));
+    assert_eq!(step.cachestarts(), ndarray::array![[0, 4]]);
+    step.commit();
+    assert_eq!((manager.pos_max(a).unwrap(), manager.truncate(a, -1).unwrap()), (Some(6), 7));
+    assert_eq!(manager.pos_min(a).unwrap(), None);
+    manager.check().unwrap();
+}
+
+#[test]
+fn a_copied_page_is_sealed_by_all_its_tokens() {
+    let mut manager = manager(32);
+    let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
+    let b = manager.fork(a).unwrap();
+    let appends = [Append::tokens(a, &[1, 2, 3]), Append::tokens(b, &[4, 5, 6])];
+    manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    let page = prompt(&[10], 2);
+    assert_eq!(prefill(&mut manager, b"", &[&page[..], &[1, 2, 9]].concat()).1, 8);
+    assert_eq!(prefill(&mut manager, b"", &[&page[..], &[4, 5, 9]].concat()).1, 8);
+    assert_eq!(prefill(&mut manager, b"", &[&page[..], &[1, 5, 9]].concat()).1, 4);
+}
