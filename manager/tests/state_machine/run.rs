@@ -1,183 +1,26 @@
-//! A state machine over every operation, refusals included, against a naive model: per sequence its rows, each with a
-//! position and the bytes that were stored for it.
-
-mod common;
+//! A manager and the model side by side: steps on both, and all that must be equal.
 
 use std::collections::{HashMap, HashSet};
 
-use common::{Memory, TYPES, layouts, with_types};
-use kvcache_manager::op::{Backend, ElementType, KeyValueCache};
-use kvcache_manager::schema::CacheLayout;
-use kvcache_manager::{Append, CacheSpec, Error, Geometry, Manager, Mode, SeqId};
-use proptest::prelude::*;
-use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
+use kvcache_manager::op::{ElementType, KeyValueCache};
+use kvcache_manager::{Error, Manager, SeqId};
 
-/// The cache that a sequence of transitions is run on.
-#[derive(Debug, Clone)]
-struct Cache {
-    layout: CacheLayout,
-    types: usize,
-    page_size: usize,
-    num_pages: usize,
-    max_pages: Option<usize>,
-    prefix_sharing: bool,
-}
+use crate::common::Memory;
+use crate::naive::{Naive, Planned, bytes, tag};
+use crate::operations::{End, NewRows};
 
-/// How a step ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Commit,
-    DropPlanned,
-    DropStep,
-    Leak,
-    FailCopies(usize),
-}
-
-#[derive(Debug, Clone)]
-struct NewRows {
-    seq: usize,
-    /// In tokens of a page, and some.
-    n: (usize, usize),
-    /// The seed of the tokens, if they are known: the same seed gives the same ones.
-    tokens: Option<u32>,
-    gap: Option<i64>,
-}
-
-/// One operation. Sequences are chosen by number, modulo those that there are.
-#[derive(Debug, Clone)]
-enum Operation {
-    Create {
-        salt: u8,
-    },
-    Fork(usize),
-    Free(usize),
-    /// Which one, and how many positions.
-    Truncate(usize, i64),
-    Stale(usize),
-    Step(Vec<NewRows>, End),
-}
-
-struct Operations;
-
-impl ReferenceStateMachine for Operations {
-    type State = Cache;
-    type Transition = Operation;
-
-    fn init_state() -> BoxedStrategy<Cache> {
-        let page_size = proptest::sample::select(vec![1, 2, 3, 16]);
-        let max_pages = proptest::option::weighted(0.3, 3_usize..10);
-        (layouts(), 0..TYPES.len(), page_size, 4_usize..24, max_pages, proptest::bool::weighted(0.9))
-            .prop_map(|(layout, types, page_size, num_pages, max_pages, prefix_sharing)| Cache {
-                layout,
-                types,
-                page_size,
-                num_pages,
-                max_pages,
-                prefix_sharing,
-            })
-            .boxed()
-    }
-
-    fn transitions(_: &Cache) -> BoxedStrategy<Operation> {
-        let end = prop_oneof![
-            8 => Just(End::Commit),
-            1 => Just(End::DropPlanned),
-            1 => Just(End::DropStep),
-            1 => Just(End::Leak),
-            1 => (0_usize..2).prop_map(End::FailCopies),
-        ];
-        let n = prop_oneof![3 => Just((0, 1)), 1 => (0_usize..4, 0_usize..4)];
-        let gap = proptest::option::weighted(0.1, -2_i64..5);
-        let rows = (0_usize..8, n, proptest::option::weighted(0.8, 0_u32..3), gap);
-        let rows = rows.prop_map(|(seq, n, tokens, gap)| NewRows { seq, n, tokens, gap });
-        prop_oneof![
-            2 => (0_u8..2).prop_map(|salt| Operation::Create { salt }),
-            2 => (0_usize..8).prop_map(Operation::Fork),
-            2 => (0_usize..8).prop_map(Operation::Free),
-            1 => (0_usize..8, 0_i64..20).prop_map(|(seq, n)| Operation::Truncate(seq, n)),
-            1 => (0_usize..8).prop_map(Operation::Stale),
-            8 => (prop::collection::vec(rows, 0..5), end).prop_map(|(rows, end)| Operation::Step(rows, end)),
-        ]
-        .boxed()
-    }
-
-    fn apply(state: Cache, _: &Operation) -> Cache {
-        state
-    }
-}
-
-/// A sequence of the model.
-#[derive(Debug, Clone)]
-struct Naive {
-    id: SeqId,
-    salt: u8,
-    /// Position and tag.
-    rows: Vec<(i64, u64)>,
-    /// The tokens, as long as all are known and positions are rows.
-    tokens: Vec<u32>,
-}
-
-struct Run {
-    manager: Manager,
-    memory: Memory,
-    op: KeyValueCache,
-    seqs: Vec<Naive>,
-    freed: Vec<SeqId>,
+pub struct Run {
+    pub manager: Manager,
+    pub memory: Memory,
+    pub op: KeyValueCache,
+    pub seqs: Vec<Naive>,
+    pub freed: Vec<SeqId>,
     /// Tags of rows whose tokens are not known.
-    tags: u64,
+    pub tags: u64,
     /// Whether no page can have been evicted yet.
-    all_cached: bool,
+    pub all_cached: bool,
     /// Whether a sequence may have a part of a sealed page, which leaves the index when it is written.
-    truncated: bool,
-}
-
-/// The row that a model would store: all bytes follow from its tag.
-fn bytes(tag: u64, len: usize) -> Vec<u8> {
-    let mut x = tag | 1;
-    let next = |_| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 24) as u8
-    };
-    (0..len).map(next).collect()
-}
-
-/// The tag of a row behind known tokens: equal prompts give equal rows.
-fn tag(salt: u8, tokens: &[u32]) -> u64 {
-    let mix = |hash: u64, x: u32| (hash ^ u64::from(x)).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
-    tokens.iter().fold(0xcbf2_9ce4_8422_2325 + u64::from(salt), |hash, &token| mix(hash, token))
-}
-
-/// A step's appends as the model has them.
-struct Planned {
-    seq: usize,
-    n: usize,
-    tokens: Option<Vec<u32>>,
-    first_pos: Option<i64>,
-}
-
-impl Planned {
-    fn append(&self, id: SeqId) -> Append<'_> {
-        let append = match &self.tokens {
-            Some(tokens) => Append::tokens(id, tokens),
-            None => Append::count(id, self.n),
-        };
-        self.first_pos.map_or(append, |first_pos| append.at(first_pos))
-    }
-}
-
-impl Naive {
-    fn next(&self) -> i64 {
-        self.rows.last().map_or(0, |row| row.0 + 1)
-    }
-
-    /// An append's tokens, if they follow known ones and their positions are rows.
-    fn known(&self, append: &Planned) -> Option<Vec<u32>> {
-        let len = self.rows.len();
-        let first = append.first_pos.unwrap_or_else(|| self.next());
-        append.tokens.clone().filter(|_| self.tokens.len() == len && first == len as i64)
-    }
+    pub truncated: bool,
 }
 
 impl Run {
@@ -268,7 +111,7 @@ impl Run {
         (first..).zip(tags).collect()
     }
 
-    fn step(&mut self, rows: &[NewRows], end: End) {
+    pub fn step(&mut self, rows: &[NewRows], end: End) {
         let planned = self.appends(rows);
         let appends: Vec<_> = planned.iter().map(|append| append.append(self.seqs[append.seq].id)).collect();
         let (before, live, page_size) = (self.manager.clone(), self.live(), self.page_size());
@@ -345,6 +188,8 @@ impl Run {
             let ids = (cached..append.n).map(|i| append.tokens.as_ref().map_or(-1, |tokens| i64::from(tokens[i])));
             assert!(step.token_ids()[tokens.clone()].iter().copied().eq(ids));
             assert_eq!(step.start_pos()[b] as usize, naive.rows.len() + cached);
+            let used = (naive.rows.len() + append.n).div_ceil(page_size);
+            assert!(step.cachestarts().row(b).iter().skip(used).all(|&start| start == -1), "pages behind the last");
             for (t, row) in rows[cached..].iter().enumerate() {
                 let t = naive.rows.len() + cached + t;
                 let slot = step.cachestarts()[[b, t / page_size]] as usize + t % page_size;
@@ -395,7 +240,7 @@ impl Run {
         assert!(stats.cached <= before.cached);
     }
 
-    fn check(&self) {
+    pub fn check(&self) {
         self.manager.check().unwrap();
         let len = self.memory.spec.bytes_per_token();
         let mut pages = HashMap::new();
@@ -417,90 +262,4 @@ impl Run {
         assert_eq!(stats.used + stats.free + stats.cached, stats.slots);
         assert!(stats.largest_free_run <= stats.free);
     }
-}
-
-impl StateMachineTest for Run {
-    type SystemUnderTest = Self;
-    type Reference = Operations;
-
-    fn init_test(cache: &Cache) -> Self {
-        let &Cache { layout, types, page_size, num_pages, max_pages, prefix_sharing } = cache;
-        // The last slots are no whole page.
-        let geometry =
-            Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: num_pages * page_size + page_size / 2 };
-        let mut builder = with_types(CacheSpec::builder(geometry).layout(layout), types);
-        if let Some(max_pages) = max_pages {
-            builder = builder.max_pages(max_pages);
-        }
-        let spec = builder.mode(Mode::Paged { page_size }).prefix_sharing(prefix_sharing).build().unwrap();
-        let op = KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference);
-        let memory = Memory::new(&spec, types);
-        Self {
-            manager: Manager::new(spec),
-            memory,
-            op,
-            seqs: vec![],
-            freed: vec![],
-            tags: 1 << 63,
-            all_cached: true,
-            truncated: false,
-        }
-    }
-
-    fn apply(mut run: Self, _: &Cache, operation: Operation) -> Self {
-        let live = run.seqs.len();
-        match operation {
-            Operation::Create { salt } => {
-                let id = run.manager.create_salted(&[salt]).unwrap();
-                run.seqs.push(Naive { id, salt, rows: vec![], tokens: vec![] });
-            }
-            Operation::Fork(seq) if live > 0 => {
-                let id = run.manager.fork(run.seqs[seq % live].id).unwrap();
-                run.seqs.push(Naive { id, ..run.seqs[seq % live].clone() });
-            }
-            Operation::Free(seq) if live > 0 => {
-                let id = run.seqs.remove(seq % live).id;
-                run.manager.free(id).unwrap();
-                run.freed.push(id);
-            }
-            Operation::Truncate(seq, n) if live > 0 => {
-                let naive = &mut run.seqs[seq % live];
-                let p0 = naive.next() - n;
-                let len = naive.rows.iter().filter(|row| row.0 < p0).count();
-                assert_eq!(run.manager.truncate(naive.id, p0).unwrap(), naive.rows.len() - len);
-                naive.rows.truncate(len);
-                naive.tokens.truncate(len);
-                // The index may lose a page of which another sequence has the like.
-                run.all_cached &= n == 0;
-                run.truncated |= n > 0;
-            }
-            Operation::Stale(seq) if !run.freed.is_empty() => {
-                let (id, before) = (run.freed[seq % run.freed.len()], run.manager.clone());
-                assert_eq!(run.manager.fork(id).unwrap_err().kind(), "unknown_seq");
-                assert_eq!(run.manager.free(id).unwrap_err().kind(), "unknown_seq");
-                assert_eq!(run.manager.truncate(id, 0).unwrap_err().kind(), "unknown_seq");
-                let mut appends: Vec<_> = run.seqs.iter().map(|naive| Append::count(naive.id, 1)).collect();
-                appends.push(Append::count(id, 1));
-                assert_eq!(run.manager.seq_len(id).unwrap_err().kind(), "unknown_seq");
-                if run.manager.spec().max_pages().is_none() {
-                    assert_eq!(run.manager.begin_step(&appends).unwrap_err().kind(), "unknown_seq");
-                }
-                assert!(run.manager == before);
-            }
-            Operation::Step(rows, end) => run.step(&rows, end),
-            Operation::Fork(_) | Operation::Free(_) | Operation::Stale(_) | Operation::Truncate(..) => {}
-        }
-        run
-    }
-
-    fn check_invariants(run: &Self, _: &Cache) {
-        run.check();
-    }
-}
-
-prop_state_machine! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
-
-    #[test]
-    fn the_manager_is_the_model(sequential 1..50 => Run);
 }
