@@ -1,7 +1,8 @@
 //! What a step appends.
 
 use crate::error::Error;
-use crate::sequence::{MAX_POSITION, SeqId};
+use crate::seq_id::SeqId;
+use crate::sequence::MAX_POSITION;
 use crate::spec::CacheSpec;
 use crate::state::State;
 

@@ -3,7 +3,7 @@
 use kvcache_schema::ElementType;
 use thiserror::Error;
 
-use crate::sequence::SeqId;
+use crate::seq_id::SeqId;
 
 /// What a memory says when it cannot do what it is asked.
 pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,7 +1,8 @@
 //! The journal of an open step: what undoes it, in reverse order.
 
 use crate::pages::Source;
-use crate::sequence::{Before, SeqId};
+use crate::seq_id::SeqId;
+use crate::sequence::Before;
 use crate::state::State;
 
 /// How to undo one change.

@@ -8,10 +8,10 @@ use crate::journal::Journal;
 use crate::memory::CacheMemory;
 use crate::plan::{Plan, Planner};
 use crate::prefix;
-use crate::sequence::{SeqId, Sequence};
+use crate::seq_id::SeqId;
+use crate::sequence::Sequence;
 use crate::spec::CacheSpec;
 use crate::state::State;
-use crate::step::Planned;
 use crate::tensors::Tensors;
 
 /// How far an open step is.
@@ -153,22 +153,17 @@ impl Manager {
         self.prefix_hits
     }
 
-    /// Plans a step that appends rows to sequences: all of them, or none. No appends are a legal step.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
-    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`].
-    pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
+    /// Plans a step, and opens it.
+    pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.check_closed()?;
         let Self { spec, state, journal, plan, .. } = self;
-        let planned = Planner { spec, state, journal, plan }.plan(appends);
-        if let Err(error) = planned {
+        if let Err(error) = (Planner { spec, state, journal, plan }).plan(appends) {
             self.journal.rollback(&mut self.state, |_| false);
             return Err(error);
         }
         self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends);
         self.open = Some(Open::Planned);
-        Ok(Planned::new(self))
+        Ok(())
     }
 
     /// Rolls back the open step, if there is one: for a step that was leaked instead of dropped.

@@ -6,7 +6,7 @@ use crate::append::Append;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::prefix;
-use crate::sequence::SeqId;
+use crate::seq_id::SeqId;
 use crate::spec::CacheSpec;
 use crate::state::State;
 

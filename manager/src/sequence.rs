@@ -1,13 +1,6 @@
 //! A sequence: its rows, their pages, their positions, and how far its tokens are known.
 
-use slotmap::new_key_type;
-
 use crate::error::Error;
-
-new_key_type! {
-    /// A sequence's id. That of a freed sequence is never given again.
-    pub struct SeqId;
-}
 
 /// The largest position of a row.
 pub const MAX_POSITION: i64 = i32::MAX as i64 - 1;

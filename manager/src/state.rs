@@ -6,7 +6,8 @@ use crate::error::Error;
 use crate::lru::Lru;
 use crate::pages::Pages;
 use crate::prefix::{self, Prefix};
-use crate::sequence::{SeqId, Sequence};
+use crate::seq_id::SeqId;
+use crate::sequence::Sequence;
 
 /// A page is *free*, *live* (table entries name it) or *cached* (sealed, and no table entry names it).
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@ use kvcache_kernels::RowCopy;
 use kvcache_op::IndexInputs;
 use ndarray::ArrayView2;
 
+use crate::append::Append;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
@@ -30,11 +31,19 @@ pub struct Planned<'m>(Guard<'m>);
 #[must_use = "a dropped step is rolled back"]
 pub struct Step<'m>(Guard<'m>);
 
-impl<'m> Planned<'m> {
-    pub(crate) fn new(manager: &'m mut Manager) -> Self {
-        Self(Guard(manager))
+impl Manager {
+    /// Plans a step that appends rows to sequences: all of them, or none. No appends are a legal step.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
+    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`].
+    pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
+        self.plan_step(appends)?;
+        Ok(Planned(Guard(self)))
     }
+}
 
+impl<'m> Planned<'m> {
     /// The copies that the step needs before it writes: those of shared pages.
     pub fn copies(&self) -> &[RowCopy] {
         self.0.0.copies()

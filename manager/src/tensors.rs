@@ -5,7 +5,7 @@ use ndarray::Array2;
 
 use crate::append::Append;
 use crate::plan::Entry;
-use crate::sequence::SeqId;
+use crate::seq_id::SeqId;
 use crate::spec::CacheSpec;
 use crate::state::State;
 
