@@ -41,7 +41,7 @@ impl Server {
         Ok(Self {
             op: KeyValueCache::new(spec.attributes())?,
             cache: Array5::zeros(spec.cache_shape()),
-            manager: Manager::new(spec),
+            manager: Manager::new(spec)?,
             running: Vec::new(),
             waiting: VecDeque::new(),
         })

@@ -54,6 +54,15 @@ pub enum Error {
         shape: [usize; 5],
     },
 
+    /// Metadata of a cache that the system has no memory for.
+    #[error("no memory for {len} numbers of {size} bytes")]
+    OutOfMemory {
+        /// How many numbers: one for each page, or for each slot.
+        len: usize,
+        /// The bytes of one.
+        size: usize,
+    },
+
     /// Memory of another length than the specification's.
     #[error("{memory} has {got} bytes, expected {expected}")]
     MemoryLength {
@@ -166,6 +175,7 @@ impl Error {
             Self::Types { .. } => "types",
             Self::QuantGroup { .. } => "quant_group",
             Self::SizeOverflow { .. } => "size_overflow",
+            Self::OutOfMemory { .. } => "out_of_memory",
             Self::MemoryLength { .. } => "memory_length",
             Self::UnknownSeq { .. } => "unknown_seq",
             Self::StepOpen => "step_open",

@@ -18,6 +18,7 @@ mod state;
 mod stats;
 mod step;
 mod tensors;
+mod zeros;
 
 pub use append::Append;
 pub use error::{Error, MemoryError};

@@ -1,5 +1,8 @@
 //! The list of cached pages, the least recently used first.
 
+use crate::error::Error;
+use crate::zeros::zeros;
+
 /// A doubly linked list of pages in arrays: every operation takes constant time and allocates nothing.
 ///
 /// [`remove`](Self::remove) leaves a page's links as they are, so [`restore`](Self::restore) can put it back in its
@@ -13,10 +16,10 @@ pub(crate) struct Lru {
 
 impl Lru {
     /// An empty list for pages 0 to `num_pages` - 1.
-    pub(crate) fn new(num_pages: usize) -> Self {
-        let mut links = vec![[0; 2]; num_pages + 1];
+    pub(crate) fn new(num_pages: usize) -> Result<Self, Error> {
+        let mut links = zeros(num_pages + 1)?;
         links[num_pages] = [num_pages as u32; 2];
-        Self { links, len: 0 }
+        Ok(Self { links, len: 0 })
     }
 
     fn head(&self) -> u32 {

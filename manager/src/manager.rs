@@ -36,16 +36,19 @@ pub struct Manager {
 
 impl Manager {
     /// A manager of an empty cache.
-    pub fn new(spec: CacheSpec) -> Self {
-        Self {
-            state: State::new(spec.num_pages(), spec.page_size()),
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn new(spec: CacheSpec) -> Result<Self, Error> {
+        Ok(Self {
+            state: State::new(spec.num_pages(), spec.page_size())?,
             spec,
             open: None,
             journal: Journal::default(),
             plan: Plan::default(),
             tensors: Tensors::default(),
             prefix_hits: 0,
-        }
+        })
     }
 
     /// What it manages.
@@ -103,6 +106,17 @@ impl Manager {
         let removed = self.state.truncate(seq, p0, self.spec.page_size())?;
         self.tensors.forget(seq);
         Ok(removed)
+    }
+
+    /// Empties all other sequences. They stay, without rows.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
+    pub fn seq_keep(&mut self, seq: SeqId) -> Result<(), Error> {
+        self.check_closed()?;
+        self.state.keep(seq, self.spec.page_size())?;
+        self.tensors.forget_rows();
+        Ok(())
     }
 
     /// The rows of a sequence.

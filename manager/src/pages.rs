@@ -1,5 +1,8 @@
 //! Pages: how many table entries name each, and which are free.
 
+use crate::error::Error;
+use crate::zeros::zeros;
+
 /// Where a page was taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -19,8 +22,8 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(num_pages: usize) -> Self {
-        Self { refcounts: vec![0; num_pages], freed: Vec::new(), fresh: 0 }
+    pub(crate) fn new(num_pages: usize) -> Result<Self, Error> {
+        Ok(Self { refcounts: zeros(num_pages)?, freed: Vec::new(), fresh: 0 })
     }
 
     /// Takes a free page; its reference count is still 0.

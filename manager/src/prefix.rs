@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::error::Error;
+use crate::zeros::zeros;
+
 /// Sealed pages by key. A page's key is a 128-bit hash of its parent's key and its tokens; the first parent's is that
 /// of a fingerprint and a salt. A hit compares tokens, too.
 #[derive(Debug, Clone)]
@@ -35,8 +38,8 @@ pub(crate) fn child(parent: u128, tokens: &[u32]) -> u128 {
 }
 
 impl Prefix {
-    pub(crate) fn new(num_pages: usize, page_size: usize) -> Self {
-        Self { page_size, pages: HashMap::new(), keys: vec![0; num_pages], tokens: vec![0; num_pages * page_size] }
+    pub(crate) fn new(num_pages: usize, page_size: usize) -> Result<Self, Error> {
+        Ok(Self { page_size, pages: HashMap::new(), keys: zeros(num_pages)?, tokens: zeros(num_pages * page_size)? })
     }
 
     fn slots(&self, page: u32) -> Range<usize> {

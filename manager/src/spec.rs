@@ -120,7 +120,7 @@ impl CacheSpecBuilder {
         // Pages are counted in 32 bits, and one number is the end of a list.
         range("max_t / page_size", max_t / page_size, 1, u32::MAX as usize - 1)?;
         if let Some(max_pages) = max_pages {
-            range("max_pages", max_pages, 1, u32::MAX as usize)?;
+            range("max_pages", max_pages, 1, max_t)?;
         }
         let dims = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
         let quantized = quant.map(|quant| (quant.group, quant.scale_type));

@@ -19,13 +19,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(num_pages: usize, page_size: usize) -> Self {
-        Self {
+    pub(crate) fn new(num_pages: usize, page_size: usize) -> Result<Self, Error> {
+        Ok(Self {
             sequences: SlotMap::with_key(),
-            pages: Pages::new(num_pages),
-            prefix: Prefix::new(num_pages, page_size),
-            cached: Lru::new(num_pages),
-        }
+            pages: Pages::new(num_pages)?,
+            prefix: Prefix::new(num_pages, page_size)?,
+            cached: Lru::new(num_pages)?,
+        })
     }
 
     pub(crate) fn sequence(&self, seq: SeqId) -> Result<&Sequence, Error> {
@@ -69,6 +69,18 @@ impl State {
         release(&mut self.pages, &self.prefix, &mut self.cached, pages);
         sequence.truncate(len, page_size, key);
         Ok(removed)
+    }
+
+    /// Empties all sequences but one.
+    pub(crate) fn keep(&mut self, seq: SeqId, page_size: usize) -> Result<(), Error> {
+        self.sequence(seq)?;
+        for (id, sequence) in &mut self.sequences {
+            if id != seq {
+                release(&mut self.pages, &self.prefix, &mut self.cached, &sequence.table);
+                sequence.truncate(0, page_size, sequence.root);
+            }
+        }
+        Ok(())
     }
 
     /// The known tokens of a sequence, page by page; the last ones may be fewer than a page.

@@ -41,7 +41,7 @@ impl CacheMemory for AnyMemory {
 fn decode(steps: u32) -> Vec<usize> {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 64 * 512 };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 16 });
-    let mut manager = Manager::new(builder.max_pages(64).build().unwrap());
+    let mut manager = Manager::new(builder.max_pages(64).build().unwrap()).unwrap();
     let seqs: Vec<_> = (0..64).map(|_| manager.create().unwrap()).collect();
     // Rows of different lengths, so that their pages end in different steps.
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();

@@ -21,7 +21,7 @@ fn builder(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) ->
 }
 
 fn manager(page_size: usize, max_t: usize) -> Manager {
-    Manager::new(builder(1, 1, 8, max_t).mode(Mode::Paged { page_size }).build().unwrap())
+    Manager::new(builder(1, 1, 8, max_t).mode(Mode::Paged { page_size }).build().unwrap()).unwrap()
 }
 
 fn live_pages(manager: &Manager) -> usize {

@@ -106,7 +106,7 @@ impl Server {
         for slot in 0..geometry.max_t {
             memory.write(&[slot], &poison);
         }
-        Self { manager: Manager::new(spec), memory, op, types, seqs: Vec::new(), poison }
+        Self { manager: Manager::new(spec).unwrap(), memory, op, types, seqs: Vec::new(), poison }
     }
 
     fn step(&mut self, new: &[Vec<u32>], commit: bool) -> Result<(), Error> {

@@ -16,7 +16,7 @@ impl CacheMemory for AnyMemory {
 fn manager(num_pages: usize) -> Manager {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 4 * num_pages };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
-    Manager::new(builder.mode(Mode::Paged { page_size: 4 }).build().unwrap())
+    Manager::new(builder.mode(Mode::Paged { page_size: 4 }).build().unwrap()).unwrap()
 }
 
 /// A prompt of which each number makes a page.

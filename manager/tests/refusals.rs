@@ -12,7 +12,7 @@ fn refused(builder: CacheSpecBuilder) -> Error {
 }
 
 fn manager() -> Manager {
-    Manager::new(CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).max_pages(8).build().unwrap())
+    Manager::new(CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).max_pages(8).build().unwrap()).unwrap()
 }
 
 /// The refusal of a step, which changes nothing.
@@ -70,6 +70,15 @@ fn types_groups_and_sizes() {
 }
 
 #[test]
+fn a_cache_whose_metadata_does_not_fit() {
+    let huge = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: 1 << 59 };
+    let builder = CacheSpec::builder(huge).cache_type(ElementType::Int8).mode(Mode::Paged { page_size: 1 << 40 });
+    let error = Manager::new(builder.build().unwrap()).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { len, size: 4 } if len == 1 << 59), "{error}");
+    assert_eq!(error.kind(), "out_of_memory");
+}
+
+#[test]
 fn memory_of_another_length() {
     let quantized = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 });
     let spec = quantized.quantized(QuantBit::Eight, 8, ElementType::Float16).build().unwrap();
@@ -112,7 +121,7 @@ fn steps_without_room() {
     assert!(matches!(error, Error::OutOfPages { need: 24, free: 16 }), "{error}");
 
     let wide = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).build().unwrap();
-    let mut manager = Manager::new(wide);
+    let mut manager = Manager::new(wide).unwrap();
     let seqs: Vec<_> = (0..3).map(|_| manager.create().unwrap()).collect();
     let huge = MAX_POSITION as usize + 1;
     let error = refusal(&mut manager, &seqs.iter().map(|&seq| Append::count(seq, huge)).collect::<Vec<_>>());

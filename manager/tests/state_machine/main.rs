@@ -28,13 +28,13 @@ impl StateMachineTest for Run {
             Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: num_pages * page_size + page_size / 2 };
         let mut builder = with_types(CacheSpec::builder(geometry).layout(layout), types);
         if let Some(max_pages) = max_pages {
-            builder = builder.max_pages(max_pages);
+            builder = builder.max_pages(max_pages.min(geometry.max_t));
         }
         let spec = builder.mode(Mode::Paged { page_size }).prefix_sharing(prefix_sharing).build().unwrap();
         let op = KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference);
         let memory = Memory::new(&spec, types);
         Self {
-            manager: Manager::new(spec),
+            manager: Manager::new(spec).unwrap(),
             memory,
             op,
             seqs: vec![],
@@ -72,11 +72,20 @@ impl StateMachineTest for Run {
                 run.all_cached &= n == 0;
                 run.truncated |= n > 0;
             }
+            Operation::Keep(seq) if live > 0 => {
+                let id = run.seqs[seq % live].id;
+                run.manager.seq_keep(id).unwrap();
+                for naive in run.seqs.iter_mut().filter(|naive| naive.id != id) {
+                    naive.rows.clear();
+                    naive.tokens.clear();
+                }
+            }
             Operation::Stale(seq) if !run.freed.is_empty() => {
                 let (id, before) = (run.freed[seq % run.freed.len()], run.manager.clone());
                 assert_eq!(run.manager.fork(id).unwrap_err().kind(), "unknown_seq");
                 assert_eq!(run.manager.free(id).unwrap_err().kind(), "unknown_seq");
                 assert_eq!(run.manager.truncate(id, 0).unwrap_err().kind(), "unknown_seq");
+                assert_eq!(run.manager.seq_keep(id).unwrap_err().kind(), "unknown_seq");
                 let mut appends: Vec<_> = run.seqs.iter().map(|naive| Append::count(naive.id, 1)).collect();
                 appends.push(Append::count(id, 1));
                 assert_eq!(run.manager.seq_len(id).unwrap_err().kind(), "unknown_seq");
@@ -86,7 +95,11 @@ impl StateMachineTest for Run {
                 assert!(run.manager == before);
             }
             Operation::Step(rows, end) => run.step(&rows, end),
-            Operation::Fork(_) | Operation::Free(_) | Operation::Stale(_) | Operation::Truncate(..) => {}
+            Operation::Fork(_)
+            | Operation::Free(_)
+            | Operation::Stale(_)
+            | Operation::Truncate(..)
+            | Operation::Keep(_) => {}
         }
         run
     }

@@ -47,6 +47,8 @@ pub enum Operation {
     Free(usize),
     /// Which one, and how many positions.
     Truncate(usize, i64),
+    /// Empties all others.
+    Keep(usize),
     Stale(usize),
     Step(Vec<NewRows>, End),
 }
@@ -90,7 +92,8 @@ impl ReferenceStateMachine for Operations {
             2 => (0_usize..8).prop_map(Operation::Free),
             1 => (0_usize..8, 0_i64..20).prop_map(|(seq, n)| Operation::Truncate(seq, n)),
             1 => (0_usize..8).prop_map(Operation::Stale),
-            8 => (prop::collection::vec(rows, 0..5), end).prop_map(|(rows, end)| Operation::Step(rows, end)),
+            1 => (0_usize..8).prop_map(Operation::Keep),
+            12 => (prop::collection::vec(rows, 0..5), end).prop_map(|(rows, end)| Operation::Step(rows, end)),
         ]
         .boxed()
     }
