@@ -74,13 +74,14 @@ impl Tensors {
                 Array2::from_shape_vec(shape, memory).unwrap_or_else(|_| unreachable!("resized to the shape's length"));
         }
         self.rows.resize(entries.len(), (SeqId::default(), 0));
-        for ((entry, row), mut starts) in entries.iter().zip(&mut self.rows).zip(self.cachestarts.rows_mut()) {
+        let memory = self.cachestarts.as_slice_mut().unwrap_or_else(|| unreachable!("made from a vector"));
+        for ((entry, row), starts) in entries.iter().zip(&mut self.rows).zip(memory.chunks_exact_mut(width.max(1))) {
             let table = pages(entry);
             if row.0 != entry.seq || entry.replaced {
                 starts.fill(-1);
                 *row = (entry.seq, 0);
             }
-            for (start, &page) in starts.iter_mut().zip(table).skip(row.1) {
+            for (start, &page) in starts.iter_mut().skip(row.1).zip(table.iter().skip(row.1)) {
                 *start = page as i64 * spec.page_size() as i64;
             }
             row.1 = table.len();
