@@ -37,7 +37,8 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         2 => (1_usize..20).prop_map(Event::Join),
-        6 => (0_usize..8, 0_usize..4, proptest::bool::weighted(0.9)).prop_map(|(seq, n, commit)| Event::Step { seq, n, commit }),
+        6 => (0_usize..8, 0_usize..4, proptest::bool::weighted(0.9))
+            .prop_map(|(seq, n, commit)| Event::Step { seq, n, commit }),
         2 => (0_usize..8).prop_map(Event::Fork),
         1 => (0_usize..8).prop_map(Event::Free),
         1 => (0_usize..8, 0_usize..8).prop_map(|(seq, n)| Event::Truncate(seq, n)),
