@@ -1,0 +1,91 @@
+//! What a step appends.
+
+use crate::error::Error;
+use crate::seq_id::SeqId;
+use crate::sequence::MAX_POSITION;
+use crate::spec::CacheSpec;
+use crate::state::State;
+
+/// New rows of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Append<'a> {
+    pub(crate) seq: SeqId,
+    rows: Rows<'a>,
+    first_pos: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Rows<'a> {
+    Tokens(&'a [u32]),
+    Count(usize),
+}
+
+impl<'a> Append<'a> {
+    /// Appends these tokens. Where the sequence has no rows yet, it begins with the cached pages of the same tokens,
+    /// and only the others are in the step.
+    pub fn tokens(seq: SeqId, tokens: &'a [u32]) -> Self {
+        Self { seq, rows: Rows::Tokens(tokens), first_pos: None }
+    }
+
+    /// Appends `n` rows whose tokens the manager does not know.
+    pub fn count(seq: SeqId, n: usize) -> Self {
+        Self { seq, rows: Rows::Count(n), first_pos: None }
+    }
+
+    /// The position of the first row; the others follow. Unless given, it is the one behind the last, or 0.
+    #[must_use]
+    pub fn at(self, first_pos: i64) -> Self {
+        Self { first_pos: Some(first_pos), ..self }
+    }
+
+    /// The number of rows.
+    pub(crate) fn len(&self) -> usize {
+        match self.rows {
+            Rows::Tokens(tokens) => tokens.len(),
+            Rows::Count(n) => n,
+        }
+    }
+
+    /// The tokens, if they are known.
+    pub(crate) fn known(&self) -> Option<&'a [u32]> {
+        match self.rows {
+            Rows::Tokens(tokens) => Some(tokens),
+            Rows::Count(_) => None,
+        }
+    }
+
+    /// The first position, for a sequence that goes on at `next`.
+    pub(crate) fn first_position(&self, next: i64) -> i64 {
+        self.first_pos.unwrap_or(next)
+    }
+
+    /// Checks what is the append's own: all but whether there are pages for it.
+    pub(crate) fn check(&self, append: usize, spec: &CacheSpec, state: &State) -> Result<(), Error> {
+        let sequence = state.sequence(self.seq)?;
+        let n = self.len();
+        if n == 0 {
+            return Err(Error::EmptyAppend { append });
+        }
+        if let Some(other) = sequence.append {
+            return Err(Error::DuplicateSeq { append, other });
+        }
+        let min = sequence.next_position();
+        let first = self.first_position(min);
+        if first < min {
+            return Err(Error::PositionOrder { append, got: first, min });
+        }
+        let last = i64::try_from(n).ok().and_then(|n| first.checked_add(n - 1));
+        if last.is_none_or(|last| last > MAX_POSITION) {
+            return Err(Error::PositionOverflow { append, first, n, max: MAX_POSITION });
+        }
+        // Both are positions.
+        let kvlen = sequence.len + n;
+        let (page_size, need) = (spec.page_size(), kvlen.div_ceil(spec.page_size()));
+        match spec.max_pages() {
+            Some(max_pages) if need > max_pages => {
+                Err(Error::TooManyPages { append, kvlen, page_size, need, max_pages })
+            }
+            _ => Ok(()),
+        }
+    }
+}

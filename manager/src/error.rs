@@ -1,0 +1,192 @@
+//! Errors: one variant for each reason to refuse, with its numbers.
+
+use kvcache_schema::ElementType;
+use thiserror::Error;
+
+use crate::seq_id::SeqId;
+
+/// What a memory says when it cannot do what it is asked.
+pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An operation that was refused. Nothing has changed: neither the manager's state nor a live row.
+///
+/// [`Error::kind`] is a stable name for programs.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A number of the specification outside its range.
+    #[error("{name} is {got}, expected {min} to {max}")]
+    SpecRange {
+        /// The number's name.
+        name: &'static str,
+        /// Its value.
+        got: usize,
+        /// The smallest legal value.
+        min: usize,
+        /// The largest legal value.
+        max: usize,
+    },
+
+    /// Types that the operator does not have.
+    #[error("no quant_bit has cache {cache} with scale {}", .scale.map_or("none", ElementType::name))]
+    Types {
+        /// The type of `cache`.
+        cache: ElementType,
+        /// The type of `scale`, with quantization.
+        scale: Option<ElementType>,
+    },
+
+    /// Groups that do not divide a head, or that share bytes.
+    #[error("quant_group is {group}, expected a divisor of head_dim {head_dim}, even for int4")]
+    QuantGroup {
+        /// The attribute `quant_group`.
+        group: usize,
+        /// Elements of a head.
+        head_dim: usize,
+    },
+
+    /// A tensor, or the two together, whose bytes cannot be counted.
+    #[error("the size of {tensor} with shape {shape:?} overflows")]
+    SizeOverflow {
+        /// `cache` or `scale`.
+        tensor: &'static str,
+        /// The tensor's shape.
+        shape: [usize; 5],
+    },
+
+    /// Metadata of a cache that the system has no memory for.
+    #[error("no memory for {len} numbers of {size} bytes")]
+    OutOfMemory {
+        /// How many numbers: one for each page, or for each slot.
+        len: usize,
+        /// The bytes of one.
+        size: usize,
+    },
+
+    /// Memory of another length than the specification's.
+    #[error("{memory} has {got} bytes, expected {expected}")]
+    MemoryLength {
+        /// `cache` or `scale`.
+        memory: &'static str,
+        /// The length that it should have.
+        expected: usize,
+        /// The length that it has.
+        got: usize,
+    },
+
+    /// An id that no sequence has: it was freed.
+    #[error("no sequence has the id {seq:?}: it was freed")]
+    UnknownSeq {
+        /// The id.
+        seq: SeqId,
+    },
+
+    /// A change while a step is open.
+    #[error("a step is open: commit it or roll it back first")]
+    StepOpen,
+
+    /// An append of no tokens.
+    #[error("append {append} has no tokens")]
+    EmptyAppend {
+        /// Its index in the step.
+        append: usize,
+    },
+
+    /// A sequence that is appended to twice in one step.
+    #[error("append {append} is to the same sequence as append {other}")]
+    DuplicateSeq {
+        /// Its index in the step.
+        append: usize,
+        /// The index of the earlier append.
+        other: usize,
+    },
+
+    /// A position that is not behind those of the sequence.
+    #[error("append {append} begins at position {got}, expected {min} or a later one")]
+    PositionOrder {
+        /// Its index in the step.
+        append: usize,
+        /// Its first position.
+        got: i64,
+        /// The smallest legal one.
+        min: i64,
+    },
+
+    /// Positions past the largest one.
+    #[error("append {append} has {n} positions from {first}, expected none above {max}")]
+    PositionOverflow {
+        /// Its index in the step.
+        append: usize,
+        /// Its first position.
+        first: i64,
+        /// The number of its tokens.
+        n: usize,
+        /// The largest position.
+        max: i64,
+    },
+
+    /// A sequence that would need more pages than a row of `cachestarts` has.
+    #[error("append {append} makes {kvlen} rows, which are {need} pages of {page_size}, expected at most {max_pages}")]
+    TooManyPages {
+        /// Its index in the step.
+        append: usize,
+        /// The sequence's rows with it.
+        kvlen: usize,
+        /// Rows of a page.
+        page_size: usize,
+        /// The pages for that many rows.
+        need: usize,
+        /// The specification's `max_pages`.
+        max_pages: usize,
+    },
+
+    /// Too few free pages for a step.
+    #[error("the step needs {need} pages, {free} are free")]
+    OutOfPages {
+        /// The pages that the step has to take. Appends behind the one that did not fit are counted without the pages
+        /// that they would share with it.
+        need: usize,
+        /// The pages that it could take: free ones, and cached ones that it does not read.
+        free: usize,
+    },
+
+    /// A memory that failed to move bytes.
+    #[error("the memory failed: {source}")]
+    Memory {
+        /// What it said.
+        source: MemoryError,
+    },
+
+    /// An invariant that does not hold: an error of this crate.
+    #[error("invariant broken: {what} ({at})")]
+    Broken {
+        /// What should be true and is not.
+        what: &'static str,
+        /// The page, the row or the number of the sequence where it is not.
+        at: usize,
+    },
+}
+
+impl Error {
+    /// The variant's name in snake case.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::SpecRange { .. } => "spec_range",
+            Self::Types { .. } => "types",
+            Self::QuantGroup { .. } => "quant_group",
+            Self::SizeOverflow { .. } => "size_overflow",
+            Self::OutOfMemory { .. } => "out_of_memory",
+            Self::MemoryLength { .. } => "memory_length",
+            Self::UnknownSeq { .. } => "unknown_seq",
+            Self::StepOpen => "step_open",
+            Self::EmptyAppend { .. } => "empty_append",
+            Self::DuplicateSeq { .. } => "duplicate_seq",
+            Self::PositionOrder { .. } => "position_order",
+            Self::PositionOverflow { .. } => "position_overflow",
+            Self::TooManyPages { .. } => "too_many_pages",
+            Self::OutOfPages { .. } => "out_of_pages",
+            Self::Memory { .. } => "memory",
+            Self::Broken { .. } => "broken",
+        }
+    }
+}

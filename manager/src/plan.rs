@@ -1,0 +1,217 @@
+//! The planner: gives the rows of a step their pages.
+
+use kvcache_kernels::RowCopy;
+
+use crate::append::Append;
+use crate::error::Error;
+use crate::journal::Journal;
+use crate::prefix;
+use crate::seq_id::SeqId;
+use crate::spec::CacheSpec;
+use crate::state::State;
+
+/// One batch entry of a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) seq: SeqId,
+    /// The append that it is for.
+    pub(crate) append: usize,
+    /// Rows before it: `start_pos`.
+    pub(crate) start: usize,
+    /// Its tokens: `seqlen`.
+    pub(crate) n: usize,
+    /// Tokens of the append that were found in the prefix index.
+    pub(crate) cached: usize,
+    /// The position of its first token.
+    pub(crate) position: i64,
+    /// Whether an entry of the sequence's table was replaced.
+    pub(crate) replaced: bool,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Plan {
+    pub(crate) entries: Vec<Entry>,
+    /// Copies to make before the step writes.
+    pub(crate) copies: Vec<RowCopy>,
+    /// Who writes into pages that several sequences have: the page, the rows that the writer has in it, and the append.
+    /// Sorted.
+    writers: Vec<(u32, usize, usize)>,
+    /// Pages that were needed when none was left.
+    missing: usize,
+}
+
+/// What the planner reads and changes.
+pub(crate) struct Planner<'a> {
+    pub(crate) spec: &'a CacheSpec,
+    pub(crate) state: &'a mut State,
+    pub(crate) journal: &'a mut Journal,
+    pub(crate) plan: &'a mut Plan,
+}
+
+impl Planner<'_> {
+    /// Plans a step. All changes are in the journal; after an error they have to be rolled back.
+    pub(crate) fn plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+        self.plan.entries.clear();
+        self.plan.copies.clear();
+        self.plan.missing = 0;
+        for (i, append) in appends.iter().enumerate() {
+            append.check(i, self.spec, self.state)?;
+            self.journal.mark(self.state, append.seq, i);
+        }
+        self.find_writers(appends);
+        for (i, append) in appends.iter().enumerate() {
+            let entry = self.place(i, append);
+            self.plan.entries.push(entry);
+        }
+        if self.plan.missing > 0 {
+            let free = self.journal.taken();
+            return Err(Error::OutOfPages { need: free.saturating_add(self.plan.missing), free });
+        }
+        self.plan.entries.sort_unstable_by_key(|entry| (entry.n != 1, entry.append));
+        Ok(())
+    }
+
+    /// Gives an append its rows.
+    fn place(&mut self, i: usize, append: &Append<'_>) -> Entry {
+        let seq = append.seq;
+        self.journal.note(self.state, seq);
+        let sequence = &self.state.sequences[seq];
+        let (before, position) = (sequence.len, append.first_position(sequence.next_position()));
+        let known = append.known().filter(|_| sequence.known == before && position == before as i64);
+        let cached = if before == 0 { known.map_or(0, |tokens| self.map_prefix(seq, tokens)) } else { 0 };
+
+        let replaced = self.own_last_page(seq, i);
+        let kvlen = before + append.len();
+        self.grow(seq, kvlen);
+        self.state.sequences[seq].push_rows(append.len(), position);
+        if let Some(tokens) = known
+            && self.plan.missing == 0
+        {
+            self.remember(seq, before + cached, &tokens[cached..]);
+        }
+        Entry {
+            seq,
+            append: i,
+            start: before + cached,
+            n: append.len() - cached,
+            cached,
+            position: position + cached as i64,
+            replaced,
+        }
+    }
+
+    /// Begins an empty sequence with the longest sealed chain of its tokens; gives how many they are. One token is
+    /// always computed.
+    fn map_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
+        if !self.spec.prefix_sharing() {
+            return 0;
+        }
+        let page_size = self.spec.page_size();
+        let mut key = self.state.sequences[seq].key;
+        let mut cached = 0;
+        for chunk in tokens[..tokens.len() - 1].chunks_exact(page_size) {
+            let child = prefix::child(key, chunk);
+            let Some(page) = self.state.prefix.find(child, chunk) else {
+                break;
+            };
+            self.journal.map(self.state, page);
+            self.state.sequences[seq].table.push(page);
+            (key, cached) = (child, cached + page_size);
+        }
+        let sequence = &mut self.state.sequences[seq];
+        (sequence.key, sequence.known) = (key, cached);
+        cached
+    }
+
+    /// Notes who writes into pages that several sequences have.
+    fn find_writers(&mut self, appends: &[Append<'_>]) {
+        let page_size = self.spec.page_size();
+        self.plan.writers.clear();
+        for (i, append) in appends.iter().enumerate() {
+            let sequence = &self.state.sequences[append.seq];
+            let rows = sequence.len % page_size;
+            if rows > 0 {
+                let page = sequence.table[sequence.len / page_size];
+                if self.state.pages.refcount(page) > 1 {
+                    self.plan.writers.push((page, rows, i));
+                }
+            }
+        }
+        self.plan.writers.sort_unstable();
+    }
+
+    /// Whether append `i` writes into a page in place: its only owner does, or of owners that all write in this step
+    /// who has most rows in it, the last of equals. The others copy.
+    fn writes_in_place(&self, page: u32, i: usize) -> bool {
+        let refcount = self.state.pages.refcount(page) as usize;
+        let writers = &self.plan.writers[self.plan.writers.partition_point(|writer| writer.0 < page)..];
+        let writers = &writers[..writers.partition_point(|writer| writer.0 == page)];
+        match writers.last() {
+            Some(&(_, _, most)) => most == i && refcount == 1 + writers.iter().filter(|writer| writer.2 > i).count(),
+            None => refcount == 1,
+        }
+    }
+
+    /// Before a sequence writes into a page that others have, it gets one of its own with a copy of its rows. Whether
+    /// it did.
+    fn own_last_page(&mut self, seq: SeqId, i: usize) -> bool {
+        let page_size = self.spec.page_size();
+        let sequence = &self.state.sequences[seq];
+        let (index, len) = (sequence.len / page_size, sequence.len % page_size);
+        if len == 0 {
+            return false;
+        }
+        let page = sequence.table[index];
+        if self.writes_in_place(page, i) {
+            self.journal.unseal(self.state, page);
+            return false;
+        }
+        match self.journal.take(self.state) {
+            Some(own) => {
+                self.journal.replace(self.state, seq, index, own);
+                self.state.prefix.copy_tokens(page, own, len);
+                let slot = |page: u32| page as usize * page_size;
+                self.plan.copies.push(RowCopy { src: slot(page), dst: slot(own), len });
+            }
+            None => self.plan.missing += 1,
+        }
+        self.journal.unshare(self.state, page);
+        true
+    }
+
+    /// Gives a sequence the pages of `kvlen` rows.
+    fn grow(&mut self, seq: SeqId, kvlen: usize) {
+        let need = kvlen.div_ceil(self.spec.page_size());
+        while self.state.sequences[seq].table.len() < need {
+            let Some(page) = self.journal.take(self.state) else {
+                let missing = need - self.state.sequences[seq].table.len();
+                self.plan.missing = self.plan.missing.saturating_add(missing);
+                return;
+            };
+            self.state.sequences[seq].table.push(page);
+        }
+    }
+
+    /// Notes the tokens of rows from `row` on, which follow known ones, and seals the pages that they fill.
+    fn remember(&mut self, seq: SeqId, row: usize, mut tokens: &[u32]) {
+        if !self.spec.prefix_sharing() {
+            return;
+        }
+        let page_size = self.spec.page_size();
+        let mut known = row;
+        while !tokens.is_empty() {
+            let page = self.state.sequences[seq].table[known / page_size];
+            let at = known % page_size;
+            let (here, behind) = tokens.split_at(tokens.len().min(page_size - at));
+            self.state.prefix.tokens_mut(page)[at..at + here.len()].copy_from_slice(here);
+            (known, tokens) = (known + here.len(), behind);
+            if known.is_multiple_of(page_size) {
+                let key = prefix::child(self.state.sequences[seq].key, self.state.prefix.tokens(page));
+                self.state.sequences[seq].key = key;
+                self.journal.seal(self.state, page, key);
+            }
+        }
+        self.state.sequences[seq].known = known;
+    }
+}

@@ -1,0 +1,140 @@
+//! An open step: planned, then applied, then committed or rolled back.
+
+use kvcache_kernels::RowCopy;
+use kvcache_op::IndexInputs;
+use ndarray::ArrayView2;
+
+use crate::append::Append;
+use crate::error::Error;
+use crate::manager::Manager;
+use crate::memory::CacheMemory;
+use crate::tensors::Tensors;
+
+/// Rolls back what is open when it is dropped.
+#[derive(Debug)]
+struct Guard<'m>(&'m mut Manager);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.rollback_open_step();
+    }
+}
+
+/// A step whose rows have their slots. [`apply`](Self::apply) makes its copies; dropped instead, it is rolled back.
+#[derive(Debug)]
+#[must_use = "a dropped step is rolled back"]
+pub struct Planned<'m>(Guard<'m>);
+
+/// A step that is ready to be run: its tensors are the operator's inputs. [`commit`](Self::commit) ends it; dropped
+/// instead, it is rolled back.
+#[derive(Debug)]
+#[must_use = "a dropped step is rolled back"]
+pub struct Step<'m>(Guard<'m>);
+
+impl Manager {
+    /// Plans a step that appends rows to sequences: all of them, or none. No appends are a legal step.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
+    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`].
+    pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
+        self.plan_step(appends)?;
+        Ok(Planned(Guard(self)))
+    }
+}
+
+impl<'m> Planned<'m> {
+    /// The copies that the step needs before it writes: those of shared pages.
+    pub fn copies(&self) -> &[RowCopy] {
+        self.0.0.copies()
+    }
+
+    /// Makes the step's copies.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; the step is then rolled back, but that cached pages that a copy was to write are free.
+    pub fn apply(self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<Step<'m>, Error> {
+        self.0.0.apply(memory)?;
+        Ok(Step(self.0))
+    }
+}
+
+impl Step<'_> {
+    fn tensors(&self) -> &Tensors {
+        self.0.0.tensors()
+    }
+
+    /// The inputs of `KeyValueCache::check_layers`, and the index inputs of a single call.
+    pub fn layers_inputs(&self) -> IndexInputs<'_> {
+        self.tensors().index_inputs()
+    }
+
+    /// Shape (B + 1): where the tokens of each entry begin.
+    pub fn seqstarts(&self) -> &[i64] {
+        &self.tensors().seqstarts
+    }
+
+    /// Shape (B + 1): where the rows of each entry begin in `key` and `value`.
+    pub fn kvstarts(&self) -> &[i64] {
+        &self.tensors().kvstarts
+    }
+
+    /// Shape (B, MaxP): the first slot of each page; -1 behind the last one.
+    pub fn cachestarts(&self) -> ArrayView2<'_, i64> {
+        self.tensors().cachestarts.view()
+    }
+
+    /// Shape (B): the rows that each entry has already.
+    pub fn start_pos(&self) -> &[i64] {
+        &self.tensors().start_pos
+    }
+
+    /// The most tokens of an entry.
+    pub fn max_seqlen(&self) -> i64 {
+        self.tensors().max_seqlen
+    }
+
+    /// The most rows of an entry.
+    pub fn max_kvlen(&self) -> i64 {
+        self.tensors().max_kvlen
+    }
+
+    /// Shape (`seqstarts[B]`): the positions of the tokens.
+    pub fn positions(&self) -> &[i64] {
+        &self.tensors().positions
+    }
+
+    /// Shape (`seqstarts[B]`): the tokens to compute; -1 where they are not known.
+    pub fn token_ids(&self) -> &[i64] {
+        &self.tensors().token_ids
+    }
+
+    /// Shape (B): by entry, the tokens of its append that were found in the prefix index. They are not in `seqlen`.
+    pub fn cached(&self) -> &[i64] {
+        &self.tensors().cached
+    }
+
+    /// Shape (B): by entry, the index of its append. Entries of one token come first.
+    pub fn order(&self) -> &[i64] {
+        &self.tensors().order
+    }
+
+    /// The number of entries of one token.
+    pub fn decoding_batches(&self) -> i64 {
+        self.tensors().decoding_batches
+    }
+
+    /// Replaces what is in `positions` by the positions of all rows, in the order of `key` and `value`: shape
+    /// (`kvstarts[B]`).
+    pub fn key_positions_into(&self, positions: &mut Vec<i64>) {
+        self.0.0.key_positions_into(positions);
+    }
+
+    /// Ends the step: its rows are stored.
+    pub fn commit(self) {
+        self.0.0.commit();
+    }
+
+    /// Ends the step as if it had never begun, as dropping it does.
+    pub fn rollback(self) {}
+}

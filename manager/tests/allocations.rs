@@ -1,0 +1,69 @@
+//! A step in steady state allocates nothing: the same batch decodes on, and takes new pages now and then. Only what
+//! grows with the sequences, their tables and the prefix index, doubles from time to time.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvcache_manager::schema::ElementType;
+use kvcache_manager::{Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, RowCopy};
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: all calls go to `System`, with the caller's arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's layout, whose size is not 0.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, data: *mut u8, layout: Layout) {
+        // SAFETY: `data` is from `System`, of this layout.
+        unsafe { System.dealloc(data, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A memory whose bytes do not matter here.
+struct AnyMemory;
+
+impl CacheMemory for AnyMemory {
+    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
+        Ok(())
+    }
+}
+
+/// Decodes with 64 sequences; gives the allocations of each step.
+fn decode(steps: u32) -> Vec<usize> {
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 64 * 512 };
+    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 16 });
+    let mut manager = Manager::new(builder.max_pages(64).build().unwrap()).unwrap();
+    let seqs: Vec<_> = (0..64).map(|_| manager.create().unwrap()).collect();
+    // Rows of different lengths, so that their pages end in different steps.
+    let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();
+    let appends: Vec<_> = seqs.iter().zip(&prompts).map(|(&seq, prompt)| Append::tokens(seq, prompt)).collect();
+    manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    let step = |token: u32| {
+        let tokens = [token];
+        let mut appends = [Append::tokens(seqs[0], &tokens); 64];
+        for (append, &seq) in appends.iter_mut().zip(&seqs) {
+            *append = Append::tokens(seq, &tokens);
+        }
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    (0..steps).map(step).collect()
+}
+
+#[test]
+fn a_step_in_steady_state_allocates_nothing() {
+    let allocations = decode(100);
+    let (growing, steady) = allocations.split_at(20);
+    assert!(steady.iter().all(|&allocations| allocations == 0), "{allocations:?}");
+    assert!(growing.iter().sum::<usize>() < 64, "{allocations:?}");
+}
