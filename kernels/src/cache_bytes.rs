@@ -324,13 +324,9 @@ impl TensorRows {
         let strides = layout.strides(dims).ok_or(overflow)?;
         // From the innermost axis on, as the strides have shown not to overflow.
         let elements = shape.iter().rev().product();
+        let len = element.bytes(elements).ok_or(overflow)?;
         let bytes = TensorBytes::new(element, dims.inner, strides, elements);
-        Ok(Self {
-            bytes,
-            dims: [dims.num_layer, 2, dims.num_heads],
-            len: element.bytes(elements).ok_or(overflow)?,
-            plane_len: dims.max_t * bytes.token,
-        })
+        Ok(Self { bytes, dims: [dims.num_layer, 2, dims.num_heads], len, plane_len: dims.max_t * bytes.token })
     }
 
     /// The bytes that a slot has here.

@@ -286,6 +286,10 @@ fn what_no_cache_can_be_is_refused() {
             assert_eq!(CacheRows::new(layout, dims, t2, None), Err(error));
         }
     }
+    // Strides whose bytes overflow, too.
+    let dims = CacheDims { max_t: 1 << 40, num_layer: 1, num_heads: 1 << 21, inner: 1 };
+    let error = CacheRows::new(CacheLayout::LayerMajor, dims, Float32, None);
+    assert!(matches!(error, Err(RowsError::SizeOverflow { tensor: "cache", .. })));
     assert_eq!(
         RowsError::Types { t2: Float16, t3: Some(Float16) }.to_string(),
         "no quant_bit has cache float16 with scale float16"

@@ -16,7 +16,7 @@ const CODES: usize = 256;
 const TOKENS: usize = 1 << 15;
 
 /// `key` and `value` of a cache of every code, where all groups of a head have the same scale.
-fn load(kernel: &dyn Kernel, bits: QuantBit, group: usize, t1: ElementType) -> Vec<u8> {
+fn load(kernel: &dyn Kernel, bits: QuantBit, group: usize, t1: ElementType) -> Vec<u64> {
     let t2 = bits.element();
     let head_dim = CODES * 8 / t2.bits();
     let head: Vec<u8> = (0..=u8::MAX).collect();
@@ -64,22 +64,29 @@ fn load(kernel: &dyn Kernel, bits: QuantBit, group: usize, t1: ElementType) -> V
     // lengths, the outputs one after the other in one of them, and live as long as the problem.
     let mut problem = unsafe { Problem::assume_checked(geometry, indices, pointers) };
     kernel.load(&mut problem, &Serial);
-    outputs.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    outputs
 }
 
 #[test]
 fn every_product_is_the_references() {
     let (supported, missing): (Vec<_>, Vec<_>) = InstructionSet::ALL.into_iter().partition(|set| set.is_supported());
     println!("not on this machine, left out: {missing:?}");
-    let kernels: Vec<Cpu> = supported.into_iter().filter_map(Cpu::with_instructions).collect();
+    // By non-temporal stores and by plain ones.
+    let kernels: Vec<Cpu> = supported
+        .into_iter()
+        .filter_map(Cpu::with_instructions)
+        .flat_map(|cpu| [cpu.with_stream_bytes(0), cpu.with_stream_bytes(usize::MAX)])
+        .collect();
     for bits in [QuantBit::Eight, QuantBit::Four] {
         for t1 in [ElementType::Float16, ElementType::Float32] {
             let expected = load(&Reference, bits, CODES, t1);
-            // Groups as short as any, of half a register, of one, and longer than those that the compiler knows.
-            for group in [2, 8, 32, CODES] {
+            // Every length that a kernel knows in advance up to a register, and longer ones; int4 has even groups
+            // alone.
+            let groups = [1, 2, 4, 8, 16, 32, CODES];
+            for group in groups.into_iter().filter(|group| bits == QuantBit::Eight || group % 2 == 0) {
                 for kernel in &kernels {
-                    let found = load(kernel, bits, group, t1);
-                    assert!(found == expected, "{}, {bits:?}, groups of {group}, {t1}", kernel.name());
+                    let got = load(kernel, bits, group, t1);
+                    assert!(got == expected, "{}, {bits:?}, groups of {group}, {t1}", kernel.name());
                 }
             }
         }

@@ -81,6 +81,10 @@ impl Kernel for Cpu {
 impl Cpu {
     fn store_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
         let tokens = problem.total_seqlen();
+        if tokens == 0 {
+            // Without tokens a token's size need not fit in memory.
+            return;
+        }
         let token_bytes = walk.value_bytes() + walk.cache_bytes();
         let stream = walk.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
         let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
@@ -89,6 +93,9 @@ impl Cpu {
 
     fn load_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
         let tokens = problem.total_kvlen();
+        if tokens == 0 {
+            return;
+        }
         let stream = walk.streams() && tokens.saturating_mul(walk.output_bytes()) >= self.stream_bytes;
         let token_bytes = walk.cache_bytes() + walk.output_bytes();
         partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(tokens, stream));

@@ -32,9 +32,11 @@ pub(crate) fn run(
     let next = AtomicUsize::new(0);
     let take = |_: usize| {
         // Claimed by counting, not by the task's number: no token is moved twice even if the caller's workers err.
-        while let start @ 0.. = next.fetch_add(piece, Ordering::Relaxed)
-            && start < tokens
-        {
+        loop {
+            let start = next.fetch_add(piece, Ordering::Relaxed);
+            if start >= tokens {
+                break;
+            }
             work(start..tokens.min(start + piece));
         }
     };

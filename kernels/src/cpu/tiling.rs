@@ -28,7 +28,7 @@ pub(crate) struct Tiling {
     pub(crate) one_row: bool,
     /// Tokens between what is moved and what is prefetched, in [`Order::TokensOuter`]; none leaves it to the processor.
     /// In [`Order::HeadsOuter`] the next head is prefetched.
-    pub(crate) ahead: Option<usize>,
+    pub(crate) prefetch: Option<usize>,
 }
 
 /// Rows that are moved together, at one distance from what is prefetched with them. Tokens are counted in the run.
@@ -41,12 +41,12 @@ pub(crate) struct Part {
     /// The rows of each.
     pub(crate) rows: Range<usize>,
     /// What is prefetched while the first row is moved.
-    pub(crate) ahead: Option<Ahead>,
+    pub(crate) prefetch: Option<PrefetchTarget>,
 }
 
 /// A row that is prefetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ahead {
+pub(crate) struct PrefetchTarget {
     /// 0 for keys, 1 for values.
     pub(crate) kv: usize,
     /// The token, counted in the run: behind its end it is a token of the next run.
@@ -71,24 +71,24 @@ impl Tiling {
     /// The keys or values of a tile, in two parts: the second has what is prefetched outside of what is moved.
     #[inline(always)]
     fn for_each_half(self, kv: usize, start: usize, end: usize, visit: &mut impl FnMut(Part)) {
-        let part = |tokens: Range<usize>, rows: Range<usize>, ahead| Part { kv, tokens, rows, ahead };
-        let Some(distance) = self.ahead else {
+        let part = |tokens: Range<usize>, rows: Range<usize>, prefetch| Part { kv, tokens, rows, prefetch };
+        let Some(distance) = self.prefetch else {
             return visit(part(start..end, 0..self.rows, None));
         };
-        let ahead = |kv, token, row| Some(Ahead { kv, token, row });
+        let prefetch = |kv, token, row| Some(PrefetchTarget { kv, token, row });
         // What is moved after this: the tile's values, or the next tile's keys.
-        let next = if kv == 0 { ahead(1, start, 0) } else { ahead(0, end, 0) };
+        let next = if kv == 0 { prefetch(1, start, 0) } else { prefetch(0, end, 0) };
         match self.order {
             Order::HeadsOuter => {
                 if self.rows > 1 {
-                    visit(part(start..end, 0..self.rows - 1, ahead(kv, start, 1)));
+                    visit(part(start..end, 0..self.rows - 1, prefetch(kv, start, 1)));
                 }
                 visit(part(start..end, self.rows - 1..self.rows, next));
             }
             Order::TokensOuter => {
                 let last = end - distance.min(end - start);
                 if start < last {
-                    visit(part(start..last, 0..self.rows, ahead(kv, start + distance, 0)));
+                    visit(part(start..last, 0..self.rows, prefetch(kv, start + distance, 0)));
                 }
                 visit(part(last..end, 0..self.rows, next));
             }
@@ -130,7 +130,7 @@ pub(crate) struct Distances {
     /// Of a tile.
     pub(crate) tile: usize,
     /// Between what is moved and what is prefetched.
-    pub(crate) ahead: usize,
+    pub(crate) prefetch: usize,
 }
 
 /// How large loads with non-temporal stores are cut on a machine: measured there, since machines differ.
@@ -165,19 +165,19 @@ impl Tuning {
     /// Intel's Sapphire Rapids (Xeon, family 6, model 143 and 207). Several streams are read at once, whatever the
     /// layout; short rows, so that prefetches come in small portions.
     pub(crate) const INTEL: Self = Self {
-        near_copied: Distances { tile: 128 << 10, ahead: 16 << 10 },
-        near_converted: Distances { tile: 128 << 10, ahead: 8 << 10 },
-        far_copied: Distances { tile: 32 << 10, ahead: 8 << 10 },
-        far_converted: Distances { tile: 32 << 10, ahead: 4 << 10 },
-        head_major: Some(Distances { tile: 256 << 10, ahead: 8 << 10 }),
+        near_copied: Distances { tile: 128 << 10, prefetch: 16 << 10 },
+        near_converted: Distances { tile: 128 << 10, prefetch: 8 << 10 },
+        far_copied: Distances { tile: 32 << 10, prefetch: 8 << 10 },
+        far_converted: Distances { tile: 32 << 10, prefetch: 4 << 10 },
+        head_major: Some(Distances { tile: 256 << 10, prefetch: 8 << 10 }),
     };
 
     /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four; head-major tiles of 4 KiB win.
     pub(crate) const AMD: Self = Self {
-        near_copied: Distances { tile: 16 << 10, ahead: 16 << 10 },
-        near_converted: Distances { tile: 32 << 10, ahead: 8 << 10 },
-        far_copied: Distances { tile: 32 << 10, ahead: 32 << 10 },
-        far_converted: Distances { tile: 32 << 10, ahead: 32 << 10 },
+        near_copied: Distances { tile: 16 << 10, prefetch: 16 << 10 },
+        near_converted: Distances { tile: 32 << 10, prefetch: 8 << 10 },
+        far_copied: Distances { tile: 32 << 10, prefetch: 32 << 10 },
+        far_converted: Distances { tile: 32 << 10, prefetch: 32 << 10 },
         head_major: None,
     };
 }
@@ -188,7 +188,7 @@ impl Shape {
     pub(crate) fn plain_load(self, num_repeat: usize, output_bytes: usize) -> Tiling {
         let tiling = self.plain_tiling(num_repeat);
         // What is smaller was just stored, or will be loaded again soon: it is in a cache.
-        if output_bytes < PREFETCH_BYTES { Tiling { ahead: None, ..tiling } } else { tiling }
+        if output_bytes < PREFETCH_BYTES { Tiling { prefetch: None, ..tiling } } else { tiling }
     }
 
     fn plain_tiling(self, num_repeat: usize) -> Tiling {
@@ -198,8 +198,8 @@ impl Shape {
         let one_row = num_repeat == 1 && self.strides.token == self.token_len();
         let tokens = if one_row { usize::MAX } else { tokens_in(PLAIN_TILE_BYTES, self.token_bytes()) };
         let rows = if num_repeat == 1 { 1 } else { self.num_heads };
-        let ahead = (!one_row).then_some(tokens);
-        Tiling { tokens, order: Order::TokensOuter, rows, one_row, ahead }
+        let prefetch = (!one_row).then_some(tokens);
+        Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
 
     /// The same, by non-temporal stores; `whole_lines` says whether each head of the outputs is whole lines.
@@ -224,7 +224,7 @@ impl Shape {
     }
 
     /// Token by token where a machine prefers head by head.
-    const JOINED: Distances = Distances { tile: 32 << 10, ahead: 8 << 10 };
+    const JOINED: Distances = Distances { tile: 32 << 10, prefetch: 8 << 10 };
 
     /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is
     /// whole lines.
@@ -233,24 +233,24 @@ impl Shape {
         let tokens = tokens_in(STORE_TILE_BYTES, self.token_bytes());
         if self.is_head_major() {
             let order = if quantizes || (stream && !whole_lines) { Order::HeadsOuter } else { Order::TokensOuter };
-            return Tiling { tokens, order, rows: self.num_heads, one_row: false, ahead: None };
+            return Tiling { tokens, order, rows: self.num_heads, one_row: false, prefetch: None };
         }
         // What is quantized and streamed passes through a stage, token by token.
         let one_row = self.strides.token == self.token_len() && !(quantizes && stream);
         let tokens = if one_row { usize::MAX } else { tokens };
-        Tiling { tokens, order: Order::TokensOuter, rows: 1, one_row, ahead: None }
+        Tiling { tokens, order: Order::TokensOuter, rows: 1, one_row, prefetch: None }
     }
 
     fn token_by_token(self, distances: Distances, rows: usize, one_row: bool) -> Tiling {
         let tokens = tokens_in(distances.tile, self.token_bytes());
-        let ahead = Some(tokens_in(distances.ahead, self.token_bytes()));
-        Tiling { tokens, order: Order::TokensOuter, rows, one_row, ahead }
+        let prefetch = Some(tokens_in(distances.prefetch, self.token_bytes()));
+        Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
 
     fn head_by_head(self) -> Tiling {
         let neighbors = self.strides.token == self.head_dim;
         let tokens = if neighbors { tokens_in(HEAD_TILE_BYTES, self.cache_head_bytes) } else { 1 };
-        Tiling { tokens, order: Order::HeadsOuter, rows: self.num_heads, one_row: false, ahead: Some(0) }
+        Tiling { tokens, order: Order::HeadsOuter, rows: self.num_heads, one_row: false, prefetch: Some(0) }
     }
 
     /// Whether the heads of a token are no neighbors in the cache.
@@ -293,12 +293,12 @@ mod tests {
 
     fn tilings() -> impl Strategy<Value = Tiling> {
         let order = prop_oneof![Just(Order::TokensOuter), Just(Order::HeadsOuter)];
-        (1..9usize, order, 1..4usize, prop::option::of(1..12usize)).prop_map(|(tokens, order, rows, ahead)| Tiling {
+        (1..9usize, order, 1..4usize, prop::option::of(1..12usize)).prop_map(|(tokens, order, rows, prefetch)| Tiling {
             tokens,
             order,
             rows,
             one_row: false,
-            ahead,
+            prefetch,
         })
     }
 
@@ -327,13 +327,13 @@ mod tests {
         #[test]
         fn everything_is_prefetched(tokens in 1..9usize, distance in 1..12usize, len in 1..40usize) {
             let order = Order::TokensOuter;
-            let tiling = Tiling { tokens, order, rows: 2, one_row: false, ahead: Some(distance) };
+            let tiling = Tiling { tokens, order, rows: 2, one_row: false, prefetch: Some(distance) };
             let (mut moved, mut prefetched) = (Vec::new(), Vec::new());
             for part in parts(tiling, len) {
-                let ahead = part.ahead.unwrap();
+                let prefetch = part.prefetch.unwrap();
                 for (i, t) in part.tokens.clone().enumerate() {
                     moved.push((part.kv, t));
-                    prefetched.push((ahead.kv, ahead.token + i));
+                    prefetched.push((prefetch.kv, prefetch.token + i));
                 }
             }
             // Tiles of other lengths than the one after them prefetch less, or further than the run.

@@ -16,7 +16,7 @@ use crate::cache_bytes::{CacheBytes, TensorBytes};
 use crate::problem::{Geometry, Indices, Pointers, Problem};
 
 /// How far ahead of a row that is stored the values are prefetched, in bytes.
-const STORE_AHEAD_BYTES: usize = 4096;
+const STORE_PREFETCH_DISTANCE: usize = 4096;
 
 /// A problem in the form that the threads share.
 pub(crate) struct Walk<'a> {
@@ -93,7 +93,7 @@ impl<'a> Walk<'a> {
         bytes(t2, len) + quant.map_or(0, |quant| bytes(quant.t3, len / quant.group))
     }
 
-    /// Whether a load or a store of so many bytes uses non-temporal stores, if it wants to.
+    /// Whether the instruction set has non-temporal stores.
     pub(crate) fn streams(&self) -> bool {
         self.functions.streams
     }
@@ -137,9 +137,10 @@ impl<'a> Walk<'a> {
                 tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, 1);
                     block.prefetch =
-                        writers.is_some().then_some(Prefetch { row: STORE_AHEAD_BYTES as isize, scale: 0 });
+                        writers.is_some().then_some(Prefetch { row: STORE_PREFETCH_DISTANCE as isize, scale: 0 });
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches.
+                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; `Cpu` is made for
+                    // supported instruction sets alone.
                     unsafe { mover.store(&block, writers) }
                 });
             }
@@ -184,11 +185,12 @@ impl<'a> Walk<'a> {
 
     /// The distance from a part's first row in cache and scale to what is prefetched; `next` is the slot after the run.
     fn prefetch(&self, part: &Part, run: Run, next: Option<usize>) -> Option<Prefetch> {
-        let ahead = part.ahead?;
-        let slot = if ahead.token < run.len { run.slot + ahead.token } else { next? + ahead.token - run.len };
+        let target = part.prefetch?;
+        let slot = if target.token < run.len { run.slot + target.token } else { next? + target.token - run.len };
         let from = (run.slot + part.tokens.start, part.kv, part.rows.start);
         let distance = |layer: &Layer| {
-            layer.row(slot, ahead.kv, ahead.row).addr().wrapping_sub(layer.row(from.0, from.1, from.2).addr()) as isize
+            layer.row(slot, target.kv, target.row).addr().wrapping_sub(layer.row(from.0, from.1, from.2).addr())
+                as isize
         };
         Some(Prefetch { row: distance(&self.cache), scale: distance(&self.scale) })
     }

@@ -24,7 +24,8 @@ impl RowFunction for CopyRows {
 
     #[inline(always)]
     unsafe fn run<S: Groups>(all: &Copies) {
-        // SAFETY: the same conditions; one copy, the common case, is known to the compiler.
+        // One copy, the common case, is known to the compiler.
+        // SAFETY: the same conditions.
         unsafe { if all.copies == 1 { copy_rows::<S>(all, 1) } else { copy_rows::<S>(all, all.copies) } }
     }
 }
@@ -34,7 +35,8 @@ impl RowFunction for StreamRows {
 
     #[inline(always)]
     unsafe fn run<S: Groups>(all: &Copies) {
-        // SAFETY: the same conditions; one copy, the common case, is known to the compiler.
+        // One copy, the common case, is known to the compiler.
+        // SAFETY: the same conditions.
         unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
     }
 }

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::super::block::Copies;
+use super::super::functions::CopyFunction;
 use super::prefetch::LINE;
 
 /// Bytes of a stage: a small part of the first-level cache.
@@ -29,9 +30,6 @@ impl Stage {
         self.0.as_mut_ptr().cast()
     }
 }
-
-/// Copies whole lines by non-temporal stores: a row function over [`Copies`].
-pub(crate) type StreamLines = unsafe fn(&Copies);
 
 /// Writes bytes of consecutive addresses as whole lines, by non-temporal stores. Lines of which it gets a part only, at
 /// either end, it writes by plain stores.
@@ -68,10 +66,11 @@ impl<'s> LineWriter<'s> {
     /// Writes the whole lines of what was held back and of the `len` bytes that were reserved.
     ///
     /// # Safety
-    /// These bytes are filled, and their addresses are valid for writes; `stream` may be called.
-    pub(crate) unsafe fn commit(&mut self, len: usize, stream: StreamLines) {
-        let start = LINE - self.held;
-        let (mut from, mut left) = (self.stage.as_mut_ptr().wrapping_add(start), self.held + len);
+    /// `len` is no more than was reserved. These bytes are filled, and their addresses are valid for writes; `stream`
+    /// may be called for whole, aligned lines.
+    pub(crate) unsafe fn commit(&mut self, len: usize, stream: CopyFunction) {
+        let stage = self.stage.as_mut_ptr();
+        let (mut from, mut left) = (stage.wrapping_add(LINE - self.held), self.held + len);
         let mut to = self.to.wrapping_sub(self.held);
         // SAFETY: `left` bytes at `from` are filled, and go to addresses that the caller vouches for. What is left of
         // the last line is less than a line, and moves to the end of the stage's first line.
@@ -85,7 +84,7 @@ impl<'s> LineWriter<'s> {
                 stream(&Copies::one(from, to, whole));
             }
             self.held = left - whole;
-            self.stage.as_mut_ptr().add(LINE - self.held).copy_from(from.add(whole), self.held);
+            stage.add(LINE - self.held).copy_from(from.add(whole), self.held);
         }
         self.to = self.to.wrapping_add(len);
     }
@@ -101,7 +100,7 @@ impl<'s> LineWriter<'s> {
         to: *mut u8,
         len: usize,
         prefetch: Option<isize>,
-        stream: StreamLines,
+        stream: CopyFunction,
     ) {
         let head = to.align_offset(LINE).min(len);
         let whole = (len - head) / LINE * LINE;

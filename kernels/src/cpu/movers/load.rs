@@ -17,7 +17,9 @@ impl Mover<'_> {
         unsafe {
             match writers {
                 None => self.load_plain(block, bytes),
-                Some(_) if is_lines_each(&block.values, bytes.values) => self.load_lines(block, bytes),
+                Some([writer, _]) if is_lines_each(&block.values, bytes.values) => {
+                    self.load_lines(block, bytes, writer);
+                }
                 Some([writer, _]) => self.load_joined(block, bytes, writer),
             }
         }
@@ -40,7 +42,7 @@ impl Mover<'_> {
     }
 
     /// Loads rows that are whole lines.
-    unsafe fn load_lines(self, block: &Block, bytes: RowBytes) {
+    unsafe fn load_lines(self, block: &Block, bytes: RowBytes, writer: &mut LineWriter<'_>) {
         let Some(load) = self.load_function() else {
             for outer in 0..block.outer {
                 // SAFETY: outer < block.outer, so these rows are the block's; they are whole lines.
@@ -56,8 +58,8 @@ impl Mover<'_> {
             return;
         }
         if bytes.values > STAGE_BYTES {
-            // SAFETY: the same conditions.
-            return unsafe { self.load_plain(block, bytes) };
+            // SAFETY: the rows are the caller's.
+            return unsafe { self.load_long(block, bytes, writer) };
         }
         let mut stage = Stage::new();
         let stage = stage.as_mut_ptr();
@@ -96,8 +98,8 @@ impl Mover<'_> {
             // SAFETY: the same conditions.
             return unsafe { self.load_long(block, bytes, writer) };
         }
-        let follow = block.values.inner == together;
-        let at_once = if follow { (AT_ONCE_BYTES / together).clamp(1, block.inner) } else { 1 };
+        let contiguous = block.values.inner == together;
+        let at_once = if contiguous { (AT_ONCE_BYTES / together).clamp(1, block.inner) } else { 1 };
         for outer in 0..block.outer {
             for inner in (0..block.inner).step_by(at_once) {
                 let count = at_once.min(block.inner - inner);

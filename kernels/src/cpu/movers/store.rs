@@ -59,8 +59,8 @@ impl Mover<'_> {
     /// Copies rows that share lines with their neighbors.
     unsafe fn store_joined(self, block: &Block, bytes: RowBytes, writer: &mut LineWriter<'_>) {
         let stream = self.functions.copy.stream;
-        let follow = block.cache.inner == bytes.cache && bytes.cache < DIRECT_BYTES;
-        let at_once = if follow { (AT_ONCE_BYTES / bytes.cache).clamp(1, block.inner) } else { 1 };
+        let contiguous = block.cache.inner == bytes.cache && bytes.cache < DIRECT_BYTES;
+        let at_once = if contiguous { (AT_ONCE_BYTES / bytes.cache).clamp(1, block.inner) } else { 1 };
         for outer in 0..block.outer {
             for inner in (0..block.inner).step_by(at_once) {
                 let rows = stored_copies(block, outer, inner, bytes);
@@ -68,7 +68,7 @@ impl Mover<'_> {
                 // SAFETY: inner + count <= block.inner, so these rows are the block's; the writer has room for
                 // `at_once` rows.
                 unsafe {
-                    if !follow {
+                    if !contiguous {
                         writer.copy(rows.from, rows.to, rows.len, rows.prefetch, stream);
                         continue;
                     }
@@ -113,8 +113,8 @@ impl Mover<'_> {
         // One step of the inner loop is a row of every outer step: these follow one another in values.
         let step = self.bits.bytes(block.row.times(block.outer));
         let largest = step.cache.max(step.scale);
-        let follow = (block.outer == 1 || block.values.outer == bytes.values) && block.values.inner == step.values;
-        if !follow || largest > STAGE_BYTES {
+        let contiguous = (block.outer == 1 || block.values.outer == bytes.values) && block.values.inner == step.values;
+        if !contiguous || largest > STAGE_BYTES {
             // SAFETY: the same conditions.
             return unsafe { self.store_plain(block, bytes, self.functions.conversion) };
         }
@@ -144,7 +144,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Writes `count` inner steps of codes or scales from a stage, where those of all outer steps are in turns, by
+    /// Writes `count` inner steps of codes or scales from a stage, where those of all outer steps are interleaved, by
     /// non-temporal stores if they are a line or more.
     #[expect(clippy::too_many_arguments, reason = "codes and scales differ in all of them")]
     unsafe fn write_rows(
@@ -168,7 +168,7 @@ impl Mover<'_> {
             copies: 1,
             prefetch: None,
         };
-        let (together, follow) = (count * len, to.inner == len);
+        let (together, contiguous) = (count * len, to.inner == len);
         // SAFETY: the stage holds `count * step` bytes, of rows that the caller vouches for; lines are whole where that
         // is checked, and `together` is no more than a stage.
         unsafe {
@@ -176,7 +176,10 @@ impl Mover<'_> {
                 for outer in 0..block.outer {
                     (self.functions.copy.stream)(&rows(outer));
                 }
-            } else if follow && block.outer > 1 && is_lines(to.row(0, inner), together) && to.outer.is_multiple_of(LINE)
+            } else if contiguous
+                && block.outer > 1
+                && is_lines(to.row(0, inner), together)
+                && to.outer.is_multiple_of(LINE)
             {
                 // In the order of the cache, the rows of an outer step are whole lines.
                 let mut ordered = Stage::new();
@@ -192,11 +195,16 @@ impl Mover<'_> {
                     rows: block.outer,
                     ..rows(0)
                 });
-            } else if follow && together >= LINE {
+            } else if contiguous && together >= LINE {
                 for outer in 0..block.outer {
                     let room = writer.reserve(to.row(outer, inner), together);
                     (self.functions.copy.plain)(&Copies { to: room, ..rows(outer) });
                     writer.commit(together, self.functions.copy.stream);
+                }
+            } else if len >= LINE {
+                for (outer, r) in (0..block.outer).flat_map(|outer| (0..count).map(move |r| (outer, r))) {
+                    let from = rows(outer).from.add(r * step);
+                    writer.copy(from, to.row(outer, inner + r), len, None, self.functions.copy.stream);
                 }
             } else {
                 for outer in 0..block.outer {

@@ -40,8 +40,11 @@ unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
 /// A mask of the first `n <= 8` lanes.
+///
+/// # Safety
+/// AVX2 is enabled.
 #[inline(always)]
-fn first(n: usize) -> __m256i {
+unsafe fn first(n: usize) -> __m256i {
     const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
     // SAFETY: the instructions are enabled (see Simd); n <= 8 leaves a register's lanes.
     unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }

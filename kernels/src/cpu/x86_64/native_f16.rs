@@ -151,7 +151,7 @@ unsafe fn write<V: FloatLanes, const STREAM: bool>(to: *mut V, x: __m512h) {
 
 /// How much further ahead values are prefetched than `ahead`: into the second-level cache, since the lines that the
 /// first level can wait for at once are too few for this arithmetic (Sapphire and Emerald Rapids).
-const L2_AHEAD_BYTES: usize = 32 << 10;
+const L2_PREFETCH_DISTANCE: usize = 32 << 10;
 
 /// What quotients by the scales of some groups are made of, in whole registers.
 type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
@@ -164,7 +164,7 @@ type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
 ///
 /// # Safety
 /// AVX-512 F, BW, VL and FP16 are enabled; the values and whole registers of scales can be read, and the codes be
-/// written.
+/// written. There are at most [`MOST_GROUPS`] groups, of 32 values or more together, and each if `GROUP` is [`LONG`].
 #[inline(always)]
 pub(crate) unsafe fn encode<Q: Codes, const GROUP: usize>(
     values: *const f16,
@@ -235,7 +235,7 @@ unsafe fn encode_register<Q: Codes>(
     // SAFETY: the instructions are enabled, and the caller vouches for 32 values, and for their codes, from `at` on.
     unsafe {
         if let Some(ahead) = ahead {
-            prefetch_l2(ahead.wrapping_add(at).cast::<u8>().wrapping_add(L2_AHEAD_BYTES));
+            prefetch_l2(ahead.wrapping_add(at).cast::<u8>().wrapping_add(L2_PREFETCH_DISTANCE));
         }
         let x = _mm512_mul_ph(_mm512_castsi512_ph(_mm512_loadu_si512(values.add(at).cast())), power);
         let quotient = _mm512_mul_ph(x, reciprocal);

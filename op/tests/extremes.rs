@@ -1,0 +1,45 @@
+//! Legal calls at the ends of what attributes and shapes can say.
+
+use kvcache_op::{Attributes, Backend, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
+use ndarray::{Array3, Array5};
+
+/// Runs a call of one sequence without tokens on every backend.
+fn run_without_tokens(
+    attributes: Attributes,
+    current: (usize, usize, usize),
+    cache: (usize, usize, usize, usize, usize),
+) {
+    for backend in Backend::all() {
+        let op = KeyValueCache::new(attributes.clone()).unwrap().with_backend(backend);
+        let current = Array3::<f32>::zeros(current);
+        let mut cache = Array5::<f32>::zeros(cache);
+        let inputs = Inputs {
+            current_key: (&current).into(),
+            current_value: (&current).into(),
+            indices: IndexInputs {
+                seqstarts: (&[0, 0]).into(),
+                kvstarts: (&[0, 0]).into(),
+                cachestarts: (&[0]).into(),
+                start_pos: (&[0]).into(),
+                max_seqlen: (&0).into(),
+                max_kvlen: (&0).into(),
+            },
+        };
+        let call = op.check(&inputs, (&mut cache).into(), None).unwrap();
+        let (mut key, mut value) = (Array3::<f32>::zeros((0, 0, 0)), Array3::<f32>::zeros((0, 0, 0)));
+        let shape = call.output_shape();
+        assert_eq!(shape[0], 0, "{backend:?}");
+        // SAFETY: an output without elements is not accessed.
+        let output = |array: &mut Array3<f32>| unsafe {
+            kvcache_op::TensorMut::from_raw_parts(kvcache_op::ElementType::Float32, shape, array.as_mut_ptr().cast())
+        };
+        call.run(Outputs { key: output(&mut key), value: output(&mut value) }, &Serial).unwrap();
+    }
+}
+
+#[test]
+fn without_tokens_the_size_of_one_need_not_fit_in_memory() {
+    let attributes = Attributes { num_repeat: i64::MAX, ..Attributes::default() };
+    run_without_tokens(attributes, (0, 1, 64), (4, 1, 2, 1, 64));
+    run_without_tokens(Attributes::default(), (0, 1 << 30, 1 << 30), (0, 1, 2, 1 << 30, 1 << 30));
+}
