@@ -140,9 +140,9 @@ pub(crate) struct Tuning {
     pub(crate) near_copied: Distances,
     /// The same, converted or dequantized.
     pub(crate) near_converted: Distances,
-    /// Tokens of a layer that lie far apart (layout 0), copied.
+    /// Tokens of a layer that lie far apart (layout 0), copied once.
     pub(crate) far_copied: Distances,
-    /// The same, converted or dequantized.
+    /// The same, converted, dequantized or repeated.
     pub(crate) far_converted: Distances,
     /// Head-major layouts, token by token; none if head by head is faster, in tiles of [`HEAD_TILE_BYTES`].
     pub(crate) head_major: Option<Distances>,
@@ -162,12 +162,12 @@ const PLAIN_TILE_BYTES: usize = 32 << 10;
 const PREFETCH_BYTES: usize = 256 << 10;
 
 impl Tuning {
-    /// Intel's Sapphire Rapids (Xeon, family 6, model 143 and 207). Several streams are read at once, whatever the
+    /// Intel's Emerald Rapids (Xeon, family 6, model 207). Several streams are read at once, whatever the
     /// layout; short rows, so that prefetches come in small portions.
     pub(crate) const INTEL: Self = Self {
-        near_copied: Distances { tile: 128 << 10, prefetch: 16 << 10 },
+        near_copied: Distances { tile: 128 << 10, prefetch: 8 << 10 },
         near_converted: Distances { tile: 128 << 10, prefetch: 8 << 10 },
-        far_copied: Distances { tile: 32 << 10, prefetch: 8 << 10 },
+        far_copied: Distances { tile: 64 << 10, prefetch: 64 << 10 },
         far_converted: Distances { tile: 32 << 10, prefetch: 4 << 10 },
         head_major: Some(Distances { tile: 256 << 10, prefetch: 8 << 10 }),
     };
@@ -215,7 +215,7 @@ impl Shape {
         let distances = match (near, self.kind) {
             (true, Kind::Copied) => tuning.near_copied,
             (true, _) => tuning.near_converted,
-            (false, Kind::Copied) => tuning.far_copied,
+            (false, Kind::Copied) if num_repeat == 1 => tuning.far_copied,
             (false, _) => tuning.far_converted,
         };
         // A copy prefetches line by line; other rows all that they need at once, so these are better short.

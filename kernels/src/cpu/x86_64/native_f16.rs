@@ -150,7 +150,7 @@ unsafe fn write<V: FloatLanes, const STREAM: bool>(to: *mut V, x: __m512h) {
 }
 
 /// How much further ahead values are prefetched than `ahead`: into the second-level cache, since the lines that the
-/// first level can wait for at once are too few for this arithmetic (Sapphire and Emerald Rapids).
+/// first level can wait for at once are too few for this arithmetic (Emerald Rapids).
 const L2_PREFETCH_DISTANCE: usize = 32 << 10;
 
 /// What quotients by the scales of some groups are made of, in whole registers.
