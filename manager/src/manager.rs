@@ -1,7 +1,5 @@
 //! The manager: sequences come and go, steps append to them.
 
-use kvcache_kernels::RowCopy;
-
 use crate::append::Append;
 use crate::error::Error;
 use crate::journal::Journal;
@@ -194,12 +192,13 @@ impl Manager {
     }
 
     pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
+        // Before the first copy: where the memory panics, evicted pages may have been overwritten.
+        self.open = Some(Open::Applied);
         if let Err(source) = if self.plan.copies.is_empty() { Ok(()) } else { memory.copy_rows(&self.plan.copies) } {
             let (written, page_size) = (std::mem::take(&mut self.plan.copies), self.spec.page_size());
             self.rollback(|page| written.iter().any(|copy| copy.dst / page_size == page as usize));
             return Err(Error::Memory { source });
         }
-        self.open = Some(Open::Applied);
         Ok(())
     }
 
@@ -207,10 +206,6 @@ impl Manager {
         self.journal.commit(&mut self.state);
         self.prefix_hits += self.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
         self.open = None;
-    }
-
-    pub(crate) fn copies(&self) -> &[RowCopy] {
-        &self.plan.copies
     }
 
     pub(crate) fn tensors(&self) -> &Tensors {

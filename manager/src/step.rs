@@ -1,6 +1,5 @@
 //! An open step: planned, then applied, then committed or rolled back.
 
-use kvcache_kernels::RowCopy;
 use kvcache_op::IndexInputs;
 use ndarray::ArrayView2;
 
@@ -44,12 +43,7 @@ impl Manager {
 }
 
 impl<'m> Planned<'m> {
-    /// The copies that the step needs before it writes: those of shared pages.
-    pub fn copies(&self) -> &[RowCopy] {
-        self.0.0.copies()
-    }
-
-    /// Makes the step's copies.
+    /// Has the memory make the copies that the step needs before it writes: those of shared pages.
     ///
     /// # Errors
     /// [`Error::Memory`]; the step is then rolled back, but that cached pages that a copy was to write are free.

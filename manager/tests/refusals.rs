@@ -132,7 +132,6 @@ fn steps_without_room() {
 fn an_empty_step_is_legal() {
     let mut manager = manager();
     let planned = manager.begin_step(&[]).unwrap();
-    assert_eq!(planned.copies(), []);
     let spec = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).build().unwrap();
     let mut cache = vec![0; spec.nbytes()];
     let step = planned.apply(&mut HostMemory::new(&spec, &mut cache, &mut []).unwrap()).unwrap();
