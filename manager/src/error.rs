@@ -54,10 +54,10 @@ pub enum Error {
         shape: [usize; 5],
     },
 
-    /// Metadata of a cache that the system has no memory for.
+    /// Metadata of a cache, or a step's `cachestarts`, that the system has no memory for.
     #[error("no memory for {len} numbers of {size} bytes")]
     OutOfMemory {
-        /// How many numbers: one for each page, or for each slot.
+        /// How many numbers: one for each page, for each slot, or for each element of `cachestarts`.
         len: usize,
         /// The bytes of one.
         size: usize,

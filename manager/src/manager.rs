@@ -101,9 +101,7 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn truncate(&mut self, seq: SeqId, p0: i64) -> Result<usize, Error> {
         self.check_closed()?;
-        let removed = self.state.truncate(seq, p0, self.spec.page_size())?;
-        self.tensors.forget(seq);
-        Ok(removed)
+        self.state.truncate(seq, p0, self.spec.page_size())
     }
 
     /// Empties all other sequences. They stay, without rows.
@@ -112,9 +110,7 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn seq_keep(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
-        self.state.keep(seq, self.spec.page_size())?;
-        self.tensors.forget_rows();
-        Ok(())
+        self.state.keep(seq, self.spec.page_size())
     }
 
     /// The rows of a sequence.
@@ -169,11 +165,12 @@ impl Manager {
     pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.check_closed()?;
         let Self { spec, state, journal, plan, .. } = self;
-        if let Err(error) = (Planner { spec, state, journal, plan }).plan(appends) {
+        let planned = (Planner { spec, state, journal, plan }).plan(appends);
+        let filled = planned.and_then(|()| self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends));
+        if let Err(error) = filled {
             self.journal.rollback(&mut self.state, |_| false);
             return Err(error);
         }
-        self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends);
         self.open = Some(Open::Planned);
         Ok(())
     }

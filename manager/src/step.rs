@@ -35,7 +35,8 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
-    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`].
+    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`],
+    /// [`Error::OutOfMemory`]: `max_pages` columns for each append are more than there is memory for.
     pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
         self.plan_step(appends)?;
         Ok(Planned(Guard(self)))

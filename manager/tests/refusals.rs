@@ -138,3 +138,18 @@ fn an_empty_step_is_legal() {
     assert_eq!((step.seqstarts(), step.kvstarts(), step.cachestarts().dim()), (&[0][..], &[0][..], (0, 8)));
     step.commit();
 }
+
+#[test]
+fn a_step_whose_index_tensor_does_not_fit() {
+    let wide = 1 << 28;
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: wide };
+    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Int8).mode(Mode::Paged { page_size: 1 << 12 });
+    let mut manager = Manager::new(builder.max_pages(wide).build().unwrap()).unwrap();
+    let seqs: Vec<_> = (0..1 << 16).map(|_| manager.create().unwrap()).collect();
+    let appends: Vec<_> = seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
+    let error = manager.begin_step(&appends).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { len, size: 8 } if len == wide << 16), "{error}");
+    assert_eq!((manager.stats().used, manager.stats().sequences), (0, 1 << 16));
+    manager.check().unwrap();
+    drop(manager.begin_step(&[]).unwrap());
+}
