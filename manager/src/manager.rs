@@ -66,7 +66,8 @@ impl Manager {
         self.create_salted(&[])
     }
 
-    /// A new sequence without rows, which shares prefixes only with sequences of the same salt.
+    /// A new sequence without rows, which shares prefixes only with sequences of the same salt. Salts are compared by a
+    /// hash that does not resist made-up collisions: they are no barrier against an attacker.
     ///
     /// # Errors
     /// [`Error::StepOpen`].

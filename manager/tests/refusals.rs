@@ -108,6 +108,11 @@ fn appends() {
     assert_eq!(error.to_string(), "append 0 makes 33 rows, which are 9 pages of 4, expected at most 8");
     let error = refusal(&mut manager, &[Append::count(SeqId::default(), 1)]);
     assert_eq!(error.kind(), "unknown_seq");
+    assert!(error.to_string().ends_with(": it is the null id"), "{error}");
+    let freed = manager.create().unwrap();
+    manager.free(freed).unwrap();
+    let error = manager.free(freed).unwrap_err();
+    assert!(error.to_string().ends_with(": it was freed"), "{error}");
     assert_eq!(manager.fork(SeqId::default()).unwrap_err().kind(), "unknown_seq");
     // The largest position is one of a row's.
     drop(manager.begin_step(&[Append::count(a, 1).at(MAX_POSITION)]).unwrap());
