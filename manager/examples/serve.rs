@@ -1,6 +1,6 @@
-//! A small server on the manager: requests that share a prompt, a fork that goes another way, and preemption when the
-//! pages run out. A toy takes the network's place: the keys that it stores are token ids, so that what the operator
-//! returns shows whether each sequence reads its own rows.
+//! A small server on the manager: requests that share a prompt, a fork that goes another way, preemption when the pages
+//! run out, and a request that can never fit. A toy takes the network's place: the keys that it stores are token ids, so
+//! that what the operator returns shows whether each sequence reads its own rows.
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
@@ -67,11 +67,16 @@ impl Server {
             self.running.push((self.manager.create()?, request));
             if !self.has_room()? {
                 self.preempt()?;
-                break;
+                if !self.running.is_empty() {
+                    break;
+                }
             }
         }
         while !self.has_room()? {
             self.preempt()?;
+        }
+        if self.running.is_empty() {
+            return Ok(Vec::new());
         }
         let appends = appends(&self.manager, &self.running)?;
         let spec = self.manager.spec().clone();
@@ -108,12 +113,16 @@ impl Server {
     }
 
     /// The last of the requests that run gives its pages back and waits. Its full pages stay cached as long as nobody
-    /// needs them.
+    /// needs them. Where it is the only one it would wait forever, and is refused.
     fn preempt(&mut self) -> Result<()> {
-        let (seq, request) = self.running.pop().ok_or("a request needs more pages than there are")?;
-        println!("{}: preempted at {} tokens", request.name, request.tokens.len());
+        let (seq, request) = self.running.pop().ok_or("a step of no requests needs pages")?;
         self.manager.free(seq)?;
-        self.waiting.push_front(request);
+        if self.running.is_empty() {
+            println!("{}: refused, its {} tokens need more pages than there are", request.name, request.tokens.len());
+        } else {
+            println!("{}: preempted at {} tokens", request.name, request.tokens.len());
+            self.waiting.push_front(request);
+        }
         Ok(())
     }
 }
@@ -149,6 +158,7 @@ fn run_toy(op: &KeyValueCache, cache: &mut Array5<f32>, step: &Step<'_>, running
 
 fn main() -> Result<()> {
     let mut server = Server::new()?;
+    server.submit("too long", &[7; GEOMETRY.max_t + 1], 1);
     let system = [3, 1, 4, 1, 5, 9, 2, 6];
     server.submit("first", &[&system[..], &[11, 12]].concat(), 12);
     server.submit("second", &[&system[..], &[21]].concat(), 8);

@@ -8,7 +8,8 @@ use crate::seq_id::SeqId;
 /// What a memory says when it cannot do what it is asked.
 pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An operation that was refused. Nothing has changed: neither the manager's state nor a live row.
+/// An operation that was refused. Nothing has changed, neither the manager's state nor a live row; but after
+/// [`Error::Memory`], cached pages that a copy was to write may have left the prefix index and be free, with any bytes.
 ///
 /// [`Error::kind`] is a stable name for programs.
 #[derive(Debug, Error)]
@@ -54,10 +55,10 @@ pub enum Error {
         shape: [usize; 5],
     },
 
-    /// Metadata of a cache that the system has no memory for.
+    /// Metadata of a cache, or a step's `cachestarts`, that the system has no memory for.
     #[error("no memory for {len} numbers of {size} bytes")]
     OutOfMemory {
-        /// How many numbers: one for each page, or for each slot.
+        /// How many numbers: one for each page, for each slot, or for each element of `cachestarts`.
         len: usize,
         /// The bytes of one.
         size: usize,
@@ -74,8 +75,8 @@ pub enum Error {
         got: usize,
     },
 
-    /// An id that no sequence has: it was freed.
-    #[error("no sequence has the id {seq:?}: it was freed")]
+    /// An id that no sequence has: that of a freed sequence, or the null id, which no sequence ever has.
+    #[error("no sequence has the id {seq:?}: {}", absence(*.seq))]
     UnknownSeq {
         /// The id.
         seq: SeqId,
@@ -150,7 +151,7 @@ pub enum Error {
         free: usize,
     },
 
-    /// A memory that failed to move bytes.
+    /// A memory that failed to move bytes. The step is rolled back; sequences and live rows are as before it.
     #[error("the memory failed: {source}")]
     Memory {
         /// What it said.
@@ -165,6 +166,11 @@ pub enum Error {
         /// The page, the row or the number of the sequence where it is not.
         at: usize,
     },
+}
+
+/// Why no sequence has an id.
+fn absence(seq: SeqId) -> &'static str {
+    if seq == SeqId::default() { "it is the null id" } else { "it was freed" }
 }
 
 impl Error {

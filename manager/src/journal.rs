@@ -147,7 +147,7 @@ impl Journal {
     /// Ends the step: its changes are undone. Sealed pages that may have been `written` leave the index, the
     /// others are in it again.
     pub(crate) fn rollback(&mut self, state: &mut State, mut written: impl FnMut(u32) -> bool) {
-        let mut spoiled = Vec::new();
+        let mut overwritten = Vec::new();
         while let Some(undo) = self.undo.pop() {
             match undo {
                 Undo::Mark(seq) => state.sequences[seq].append = None,
@@ -158,7 +158,7 @@ impl Journal {
                     self.put_into_index(state, page, key);
                     state.cached.restore(page);
                     if written(page) {
-                        spoiled.push(page);
+                        overwritten.push(page);
                     }
                 }
                 Undo::Share(page) => {
@@ -171,7 +171,7 @@ impl Journal {
                 Undo::Unseal(page, key) => {
                     self.put_into_index(state, page, key);
                     if written(page) {
-                        spoiled.push(page);
+                        overwritten.push(page);
                     }
                 }
                 Undo::Seal(page) => {
@@ -180,7 +180,7 @@ impl Journal {
             }
         }
         self.taken = 0;
-        for page in spoiled {
+        for page in overwritten {
             state.prefix.unseal(page);
             if state.pages.refcount(page) == 0 {
                 state.cached.remove(page);

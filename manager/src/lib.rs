@@ -22,7 +22,7 @@ mod zeros;
 
 pub use append::Append;
 pub use error::{Error, MemoryError};
-pub use kvcache_kernels::RowCopy;
+pub use kvcache_kernels::{CacheRows, RowCopy, RowsError};
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;
 pub use manager::Manager;

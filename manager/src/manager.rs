@@ -1,7 +1,5 @@
 //! The manager: sequences come and go, steps append to them.
 
-use kvcache_kernels::RowCopy;
-
 use crate::append::Append;
 use crate::error::Error;
 use crate::journal::Journal;
@@ -68,7 +66,8 @@ impl Manager {
         self.create_salted(&[])
     }
 
-    /// A new sequence without rows, which shares prefixes only with sequences of the same salt.
+    /// A new sequence without rows, which shares prefixes only with sequences of the same salt. Salts are compared by a
+    /// hash that does not resist made-up collisions: they are no barrier against an attacker.
     ///
     /// # Errors
     /// [`Error::StepOpen`].
@@ -103,9 +102,7 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn truncate(&mut self, seq: SeqId, p0: i64) -> Result<usize, Error> {
         self.check_closed()?;
-        let removed = self.state.truncate(seq, p0, self.spec.page_size())?;
-        self.tensors.forget(seq);
-        Ok(removed)
+        self.state.truncate(seq, p0, self.spec.page_size())
     }
 
     /// Empties all other sequences. They stay, without rows.
@@ -114,9 +111,7 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn seq_keep(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
-        self.state.keep(seq, self.spec.page_size())?;
-        self.tensors.forget_rows();
-        Ok(())
+        self.state.keep(seq, self.spec.page_size())
     }
 
     /// The rows of a sequence.
@@ -171,11 +166,12 @@ impl Manager {
     pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.check_closed()?;
         let Self { spec, state, journal, plan, .. } = self;
-        if let Err(error) = (Planner { spec, state, journal, plan }).plan(appends) {
+        let planned = (Planner { spec, state, journal, plan }).plan(appends);
+        let filled = planned.and_then(|()| self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends));
+        if let Err(error) = filled {
             self.journal.rollback(&mut self.state, |_| false);
             return Err(error);
         }
-        self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends);
         self.open = Some(Open::Planned);
         Ok(())
     }
@@ -194,12 +190,13 @@ impl Manager {
     }
 
     pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
+        // Before the first copy: where the memory panics, evicted pages may have been overwritten.
+        self.open = Some(Open::Applied);
         if let Err(source) = if self.plan.copies.is_empty() { Ok(()) } else { memory.copy_rows(&self.plan.copies) } {
             let (written, page_size) = (std::mem::take(&mut self.plan.copies), self.spec.page_size());
             self.rollback(|page| written.iter().any(|copy| copy.dst / page_size == page as usize));
             return Err(Error::Memory { source });
         }
-        self.open = Some(Open::Applied);
         Ok(())
     }
 
@@ -207,10 +204,6 @@ impl Manager {
         self.journal.commit(&mut self.state);
         self.prefix_hits += self.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
         self.open = None;
-    }
-
-    pub(crate) fn copies(&self) -> &[RowCopy] {
-        &self.plan.copies
     }
 
     pub(crate) fn tensors(&self) -> &Tensors {

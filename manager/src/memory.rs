@@ -5,7 +5,7 @@ use kvcache_kernels::{CacheRows, RowCopy};
 use crate::error::{Error, MemoryError};
 use crate::spec::CacheSpec;
 
-/// The memory of a cache and its scales.
+/// The memory of a cache and its scales. [`CacheSpec::rows`] says where the bytes of its slots are.
 pub trait CacheMemory {
     /// Copies rows of slots, one copy after the other: keys and values of all layers, and their scales.
     ///

@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     /// Who writes into pages that several sequences have: the page, the rows that the writer has in it, and the append.
     /// Sorted.
     writers: Vec<(u32, usize, usize)>,
-    /// Pages that were needed when none was left.
+    /// Pages that are needed and cannot be had. Once there are any, no page is taken.
     missing: usize,
 }
 
@@ -65,8 +65,8 @@ impl Planner<'_> {
             self.plan.entries.push(entry);
         }
         if self.plan.missing > 0 {
-            let free = self.journal.taken();
-            return Err(Error::OutOfPages { need: free.saturating_add(self.plan.missing), free });
+            let taken = self.journal.taken();
+            return Err(Error::OutOfPages { need: taken.saturating_add(self.plan.missing), free: taken + self.left() });
         }
         self.plan.entries.sort_unstable_by_key(|entry| (entry.n != 1, entry.append));
         Ok(())
@@ -167,7 +167,7 @@ impl Planner<'_> {
             self.journal.unseal(self.state, page);
             return false;
         }
-        match self.journal.take(self.state) {
+        match self.take() {
             Some(own) => {
                 self.journal.replace(self.state, seq, index, own);
                 self.state.prefix.copy_tokens(page, own, len);
@@ -180,16 +180,27 @@ impl Planner<'_> {
         true
     }
 
-    /// Gives a sequence the pages of `kvlen` rows.
+    /// The pages that can be taken.
+    fn left(&self) -> usize {
+        self.state.pages.num_free() + self.state.cached.len()
+    }
+
+    /// Takes a page. Once one is missing the step is refused, and takes no more.
+    fn take(&mut self) -> Option<u32> {
+        if self.plan.missing > 0 { None } else { self.journal.take(self.state) }
+    }
+
+    /// Gives a sequence the pages of `kvlen` rows: all of them, or none.
     fn grow(&mut self, seq: SeqId, kvlen: usize) {
-        let need = kvlen.div_ceil(self.spec.page_size());
-        while self.state.sequences[seq].table.len() < need {
-            let Some(page) = self.journal.take(self.state) else {
-                let missing = need - self.state.sequences[seq].table.len();
-                self.plan.missing = self.plan.missing.saturating_add(missing);
-                return;
-            };
-            self.state.sequences[seq].table.push(page);
+        let more = kvlen.div_ceil(self.spec.page_size()) - self.state.sequences[seq].table.len();
+        if self.plan.missing > 0 || more > self.left() {
+            self.plan.missing = self.plan.missing.saturating_add(more);
+            return;
+        }
+        for _ in 0..more {
+            if let Some(page) = self.take() {
+                self.state.sequences[seq].table.push(page);
+            }
         }
     }
 

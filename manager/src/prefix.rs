@@ -9,7 +9,9 @@ use crate::error::Error;
 use crate::zeros::zeros;
 
 /// Sealed pages by key. A page's key is a 128-bit hash of its parent's key and its tokens; the first parent's is that
-/// of a fingerprint and a salt. A hit compares tokens, too.
+/// of a fingerprint and a salt. A hit compares the page's tokens, too, but all before it through the key alone, and so
+/// fingerprint and salt. The hash, xxh3, is not collision-resistant: chance does not make equal keys, but whoever
+/// chooses tokens or salts can.
 #[derive(Debug, Clone)]
 pub(crate) struct Prefix {
     page_size: usize,

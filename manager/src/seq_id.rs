@@ -3,6 +3,9 @@
 use slotmap::new_key_type;
 
 new_key_type! {
-    /// A sequence's id. That of a freed sequence is never given again.
+    /// A sequence's id. That of a freed sequence is never given again; the default, the null id, is no sequence's.
+    ///
+    /// It has a meaning only to the manager that gave it, and to that manager's clones. Another manager does not notice
+    /// that it is not its own, and may take it for that of one of its own sequences.
     pub struct SeqId;
 }

@@ -12,12 +12,14 @@ struct Run {
     position: i64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     /// The number of rows.
     pub(crate) len: usize,
     /// The page of rows `i * page_size` and on, by i.
     pub(crate) table: Vec<u32>,
+    /// Changes when pages leave the table's end.
+    pub(crate) version: u64,
     runs: Vec<Run>,
     /// The number of leading rows whose tokens are known and whose positions are their rows.
     pub(crate) known: usize,
@@ -42,7 +44,7 @@ pub(crate) struct Before {
 impl Sequence {
     /// A sequence without rows, whose prefix keys begin with `root`.
     pub(crate) fn new(root: u128) -> Self {
-        Self { len: 0, table: Vec::new(), runs: Vec::new(), known: 0, root, key: root, append: None }
+        Self { len: 0, table: Vec::new(), version: 0, runs: Vec::new(), known: 0, root, key: root, append: None }
     }
 
     /// The position behind the last one.
@@ -80,7 +82,11 @@ impl Sequence {
 
     /// Keeps the first rows and their pages, of `page_size` rows; `key` is the prefix key of those that are known then.
     pub(crate) fn truncate(&mut self, len: usize, page_size: usize, key: u128) {
-        self.table.truncate(len.div_ceil(page_size));
+        let pages = len.div_ceil(page_size);
+        if pages < self.table.len() {
+            self.table.truncate(pages);
+            self.version += 1;
+        }
         let runs = self.runs.iter().take_while(|run| run.row < len).count();
         self.runs.truncate(runs);
         (self.len, self.known, self.key) = (len, self.known.min(len), key);
@@ -124,5 +130,14 @@ impl Sequence {
             return broken("the positions of known rows are their rows");
         }
         Ok(())
+    }
+}
+
+/// Equal in all that later operations depend on.
+impl PartialEq for Sequence {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { len, table, version: _, runs, known, root, key, append } = self;
+        (*len, table, runs, *known) == (other.len, &other.table, &other.runs, other.known)
+            && (*root, *key, *append) == (other.root, other.key, other.append)
     }
 }

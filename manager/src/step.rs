@@ -1,6 +1,5 @@
 //! An open step: planned, then applied, then committed or rolled back.
 
-use kvcache_kernels::RowCopy;
 use kvcache_op::IndexInputs;
 use ndarray::ArrayView2;
 
@@ -36,7 +35,8 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
-    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`].
+    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`],
+    /// [`Error::OutOfMemory`]: `max_pages` columns for each append are more than there is memory for.
     pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
         self.plan_step(appends)?;
         Ok(Planned(Guard(self)))
@@ -44,15 +44,13 @@ impl Manager {
 }
 
 impl<'m> Planned<'m> {
-    /// The copies that the step needs before it writes: those of shared pages.
-    pub fn copies(&self) -> &[RowCopy] {
-        self.0.0.copies()
-    }
-
-    /// Makes the step's copies.
+    /// Has the memory make the copies that the step needs before it writes: those of shared pages.
     ///
     /// # Errors
     /// [`Error::Memory`]; the step is then rolled back, but that cached pages that a copy was to write are free.
+    ///
+    /// # Panics
+    /// If the memory does. The step is then rolled back, but that all cached pages that it took are free.
     pub fn apply(self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<Step<'m>, Error> {
         self.0.0.apply(memory)?;
         Ok(Step(self.0))

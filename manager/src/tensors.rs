@@ -4,6 +4,7 @@ use kvcache_op::IndexInputs;
 use ndarray::Array2;
 
 use crate::append::Append;
+use crate::error::Error;
 use crate::plan::Entry;
 use crate::seq_id::SeqId;
 use crate::spec::CacheSpec;
@@ -22,13 +23,28 @@ pub(crate) struct Tensors {
     pub(crate) cached: Vec<i64>,
     pub(crate) order: Vec<i64>,
     pub(crate) decoding_batches: i64,
-    /// By row of `cachestarts`: whose pages it has, and how many.
-    rows: Vec<(SeqId, usize)>,
+    /// By row of `cachestarts`: what it has.
+    rows: Vec<Row>,
+}
+
+/// What a row of `cachestarts` has: the first pages of a sequence's table, as long as the table is of this version.
+#[derive(Debug, Clone, Copy, Default)]
+struct Row {
+    seq: SeqId,
+    version: u64,
+    pages: usize,
 }
 
 impl Tensors {
-    /// Makes the tensors of a step.
-    pub(crate) fn fill(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry], appends: &[Append<'_>]) {
+    /// Makes the tensors of a step. They are not valid after an error.
+    pub(crate) fn fill(
+        &mut self,
+        spec: &CacheSpec,
+        state: &State,
+        entries: &[Entry],
+        appends: &[Append<'_>],
+    ) -> Result<(), Error> {
+        self.reshape_cachestarts(spec, state, entries)?;
         for starts in [&mut self.seqstarts, &mut self.kvstarts] {
             starts.clear();
             starts.push(0);
@@ -57,41 +73,44 @@ impl Tensors {
             self.decoding_batches += i64::from(n == 1);
         }
         self.fill_cachestarts(spec, state, entries);
+        Ok(())
+    }
+
+    /// Gives `cachestarts` the shape of a step. What a fixed width makes of many entries may be more than there is
+    /// memory for.
+    fn reshape_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) -> Result<(), Error> {
+        let widest = || entries.iter().map(|entry| state.sequences[entry.seq].table.len()).max().unwrap_or(0);
+        let shape = (entries.len(), spec.max_pages().unwrap_or_else(widest));
+        if self.cachestarts.dim() == shape {
+            return Ok(());
+        }
+        // A product that overflows is more than any allocation, too.
+        let len = shape.0.saturating_mul(shape.1);
+        self.rows.clear();
+        let mut memory = std::mem::take(&mut self.cachestarts).into_raw_vec_and_offset().0;
+        memory.clear();
+        memory.try_reserve(len).map_err(|_| Error::OutOfMemory { len, size: size_of::<i64>() })?;
+        memory.resize(len, -1);
+        self.cachestarts =
+            Array2::from_shape_vec(shape, memory).unwrap_or_else(|_| unreachable!("resized to the shape's length"));
+        Ok(())
     }
 
     /// Writes what the last step has not left in its place: new pages, where the batch is the same.
     fn fill_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) {
-        let pages = |entry: &Entry| &state.sequences[entry.seq].table;
-        let widest = || entries.iter().map(|entry| pages(entry).len()).max().unwrap_or(0);
-        let width = spec.max_pages().unwrap_or_else(widest);
-        let shape = (entries.len(), width);
-        if self.cachestarts.dim() != shape {
-            self.forget_rows();
-            let mut memory = std::mem::take(&mut self.cachestarts).into_raw_vec_and_offset().0;
-            memory.clear();
-            memory.resize(entries.len() * width, -1);
-            self.cachestarts =
-                Array2::from_shape_vec(shape, memory).unwrap_or_else(|_| unreachable!("resized to the shape's length"));
-        }
-        self.rows.resize(entries.len(), (SeqId::default(), 0));
+        let width = self.cachestarts.ncols();
+        self.rows.resize(entries.len(), Row::default());
         let memory = self.cachestarts.as_slice_mut().unwrap_or_else(|| unreachable!("made from a vector"));
         for ((entry, row), starts) in entries.iter().zip(&mut self.rows).zip(memory.chunks_exact_mut(width.max(1))) {
-            let table = pages(entry);
-            if row.0 != entry.seq || entry.replaced {
+            let sequence = &state.sequences[entry.seq];
+            if (row.seq, row.version) != (entry.seq, sequence.version) || entry.replaced {
                 starts.fill(-1);
-                *row = (entry.seq, 0);
+                *row = Row { seq: entry.seq, version: sequence.version, pages: 0 };
             }
-            for (start, &page) in starts.iter_mut().skip(row.1).zip(table.iter().skip(row.1)) {
+            for (start, &page) in starts.iter_mut().zip(&sequence.table).skip(row.pages) {
                 *start = page as i64 * spec.page_size() as i64;
             }
-            row.1 = table.len();
-        }
-    }
-
-    /// What is in the row of a sequence is no longer true.
-    pub(crate) fn forget(&mut self, seq: SeqId) {
-        for row in self.rows.iter_mut().filter(|row| row.0 == seq) {
-            row.0 = SeqId::default();
+            row.pages = sequence.table.len();
         }
     }
 

@@ -2,19 +2,27 @@
 //! grows with the sequences, their tables and the prefix index, doubles from time to time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, RowCopy};
 
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Allocations of this thread, and their bytes.
+    static ALLOCATED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+fn allocated() -> (usize, usize) {
+    ALLOCATED.get()
+}
 
 struct Counting;
 
 // SAFETY: all calls go to `System`, with the caller's arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        let (allocations, bytes) = ALLOCATED.get();
+        ALLOCATED.set((allocations + 1, bytes + layout.size()));
         // SAFETY: the caller's layout, whose size is not 0.
         unsafe { System.alloc(layout) }
     }
@@ -53,9 +61,9 @@ fn decode(steps: u32) -> Vec<usize> {
         for (append, &seq) in appends.iter_mut().zip(&seqs) {
             *append = Append::tokens(seq, &tokens);
         }
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = allocated().0;
         manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        allocated().0 - before
     };
     (0..steps).map(step).collect()
 }
@@ -66,4 +74,20 @@ fn a_step_in_steady_state_allocates_nothing() {
     let (growing, steady) = allocations.split_at(20);
     assert!(steady.iter().all(|&allocations| allocations == 0), "{allocations:?}");
     assert!(growing.iter().sum::<usize>() < 64, "{allocations:?}");
+}
+
+#[test]
+fn a_hopeless_append_evicts_nothing() {
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 10_000 };
+    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 1 });
+    let mut manager = Manager::new(builder.build().unwrap()).unwrap();
+    let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
+    let prompt: Vec<u32> = (0..5_000).collect();
+    manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.free(a).unwrap();
+    let (before, c) = (allocated().1, manager.create().unwrap());
+    let error = manager.begin_step(&[Append::count(b, 1 << 30), Append::count(c, 10_000)]).unwrap_err();
+    assert_eq!(error.to_string(), format!("the step needs {} pages, 10000 are free", (1 << 30) + 10_000));
+    let bytes = allocated().1 - before;
+    assert!(bytes < 4096, "{bytes} bytes for a refusal");
 }

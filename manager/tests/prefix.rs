@@ -12,6 +12,23 @@ impl CacheMemory for AnyMemory {
     }
 }
 
+/// A memory that keeps the copies that it is asked for.
+struct Copies(Vec<RowCopy>);
+
+impl CacheMemory for Copies {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.0.extend_from_slice(copies);
+        Ok(())
+    }
+}
+
+/// The copies that a step would make.
+fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {
+    let mut memory = Copies(vec![]);
+    manager.clone().begin_step(appends).unwrap().apply(&mut memory).unwrap().rollback();
+    memory.0
+}
+
 /// A cache of this many pages of 4 slots.
 fn manager(num_pages: usize) -> Manager {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 4 * num_pages };
@@ -114,7 +131,7 @@ fn rows_whose_tokens_or_positions_are_not_their_own_are_not_shared() {
     let (counted, ahead) = (manager.create().unwrap(), manager.create().unwrap());
     let appends = [Append::count(counted, 8), Append::tokens(ahead, &all).at(1)];
     manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
-    assert_eq!(manager.begin_step(&[Append::tokens(counted, &all)]).unwrap().copies(), []);
+    assert_eq!(copies(&manager, &[Append::tokens(counted, &all)]), []);
     assert_eq!(prefill(&mut manager, b"", &all).1, 0);
     assert!(manager.positions(ahead).unwrap().eq(1..10));
 }
@@ -174,6 +191,38 @@ fn pages_that_a_step_could_write_leave_the_index_when_it_is_rolled_back() {
     assert_eq!(prefill(&mut manager, b"", &old).1, 4);
 }
 
+/// A memory that panics when it has made its copies.
+struct Panics(Vec<RowCopy>);
+
+impl CacheMemory for Panics {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.0.extend_from_slice(copies);
+        panic!("after the last copy");
+    }
+}
+
+#[test]
+fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
+    let mut manager = manager(3);
+    let old = prompt(&[10], 1);
+    // The sealed page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
+    let (cached, _) = prefill(&mut manager, b"", &old[..4]);
+    let a = manager.create().unwrap();
+    manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.free(cached).unwrap();
+    let b = manager.fork(a).unwrap();
+    let mut memory = Panics(vec![]);
+    let planned = manager.begin_step(&[Append::count(b, 1)]).unwrap();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| planned.apply(&mut memory).map(drop)));
+    assert!(panicked.is_err());
+    assert_eq!(memory.0, [RowCopy { src: 8, dst: 0, len: 2 }]);
+    manager.check().unwrap();
+    assert_eq!((manager.seq_len(b).unwrap(), manager.stats().cached, manager.stats().free), (6, 0, 4));
+    manager.free(b).unwrap();
+    manager.free(a).unwrap();
+    assert_eq!(prefill(&mut manager, b"", &old).1, 0);
+}
+
 #[test]
 fn cached_pages_that_a_step_reads_are_not_evicted_by_it() {
     let mut manager = manager(4);
@@ -199,15 +248,12 @@ fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     // Another sequence has the page now, so it is copied.
     let (b, cached) = prefill(&mut manager, b"", &all);
     assert_eq!(cached, 8);
-    let planned = manager.begin_step(&[Append::tokens(a, &[7])]).unwrap();
-    assert_eq!(planned.copies(), [RowCopy { src: 4, dst: 12, len: 2 }]);
-    drop(planned);
+    assert_eq!(copies(&manager, &[Append::tokens(a, &[7])]), [RowCopy { src: 4, dst: 12, len: 2 }]);
     manager.free(b).unwrap();
     // It is a's alone: written in place, and no longer found, unless that is rolled back before it happens.
     let before = manager.clone();
-    let planned = manager.begin_step(&[Append::tokens(a, &[7])]).unwrap();
-    assert_eq!(planned.copies(), []);
-    drop(planned);
+    assert_eq!(copies(&manager, &[Append::tokens(a, &[7])]), []);
+    drop(manager.begin_step(&[Append::tokens(a, &[7])]).unwrap());
     assert!(manager == before);
     manager.begin_step(&[Append::tokens(a, &[7])]).unwrap().apply(&mut AnyMemory).unwrap().rollback();
     manager.check().unwrap();
@@ -221,11 +267,11 @@ fn who_has_most_rows_in_a_page_writes_in_place() {
     let b = manager.fork(a).unwrap();
     assert_eq!(manager.truncate(b, 5).unwrap(), 1);
     for seqs in [[a, b], [b, a]] {
-        let planned = manager.begin_step(&seqs.map(|seq| Append::count(seq, 1))).unwrap();
-        assert_eq!(planned.copies(), [RowCopy { src: 4, dst: 8, len: 1 }]);
+        let appends = seqs.map(|seq| Append::count(seq, 1));
+        assert_eq!(copies(&manager, &appends), [RowCopy { src: 4, dst: 8, len: 1 }]);
     }
-    let planned = manager.begin_step(&[Append::count(a, 1)]).unwrap();
-    assert_eq!(planned.copies(), [RowCopy { src: 4, dst: 8, len: 2 }], "b does not write, and keeps the page");
+    let one = copies(&manager, &[Append::count(a, 1)]);
+    assert_eq!(one, [RowCopy { src: 4, dst: 8, len: 2 }], "b does not write, and keeps the page");
 }
 
 #[test]

@@ -108,6 +108,11 @@ fn appends() {
     assert_eq!(error.to_string(), "append 0 makes 33 rows, which are 9 pages of 4, expected at most 8");
     let error = refusal(&mut manager, &[Append::count(SeqId::default(), 1)]);
     assert_eq!(error.kind(), "unknown_seq");
+    assert!(error.to_string().ends_with(": it is the null id"), "{error}");
+    let freed = manager.create().unwrap();
+    manager.free(freed).unwrap();
+    let error = manager.free(freed).unwrap_err();
+    assert!(error.to_string().ends_with(": it was freed"), "{error}");
     assert_eq!(manager.fork(SeqId::default()).unwrap_err().kind(), "unknown_seq");
     // The largest position is one of a row's.
     drop(manager.begin_step(&[Append::count(a, 1).at(MAX_POSITION)]).unwrap());
@@ -132,10 +137,24 @@ fn steps_without_room() {
 fn an_empty_step_is_legal() {
     let mut manager = manager();
     let planned = manager.begin_step(&[]).unwrap();
-    assert_eq!(planned.copies(), []);
     let spec = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).build().unwrap();
     let mut cache = vec![0; spec.nbytes()];
     let step = planned.apply(&mut HostMemory::new(&spec, &mut cache, &mut []).unwrap()).unwrap();
     assert_eq!((step.seqstarts(), step.kvstarts(), step.cachestarts().dim()), (&[0][..], &[0][..], (0, 8)));
     step.commit();
+}
+
+#[test]
+fn a_step_whose_index_tensor_does_not_fit() {
+    let wide = 1 << 28;
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: wide };
+    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Int8).mode(Mode::Paged { page_size: 1 << 12 });
+    let mut manager = Manager::new(builder.max_pages(wide).build().unwrap()).unwrap();
+    let seqs: Vec<_> = (0..1 << 16).map(|_| manager.create().unwrap()).collect();
+    let appends: Vec<_> = seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
+    let error = manager.begin_step(&appends).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { len, size: 8 } if len == wide << 16), "{error}");
+    assert_eq!((manager.stats().used, manager.stats().sequences), (0, 1 << 16));
+    manager.check().unwrap();
+    drop(manager.begin_step(&[]).unwrap());
 }

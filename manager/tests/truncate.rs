@@ -1,0 +1,58 @@
+//! Truncation at scale, and what it leaves of the index tensors.
+
+use std::time::Instant;
+
+use kvcache_manager::schema::ElementType;
+use kvcache_manager::{Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, RowCopy};
+
+/// A memory whose bytes do not matter here.
+struct AnyMemory;
+
+impl CacheMemory for AnyMemory {
+    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
+        Ok(())
+    }
+}
+
+/// A cache of this many slots, with pages of one.
+fn manager(max_t: usize) -> Manager {
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
+    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
+    Manager::new(builder.mode(Mode::Paged { page_size: 1 }).max_pages(4).build().unwrap()).unwrap()
+}
+
+#[test]
+fn truncating_every_sequence_takes_time_proportional_to_their_number() {
+    let n = 20_000;
+    let mut manager = manager(2 * n);
+    let seqs: Vec<_> = (0..n).map(|_| manager.create().unwrap()).collect();
+    let appends: Vec<_> = seqs.iter().map(|&seq| Append::count(seq, 2)).collect();
+    let begin = Instant::now();
+    manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    let step = begin.elapsed();
+    let begin = Instant::now();
+    for &seq in &seqs {
+        assert_eq!(manager.truncate(seq, 1).unwrap(), 1);
+    }
+    let truncate = begin.elapsed();
+    // A scan of all rows for each of them takes over a hundred times as long as the step.
+    assert!(truncate < 10 * step, "{truncate:?} for what a step stored in {step:?}");
+}
+
+#[test]
+fn pages_that_were_removed_leave_their_row_of_the_index_tensor() {
+    let mut manager = manager(16);
+    let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
+    let step = |manager: &mut Manager, n: usize| {
+        let appends = [Append::count(a, n), Append::count(b, n)];
+        let step = manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap();
+        let starts = step.cachestarts().to_owned();
+        step.commit();
+        starts
+    };
+    assert_eq!(step(&mut manager, 3), ndarray::array![[0, 1, 2, -1], [3, 4, 5, -1]]);
+    manager.truncate(a, 1).unwrap();
+    assert_eq!(step(&mut manager, 1), ndarray::array![[0, 1, -1, -1], [3, 4, 5, 2]]);
+    manager.seq_keep(a).unwrap();
+    assert_eq!(step(&mut manager, 1), ndarray::array![[0, 1, 3, -1], [4, -1, -1, -1]]);
+}
