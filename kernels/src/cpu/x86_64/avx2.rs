@@ -123,7 +123,7 @@ impl Simd for Avx2 {
     unsafe fn read_i4(from: *const u8) -> __m256 {
         unsafe {
             let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
-            // Each byte for its two codes, of which the wanted one is moved to the top and back, with its sign.
+            // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
             let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
             let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
             _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
