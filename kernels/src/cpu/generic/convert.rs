@@ -7,7 +7,6 @@ use super::super::portable;
 use super::group::Groups;
 use super::lanes::FloatLanes;
 use super::outline::RowFunction;
-use super::prefetch::prefetch_bytes;
 use super::simd::{Simd, last_inside};
 
 /// Stores values V in a cache of C; with `STREAM` rows are whole registers and written to whole lines.
@@ -25,7 +24,7 @@ impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for StoreConv
             let (values, cache) =
                 (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
             if let Some(prefetch) = rows.prefetch {
-                prefetch_bytes(values.wrapping_offset(prefetch.row), rows.row.len * size_of::<V>());
+                S::prefetch_bytes(values.wrapping_offset(prefetch.row), rows.row.len * size_of::<V>());
             }
             // SAFETY: r < count, so this is one of the caller's rows.
             unsafe { convert::<S, V, C, STREAM>(values.cast(), cache.cast(), rows.row.len) }
@@ -42,7 +41,7 @@ impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for LoadConve
             let (values, cache) =
                 (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
             if let Some(prefetch) = rows.prefetch {
-                prefetch_bytes(cache.wrapping_offset(prefetch.row), rows.row.len * size_of::<C>());
+                S::prefetch_bytes(cache.wrapping_offset(prefetch.row), rows.row.len * size_of::<C>());
             }
             // SAFETY: r < count, so this is one of the caller's rows.
             unsafe { convert::<S, C, V, STREAM>(cache.cast(), values.cast(), rows.row.len) }

@@ -3,7 +3,7 @@
 use super::super::block::Copies;
 use super::group::Groups;
 use super::outline::RowFunction;
-use super::prefetch::{LINE, prefetch, prefetch_bytes};
+use super::prefetch::LINE;
 use super::simd::Simd;
 
 /// Bytes from which on one plain copy is left to the C library, which knows the processor's own instruction for it.
@@ -74,7 +74,7 @@ unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize,
     unsafe {
         if len < LINE || (len >= LIBRARY_BYTES && copies == 1) {
             if let Some(ahead) = ahead {
-                prefetch_bytes(ahead, len);
+                S::prefetch_bytes(ahead, len);
             }
             for r in 0..copies {
                 let to = to.add(r * len);
@@ -136,7 +136,7 @@ unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
             }
             if AHEAD {
                 for k in 0..BURST {
-                    prefetch(ahead.wrapping_add(i + k * LINE));
+                    S::prefetch(ahead.wrapping_add(i + k * LINE));
                 }
             }
             for r in 0..copies {
@@ -149,7 +149,7 @@ unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
         while i + LINE <= len {
             let line = S::read_line(from.add(i));
             if AHEAD {
-                prefetch(ahead.wrapping_add(i));
+                S::prefetch(ahead.wrapping_add(i));
             }
             for r in 0..copies {
                 write::<S, STREAM>(to.add(r * len + i), line);

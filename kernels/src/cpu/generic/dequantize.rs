@@ -9,7 +9,6 @@ use super::group::{GroupCodes, Groups, LONG, ODD, decode};
 use super::lane_tables::{groups_in_register, registers_per_scales};
 use super::lanes::FloatLanes;
 use super::outline::RowFunction;
-use super::prefetch::prefetch_bytes;
 use super::simd::MOST_LANES;
 
 /// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written
@@ -32,9 +31,9 @@ impl<Q: GroupCodes, V: FloatLanes, T: FloatLanes, const GROUP: usize, const STRE
             let cache = rows.cache.wrapping_add(r * rows.cache_step).cast_const();
             let scales: *const T = rows.scale.wrapping_add(r * rows.scale_step).cast();
             if let Some(prefetch) = rows.prefetch {
-                prefetch_bytes(cache.wrapping_offset(prefetch.row), Q::bytes(rows.row.len));
+                S::prefetch_bytes(cache.wrapping_offset(prefetch.row), Q::bytes(rows.row.len));
                 let len = rows.row.groups * size_of::<T>();
-                prefetch_bytes(scales.cast::<u8>().wrapping_offset(prefetch.scale), len);
+                S::prefetch_bytes(scales.cast::<u8>().wrapping_offset(prefetch.scale), len);
             }
             // SAFETY: r < count, so this is one of the caller's rows; it has a register of values or more.
             unsafe { dequantize_row::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, rows.row) }

@@ -14,7 +14,6 @@ use super::group::{GroupFloats, Groups, LONG, MOST_GROUPS, NATIVE_LANES, ODD};
 use super::lane_tables::{groups_in_register, registers_per_scales};
 use super::lanes::CodeLanes;
 use super::outline::RowFunction;
-use super::prefetch::prefetch_bytes;
 use super::simd::{MOST_LANES, Simd, last_inside};
 
 /// Groups that are quantized together.
@@ -214,7 +213,7 @@ unsafe fn encode_two<S: Simd, Q: CodeLanes, V: GroupFloats>(
     // SAFETY: the caller vouches for two registers of values, and for their codes, from `at` on.
     unsafe {
         if let Some(ahead) = ahead {
-            prefetch_bytes(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
+            S::prefetch_bytes(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
         }
         let codes = [codes::<S, V>(values.add(at), factors[0]), codes::<S, V>(values.add(at + S::LANES), factors[1])];
         Q::write_two::<S>(cache.add(Q::bytes(at)), codes);

@@ -2,6 +2,8 @@
 
 use half::f16;
 
+use super::prefetch::{LINE, prefetch_l1};
+
 /// Lanes of the widest register.
 pub(crate) const MOST_LANES: usize = 16;
 
@@ -30,6 +32,20 @@ pub(crate) trait Simd {
 
     /// A cache line, [`LINE`](super::prefetch::LINE) bytes, in registers.
     type Line: Copy;
+
+    /// Prefetches the line at any address, readable or not, into the level of the cache that serves best.
+    #[inline(always)]
+    fn prefetch(line: *const u8) {
+        prefetch_l1(line);
+    }
+
+    /// Prefetches `len` bytes at any address.
+    #[inline(always)]
+    fn prefetch_bytes(from: *const u8, len: usize) {
+        for i in (0..len).step_by(LINE) {
+            Self::prefetch(from.wrapping_add(i));
+        }
+    }
 
     /// `x` in every lane.
     unsafe fn splat(x: f32) -> Self::F32;

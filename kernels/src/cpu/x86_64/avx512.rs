@@ -9,6 +9,7 @@ use super::super::generic::group::{Groups, maxima_in_registers, product};
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
 use super::super::generic::lanes::FloatLanes;
 use super::super::generic::outline::{Outline, RowFunction};
+use super::super::generic::prefetch::{prefetch_l1, prefetch_l2};
 use super::super::generic::simd::{Simd, last_inside};
 use super::fence::fence;
 use super::{f16_maxima, native_f16};
@@ -112,6 +113,13 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     type F32 = __m512;
     type Code = __m512i;
     type Line = __m512i;
+
+    /// Into the second-level cache on processors with AVX512-FP16: they wait for few lines at once in the first level, and
+    /// for many in the second (measured on Emerald Rapids, where loads take up to a sixth less time).
+    #[inline(always)]
+    fn prefetch(line: *const u8) {
+        if NATIVE_F16 { prefetch_l2(line) } else { prefetch_l1(line) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
