@@ -145,7 +145,7 @@ impl Mover<'_> {
     }
 
     /// Writes `count` inner steps of codes or scales from a stage, where those of all outer steps are interleaved, by
-    /// non-temporal stores if they are a line or more.
+    /// non-temporal stores if they are long enough.
     #[expect(clippy::too_many_arguments, reason = "codes and scales differ in all of them")]
     unsafe fn write_rows(
         self,
@@ -201,7 +201,7 @@ impl Mover<'_> {
                     (self.functions.copy.plain)(&Copies { to: room, ..rows(outer) });
                     writer.commit(together, self.functions.copy.stream);
                 }
-            } else if len >= LINE {
+            } else if len >= DIRECT_BYTES {
                 for (outer, r) in (0..block.outer).flat_map(|outer| (0..count).map(move |r| (outer, r))) {
                     let from = rows(outer).from.add(r * step);
                     writer.copy(from, to.row(outer, inner + r), len, None, self.functions.copy.stream);
