@@ -6,22 +6,28 @@
 //! kernels. Kernels start no threads; the caller hands them [`Workers`].
 //!
 //! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes,
-//! and [`quantize`] is the codec of one quantized head.
+//! [`quantize`] is the codec of one quantized head, and a [`Rope`] turns keys to other positions.
 
 mod addressing;
 mod cache_bytes;
+mod cache_rows;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod key_rotation;
 mod problem;
 pub mod quantize;
 mod reference;
+mod rotary;
+mod rotate_keys;
 mod shared_slice;
 mod workers;
 
 pub use addressing::{Addressing, Run, Segment};
-pub use cache_bytes::{CacheBytes, CacheRows, RowCopy, RowsError, TensorBytes};
+pub use cache_bytes::{CacheBytes, TensorBytes};
+pub use cache_rows::{CacheRows, RowCopy, RowsError};
 pub use cpu::{Cpu, InstructionSet};
 pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
 pub use reference::Reference;
+pub use rotary::{Rope, RopeError, RopeStyle, Rotation};
 pub use workers::{Serial, Workers};

@@ -1,5 +1,10 @@
 //! Threads, handed in by the caller: kernels start none of their own.
 
+/// Bytes read and written from which on work is split among threads.
+///
+/// Less than that takes 100 to 200 us, of which a second thread cannot save what it costs to wake it.
+pub(crate) const PARALLEL_BYTES: usize = 8 << 20;
+
 /// The threads that a kernel may use during one call.
 ///
 /// A kernel passes one task, to be run `tasks` times; the runs take pieces of the work from a common counter. So the

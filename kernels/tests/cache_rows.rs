@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::f16;
-use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError};
+use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial};
 use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
 use proptest::prelude::*;
 
@@ -138,7 +138,7 @@ proptest! {
             }
         }
         let [memory, scale] = &mut model.memory;
-        cache.rows().copy(memory, scale, &copies).unwrap();
+        cache.rows().copy(memory, scale, &copies, &Serial).unwrap();
         prop_assert_eq!(model.memory, cache.memory(&model.rows));
     }
 
@@ -251,12 +251,12 @@ fn what_is_refused_changes_nothing() {
     let copy = |src, dst, len| RowCopy { src, dst, len };
     let slots = |start, len| Err(RowsError::Slots { start, len, max_t: 8 });
     // The first copy alone would do.
-    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(5, 0, 4)]), slots(5, 4));
-    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(0, 8, 1)]), slots(8, 1));
-    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(usize::MAX, 0, 2)]), slots(usize::MAX, 2));
+    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(5, 0, 4)], &Serial), slots(5, 4));
+    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(0, 8, 1)], &Serial), slots(8, 1));
+    assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(usize::MAX, 0, 2)], &Serial), slots(usize::MAX, 2));
     let length = |memory, expected, got| Err(RowsError::Length { memory, expected, got });
-    assert_eq!(rows.copy(&mut memory[1..], scale, &[copy(0, 4, 4)]), length("cache", 1536, 1535));
-    assert_eq!(rows.copy(memory, &mut [], &[copy(0, 4, 4)]), length("scale", 384, 0));
+    assert_eq!(rows.copy(&mut memory[1..], scale, &[copy(0, 4, 4)], &Serial), length("cache", 1536, 1535));
+    assert_eq!(rows.copy(memory, &mut [], &[copy(0, 4, 4)], &Serial), length("scale", 384, 0));
     assert_eq!(rows.row_len(), 240);
     assert_eq!(rows.write(memory, scale, &[0, 1], &[0; 479]), length("rows", 480, 479));
     assert_eq!(rows.write(memory, scale, &[0, 1, 8], &[0; 720]), slots(8, 1));
@@ -309,7 +309,7 @@ fn an_empty_cache_has_no_rows() {
             let rows = CacheRows::new(layout, dims, ElementType::Int8, INT8.quant).unwrap();
             assert_eq!((rows.cache_len(), rows.scale_len(), rows.row_len()), (0, 0, 0));
             let all: Vec<_> = (0..dims.max_t.min(4)).collect();
-            assert_eq!(rows.copy(&mut [], &mut [], &[RowCopy { src: 0, dst: 0, len: dims.max_t }]), Ok(()));
+            assert_eq!(rows.copy(&mut [], &mut [], &[RowCopy { src: 0, dst: 0, len: dims.max_t }], &Serial), Ok(()));
             assert_eq!(rows.read(&[], &[], &all, &mut []), Ok(()));
             assert_eq!(rows.write(&mut [], &mut [], &all, &[]), Ok(()));
             assert_eq!(rows.cache_ranges(0..dims.max_t).unwrap().count(), 0);

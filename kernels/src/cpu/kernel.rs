@@ -4,7 +4,7 @@ use super::dispatch::InstructionSet;
 use super::partition;
 use super::walk::Walk;
 use crate::problem::{Kernel, Problem};
-use crate::workers::Workers;
+use crate::workers::{PARALLEL_BYTES, Workers};
 
 /// The fast CPU kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,9 +27,7 @@ impl Cpu {
 
     /// Bytes read and written in a phase from which on it is split among threads, unless a caller says otherwise; half
     /// of them where a store quantizes.
-    ///
-    /// Less than that takes 100 to 200 us, of which a second thread cannot save what it costs to wake it.
-    pub const PARALLEL_BYTES: usize = 8 << 20;
+    pub const PARALLEL_BYTES: usize = PARALLEL_BYTES;
 
     /// The kernel with the rows of an instruction set; none if this machine lacks it.
     pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {

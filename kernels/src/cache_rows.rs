@@ -1,0 +1,402 @@
+//! The rows of a whole cache: copying them, and reading and writing them in a form that no layout shows in.
+//!
+//! The *row* of a slot is everything that the slot holds, of all layers, keys and values, codes and scales.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
+use thiserror::Error;
+
+use crate::cache_bytes::TensorBytes;
+use crate::rotary::RopeError;
+use crate::workers::{PARALLEL_BYTES, Workers};
+
+/// One copy of the rows of neighboring slots. Source and destination may overlap, as in `memmove`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowCopy {
+    /// The first slot that is read.
+    pub src: usize,
+    /// The first slot that is written.
+    pub dst: usize,
+    /// The number of slots.
+    pub len: usize,
+}
+
+/// The rows of a whole cache: byte ranges, copies within the cache, and rows in a form that no layout shows in.
+///
+/// Methods take the memory of `cache` and `scale` as bytes, `scale` empty without quantization. They check everything
+/// before they write the first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheRows {
+    max_t: usize,
+    num_layer: usize,
+    num_heads: usize,
+    head_dim: usize,
+    t2: ElementType,
+    quant: Option<RowQuant>,
+    cache: TensorRows,
+    scale: TensorRows,
+}
+
+/// How the heads of rows are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowQuant {
+    /// The width of a code.
+    pub(crate) bits: QuantBit,
+    /// Neighbors that share a scale.
+    pub(crate) group: usize,
+    /// The type of `scale`.
+    pub(crate) t3: ElementType,
+}
+
+/// Why rows cannot be moved, or their keys cannot be rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Error)]
+#[non_exhaustive]
+pub enum RowsError {
+    /// Types that no `quant_bit` has.
+    #[error("no quant_bit has cache {t2} with scale {}", .t3.map_or("none", ElementType::name))]
+    Types {
+        /// The type of `cache`.
+        t2: ElementType,
+        /// The type of `scale`, with quantization.
+        t3: Option<ElementType>,
+    },
+    /// Groups that do not divide a head, or that share bytes.
+    #[error("quant_group is {group}, expected a divisor of head_dim {head_dim}, even for int4")]
+    QuantGroup {
+        /// The attribute `quant_group`.
+        group: usize,
+        /// Elements of a head.
+        head_dim: usize,
+    },
+    /// A tensor whose size in bytes does not fit in a `usize`.
+    #[error("the size of {tensor} with shape {shape:?} overflows")]
+    SizeOverflow {
+        /// `cache` or `scale`.
+        tensor: &'static str,
+        /// The tensor's shape.
+        shape: [usize; 5],
+    },
+    /// Memory of another length than what it should hold.
+    #[error("{memory} has {got} bytes, expected {expected}")]
+    Length {
+        /// `cache`, `scale` or `rows`.
+        memory: &'static str,
+        /// The length that it should have.
+        expected: usize,
+        /// The length that it has.
+        got: usize,
+    },
+    /// Slots outside the cache.
+    #[error("{len} slots from slot {start} are not inside a cache of {max_t} slots")]
+    Slots {
+        /// The first slot.
+        start: usize,
+        /// The number of slots.
+        len: usize,
+        /// Slots of the cache.
+        max_t: usize,
+    },
+    /// Memory that is not aligned for its type.
+    #[error("{memory} is at address {address:#x}, expected a multiple of {expected}")]
+    Misaligned {
+        /// `cache` or `scale`.
+        memory: &'static str,
+        /// Its address.
+        address: usize,
+        /// The alignment of its type.
+        expected: usize,
+    },
+    /// Keys of a type in which a rotated key has no value: int8 without scales.
+    #[error("keys of type {t2} without scales cannot be rotated")]
+    KeyType {
+        /// The type of `cache`.
+        t2: ElementType,
+    },
+    /// Rotations of which two name the same slot.
+    #[error("two rotations have slot {slot}, expected one at most")]
+    RotatedTwice {
+        /// The first slot that two have.
+        slot: usize,
+    },
+    /// A rope that does not fit the heads.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+}
+
+/// The rows of `cache`, or of `scale`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct TensorRows {
+    bytes: TensorBytes,
+    /// The lengths of the axes layer, key/value and head.
+    dims: [usize; 3],
+    /// Bytes of the tensor.
+    len: usize,
+    /// Bytes of a plane: neighboring slots are contiguous inside of one, since all axes outside the token axis are
+    /// fixed.
+    plane_len: usize,
+}
+
+/// A part of the axes layer, key/value and head that lies contiguously within a row: its offset in the tensor for slot
+/// 0, and its place in the canonical row.
+struct Piece {
+    at: usize,
+    row: Range<usize>,
+}
+
+impl CacheRows {
+    /// The rows of a cache with these lengths, `inner` being `head_dim`, with `quant_group` and T3 if it is quantized.
+    ///
+    /// # Errors
+    /// [`RowsError::Types`], [`RowsError::QuantGroup`], [`RowsError::SizeOverflow`].
+    pub fn new(
+        layout: CacheLayout,
+        dims: CacheDims,
+        t2: ElementType,
+        quant: Option<(usize, ElementType)>,
+    ) -> Result<Self, RowsError> {
+        let t3 = quant.map(|(_, t3)| t3);
+        if !TypeCombination::LEGAL.iter().any(|legal| (legal.t2, legal.t3) == (t2, t3)) {
+            return Err(RowsError::Types { t2, t3 });
+        }
+        let CacheDims { max_t, num_layer, num_heads, inner: head_dim } = dims;
+        let scale = match quant {
+            None => TensorRows::default(),
+            Some((group, t3)) => {
+                let shared_bytes = t2 == ElementType::Int4 && !group.is_multiple_of(2);
+                if group == 0 || !dims.inner.is_multiple_of(group) || shared_bytes {
+                    return Err(RowsError::QuantGroup { group, head_dim: dims.inner });
+                }
+                TensorRows::new("scale", layout, CacheDims { inner: dims.inner / group, ..dims }, t3)?
+            }
+        };
+        let cache = TensorRows::new("cache", layout, dims, t2)?;
+        let bits = if t2 == ElementType::Int4 { QuantBit::Four } else { QuantBit::Eight };
+        let quant = quant.map(|(group, t3)| RowQuant { bits, group, t3 });
+        Ok(Self { max_t, num_layer, num_heads, head_dim, t2, quant, cache, scale })
+    }
+
+    /// The type of `cache`, and that of `scale` with quantization.
+    pub fn types(&self) -> (ElementType, Option<ElementType>) {
+        (self.t2, self.quant.map(|quant| quant.t3))
+    }
+
+    /// The bytes of `cache`.
+    pub fn cache_len(&self) -> usize {
+        self.cache.len
+    }
+
+    /// The bytes of `scale`; 0 without quantization.
+    pub fn scale_len(&self) -> usize {
+        self.scale.len
+    }
+
+    /// The bytes of a row, scales included; 0 in a cache without slots.
+    pub fn row_len(&self) -> usize {
+        self.cache.row_len() + self.scale.row_len()
+    }
+
+    /// The bytes of `cache` that hold some slots, in address order, in as few ranges as the layout allows.
+    ///
+    /// # Errors
+    /// [`RowsError::Slots`].
+    pub fn cache_ranges(&self, slots: Range<usize>) -> Result<impl Iterator<Item = Range<usize>> + use<>, RowsError> {
+        self.check_slots(slots.start, slots.len())?;
+        Ok(self.cache.ranges(slots))
+    }
+
+    /// The same of `scale`; none without quantization.
+    ///
+    /// # Errors
+    /// [`RowsError::Slots`].
+    pub fn scale_ranges(&self, slots: Range<usize>) -> Result<impl Iterator<Item = Range<usize>> + use<>, RowsError> {
+        self.check_slots(slots.start, slots.len())?;
+        Ok(self.scale.ranges(slots))
+    }
+
+    /// Copies rows of slots to other slots, one copy after the other: a later one reads what an earlier one has
+    /// written. Large copies are split among the workers, by layer, by key and value, or by head, as far as the layout
+    /// has these outside of the slots.
+    ///
+    /// # Errors
+    /// [`RowsError::Length`], [`RowsError::Slots`].
+    pub fn copy(
+        &self,
+        cache: &mut [u8],
+        scale: &mut [u8],
+        copies: &[RowCopy],
+        workers: &dyn Workers,
+    ) -> Result<(), RowsError> {
+        self.check_memory(cache, scale)?;
+        for &RowCopy { src, dst, len } in copies {
+            self.check_slots(src, len)?;
+            self.check_slots(dst, len)?;
+        }
+        self.cache.copy(cache, copies, workers);
+        self.scale.copy(scale, copies, workers);
+        Ok(())
+    }
+
+    /// Reads the rows of some slots into `rows`, one after the other, each in canonical order: the heads of `cache` by
+    /// layer, key/value and head, then those of `scale`.
+    ///
+    /// # Errors
+    /// [`RowsError::Length`], [`RowsError::Slots`].
+    pub fn read(&self, cache: &[u8], scale: &[u8], slots: &[usize], rows: &mut [u8]) -> Result<(), RowsError> {
+        self.check_memory(cache, scale)?;
+        self.check_rows(slots, rows)?;
+        let row_len = self.row_len();
+        self.cache.visit(slots, 0, row_len, |tensor, row| rows[row].copy_from_slice(&cache[tensor]));
+        self.scale.visit(slots, self.cache.row_len(), row_len, |tensor, row| {
+            rows[row].copy_from_slice(&scale[tensor]);
+        });
+        Ok(())
+    }
+
+    /// Writes rows in canonical order into some slots: the reverse of [`read`](Self::read). Where a slot is named
+    /// twice, the later row remains.
+    ///
+    /// # Errors
+    /// [`RowsError::Length`], [`RowsError::Slots`].
+    pub fn write(&self, cache: &mut [u8], scale: &mut [u8], slots: &[usize], rows: &[u8]) -> Result<(), RowsError> {
+        self.check_memory(cache, scale)?;
+        self.check_rows(slots, rows)?;
+        let row_len = self.row_len();
+        self.cache.visit(slots, 0, row_len, |tensor, row| cache[tensor].copy_from_slice(&rows[row]));
+        self.scale.visit(slots, self.cache.row_len(), row_len, |tensor, row| {
+            scale[tensor].copy_from_slice(&rows[row]);
+        });
+        Ok(())
+    }
+
+    /// The lengths of the axes.
+    pub(crate) fn dims(&self) -> CacheDims {
+        let Self { max_t, num_layer, num_heads, head_dim: inner, .. } = *self;
+        CacheDims { max_t, num_layer, num_heads, inner }
+    }
+
+    /// The type of `cache`.
+    pub(crate) fn t2(&self) -> ElementType {
+        self.t2
+    }
+
+    /// The quantization.
+    pub(crate) fn quant(&self) -> Option<RowQuant> {
+        self.quant
+    }
+
+    /// The strides of `cache` and of `scale`.
+    pub(crate) fn strides(&self) -> [TensorBytes; 2] {
+        [self.cache.bytes, self.scale.bytes]
+    }
+
+    pub(crate) fn check_memory(&self, cache: &[u8], scale: &[u8]) -> Result<(), RowsError> {
+        check_len("cache", self.cache.len, cache)?;
+        check_len("scale", self.scale.len, scale)
+    }
+
+    pub(crate) fn check_slots(&self, start: usize, len: usize) -> Result<(), RowsError> {
+        match start.checked_add(len) {
+            Some(end) if end <= self.max_t => Ok(()),
+            _ => Err(RowsError::Slots { start, len, max_t: self.max_t }),
+        }
+    }
+
+    /// Checks slots, and that `rows` has a row for each.
+    fn check_rows(&self, slots: &[usize], rows: &[u8]) -> Result<(), RowsError> {
+        slots.iter().try_for_each(|&slot| self.check_slots(slot, 1))?;
+        check_len("rows", slots.len().saturating_mul(self.row_len()), rows)
+    }
+}
+
+fn check_len(memory: &'static str, expected: usize, bytes: &[u8]) -> Result<(), RowsError> {
+    match bytes.len() {
+        got if got == expected => Ok(()),
+        got => Err(RowsError::Length { memory, expected, got }),
+    }
+}
+
+impl TensorRows {
+    fn new(
+        tensor: &'static str,
+        layout: CacheLayout,
+        dims: CacheDims,
+        element: ElementType,
+    ) -> Result<Self, RowsError> {
+        let shape = layout.shape(dims);
+        let overflow = RowsError::SizeOverflow { tensor, shape };
+        let strides = layout.strides(dims).ok_or(overflow)?;
+        // From the innermost axis on, as the strides have shown not to overflow.
+        let elements = shape.iter().rev().product();
+        let len = element.bytes(elements).ok_or(overflow)?;
+        let bytes = TensorBytes::new(element, dims.inner, strides, elements);
+        Ok(Self { bytes, dims: [dims.num_layer, 2, dims.num_heads], len, plane_len: dims.max_t * bytes.token })
+    }
+
+    /// The bytes that a slot has here.
+    fn row_len(&self) -> usize {
+        // The axes of an empty tensor may have any length.
+        if self.len == 0 { 0 } else { self.dims.iter().product::<usize>() * self.bytes.head_len }
+    }
+
+    fn ranges(self, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let (start, len) = (slots.start * self.bytes.token, slots.len() * self.bytes.token);
+        // All slots of a plane reach to the next plane.
+        let len = if len == self.plane_len { self.len } else { len };
+        let planes = if len == 0 { 0..0 } else { 0..self.len };
+        planes.step_by(self.plane_len.max(len).max(1)).map(move |plane| plane + start..plane + start + len)
+    }
+
+    /// Copies slots that are inside the tensor, whose bytes are given.
+    fn copy(&self, bytes: &mut [u8], copies: &[RowCopy], workers: &dyn Workers) {
+        let token = self.bytes.token;
+        let slots = copies.iter().fold(0usize, |slots, copy| slots.saturating_add(copy.len));
+        let moved = slots.saturating_mul(self.row_len()).saturating_mul(2);
+        let planes = Mutex::new(bytes.chunks_exact_mut(self.plane_len.max(1)));
+        let next = || planes.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let take = |_: usize| {
+            while let Some(plane) = next() {
+                for &RowCopy { src, dst, len } in copies {
+                    plane.copy_within(src * token..(src + len) * token, dst * token);
+                }
+            }
+        };
+        if moved >= PARALLEL_BYTES && workers.threads() > 1 {
+            workers.run(workers.threads(), &take);
+        }
+        take(0);
+    }
+
+    /// Calls `visit` with ranges of the tensor and of canonical rows that hold the same bytes. The rows have `row_len`
+    /// bytes, of which this tensor's begin at `at`.
+    fn visit(&self, slots: &[usize], at: usize, row_len: usize, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
+        for Piece { at: piece, row } in self.pieces() {
+            let mut row = at + row.start..at + row.end;
+            for slot in slots {
+                let start = piece + slot * self.bytes.token;
+                visit(start..start + row.len(), row.clone());
+                row = row.start + row_len..row.end + row_len;
+            }
+        }
+    }
+
+    /// The longest contiguous parts of a row, in canonical order.
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let TensorBytes { head_len, layer, kv, head, .. } = self.bytes;
+        let mut len = head_len;
+        let mut dims = self.dims;
+        for (dim, stride) in dims.iter_mut().zip([layer, kv, head]).rev() {
+            if *dim != 1 && stride != len {
+                break;
+            }
+            len *= *dim;
+            *dim = 1;
+        }
+        let [layers, kvs, heads] = if len == 0 { [0; 3] } else { dims };
+        let starts = (0..layers).flat_map(move |l| (0..kvs).flat_map(move |k| (0..heads).map(move |h| [l, k, h])));
+        starts
+            .enumerate()
+            .map(move |(i, [l, k, h])| Piece { at: l * layer + k * kv + h * head, row: i * len..(i + 1) * len })
+    }
+}

