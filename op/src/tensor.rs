@@ -114,7 +114,7 @@ unsafe impl Send for TensorRef<'_> {}
 unsafe impl Sync for TensorRef<'_> {}
 // SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Send.
 unsafe impl Send for TensorMut<'_> {}
-// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Sync; a `&TensorMut` gives no access to them.
+// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Sync; a `&TensorMut` only reads them.
 unsafe impl Sync for TensorMut<'_> {}
 
 impl TensorRef<'_> {
@@ -133,8 +133,10 @@ impl<'a> TensorMut<'a> {
     ///
     /// # Safety
     /// For the lifetime, `data` is valid for writes of a row-major tensor of this type and shape (of any value where it
-    /// has no elements); as `cache` or `scale` also for reads of initialized memory. While a call uses it, nothing else
-    /// reads or writes an output, or the slots of a cache's layer that the call writes, or writes those that it reads.
+    /// has no elements); as `cache` or `scale`, or where [`bytes`](Self::bytes) or [`bytes_mut`](Self::bytes_mut) is
+    /// called, also for reads of initialized memory. While a call uses it, nothing else reads or writes an output, or
+    /// the slots of a cache's layer that the call writes, or writes those that it reads. While its bytes are borrowed,
+    /// nothing else writes them, or, from `bytes_mut`, accesses them.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *mut u8) -> Self {
         Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
     }
@@ -151,6 +153,16 @@ impl<'a> TensorMut<'a> {
             defect: (!fits).then_some(Defect::PackedLength(bytes.len())),
             memory: PhantomData,
         }
+    }
+
+    /// The type of its elements.
+    pub fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// Its shape, in elements.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// The same tensor for a shorter lifetime, to be given to one call after another.

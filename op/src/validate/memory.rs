@@ -1,4 +1,6 @@
 //! Checks the tensors' memory: contiguous, aligned, of a size that fits, and without overlap where it is written.
+//!
+//! What has been checked so can be borrowed as bytes.
 
 use kvcache_schema::{ElementType, shape};
 use smallvec::SmallVec;
@@ -26,6 +28,59 @@ impl<'t> From<&'t TensorMut<'_>> for Memory<'t> {
     }
 }
 
+impl Memory<'_> {
+    /// Checks the memory of the tensor called `name` by itself; gives its bytes.
+    fn check(self, name: &'static str) -> Result<usize, Error> {
+        let Memory { element, shape, address, defect } = self;
+        let bytes = bytes(name, element, shape)?;
+        match defect {
+            Some(Defect::NotContiguous) => return Err(Error::NotContiguous { input: name, shape: shape.clone() }),
+            Some(Defect::PackedLength(got)) => {
+                return Err(Error::PackedLength { input: name, shape: shape.clone(), got, expected: bytes });
+            }
+            #[cfg(feature = "cuda")]
+            Some(Defect::SliceLength(got)) => {
+                return Err(Error::SliceLength { input: name, shape: shape.clone(), got, expected: bytes });
+            }
+            None => {}
+        }
+        // The address of a tensor without elements is not used.
+        if bytes > 0 && !address.is_multiple_of(element.align()) {
+            return Err(Error::Misaligned { input: name, address, expected: element.align() });
+        }
+        Ok(bytes)
+    }
+}
+
+impl TensorMut<'_> {
+    /// The tensor's bytes, row-major and in the machine's byte order, two elements of int4 to a byte.
+    ///
+    /// # Errors
+    /// Those of a tensor that is no operand: [`Error::NotContiguous`], [`Error::PackedLength`], [`Error::Misaligned`],
+    /// [`Error::SizeOverflow`]. They call it `input`.
+    pub fn bytes(&self, input: &'static str) -> Result<&[u8], Error> {
+        match Memory::from(self).check(input)? {
+            0 => Ok(&[]),
+            // SAFETY: the tensor is contiguous, of `len` bytes, checked above. They come from a borrowed array or
+            // slice, or from_raw_parts: initialized, and not written by others while they are borrowed.
+            len => Ok(unsafe { std::slice::from_raw_parts(self.data, len) }),
+        }
+    }
+
+    /// The same, to be written.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes).
+    pub fn bytes_mut(&mut self, input: &'static str) -> Result<&mut [u8], Error> {
+        match Memory::from(&*self).check(input)? {
+            0 => Ok(&mut []),
+            // SAFETY: as for `bytes`; the tensor is borrowed mutably, and from_raw_parts keeps others away. Every byte
+            // is a value of the numbers that it is a part of.
+            len => Ok(unsafe { std::slice::from_raw_parts_mut(self.data, len) }),
+        }
+    }
+}
+
 /// The address ranges of the tensors of a call that have been checked so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Extents(SmallVec<[Extent; 12]>);
@@ -50,24 +105,9 @@ impl Extents {
     }
 
     fn add(&mut self, name: &'static str, memory: Memory<'_>, written: bool) -> Result<(), Error> {
-        let Memory { element, shape, address, defect } = memory;
-        let bytes = bytes(name, element, shape)?;
-        match defect {
-            Some(Defect::NotContiguous) => return Err(Error::NotContiguous { input: name, shape: shape.clone() }),
-            Some(Defect::PackedLength(got)) => {
-                return Err(Error::PackedLength { input: name, shape: shape.clone(), got, expected: bytes });
-            }
-            #[cfg(feature = "cuda")]
-            Some(Defect::SliceLength(got)) => {
-                return Err(Error::SliceLength { input: name, shape: shape.clone(), got, expected: bytes });
-            }
-            None => {}
-        }
+        let (address, bytes) = (memory.address, memory.check(name)?);
         if bytes == 0 {
             return Ok(());
-        }
-        if !address.is_multiple_of(element.align()) {
-            return Err(Error::Misaligned { input: name, address, expected: element.align() });
         }
         let new = Extent { name, start: address, end: address.saturating_add(bytes), written };
         for old in &self.0 {
