@@ -80,8 +80,8 @@ impl Server {
         }
         let appends = appends(&self.manager, &self.running)?;
         let spec = self.manager.spec().clone();
-        let bytes = bytemuck::cast_slice_mut(self.cache.as_slice_mut().ok_or("the cache is not contiguous")?);
-        let step = self.manager.begin_step(&appends)?.apply(&mut HostMemory::new(&spec, bytes, &mut [])?)?;
+        let mut memory = HostMemory::new(&spec, (&mut self.cache).into(), None, &Serial)?;
+        let step = self.manager.begin_step(&appends)?.apply(&mut memory)?;
         for (&append, &cached) in step.order().iter().zip(step.cached()).filter(|(_, cached)| **cached > 0) {
             println!("{}: {cached} of its tokens are in the cache already", self.running[append as usize].1.name);
         }

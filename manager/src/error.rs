@@ -1,5 +1,6 @@
 //! Errors: one variant for each reason to refuse, with its numbers.
 
+use kvcache_op::Shape;
 use kvcache_schema::ElementType;
 use thiserror::Error;
 
@@ -62,17 +63,6 @@ pub enum Error {
         len: usize,
         /// The bytes of one.
         size: usize,
-    },
-
-    /// Memory of another length than the specification's.
-    #[error("{memory} has {got} bytes, expected {expected}")]
-    MemoryLength {
-        /// `cache` or `scale`.
-        memory: &'static str,
-        /// The length that it should have.
-        expected: usize,
-        /// The length that it has.
-        got: usize,
     },
 
     /// An id that no sequence has: that of a freed sequence, or the null id, which no sequence ever has.
@@ -166,6 +156,50 @@ pub enum Error {
         /// The page, the row or the number of the sequence where it is not.
         at: usize,
     },
+
+    /// A tensor of another type than the specification's.
+    #[error("{input} is of type {got}, expected {expected}")]
+    TensorType {
+        /// `cache` or `scale`.
+        input: &'static str,
+        /// The type that it should have.
+        expected: ElementType,
+        /// The type that it has.
+        got: ElementType,
+    },
+
+    /// A tensor of another shape than the specification's.
+    #[error("{input} has shape {got}, expected {expected:?}")]
+    TensorShape {
+        /// `cache` or `scale`.
+        input: &'static str,
+        /// The shape that it should have, in elements.
+        expected: [usize; 5],
+        /// The shape that it has.
+        got: Shape,
+    },
+
+    /// A quantized cache without scales.
+    #[error("scale is absent, expected a tensor of {expected} with shape {shape:?}")]
+    ScaleMissing {
+        /// The type that it should have.
+        expected: ElementType,
+        /// The shape that it should have.
+        shape: [usize; 5],
+    },
+
+    /// Scales of a cache that is not quantized.
+    #[error("scale is given ({got}, shape {shape}), expected none for a cache without quantization")]
+    ScaleUnexpected {
+        /// The type that it has.
+        got: ElementType,
+        /// The shape that it has.
+        shape: Shape,
+    },
+
+    /// A tensor that is not contiguous, not aligned, or of other than the bytes of its shape.
+    #[error(transparent)]
+    Tensor(#[from] kvcache_op::Error),
 }
 
 /// Why no sequence has an id.
@@ -182,7 +216,6 @@ impl Error {
             Self::QuantGroup { .. } => "quant_group",
             Self::SizeOverflow { .. } => "size_overflow",
             Self::OutOfMemory { .. } => "out_of_memory",
-            Self::MemoryLength { .. } => "memory_length",
             Self::UnknownSeq { .. } => "unknown_seq",
             Self::StepOpen => "step_open",
             Self::EmptyAppend { .. } => "empty_append",
@@ -193,6 +226,11 @@ impl Error {
             Self::OutOfPages { .. } => "out_of_pages",
             Self::Memory { .. } => "memory",
             Self::Broken { .. } => "broken",
+            Self::TensorType { .. } => "tensor_type",
+            Self::TensorShape { .. } => "tensor_shape",
+            Self::ScaleMissing { .. } => "scale_missing",
+            Self::ScaleUnexpected { .. } => "scale_unexpected",
+            Self::Tensor(error) => error.kind(),
         }
     }
 }

@@ -27,7 +27,7 @@ mod zeros;
 pub use append::Append;
 pub use cells::{find_slot, fragmentation, n_kv};
 pub use error::{Error, MemoryError};
-pub use kvcache_kernels::{CacheRows, RowCopy, RowsError};
+pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;
 pub use manager::Manager;

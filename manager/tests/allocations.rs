@@ -5,7 +5,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, RowCopy};
+use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
+
+#[path = "common/copies.rs"]
+mod copies;
+
+use copies::Copies;
 
 thread_local! {
     /// Allocations of this thread, and their bytes.
@@ -36,15 +41,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A memory whose bytes do not matter here.
-struct AnyMemory;
-
-impl CacheMemory for AnyMemory {
-    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
-        Ok(())
-    }
-}
-
 /// Decodes with 64 sequences; gives the allocations of each step.
 fn decode(steps: u32) -> Vec<usize> {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 64 * 512 };
@@ -54,7 +50,7 @@ fn decode(steps: u32) -> Vec<usize> {
     // Rows of different lengths, so that their pages end in different steps.
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();
     let appends: Vec<_> = seqs.iter().zip(&prompts).map(|(&seq, prompt)| Append::tokens(seq, prompt)).collect();
-    manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
     let step = |token: u32| {
         let tokens = [token];
         let mut appends = [Append::tokens(seqs[0], &tokens); 64];
@@ -62,7 +58,7 @@ fn decode(steps: u32) -> Vec<usize> {
             *append = Append::tokens(seq, &tokens);
         }
         let before = allocated().0;
-        manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+        manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
         allocated().0 - before
     };
     (0..steps).map(step).collect()
@@ -83,7 +79,7 @@ fn a_hopeless_append_evicts_nothing() {
     let mut manager = Manager::new(builder.build().unwrap()).unwrap();
     let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
     let prompt: Vec<u32> = (0..5_000).collect();
-    manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(a).unwrap();
     let (before, c) = (allocated().1, manager.create().unwrap());
     let error = manager.begin_step(&[Append::count(b, 1 << 30), Append::count(c, 10_000)]).unwrap_err();

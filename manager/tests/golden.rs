@@ -1,20 +1,12 @@
 //! The golden rows of the manager's specification, by their ids.
 
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{
-    Append, CacheMemory, CacheSpec, CacheSpecBuilder, Geometry, Manager, MemoryError, Mode, RowCopy, SeqId,
-};
+use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Manager, Mode, RowCopy, SeqId};
 
-/// A memory that keeps the copies that it is asked for.
-#[derive(Default)]
-struct Copies(Vec<RowCopy>);
+#[path = "common/copies.rs"]
+mod copies;
 
-impl CacheMemory for Copies {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.0.extend_from_slice(copies);
-        Ok(())
-    }
-}
+use copies::Copies;
 
 fn builder(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) -> CacheSpecBuilder {
     CacheSpec::builder(Geometry { num_layer, num_heads, head_dim, max_t })

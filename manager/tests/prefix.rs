@@ -1,30 +1,18 @@
 //! Prefix sharing: which pages a prompt finds, in which order cached ones go, and what a rollback leaves of them.
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, RowCopy, SeqId};
+use kvcache_manager::{
+    Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
+};
 
-/// A memory whose bytes do not matter here.
-struct AnyMemory;
+#[path = "common/copies.rs"]
+mod copies;
 
-impl CacheMemory for AnyMemory {
-    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
-        Ok(())
-    }
-}
-
-/// A memory that keeps the copies that it is asked for.
-struct Copies(Vec<RowCopy>);
-
-impl CacheMemory for Copies {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.0.extend_from_slice(copies);
-        Ok(())
-    }
-}
+use copies::Copies;
 
 /// The copies that a step would make.
 fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {
-    let mut memory = Copies(vec![]);
+    let mut memory = Copies::default();
     manager.clone().begin_step(appends).unwrap().apply(&mut memory).unwrap().rollback();
     memory.0
 }
@@ -48,7 +36,7 @@ fn prompt(pages: &[u32], rest: usize) -> Vec<u32> {
 /// A new sequence with this prompt; gives how much of it was found.
 fn prefill(manager: &mut Manager, salt: &[u8], prompt: &[u32]) -> (SeqId, i64) {
     let seq = manager.create_salted(salt).unwrap();
-    let step = manager.begin_step(&[Append::tokens(seq, prompt)]).unwrap().apply(&mut AnyMemory).unwrap();
+    let step = manager.begin_step(&[Append::tokens(seq, prompt)]).unwrap().apply(&mut Copies::default()).unwrap();
     let cached = step.cached()[0];
     assert_eq!(step.start_pos()[0], cached);
     assert_eq!(step.seqstarts(), [0, prompt.len() as i64 - cached]);
@@ -101,7 +89,7 @@ fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
     let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
     let (long, short) = (prompt(&[10, 20, 30], 1), prompt(&[10, 20], 1));
     let appends = [Append::tokens(a, &long), Append::tokens(b, &short)];
-    let step = manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap();
+    let step = manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap();
     // The second append has one token left to compute, so it is the first entry.
     assert_eq!(step.order(), [1, 0]);
     assert_eq!(step.cached(), [8, 0]);
@@ -119,7 +107,7 @@ fn chunks_and_decoded_tokens_are_sealed_as_prompts_are() {
     let mut manager = manager(32);
     let (a, all) = (manager.create().unwrap(), prompt(&[10, 20], 1));
     for chunk in [&all[..3], &all[3..7], &all[7..8], &all[8..]] {
-        manager.begin_step(&[Append::tokens(a, chunk)]).unwrap().apply(&mut AnyMemory).unwrap().commit();
+        manager.begin_step(&[Append::tokens(a, chunk)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     }
     assert_eq!(prefill(&mut manager, b"", &all).1, 8);
 }
@@ -130,7 +118,7 @@ fn rows_whose_tokens_or_positions_are_not_their_own_are_not_shared() {
     let all = prompt(&[10, 20], 1);
     let (counted, ahead) = (manager.create().unwrap(), manager.create().unwrap());
     let appends = [Append::count(counted, 8), Append::tokens(ahead, &all).at(1)];
-    manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
     assert_eq!(copies(&manager, &[Append::tokens(counted, &all)]), []);
     assert_eq!(prefill(&mut manager, b"", &all).1, 0);
     assert!(manager.positions(ahead).unwrap().eq(1..10));
@@ -184,7 +172,7 @@ fn pages_that_a_step_could_write_leave_the_index_when_it_is_rolled_back() {
     manager.free(a).unwrap();
     let b = manager.create().unwrap();
     let all = prompt(&[30, 40], 3);
-    manager.begin_step(&[Append::tokens(b, &all)]).unwrap().apply(&mut AnyMemory).unwrap().rollback();
+    manager.begin_step(&[Append::tokens(b, &all)]).unwrap().apply(&mut Copies::default()).unwrap().rollback();
     manager.check().unwrap();
     // Two pages were free; the third was the cached one of 20.
     assert_eq!((manager.stats().cached, manager.stats().free), (4, 12));
@@ -199,6 +187,18 @@ impl CacheMemory for Panics {
         self.0.extend_from_slice(copies);
         panic!("after the last copy");
     }
+
+    fn rotate_keys(&mut self, _: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
+        unreachable!("no key is rotated")
+    }
+
+    fn read_rows(&self, _: &[usize], _: &mut [u8]) -> Result<(), MemoryError> {
+        unreachable!("no row is read")
+    }
+
+    fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        unreachable!("no row is written")
+    }
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     // The sealed page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
     let (cached, _) = prefill(&mut manager, b"", &old[..4]);
     let a = manager.create().unwrap();
-    manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(cached).unwrap();
     let b = manager.fork(a).unwrap();
     let mut memory = Panics(vec![]);
@@ -255,7 +255,7 @@ fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     assert_eq!(copies(&manager, &[Append::tokens(a, &[7])]), []);
     drop(manager.begin_step(&[Append::tokens(a, &[7])]).unwrap());
     assert!(manager == before);
-    manager.begin_step(&[Append::tokens(a, &[7])]).unwrap().apply(&mut AnyMemory).unwrap().rollback();
+    manager.begin_step(&[Append::tokens(a, &[7])]).unwrap().apply(&mut Copies::default()).unwrap().rollback();
     manager.check().unwrap();
     assert_eq!(prefill(&mut manager, b"", &all).1, 4);
 }
@@ -280,10 +280,10 @@ fn a_rejected_draft_leaves_no_trace() {
     let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
     let before = manager.stats();
     let draft = [Append::tokens(a, &[1, 2, 3, 4])];
-    manager.begin_step(&draft).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.begin_step(&draft).unwrap().apply(&mut Copies::default()).unwrap().commit();
     assert_eq!((manager.truncate(a, 6).unwrap(), manager.truncate(a, 6).unwrap()), (4, 0));
     assert_eq!(manager.stats().used, before.used);
-    let step = manager.begin_step(&[Append::tokens(a, &[5])]).unwrap().apply(&mut AnyMemory).unwrap();
+    let step = manager.begin_step(&[Append::tokens(a, &[5])]).unwrap().apply(&mut Copies::default()).unwrap();
     assert_eq!((step.start_pos(), step.positions(), step.max_kvlen()), (&[6][..], &[6][..], 7));
     assert_eq!(step.cachestarts(), ndarray::array![[0, 4]]);
     step.commit();
@@ -298,7 +298,7 @@ fn a_copied_page_is_sealed_by_all_its_tokens() {
     let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
     let b = manager.fork(a).unwrap();
     let appends = [Append::tokens(a, &[1, 2, 3]), Append::tokens(b, &[4, 5, 6])];
-    manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap().commit();
+    manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
     let page = prompt(&[10], 2);
     assert_eq!(prefill(&mut manager, b"", &[&page[..], &[1, 2, 9]].concat()).1, 8);
     assert_eq!(prefill(&mut manager, b"", &[&page[..], &[4, 5, 9]].concat()).1, 8);

@@ -1,9 +1,12 @@
 //! Every error, with its numbers. What a refused operation leaves behind is the state machine's matter.
 
+use half::f16;
+use kvcache_manager::op::{self, Serial, TensorMut};
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{
     Append, CacheSpec, CacheSpecBuilder, Error, Geometry, HostMemory, MAX_POSITION, Manager, Mode, SeqId,
 };
+use ndarray::{Array5, Axis, s};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 8, max_t: 64 };
 
@@ -79,15 +82,54 @@ fn a_cache_whose_metadata_does_not_fit() {
 }
 
 #[test]
-fn memory_of_another_length() {
-    let quantized = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 });
-    let spec = quantized.quantized(QuantBit::Eight, 8, ElementType::Float16).build().unwrap();
-    let (mut cache, mut scale) = (vec![0; 64 * 2 * 2 * 2 * 8], vec![0; 64 * 2 * 2 * 2 * 2]);
-    assert!(HostMemory::new(&spec, &mut cache, &mut scale).is_ok());
-    let error = HostMemory::new(&spec, &mut cache[1..], &mut scale).unwrap_err();
-    assert_eq!(error.to_string(), "cache has 4095 bytes, expected 4096");
-    let error = HostMemory::new(&spec, &mut cache, &mut []).unwrap_err();
-    assert!(matches!(error, Error::MemoryLength { memory: "scale", expected: 1024, got: 0 }));
+fn tensors_of_another_cache() {
+    let builder = || CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 });
+    let spec = builder().quantized(QuantBit::Eight, 8, ElementType::Float16).build().unwrap();
+    let mut cache = Array5::<i8>::zeros(spec.cache_shape());
+    let mut scale = Array5::<f16>::zeros(spec.scale_shape().unwrap());
+    fn new(spec: &CacheSpec, cache: TensorMut<'_>, scale: Option<TensorMut<'_>>) -> Error {
+        HostMemory::new(spec, cache, scale, &Serial).unwrap_err()
+    }
+    assert!(HostMemory::new(&spec, (&mut cache).into(), Some((&mut scale).into()), &Serial).is_ok());
+
+    let mut floats = Array5::<f32>::zeros(spec.cache_shape());
+    let error = new(&spec, (&mut floats).into(), Some((&mut scale).into()));
+    assert_eq!((error.kind(), error.to_string().as_str()), ("tensor_type", "cache is of type float32, expected int8"));
+    let error = new(&spec, (&mut cache).into(), Some((&mut floats).into()));
+    assert_eq!(error.to_string(), "scale is of type float32, expected float16");
+    let error = new(&spec, (&mut cache.slice_mut(s![1.., .., .., .., ..])).into(), Some((&mut scale).into()));
+    assert_eq!(error.kind(), "tensor_shape");
+    assert_eq!(error.to_string(), "cache has shape [63, 2, 2, 2, 8], expected [64, 2, 2, 2, 8]");
+    let mut flat = ndarray::Array1::<f16>::zeros(512);
+    let error = new(&spec, (&mut cache).into(), Some((&mut flat).into()));
+    assert_eq!(error.to_string(), "scale has shape [512], expected [64, 2, 2, 2, 1]");
+    let error = new(&spec, (&mut cache).into(), None);
+    assert!(
+        matches!(error, Error::ScaleMissing { expected: ElementType::Float16, shape: [64, 2, 2, 2, 1] }),
+        "{error}"
+    );
+    assert_eq!(error.kind(), "scale_missing");
+
+    let float = builder().cache_type(ElementType::Float32).build().unwrap();
+    let error = new(&float, (&mut floats).into(), Some((&mut scale).into()));
+    assert!(matches!(error, Error::ScaleUnexpected { got: ElementType::Float16, .. }), "{error}");
+    assert_eq!(error.kind(), "scale_unexpected");
+    // The same shape, in another order of memory.
+    let mut reversed = floats.view_mut();
+    reversed.invert_axis(Axis(0));
+    let error = new(&float, (&mut reversed).into(), None);
+    assert!(matches!(error, Error::Tensor(op::Error::NotContiguous { input: "cache", .. })), "{error}");
+    assert_eq!(error.kind(), "not_contiguous");
+
+    let int4 = builder().quantized(QuantBit::Four, 8, ElementType::Float16).build().unwrap();
+    let mut packed = vec![0; 2048];
+    let cache = TensorMut::int4(int4.cache_shape(), &mut packed[1..]);
+    let error = new(&int4, cache, Some((&mut scale).into()));
+    assert!(matches!(error, Error::Tensor(op::Error::PackedLength { got: 2047, expected: 2048, .. })), "{error}");
+    assert!(
+        HostMemory::new(&int4, TensorMut::int4(int4.cache_shape(), &mut packed), Some((&mut scale).into()), &Serial)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -138,8 +180,9 @@ fn an_empty_step_is_legal() {
     let mut manager = manager();
     let planned = manager.begin_step(&[]).unwrap();
     let spec = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).build().unwrap();
-    let mut cache = vec![0; spec.nbytes()];
-    let step = planned.apply(&mut HostMemory::new(&spec, &mut cache, &mut []).unwrap()).unwrap();
+    let mut cache = Array5::<f16>::zeros(spec.cache_shape());
+    let mut memory = HostMemory::new(&spec, (&mut cache).into(), None, &Serial).unwrap();
+    let step = planned.apply(&mut memory).unwrap();
     assert_eq!((step.seqstarts(), step.kvstarts(), step.cachestarts().dim()), (&[0][..], &[0][..], (0, 8)));
     step.commit();
 }

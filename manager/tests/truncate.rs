@@ -1,16 +1,12 @@
 //! What truncation leaves of the index tensors.
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, RowCopy};
+use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
 
-/// A memory whose bytes do not matter here.
-struct AnyMemory;
+#[path = "common/copies.rs"]
+mod copies;
 
-impl CacheMemory for AnyMemory {
-    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
-        Ok(())
-    }
-}
+use copies::Copies;
 
 /// A cache of this many slots, with pages of one.
 fn manager(max_t: usize) -> Manager {
@@ -25,7 +21,7 @@ fn pages_that_were_removed_leave_their_row_of_the_index_tensor() {
     let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
     let step = |manager: &mut Manager, n: usize| {
         let appends = [Append::count(a, n), Append::count(b, n)];
-        let step = manager.begin_step(&appends).unwrap().apply(&mut AnyMemory).unwrap();
+        let step = manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap();
         let starts = step.cachestarts().to_owned();
         step.commit();
         starts

@@ -1,9 +1,9 @@
 //! A cache's memory for tests: bytes for the manager, tensors for the operator.
 
 use kvcache_golden::Tensor;
-use kvcache_manager::op::{Shape, TensorMut};
+use kvcache_manager::op::{Serial, Shape, TensorMut};
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{CacheMemory, CacheSpec, CacheSpecBuilder, HostMemory, MemoryError, RowCopy};
+use kvcache_manager::{CacheMemory, CacheSpec, CacheSpecBuilder, HostMemory, MemoryError, Rope, Rotation, RowCopy};
 use proptest::prelude::*;
 
 /// Every type of a cache and its scales; without scales the first two are not used.
@@ -65,14 +65,18 @@ impl Memory {
     /// Rows in canonical order.
     pub fn read(&self, slots: &[usize]) -> Vec<u8> {
         let mut rows = vec![0; slots.len() * self.spec.bytes_per_token()];
-        let scale = self.scale.as_ref().map_or(&[][..], Tensor::bytes);
-        self.spec.rows().read(self.cache.bytes(), scale, slots, &mut rows).unwrap();
+        self.read_rows(slots, &mut rows).unwrap();
         rows
     }
 
     pub fn write(&mut self, slots: &[usize], rows: &[u8]) {
-        let scale = self.scale.as_mut().map_or(&mut [][..], Tensor::bytes_mut);
-        self.spec.rows().write(self.cache.bytes_mut(), scale, slots, rows).unwrap();
+        self.write_rows(slots, rows).unwrap();
+    }
+
+    /// The memory without faults.
+    fn host(&mut self) -> HostMemory<'_> {
+        let Self { spec, cache, scale, .. } = self;
+        HostMemory::new(spec, write(cache), scale.as_mut().map(write), &Serial).unwrap()
     }
 
     /// `cache` and `scale` as the operator takes them.
@@ -85,16 +89,28 @@ impl CacheMemory for Memory {
     fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
         let Faults { fails_after, no_copies, no_scales } = self.faults;
         let made = if no_copies { &[] } else { &copies[..fails_after.unwrap_or(copies.len()).min(copies.len())] };
-        let scale = self.scale.as_mut().map_or(&mut [][..], Tensor::bytes_mut);
-        let before = scale.to_vec();
-        HostMemory::new(&self.spec, self.cache.bytes_mut(), scale)?.copy_rows(made)?;
+        let before = self.scale.as_ref().map_or(&[][..], Tensor::bytes).to_vec();
+        self.host().copy_rows(made)?;
         if no_scales {
-            scale.copy_from_slice(&before);
+            self.scale.as_mut().map_or(&mut [][..], Tensor::bytes_mut).copy_from_slice(&before);
         }
         match fails_after {
             Some(_) => Err("injected".into()),
             None => Ok(()),
         }
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
+        self.host().rotate_keys(rotations, rope)
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        let scale = self.scale.as_ref().map_or(&[][..], Tensor::bytes);
+        Ok(self.spec.rows().read(self.cache.bytes(), scale, slots, rows)?)
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        self.host().write_rows(slots, rows)
     }
 }
 
