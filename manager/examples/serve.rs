@@ -64,7 +64,7 @@ impl Server {
     /// A step of all that run; gives the requests that it has finished.
     fn step(&mut self) -> Result<Vec<Request>> {
         while let Some(request) = self.waiting.pop_front() {
-            self.running.push((self.manager.create()?, request));
+            self.running.push((self.manager.create(), request));
             if !self.has_room()? {
                 self.preempt()?;
                 if !self.running.is_empty() {

@@ -1,8 +1,8 @@
 //! What a step appends.
 
 use crate::error::Error;
+use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
-use crate::sequence::MAX_POSITION;
 use crate::spec::CacheSpec;
 use crate::state::State;
 
@@ -61,7 +61,7 @@ impl<'a> Append<'a> {
 
     /// Checks what is the append's own: all but whether there are pages for it.
     pub(crate) fn check(&self, append: usize, spec: &CacheSpec, state: &State) -> Result<(), Error> {
-        let sequence = state.sequence(self.seq)?;
+        let sequence = state.intact(self.seq)?;
         let n = self.len();
         if n == 0 {
             return Err(Error::EmptyAppend { append });
@@ -69,17 +69,17 @@ impl<'a> Append<'a> {
         if let Some(other) = sequence.append {
             return Err(Error::DuplicateSeq { append, other });
         }
-        let min = sequence.next_position();
+        let min = sequence.positions.next();
         let first = self.first_position(min);
         if first < min {
-            return Err(Error::PositionOrder { append, got: first, min });
+            return Err(Error::PositionOrder { append: Some(append), got: first, min });
         }
         let last = i64::try_from(n).ok().and_then(|n| first.checked_add(n - 1));
         if last.is_none_or(|last| last > MAX_POSITION) {
-            return Err(Error::PositionOverflow { append, first, n, max: MAX_POSITION });
+            return Err(Error::PositionOverflow { append: Some(append), first, n, max: MAX_POSITION });
         }
         // Both are positions.
-        let kvlen = sequence.len + n;
+        let kvlen = sequence.len().saturating_add(n);
         let (page_size, need) = (spec.page_size(), kvlen.div_ceil(spec.page_size()));
         match spec.max_pages() {
             Some(max_pages) if need > max_pages => {

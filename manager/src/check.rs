@@ -1,8 +1,12 @@
 //! Verifies the invariants of a manager's state.
 
+use std::collections::HashMap;
+
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::prefix;
+use crate::sequence::Place;
+use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
 
 /// What a page is found to be.
@@ -13,6 +17,8 @@ enum Page {
     Cached,
     /// In so many table entries.
     Live(u32),
+    /// Reserved for a run.
+    Reserved,
 }
 
 impl Manager {
@@ -22,12 +28,16 @@ impl Manager {
     /// [`Error::Broken`].
     pub fn check(&self) -> Result<(), Error> {
         let page_size = self.spec().page_size();
-        check_pages(&self.state)?;
         for (at, sequence) in self.state.sequences.values().enumerate() {
             sequence.check(at, page_size)?;
         }
+        check_pages(&self.state)?;
+        check_positions(&self.state, self.spec())?;
         check_index(&self.state)?;
-        check_keys(&self.state, page_size)
+        if self.spec().prefix_sharing() {
+            check_keys(&self.state, page_size)?;
+        }
+        Ok(())
     }
 }
 
@@ -50,14 +60,17 @@ fn check_pages(state: &State) -> Result<(), Error> {
         Some(_) => Err(broken("a page is free, cached or live", page)),
         None => Err(broken("a page is one of the cache", page)),
     };
-    for page in state.pages.freed().iter().copied().chain(state.pages.fresh()..state.pages.len() as u32) {
+    for page in state.pages.free_pages() {
         see(page, Page::Free)?;
     }
     for page in state.cached.iter() {
         see(page, Page::Cached)?;
     }
-    for page in state.sequences.values().flat_map(|sequence| &sequence.table) {
-        see(*page, Page::Live(1))?;
+    for sequence in state.sequences.values() {
+        match &sequence.place {
+            Place::Table(table) => table.iter().try_for_each(|&page| see(page, Page::Live(1)))?,
+            Place::Run(cells) => cells.clone().try_for_each(|cell| see(cell as u32, Page::Reserved))?,
+        }
     }
     for (page, &kind) in (0..).zip(&pages) {
         let sealed = state.prefix.key(page).is_some();
@@ -65,7 +78,7 @@ fn check_pages(state: &State) -> Result<(), Error> {
             Page::Unseen => return Err(broken("every page is free, cached or live", page)),
             Page::Free => !sealed,
             Page::Cached => sealed,
-            Page::Live(_) => true,
+            Page::Live(_) | Page::Reserved => true,
         };
         if !right {
             return Err(broken("cached pages are sealed, free ones are not", page));
@@ -73,6 +86,30 @@ fn check_pages(state: &State) -> Result<(), Error> {
         let entries = if let Page::Live(entries) = kind { entries } else { 0 };
         if state.pages.refcount(page) != entries {
             return Err(broken("a page's reference count is its table entries", page));
+        }
+    }
+    Ok(())
+}
+
+/// Of rows that several sequences have, keys are rotated for one position; cells have one position.
+fn check_positions(state: &State, spec: &CacheSpec) -> Result<(), Error> {
+    let mut shared = HashMap::new();
+    for sequence in state.sequences.values().filter(|sequence| !sequence.lost) {
+        let rotated = sequence.rotated.as_ref().unwrap_or(&sequence.positions);
+        let positions = sequence.positions.iter().zip(rotated.iter());
+        for (row, (position, rotated)) in positions.enumerate() {
+            let Some(&page) = sequence.table().get(row / spec.page_size()) else { break };
+            if state.pages.refcount(page) < 2 {
+                continue;
+            }
+            let slot = sequence.slot(row, spec.page_size());
+            let other = *shared.entry(slot).or_insert((position, rotated));
+            if spec.key_form() == KeyForm::Roped && rotated != other.1 {
+                return Err(broken("a shared row's key is rotated for one position", slot));
+            }
+            if spec.mode() == Mode::Cells && position != other.0 {
+                return Err(broken("a cell has one position", slot));
+            }
         }
     }
     Ok(())
@@ -96,7 +133,7 @@ fn check_index(state: &State) -> Result<(), Error> {
 fn check_keys(state: &State, page_size: usize) -> Result<(), Error> {
     for (at, sequence) in state.sequences.values().enumerate() {
         let mut key = sequence.root;
-        for (&page, tokens) in sequence.table.iter().zip(state.tokens(sequence, page_size)) {
+        for (&page, tokens) in sequence.table().iter().zip(state.tokens(sequence, page_size)) {
             let full = tokens.len() == page_size;
             if full {
                 key = prefix::child(key, tokens);

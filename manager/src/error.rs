@@ -1,5 +1,6 @@
 //! Errors: one variant for each reason to refuse, with its numbers.
 
+use kvcache_kernels::RopeError;
 use kvcache_op::Shape;
 use kvcache_schema::ElementType;
 use thiserror::Error;
@@ -28,6 +29,17 @@ pub enum Error {
         /// The largest legal value.
         max: usize,
     },
+
+    /// A threshold that is no number to compare with.
+    #[error("defrag_threshold is {got}, expected a finite number")]
+    SpecThreshold {
+        /// The threshold.
+        got: f64,
+    },
+
+    /// A rope that heads cannot be rotated by.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
 
     /// Types that the operator does not have.
     #[error("no quant_bit has cache {cache} with scale {}", .scale.map_or("none", ElementType::name))]
@@ -92,25 +104,25 @@ pub enum Error {
         other: usize,
     },
 
-    /// A position that is not behind those of the sequence.
-    #[error("append {append} begins at position {got}, expected {min} or a later one")]
+    /// Positions that would fall along the rows of a sequence.
+    #[error("{}position {got} would follow {}, expected {min} or a later one", of(*.append), .min - 1)]
     PositionOrder {
-        /// Its index in the step.
-        append: usize,
-        /// Its first position.
+        /// The index of the append in the step, if it is one that begins too early.
+        append: Option<usize>,
+        /// The position that comes too early.
         got: i64,
         /// The smallest legal one.
         min: i64,
     },
 
     /// Positions past the largest one.
-    #[error("append {append} has {n} positions from {first}, expected none above {max}")]
+    #[error("{}{n} positions from {first}, expected none above {max}", of(*.append))]
     PositionOverflow {
-        /// Its index in the step.
-        append: usize,
-        /// Its first position.
+        /// The index of the append in the step, if it is one.
+        append: Option<usize>,
+        /// The first position.
         first: i64,
-        /// The number of its tokens.
+        /// How many there are.
         n: usize,
         /// The largest position.
         max: i64,
@@ -131,17 +143,104 @@ pub enum Error {
         max_pages: usize,
     },
 
-    /// Too few free pages for a step.
-    #[error("the step needs {need} pages, {free} are free")]
+    /// Too few free pages.
+    #[error("{need} pages are needed, {free} are free")]
     OutOfPages {
-        /// The pages that the step has to take. Appends behind the one that did not fit are counted without the pages
-        /// that they would share with it.
+        /// The pages that have to be taken. Appends behind the one that did not fit are counted without the pages that
+        /// they would share with it.
         need: usize,
-        /// The pages that it could take: free ones, and cached ones that it does not read.
+        /// The pages that could be taken: free ones, and cached ones that the step does not read.
         free: usize,
     },
 
-    /// A memory that failed to move bytes. The step is rolled back; sequences and live rows are as before it.
+    /// Too few neighboring free cells, in the modes `runs` and `cells`.
+    #[error("{need} neighboring cells are needed, {free} are free, {largest} of them in a row")]
+    NoSlot {
+        /// The cells that have to be taken.
+        need: usize,
+        /// The longest run of free cells.
+        largest: usize,
+        /// The free cells.
+        free: usize,
+    },
+
+    /// A copy to a sequence that has rows.
+    #[error("the sequence has {len} rows, expected none")]
+    NotEmpty {
+        /// Its rows.
+        len: usize,
+    },
+
+    /// A number outside its range.
+    #[error("{name} is {got}, expected {min} to {max}")]
+    Range {
+        /// The number's name.
+        name: &'static str,
+        /// Its value.
+        got: i64,
+        /// The smallest legal value.
+        min: i64,
+        /// The largest legal value.
+        max: i64,
+    },
+
+    /// A context shift that would remove nothing.
+    #[error("nothing can be discarded: n_past {n_past}, n_keep {n_keep}")]
+    NoProgress {
+        /// The position behind the last one.
+        n_past: i64,
+        /// The positions to keep.
+        n_keep: i64,
+    },
+
+    /// A sequence cut back to where its window has lost rows.
+    #[error(
+        "position {p0} sees back to {}, and the window has removed position {gone}: slack keeps rows for cutting back",
+        .p0 - .window + 1
+    )]
+    WindowLost {
+        /// The first position that was to be removed.
+        p0: i64,
+        /// The window.
+        window: i64,
+        /// The last position that the window has removed.
+        gone: i64,
+    },
+
+    /// Keys that cannot be rotated to other positions.
+    #[error("positions cannot change: {why}")]
+    NotShiftable {
+        /// What the cache lacks.
+        why: &'static str,
+    },
+
+    /// A sequence whose rows were rotated too often: the errors of quantization add up.
+    #[error("{shifts} updates have rotated rows of the sequence, expected at most {limit}")]
+    ShiftLimit {
+        /// The updates that have.
+        shifts: u32,
+        /// The specification's `shift_limit`.
+        limit: u32,
+    },
+
+    /// A sequence whose rows were damaged when a memory failed. It can only be freed.
+    #[error("rows of sequence {seq:?} were lost when the memory failed: it can only be freed")]
+    Lost {
+        /// The sequence.
+        seq: SeqId,
+    },
+
+    /// Rows that a memory has still to move or to rotate.
+    #[error("{copies} copies and the keys of {sequences} sequences wait for an update")]
+    UpdatePending {
+        /// Copies that are queued.
+        copies: usize,
+        /// Sequences with rows to rotate.
+        sequences: usize,
+    },
+
+    /// A memory that failed to move bytes. A step is rolled back; sequences and live rows are as before it, but for
+    /// those that are [lost](Error::Lost) since the memory failed in an update.
     #[error("the memory failed: {source}")]
     Memory {
         /// What it said.
@@ -202,6 +301,11 @@ pub enum Error {
     Tensor(#[from] kvcache_op::Error),
 }
 
+/// Names an append in front of what is wrong with it.
+fn of(append: Option<usize>) -> String {
+    append.map_or_else(String::new, |append| format!("append {append}: "))
+}
+
 /// Why no sequence has an id.
 fn absence(seq: SeqId) -> &'static str {
     if seq == SeqId::default() { "it is the null id" } else { "it was freed" }
@@ -212,6 +316,8 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::SpecRange { .. } => "spec_range",
+            Self::SpecThreshold { .. } => "spec_threshold",
+            Self::Rope(_) => "rope",
             Self::Types { .. } => "types",
             Self::QuantGroup { .. } => "quant_group",
             Self::SizeOverflow { .. } => "size_overflow",
@@ -224,6 +330,15 @@ impl Error {
             Self::PositionOverflow { .. } => "position_overflow",
             Self::TooManyPages { .. } => "too_many_pages",
             Self::OutOfPages { .. } => "out_of_pages",
+            Self::NoSlot { .. } => "no_slot",
+            Self::NotEmpty { .. } => "not_empty",
+            Self::Range { .. } => "range",
+            Self::NoProgress { .. } => "no_progress",
+            Self::WindowLost { .. } => "window_lost",
+            Self::NotShiftable { .. } => "not_shiftable",
+            Self::ShiftLimit { .. } => "shift_limit",
+            Self::Lost { .. } => "lost",
+            Self::UpdatePending { .. } => "update_pending",
             Self::Memory { .. } => "memory",
             Self::Broken { .. } => "broken",
             Self::TensorType { .. } => "tensor_type",

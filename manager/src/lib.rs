@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod append;
-#[cfg_attr(not(test), expect(dead_code, reason = "not wired in yet"))]
 mod bits;
-#[cfg_attr(not(test), expect(dead_code, reason = "not wired in yet"))]
 mod cells;
 mod check;
+mod defrag;
+mod edit;
 mod error;
 mod journal;
 mod lru;
@@ -14,6 +14,7 @@ mod manager;
 mod memory;
 mod pages;
 mod plan;
+mod positions;
 mod prefix;
 mod seq_id;
 mod sequence;
@@ -22,18 +23,20 @@ mod state;
 mod stats;
 mod step;
 mod tensors;
+mod update;
 mod zeros;
 
 pub use append::Append;
 pub use cells::{find_slot, fragmentation, n_kv};
+pub use edit::ContextShift;
 pub use error::{Error, MemoryError};
 pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;
-pub use manager::Manager;
+pub use manager::{Create, Manager};
 pub use memory::{CacheMemory, HostMemory};
+pub use positions::MAX_POSITION;
 pub use seq_id::SeqId;
-pub use sequence::MAX_POSITION;
-pub use spec::{CacheSpec, CacheSpecBuilder, Geometry, Mode};
+pub use spec::{CacheSpec, CacheSpecBuilder, Geometry, KeyForm, Mode};
 pub use stats::Stats;
 pub use step::{Planned, Step};

@@ -1,14 +1,18 @@
-//! The manager: sequences come and go, steps append to them.
+//! The manager: sequences come and go, are edited, and steps append to them.
+
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
+
+use kvcache_kernels::RowCopy;
 
 use crate::append::Append;
+use crate::edit::{ContextShift, Editor};
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::memory::CacheMemory;
 use crate::plan::{Plan, Planner};
-use crate::prefix;
 use crate::seq_id::SeqId;
-use crate::sequence::Sequence;
-use crate::spec::CacheSpec;
+use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
 use crate::tensors::Tensors;
 
@@ -19,8 +23,20 @@ enum Open {
     Applied,
 }
 
+/// What a new sequence is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Create<'a> {
+    /// In the mode `runs`, the cells that its run has at first, if its first append does not need more.
+    pub reserve: usize,
+    /// It shares prefixes only with sequences of the same salt. Salts are compared by a hash that does not resist made-up
+    /// collisions: they are no barrier against an attacker.
+    pub salt: &'a [u8],
+}
+
 /// Decides which slots hold the tokens of which sequence. It has metadata only; bytes are moved by a [`CacheMemory`],
 /// and by the operator.
+///
+/// Ranges of positions may have any bounds: a start below 0 is 0, and an end below 0 is infinity.
 #[derive(Debug, Clone)]
 pub struct Manager {
     spec: CacheSpec,
@@ -32,6 +48,21 @@ pub struct Manager {
     prefix_hits: usize,
 }
 
+/// A range of positions as the half-open one that it stands for.
+fn positions(range: impl RangeBounds<i64>) -> Range<i64> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) if last >= 0 => last.saturating_add(1),
+        Bound::Excluded(&end) if end >= 0 => end,
+        _ => i64::MAX,
+    };
+    start.max(0)..end
+}
+
 impl Manager {
     /// A manager of an empty cache.
     ///
@@ -39,7 +70,7 @@ impl Manager {
     /// [`Error::OutOfMemory`].
     pub fn new(spec: CacheSpec) -> Result<Self, Error> {
         Ok(Self {
-            state: State::new(spec.num_pages(), spec.page_size())?,
+            state: State::new(&spec)?,
             spec,
             open: None,
             journal: Journal::default(),
@@ -54,35 +85,50 @@ impl Manager {
         &self.spec
     }
 
-    fn check_closed(&self) -> Result<(), Error> {
-        if self.open.is_some() { Err(Error::StepOpen) } else { Ok(()) }
+    /// Changes are refused while a step is open. Comes first: it also finds out what a memory that has panicked in an
+    /// update may have damaged.
+    fn check_closed(&mut self) -> Result<(), Error> {
+        if self.open.is_some() {
+            return Err(Error::StepOpen);
+        }
+        self.state.settle(&self.spec);
+        Ok(())
+    }
+
+    /// An edit: all of it, or nothing.
+    fn edit<T>(&mut self, edit: impl FnOnce(&mut Editor<'_>) -> Result<T, Error>) -> Result<T, Error> {
+        self.check_closed()?;
+        let Self { spec, state, journal, .. } = self;
+        let queued = state.queue.len();
+        let edited = edit(&mut Editor { spec, state, journal, queued });
+        match edited {
+            Ok(_) => journal.commit(state),
+            Err(_) => {
+                journal.rollback(state, |_| false);
+                state.queue.truncate(queued);
+            }
+        }
+        edited
+    }
+
+    /// A new sequence without rows, reserve and salt.
+    pub fn create(&mut self) -> SeqId {
+        self.create_with(&Create::default())
     }
 
     /// A new sequence without rows.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`].
-    pub fn create(&mut self) -> Result<SeqId, Error> {
-        self.create_salted(&[])
+    pub fn create_with(&mut self, create: &Create<'_>) -> SeqId {
+        let sequence = self.state.new_sequence(&self.spec, Arc::from(create.salt), create.reserve);
+        self.state.sequences.insert(sequence)
     }
 
-    /// A new sequence without rows, which shares prefixes only with sequences of the same salt. Salts are compared by a
-    /// hash that does not resist made-up collisions: they are no barrier against an attacker.
+    /// A new sequence with the rows of another, its salt, and the number of its updates. No bytes move but in the mode
+    /// `runs`: pages and cells are shared until one of the two writes or edits them.
     ///
     /// # Errors
-    /// [`Error::StepOpen`].
-    pub fn create_salted(&mut self, salt: &[u8]) -> Result<SeqId, Error> {
-        self.check_closed()?;
-        Ok(self.state.sequences.insert(Sequence::new(prefix::root(self.spec.fingerprint(), salt))))
-    }
-
-    /// A new sequence with the rows of another. No bytes move: pages are shared until one of the two writes.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`]; in the mode `runs` [`Error::NoSlot`].
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, Error> {
-        self.check_closed()?;
-        self.state.fork(seq)
+        self.edit(|editor| editor.fork(seq))
     }
 
     /// Removes a sequence. Pages that no other sequence has are free, or stay cached for prompts that begin with the
@@ -95,23 +141,115 @@ impl Manager {
         self.state.free(seq)
     }
 
-    /// Removes the rows of a sequence from position `p0` on: the tokens of a draft that were rejected, say. Gives how
-    /// many they were. No bytes move; pages that no other sequence has are free or cached, as by [`free`](Self::free).
+    /// Removes the rows whose positions are in a range, of a sequence or of all (`None`): the tokens of a draft that were
+    /// rejected, say. Gives how many they were. Those that are left keep their positions, and close up: `start_pos` and
+    /// the slots of later rows change. At the end of a sequence nothing moves; elsewhere as few rows as the mode allows,
+    /// by copies that [`update`](Self::update) or the next step makes.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
-    pub fn truncate(&mut self, seq: SeqId, p0: i64) -> Result<usize, Error> {
-        self.check_closed()?;
-        self.state.truncate(seq, p0, self.spec.page_size())
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::WindowLost`]; where shared pages have to be
+    /// copied [`Error::OutOfPages`].
+    pub fn seq_rm(&mut self, seq: impl Into<Option<SeqId>>, range: impl RangeBounds<i64>) -> Result<usize, Error> {
+        let range = positions(range);
+        match seq.into() {
+            Some(seq) => self.edit(|editor| editor.remove_positions(seq, range)),
+            None => self.edit(|editor| {
+                let seqs: Vec<SeqId> = editor.state.sequences.keys().collect();
+                seqs.into_iter().try_fold(0, |rows, seq| Ok(rows + editor.remove_positions(seq, range.clone())?))
+            }),
+        }
+    }
+
+    /// Gives `dst`, which has no rows, those of `src` whose positions are in a range. Gives how many they are. They are
+    /// shared in the mode `cells`, and with pages from row 0 on; else they are copied.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::NotEmpty`], [`Error::OutOfPages`],
+    /// [`Error::NoSlot`].
+    pub fn seq_cp(&mut self, src: SeqId, dst: SeqId, range: impl RangeBounds<i64>) -> Result<usize, Error> {
+        self.edit(|editor| editor.copy_positions(src, dst, positions(range)))
     }
 
     /// Empties all other sequences. They stay, without rows.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`].
     pub fn seq_keep(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
-        self.state.keep(seq, self.spec.page_size())
+        self.state.intact(seq)?;
+        self.state.keep(seq);
+        Ok(())
+    }
+
+    /// Adds `delta` to the positions in a range. Rows that would come below 0 are removed. Keys that are stored rotated
+    /// are pending: [`update`](Self::update) or the next step rotates them, each row once whatever was added. Rows that
+    /// others have are copied first.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::NotShiftable`], [`Error::ShiftLimit`],
+    /// [`Error::PositionOverflow`], [`Error::PositionOrder`] where positions would fall along the rows,
+    /// [`Error::OutOfPages`], [`Error::NoSlot`].
+    pub fn seq_add(&mut self, seq: SeqId, range: impl RangeBounds<i64>, delta: i64) -> Result<(), Error> {
+        self.edit(|editor| editor.add(seq, positions(range), delta))?;
+        self.state.pages.settle_head();
+        Ok(())
+    }
+
+    /// Divides the positions in a range, rounding down. For the rest as [`seq_add`](Self::seq_add).
+    ///
+    /// # Errors
+    /// As [`seq_add`](Self::seq_add); [`Error::Range`] for a divisor below 1.
+    pub fn seq_div(&mut self, seq: SeqId, range: impl RangeBounds<i64>, divisor: i64) -> Result<(), Error> {
+        self.edit(|editor| editor.divide(seq, positions(range), divisor))
+    }
+
+    /// Makes room for a conversation that outgrows its context, if it does: removes positions behind those to keep and
+    /// moves the rest down. Gives how many were discarded; 0 where there is room. What follows is not what a new prefill
+    /// would give, only cheaper.
+    ///
+    /// # Errors
+    /// As [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add); [`Error::Range`], [`Error::NoProgress`].
+    pub fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
+        let discarded = self.edit(|editor| editor.context_shift(seq, shift))?;
+        self.state.pages.settle_head();
+        Ok(discarded)
+    }
+
+    /// Moves rows together: cells into the first holes, runs and pages down. Gives the copies, at most `max_moves`, that
+    /// [`update`](Self::update) or the next step makes.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`].
+    pub fn defrag(&mut self, max_moves: Option<usize>) -> Result<Vec<RowCopy>, Error> {
+        self.check_closed()?;
+        Ok(self.state.defragment(&self.spec, max_moves))
+    }
+
+    /// Moves the highest page that is used to the lowest free one below it, `pages` times at most. Gives the copies, as
+    /// [`defrag`](Self::defrag). In other modes than pages there is nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`].
+    pub fn compact(&mut self, pages: usize) -> Result<Vec<RowCopy>, Error> {
+        self.check_closed()?;
+        match self.spec.mode() {
+            Mode::Paged { .. } => Ok(self.state.compact(&self.spec, pages)),
+            Mode::Runs | Mode::Cells => Ok(Vec::new()),
+        }
+    }
+
+    /// Has the memory make the copies that are queued, then rotate the keys that are pending. A step does so by itself.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`]; [`Error::Memory`]: the sequences whose rows may be damaged are [lost](Error::Lost) then.
+    ///
+    /// # Panics
+    /// If the memory does. Sequences are lost then, too.
+    pub fn update(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
+        self.check_closed()?;
+        let updated = self.state.update(&self.spec, memory);
+        self.state.settle(&self.spec);
+        updated
     }
 
     /// The rows of a sequence.
@@ -119,7 +257,7 @@ impl Manager {
     /// # Errors
     /// [`Error::UnknownSeq`].
     pub fn seq_len(&self, seq: SeqId) -> Result<usize, Error> {
-        Ok(self.state.sequence(seq)?.len)
+        Ok(self.state.sequence(seq)?.len())
     }
 
     /// The first position of a sequence; none if it is empty.
@@ -127,7 +265,7 @@ impl Manager {
     /// # Errors
     /// [`Error::UnknownSeq`].
     pub fn pos_min(&self, seq: SeqId) -> Result<Option<i64>, Error> {
-        Ok(self.state.sequence(seq)?.first_position())
+        Ok(self.state.sequence(seq)?.positions.first())
     }
 
     /// The last position of a sequence; none if it is empty.
@@ -135,8 +273,7 @@ impl Manager {
     /// # Errors
     /// [`Error::UnknownSeq`].
     pub fn pos_max(&self, seq: SeqId) -> Result<Option<i64>, Error> {
-        let sequence = self.state.sequence(seq)?;
-        Ok((sequence.len > 0).then(|| sequence.next_position() - 1))
+        Ok(self.state.sequence(seq)?.positions.last())
     }
 
     /// The positions of a sequence's rows.
@@ -144,17 +281,23 @@ impl Manager {
     /// # Errors
     /// [`Error::UnknownSeq`].
     pub fn positions(&self, seq: SeqId) -> Result<impl Iterator<Item = i64>, Error> {
-        Ok(self.state.sequence(seq)?.positions())
+        Ok(self.state.sequence(seq)?.positions.iter())
     }
 
-    /// The slots of a sequence's rows.
+    /// How far the keys of a sequence's rows have still to be rotated: position less the one that they are rotated for.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSeq`].
+    pub fn pending(&self, seq: SeqId) -> Result<impl Iterator<Item = i64>, Error> {
+        Ok(self.state.sequence(seq)?.pending())
+    }
+
+    /// The slots of a sequence's rows: where they are once queued copies are made.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`].
     pub fn slots(&self, seq: SeqId) -> Result<impl Iterator<Item = usize>, Error> {
-        let sequence = self.state.sequence(seq)?;
-        let page_size = self.spec.page_size();
-        Ok((0..sequence.len).map(move |row| sequence.table[row / page_size] as usize * page_size + row % page_size))
+        Ok(self.state.sequence(seq)?.slots(self.spec.page_size()))
     }
 
     /// Rows that were found in the prefix index instead of computed, since the manager was made.
@@ -183,13 +326,24 @@ impl Manager {
         }
     }
 
+    /// Whether a step is open.
+    pub(crate) fn is_applied(&self) -> bool {
+        self.open == Some(Open::Applied)
+    }
+
     fn rollback(&mut self, written: impl FnMut(u32) -> bool) {
         self.journal.rollback(&mut self.state, written);
+        self.state.settle(&self.spec);
         self.tensors.forget_rows();
         self.open = None;
     }
 
     pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
+        // An update writes no page that the step has taken: those are free before it, or cached.
+        if let Err(error) = self.state.update(&self.spec, memory) {
+            self.rollback(|_| false);
+            return Err(error);
+        }
         // Before the first copy: where the memory panics, evicted pages may have been overwritten.
         self.open = Some(Open::Applied);
         if let Err(source) = if self.plan.copies.is_empty() { Ok(()) } else { memory.copy_rows(&self.plan.copies) } {
@@ -204,6 +358,16 @@ impl Manager {
         self.journal.commit(&mut self.state);
         self.prefix_hits += self.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
         self.open = None;
+        let Self { spec, state, journal, plan, .. } = self;
+        if spec.window().is_some() {
+            let queued = state.queue.len();
+            let mut editor = Editor { spec, state, journal, queued };
+            plan.entries.iter().for_each(|entry| editor.trim(entry.seq));
+            journal.commit(state);
+        }
+        if spec.defrag_threshold().is_some_and(|threshold| state.fragmentation(spec) > threshold) {
+            state.defragment(spec, None);
+        }
     }
 
     pub(crate) fn tensors(&self) -> &Tensors {
@@ -212,8 +376,19 @@ impl Manager {
 
     pub(crate) fn key_positions_into(&self, positions: &mut Vec<i64>) {
         positions.clear();
-        for entry in &self.plan.entries {
-            positions.extend(self.state.sequences[entry.seq].positions());
+        if self.spec.mode() != Mode::Cells {
+            for entry in &self.plan.entries {
+                positions.extend(self.state.sequences[entry.seq].positions.iter());
+            }
+        } else if let [written, seen] = *self.tensors.kvstarts.get(1..).unwrap_or_default() {
+            positions.extend_from_slice(&self.tensors.positions);
+            positions.resize(seen as usize, -1);
+            let cells = &mut positions[written as usize..];
+            for sequence in self.state.sequences.values() {
+                for (&cell, position) in sequence.table().iter().zip(sequence.positions.iter()) {
+                    cells[cell as usize] = position;
+                }
+            }
         }
     }
 }

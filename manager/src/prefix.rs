@@ -58,10 +58,24 @@ impl Prefix {
         &mut self.tokens[slots]
     }
 
-    /// Copies the first tokens of a page to another.
-    pub(crate) fn copy_tokens(&mut self, src: u32, dst: u32, len: usize) {
-        let src = self.slots(src).start;
-        self.tokens.copy_within(src..src + len, dst as usize * self.page_size);
+    /// The tokens by slot.
+    pub(crate) fn slot_tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    pub(crate) fn slot_tokens_mut(&mut self) -> &mut [u32] {
+        &mut self.tokens
+    }
+
+    /// Puts a sealed page's key and tokens to another page.
+    pub(crate) fn move_page(&mut self, src: u32, dst: u32) {
+        let slots = self.slots(src);
+        self.tokens.copy_within(slots, dst as usize * self.page_size);
+        let key = std::mem::take(&mut self.keys[src as usize]);
+        self.keys[dst as usize] = key;
+        if key != 0 {
+            self.pages.insert(key, dst);
+        }
     }
 
     /// The sealed page with this key and these tokens.

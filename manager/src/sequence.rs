@@ -1,133 +1,244 @@
-//! A sequence: its rows, their pages, their positions, and how far its tokens are known.
+//! A sequence: its rows, where they are, their positions, and how far its tokens are known.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::Error;
+use crate::positions::Positions;
 
-/// The largest position of a row.
-pub const MAX_POSITION: i64 = i32::MAX as i64 - 1;
-
-/// Rows of consecutive positions: up to the next run, or to the sequence's end.
+/// Rows of a sequence in neighboring slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
-    row: usize,
-    position: i64,
+pub(crate) struct Segment {
+    pub(crate) row: usize,
+    pub(crate) slot: usize,
+    pub(crate) len: usize,
+}
+
+/// Where a sequence's rows are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The page of rows `i * page_size` and on, by i. In the mode `cells` a page is a cell.
+    Table(Vec<u32>),
+    /// One slot after the other, from the first of the cells that are reserved for the sequence on. Without rows none
+    /// are.
+    Run(Range<usize>),
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
-    /// The number of rows.
-    pub(crate) len: usize,
-    /// The page of rows `i * page_size` and on, by i.
-    pub(crate) table: Vec<u32>,
-    /// Changes when pages leave the table's end.
+    pub(crate) place: Place,
+    /// Changes when entries of the table are replaced or removed.
     pub(crate) version: u64,
-    runs: Vec<Run>,
+    /// The positions of all rows.
+    pub(crate) positions: Positions,
+    /// The positions that stored keys are rotated for, where they are others than `positions`.
+    pub(crate) rotated: Option<Positions>,
+    /// How many updates have rotated its rows.
+    pub(crate) shifts: u32,
     /// The number of leading rows whose tokens are known and whose positions are their rows.
     pub(crate) known: usize,
-    /// The prefix key of no tokens, made of the sequence's salt.
+    pub(crate) salt: Arc<[u8]>,
+    /// The prefix key of no tokens, made of the salt.
     pub(crate) root: u128,
     /// The prefix key of the last full page of known rows; without one, `root`.
     pub(crate) key: u128,
+    /// The cells that its run has at first, in the mode `runs`.
+    pub(crate) reserve: usize,
+    /// The last position that a window has removed.
+    pub(crate) gone: Option<i64>,
+    /// A memory has failed while it moved rows of the sequence.
+    pub(crate) lost: bool,
+    /// Its number in order of creation.
+    pub(crate) created: u64,
     /// The index of its append in the open step.
     pub(crate) append: Option<usize>,
 }
 
-/// A sequence's state that appending changes, but for its table's entries.
+/// A sequence's state that appending changes, but for entries of its table that are replaced, and for its run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Before {
     len: usize,
     pages: usize,
-    runs: usize,
     known: usize,
     key: u128,
 }
 
+impl Place {
+    fn empty(&self) -> Self {
+        match self {
+            Self::Table(_) => Self::Table(Vec::new()),
+            Self::Run(_) => Self::Run(0..0),
+        }
+    }
+}
+
 impl Sequence {
-    /// A sequence without rows, whose prefix keys begin with `root`.
-    pub(crate) fn new(root: u128) -> Self {
-        Self { len: 0, table: Vec::new(), version: 0, runs: Vec::new(), known: 0, root, key: root, append: None }
+    /// A sequence without rows.
+    pub(crate) fn new(place: Place, salt: Arc<[u8]>, root: u128, reserve: usize, created: u64) -> Self {
+        Self {
+            place,
+            version: 0,
+            positions: Positions::default(),
+            rotated: None,
+            shifts: 0,
+            known: 0,
+            salt,
+            root,
+            key: root,
+            reserve,
+            gone: None,
+            lost: false,
+            created,
+            append: None,
+        }
     }
 
-    /// The position behind the last one.
-    pub(crate) fn next_position(&self) -> i64 {
-        self.runs.last().map_or(0, |run| run.position + (self.len - run.row) as i64)
+    /// A sequence without rows and of the same salt.
+    pub(crate) fn sibling(&self, created: u64) -> Self {
+        Self::new(self.place.empty(), self.salt.clone(), self.root, self.reserve, created)
     }
 
-    pub(crate) fn first_position(&self) -> Option<i64> {
-        self.runs.first().map(|run| run.position)
+    /// The number of rows.
+    pub(crate) fn len(&self) -> usize {
+        self.positions.len()
     }
 
-    /// Adds rows of consecutive positions, of which the first is not before [`next_position`](Self::next_position).
+    /// The pages, or cells, of its rows; none in the mode `runs`.
+    pub(crate) fn table(&self) -> &[u32] {
+        match &self.place {
+            Place::Table(table) => table,
+            Place::Run(_) => &[],
+        }
+    }
+
+    /// The table, of a sequence that has one.
+    pub(crate) fn table_mut(&mut self) -> &mut Vec<u32> {
+        match &mut self.place {
+            Place::Table(table) => table,
+            Place::Run(_) => unreachable!("only the mode `runs` has sequences without a table"),
+        }
+    }
+
+    /// The reserved cells, of a sequence in the mode `runs`.
+    pub(crate) fn run(&self) -> Range<usize> {
+        match &self.place {
+            Place::Run(reserved) => reserved.clone(),
+            Place::Table(_) => unreachable!("all sequences of the mode `runs` have runs"),
+        }
+    }
+
+    /// The slot of a row.
+    pub(crate) fn slot(&self, row: usize, page_size: usize) -> usize {
+        match &self.place {
+            Place::Table(table) => table[row / page_size] as usize * page_size + row % page_size,
+            Place::Run(reserved) => reserved.start + row,
+        }
+    }
+
+    /// Where some rows are: in order, each segment as long as its slots are neighbors.
+    pub(crate) fn segments(&self, rows: Range<usize>, page_size: usize) -> impl Iterator<Item = Segment> {
+        let mut row = rows.start;
+        std::iter::from_fn(move || {
+            let slot = (row < rows.end).then(|| self.slot(row, page_size))?;
+            let mut len = match &self.place {
+                Place::Table(_) => page_size - row % page_size,
+                Place::Run(_) => rows.end - row,
+            };
+            while row + len < rows.end && self.slot(row + len, page_size) == slot + len {
+                len += page_size;
+            }
+            let segment = Segment { row, slot, len: len.min(rows.end - row) };
+            row += segment.len;
+            Some(segment)
+        })
+    }
+
+    /// The slots of all rows.
+    pub(crate) fn slots(&self, page_size: usize) -> impl Iterator<Item = usize> {
+        self.segments(0..self.len(), page_size).flat_map(|segment| segment.slot..segment.slot + segment.len)
+    }
+
+    /// By row: how far its key has still to be rotated.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = i64> {
+        let len = self.len();
+        let rotated = self.rotated.as_ref().unwrap_or(&self.positions);
+        self.positions.iter().zip(rotated.iter()).map(|(position, rotated)| position - rotated).take(len)
+    }
+
+    /// Adds rows of consecutive positions, whose keys are rotated for them.
     pub(crate) fn push_rows(&mut self, n: usize, position: i64) {
-        if self.runs.is_empty() || position != self.next_position() {
-            self.runs.push(Run { row: self.len, position });
+        self.positions.push(n, position);
+        if let Some(rotated) = &mut self.rotated {
+            rotated.push(n, position);
         }
-        self.len += n;
     }
 
-    /// The positions of all rows.
-    pub(crate) fn positions(&self) -> impl Iterator<Item = i64> {
-        let ends = self.runs.iter().skip(1).map(|run| run.row).chain([self.len]);
-        self.runs.iter().zip(ends).flat_map(|(run, end)| run.position..run.position + (end - run.row) as i64)
-    }
-
-    /// The number of rows before a position.
-    pub(crate) fn rows_before(&self, position: i64) -> usize {
-        let Some(run) = self.runs.iter().rfind(|run| run.position < position) else {
-            return 0;
-        };
-        let behind = self.runs.iter().find(|next| next.row > run.row);
-        let end = behind.map_or(self.len, |next| next.row);
-        end.min(run.row + (position - run.position) as usize)
-    }
-
-    /// Keeps the first rows and their pages, of `page_size` rows; `key` is the prefix key of those that are known then.
-    pub(crate) fn truncate(&mut self, len: usize, page_size: usize, key: u128) {
-        let pages = len.div_ceil(page_size);
-        if pages < self.table.len() {
-            self.table.truncate(pages);
-            self.version += 1;
+    /// Removes the positions of some rows; those behind close up, and their tokens count as unknown.
+    pub(crate) fn remove_positions(&mut self, rows: Range<usize>) {
+        self.known = self.known.min(rows.start);
+        self.positions.remove(rows.clone());
+        if let Some(rotated) = &mut self.rotated {
+            rotated.remove(rows);
         }
-        let runs = self.runs.iter().take_while(|run| run.row < len).count();
-        self.runs.truncate(runs);
-        (self.len, self.known, self.key) = (len, self.known.min(len), key);
+        self.settle_rotation();
+    }
+
+    /// Forgets the positions that keys are rotated for, if they are those of the rows.
+    pub(crate) fn settle_rotation(&mut self) {
+        if self.rotated.as_ref() == Some(&self.positions) {
+            self.rotated = None;
+        }
     }
 
     pub(crate) fn before(&self) -> Before {
-        Before { len: self.len, pages: self.table.len(), runs: self.runs.len(), known: self.known, key: self.key }
+        Before { len: self.len(), pages: self.table().len(), known: self.known, key: self.key }
     }
 
     /// Undoes appends.
     pub(crate) fn restore(&mut self, before: Before) {
-        let Before { len, pages, runs, known, key } = before;
-        self.table.truncate(pages);
-        self.runs.truncate(runs);
-        (self.len, self.known, self.key) = (len, known, key);
+        let Before { len, pages, known, key } = before;
+        if let Place::Table(table) = &mut self.place {
+            table.truncate(pages);
+        }
+        self.positions.truncate(len);
+        if let Some(rotated) = &mut self.rotated {
+            rotated.truncate(len);
+        }
+        (self.known, self.key) = (known, key);
     }
 
-    /// Checks that pages and positions are those of `len` rows.
+    /// Checks that slots and positions are those of the sequence's rows.
     pub(crate) fn check(&self, at: usize, page_size: usize) -> Result<(), Error> {
         let broken = |what| Err(Error::Broken { what, at });
-        if self.table.len() != self.len.div_ceil(page_size) {
-            return broken("a sequence has the pages that its rows need");
+        let len = self.len();
+        if let Some(what) = self.positions.broken(len) {
+            return broken(what);
         }
-        if self.known > self.len {
+        match &self.place {
+            Place::Table(table) if table.len() != len.div_ceil(page_size) => {
+                return broken("a sequence has the pages that its rows need");
+            }
+            Place::Run(reserved) if len > reserved.len() => {
+                return broken("a sequence's run has its rows");
+            }
+            Place::Run(reserved) if len == 0 && !reserved.is_empty() => {
+                return broken("a sequence without rows has no run");
+            }
+            _ => {}
+        }
+        if self.known > len {
             return broken("known rows are rows");
         }
-        if self.runs.first().map(|run| run.row) != (self.len > 0).then_some(0) {
-            return broken("the first run of positions begins at row 0, if there are rows");
-        }
-        let ordered = |pair: &[Run]| {
-            let len = pair[1].row.checked_sub(pair[0].row).filter(|&len| len > 0);
-            len.is_some_and(|len| pair[0].position + (len as i64) < pair[1].position)
-        };
-        if !self.runs.windows(2).all(ordered) || self.runs.last().is_some_and(|run| run.row >= self.len) {
-            return broken("runs of positions are ordered, not empty and not contiguous");
-        }
-        if self.next_position() > MAX_POSITION + 1 || self.first_position().is_some_and(|first| first < 0) {
-            return broken("positions are in their range");
-        }
-        if !self.positions().take(self.known).eq(0..self.known as i64) {
+        if !self.positions.iter().take(self.known).eq(0..self.known as i64) {
             return broken("the positions of known rows are their rows");
+        }
+        if let Some(rotated) = &self.rotated {
+            if let Some(what) = rotated.broken(len) {
+                return broken(what);
+            }
+            if *rotated == self.positions {
+                return broken("keys are noted as pending only if they are");
+            }
         }
         Ok(())
     }
@@ -136,8 +247,26 @@ impl Sequence {
 /// Equal in all that later operations depend on.
 impl PartialEq for Sequence {
     fn eq(&self, other: &Self) -> bool {
-        let Self { len, table, version: _, runs, known, root, key, append } = self;
-        (*len, table, runs, *known) == (other.len, &other.table, &other.runs, other.known)
-            && (*root, *key, *append) == (other.root, other.key, other.append)
+        let Self { place, version: _, positions, rotated, shifts, known, .. } = self;
+        let Self { salt, root, key, reserve, gone, lost, created, append, .. } = self;
+        (place, positions, rotated, *shifts, *known)
+            == (&other.place, &other.positions, &other.rotated, other.shifts, other.known)
+            && (salt, *root, *key, *reserve) == (&other.salt, other.root, other.key, other.reserve)
+            && (*gone, *lost, *created, *append) == (other.gone, other.lost, other.created, other.append)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_join_neighboring_pages() {
+        let mut sequence = Sequence::new(Place::Table(vec![3, 4, 1, 0]), Arc::from([]), 1, 0, 0);
+        sequence.push_rows(15, 0);
+        let segments = |rows| sequence.segments(rows, 4).map(|s| (s.row, s.slot, s.len)).collect::<Vec<_>>();
+        assert_eq!(segments(0..15), [(0, 12, 8), (8, 4, 4), (12, 0, 3)]);
+        assert_eq!(segments(2..9), [(2, 14, 6), (8, 4, 1)]);
+        assert_eq!(segments(5..5), []);
     }
 }

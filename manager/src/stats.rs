@@ -3,22 +3,28 @@
 use crate::manager::Manager;
 
 /// The use of a cache, in slots of whole pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
     /// All slots: used, free and cached ones.
     pub slots: usize,
-    /// Slots of pages that sequences have.
+    /// Slots of pages, or cells, that sequences have; in the mode `runs` all that are reserved.
     pub used: usize,
-    /// Slots of free pages.
+    /// Free slots.
     pub free: usize,
     /// Slots of pages that no sequence has, kept for prompts that begin with the same tokens. They are free, too, once
     /// the free pages are taken.
     pub cached: usize,
     /// Those of the used ones that several sequences have.
     pub shared: usize,
-    /// The longest run of neighboring slots of free pages.
+    /// The longest run of neighboring free slots.
     pub largest_free_run: usize,
+    /// The part of the slots up to the last used one, padded, that is not used; 0 where they are fewer than 128.
+    pub fragmentation: f64,
+    /// The cell at which the next search begins; 0 with pages.
+    pub head: usize,
+    /// The slots up to the last used one, padded: those that a step sees in the mode `cells`.
+    pub n_kv: usize,
     /// Sequences.
     pub sequences: usize,
     /// Rows that were found in the prefix index instead of computed, since the manager was made.
@@ -26,7 +32,7 @@ pub struct Stats {
 }
 
 impl Manager {
-    /// How full the cache is. Takes time proportional to its pages.
+    /// How full the cache is. Takes time proportional to its pages, or cells.
     pub fn stats(&self) -> Stats {
         let (state, page_size) = (&self.state, self.spec().page_size());
         let num_pages = state.pages.len();
@@ -37,14 +43,19 @@ impl Manager {
             run = if refcount == 0 && state.prefix.key(page).is_none() { run + 1 } else { 0 };
             largest = largest.max(run);
         }
-        let (free, cached) = (state.pages.num_free(), state.cached.len());
+        if let Some(busy) = state.pages.busy() {
+            largest = busy.largest_free_run();
+        }
         Stats {
             slots: num_pages * page_size,
-            used: (num_pages - free - cached) * page_size,
-            free: free * page_size,
-            cached: cached * page_size,
+            used: state.used_slots(self.spec()).count,
+            free: state.pages.num_free() * page_size,
+            cached: state.cached.len() * page_size,
             shared: shared * page_size,
             largest_free_run: largest * page_size,
+            fragmentation: state.fragmentation(self.spec()),
+            head: state.pages.head(),
+            n_kv: state.n_kv(self.spec()),
             sequences: state.sequences.len(),
             prefix_hits: self.prefix_hits(),
         }

@@ -1,7 +1,7 @@
 //! An open step: planned, then applied, then committed or rolled back.
 
 use kvcache_op::IndexInputs;
-use ndarray::ArrayView2;
+use ndarray::ArrayViewD;
 
 use crate::append::Append;
 use crate::error::Error;
@@ -41,6 +41,11 @@ impl Manager {
         self.plan_step(appends)?;
         Ok(Planned(Guard(self)))
     }
+
+    /// The step that was [detached](Step::detach), or leaked, after it was applied.
+    pub fn open_step(&mut self) -> Option<Step<'_>> {
+        if self.is_applied() { Some(Step(Guard(self))) } else { None }
+    }
 }
 
 impl<'m> Planned<'m> {
@@ -77,8 +82,8 @@ impl Step<'_> {
         &self.tensors().kvstarts
     }
 
-    /// Shape (B, MaxP): the first slot of each page; -1 behind the last one.
-    pub fn cachestarts(&self) -> ArrayView2<'_, i64> {
+    /// With pages shape (B, MaxP): the first slot of each page; -1 behind the last one. Else shape (B): the first slot.
+    pub fn cachestarts(&self) -> ArrayViewD<'_, i64> {
         self.tensors().cachestarts.view()
     }
 
@@ -135,4 +140,10 @@ impl Step<'_> {
 
     /// Ends the step as if it had never begun, as dropping it does.
     pub fn rollback(self) {}
+
+    /// Lets the step stay open without borrowing the manager, which refuses all changes meanwhile:
+    /// [`Manager::open_step`] gives it back. For bindings to languages without lifetimes.
+    pub fn detach(self) {
+        std::mem::forget(self.0);
+    }
 }

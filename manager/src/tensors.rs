@@ -1,13 +1,13 @@
 //! The index tensors of a step, in buffers that every step uses again.
 
 use kvcache_op::IndexInputs;
-use ndarray::Array2;
+use ndarray::{ArrayD, IxDyn};
 
 use crate::append::Append;
 use crate::error::Error;
 use crate::plan::Entry;
 use crate::seq_id::SeqId;
-use crate::spec::CacheSpec;
+use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
 
 #[derive(Debug, Clone, Default)]
@@ -15,7 +15,7 @@ pub(crate) struct Tensors {
     pub(crate) seqstarts: Vec<i64>,
     pub(crate) kvstarts: Vec<i64>,
     pub(crate) start_pos: Vec<i64>,
-    pub(crate) cachestarts: Array2<i64>,
+    pub(crate) cachestarts: ArrayD<i64>,
     pub(crate) max_seqlen: i64,
     pub(crate) max_kvlen: i64,
     pub(crate) positions: Vec<i64>,
@@ -44,7 +44,6 @@ impl Tensors {
         entries: &[Entry],
         appends: &[Append<'_>],
     ) -> Result<(), Error> {
-        self.reshape_cachestarts(spec, state, entries)?;
         for starts in [&mut self.seqstarts, &mut self.kvstarts] {
             starts.clear();
             starts.push(0);
@@ -54,13 +53,8 @@ impl Tensors {
             values.clear();
         }
         (self.max_seqlen, self.max_kvlen, self.decoding_batches) = (0, 0, 0);
-        let (mut tokens, mut rows) = (0, 0);
         for entry in entries {
-            let (n, kvlen) = (entry.n as i64, (entry.start + entry.n) as i64);
-            (tokens, rows) = (tokens + n, rows + kvlen);
-            self.seqstarts.push(tokens);
-            self.kvstarts.push(rows);
-            self.start_pos.push(entry.start as i64);
+            let n = entry.n as i64;
             self.cached.push(entry.cached as i64);
             self.order.push(entry.append as i64);
             self.positions.extend(entry.position..entry.position + n);
@@ -68,49 +62,93 @@ impl Tensors {
                 Some(tokens) => self.token_ids.extend(tokens[entry.cached..].iter().map(|&token| i64::from(token))),
                 None => self.token_ids.resize(self.token_ids.len() + entry.n, -1),
             }
-            self.max_seqlen = self.max_seqlen.max(n);
-            self.max_kvlen = self.max_kvlen.max(kvlen);
             self.decoding_batches += i64::from(n == 1);
         }
-        self.fill_cachestarts(spec, state, entries);
+        match spec.mode() {
+            Mode::Paged { .. } => {
+                self.reshape_cachestarts(spec, state, entries)?;
+                self.fill_cachestarts(spec, state, entries);
+            }
+            Mode::Runs => {
+                self.set_cachestarts(entries.iter().map(|entry| state.sequences[entry.seq].slot(0, 1)));
+            }
+            Mode::Cells => {
+                self.fill_cells(spec, state, entries.first());
+                return Ok(());
+            }
+        }
+        for entry in entries {
+            self.push_entry(entry.start, entry.n);
+        }
         Ok(())
+    }
+
+    /// An entry of the batch: rows that it has, and new ones.
+    fn push_entry(&mut self, start: usize, n: usize) {
+        let end = |starts: &[i64], len: usize| starts.last().map_or(0, |end| end + len as i64);
+        self.seqstarts.push(end(&self.seqstarts, n));
+        self.kvstarts.push(end(&self.kvstarts, start + n));
+        self.start_pos.push(start as i64);
+        self.max_seqlen = self.max_seqlen.max(n as i64);
+        self.max_kvlen = self.max_kvlen.max((start + n) as i64);
+    }
+
+    /// Two entries: one that writes all new rows, and the view, all cells up to the last busy one. `first` is the entry
+    /// of the first new row; without one there is nothing to see.
+    fn fill_cells(&mut self, spec: &CacheSpec, state: &State, first: Option<&Entry>) {
+        let slot = first.map(|first| state.sequences[first.seq].slot(first.start, 1));
+        self.set_cachestarts(slot.into_iter().flat_map(|slot| [slot, 0]));
+        if slot.is_some() {
+            self.push_entry(0, self.positions.len());
+            self.push_entry(state.n_kv(spec), 0);
+        }
+    }
+
+    /// Makes `cachestarts` of shape (B).
+    fn set_cachestarts(&mut self, slots: impl Iterator<Item = usize>) {
+        let mut memory = std::mem::take(&mut self.cachestarts).into_raw_vec_and_offset().0;
+        memory.clear();
+        memory.extend(slots.map(|slot| slot as i64));
+        self.cachestarts = ArrayD::from_shape_vec(IxDyn(&[memory.len()]), memory)
+            .unwrap_or_else(|_| unreachable!("the shape is the length"));
     }
 
     /// Gives `cachestarts` the shape of a step. What a fixed width makes of many entries may be more than there is
     /// memory for.
     fn reshape_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) -> Result<(), Error> {
-        let widest = || entries.iter().map(|entry| state.sequences[entry.seq].table.len()).max().unwrap_or(0);
-        let shape = (entries.len(), spec.max_pages().unwrap_or_else(widest));
-        if self.cachestarts.dim() == shape {
+        let widest = || entries.iter().map(|entry| state.sequences[entry.seq].table().len()).max().unwrap_or(0);
+        let shape = [entries.len(), spec.max_pages().unwrap_or_else(widest)];
+        if self.cachestarts.shape() == shape {
             return Ok(());
         }
         // A product that overflows is more than any allocation, too.
-        let len = shape.0.saturating_mul(shape.1);
+        let len = shape[0].saturating_mul(shape[1]);
         self.rows.clear();
         let mut memory = std::mem::take(&mut self.cachestarts).into_raw_vec_and_offset().0;
         memory.clear();
         memory.try_reserve(len).map_err(|_| Error::OutOfMemory { len, size: size_of::<i64>() })?;
         memory.resize(len, -1);
-        self.cachestarts =
-            Array2::from_shape_vec(shape, memory).unwrap_or_else(|_| unreachable!("resized to the shape's length"));
+        self.cachestarts = ArrayD::from_shape_vec(&shape[..], memory)
+            .unwrap_or_else(|_| unreachable!("resized to the shape's length"));
         Ok(())
     }
 
     /// Writes what the last step has not left in its place: new pages, where the batch is the same.
     fn fill_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) {
-        let width = self.cachestarts.ncols();
+        let width = self.cachestarts.shape()[1].max(1);
         self.rows.resize(entries.len(), Row::default());
         let memory = self.cachestarts.as_slice_mut().unwrap_or_else(|| unreachable!("made from a vector"));
-        for ((entry, row), starts) in entries.iter().zip(&mut self.rows).zip(memory.chunks_exact_mut(width.max(1))) {
+        let rows = self.rows.iter_mut().zip(memory.chunks_exact_mut(width));
+        for (entry, (row, starts)) in entries.iter().zip(rows) {
             let sequence = &state.sequences[entry.seq];
             if (row.seq, row.version) != (entry.seq, sequence.version) || entry.replaced {
                 starts.fill(-1);
                 *row = Row { seq: entry.seq, version: sequence.version, pages: 0 };
             }
-            for (start, &page) in starts.iter_mut().zip(&sequence.table).skip(row.pages) {
+            for (start, &page) in starts.iter_mut().zip(sequence.table()).skip(row.pages) {
                 *start = page as i64 * spec.page_size() as i64;
             }
-            row.pages = sequence.table.len();
+            row.pages = sequence.table().len();
         }
     }
 

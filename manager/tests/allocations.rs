@@ -46,7 +46,7 @@ fn decode(steps: u32) -> Vec<usize> {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 64 * 512 };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 16 });
     let mut manager = Manager::new(builder.max_pages(64).build().unwrap()).unwrap();
-    let seqs: Vec<_> = (0..64).map(|_| manager.create().unwrap()).collect();
+    let seqs: Vec<_> = (0..64).map(|_| manager.create()).collect();
     // Rows of different lengths, so that their pages end in different steps.
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();
     let appends: Vec<_> = seqs.iter().zip(&prompts).map(|(&seq, prompt)| Append::tokens(seq, prompt)).collect();
@@ -77,13 +77,13 @@ fn a_hopeless_append_evicts_nothing() {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 10_000 };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 1 });
     let mut manager = Manager::new(builder.build().unwrap()).unwrap();
-    let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
+    let (a, b) = (manager.create(), manager.create());
     let prompt: Vec<u32> = (0..5_000).collect();
     manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(a).unwrap();
-    let (before, c) = (allocated().1, manager.create().unwrap());
+    let (before, c) = (allocated().1, manager.create());
     let error = manager.begin_step(&[Append::count(b, 1 << 30), Append::count(c, 10_000)]).unwrap_err();
-    assert_eq!(error.to_string(), format!("the step needs {} pages, 10000 are free", (1 << 30) + 10_000));
+    assert_eq!(error.to_string(), format!("{} pages are needed, 10000 are free", (1 << 30) + 10_000));
     let bytes = allocated().1 - before;
     assert!(bytes < 4096, "{bytes} bytes for a refusal");
 }

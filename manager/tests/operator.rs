@@ -188,7 +188,7 @@ impl Server {
             let mut commit = true;
             match event {
                 Event::Join(n) => {
-                    self.seqs.push((self.manager.create().unwrap(), Vec::new()));
+                    self.seqs.push((self.manager.create(), Vec::new()));
                     new.push((0..n as u32).map(|i| i / 5).collect());
                 }
                 Event::Fork(seq) if live > 0 => {
@@ -210,7 +210,7 @@ impl Server {
                 Event::Truncate(seq, n) if live > 0 => {
                     let (id, tokens) = &mut self.seqs[seq % live];
                     tokens.truncate(tokens.len().saturating_sub(n));
-                    self.manager.truncate(*id, tokens.len() as i64).unwrap();
+                    self.manager.seq_rm(*id, tokens.len() as i64..).unwrap();
                     continue;
                 }
                 Event::Truncate(..) | Event::Step { .. } | Event::Fork(_) | Event::Free(_) => continue,

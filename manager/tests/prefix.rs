@@ -2,7 +2,7 @@
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{
-    Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
+    Append, CacheMemory, CacheSpec, Create, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
 };
 
 #[path = "common/copies.rs"]
@@ -35,7 +35,7 @@ fn prompt(pages: &[u32], rest: usize) -> Vec<u32> {
 
 /// A new sequence with this prompt; gives how much of it was found.
 fn prefill(manager: &mut Manager, salt: &[u8], prompt: &[u32]) -> (SeqId, i64) {
-    let seq = manager.create_salted(salt).unwrap();
+    let seq = manager.create_with(&Create { salt, ..Create::default() });
     let step = manager.begin_step(&[Append::tokens(seq, prompt)]).unwrap().apply(&mut Copies::default()).unwrap();
     let cached = step.cached()[0];
     assert_eq!(step.start_pos()[0], cached);
@@ -86,7 +86,7 @@ fn salts_keep_prompts_apart() {
 #[test]
 fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
     let mut manager = manager(32);
-    let (a, b) = (manager.create().unwrap(), manager.create().unwrap());
+    let (a, b) = (manager.create(), manager.create());
     let (long, short) = (prompt(&[10, 20, 30], 1), prompt(&[10, 20], 1));
     let appends = [Append::tokens(a, &long), Append::tokens(b, &short)];
     let step = manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap();
@@ -96,7 +96,7 @@ fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
     assert_eq!(step.start_pos(), [8, 0]);
     assert_eq!(step.kvstarts(), [0, 9, 22]);
     assert_eq!(step.token_ids()[0], 900);
-    assert_eq!(step.cachestarts(), ndarray::array![[0, 4, 16, -1], [0, 4, 8, 12]]);
+    assert_eq!(step.cachestarts(), ndarray::array![[0, 4, 16, -1], [0, 4, 8, 12]].into_dyn());
     assert_eq!((step.decoding_batches(), step.max_seqlen(), step.max_kvlen()), (1, 13, 13));
     step.rollback();
     assert_eq!(prefill(&mut manager, b"", &long).1, 0, "what was rolled back is not in the index");
@@ -105,7 +105,7 @@ fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
 #[test]
 fn chunks_and_decoded_tokens_are_sealed_as_prompts_are() {
     let mut manager = manager(32);
-    let (a, all) = (manager.create().unwrap(), prompt(&[10, 20], 1));
+    let (a, all) = (manager.create(), prompt(&[10, 20], 1));
     for chunk in [&all[..3], &all[3..7], &all[7..8], &all[8..]] {
         manager.begin_step(&[Append::tokens(a, chunk)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     }
@@ -116,7 +116,7 @@ fn chunks_and_decoded_tokens_are_sealed_as_prompts_are() {
 fn rows_whose_tokens_or_positions_are_not_their_own_are_not_shared() {
     let mut manager = manager(32);
     let all = prompt(&[10, 20], 1);
-    let (counted, ahead) = (manager.create().unwrap(), manager.create().unwrap());
+    let (counted, ahead) = (manager.create(), manager.create());
     let appends = [Append::count(counted, 8), Append::tokens(ahead, &all).at(1)];
     manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
     assert_eq!(copies(&manager, &[Append::tokens(counted, &all)]), []);
@@ -155,7 +155,7 @@ fn a_plan_that_evicts_and_is_dropped_changes_nothing() {
     let old = prompt(&[10, 20], 1);
     let (a, _) = prefill(&mut manager, b"", &old);
     manager.free(a).unwrap();
-    let b = manager.create().unwrap();
+    let b = manager.create();
     let before = manager.clone();
     let all = prompt(&[30, 40, 50, 60], 0);
     drop(manager.begin_step(&[Append::tokens(b, &all)]).unwrap());
@@ -170,7 +170,7 @@ fn pages_that_a_step_could_write_leave_the_index_when_it_is_rolled_back() {
     let old = prompt(&[10, 20], 1);
     let (a, _) = prefill(&mut manager, b"", &old);
     manager.free(a).unwrap();
-    let b = manager.create().unwrap();
+    let b = manager.create();
     let all = prompt(&[30, 40], 3);
     manager.begin_step(&[Append::tokens(b, &all)]).unwrap().apply(&mut Copies::default()).unwrap().rollback();
     manager.check().unwrap();
@@ -207,7 +207,7 @@ fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     let old = prompt(&[10], 1);
     // The sealed page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
     let (cached, _) = prefill(&mut manager, b"", &old[..4]);
-    let a = manager.create().unwrap();
+    let a = manager.create();
     manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(cached).unwrap();
     let b = manager.fork(a).unwrap();
@@ -229,11 +229,11 @@ fn cached_pages_that_a_step_reads_are_not_evicted_by_it() {
     let old = prompt(&[10, 20], 1);
     let (a, _) = prefill(&mut manager, b"", &old);
     manager.free(a).unwrap();
-    let b = manager.create().unwrap();
+    let b = manager.create();
     let before = manager.clone();
     let all = prompt(&[10, 20, 30, 40], 1);
     let error = manager.begin_step(&[Append::tokens(b, &all)]).unwrap_err();
-    assert_eq!(error.to_string(), "the step needs 3 pages, 2 are free");
+    assert_eq!(error.to_string(), "3 pages are needed, 2 are free");
     assert!(manager == before);
     assert_eq!(prefill(&mut manager, b"", &all[..16]).1, 8);
 }
@@ -243,7 +243,7 @@ fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     let mut manager = manager(32);
     let all = prompt(&[10, 20], 1);
     let (a, _) = prefill(&mut manager, b"", &all);
-    assert_eq!(manager.truncate(a, 6).unwrap(), 3);
+    assert_eq!(manager.seq_rm(a, 6..).unwrap(), 3);
     assert_eq!(slots(&manager, a), [0, 1, 2, 3, 4, 5]);
     // Another sequence has the page now, so it is copied.
     let (b, cached) = prefill(&mut manager, b"", &all);
@@ -265,7 +265,7 @@ fn who_has_most_rows_in_a_page_writes_in_place() {
     let mut manager = manager(32);
     let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
     let b = manager.fork(a).unwrap();
-    assert_eq!(manager.truncate(b, 5).unwrap(), 1);
+    assert_eq!(manager.seq_rm(b, 5..).unwrap(), 1);
     for seqs in [[a, b], [b, a]] {
         let appends = seqs.map(|seq| Append::count(seq, 1));
         assert_eq!(copies(&manager, &appends), [RowCopy { src: 4, dst: 8, len: 1 }]);
@@ -281,13 +281,13 @@ fn a_rejected_draft_leaves_no_trace() {
     let before = manager.stats();
     let draft = [Append::tokens(a, &[1, 2, 3, 4])];
     manager.begin_step(&draft).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    assert_eq!((manager.truncate(a, 6).unwrap(), manager.truncate(a, 6).unwrap()), (4, 0));
+    assert_eq!((manager.seq_rm(a, 6..).unwrap(), manager.seq_rm(a, 6..).unwrap()), (4, 0));
     assert_eq!(manager.stats().used, before.used);
     let step = manager.begin_step(&[Append::tokens(a, &[5])]).unwrap().apply(&mut Copies::default()).unwrap();
     assert_eq!((step.start_pos(), step.positions(), step.max_kvlen()), (&[6][..], &[6][..], 7));
-    assert_eq!(step.cachestarts(), ndarray::array![[0, 4]]);
+    assert_eq!(step.cachestarts(), ndarray::array![[0, 4]].into_dyn());
     step.commit();
-    assert_eq!((manager.pos_max(a).unwrap(), manager.truncate(a, -1).unwrap()), (Some(6), 7));
+    assert_eq!((manager.pos_max(a).unwrap(), manager.seq_rm(a, -1..).unwrap()), (Some(6), 7));
     assert_eq!(manager.pos_min(a).unwrap(), None);
     manager.check().unwrap();
 }

@@ -10,7 +10,7 @@ mod run;
 
 use common::{Memory, with_types};
 use kvcache_manager::op::{Backend, KeyValueCache};
-use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
+use kvcache_manager::{Append, CacheSpec, Create, Geometry, Manager, Mode};
 use naive::Naive;
 use operations::{Cache, Operation, Operations};
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ impl StateMachineTest for Run {
         let live = run.seqs.len();
         match operation {
             Operation::Create { salt } => {
-                let id = run.manager.create_salted(&[salt]).unwrap();
+                let id = run.manager.create_with(&Create { salt: &[salt], ..Create::default() });
                 run.seqs.push(Naive { id, salt, rows: vec![], tokens: vec![] });
             }
             Operation::Fork(seq) if live > 0 => {
@@ -65,7 +65,7 @@ impl StateMachineTest for Run {
                 let naive = &mut run.seqs[seq % live];
                 let p0 = naive.next() - n;
                 let len = naive.rows.iter().filter(|row| row.0 < p0).count();
-                assert_eq!(run.manager.truncate(naive.id, p0).unwrap(), naive.rows.len() - len);
+                assert_eq!(run.manager.seq_rm(naive.id, p0..).unwrap(), naive.rows.len() - len);
                 naive.rows.truncate(len);
                 naive.tokens.truncate(len);
                 // The index may lose a page of which another sequence has the like.
@@ -84,7 +84,7 @@ impl StateMachineTest for Run {
                 let (id, before) = (run.freed[seq % run.freed.len()], run.manager.clone());
                 assert_eq!(run.manager.fork(id).unwrap_err().kind(), "unknown_seq");
                 assert_eq!(run.manager.free(id).unwrap_err().kind(), "unknown_seq");
-                assert_eq!(run.manager.truncate(id, 0).unwrap_err().kind(), "unknown_seq");
+                assert_eq!(run.manager.seq_rm(id, 0..).unwrap_err().kind(), "unknown_seq");
                 assert_eq!(run.manager.seq_keep(id).unwrap_err().kind(), "unknown_seq");
                 let mut appends: Vec<_> = run.seqs.iter().map(|naive| Append::count(naive.id, 1)).collect();
                 appends.push(Append::count(id, 1));

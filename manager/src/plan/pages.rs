@@ -1,64 +1,17 @@
-//! The planner: gives the rows of a step their pages.
+//! Rows in pages: prefixes that are mapped, pages that are copied before they are written, and pages that are taken.
 
 use kvcache_kernels::RowCopy;
 
+use super::{Entry, Planner};
 use crate::append::Append;
 use crate::error::Error;
-use crate::journal::Journal;
 use crate::prefix;
 use crate::seq_id::SeqId;
-use crate::spec::CacheSpec;
-use crate::state::State;
-
-/// One batch entry of a step.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
-    pub(crate) seq: SeqId,
-    /// The append that it is for.
-    pub(crate) append: usize,
-    /// Rows before it: `start_pos`.
-    pub(crate) start: usize,
-    /// Its tokens: `seqlen`.
-    pub(crate) n: usize,
-    /// Tokens of the append that were found in the prefix index.
-    pub(crate) cached: usize,
-    /// The position of its first token.
-    pub(crate) position: i64,
-    /// Whether an entry of the sequence's table was replaced.
-    pub(crate) replaced: bool,
-}
-
-/// What a step does.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Plan {
-    pub(crate) entries: Vec<Entry>,
-    /// Copies to make before the step writes.
-    pub(crate) copies: Vec<RowCopy>,
-    /// Who writes into pages that several sequences have: the page, the rows that the writer has in it, and the append.
-    /// Sorted.
-    writers: Vec<(u32, usize, usize)>,
-    /// Pages that are needed and cannot be had. Once there are any, no page is taken.
-    missing: usize,
-}
-
-/// What the planner reads and changes.
-pub(crate) struct Planner<'a> {
-    pub(crate) spec: &'a CacheSpec,
-    pub(crate) state: &'a mut State,
-    pub(crate) journal: &'a mut Journal,
-    pub(crate) plan: &'a mut Plan,
-}
 
 impl Planner<'_> {
-    /// Plans a step. All changes are in the journal; after an error they have to be rolled back.
-    pub(crate) fn plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        self.plan.entries.clear();
-        self.plan.copies.clear();
+    /// Gives the appends their pages.
+    pub(super) fn place_in_pages(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.plan.missing = 0;
-        for (i, append) in appends.iter().enumerate() {
-            append.check(i, self.spec, self.state)?;
-            self.journal.mark(self.state, append.seq, i);
-        }
         self.find_writers(appends);
         for (i, append) in appends.iter().enumerate() {
             let entry = self.place(i, append);
@@ -68,7 +21,6 @@ impl Planner<'_> {
             let taken = self.journal.taken();
             return Err(Error::OutOfPages { need: taken.saturating_add(self.plan.missing), free: taken + self.left() });
         }
-        self.plan.entries.sort_unstable_by_key(|entry| (entry.n != 1, entry.append));
         Ok(())
     }
 
@@ -76,9 +28,7 @@ impl Planner<'_> {
     fn place(&mut self, i: usize, append: &Append<'_>) -> Entry {
         let seq = append.seq;
         self.journal.note(self.state, seq);
-        let sequence = &self.state.sequences[seq];
-        let (before, position) = (sequence.len, append.first_position(sequence.next_position()));
-        let known = append.known().filter(|_| sequence.known == before && position == before as i64);
+        let (before, position, known) = self.known_rows(append);
         let cached = if before == 0 { known.map_or(0, |tokens| self.map_prefix(seq, tokens)) } else { 0 };
 
         let replaced = self.own_last_page(seq, i);
@@ -116,7 +66,7 @@ impl Planner<'_> {
                 break;
             };
             self.journal.map(self.state, page);
-            self.state.sequences[seq].table.push(page);
+            self.state.sequences[seq].table_mut().push(page);
             (key, cached) = (child, cached + page_size);
         }
         let sequence = &mut self.state.sequences[seq];
@@ -130,9 +80,9 @@ impl Planner<'_> {
         self.plan.writers.clear();
         for (i, append) in appends.iter().enumerate() {
             let sequence = &self.state.sequences[append.seq];
-            let rows = sequence.len % page_size;
+            let rows = sequence.len() % page_size;
             if rows > 0 {
-                let page = sequence.table[sequence.len / page_size];
+                let page = sequence.table()[sequence.len() / page_size];
                 if self.state.pages.refcount(page) > 1 {
                     self.plan.writers.push((page, rows, i));
                 }
@@ -158,11 +108,11 @@ impl Planner<'_> {
     fn own_last_page(&mut self, seq: SeqId, i: usize) -> bool {
         let page_size = self.spec.page_size();
         let sequence = &self.state.sequences[seq];
-        let (index, len) = (sequence.len / page_size, sequence.len % page_size);
+        let (index, len) = (sequence.len() / page_size, sequence.len() % page_size);
         if len == 0 {
             return false;
         }
-        let page = sequence.table[index];
+        let page = sequence.table()[index];
         if self.writes_in_place(page, i) {
             self.journal.unseal(self.state, page);
             return false;
@@ -170,9 +120,10 @@ impl Planner<'_> {
         match self.take() {
             Some(own) => {
                 self.journal.replace(self.state, seq, index, own);
-                self.state.prefix.copy_tokens(page, own, len);
                 let slot = |page: u32| page as usize * page_size;
-                self.plan.copies.push(RowCopy { src: slot(page), dst: slot(own), len });
+                let copy = RowCopy { src: slot(page), dst: slot(own), len };
+                self.journal.copy_tokens(self.state, copy);
+                self.plan.copies.push(copy);
             }
             None => self.plan.missing += 1,
         }
@@ -192,37 +143,15 @@ impl Planner<'_> {
 
     /// Gives a sequence the pages of `kvlen` rows: all of them, or none.
     fn grow(&mut self, seq: SeqId, kvlen: usize) {
-        let more = kvlen.div_ceil(self.spec.page_size()) - self.state.sequences[seq].table.len();
+        let more = kvlen.div_ceil(self.spec.page_size()) - self.state.sequences[seq].table().len();
         if self.plan.missing > 0 || more > self.left() {
             self.plan.missing = self.plan.missing.saturating_add(more);
             return;
         }
         for _ in 0..more {
             if let Some(page) = self.take() {
-                self.state.sequences[seq].table.push(page);
+                self.state.sequences[seq].table_mut().push(page);
             }
         }
-    }
-
-    /// Notes the tokens of rows from `row` on, which follow known ones, and seals the pages that they fill.
-    fn remember(&mut self, seq: SeqId, row: usize, mut tokens: &[u32]) {
-        if !self.spec.prefix_sharing() {
-            return;
-        }
-        let page_size = self.spec.page_size();
-        let mut known = row;
-        while !tokens.is_empty() {
-            let page = self.state.sequences[seq].table[known / page_size];
-            let at = known % page_size;
-            let (here, behind) = tokens.split_at(tokens.len().min(page_size - at));
-            self.state.prefix.tokens_mut(page)[at..at + here.len()].copy_from_slice(here);
-            (known, tokens) = (known + here.len(), behind);
-            if known.is_multiple_of(page_size) {
-                let key = prefix::child(self.state.sequences[seq].key, self.state.prefix.tokens(page));
-                self.state.sequences[seq].key = key;
-                self.journal.seal(self.state, page, key);
-            }
-        }
-        self.state.sequences[seq].known = known;
     }
 }

@@ -1,0 +1,169 @@
+//! Removing rows: those behind close up, and as few as possible move.
+
+use std::ops::Range;
+
+use kvcache_kernels::RowCopy;
+
+use super::Editor;
+use crate::error::Error;
+use crate::seq_id::SeqId;
+use crate::sequence::Place;
+
+impl Editor<'_> {
+    /// Removes the rows of a sequence whose positions are in a range; gives how many they were.
+    pub(crate) fn remove_positions(&mut self, seq: SeqId, positions: Range<i64>) -> Result<usize, Error> {
+        let sequence = self.state.intact(seq)?;
+        let rows = sequence.positions.rows(positions.clone());
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        if let (Some(window), Some(gone)) = (self.spec.window(), sequence.gone) {
+            let (p0, window) = (positions.start, window as i64);
+            if rows.end == sequence.len() && p0 > 0 && gone > p0 - window {
+                return Err(Error::WindowLost { p0, window, gone });
+            }
+        }
+        let removed = rows.len();
+        self.remove(seq, rows)?;
+        Ok(removed)
+    }
+
+    /// Removes rows of a sequence.
+    pub(super) fn remove(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
+        self.journal.edit(self.state, seq);
+        let sequence = &self.state.sequences[seq];
+        match &sequence.place {
+            Place::Run(_) => self.slide(seq, rows.clone()),
+            Place::Table(_) if rows.end == sequence.len() => self.cut(seq, rows.start),
+            Place::Table(_) if rows.len().is_multiple_of(self.page_size()) => self.remove_pages(seq, rows.clone())?,
+            Place::Table(_) => self.close_up(seq, rows.clone())?,
+        }
+        let sequence = &mut self.state.sequences[seq];
+        sequence.remove_positions(rows);
+        sequence.key = key;
+        sequence.version += 1;
+        if sequence.len() == 0 {
+            (sequence.shifts, sequence.gone) = (0, None);
+        }
+        Ok(())
+    }
+
+    /// Keeps the pages of the first rows of a table.
+    fn cut(&mut self, seq: SeqId, len: usize) {
+        let pages = len.div_ceil(self.page_size());
+        let gone = self.state.sequences[seq].table_mut().split_off(pages);
+        self.drop_pages(&gone);
+    }
+
+    /// Takes pages out of a table. The last goes first, so that it is evicted before those that it is of no use without.
+    fn drop_pages(&mut self, pages: &[u32]) {
+        for &page in pages.iter().rev() {
+            self.journal.unshare(self.state, page);
+        }
+    }
+
+    /// Removes rows that are as many as whole pages. Where they begin inside of a page, the rows in front of them in
+    /// their first page and those behind them in the page where they end become one page: the fewer move to the
+    /// others, unless these are in a page that other sequences have.
+    fn remove_pages(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        let page_size = self.page_size();
+        let sequence = &self.state.sequences[seq];
+        let (first, last) = (rows.start / page_size, rows.end / page_size);
+        let front = rows.start % page_size;
+        if front == 0 {
+            let gone: Vec<u32> = self.state.sequences[seq].table_mut().drain(first..last).collect();
+            self.drop_pages(&gone);
+            return Ok(());
+        }
+        let behind = (page_size - front).min(sequence.len() - rows.end);
+        let (head, tail) = (sequence.table()[first], sequence.table()[last]);
+        let own = |page: u32| self.state.pages.refcount(page) == 1;
+        let slot = |page: u32| page as usize * page_size;
+        let to_tail = |page: u32| RowCopy { src: slot(head), dst: slot(page), len: front };
+        let to_head = |page: u32| RowCopy { src: slot(tail) + front, dst: slot(page) + front, len: behind };
+        let merged = if own(tail) && (front <= behind || !own(head)) {
+            self.journal.unseal(self.state, tail);
+            self.copy(to_tail(tail));
+            tail
+        } else if own(head) {
+            self.journal.unseal(self.state, head);
+            self.copy(to_head(head));
+            head
+        } else {
+            self.require(1)?;
+            let page = self.take();
+            self.copy(to_tail(page));
+            self.copy(to_head(page));
+            page
+        };
+        let old: Vec<u32> = self.state.sequences[seq].table_mut().splice(first..=last, [merged]).collect();
+        let gone: Vec<u32> = old.into_iter().filter(|&page| page != merged).collect();
+        self.drop_pages(&gone);
+        Ok(())
+    }
+
+    /// Removes rows; all those behind move into their places. Pages that others have are replaced.
+    fn close_up(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        let page_size = self.page_size();
+        let sequence = &self.state.sequences[seq];
+        let (len, first) = (sequence.len(), rows.start / page_size);
+        let kept = (len - rows.len()).div_ceil(page_size);
+        let old = sequence.table()[first..].to_vec();
+        let mut pages = old[..kept - first].to_vec();
+        let shared = |page: &u32| self.state.pages.refcount(*page) > 1;
+        self.require(pages.iter().filter(|page| shared(page)).count())?;
+        let mut gone = old[kept - first..].to_vec();
+        let slot = |pages: &[u32], row: usize| pages[row / page_size - first] as usize * page_size + row % page_size;
+        for (index, page) in pages.iter_mut().enumerate() {
+            if self.state.pages.refcount(*page) == 1 {
+                self.journal.unseal(self.state, *page);
+                continue;
+            }
+            let own = self.take();
+            let front = rows.start % page_size;
+            if index == 0 && front > 0 {
+                let src = *page as usize * page_size;
+                self.copy(RowCopy { src, dst: own as usize * page_size, len: front });
+            }
+            gone.push(std::mem::replace(page, own));
+        }
+        let mut row = rows.end;
+        while row < len {
+            let to = row - rows.len();
+            let n = (page_size - row % page_size).min(page_size - to % page_size).min(len - row);
+            self.copy(RowCopy { src: slot(&old, row), dst: slot(&pages, to), len: n });
+            row += n;
+        }
+        let table = self.state.sequences[seq].table_mut();
+        table.truncate(first);
+        table.append(&mut pages);
+        self.drop_pages(&gone);
+        Ok(())
+    }
+
+    /// Removes rows of a run: the fewer of those in front and those behind move. Cells in front of the first row are
+    /// given back.
+    fn slide(&mut self, seq: SeqId, rows: Range<usize>) {
+        let sequence = &self.state.sequences[seq];
+        let Range { start, end } = sequence.run();
+        let (front, behind) = (rows.start, sequence.len() - rows.end);
+        let reserved = if front + behind == 0 {
+            self.journal.free_cells(start..end);
+            0..0
+        } else if front < behind {
+            let moved = start + rows.len();
+            if front > 0 {
+                self.copy(RowCopy { src: start, dst: moved, len: front });
+            }
+            self.journal.free_cells(start..moved);
+            moved..end
+        } else {
+            if behind > 0 {
+                self.copy(RowCopy { src: start + rows.end, dst: start + rows.start, len: behind });
+            }
+            start..end
+        };
+        self.state.sequences[seq].place = Place::Run(reserved);
+    }
+}

@@ -1,0 +1,39 @@
+//! Rows in cells: all new ones of a step in neighboring cells.
+
+use super::{Entry, Planner};
+use crate::append::Append;
+use crate::error::Error;
+
+impl Planner<'_> {
+    /// Gives the appends their cells, those of one token first.
+    pub(super) fn place_in_cells(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+        let need = appends.iter().fold(0_usize, |need, append| need.saturating_add(append.len()));
+        if need == 0 {
+            return Ok(());
+        }
+        let mut slot = self.journal.take_cells(self.state, need).ok_or_else(|| self.state.no_slot(need))?;
+        for (i, append) in appends.iter().enumerate() {
+            let (start, position, _) = self.known_rows(append);
+            let entry =
+                Entry { seq: append.seq, append: i, start, n: append.len(), cached: 0, position, replaced: false };
+            self.plan.entries.push(entry);
+        }
+        self.sort_entries();
+        for i in 0..self.plan.entries.len() {
+            let Entry { seq, append, start, n, position, .. } = self.plan.entries[i];
+            let (.., known) = self.known_rows(&appends[append]);
+            self.journal.note(self.state, seq);
+            for cell in slot..slot + n {
+                self.journal.share(self.state, cell as u32);
+            }
+            let sequence = &mut self.state.sequences[seq];
+            sequence.table_mut().extend(slot as u32..(slot + n) as u32);
+            sequence.push_rows(n, position);
+            if let Some(tokens) = known {
+                self.remember(seq, start, tokens);
+            }
+            slot += n;
+        }
+        Ok(())
+    }
+}
