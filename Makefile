@@ -6,7 +6,7 @@
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
 # make golden      writes the golden cases anew
-# make docs        writes docs/KeyValueCache.md anew
+# make docs        writes docs/KeyValueCache.md and the pictures of docs/manager.md anew
 # make ptx         compiles the embedded PTX anew
 # make clean       removes all that was built or installed here
 
@@ -56,6 +56,7 @@ test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
 	cargo test --release --locked -p kvcache-kernels --test every_float16_quotient
 	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
+	$(VENV) docs/pictures.py --check
 
 .PHONY: test-golden
 test-golden: .venv/ready
@@ -136,6 +137,7 @@ ptx: .venv-cuda/ready
 .PHONY: docs
 docs:
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
+	$(PYTHON) docs/pictures.py
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv

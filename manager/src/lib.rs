@@ -40,3 +40,8 @@ pub use seq_id::SeqId;
 pub use spec::{CacheSpec, CacheSpecBuilder, Geometry, KeyForm, Mode};
 pub use stats::Stats;
 pub use step::{Planned, Step};
+
+/// The page for the manager's users, so that its examples run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/manager.md")]
+struct Page;
