@@ -299,6 +299,17 @@ pub enum Error {
     /// A tensor that is not contiguous, not aligned, or of other than the bytes of its shape.
     #[error(transparent)]
     Tensor(#[from] kvcache_op::Error),
+
+    /// A mask of another length than the step's.
+    #[error("the mask has {got} elements, expected {expected} for {shape:?}")]
+    MaskLength {
+        /// Planes, rows and columns.
+        shape: [usize; 3],
+        /// Their product.
+        expected: usize,
+        /// The length that the mask has.
+        got: usize,
+    },
 }
 
 /// Names an append in front of what is wrong with it.
@@ -346,6 +357,7 @@ impl Error {
             Self::ScaleMissing { .. } => "scale_missing",
             Self::ScaleUnexpected { .. } => "scale_unexpected",
             Self::Tensor(error) => error.kind(),
+            Self::MaskLength { .. } => "mask_length",
         }
     }
 }

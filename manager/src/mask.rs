@@ -1,0 +1,458 @@
+//! Attention masks: which keys each query of a step sees.
+
+use half::f16;
+
+use crate::error::Error;
+
+/// What a mask hides beside other sequences and later positions, the values of what it shows, and its least size.
+///
+/// A key is visible to a query of the same sequence whose position is not smaller. Visible keys are 0, or a bias by
+/// [`alibi`](Self::alibi); all else is -inf, rows and columns of padding included. Ignore the rows of padding: the
+/// softmax of -inf alone is NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MaskSpec<'a> {
+    window: MaskWindow,
+    slopes: Option<&'a [f32]>,
+    /// The least number of rows and of columns.
+    padded: [usize; 2],
+}
+
+/// The window of a mask: a query at position q sees keys at positions above q - W, and the sequence's first `sink` rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MaskWindow {
+    /// The window of the cache's specification, if it has one.
+    #[default]
+    Spec,
+    /// No window: all earlier positions.
+    None,
+    /// This W, with the `sink` of the cache's specification.
+    Some(usize),
+}
+
+impl<'a> MaskSpec<'a> {
+    /// A mask with the window of the cache's specification, no biases and no padding.
+    pub fn causal() -> Self {
+        Self { window: MaskWindow::Spec, slopes: None, padded: [0; 2] }
+    }
+
+    /// Sets the window.
+    pub fn window(self, window: MaskWindow) -> Self {
+        Self { window, ..self }
+    }
+
+    /// Biases by distance (ALiBi): a plane for each slope, usually one per head, in which a visible key is
+    /// -|pos_q - pos_k| * slope, computed in float32 and rounded to the mask's type.
+    pub fn alibi(self, slopes: &'a [f32]) -> Self {
+        Self { slopes: Some(slopes), ..self }
+    }
+
+    /// Makes the mask have at least so many rows and columns.
+    pub fn padded(self, rows: usize, columns: usize) -> Self {
+        Self { padded: [rows, columns], ..self }
+    }
+
+    /// The shape (planes, rows, columns) of a mask that needs so many rows and columns.
+    pub(crate) fn shape(&self, rows: usize, columns: usize) -> [usize; 3] {
+        let planes = self.slopes.map_or(1, <[f32]>::len);
+        [planes, rows.max(self.padded[0]), columns.max(self.padded[1])]
+    }
+
+    /// What the mask shows, with the window and the sinks of the cache's specification.
+    pub(crate) fn visibility(&self, spec_window: Option<usize>, sink: usize) -> Visibility {
+        let window = match self.window {
+            MaskWindow::Spec => spec_window,
+            MaskWindow::None => None,
+            MaskWindow::Some(window) => Some(window),
+        };
+        let window = window.map_or(i64::MAX, |window| i64::try_from(window).unwrap_or(i64::MAX));
+        Visibility { window, sink }
+    }
+}
+
+/// A type of mask elements: f32 or [`half::f16`].
+pub trait MaskElement: Copy + sealed::Sealed {
+    /// A visible key without a bias.
+    const ZERO: Self;
+    /// A key that is not visible.
+    const NEG_INFINITY: Self;
+    /// Rounds to the nearest, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+}
+
+impl MaskElement for f32 {
+    const ZERO: Self = 0.0;
+    const NEG_INFINITY: Self = Self::NEG_INFINITY;
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl MaskElement for f16 {
+    const ZERO: Self = Self::ZERO;
+    const NEG_INFINITY: Self = Self::NEG_INFINITY;
+
+    fn from_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
+/// What a query sees of its own sequence's keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Visibility {
+    window: i64,
+    sink: usize,
+}
+
+/// Rows of a sequence whose positions, and whose columns in the mask, are consecutive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeyRun {
+    pub(crate) row: usize,
+    pub(crate) position: i64,
+    pub(crate) column: usize,
+    pub(crate) len: usize,
+}
+
+impl KeyRun {
+    /// Adds the runs of a sequence's rows to `runs`, from their positions and from their columns, both as pairs of the
+    /// first value and the number of rows. Ends with the shorter of both.
+    pub(crate) fn push_zipped(
+        runs: &mut Vec<Self>,
+        positions: impl IntoIterator<Item = (i64, usize)>,
+        columns: impl IntoIterator<Item = (usize, usize)>,
+    ) {
+        let mut columns = columns.into_iter();
+        let (mut column, mut columns_left) = (0, 0);
+        let mut row = 0;
+        for (mut position, mut left) in positions {
+            while left > 0 {
+                while columns_left == 0 {
+                    let Some(next) = columns.next() else { return };
+                    (column, columns_left) = next;
+                }
+                let len = left.min(columns_left);
+                runs.push(Self { row, position, column, len });
+                (row, position, left) = (row + len, position + len as i64, left - len);
+                (column, columns_left) = (column + len, columns_left - len);
+            }
+        }
+    }
+}
+
+/// Queries of one sequence, at consecutive positions, and all its keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MaskBlock<'a> {
+    /// The number of queries.
+    pub(crate) n: usize,
+    /// The position of the first query.
+    pub(crate) position: i64,
+    /// By row, so that positions never fall.
+    pub(crate) keys: &'a [KeyRun],
+}
+
+/// Writes a mask of the given shape, as by [`MaskSpec::shape`]. The blocks' queries are its first rows, in order.
+///
+/// # Errors
+/// [`Error::MaskLength`].
+pub(crate) fn fill<'a, T: MaskElement>(
+    mask: &mut [T],
+    shape: [usize; 3],
+    spec: &MaskSpec<'_>,
+    visibility: Visibility,
+    blocks: impl Iterator<Item = MaskBlock<'a>> + Clone,
+) -> Result<(), Error> {
+    let [planes, rows, columns] = shape;
+    // A product that overflows is longer than any slice, too.
+    let plane_len = rows.saturating_mul(columns);
+    let expected = planes.saturating_mul(plane_len);
+    if mask.len() != expected {
+        return Err(Error::MaskLength { shape, expected, got: mask.len() });
+    }
+    if mask.is_empty() {
+        return Ok(());
+    }
+    for (i, plane) in mask.chunks_exact_mut(plane_len).enumerate() {
+        let slope = spec.slopes.map(|slopes| slopes[i]);
+        let mut rows = plane.chunks_exact_mut(columns);
+        for block in blocks.clone() {
+            for (row, position) in rows.by_ref().take(block.n).zip(block.position..) {
+                // Row by row, so that the second write finds the first in the cache.
+                row.fill(T::NEG_INFINITY);
+                visibility.show(row, position, block.keys, slope);
+            }
+        }
+        rows.for_each(|row| row.fill(T::NEG_INFINITY));
+    }
+    Ok(())
+}
+
+impl Visibility {
+    /// Writes the keys that a query sees.
+    fn show<T: MaskElement>(&self, row: &mut [T], query: i64, keys: &[KeyRun], slope: Option<f32>) {
+        // Visible without being a sink: positions from `first` to `query`.
+        let first = query - self.window + 1;
+        let start = keys.partition_point(|key| key.position + key.len as i64 <= first);
+        let end = keys.partition_point(|key| key.position <= query);
+        let sinks = keys[..start].partition_point(|key| key.row < self.sink);
+        for key in keys[..sinks].iter().chain(&keys[start..end]) {
+            let rows_before = |position: i64| (position - key.position).clamp(0, key.len as i64) as usize;
+            let (first, end) = (rows_before(first), rows_before(query + 1));
+            let sinks = self.sink.saturating_sub(key.row).min(first);
+            for rows in [0..sinks, first..end] {
+                let distance = key.position + rows.start as i64 - query;
+                let row = &mut row[key.column + rows.start..key.column + rows.end];
+                match slope {
+                    None => row.fill(T::ZERO),
+                    // Positions have 31 bits.
+                    Some(slope) => row
+                        .iter_mut()
+                        .zip(distance as i32..)
+                        .for_each(|(value, distance)| *value = T::from_f32(distance as f32 * slope)),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Appends to one sequence: the positions of all its rows and, by row, its columns; the last `n` rows are queries.
+    #[derive(Debug, Clone)]
+    struct Sequence {
+        positions: Vec<i64>,
+        columns: Vec<usize>,
+        n: usize,
+    }
+
+    impl Sequence {
+        fn keys(&self) -> Vec<KeyRun> {
+            // Runs of several rows where there are any, so that both sides are split by the other.
+            let positions = self.positions.chunk_by(|a, b| a + 1 == *b).map(|run| (run[0], run.len()));
+            let columns = self.columns.chunk_by(|a, b| a + 1 == *b).map(|run| (run[0], run.len()));
+            let mut keys = Vec::new();
+            KeyRun::push_zipped(&mut keys, positions, columns);
+            keys
+        }
+    }
+
+    fn fill_all<T: MaskElement>(
+        sequences: &[Sequence],
+        shape: [usize; 3],
+        spec: &MaskSpec<'_>,
+        visibility: Visibility,
+    ) -> Vec<T> {
+        let keys: Vec<_> = sequences.iter().map(Sequence::keys).collect();
+        // Every element must be written.
+        let mut mask = vec![T::from_f32(7.0); shape.iter().product()];
+        let blocks = sequences.iter().zip(&keys).map(|(sequence, keys)| {
+            let position = sequence.positions[sequence.positions.len() - sequence.n];
+            MaskBlock { n: sequence.n, position, keys }
+        });
+        fill(&mut mask, shape, spec, visibility, blocks).unwrap();
+        mask
+    }
+
+    /// The specification, element by element.
+    fn naive(
+        sequences: &[Sequence],
+        [planes, rows, columns]: [usize; 3],
+        slopes: Option<&[f32]>,
+        window: Option<usize>,
+        sink: usize,
+    ) -> Vec<f32> {
+        // By column: the sequences that have the key, the row and the position there.
+        let mut cells = vec![Vec::new(); columns];
+        let mut queries = Vec::new();
+        for (seq, Sequence { positions, columns, n }) in sequences.iter().enumerate() {
+            for (row, (&position, &column)) in positions.iter().zip(columns).enumerate() {
+                cells[column].push((seq, row, position));
+            }
+            queries.extend(positions[positions.len() - n..].iter().map(|&position| (seq, position)));
+        }
+        let value = |plane: usize, row: usize, column: usize| {
+            let Some(&(seq, query)) = queries.get(row) else { return f32::NEG_INFINITY };
+            let Some(&(_, row, key)) = cells[column].iter().find(|cell| cell.0 == seq) else {
+                return f32::NEG_INFINITY;
+            };
+            let near = window.is_none_or(|window| query - key < window as i64) || row < sink;
+            match slopes {
+                _ if key > query || !near => f32::NEG_INFINITY,
+                None => 0.0,
+                Some(slopes) => -(query.abs_diff(key) as f32) * slopes[plane],
+            }
+        };
+        (0..planes * rows * columns).map(|i| value(i / columns / rows, i / columns % rows, i % columns)).collect()
+    }
+
+    /// A sequence's positions, and how many of them are queries.
+    fn sequence() -> impl Strategy<Value = (Vec<i64>, usize)> {
+        let step = prop_oneof![1 => Just(0_i64), 8 => Just(1), 1 => 2_i64..5];
+        (proptest::collection::vec(step, 0..24), 0_i64..3, 0_i64..4, 1_usize..6).prop_map(|(steps, first, gap, n)| {
+            let mut positions = vec![first];
+            positions.extend(steps.iter().scan(first, |position, step| {
+                *position += step;
+                Some(*position)
+            }));
+            let next = positions[positions.len() - 1] + 1 + gap;
+            positions.extend(next..next + n as i64);
+            (positions, n)
+        })
+    }
+
+    /// Sequences with the columns of paged caches and runs, or of cells in any order, where the second may have the
+    /// first one's leading cells.
+    fn sequences() -> impl Strategy<Value = (Vec<Sequence>, usize)> {
+        let lists = proptest::collection::vec(sequence(), 0..5);
+        (lists, any::<bool>(), 1_usize..9, 0_usize..20, any::<prop::sample::Index>()).prop_flat_map(
+            |(lists, in_cells, chunk, free, shared)| {
+                let columns = lists.iter().map(|(positions, _)| positions.len()).sum::<usize>();
+                let cells: Vec<_> = (0..columns + if in_cells { free } else { 0 }).collect();
+                // Chunks of neighboring cells in any order.
+                let chunks: Vec<_> = cells.chunks(chunk).map(<[usize]>::to_vec).collect();
+                let order = if in_cells { Just(chunks).prop_shuffle().boxed() } else { Just(chunks).boxed() };
+                order.prop_map(move |chunks| {
+                    let order: Vec<_> = chunks.concat();
+                    let mut order = order.iter().copied();
+                    let mut sequences: Vec<Sequence> = Vec::new();
+                    for (positions, n) in &lists {
+                        let columns = order.by_ref().take(positions.len()).collect();
+                        let mut sequence = Sequence { positions: positions.clone(), columns, n: *n };
+                        if let ([first], true) = (&sequences[..], in_cells) {
+                            // Rows before both sequences' queries.
+                            let rows = |sequence: &Sequence| sequence.positions.len() - sequence.n;
+                            let shared = shared.index(rows(first).min(rows(&sequence)) + 1);
+                            sequence.columns[..shared].copy_from_slice(&first.columns[..shared]);
+                        }
+                        sequences.push(sequence);
+                    }
+                    (sequences, columns + if in_cells { free } else { 0 })
+                })
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn agrees_with_the_specification_element_by_element(
+            (sequences, columns) in sequences(),
+            padding in (0_usize..8, 0_usize..8),
+            spec_window in proptest::option::of(1_usize..12),
+            window in prop_oneof![Just(MaskWindow::Spec), Just(MaskWindow::None), (0_usize..12).prop_map(MaskWindow::Some)],
+            sink in 0_usize..6,
+            slopes in proptest::option::of(proptest::collection::vec(-1e3_f32..1e3, 0..4)),
+        ) {
+            let rows = sequences.iter().map(|sequence| sequence.n).sum();
+            let mut spec = MaskSpec::causal().window(window).padded(rows + padding.0, columns + padding.1);
+            if let Some(slopes) = &slopes {
+                spec = spec.alibi(slopes);
+            }
+            let shape = spec.shape(rows, columns);
+            let planes = slopes.as_ref().map_or(1, Vec::len);
+            prop_assert_eq!(shape, [planes, rows + padding.0, columns + padding.1]);
+
+            let effective = match window {
+                MaskWindow::Spec => spec_window,
+                MaskWindow::None => None,
+                MaskWindow::Some(window) => Some(window),
+            };
+            let expected = naive(&sequences, shape, slopes.as_deref(), effective, sink);
+            let visibility = spec.visibility(spec_window, sink);
+            let got = fill_all::<f32>(&sequences, shape, &spec, visibility);
+            prop_assert_eq!(&got, &expected);
+            let rounded: Vec<_> = expected.iter().map(|&value| f16::from_f32(value)).collect();
+            prop_assert_eq!(fill_all::<f16>(&sequences, shape, &spec, visibility), rounded);
+        }
+
+        #[test]
+        fn zipped_runs_are_maximal((positions, _) in sequence(), chunk in 1_usize..6) {
+            let columns: Vec<_> = (0..positions.len()).map(|row| row + 10 * (row / chunk)).collect();
+            let keys = Sequence { positions: positions.clone(), columns: columns.clone(), n: 0 }.keys();
+            let rows: Vec<_> = keys.iter().flat_map(|key| {
+                (0..key.len).map(|i| (key.row + i, key.position + i as i64, key.column + i))
+            }).collect();
+            let expected: Vec<_> = (0..positions.len()).map(|row| (row, positions[row], columns[row])).collect();
+            prop_assert_eq!(rows, expected);
+            let joins = |pair: &[KeyRun]| {
+                pair[0].position + pair[0].len as i64 == pair[1].position
+                    && pair[0].column + pair[0].len == pair[1].column
+            };
+            prop_assert!(!keys.windows(2).any(joins));
+        }
+    }
+
+    fn mask_of_cells(n: usize, position: i64, column: usize, rows: usize) -> Vec<f32> {
+        let spec = MaskSpec::causal();
+        let keys = [KeyRun { row: 0, position: position + n as i64 - rows as i64, column, len: rows }];
+        let mut mask = vec![7.0; 32 * 32];
+        let block = MaskBlock { n, position, keys: &keys };
+        fill(&mut mask, [1, 32, 32], &spec, spec.visibility(None, 0), std::iter::once(block)).unwrap();
+        mask
+    }
+
+    #[test]
+    fn g5_mask_of_cells() {
+        let hidden = f32::NEG_INFINITY;
+        // A prompt of 6 in cells 0..6.
+        let mask = mask_of_cells(6, 0, 0, 6);
+        for (i, &value) in mask.iter().enumerate() {
+            let (query, cell) = (i / 32, i % 32);
+            assert_eq!(value, if query < 6 && cell <= query { 0.0 } else { hidden }, "{query}, {cell}");
+        }
+        assert!(mask[6 * 32..].iter().all(|&value| value == hidden));
+        // Another sequence's 7 tokens from position 6 are in cells 6..13; its next token, at position 13, in cell 13.
+        let mask = mask_of_cells(1, 13, 6, 8);
+        for (cell, &value) in mask[..32].iter().enumerate() {
+            assert_eq!(value, if (6..14).contains(&cell) { 0.0 } else { hidden }, "{cell}");
+        }
+        assert!(mask[32..].iter().all(|&value| value == hidden));
+    }
+
+    #[test]
+    fn a_mask_of_another_length_is_refused() {
+        let spec = MaskSpec::causal();
+        let fill = |len: usize, shape| {
+            let mut mask = vec![7.0_f32; len];
+            let result = fill(&mut mask, shape, &spec, spec.visibility(None, 0), std::iter::empty());
+            assert!(result.is_ok() || mask.iter().all(|&value| value == 7.0));
+            result
+        };
+        for got in [5, 7] {
+            let refused = fill(got, [1, 2, 3]);
+            let Err(error) = refused else { panic!("a mask of {got} elements was filled") };
+            assert_eq!(error.kind(), "mask_length");
+            assert_eq!(error.to_string(), format!("the mask has {got} elements, expected 6 for [1, 2, 3]"));
+        }
+        let refused = fill(0, [1, usize::MAX, 3]);
+        assert!(matches!(refused, Err(Error::MaskLength { expected: usize::MAX, got: 0, .. })));
+        for shape in [[1, 0, 0], [0, 2, 3], [1, 0, 3], [1, 2, 0]] {
+            assert!(fill(0, shape).is_ok());
+        }
+    }
+
+    #[test]
+    fn distances_at_the_largest_position() {
+        let slopes = [0.5_f32, 1e-5];
+        let spec = MaskSpec::causal().alibi(&slopes);
+        let last = crate::sequence::MAX_POSITION;
+        let keys = [(0, 0), (1, last)].map(|(row, position)| KeyRun { row, position, column: row, len: 1 });
+        let blocks = std::iter::once(MaskBlock { n: 1, position: last, keys: &keys });
+        let (mut wide, mut narrow) = ([7.0_f32; 4], [f16::ONE; 4]);
+        fill(&mut wide, [2, 1, 2], &spec, spec.visibility(Some(usize::MAX), 0), blocks.clone()).unwrap();
+        fill(&mut narrow, [2, 1, 2], &spec, spec.visibility(None, usize::MAX), blocks).unwrap();
+        let far = -(last as f32);
+        assert_eq!(wide.map(f32::to_bits), [far * 0.5, 0.0, far * 1e-5, 0.0].map(f32::to_bits));
+        assert_eq!(narrow, wide.map(f16::from_f32));
+    }
+}
