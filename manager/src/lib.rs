@@ -13,6 +13,8 @@ mod lru;
 mod manager;
 #[cfg_attr(not(test), expect(dead_code, reason = "not wired in yet"))]
 mod mask;
+#[cfg_attr(not(test), expect(dead_code, reason = "not wired in yet"))]
+mod mask_spec;
 mod memory;
 mod pages;
 mod plan;
@@ -36,7 +38,8 @@ pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCo
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;
 pub use manager::{Create, Manager};
-pub use mask::{MaskElement, MaskSpec, MaskWindow};
+pub use mask::MaskElement;
+pub use mask_spec::{MaskSpec, MaskWindow};
 pub use memory::{CacheMemory, HostMemory};
 pub use positions::MAX_POSITION;
 pub use seq_id::SeqId;

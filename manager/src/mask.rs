@@ -1,73 +1,8 @@
-//! Attention masks: which keys each query of a step sees.
+//! Filling attention masks: which keys each query of a step sees.
 
 use half::f16;
 
 use crate::error::Error;
-
-/// What a mask hides beside other sequences and later positions, the values of what it shows, and its least size.
-///
-/// A key is visible to a query of the same sequence whose position is not smaller. Visible keys are 0, or a bias by
-/// [`alibi`](Self::alibi); all else is -inf, rows and columns of padding included. Ignore the rows of padding: the
-/// softmax of -inf alone is NaN.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MaskSpec<'a> {
-    window: MaskWindow,
-    slopes: Option<&'a [f32]>,
-    /// The least number of rows and of columns.
-    padded: [usize; 2],
-}
-
-/// The window of a mask: a query at position q sees keys at positions above q - W, and the sequence's first `sink` rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MaskWindow {
-    /// The window of the cache's specification, if it has one.
-    #[default]
-    Spec,
-    /// No window: all earlier positions.
-    None,
-    /// This W, with the `sink` of the cache's specification.
-    Some(usize),
-}
-
-impl<'a> MaskSpec<'a> {
-    /// A mask with the window of the cache's specification, no biases and no padding.
-    pub fn causal() -> Self {
-        Self { window: MaskWindow::Spec, slopes: None, padded: [0; 2] }
-    }
-
-    /// Sets the window.
-    pub fn window(self, window: MaskWindow) -> Self {
-        Self { window, ..self }
-    }
-
-    /// Biases by distance (ALiBi): a plane for each slope, usually one per head, in which a visible key is
-    /// -|pos_q - pos_k| * slope, computed in float32 and rounded to the mask's type.
-    pub fn alibi(self, slopes: &'a [f32]) -> Self {
-        Self { slopes: Some(slopes), ..self }
-    }
-
-    /// Makes the mask have at least so many rows and columns.
-    pub fn padded(self, rows: usize, columns: usize) -> Self {
-        Self { padded: [rows, columns], ..self }
-    }
-
-    /// The shape (planes, rows, columns) of a mask that needs so many rows and columns.
-    pub(crate) fn shape(&self, rows: usize, columns: usize) -> [usize; 3] {
-        let planes = self.slopes.map_or(1, <[f32]>::len);
-        [planes, rows.max(self.padded[0]), columns.max(self.padded[1])]
-    }
-
-    /// What the mask shows, with the window and the sinks of the cache's specification.
-    pub(crate) fn visibility(&self, spec_window: Option<usize>, sink: usize) -> Visibility {
-        let window = match self.window {
-            MaskWindow::Spec => spec_window,
-            MaskWindow::None => None,
-            MaskWindow::Some(window) => Some(window),
-        };
-        let window = window.map_or(i64::MAX, |window| i64::try_from(window).unwrap_or(i64::MAX));
-        Visibility { window, sink }
-    }
-}
 
 /// A type of mask elements: f32 or [`half::f16`].
 pub trait MaskElement: Copy + sealed::Sealed {
@@ -106,8 +41,10 @@ impl MaskElement for f16 {
 /// What a query sees of its own sequence's keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Visibility {
-    window: i64,
-    sink: usize,
+    /// Smaller than this is the distance of a visible key, unless it is a sink.
+    pub(crate) window: i64,
+    /// The number of the sequence's first rows that no window hides.
+    pub(crate) sink: usize,
 }
 
 /// Rows of a sequence whose positions, and whose columns in the mask, are consecutive.
@@ -156,14 +93,15 @@ pub(crate) struct MaskBlock<'a> {
     pub(crate) keys: &'a [KeyRun],
 }
 
-/// Writes a mask of the given shape, as by [`MaskSpec::shape`]. The blocks' queries are its first rows, in order.
+/// Writes a mask of the given shape, with a plane for each of the slopes, or one without biases. The blocks' queries are
+/// its first rows, in order.
 ///
 /// # Errors
 /// [`Error::MaskLength`].
 pub(crate) fn fill<'a, T: MaskElement>(
     mask: &mut [T],
     shape: [usize; 3],
-    spec: &MaskSpec<'_>,
+    slopes: Option<&[f32]>,
     visibility: Visibility,
     blocks: impl Iterator<Item = MaskBlock<'a>> + Clone,
 ) -> Result<(), Error> {
@@ -178,7 +116,7 @@ pub(crate) fn fill<'a, T: MaskElement>(
         return Ok(());
     }
     for (i, plane) in mask.chunks_exact_mut(plane_len).enumerate() {
-        let slope = spec.slopes.map(|slopes| slopes[i]);
+        let slope = slopes.map(|slopes| slopes[i]);
         let mut rows = plane.chunks_exact_mut(columns);
         for block in blocks.clone() {
             for (row, position) in rows.by_ref().take(block.n).zip(block.position..) {
@@ -225,6 +163,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::mask_spec::{MaskSpec, MaskWindow};
 
     /// Appends to one sequence: the positions of all its rows and, by row, its columns; the last `n` rows are queries.
     #[derive(Debug, Clone)]
@@ -258,7 +197,7 @@ mod tests {
             let position = sequence.positions[sequence.positions.len() - sequence.n];
             MaskBlock { n: sequence.n, position, keys }
         });
-        fill(&mut mask, shape, spec, visibility, blocks).unwrap();
+        fill(&mut mask, shape, spec.slopes(), visibility, blocks).unwrap();
         mask
     }
 
@@ -397,7 +336,7 @@ mod tests {
         let keys = [KeyRun { row: 0, position: position + n as i64 - rows as i64, column, len: rows }];
         let mut mask = vec![7.0; 32 * 32];
         let block = MaskBlock { n, position, keys: &keys };
-        fill(&mut mask, [1, 32, 32], &spec, spec.visibility(None, 0), std::iter::once(block)).unwrap();
+        fill(&mut mask, [1, 32, 32], spec.slopes(), spec.visibility(None, 0), std::iter::once(block)).unwrap();
         mask
     }
 
@@ -424,7 +363,7 @@ mod tests {
         let spec = MaskSpec::causal();
         let fill = |len: usize, shape| {
             let mut mask = vec![7.0_f32; len];
-            let result = fill(&mut mask, shape, &spec, spec.visibility(None, 0), std::iter::empty());
+            let result = fill(&mut mask, shape, spec.slopes(), spec.visibility(None, 0), std::iter::empty());
             assert!(result.is_ok() || mask.iter().all(|&value| value == 7.0));
             result
         };
@@ -449,8 +388,8 @@ mod tests {
         let keys = [(0, 0), (1, last)].map(|(row, position)| KeyRun { row, position, column: row, len: 1 });
         let blocks = std::iter::once(MaskBlock { n: 1, position: last, keys: &keys });
         let (mut wide, mut narrow) = ([7.0_f32; 4], [f16::ONE; 4]);
-        fill(&mut wide, [2, 1, 2], &spec, spec.visibility(Some(usize::MAX), 0), blocks.clone()).unwrap();
-        fill(&mut narrow, [2, 1, 2], &spec, spec.visibility(None, usize::MAX), blocks).unwrap();
+        fill(&mut wide, [2, 1, 2], spec.slopes(), spec.visibility(Some(usize::MAX), 0), blocks.clone()).unwrap();
+        fill(&mut narrow, [2, 1, 2], spec.slopes(), spec.visibility(None, usize::MAX), blocks).unwrap();
         let far = -(last as f32);
         assert_eq!(wide.map(f32::to_bits), [far * 0.5, 0.0, far * 1e-5, 0.0].map(f32::to_bits));
         assert_eq!(narrow, wide.map(f16::from_f32));
