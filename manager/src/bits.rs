@@ -144,7 +144,7 @@ impl Bits {
             let start = if run + free_below >= n {
                 Some(i * WORD - run)
             } else {
-                let starts = if n <= WORD { starts_of_ones(!busy, n) } else { 0 };
+                let starts = if n < WORD { starts_of_ones(!busy, n) } else { 0 };
                 (starts != 0).then(|| i * WORD + starts.trailing_zeros() as usize)
             };
             if start.is_some() {
@@ -173,7 +173,7 @@ fn masks(range: &Range<usize>) -> impl DoubleEndedIterator<Item = (usize, u64)> 
     })
 }
 
-/// The bits of a word at which `n` ones in a row begin, 0 < n <= 64.
+/// The bits of a word at which `n` ones in a row begin, 0 < n < 64.
 fn starts_of_ones(word: u64, n: usize) -> u64 {
     // `starts`: where `ones` ones begin.
     let (mut starts, mut ones) = (word, 1);

@@ -143,26 +143,25 @@ mod tests {
         }
     }
 
-    /// By cell: where it is after a plan, found cell by cell.
-    fn naive_defragmentation(busy: &[bool]) -> (Vec<Option<usize>>, usize) {
+    /// The specification's plan, found cell by cell.
+    fn naive_defragmentation(busy: &[bool]) -> Vec<RowCopy> {
         let used = busy.iter().filter(|&&busy| busy).count();
-        let mut to: Vec<_> = busy.iter().enumerate().map(|(cell, &busy)| busy.then_some(cell)).collect();
-        let (mut moves, mut hole) = (0, 0);
+        let (mut unmoved, mut copies) = (busy.to_vec(), Vec::<RowCopy>::new());
+        let mut hole = 0;
         while hole < used {
-            if busy[hole] {
-                hole += 1;
-                continue;
-            }
             let nh = busy[hole..used].iter().take_while(|&&busy| !busy).count();
-            let mut last: Vec<_> = (0..busy.len()).rev().filter(|&cell| to[cell] == Some(cell)).take(nh).collect();
+            let mut last: Vec<_> = (0..busy.len()).rev().filter(|&cell| unmoved[cell]).take(nh).collect();
             last.reverse();
-            for (i, &cell) in last.iter().enumerate() {
-                to[cell] = Some(hole + i);
-                moves += usize::from(i == 0 || last[i - 1] + 1 != cell);
+            for (i, &src) in last.iter().enumerate() {
+                unmoved[src] = false;
+                match copies.last_mut() {
+                    Some(copy) if i > 0 && copy.src + copy.len == src => copy.len += 1,
+                    _ => copies.push(RowCopy { src, dst: hole + i, len: 1 }),
+                }
             }
-            hole += nh;
+            hole += nh.max(1);
         }
-        (to, moves)
+        copies
     }
 
     fn apply(copies: &[RowCopy], size: usize, busy: &[bool]) -> Vec<Option<usize>> {
@@ -266,12 +265,10 @@ mod tests {
 
         #[test]
         fn defragmentation_is_a_dense_idempotent_permutation(busy in cells(), max_moves in 0_usize..40) {
-            let (naive, moves) = naive_defragmentation(&busy);
             let all = defragmentation(&bits(&busy), None);
-            let to = apply(&all, busy.len(), &busy);
-            prop_assert_eq!((&to, all.len()), (&naive, moves));
+            prop_assert_eq!(&all, &naive_defragmentation(&busy));
 
-            let mut dense: Vec<_> = to.into_iter().flatten().collect();
+            let mut dense: Vec<_> = apply(&all, busy.len(), &busy).into_iter().flatten().collect();
             dense.sort_unstable();
             prop_assert!(dense.iter().copied().eq(0..dense.len()));
             let mut after = Bits::new(busy.len()).unwrap();
