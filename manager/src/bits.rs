@@ -98,16 +98,6 @@ impl Bits {
         words.find(|&(_, word)| word != 0).map(|(i, word)| i * WORD + word.ilog2() as usize)
     }
 
-    /// The runs of busy cells in a range, in ascending order.
-    pub(crate) fn busy_runs(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let Range { start: mut at, end } = range;
-        std::iter::from_fn(move || {
-            let start = self.next_busy(at..end)?;
-            at = self.next_free(start..end).unwrap_or(end);
-            Some(start..at)
-        })
-    }
-
     /// The runs of free cells in a range, in ascending order.
     pub(crate) fn free_runs(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let Range { start: mut at, end } = range;
@@ -240,7 +230,6 @@ mod tests {
             prop_assert_eq!(bits.next_free(a..b), range.iter().position(|&busy| !busy).map(|i| a + i));
             prop_assert_eq!(bits.last_busy(a..b), range.iter().rposition(|&busy| busy).map(|i| a + i));
             prop_assert_eq!(bits.last_free(a..b), range.iter().rposition(|&busy| !busy).map(|i| a + i));
-            prop_assert_eq!(bits.busy_runs(0..len).collect::<Vec<_>>(), runs(&naive, true));
             prop_assert_eq!(bits.free_runs(0..len).collect::<Vec<_>>(), runs(&naive, false));
             let longest = runs(&naive, false).iter().map(|run| run.len()).max();
             prop_assert_eq!(bits.largest_free_run(), longest.unwrap_or(0));

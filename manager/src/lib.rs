@@ -9,11 +9,10 @@ mod defrag;
 mod edit;
 mod error;
 mod journal;
+mod keys;
 mod lru;
 mod manager;
-#[cfg_attr(not(test), expect(dead_code, reason = "not wired in yet"))]
 mod mask;
-#[cfg_attr(not(test), expect(dead_code, reason = "not wired in yet"))]
 mod mask_spec;
 mod memory;
 mod pages;

@@ -43,8 +43,8 @@ pub struct Manager {
     pub(crate) state: State,
     open: Option<Open>,
     journal: Journal,
-    plan: Plan,
-    tensors: Tensors,
+    pub(crate) plan: Plan,
+    pub(crate) tensors: Tensors,
     prefix_hits: usize,
 }
 
@@ -367,28 +367,6 @@ impl Manager {
         }
         if spec.defrag_threshold().is_some_and(|threshold| state.fragmentation(spec) > threshold) {
             state.defragment(spec, None);
-        }
-    }
-
-    pub(crate) fn tensors(&self) -> &Tensors {
-        &self.tensors
-    }
-
-    pub(crate) fn key_positions_into(&self, positions: &mut Vec<i64>) {
-        positions.clear();
-        if self.spec.mode() != Mode::Cells {
-            for entry in &self.plan.entries {
-                positions.extend(self.state.sequences[entry.seq].positions.iter());
-            }
-        } else if let [written, seen] = *self.tensors.kvstarts.get(1..).unwrap_or_default() {
-            positions.extend_from_slice(&self.tensors.positions);
-            positions.resize(seen as usize, -1);
-            let cells = &mut positions[written as usize..];
-            for sequence in self.state.sequences.values() {
-                for (&cell, position) in sequence.table().iter().zip(sequence.positions.iter()) {
-                    cells[cell as usize] = position;
-                }
-            }
         }
     }
 }

@@ -384,7 +384,7 @@ mod tests {
     fn distances_at_the_largest_position() {
         let slopes = [0.5_f32, 1e-5];
         let spec = MaskSpec::causal().alibi(&slopes);
-        let last = crate::sequence::MAX_POSITION;
+        let last = crate::positions::MAX_POSITION;
         let keys = [(0, 0), (1, last)].map(|(row, position)| KeyRun { row, position, column: row, len: 1 });
         let blocks = std::iter::once(MaskBlock { n: 1, position: last, keys: &keys });
         let (mut wide, mut narrow) = ([7.0_f32; 4], [f16::ONE; 4]);

@@ -182,7 +182,10 @@ impl CacheSpecBuilder {
     /// Queues a defragmentation at commit where more than this part of the slots up to the last used one is free. There
     /// is none unless given; below 0 there is none either.
     pub fn defrag_threshold(self, defrag_threshold: f64) -> Self {
-        Self { defrag_threshold: Some(defrag_threshold).filter(|&threshold| !(threshold < 0.0)), ..self }
+        Self {
+            defrag_threshold: Some(defrag_threshold).filter(|threshold| threshold.is_nan() || *threshold >= 0.0),
+            ..self
+        }
     }
 
     /// How many updates may rotate the rows of a sequence, as the errors of quantized keys add up: 4 for int4 and any

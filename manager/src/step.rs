@@ -6,6 +6,8 @@ use ndarray::ArrayViewD;
 use crate::append::Append;
 use crate::error::Error;
 use crate::manager::Manager;
+use crate::mask::MaskElement;
+use crate::mask_spec::MaskSpec;
 use crate::memory::CacheMemory;
 use crate::tensors::Tensors;
 
@@ -64,7 +66,7 @@ impl<'m> Planned<'m> {
 
 impl Step<'_> {
     fn tensors(&self) -> &Tensors {
-        self.0.0.tensors()
+        &self.0.0.tensors
     }
 
     /// The inputs of `KeyValueCache::check_layers`, and the index inputs of a single call.
@@ -131,6 +133,21 @@ impl Step<'_> {
     /// (`kvstarts[B]`).
     pub fn key_positions_into(&self, positions: &mut Vec<i64>) {
         self.0.0.key_positions_into(positions);
+    }
+
+    /// The planes, rows and columns of a mask. In the mode `cells` the rows are the tokens, rounded up to a multiple of 32,
+    /// and the columns the cells of the second entry; else they are the tokens and the rows of `key` and `value`.
+    pub fn mask_shape(&self, mask: &MaskSpec<'_>) -> [usize; 3] {
+        self.0.0.mask_shape(mask)
+    }
+
+    /// Writes a mask of the shape [`mask_shape`](Self::mask_shape), float32 or float16, for attention over `key` and
+    /// `value`; in the mode `cells` over those of the second entry. A visible key is 0 or a bias, all else is -inf.
+    ///
+    /// # Errors
+    /// [`Error::MaskLength`].
+    pub fn mask_into<T: MaskElement>(&self, spec: &MaskSpec<'_>, mask: &mut [T]) -> Result<(), Error> {
+        self.0.0.mask_into(spec, mask)
     }
 
     /// Ends the step: its rows are stored.
