@@ -1,7 +1,7 @@
 //! Rotating the keys of a cache's rows, by the fastest kernel that this machine has.
 
 use crate::cache_rows::{CacheRows, RowsError};
-use crate::reference::Reference;
+use crate::cpu::Cpu;
 use crate::rotary::{Rope, Rotation};
 use crate::workers::Workers;
 
@@ -22,8 +22,8 @@ impl CacheRows {
         scale: &mut [u8],
         rotations: &[Rotation],
         rope: &Rope,
-        _workers: &dyn Workers,
+        workers: &dyn Workers,
     ) -> Result<(), RowsError> {
-        Reference.rotate_keys(self, cache, scale, rotations, rope)
+        Cpu::default().rotate_keys(self, cache, scale, rotations, rope, workers)
     }
 }

@@ -1,7 +1,9 @@
 //! What the row functions are given: rows of keys or of values, between a call's tensors and the cache.
 //!
 //! A [`Block`] is a tile of the cache, tokens by heads. It is moved as [`Rows`], which are converted or quantized, or
-//! as [`Copies`], which keep their bytes. All strides and offsets are in bytes.
+//! as [`Copies`], which keep their bytes. All strides and offsets are in bytes. [`Heads`] are rotated where they are.
+
+use crate::rotary::RopeStyle;
 
 /// The elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +111,25 @@ pub(crate) struct Rows {
     pub(crate) scale_step: usize,
     /// What is prefetched while a row is read.
     pub(crate) prefetch: Option<Prefetch>,
+}
+
+/// Heads of float32 that are rotated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    /// The first head.
+    pub(crate) values: *mut f32,
+    /// From one head to the next, in elements.
+    pub(crate) step: usize,
+    /// The number of heads.
+    pub(crate) count: usize,
+    /// Which elements are a pair.
+    pub(crate) style: RopeStyle,
+    /// The pairs of a head.
+    pub(crate) pairs: usize,
+    /// The cosine of each pair's angle.
+    pub(crate) cos: *const f32,
+    /// The sine of each pair's angle.
+    pub(crate) sin: *const f32,
 }
 
 /// Rows of bytes that are copied.

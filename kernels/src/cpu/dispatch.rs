@@ -7,7 +7,7 @@ use half::f16;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
 
 use super::elements::{Int4, Int8};
-use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
+use super::functions::{Conversion, CopyFunction, RotateFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::convert::{LoadConverted, StoreConverted};
 use super::generic::copy::{CopyRows, StreamRows};
 use super::generic::dequantize::LoadQuantized;
@@ -15,6 +15,7 @@ use super::generic::group::{GroupCodes, GroupFloats, LONG, ODD};
 use super::generic::lanes::FloatLanes;
 use super::generic::outline::Outline;
 use super::generic::quantize::StoreQuantized;
+use super::generic::rotate::RotateHeads;
 use super::portable;
 use super::tiling::Tuning;
 #[cfg(target_arch = "x86_64")]
@@ -85,6 +86,19 @@ impl InstructionSet {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Fp16 => for_types::<Vector<Avx512<true>>>(types, group),
             _ => for_types::<Portable>(types, group),
+        }
+    }
+
+    /// Its function that rotates heads; it may be called if [`is_supported`](Self::is_supported).
+    pub(crate) fn rotate_function(self) -> RotateFunction {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Avx2::outlined::<RotateHeads>(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Avx512::<false>::outlined::<RotateHeads>(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Fp16 => Avx512::<true>::outlined::<RotateHeads>(),
+            _ => portable::rotate,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The row functions of one call: those of an instruction set for the call's types and groups.
 
-use super::block::{Copies, Rows};
+use super::block::{Copies, Heads, Rows};
 
 /// Copies rows of bytes.
 ///
@@ -15,6 +15,13 @@ pub(crate) type CopyFunction = unsafe fn(&Copies);
 /// The instruction set is supported. The rows are valid for the types that the function was chosen for, and aligned for
 /// them; what is written overlaps nothing else. A streaming function writes rows of whole registers to whole lines.
 pub(crate) type RowsFunction = unsafe fn(&Rows);
+
+/// Rotates heads of float32.
+///
+/// # Safety
+/// The instruction set is supported. The first `2 * pairs` elements of every head are valid for reads and writes, and
+/// aligned; they are no part of another head, nor of `pairs` cosines and sines, which are valid for reads.
+pub(crate) type RotateFunction = unsafe fn(&Heads);
 
 /// A row function by plain stores, and the same by non-temporal stores.
 #[derive(Clone, Copy)]

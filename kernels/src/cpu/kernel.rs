@@ -9,13 +9,13 @@ use crate::workers::{PARALLEL_BYTES, Workers};
 /// The fast CPU kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cpu {
-    instructions: InstructionSet,
+    pub(super) instructions: InstructionSet,
     stream_bytes: usize,
-    parallel_bytes: usize,
+    pub(super) parallel_bytes: usize,
 }
 
 /// How much longer quantizing takes than moving as many bytes.
-const QUANTIZE_FACTOR: usize = 2;
+pub(super) const QUANTIZE_FACTOR: usize = 2;
 
 impl Cpu {
     /// Bytes from which on what a phase writes is written by non-temporal stores, unless a caller says otherwise: bytes

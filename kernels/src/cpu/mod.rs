@@ -1,6 +1,6 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `kernel` (phases); `partition` (tokens to threads) and `walk`
+//! Each file imports only from those below it. From the top: `rotate_keys`; `kernel` (phases); `partition` (tokens to threads) and `walk`
 //! (a thread's tokens to blocks); `movers` (a block by row functions) and `dispatch` (which row functions); `tiling` and
 //! `x86_64`; `generic` (row functions over any vector registers); `portable` (the same in plain Rust); `elements`,
 //! `functions` and `block` (types).
@@ -16,6 +16,7 @@ mod kernel;
 mod movers;
 mod partition;
 mod portable;
+mod rotate_keys;
 mod tiling;
 mod walk;
 #[cfg(target_arch = "x86_64")]

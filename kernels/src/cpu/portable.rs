@@ -5,9 +5,10 @@
 
 use std::slice;
 
-use super::block::{Copies, Row, Rows};
+use super::block::{Copies, Heads, Row, Rows};
 use super::elements::{BUFFER, Codes, Float};
 use crate::quantize;
+use crate::rotary::RopeStyle;
 
 /// Copies rows.
 ///
@@ -154,6 +155,33 @@ pub(crate) unsafe fn load_quantized<Q: Codes, V: Float, T: Float>(rows: &Rows) {
             let (values, cache) = (rows.values.add(r * rows.values_step), rows.cache.add(r * rows.cache_step));
             let scale = rows.scale.add(r * rows.scale_step);
             dequantize_row::<Q, V, T>(cache, scale.cast(), values.cast(), rows.row);
+        }
+    }
+}
+
+/// Rotates heads, each product and each sum rounded by itself.
+///
+/// # Safety
+/// As for [`RotateFunction`](super::functions::RotateFunction).
+#[inline(always)]
+pub(crate) unsafe fn rotate(&Heads { values, step, count, style, pairs, cos, sin }: &Heads) {
+    // SAFETY: `pairs` cosines and sines are valid for reads.
+    let (cos, sin) = unsafe { (slice::from_raw_parts(cos, pairs), slice::from_raw_parts(sin, pairs)) };
+    for i in 0..count {
+        // SAFETY: i < count, so this head has so many elements, which are no part of anything else.
+        let head = unsafe { slice::from_raw_parts_mut(values.add(i * step), 2 * pairs) };
+        match style {
+            RopeStyle::Neox => {
+                let (first, second) = head.split_at_mut(pairs);
+                for (((a, b), &c), &s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                    (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+                }
+            }
+            RopeStyle::Gptj => {
+                for (([a, b], &c), &s) in head.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
+                    (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+                }
+            }
         }
     }
 }

@@ -9,5 +9,6 @@ pub(super) mod lanes;
 pub(super) mod outline;
 pub(super) mod prefetch;
 pub(super) mod quantize;
+pub(super) mod rotate;
 pub(super) mod simd;
 pub(super) mod stage;
