@@ -73,7 +73,7 @@ impl Cache {
             let mut number = || {
                 let bits = next();
                 let plain = ((bits >> 32) as u32 as f32 / u32::MAX as f32 - 0.5) * 8.0;
-                if bits % 101 == 0 { f32::from_bits((bits >> 32) as u32) } else { plain }
+                if bits.is_multiple_of(101) { f32::from_bits((bits >> 32) as u32) } else { plain }
             };
             match element {
                 Some(Float32) => {
