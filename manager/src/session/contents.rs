@@ -1,0 +1,375 @@
+//! What a session has: the description of its cache, sequences, and the places of both in the file.
+
+use std::collections::{BTreeMap, HashMap};
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::{Deserialize, Serialize};
+
+use super::error::SessionError;
+use super::header::{DIGEST, FORMAT, Header, VERSION, clip};
+
+/// The tensor of rows, the last one of the data.
+const ROWS: &str = "rows";
+
+/// What the caches of a session and of a manager have in common. Slots, layout and mode may differ.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SessionSpec {
+    pub(crate) num_layer: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) cache_type: String,
+    pub(crate) scale_type: Option<String>,
+    /// 0 without quantization, and so is `quant_group`.
+    pub(crate) quant_bit: usize,
+    pub(crate) quant_group: usize,
+    /// `roped` or `raw`.
+    pub(crate) key_form: String,
+    pub(crate) rope: Option<SavedRope>,
+    pub(crate) fingerprint: String,
+    /// The bytes of a canonical row.
+    pub(crate) row_len: usize,
+}
+
+/// A rotary embedding.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SavedRope {
+    pub(crate) style: String,
+    pub(crate) n_rot: usize,
+    pub(crate) frequencies: Vec<f64>,
+}
+
+/// One sequence.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SavedSequence {
+    pub(crate) salt: Vec<u8>,
+    /// Updates that turned its rows.
+    pub(crate) shifts: u32,
+    /// By row: its index in the rows of the file.
+    pub(crate) rows: Vec<u64>,
+    /// By row: its position.
+    pub(crate) positions: Vec<i32>,
+    /// The tokens of the first rows.
+    pub(crate) tokens: Vec<u32>,
+}
+
+/// What the header says of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Outline {
+    pub(crate) salt: Vec<u8>,
+    pub(crate) shifts: u32,
+    /// The number of rows.
+    pub(crate) len: usize,
+    /// The number of known tokens.
+    pub(crate) known: usize,
+}
+
+/// A tensor of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Rows,
+    Tokens,
+    Positions,
+}
+
+/// What the header of a session says.
+#[derive(Debug, PartialEq)]
+pub(super) struct Contents {
+    pub(super) spec: SessionSpec,
+    pub(super) sequences: Vec<Outline>,
+    /// The tensors of sequences, in the order of the data.
+    pub(super) parts: Vec<(Part, usize)>,
+    pub(super) num_rows: usize,
+}
+
+/// The metadata's entry of a sequence.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    salt: String,
+    shifts: u32,
+}
+
+impl Part {
+    const ALL: [Self; 3] = [Self::Rows, Self::Tokens, Self::Positions];
+
+    const fn dtype(self) -> Dtype {
+        match self {
+            Self::Rows => Dtype::U64,
+            Self::Tokens => Dtype::U32,
+            Self::Positions => Dtype::I32,
+        }
+    }
+
+    /// The name of this tensor of a sequence.
+    pub(super) fn name(self, sequence: usize) -> String {
+        let part = match self {
+            Self::Rows => "rows",
+            Self::Tokens => "tokens",
+            Self::Positions => "positions",
+        };
+        format!("sequence.{sequence}.{part}")
+    }
+}
+
+impl SessionSpec {
+    /// Checks that a session's rows are such as the cache of this specification has.
+    pub(crate) fn check(&self, session: &Self) -> Result<(), SessionError> {
+        let dimensions = [
+            ("num_layer", self.num_layer, session.num_layer),
+            ("num_heads", self.num_heads, session.num_heads),
+            ("head_dim", self.head_dim, session.head_dim),
+        ];
+        for (name, expected, got) in dimensions {
+            if got != expected {
+                return Err(SessionError::Dimensions { name, expected, got });
+            }
+        }
+        check_type("cache", Some(&self.cache_type), Some(&session.cache_type))?;
+        let attributes =
+            [("quant_bit", self.quant_bit, session.quant_bit), ("quant_group", self.quant_group, session.quant_group)];
+        for (attribute, expected, got) in attributes {
+            if got != expected {
+                return Err(SessionError::Quantization { attribute, expected, got });
+            }
+        }
+        check_type("scale", self.scale_type.as_deref(), session.scale_type.as_deref())?;
+        if session.key_form != self.key_form {
+            let (expected, got) = (self.key_form.clone(), clip(&session.key_form));
+            return Err(SessionError::KeyForm { expected, got });
+        }
+        check_rope(self.rope.as_ref(), session.rope.as_ref())?;
+        if session.fingerprint != self.fingerprint {
+            let (expected, got) = (clip(&self.fingerprint), clip(&session.fingerprint));
+            return Err(SessionError::Fingerprint { expected, got });
+        }
+        if session.row_len != self.row_len {
+            let (expected, got) = (bytes_a_row(self.row_len), bytes_a_row(session.row_len));
+            return Err(SessionError::Tensor { name: ROWS.to_owned(), expected, got });
+        }
+        Ok(())
+    }
+}
+
+fn bytes_a_row(row_len: usize) -> String {
+    format!("of {row_len} bytes a row")
+}
+
+fn check_type(tensor: &'static str, expected: Option<&str>, got: Option<&str>) -> Result<(), SessionError> {
+    let name = |element: Option<&str>| clip(element.unwrap_or("none"));
+    if got == expected { Ok(()) } else { Err(SessionError::Types { tensor, expected: name(expected), got: name(got) }) }
+}
+
+/// Frequencies are equal in every bit: keys are rotated by exactly these.
+fn check_rope(expected: Option<&SavedRope>, got: Option<&SavedRope>) -> Result<(), SessionError> {
+    let differ = |name: String, expected: String, got: String| SessionError::Rope { name, expected, got: clip(&got) };
+    let (expected, got) = match (expected, got) {
+        (None, None) => return Ok(()),
+        (Some(expected), Some(got)) => (expected, got),
+        (expected, got) => {
+            let style = |rope: Option<&SavedRope>| rope.map_or_else(|| "none".to_owned(), |rope| rope.style.clone());
+            return Err(differ("the style".to_owned(), style(expected), style(got)));
+        }
+    };
+    if got.style != expected.style {
+        return Err(differ("the style".to_owned(), expected.style.clone(), got.style.clone()));
+    }
+    if got.n_rot != expected.n_rot || got.frequencies.len() != expected.frequencies.len() {
+        let lengths = |rope: &SavedRope| format!("{} with {} frequencies", rope.n_rot, rope.frequencies.len());
+        return Err(differ("n_rot".to_owned(), lengths(expected), lengths(got)));
+    }
+    let mut pairs = expected.frequencies.iter().zip(&got.frequencies).enumerate();
+    match pairs.find(|(_, (expected, got))| expected.to_bits() != got.to_bits()) {
+        Some((i, (expected, got))) => {
+            Err(differ(format!("frequency {i}"), format!("{expected:?}"), format!("{got:?}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The header of a session, with a digest of zeros.
+pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: usize) -> Result<Header, SessionError> {
+    let entries: Vec<_> =
+        sequences.iter().map(|sequence| Entry { salt: to_hex(&sequence.salt), shifts: sequence.shifts }).collect();
+    let entries =
+        serde_json::to_string(&entries).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+    let mut metadata = BTreeMap::new();
+    let mut put = |key: &str, value: String| metadata.insert(key.to_owned(), value);
+    put("format", FORMAT.to_owned());
+    put("version", VERSION.to_owned());
+    put("digest", "0".repeat(DIGEST));
+    put("num_layer", spec.num_layer.to_string());
+    put("num_heads", spec.num_heads.to_string());
+    put("head_dim", spec.head_dim.to_string());
+    put("cache_type", spec.cache_type.clone());
+    put("quant_bit", spec.quant_bit.to_string());
+    put("quant_group", spec.quant_group.to_string());
+    if let Some(scale_type) = &spec.scale_type {
+        put("scale_type", scale_type.clone());
+    }
+    put("key_form", spec.key_form.clone());
+    if let Some(SavedRope { style, n_rot, frequencies }) = &spec.rope {
+        // Decimal numbers as short as they can be to be read back exactly.
+        let frequencies: Vec<_> = frequencies.iter().map(|frequency| format!("{frequency:?}")).collect();
+        put("rope_style", style.clone());
+        put("rope_n_rot", n_rot.to_string());
+        put("rope_frequencies", frequencies.join(","));
+    }
+    put("fingerprint", spec.fingerprint.clone());
+    put("sequences", entries);
+
+    let mut tensors = Vec::with_capacity(sequences.len() * Part::ALL.len() + 1);
+    let mut end = 0;
+    // In the order of their alignment, as in any file of this format.
+    for part in Part::ALL {
+        for (i, sequence) in sequences.iter().enumerate() {
+            let len = match part {
+                Part::Rows | Part::Positions => sequence.rows.len(),
+                Part::Tokens => sequence.tokens.len(),
+            };
+            let start = end;
+            end += len * part.dtype().bitsize() / 8;
+            let tensor = TensorInfo { dtype: part.dtype(), shape: vec![len], data_offsets: (start, end) };
+            tensors.push((part.name(i), tensor));
+        }
+    }
+    let (start, shape) = (end, vec![num_rows, spec.row_len]);
+    end += num_rows * spec.row_len;
+    tensors.push((ROWS.to_owned(), TensorInfo { dtype: Dtype::U8, shape, data_offsets: (start, end) }));
+    Ok(Header { metadata, tensors })
+}
+
+impl Contents {
+    /// What a header says, once everything in it was checked but the cache that it is of.
+    pub(super) fn new(header: &Header) -> Result<Self, SessionError> {
+        let metadata = Metadata(&header.metadata);
+        let mut tensors: HashMap<_, _> = header.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let mut take = |name: &str, dtype, dims| take_tensor(&mut tensors, name, dtype, dims);
+
+        let rows = take(ROWS, Dtype::U8, 2)?;
+        let data_len = header.data_len();
+        if rows.data_offsets.1 != data_len {
+            let (expected, got) = (format!("up to byte {data_len}, the last"), place(rows));
+            return Err(SessionError::Tensor { name: ROWS.to_owned(), expected, got });
+        }
+        let spec = metadata.spec(rows.shape[1])?;
+        let entries = metadata.sequences()?;
+        let mut sequences = Vec::with_capacity(entries.len());
+        let mut parts = Vec::with_capacity(entries.len() * Part::ALL.len());
+        for (i, Entry { salt, shifts }) in entries.into_iter().enumerate() {
+            let mut len = |part: Part| {
+                let tensor = take(&part.name(i), part.dtype(), 1)?;
+                parts.push((tensor.data_offsets, part, i));
+                Ok(tensor.shape[0])
+            };
+            let (rows, known, positions) = (len(Part::Rows)?, len(Part::Tokens)?, len(Part::Positions)?);
+            if positions != rows {
+                let (name, expected, got) = (Part::Positions.name(i), format!("{rows} long"), format!("{positions}"));
+                return Err(SessionError::Tensor { name, expected, got });
+            }
+            if known > rows {
+                return Err(SessionError::KnownTokens { sequence: i, tokens: known as u64, rows: rows as u64 });
+            }
+            let salt = from_hex(&salt).ok_or_else(|| {
+                let expected = "a list of salts in hexadecimal digits and shift counts";
+                SessionError::Metadata { key: "sequences", expected, got: Some(clip(&salt)) }
+            })?;
+            sequences.push(Outline { salt, shifts, len: rows, known });
+        }
+        if let Some(name) = tensors.into_keys().min() {
+            return Err(SessionError::UnknownTensor { name: clip(name) });
+        }
+        parts.sort_unstable_by_key(|&(offsets, _, i)| (offsets, i));
+        let parts = parts.into_iter().map(|(_, part, i)| (part, i)).collect();
+        Ok(Self { spec, sequences, parts, num_rows: rows.shape[0] })
+    }
+}
+
+/// Takes the tensor of this name out of the map, which has to be of this type and of so many dimensions.
+fn take_tensor<'a>(
+    tensors: &mut HashMap<&str, &'a TensorInfo>,
+    name: &str,
+    dtype: Dtype,
+    dims: usize,
+) -> Result<&'a TensorInfo, SessionError> {
+    let tensor = tensors.remove(name).ok_or_else(|| SessionError::MissingTensor { name: name.to_owned() })?;
+    if (tensor.dtype, tensor.shape.len()) != (dtype, dims) {
+        let describe = |dtype, dims| format!("{dtype} of {dims} dimensions");
+        let (expected, got) = (describe(dtype, dims), describe(tensor.dtype, tensor.shape.len()));
+        return Err(SessionError::Tensor { name: name.to_owned(), expected, got });
+    }
+    Ok(tensor)
+}
+
+fn place(tensor: &TensorInfo) -> String {
+    format!("up to byte {}", tensor.data_offsets.1)
+}
+
+/// The metadata of a file.
+struct Metadata<'a>(&'a BTreeMap<String, String>);
+
+impl Metadata<'_> {
+    fn get(&self, key: &'static str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    fn error(&self, key: &'static str, expected: &'static str) -> SessionError {
+        SessionError::Metadata { key, expected, got: self.get(key).map(clip) }
+    }
+
+    fn text(&self, key: &'static str) -> Result<String, SessionError> {
+        self.get(key).map(str::to_owned).ok_or_else(|| self.error(key, "a text"))
+    }
+
+    fn number(&self, key: &'static str) -> Result<usize, SessionError> {
+        self.get(key).and_then(|value| value.parse().ok()).ok_or_else(|| self.error(key, "a number"))
+    }
+
+    fn spec(&self, row_len: usize) -> Result<SessionSpec, SessionError> {
+        let rope = match self.get("rope_style") {
+            None => None,
+            Some(style) => {
+                let n_rot = self.number("rope_n_rot")?;
+                Some(SavedRope { style: style.to_owned(), n_rot, frequencies: self.frequencies()? })
+            }
+        };
+        Ok(SessionSpec {
+            num_layer: self.number("num_layer")?,
+            num_heads: self.number("num_heads")?,
+            head_dim: self.number("head_dim")?,
+            cache_type: self.text("cache_type")?,
+            scale_type: self.get("scale_type").map(str::to_owned),
+            quant_bit: self.number("quant_bit")?,
+            quant_group: self.number("quant_group")?,
+            key_form: self.text("key_form")?,
+            rope,
+            fingerprint: self.text("fingerprint")?,
+            row_len,
+        })
+    }
+
+    fn frequencies(&self) -> Result<Vec<f64>, SessionError> {
+        const KEY: &str = "rope_frequencies";
+        let error = || self.error(KEY, "numbers");
+        let text = self.get(KEY).ok_or_else(error)?;
+        let texts = if text.is_empty() { None } else { Some(text.split(',')) };
+        texts.into_iter().flatten().map(|text| text.parse().map_err(|_| error())).collect()
+    }
+
+    fn sequences(&self) -> Result<Vec<Entry>, SessionError> {
+        const KEY: &str = "sequences";
+        let text = self.get(KEY).unwrap_or_default();
+        serde_json::from_str(text).map_err(|_| self.error(KEY, "a list of salts and shift counts"))
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |&byte: &u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect::<Option<Vec<_>>>();
+    bytes.filter(|_| rest.is_empty())
+}

@@ -1,0 +1,120 @@
+//! Writing a session.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::contents::{SavedSequence, SessionSpec, header};
+use super::error::SessionError;
+use super::header::{Header, PREFIX};
+use super::read::{BLOCK, io};
+
+/// What is written, but for the rows.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Session {
+    pub(crate) spec: SessionSpec,
+    pub(crate) sequences: Vec<SavedSequence>,
+    /// The rows that sequences have, each of them once.
+    pub(crate) num_rows: usize,
+}
+
+/// Writes a session to a file, which then has this session whole or is as it was before. `read_rows` gives the rows of
+/// a range.
+pub(crate) fn write<E: From<SessionError>>(
+    path: &Path,
+    session: &Session,
+    read_rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    // The directory, without which a file name is in the current one.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(io("create a file"))?;
+    write_to(file.as_file_mut(), session, read_rows)?;
+    file.as_file().sync_all().map_err(io("write the file to disk"))?;
+    file.persist(path).map_err(|error| io("rename the file")(error.error))?;
+    sync_directory(directory)?;
+    Ok(())
+}
+
+/// Writes the entry of a renamed file to disk.
+#[cfg(unix)]
+fn sync_directory(directory: &Path) -> Result<(), SessionError> {
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io("write the directory to disk"))
+}
+
+/// Other systems have no such call.
+#[cfg(not(unix))]
+fn sync_directory(_: &Path) -> Result<(), SessionError> {
+    Ok(())
+}
+
+/// Writes all bytes of a session, the digest last.
+pub(super) fn write_to<E: From<SessionError>>(
+    file: &mut (impl Write + Seek),
+    session: &Session,
+    mut read_rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let Session { spec, sequences, num_rows } = session;
+    let header = header(spec, sequences, *num_rows)?.to_bytes()?;
+    let digest = Header::parse(&header[PREFIX..])?.digest;
+    let mut writer = Writer { file, hash: Xxh3::new(), block: Vec::new() };
+    writer.write(&header)?;
+    for sequence in sequences {
+        writer.write_all(&sequence.rows, |row| row.to_le_bytes())?;
+    }
+    for sequence in sequences {
+        writer.write_all(&sequence.tokens, |token| token.to_le_bytes())?;
+    }
+    for sequence in sequences {
+        writer.write_all(&sequence.positions, |position| position.to_le_bytes())?;
+    }
+    let step = (BLOCK / spec.row_len.max(1)).max(1);
+    let mut rows = vec![0; step.min(*num_rows) * spec.row_len];
+    for start in (0..*num_rows).step_by(step) {
+        let end = (start + step).min(*num_rows);
+        let rows = &mut rows[..(end - start) * spec.row_len];
+        read_rows(start..end, rows)?;
+        writer.write(rows)?;
+    }
+    writer.finish((PREFIX + digest.start) as u64)?;
+    Ok(())
+}
+
+/// Writes bytes and hashes them.
+struct Writer<'a, W> {
+    file: &'a mut W,
+    hash: Xxh3,
+    block: Vec<u8>,
+}
+
+impl<W: Write + Seek> Writer<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+        self.hash.update(bytes);
+        self.file.write_all(bytes).map_err(io("write the file"))
+    }
+
+    /// Writes numbers, their lowest byte first.
+    fn write_all<T: Copy, const N: usize>(
+        &mut self,
+        values: &[T],
+        bytes: impl Fn(T) -> [u8; N],
+    ) -> Result<(), SessionError> {
+        let mut block = std::mem::take(&mut self.block);
+        for values in values.chunks(BLOCK / N) {
+            block.clear();
+            block.extend(values.iter().flat_map(|&value| bytes(value)));
+            self.write(&block)?;
+        }
+        self.block = block;
+        Ok(())
+    }
+
+    /// Puts the digest into its place.
+    fn finish(self, place: u64) -> Result<(), SessionError> {
+        let digest = format!("{:032x}", self.hash.digest128());
+        self.file.seek(SeekFrom::Start(place)).map_err(io("write the file"))?;
+        self.file.write_all(digest.as_bytes()).map_err(io("write the file"))
+    }
+}
