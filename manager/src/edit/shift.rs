@@ -84,16 +84,15 @@ impl Editor<'_> {
         if n_past.saturating_add(n_new) < n_ctx {
             return Ok(0);
         }
-        let most = (n_past - n_keep).max(0);
-        let n_discard = n_discard.unwrap_or(most / 2);
-        if n_discard == 0 || most == 0 {
+        let n_discard = n_discard.unwrap_or(n_past.saturating_sub(n_keep) / 2);
+        if n_discard < 0 {
+            return Err(Error::Range { name: "n_discard", got: n_discard, min: 0, max: i64::MAX });
+        }
+        let behind = n_keep.saturating_add(n_discard);
+        if self.remove_positions(seq, n_keep..behind)? == 0 {
             return Err(Error::NoProgress { n_past, n_keep });
         }
-        if !(1..=most).contains(&n_discard) {
-            return Err(Error::Range { name: "n_discard", got: n_discard, min: 1, max: most });
-        }
-        self.remove_positions(seq, n_keep..n_keep + n_discard)?;
-        self.add(seq, n_keep + n_discard..i64::MAX, -n_discard)?;
+        self.add(seq, behind..i64::MAX, -n_discard)?;
         Ok(n_discard)
     }
 
