@@ -67,6 +67,12 @@ class MovedBytes(ctypes.Structure):
     _fields_ = [("read", ctypes.c_uint64), ("written", ctypes.c_uint64), ("sum", ctypes.c_uint64)]
 
 
+class Meter(ctypes.Structure):
+    """`Meter` of the library."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("wall_ns", "cpu_ns", "allocations", "operations")]
+
+
 @dataclass(frozen=True)
 class Moved:
     """Bytes that one iteration of a phase has read and written, and the sum modulo 65536 of what it has read."""
@@ -116,11 +122,15 @@ def load() -> ctypes.CDLL:
         "bench_answer_written": (pointer, to_pointer),
         "bench_scramble": (pointer, ctypes.c_uint8),
         "bench_compare": (pointer, pointer),
+        "bench_case_new": (ctypes.c_char_p, pointer, size, to_pointer),
+        "bench_case_check": (pointer,),
+        "bench_case_measure": (pointer, ctypes.c_char_p, ctypes.POINTER(Meter)),
+        "bench_case_tensors": (pointer, pointer, size, ctypes.POINTER(size)),
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = number, (*arguments, ctypes.POINTER(ErrorText))
-    for name in ("kvcache_call_free", "bench_team_free", "bench_answer_free"):
+    for name in ("kvcache_call_free", "bench_team_free", "bench_answer_free", "bench_case_free"):
         function = getattr(library, name)
         function.restype, function.argtypes = None, (pointer,)
     return library

@@ -78,7 +78,7 @@ def provenance(seconds: float) -> dict[str, str]:
     """Where the numbers come from."""
     versions = {"Python": platform.python_version(), "numpy": np.__version__, "onnxruntime": onnxruntime.__version__}
     return {
-        "command": " ".join(["bench.py", *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": f"{seconds:.0f} s",

@@ -4,7 +4,10 @@
 //! memory, and knows nothing of measuring. [`bench_abi`] measures such a call phase by phase, beside the loops that it
 //! is held against, on a [`Team`] of threads whose share of the processors is watched, and compares any contender's
 //! answer with the reference kernel's. All memory is the driver's, so that every contender works on the same pages.
+//!
+//! A third, [`manager`], measures the cache manager: its cases have their own memory and check their own answers.
 
+mod allocations;
 mod answer;
 pub mod bench_abi;
 mod call;
@@ -12,6 +15,7 @@ mod empty;
 mod error_text;
 mod limit;
 mod line;
+pub mod manager;
 mod moved;
 pub mod operator_abi;
 mod roofline;

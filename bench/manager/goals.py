@@ -1,0 +1,160 @@
+"""What is measured of the manager, and what each figure should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from case import Case
+from decode_peers import SchedulerPeer, check_same_step
+from measure import Contender, Spread, times
+from native import Native
+
+BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768
+PAGE_SIZE, ROOM = 16, 96  # rows behind the prompt of each sequence
+NS_PER_SEQUENCE = 60
+LAYOUTS = range(4)
+WIDTHS = {16: "float16", 8: "int8", 4: "int4"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of some contenders' times: `figure` makes it of one round's, in their order."""
+
+    name: str
+    contenders: list[Contender]
+    figure: Callable[..., float]
+    at_most: float | None = None
+    at_least: float | None = None
+    unit: str = ""
+
+    @property
+    def spread(self) -> Spread:
+        """The figure's spread over the rounds that all contenders took part in."""
+        rounds = times(*self.contenders)
+        return Spread.of([self.figure(*(each[i] for each in rounds)) for i in rounds[0]])
+
+    @property
+    def goal(self) -> str:
+        """The goal in words."""
+        if self.at_most is not None:
+            return f"<= {self.at_most:g}"
+        return f">= {self.at_least:g}" if self.at_least is not None else ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the median is as it should be."""
+        median = self.spread.median
+        return (self.at_most is None or median <= self.at_most) and (self.at_least is None or median >= self.at_least)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that are measured in the same rounds."""
+
+    name: str
+    rows: list[Row]
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """All that take part, each once."""
+        return list({id(contender): contender for row in self.rows for contender in row.contenders}.values())
+
+
+def pages_of(kvlen: int) -> int:
+    """The pages of a sequence that decodes from `kvlen` on."""
+    return (kvlen + ROOM) // PAGE_SIZE + 1
+
+
+def decode_case(native: Native, batch: int, kvlen: int, *, fixed: bool = True, max_t: int = 0) -> Case:
+    """Sequences that decode, in a cache with room for as many pages again."""
+    pages = pages_of(kvlen)
+    return Case(native, "decode", batch, kvlen, max_t or 2 * batch * pages * PAGE_SIZE, pages if fixed else 0)
+
+
+def decode(native: Native) -> Group:
+    """Steps of 256 sequences."""
+    short, long = (decode_case(native, BATCH, kvlen) for kvlen in (KVLEN, LONG_KVLEN))
+    growing = decode_case(native, BATCH, KVLEN, fixed=False)
+    same, long_same, growing_same = (case.contender("same batch") for case in (short, long, growing))
+    changed, copy = short.contender("changed batch"), short.contender("memcpy")
+    python = SchedulerPeer(BATCH, KVLEN)
+    check_same_step(python.tensors(0), growing.tensors())
+    scheduler = python.contender()
+
+    def of_budget(step: float, memcpy: float) -> float:
+        return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
+
+    rows = [
+        Row("step, same batch", [same], lambda ns: ns / 1e3, unit="us"),
+        Row("step, same batch, of memcpy of its tensors", [same, copy], lambda step, memcpy: step / memcpy),
+        Row("step, same batch, kvlen 32768 of 2048", [long_same, same], lambda long, short: long / short, at_most=1.2),
+        Row("step, same batch, columns not fixed", [growing_same], lambda ns: ns / 1e3, unit="us"),
+        Row("step, changed batch", [changed], lambda ns: ns / 1e3, unit="us"),
+        Row("memcpy of its tensors", [copy], lambda ns: ns / 1e3, unit="us"),
+        Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
+        Row("scheduler.py", [scheduler], lambda ns: ns / 1e3, unit="us"),
+        Row("scheduler.py of step, same batch", [scheduler, same], lambda peer, ours: peer / ours, at_least=100),
+        Row("scheduler.py of step, changed batch", [scheduler, changed], lambda peer, ours: peer / ours),
+    ]
+    return Group("decode", rows, [short, long, growing])
+
+
+def max_t(native: Native) -> Group:
+    """Steps in caches of 10^4 and of 10^7 slots."""
+    small, large = (decode_case(native, 8, 900, max_t=max_t) for max_t in (10**4, 10**7))
+    rows = [
+        Row(f"step, {name}, MaxT 10^7 of 10^4", [large.contender(name), small.contender(name)], quotient, at_most=1.2)
+        for name in ("same batch", "changed batch")
+    ]
+    return Group("max_t", rows, [small, large])
+
+
+def quotient(above: float, below: float) -> float:
+    """How many times as long the first one takes."""
+    return above / below
+
+
+def allocations(native: Native) -> Group:
+    """Heap allocations of steps: counted, not timed."""
+    case = decode_case(native, BATCH, KVLEN)
+    rows = []
+    for name in ("same batch", "changed batch"):
+        case.meter(name)  # what grows once, has grown then
+        meter = case.meter(name)
+        counted = meter.allocations / meter.operations
+        rows.append(Row(f"allocations a step, {name}", [case.contender(name)], lambda _, counted=counted: counted, 0))
+    return Group("allocations", rows, [case])
+
+
+def pages(native: Native) -> Group:
+    """What is done to sequences of 1000 pages and of 10000."""
+    few, many = (Case(native, "pages", pages) for pages in (1000, 10000))
+    # By how many times more one may take where there are ten times as many pages, beside noise.
+    growth = {"fork": 10, "free a fork": 10, "free the last owner": 10}
+    growth |= {"page taken": 1, "page evicted": 1, "copy on write": 1}
+    rows = []
+    for name, factor in growth.items():
+        ours, ten_times = few.contender(name), many.contender(name)
+        rows.append(Row(f"{name}, 1000 pages", [ours], lambda ns: ns, unit="ns"))
+        of = lambda ten, one, factor=factor: ten / one / factor  # noqa: E731
+        what = "ten times the pages, of ten times the time" if factor > 1 else "ten times the pages, of the same time"
+        rows.append(Row(f"{name}, {what}", [ten_times, ours], of, at_most=1.25))
+    return Group("pages", rows, [few, many])
+
+
+def copies(native: Native) -> Iterator[Group]:
+    """`copy_rows` of pages."""
+    for layout in LAYOUTS:
+        for bits, name in WIDTHS.items():
+            case = Case(native, "copies", layout, bits)
+            contenders = [case.contender("bare loop"), case.contender("copy_rows")]
+            row = Row(f"copy_rows, layout {layout}, {name}, of bare loop's speed", contenders, quotient, at_least=0.9)
+            yield Group(f"copies {layout} {name}", [row], [case])
+
+
+def groups(native: Native) -> Iterator[Group]:
+    """All groups, made when they are due."""
+    yield from (make(native) for make in (decode, max_t, allocations, pages))
+    yield from copies(native)

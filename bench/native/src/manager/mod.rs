@@ -1,0 +1,9 @@
+//! The cache manager, measured without Python in the way.
+
+pub mod abi;
+mod case;
+mod copies;
+mod decode;
+mod meter;
+mod pages;
+mod setup;

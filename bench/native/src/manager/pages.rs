@@ -1,0 +1,155 @@
+//! What is done to whole sequences and single pages: all of it takes time in proportion to pages, or none at all.
+
+use kvcache_manager::{Append, CacheMemory, Manager, MemoryError, RowCopy, SeqId};
+
+use crate::manager::case::{self, Case};
+use crate::manager::meter::Meter;
+use crate::manager::setup::{paged, step, text};
+
+/// Rows of a page.
+const PAGE_SIZE: usize = 16;
+/// Rows of the last page of the sequence that is forked.
+const LAST_ROWS: usize = PAGE_SIZE / 2;
+/// Forks that are made, freed or written in one go.
+const FORKS: usize = 64;
+/// Sequences without forks that are freed in one go.
+const OWNERS: usize = 4;
+
+/// A sequence of many pages, its forks, and other sequences of as many.
+pub(crate) struct Pages {
+    pages: usize,
+    manager: Manager,
+    parent: SeqId,
+    /// A cache of as many pages, all of them cached: whoever takes one evicts another.
+    full: Manager,
+    token: u32,
+}
+
+/// A memory that moves nothing, and counts.
+#[derive(Default)]
+struct Counted(Vec<RowCopy>);
+
+impl CacheMemory for Counted {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.0.extend_from_slice(copies);
+        Ok(())
+    }
+}
+
+impl Pages {
+    /// A sequence of `pages` pages, with room for what is done to it.
+    ///
+    /// # Errors
+    /// If it is too large.
+    pub(crate) fn new(pages: usize) -> Result<Self, String> {
+        let rows = pages * PAGE_SIZE;
+        let spec = paged((OWNERS + 2) * rows + FORKS * PAGE_SIZE, PAGE_SIZE).build().map_err(text)?;
+        let mut manager = Manager::new(spec).map_err(text)?;
+        let parent = manager.create().map_err(text)?;
+        step(&mut manager, &[Append::count(parent, rows - PAGE_SIZE + LAST_ROWS)])?;
+        let full = Manager::new(paged(rows, PAGE_SIZE).build().map_err(text)?).map_err(text)?;
+        let mut pages = Self { pages, manager, parent, full, token: 0 };
+        pages.evict()?;
+        Ok(pages)
+    }
+
+    fn forks(&mut self) -> Result<Vec<SeqId>, String> {
+        (0..FORKS).map(|_| self.manager.fork(self.parent).map_err(text)).collect()
+    }
+
+    fn free(&mut self, seqs: &[SeqId]) -> Result<(), String> {
+        seqs.iter().try_for_each(|&seq| self.manager.free(seq).map_err(text))
+    }
+
+    /// A sequence of new pages.
+    fn take(&mut self, meter: &mut Meter) -> Result<SeqId, String> {
+        let seq = self.manager.create().map_err(text)?;
+        let append = [Append::count(seq, self.pages * PAGE_SIZE)];
+        meter.run(self.pages, || step(&mut self.manager, &append))?;
+        Ok(seq)
+    }
+
+    /// A prompt that nobody has had before takes all pages of the full cache, and leaves them cached.
+    fn evict(&mut self) -> Result<Meter, String> {
+        self.token += 1;
+        let seq = self.full.create().map_err(text)?;
+        let tokens = vec![self.token; self.pages * PAGE_SIZE];
+        let mut meter = Meter::default();
+        meter.run(self.pages, || step(&mut self.full, &[Append::tokens(seq, &tokens)]))?;
+        self.full.free(seq).map_err(text)?;
+        Ok(meter)
+    }
+
+    /// Forks that each append a row, into a copy of the last page.
+    fn write_forks(&mut self) -> Result<(Meter, Vec<RowCopy>), String> {
+        let forks = self.forks()?;
+        let appends: Vec<_> = forks.iter().map(|&fork| Append::count(fork, 1)).collect();
+        let (mut meter, mut memory) = (Meter::default(), Counted(Vec::with_capacity(FORKS)));
+        meter.run(FORKS, || {
+            let planned = self.manager.begin_step(&appends)?;
+            planned.apply(&mut memory)?.commit();
+            Ok::<_, kvcache_manager::Error>(())
+        }).map_err(text)?;
+        self.free(&forks)?;
+        Ok((meter, memory.0))
+    }
+}
+
+impl Case for Pages {
+    fn check(&mut self) -> Result<(), String> {
+        let free = self.manager.stats().free;
+        let forks = self.forks()?;
+        let slots = |seq| Ok::<_, String>(self.manager.slots(seq).map_err(text)?.collect::<Vec<_>>());
+        let parents = slots(self.parent)?;
+        for &fork in &forks {
+            if slots(fork)? != parents {
+                return Err("a fork has other slots than its parent".into());
+            }
+        }
+        self.free(&forks)?;
+        let (_, copies) = self.write_forks()?;
+        let src = parents[parents.len() - LAST_ROWS];
+        if copies.len() != FORKS || copies.iter().any(|copy| (copy.src, copy.len) != (src, LAST_ROWS)) {
+            return Err(format!("forks that write have made the copies {copies:?}"));
+        }
+        for _ in 0..2 {
+            let taken = self.take(&mut Meter::default())?;
+            self.free(&[taken])?;
+            self.evict()?;
+            let stats = self.full.stats();
+            if stats.cached != stats.slots {
+                return Err(format!("{} of {} slots are cached", stats.cached, stats.slots));
+            }
+        }
+        if self.manager.stats().free != free {
+            return Err(format!("{} slots are free, {free} were", self.manager.stats().free));
+        }
+        self.manager.check().and_then(|()| self.full.check()).map_err(text)
+    }
+
+    fn measure(&mut self, contender: &str) -> Result<Meter, String> {
+        let mut meter = Meter::default();
+        match contender {
+            "fork" => {
+                let forks = meter.run(FORKS, || self.forks())?;
+                self.free(&forks)?;
+            }
+            "free a fork" => {
+                let forks = self.forks()?;
+                meter.run(FORKS, || self.free(&forks))?;
+            }
+            "free the last owner" => {
+                let owners = (0..OWNERS).map(|_| self.take(&mut Meter::default())).collect::<Result<Vec<_>, _>>()?;
+                meter.run(OWNERS, || self.free(&owners))?;
+            }
+            "page taken" => {
+                let taken = self.take(&mut meter)?;
+                self.free(&[taken])?;
+            }
+            "page evicted" => meter = self.evict()?,
+            "copy on write" => meter = self.write_forks()?.0,
+            _ => return case::unknown(contender),
+        }
+        Ok(meter)
+    }
+}
