@@ -11,6 +11,7 @@ from measure import Contender, Spread, times
 from native import Native
 
 BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768
+IDLE = 10000  # sequences that are in no step
 PAGE_SIZE, ROOM = 16, 96  # rows behind the prompt of each sequence
 NS_PER_SEQUENCE = 60
 LAYOUTS = range(4)
@@ -67,18 +68,22 @@ def pages_of(kvlen: int) -> int:
     return (kvlen + ROOM) // PAGE_SIZE + 1
 
 
-def decode_case(native: Native, batch: int, kvlen: int, *, fixed: bool = True, max_t: int = 0) -> Case:
+def decode_case(native: Native, batch: int, kvlen: int, *, fixed: bool = True, max_t: int = 0, idle: int = 0) -> Case:
     """Sequences that decode, in a cache with room for as many pages again."""
     pages = pages_of(kvlen)
-    return Case(native, "decode", batch, kvlen, max_t or 2 * batch * pages * PAGE_SIZE, pages if fixed else 0)
+    slots = max_t or (2 * batch * pages + idle) * PAGE_SIZE
+    return Case(native, "decode", batch, kvlen, slots, pages if fixed else 0, idle)
 
 
 def decode(native: Native) -> Group:
     """Steps of 256 sequences."""
     short, long = (decode_case(native, BATCH, kvlen) for kvlen in (KVLEN, LONG_KVLEN))
     growing = decode_case(native, BATCH, KVLEN, fixed=False)
-    same, long_same, growing_same = (case.contender("same batch") for case in (short, long, growing))
-    changed, copy = short.contender("changed batch"), short.contender("memcpy")
+    crowded = decode_case(native, BATCH, KVLEN, idle=IDLE)
+    same, long_same, growing_same, crowded_same = (
+        case.contender("same batch") for case in (short, long, growing, crowded)
+    )
+    unknown, changed, copy = map(short.contender, ("same batch, tokens unknown", "changed batch", "memcpy"))
     python = SchedulerPeer(BATCH, KVLEN)
     check_same_step(python.tensors(0), growing.tensors())
     scheduler = python.contender()
@@ -87,18 +92,25 @@ def decode(native: Native) -> Group:
         return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
 
     rows = [
-        Row("step, same batch", [same], lambda ns: ns / 1e3, unit="us"),
-        Row("step, same batch, of memcpy of its tensors", [same, copy], lambda step, memcpy: step / memcpy),
-        Row("step, same batch, kvlen 32768 of 2048", [long_same, same], lambda long, short: long / short, at_most=1.2),
-        Row("step, same batch, columns not fixed", [growing_same], lambda ns: ns / 1e3, unit="us"),
-        Row("step, changed batch", [changed], lambda ns: ns / 1e3, unit="us"),
-        Row("memcpy of its tensors", [copy], lambda ns: ns / 1e3, unit="us"),
+        microseconds("step, same batch, pages free", unknown),
+        microseconds("step, same batch, pages evicted", same),
+        Row("step, same batch, pages free, of memcpy of its tensors", [unknown, copy], quotient),
+        Row("step, same batch, kvlen 32768 of 2048", [long_same, same], quotient, at_most=1.2),
+        Row("step, same batch, 10000 other sequences of none", [crowded_same, same], quotient, at_most=1.2),
+        Row("step, same batch, columns not fixed of fixed", [growing_same, same], quotient),
+        microseconds("step, changed batch", changed),
+        microseconds("memcpy of its tensors", copy),
         Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
-        Row("scheduler.py", [scheduler], lambda ns: ns / 1e3, unit="us"),
-        Row("scheduler.py of step, same batch", [scheduler, same], lambda peer, ours: peer / ours, at_least=100),
-        Row("scheduler.py of step, changed batch", [scheduler, changed], lambda peer, ours: peer / ours),
+        microseconds("scheduler.py", scheduler),
+        Row("scheduler.py of step, same batch", [scheduler, same], quotient, at_least=100),
+        Row("scheduler.py of step, changed batch", [scheduler, changed], quotient),
     ]
-    return Group("decode", rows, [short, long, growing])
+    return Group("decode", rows, [short, long, growing, crowded])
+
+
+def microseconds(name: str, contender: Contender) -> Row:
+    """The time of a contender."""
+    return Row(name, [contender], lambda ns: ns / 1e3, unit="us")
 
 
 def max_t(native: Native) -> Group:

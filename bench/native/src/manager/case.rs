@@ -34,7 +34,9 @@ pub trait Case {
 /// If there is no such case, or these numbers make none.
 pub(crate) fn new(name: &str, numbers: &[usize]) -> Result<Box<dyn Case>, String> {
     match (name, numbers) {
-        ("decode", &[batch, kvlen, max_t, max_pages]) => Ok(Box::new(Decode::new(batch, kvlen, max_t, max_pages)?)),
+        ("decode", &[batch, kvlen, max_t, max_pages, idle]) => {
+            Ok(Box::new(Decode::new(batch, kvlen, max_t, max_pages, idle)?))
+        }
         ("pages", &[pages]) => Ok(Box::new(Pages::new(pages)?)),
         ("copies", &[layout, bits]) => Ok(Box::new(Copies::new(layout, bits)?)),
         _ => Err(format!("no case is {name} of {} numbers", numbers.len())),

@@ -1,11 +1,13 @@
 //! `copy_rows` of pages, against a loop of `memcpy` over the same bytes.
 
 use kvcache_manager::schema::{CacheDims, CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{CacheMemory, CacheSpec, Geometry, HostMemory, Mode, RowCopy};
+use kvcache_manager::{CacheMemory, CacheSpec, Geometry, Mode, RowCopy};
+use kvcache_op::Serial;
 
 use crate::manager::case::{self, Case};
+use crate::manager::memory::{HostCache, Random};
 use crate::manager::meter::Meter;
-use crate::manager::setup::{Random, text};
+use crate::manager::setup::text;
 
 /// Rows of a page.
 const PAGE_SIZE: usize = 16;
@@ -21,9 +23,7 @@ const CACHE_BYTES: usize = 128 << 20;
 
 /// A cache and its scales, whose pages are copied in random order, other ones each time.
 pub(crate) struct Copies {
-    spec: CacheSpec,
-    cache: Vec<u8>,
-    scale: Vec<u8>,
+    memory: HostCache,
     bare: [BareLoop; 2],
     random: Random,
 }
@@ -72,36 +72,30 @@ impl Copies {
         if let Some(bit) = quant_bit {
             builder = builder.quantized(bit, QUANT_GROUP, ElementType::Float16);
         }
-        let spec = builder.build().map_err(text)?;
         let mut random = Random(1);
-        let mut fill = |len: usize| {
-            let words = std::iter::repeat_with(|| random.next().to_le_bytes());
-            words.flatten().take(len).collect::<Vec<u8>>()
-        };
-        let (cache, scale) = (fill(spec.rows().cache_len()), fill(spec.rows().scale_len()));
+        let memory = HostCache::new(builder.build().map_err(text)?, &mut random);
         let scales = if quant_bit.is_some() { HEAD_DIM / QUANT_GROUP } else { 0 };
         let bare = [BareLoop::new(layout, max_t, HEAD_DIM, bits)?, BareLoop::new(layout, max_t, scales, 16)?];
-        Ok(Self { spec, cache, scale, bare, random })
+        Ok(Self { memory, bare, random })
     }
 
     /// Copies between pages, none of which is read or written by another.
     fn choose(&mut self) -> Vec<RowCopy> {
-        let mut pages: Vec<usize> = (0..self.spec.num_pages()).collect();
+        let mut pages: Vec<usize> = (0..self.memory.spec.num_pages()).collect();
         self.random.shuffle(&mut pages);
         let slots = |pages: &[usize]| [pages[0] * PAGE_SIZE, pages[1] * PAGE_SIZE];
         pages.chunks_exact(2).take(COPIES).map(slots).map(|[src, dst]| RowCopy { src, dst, len: PAGE_SIZE }).collect()
     }
 
     fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), String> {
-        let mut memory = HostMemory::new(&self.spec, &mut self.cache, &mut self.scale).map_err(text)?;
-        memory.copy_rows(copies).map_err(text)
+        self.memory.memory(&Serial)?.copy_rows(copies).map_err(text)
     }
 
     fn bare_loop(&mut self, copies: &[RowCopy]) {
-        let [cache, scale] = &self.bare;
-        cache.run(&mut self.cache, copies);
-        if !self.scale.is_empty() {
-            scale.run(&mut self.scale, copies);
+        let ([cache, scale], memory) = (&self.bare, &mut self.memory);
+        cache.run(&mut memory.cache, copies);
+        if !memory.scale.is_empty() {
+            scale.run(&mut memory.scale, copies);
         }
     }
 }
@@ -109,11 +103,14 @@ impl Copies {
 impl Case for Copies {
     fn check(&mut self) -> Result<(), String> {
         let copies = self.choose();
-        let before = (self.cache.clone(), self.scale.clone());
+        let bytes = |memory: &HostCache| [memory.cache.to_vec(), memory.scale.to_vec()];
+        let before = bytes(&self.memory);
         self.copy_rows(&copies)?;
-        let copied = (std::mem::replace(&mut self.cache, before.0), std::mem::replace(&mut self.scale, before.1));
+        let copied = bytes(&self.memory);
+        self.memory.cache.copy_from_slice(&before[0]);
+        self.memory.scale.copy_from_slice(&before[1]);
         self.bare_loop(&copies);
-        if (&self.cache, &self.scale) != (&copied.0, &copied.1) {
+        if bytes(&self.memory) != copied {
             return Err("copy_rows has not written what the bare loop has".into());
         }
         Ok(())

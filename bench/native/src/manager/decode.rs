@@ -1,6 +1,6 @@
 //! Steps of sequences that decode: one more token for each, step after step.
 
-use kvcache_manager::{Append, Manager, SeqId};
+use kvcache_manager::{Append, Manager, Rope, SeqId};
 
 use crate::manager::case::{self, Case};
 use crate::manager::meter::Meter;
@@ -52,12 +52,12 @@ pub(crate) fn len(i: usize, kvlen: usize) -> usize {
 
 impl Decode {
     /// `batch` sequences of `kvlen` rows in a cache of `max_t` slots. `max_pages` fixes the columns of `cachestarts`,
-    /// unless it is 0.
+    /// unless it is 0. Beside them there are `idle` sequences of a row each, in no step.
     ///
     /// # Errors
     /// If they do not fit.
-    pub(crate) fn new(batch: usize, kvlen: usize, max_t: usize, max_pages: usize) -> Result<Self, String> {
-        let mut builder = paged(max_t, PAGE_SIZE);
+    pub(crate) fn new(batch: usize, kvlen: usize, max_t: usize, max_pages: usize, idle: usize) -> Result<Self, String> {
+        let mut builder = paged(max_t, PAGE_SIZE).rope(Rope::neox(2, 1e4));
         if max_pages > 0 {
             builder = builder.max_pages(max_pages);
         }
@@ -65,36 +65,43 @@ impl Decode {
         let lens: Vec<usize> = (0..batch).map(|i| len(i, kvlen)).collect();
         let mut seqs = Vec::with_capacity(batch);
         for (i, &len) in (0..).zip(&lens) {
-            let seq = manager.create().map_err(text)?;
+            let seq = manager.create();
             // The first token is the sequence's own, so that nothing is shared.
             let prompt: Vec<u32> = (0..len as u32).map(|t| if t == 0 { i } else { t }).collect();
             step(&mut manager, &[Append::tokens(seq, &prompt)])?;
             seqs.push(seq);
         }
+        for _ in 0..idle {
+            let seq = manager.create();
+            step(&mut manager, &[Append::count(seq, 1)])?;
+        }
         Ok(Self { manager, seqs, lens, token: 0, copied: Vec::new() })
+    }
+
+    /// Decodes with tokens that are known. In the end, all pages that are taken are evicted from the prefix index.
+    fn decode_tokens(&mut self, changed: bool) -> Result<Meter, String> {
+        self.token += 1;
+        let tokens = [self.token];
+        let appends: Vec<_> = self.seqs.iter().map(|&seq| Append::tokens(seq, &tokens)).collect();
+        self.decode(appends, changed)
     }
 
     /// Decodes: one step that does not count, then [`STEPS`] that do, of the same batch in the same order or, if
     /// `changed`, each in another order than the step before it.
-    fn decode(&mut self, changed: bool) -> Result<Meter, String> {
-        self.token += 1;
-        let tokens = [self.token];
-        let appends: Vec<_> = self.seqs.iter().map(|&seq| Append::tokens(seq, &tokens)).collect();
+    fn decode(&mut self, appends: Vec<Append<'_>>, changed: bool) -> Result<Meter, String> {
         let mut others = appends.clone();
         others.rotate_left(usize::from(changed));
         let Self { manager, .. } = self;
         step(manager, &appends)?;
         let mut meter = Meter::default();
-        meter.run(STEPS, || {
-            (0..STEPS).try_for_each(|i| step(manager, if i % 2 == 0 { &others } else { &appends }))
-        })?;
+        meter.run(STEPS, || (0..STEPS).try_for_each(|i| step(manager, if i % 2 == 0 { &others } else { &appends })))?;
         self.cut_back()?;
         Ok(meter)
     }
 
     fn cut_back(&mut self) -> Result<(), String> {
         for (&seq, &len) in self.seqs.iter().zip(&self.lens) {
-            self.manager.truncate(seq, len as i64).map_err(text)?;
+            self.manager.seq_rm(seq, len as i64..).map_err(text)?;
         }
         Ok(())
     }
@@ -102,7 +109,7 @@ impl Decode {
     /// One step, whose tensors are copied.
     fn step_tensors(&mut self, appends: &[Append<'_>]) -> Result<Tensors, String> {
         let planned = self.manager.begin_step(appends).map_err(text)?;
-        let step = planned.apply(&mut NoBytes).map_err(text)?;
+        let step = planned.apply(&mut NoBytes::default()).map_err(text)?;
         let tensors = Tensors {
             seqstarts: step.seqstarts().to_vec(),
             kvstarts: step.kvstarts().to_vec(),
@@ -162,8 +169,12 @@ impl Case for Decode {
 
     fn measure(&mut self, contender: &str) -> Result<Meter, String> {
         match contender {
-            "same batch" => self.decode(false),
-            "changed batch" => self.decode(true),
+            "same batch" => self.decode_tokens(false),
+            "changed batch" => self.decode_tokens(true),
+            // Their pages are free again when they are cut back.
+            "same batch, tokens unknown" => {
+                self.decode(self.seqs.iter().map(|&seq| Append::count(seq, 1)).collect(), false)
+            }
             "memcpy" => {
                 let tokens = [self.token];
                 let appends: Vec<_> = self.seqs.iter().map(|&seq| Append::tokens(seq, &tokens)).collect();

@@ -4,6 +4,7 @@ pub mod abi;
 mod case;
 mod copies;
 mod decode;
+mod memory;
 mod meter;
 mod pages;
 mod setup;

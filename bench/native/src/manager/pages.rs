@@ -1,17 +1,21 @@
 //! What is done to whole sequences and single pages: all of it takes time in proportion to pages, or none at all.
 
-use kvcache_manager::{Append, CacheMemory, Manager, MemoryError, RowCopy, SeqId};
+use kvcache_manager::{Append, Error, Manager, RowCopy, SeqId};
 
 use crate::manager::case::{self, Case};
 use crate::manager::meter::Meter;
-use crate::manager::setup::{paged, step, text};
+use crate::manager::setup::{NoBytes, paged, step, text};
 
 /// Rows of a page.
 const PAGE_SIZE: usize = 16;
 /// Rows of the last page of the sequence that is forked.
 const LAST_ROWS: usize = PAGE_SIZE / 2;
-/// Forks that are made, freed or written in one go.
+/// Forks that are made or freed in one go.
 const FORKS: usize = 64;
+/// Sequences that copy a page before they write, in one step.
+const WRITERS: usize = 16;
+/// How often they do so before they are cut back.
+const WRITES: usize = PAGE_SIZE - LAST_ROWS - 2;
 /// Sequences without forks that are freed in one go.
 const OWNERS: usize = 4;
 
@@ -20,20 +24,11 @@ pub(crate) struct Pages {
     pages: usize,
     manager: Manager,
     parent: SeqId,
+    /// Sequences of as many pages.
+    writers: Vec<SeqId>,
     /// A cache of as many pages, all of them cached: whoever takes one evicts another.
     full: Manager,
     token: u32,
-}
-
-/// A memory that moves nothing, and counts.
-#[derive(Default)]
-struct Counted(Vec<RowCopy>);
-
-impl CacheMemory for Counted {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.0.extend_from_slice(copies);
-        Ok(())
-    }
 }
 
 impl Pages {
@@ -43,12 +38,17 @@ impl Pages {
     /// If it is too large.
     pub(crate) fn new(pages: usize) -> Result<Self, String> {
         let rows = pages * PAGE_SIZE;
-        let spec = paged((OWNERS + 2) * rows + FORKS * PAGE_SIZE, PAGE_SIZE).build().map_err(text)?;
+        let spec = paged((OWNERS + WRITERS + 2) * rows, PAGE_SIZE).build().map_err(text)?;
         let mut manager = Manager::new(spec).map_err(text)?;
-        let parent = manager.create().map_err(text)?;
-        step(&mut manager, &[Append::count(parent, rows - PAGE_SIZE + LAST_ROWS)])?;
+        let mut sequence = || {
+            let seq = manager.create();
+            step(&mut manager, &[Append::count(seq, rows - PAGE_SIZE + LAST_ROWS)])?;
+            Ok::<_, String>(seq)
+        };
+        let parent = sequence()?;
+        let writers = (0..WRITERS).map(|_| sequence()).collect::<Result<_, _>>()?;
         let full = Manager::new(paged(rows, PAGE_SIZE).build().map_err(text)?).map_err(text)?;
-        let mut pages = Self { pages, manager, parent, full, token: 0 };
+        let mut pages = Self { pages, manager, parent, writers, full, token: 0 };
         pages.evict()?;
         Ok(pages)
     }
@@ -63,7 +63,7 @@ impl Pages {
 
     /// A sequence of new pages.
     fn take(&mut self, meter: &mut Meter) -> Result<SeqId, String> {
-        let seq = self.manager.create().map_err(text)?;
+        let seq = self.manager.create();
         let append = [Append::count(seq, self.pages * PAGE_SIZE)];
         meter.run(self.pages, || step(&mut self.manager, &append))?;
         Ok(seq)
@@ -72,7 +72,7 @@ impl Pages {
     /// A prompt that nobody has had before takes all pages of the full cache, and leaves them cached.
     fn evict(&mut self) -> Result<Meter, String> {
         self.token += 1;
-        let seq = self.full.create().map_err(text)?;
+        let seq = self.full.create();
         let tokens = vec![self.token; self.pages * PAGE_SIZE];
         let mut meter = Meter::default();
         meter.run(self.pages, || step(&mut self.full, &[Append::tokens(seq, &tokens)]))?;
@@ -80,17 +80,24 @@ impl Pages {
         Ok(meter)
     }
 
-    /// Forks that each append a row, into a copy of the last page.
-    fn write_forks(&mut self) -> Result<(Meter, Vec<RowCopy>), String> {
-        let forks = self.forks()?;
-        let appends: Vec<_> = forks.iter().map(|&fork| Append::count(fork, 1)).collect();
-        let (mut meter, mut memory) = (Meter::default(), Counted(Vec::with_capacity(FORKS)));
-        meter.run(FORKS, || {
-            let planned = self.manager.begin_step(&appends)?;
-            planned.apply(&mut memory)?.commit();
-            Ok::<_, kvcache_manager::Error>(())
-        }).map_err(text)?;
-        self.free(&forks)?;
+    /// Sequences that append a row each, step after step, and are forked before each step: so each of them copies its
+    /// last page. Gives the copies, too.
+    fn copy_on_write(&mut self) -> Result<(Meter, Vec<RowCopy>), String> {
+        let Self { manager, writers, .. } = self;
+        let appends: Vec<_> = writers.iter().map(|&writer| Append::count(writer, 1)).collect();
+        step(manager, &appends)?;
+        let (mut meter, mut memory) = (Meter::default(), NoBytes(Vec::with_capacity(WRITERS * WRITES)));
+        for _ in 0..WRITES {
+            let forks = writers.iter().map(|&writer| manager.fork(writer)).collect::<Result<Vec<_>, _>>();
+            let stepped = meter.run(WRITERS, || {
+                manager.begin_step(&appends)?.apply(&mut memory)?.commit();
+                Ok::<_, Error>(())
+            });
+            stepped.map_err(text)?;
+            forks.map_err(text)?.into_iter().try_for_each(|fork| manager.free(fork)).map_err(text)?;
+        }
+        let len = self.pages * PAGE_SIZE - PAGE_SIZE + LAST_ROWS;
+        self.writers.iter().try_for_each(|&writer| manager.seq_rm(writer, len as i64..).map(|_| ())).map_err(text)?;
         Ok((meter, memory.0))
     }
 }
@@ -107,10 +114,10 @@ impl Case for Pages {
             }
         }
         self.free(&forks)?;
-        let (_, copies) = self.write_forks()?;
-        let src = parents[parents.len() - LAST_ROWS];
-        if copies.len() != FORKS || copies.iter().any(|copy| (copy.src, copy.len) != (src, LAST_ROWS)) {
-            return Err(format!("forks that write have made the copies {copies:?}"));
+        let (_, copies) = self.copy_on_write()?;
+        let lens = (0..WRITES).flat_map(|i| [LAST_ROWS + 1 + i; WRITERS]);
+        if !copies.iter().map(|copy| copy.len).eq(lens) {
+            return Err(format!("sequences that are forked have made the copies {copies:?}"));
         }
         for _ in 0..2 {
             let taken = self.take(&mut Meter::default())?;
@@ -147,7 +154,7 @@ impl Case for Pages {
                 self.free(&[taken])?;
             }
             "page evicted" => meter = self.evict()?,
-            "copy on write" => meter = self.write_forks()?.0,
+            "copy on write" => meter = self.copy_on_write()?.0,
             _ => return case::unknown(contender),
         }
         Ok(meter)

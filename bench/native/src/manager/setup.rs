@@ -1,14 +1,30 @@
 //! What the cases have in common: small specifications, a memory without bytes, steps.
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheMemory, CacheSpec, CacheSpecBuilder, Geometry, Manager, MemoryError, Mode, RowCopy};
+use kvcache_manager::{
+    Append, CacheMemory, CacheSpec, CacheSpecBuilder, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy,
+};
 
-/// A memory that moves nothing, for what the manager itself costs.
-pub(crate) struct NoBytes;
+/// A memory that moves nothing, for what the manager itself costs. It keeps the copies that it is asked for.
+#[derive(Default)]
+pub(crate) struct NoBytes(pub(crate) Vec<RowCopy>);
 
 impl CacheMemory for NoBytes {
-    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.0.extend_from_slice(copies);
         Ok(())
+    }
+
+    fn rotate_keys(&mut self, _: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
+        Err("there are no keys".into())
+    }
+
+    fn read_rows(&self, _: &[usize], _: &mut [u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
+
+    fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
     }
 }
 
@@ -23,36 +39,11 @@ pub(crate) fn paged(max_t: usize, page_size: usize) -> CacheSpecBuilder {
 /// # Errors
 /// If the manager refuses it.
 pub(crate) fn step(manager: &mut Manager, appends: &[Append<'_>]) -> Result<(), String> {
-    manager.begin_step(appends).and_then(|planned| planned.apply(&mut NoBytes)).map_err(text)?.commit();
+    manager.begin_step(appends).and_then(|planned| planned.apply(&mut NoBytes::default())).map_err(text)?.commit();
     Ok(())
 }
 
 /// An error's text.
 pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
-}
-
-/// Numbers that look random: SplitMix64.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// Puts elements in another order.
-    pub(crate) fn shuffle<T>(&mut self, elements: &mut [T]) {
-        for i in (1..elements.len()).rev() {
-            elements.swap(i, self.below(i + 1));
-        }
-    }
 }
