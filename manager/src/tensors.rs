@@ -136,19 +136,25 @@ impl Tensors {
     /// Writes what the last step has not left in its place: new pages, where the batch is the same.
     fn fill_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) {
         let width = self.cachestarts.shape()[1].max(1);
+        let page_size = spec.page_size() as u64;
         self.rows.resize(entries.len(), Row::default());
         let memory = self.cachestarts.as_slice_mut().unwrap_or_else(|| unreachable!("made from a vector"));
         let rows = self.rows.iter_mut().zip(memory.chunks_exact_mut(width));
         for (entry, (row, starts)) in entries.iter().zip(rows) {
             let sequence = &state.sequences[entry.seq];
-            if (row.seq, row.version) != (entry.seq, sequence.version) || entry.replaced {
-                starts.fill(-1);
+            let table = sequence.table();
+            if (row.seq, row.version) != (entry.seq, sequence.version) {
+                starts[table.len()..].fill(-1);
                 *row = Row { seq: entry.seq, version: sequence.version, pages: 0 };
+            } else if entry.replaced {
+                // Of the pages that were there, only the one that the step writes into can be another.
+                row.pages = row.pages.min(entry.start / spec.page_size());
             }
-            for (start, &page) in starts.iter_mut().zip(sequence.table()).skip(row.pages) {
-                *start = page as i64 * spec.page_size() as i64;
+            // A product of 32-bit numbers, for several pages at a time.
+            for (start, &page) in starts[row.pages..].iter_mut().zip(&table[row.pages..]) {
+                *start = (u64::from(page) * page_size) as i64;
             }
-            row.pages = sequence.table().len();
+            row.pages = table.len();
         }
     }
 
