@@ -117,13 +117,11 @@ fn check_positions(state: &State, spec: &CacheSpec) -> Result<(), Error> {
 
 /// The index has the sealed pages, each by its key.
 fn check_index(state: &State) -> Result<(), Error> {
-    for (&key, &page) in state.prefix.pages() {
-        if (page as usize) >= state.pages.len() || state.prefix.key(page) != Some(key) {
-            return Err(broken("the prefix index has each page by its key", page));
-        }
+    if let Some((page, _)) = state.prefix.sealed().find(|&(_, found)| !found) {
+        return Err(broken("the prefix index has each page by its key", page));
     }
     let sealed = (0..state.pages.len() as u32).filter(|&page| state.prefix.key(page).is_some()).count();
-    if sealed != state.prefix.pages().len() {
+    if sealed != state.prefix.sealed().len() {
         return Err(broken("the prefix index has every sealed page", sealed));
     }
     Ok(())
