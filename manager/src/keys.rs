@@ -1,9 +1,13 @@
 //! What attention needs to know of the keys that a step's outputs have: their positions, and which query sees which.
 
+use std::iter::once;
+
 use crate::error::Error;
 use crate::manager::Manager;
-use crate::mask::{self, KeyRun, MaskBlock, MaskElement};
+use crate::mask::{self, MaskBlock, MaskElement};
 use crate::mask_spec::MaskSpec;
+use crate::plan::Entry;
+use crate::sequence::Sequence;
 use crate::spec::Mode;
 use crate::tensors::Tensors;
 
@@ -40,30 +44,33 @@ impl Manager {
     }
 
     pub(crate) fn mask_into<T: MaskElement>(&self, spec: &MaskSpec<'_>, mask: &mut [T]) -> Result<(), Error> {
-        let mut runs = Vec::new();
-        let mut ends = Vec::with_capacity(self.plan.entries.len());
-        for (b, entry) in self.plan.entries.iter().enumerate() {
-            let sequence = &self.state.sequences[entry.seq];
-            let (len, page_size) = (sequence.len(), self.spec().page_size());
-            let positions = sequence.positions.runs().map(|run| (run.position, run.len));
-            match self.spec().mode() {
-                Mode::Cells => {
-                    let cells = sequence.segments(0..len, page_size).map(|segment| (segment.slot, segment.len));
-                    KeyRun::push_zipped(&mut runs, positions, cells);
-                }
-                Mode::Paged { .. } | Mode::Runs => {
-                    KeyRun::push_zipped(&mut runs, positions, [(self.tensors.kvstarts[b] as usize, len)]);
-                }
-            }
-            ends.push(runs.len());
-        }
-        let starts = std::iter::once(0).chain(ends.iter().copied());
-        let blocks = self.plan.entries.iter().zip(starts.zip(&ends)).map(|(entry, (start, &end))| MaskBlock {
-            n: entry.n,
-            position: entry.position,
-            keys: &runs[start..end],
-        });
+        let (shape, slopes) = (self.mask_shape(spec), spec.slopes());
         let visibility = spec.visibility(self.spec().window(), self.spec().sink());
-        mask::fill(mask, self.mask_shape(spec), spec.slopes(), visibility, blocks)
+        let entries = self.plan.entries.iter().map(|entry| (entry, &self.state.sequences[entry.seq]));
+        match self.spec().mode() {
+            Mode::Cells => {
+                let blocks = entries.map(|(entry, sequence)| {
+                    let cells = sequence.table().chunk_by(|&cell, &next| cell + 1 == next);
+                    block(entry, sequence, cells.map(|run| (run[0] as usize, run.len())))
+                });
+                mask::fill(mask, shape, slopes, visibility, blocks)
+            }
+            Mode::Paged { .. } | Mode::Runs => {
+                let blocks = entries
+                    .zip(&self.tensors.kvstarts)
+                    .map(|((entry, sequence), &start)| block(entry, sequence, once((start as usize, sequence.len()))));
+                mask::fill(mask, shape, slopes, visibility, blocks)
+            }
+        }
     }
+}
+
+/// The queries of a batch entry, and the keys of its sequence, which are in the given columns.
+fn block<C>(
+    entry: &Entry,
+    sequence: &Sequence,
+    key_columns: C,
+) -> MaskBlock<impl Iterator<Item = (i64, usize)> + Clone, C> {
+    let key_positions = sequence.positions.runs().map(|run| (run.position, run.len));
+    MaskBlock { n: entry.n, position: entry.position, key_positions, key_columns }
 }

@@ -47,50 +47,20 @@ pub(crate) struct Visibility {
     pub(crate) sink: usize,
 }
 
-/// Rows of a sequence whose positions, and whose columns in the mask, are consecutive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeyRun {
-    pub(crate) row: usize,
-    pub(crate) position: i64,
-    pub(crate) column: usize,
-    pub(crate) len: usize,
-}
-
-impl KeyRun {
-    /// Adds the runs of a sequence's rows to `runs`, from their positions and from their columns, both as pairs of the
-    /// first value and the number of rows. Ends with the shorter of both.
-    pub(crate) fn push_zipped(
-        runs: &mut Vec<Self>,
-        positions: impl IntoIterator<Item = (i64, usize)>,
-        columns: impl IntoIterator<Item = (usize, usize)>,
-    ) {
-        let mut columns = columns.into_iter();
-        let (mut column, mut columns_left) = (0, 0);
-        let mut row = 0;
-        for (mut position, mut left) in positions {
-            while left > 0 {
-                while columns_left == 0 {
-                    let Some(next) = columns.next() else { return };
-                    (column, columns_left) = next;
-                }
-                let len = left.min(columns_left);
-                runs.push(Self { row, position, column, len });
-                (row, position, left) = (row + len, position + len as i64, left - len);
-                (column, columns_left) = (column + len, columns_left - len);
-            }
-        }
-    }
-}
-
-/// Queries of one sequence, at consecutive positions, and all its keys.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct MaskBlock<'a> {
+/// Queries of one sequence, at consecutive positions, and all its keys, by row.
+///
+/// Positions and columns of the keys come as runs of consecutive ones, each as the first and the number. So a sequence
+/// that was never edited, in a mask whose columns are its rows, is one run of either.
+#[derive(Debug, Clone)]
+pub(crate) struct MaskBlock<P, C> {
     /// The number of queries.
     pub(crate) n: usize,
     /// The position of the first query.
     pub(crate) position: i64,
-    /// By row, so that positions never fall.
-    pub(crate) keys: &'a [KeyRun],
+    /// The positions of the keys. They are not negative and never fall.
+    pub(crate) key_positions: P,
+    /// The columns of the keys.
+    pub(crate) key_columns: C,
 }
 
 /// Writes a mask of the given shape, with a plane for each of the slopes, or one without biases. The blocks' queries are
@@ -98,13 +68,18 @@ pub(crate) struct MaskBlock<'a> {
 ///
 /// # Errors
 /// [`Error::MaskLength`].
-pub(crate) fn fill<'a, T: MaskElement>(
+pub(crate) fn fill<T, P, C>(
     mask: &mut [T],
     shape: [usize; 3],
     slopes: Option<&[f32]>,
     visibility: Visibility,
-    blocks: impl Iterator<Item = MaskBlock<'a>> + Clone,
-) -> Result<(), Error> {
+    blocks: impl IntoIterator<Item = MaskBlock<P, C>>,
+) -> Result<(), Error>
+where
+    T: MaskElement,
+    P: Iterator<Item = (i64, usize)> + Clone,
+    C: Iterator<Item = (usize, usize)> + Clone,
+{
     let [planes, rows, columns] = shape;
     // A product that overflows is longer than any slice, too.
     let plane_len = rows.saturating_mul(columns);
@@ -115,51 +90,101 @@ pub(crate) fn fill<'a, T: MaskElement>(
     if mask.is_empty() {
         return Ok(());
     }
-    for (i, plane) in mask.chunks_exact_mut(plane_len).enumerate() {
-        let slope = slopes.map(|slopes| slopes[i]);
-        let mut rows = plane.chunks_exact_mut(columns);
-        for block in blocks.clone() {
-            for (row, position) in rows.by_ref().take(block.n).zip(block.position..) {
+    let mut start = 0;
+    for block in blocks {
+        for (i, plane) in mask.chunks_exact_mut(plane_len).enumerate() {
+            let slope = slopes.map(|slopes| slopes[i]);
+            let rows = plane[start..start + block.n * columns].chunks_exact_mut(columns);
+            for (row, query) in rows.zip(block.position..) {
                 // Row by row, so that the second write finds the first in the cache.
                 row.fill(T::NEG_INFINITY);
-                visibility.show(row, position, block.keys, slope);
+                visibility.show(row, query, &block, slope);
             }
         }
-        rows.for_each(|row| row.fill(T::NEG_INFINITY));
+        start += block.n * columns;
     }
+    mask.chunks_exact_mut(plane_len).for_each(|plane| plane[start..].fill(T::NEG_INFINITY));
     Ok(())
 }
 
 impl Visibility {
     /// Writes the keys that a query sees.
-    fn show<T: MaskElement>(&self, row: &mut [T], query: i64, keys: &[KeyRun], slope: Option<f32>) {
-        // Visible without being a sink: positions from `first` to `query`.
-        let first = query - self.window + 1;
-        let start = keys.partition_point(|key| key.position + key.len as i64 <= first);
-        let end = keys.partition_point(|key| key.position <= query);
-        let sinks = keys[..start].partition_point(|key| key.row < self.sink);
-        for key in keys[..sinks].iter().chain(&keys[start..end]) {
-            let rows_before = |position: i64| (position - key.position).clamp(0, key.len as i64) as usize;
-            let (first, end) = (rows_before(first), rows_before(query + 1));
-            let sinks = self.sink.saturating_sub(key.row).min(first);
-            for rows in [0..sinks, first..end] {
-                let distance = key.position + rows.start as i64 - query;
-                let row = &mut row[key.column + rows.start..key.column + rows.end];
-                match slope {
-                    None => row.fill(T::ZERO),
-                    // Positions have 31 bits.
-                    Some(slope) => row
-                        .iter_mut()
-                        .zip(distance as i32..)
-                        .for_each(|(value, distance)| *value = T::from_f32(distance as f32 * slope)),
+    fn show<T, P, C>(&self, mask: &mut [T], query: i64, block: &MaskBlock<P, C>, slope: Option<f32>)
+    where
+        T: MaskElement,
+        P: Iterator<Item = (i64, usize)> + Clone,
+        C: Iterator<Item = (usize, usize)> + Clone,
+    {
+        // Positions never fall, so rows before a row are those before a position.
+        let rows_before = |position: i64| {
+            let runs = block.key_positions.clone().take_while(|run| run.0 < position);
+            runs.map(|(first, len)| len.min((position - first) as usize)).sum::<usize>()
+        };
+        let end = rows_before(query + 1);
+        let start = if self.window == i64::MAX { 0 } else { rows_before(query - self.window + 1) };
+        for rows in [0..self.sink.min(start), start..end] {
+            if rows.is_empty() {
+                continue;
+            }
+            let mut columns = Cursor::new(block.key_columns.clone(), rows.start);
+            match slope {
+                None => columns.take(rows.len(), |column, len| match &mut mask[column..column + len] {
+                    // Where sequences grow by turns, most runs are of one key, too short for a call of memset.
+                    [one] => *one = T::ZERO,
+                    run => run.fill(T::ZERO),
+                }),
+                Some(slope) => {
+                    let positions = block.key_positions.clone().map(|(first, len)| (first as usize, len));
+                    let mut positions = Cursor::new(positions, rows.start);
+                    columns.take(rows.len(), |column, len| {
+                        let mut run = mask[column..column + len].iter_mut();
+                        positions.take(len, |position, len| {
+                            // Positions have 31 bits.
+                            let distances = (position as i64 - query) as i32..;
+                            for (value, distance) in run.by_ref().take(len).zip(distances) {
+                                *value = T::from_f32(distance as f32 * slope);
+                            }
+                        });
+                    });
                 }
             }
         }
     }
 }
 
+/// A place in the values of rows, which come as runs: the first value and the number of rows.
+struct Cursor<I> {
+    runs: I,
+    first: usize,
+    left: usize,
+}
+
+impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
+    /// Begins behind so many rows.
+    fn new(runs: I, rows: usize) -> Self {
+        let mut cursor = Self { runs, first: 0, left: 0 };
+        cursor.take(rows, |_, _| ());
+        cursor
+    }
+
+    /// Gives the runs of the next `rows` rows.
+    fn take(&mut self, mut rows: usize, mut run: impl FnMut(usize, usize)) {
+        while rows > 0 {
+            if self.left == 0 {
+                let Some(next) = self.runs.next() else { return };
+                (self.first, self.left) = next;
+            }
+            let len = rows.min(self.left);
+            run(self.first, len);
+            (self.first, self.left, rows) = (self.first + len, self.left - len, rows - len);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::iter::{Once, once};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -174,13 +199,19 @@ mod tests {
     }
 
     impl Sequence {
-        fn keys(&self) -> Vec<KeyRun> {
+        fn block(
+            &self,
+        ) -> MaskBlock<impl Iterator<Item = (i64, usize)> + Clone, impl Iterator<Item = (usize, usize)> + Clone>
+        {
             // Runs of several rows where there are any, so that both sides are split by the other.
-            let positions = self.positions.chunk_by(|a, b| a + 1 == *b).map(|run| (run[0], run.len()));
-            let columns = self.columns.chunk_by(|a, b| a + 1 == *b).map(|run| (run[0], run.len()));
-            let mut keys = Vec::new();
-            KeyRun::push_zipped(&mut keys, positions, columns);
-            keys
+            let positions = self.positions.chunk_by(|a, b| a + 1 == *b);
+            let columns = self.columns.chunk_by(|a, b| a + 1 == *b);
+            MaskBlock {
+                n: self.n,
+                position: self.positions[self.positions.len() - self.n],
+                key_positions: positions.map(|run| (run[0], run.len())),
+                key_columns: columns.map(|run| (run[0], run.len())),
+            }
         }
     }
 
@@ -190,13 +221,9 @@ mod tests {
         spec: &MaskSpec<'_>,
         visibility: Visibility,
     ) -> Vec<T> {
-        let keys: Vec<_> = sequences.iter().map(Sequence::keys).collect();
         // Every element must be written.
         let mut mask = vec![T::from_f32(7.0); shape.iter().product()];
-        let blocks = sequences.iter().zip(&keys).map(|(sequence, keys)| {
-            let position = sequence.positions[sequence.positions.len() - sequence.n];
-            MaskBlock { n: sequence.n, position, keys }
-        });
+        let blocks = sequences.iter().map(Sequence::block);
         fill(&mut mask, shape, spec.slopes(), visibility, blocks).unwrap();
         mask
     }
@@ -313,30 +340,14 @@ mod tests {
             let rounded: Vec<_> = expected.iter().map(|&value| f16::from_f32(value)).collect();
             prop_assert_eq!(fill_all::<f16>(&sequences, shape, &spec, visibility), rounded);
         }
-
-        #[test]
-        fn zipped_runs_are_maximal((positions, _) in sequence(), chunk in 1_usize..6) {
-            let columns: Vec<_> = (0..positions.len()).map(|row| row + 10 * (row / chunk)).collect();
-            let keys = Sequence { positions: positions.clone(), columns: columns.clone(), n: 0 }.keys();
-            let rows: Vec<_> = keys.iter().flat_map(|key| {
-                (0..key.len).map(|i| (key.row + i, key.position + i as i64, key.column + i))
-            }).collect();
-            let expected: Vec<_> = (0..positions.len()).map(|row| (row, positions[row], columns[row])).collect();
-            prop_assert_eq!(rows, expected);
-            let joins = |pair: &[KeyRun]| {
-                pair[0].position + pair[0].len as i64 == pair[1].position
-                    && pair[0].column + pair[0].len == pair[1].column
-            };
-            prop_assert!(!keys.windows(2).any(joins));
-        }
     }
 
     fn mask_of_cells(n: usize, position: i64, column: usize, rows: usize) -> Vec<f32> {
-        let spec = MaskSpec::causal();
-        let keys = [KeyRun { row: 0, position: position + n as i64 - rows as i64, column, len: rows }];
+        let (spec, first) = (MaskSpec::causal(), position + n as i64 - rows as i64);
         let mut mask = vec![7.0; 32 * 32];
-        let block = MaskBlock { n, position, keys: &keys };
-        fill(&mut mask, [1, 32, 32], spec.slopes(), spec.visibility(None, 0), std::iter::once(block)).unwrap();
+        let block = MaskBlock { n, position, key_positions: once((first, rows)), key_columns: once((column, rows)) };
+        let visibility = spec.visibility(None, 0);
+        fill(&mut mask, [1, 32, 32], spec.slopes(), visibility, [block]).unwrap();
         mask
     }
 
@@ -363,7 +374,8 @@ mod tests {
         let spec = MaskSpec::causal();
         let fill = |len: usize, shape| {
             let mut mask = vec![7.0_f32; len];
-            let result = fill(&mut mask, shape, spec.slopes(), spec.visibility(None, 0), std::iter::empty());
+            let blocks = std::iter::empty::<MaskBlock<Once<_>, Once<_>>>();
+            let result = fill(&mut mask, shape, spec.slopes(), spec.visibility(None, 0), blocks);
             assert!(result.is_ok() || mask.iter().all(|&value| value == 7.0));
             result
         };
@@ -385,11 +397,12 @@ mod tests {
         let slopes = [0.5_f32, 1e-5];
         let spec = MaskSpec::causal().alibi(&slopes);
         let last = crate::positions::MAX_POSITION;
-        let keys = [(0, 0), (1, last)].map(|(row, position)| KeyRun { row, position, column: row, len: 1 });
-        let blocks = std::iter::once(MaskBlock { n: 1, position: last, keys: &keys });
+        let key_positions = [(0, 1), (last, 1)].into_iter();
+        let block = MaskBlock { n: 1, position: last, key_positions, key_columns: once((0, 2)) };
         let (mut wide, mut narrow) = ([7.0_f32; 4], [f16::ONE; 4]);
-        fill(&mut wide, [2, 1, 2], spec.slopes(), spec.visibility(Some(usize::MAX), 0), blocks.clone()).unwrap();
-        fill(&mut narrow, [2, 1, 2], spec.slopes(), spec.visibility(None, usize::MAX), blocks).unwrap();
+        let all = [spec.visibility(Some(usize::MAX), 0), spec.visibility(None, usize::MAX)];
+        fill(&mut wide, [2, 1, 2], spec.slopes(), all[0], [block.clone()]).unwrap();
+        fill(&mut narrow, [2, 1, 2], spec.slopes(), all[1], [block]).unwrap();
         let far = -(last as f32);
         assert_eq!(wide.map(f32::to_bits), [far * 0.5, 0.0, far * 1e-5, 0.0].map(f32::to_bits));
         assert_eq!(narrow, wide.map(f16::from_f32));
