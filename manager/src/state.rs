@@ -28,6 +28,8 @@ pub(crate) struct State {
     pub(crate) cached: Lru,
     /// Copies that a memory has still to make.
     pub(crate) queue: Vec<RowCopy>,
+    /// Whether an edit has left keys to rotate since an update has found none: spares steps the search for them.
+    pub(crate) may_rotate: bool,
     /// What a memory is at, or was when it failed.
     pub(crate) phase: Option<Phase>,
 }
@@ -54,6 +56,7 @@ impl State {
             prefix: Prefix::new(num_pages, spec.page_size())?,
             cached: Lru::new(num_pages)?,
             queue: Vec::new(),
+            may_rotate: false,
             phase: None,
         })
     }

@@ -26,8 +26,10 @@ impl State {
             self.queue.clear();
             self.phase = None;
         }
-        if let Some(rope) = spec.rope()
-            && self.sequences.values().any(|sequence| sequence.rotated.is_some() && !sequence.lost)
+        self.may_rotate =
+            self.may_rotate && self.sequences.values().any(|sequence| sequence.rotated.is_some() && !sequence.lost);
+        if self.may_rotate
+            && let Some(rope) = spec.rope()
         {
             let rotations = self.rotations(spec.page_size());
             self.phase = Some(Phase::Rotations);

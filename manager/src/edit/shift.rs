@@ -150,6 +150,7 @@ impl Editor<'_> {
         let sequence = &mut self.state.sequences[seq];
         if roped && sequence.rotated.is_none() {
             sequence.rotated = Some(sequence.positions.clone());
+            self.state.may_rotate = true;
         }
         (sequence.known, sequence.key) = (sequence.known.min(rows.start), key);
         sequence.positions.map(rows, consecutive, f);
