@@ -30,7 +30,7 @@ impl Manager {
         let page_size = self.spec().page_size();
         for (at, sequence) in self.state.sequences.values().enumerate() {
             sequence.check(at, page_size)?;
-            if sequence.rotated.is_some() && !sequence.lost && !self.state.may_rotate {
+            if sequence.is_pending() && !self.state.may_rotate {
                 return Err(broken("where keys are pending, the next update looks for them", at));
             }
         }

@@ -247,6 +247,7 @@ impl Manager {
     /// If the memory does. Sequences are lost then, too.
     pub fn update(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
+        self.state.prepare_update(&self.spec);
         let updated = self.state.update(&self.spec, memory);
         self.state.settle(&self.spec);
         updated
@@ -309,6 +310,7 @@ impl Manager {
     pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.check_closed()?;
         let Self { spec, state, journal, plan, .. } = self;
+        state.prepare_update(spec);
         let planned = (Planner { spec, state, journal, plan }).plan(appends);
         let filled = planned.and_then(|()| self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends));
         if let Err(error) = filled {

@@ -158,6 +158,11 @@ impl Sequence {
         self.segments(0..self.len(), page_size).flat_map(|segment| segment.slot..segment.slot + segment.len)
     }
 
+    /// Whether keys of its rows have to be rotated.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.rotated.is_some() && !self.lost
+    }
+
     /// By row: how far its key has still to be rotated.
     pub(crate) fn pending(&self) -> impl Iterator<Item = i64> {
         let len = self.len();

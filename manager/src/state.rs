@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvcache_kernels::RowCopy;
+use kvcache_kernels::{Rotation, RowCopy};
 use slotmap::SlotMap;
 
 use crate::bits::Bits;
@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub(crate) queue: Vec<RowCopy>,
     /// Whether an edit has left keys to rotate since an update has found none: spares steps the search for them.
     pub(crate) may_rotate: bool,
+    /// The keys that the next update rotates.
+    pub(crate) rotations: Vec<Rotation>,
     /// What a memory is at, or was when it failed.
     pub(crate) phase: Option<Phase>,
 }
@@ -57,6 +59,7 @@ impl State {
             cached: Lru::new(num_pages)?,
             queue: Vec::new(),
             may_rotate: false,
+            rotations: Vec::new(),
             phase: None,
         })
     }

@@ -6,6 +6,7 @@ use kvcache_kernels::Rotation;
 
 use crate::error::Error;
 use crate::memory::CacheMemory;
+use crate::sequence::Sequence;
 use crate::spec::CacheSpec;
 use crate::state::State;
 
@@ -17,7 +18,17 @@ pub(crate) enum Phase {
 }
 
 impl State {
-    /// Has a memory make the copies that are queued, and rotate the keys that are pending. Where it fails or panics,
+    /// Notes the keys to rotate by where rows are now, for the next [`update`](Self::update): the plan of a step, which
+    /// comes between the two, moves rows that the update has to find in their old places.
+    pub(crate) fn prepare_update(&mut self, spec: &CacheSpec) {
+        self.rotations.clear();
+        self.may_rotate = self.may_rotate && self.sequences.values().any(Sequence::is_pending);
+        if self.may_rotate {
+            self.find_rotations(spec.page_size());
+        }
+    }
+
+    /// Has a memory make the copies that are queued, and rotate the keys that are noted. Where it fails or panics,
     /// [`settle`](Self::settle) has to follow.
     pub(crate) fn update(&mut self, spec: &CacheSpec, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         if !self.queue.is_empty() {
@@ -26,19 +37,15 @@ impl State {
             self.queue.clear();
             self.phase = None;
         }
-        self.may_rotate =
-            self.may_rotate && self.sequences.values().any(|sequence| sequence.rotated.is_some() && !sequence.lost);
-        if self.may_rotate
+        if !self.rotations.is_empty()
             && let Some(rope) = spec.rope()
         {
-            let rotations = self.rotations(spec.page_size());
             self.phase = Some(Phase::Rotations);
-            memory.rotate_keys(&rotations, rope).map_err(|source| Error::Memory { source })?;
+            memory.rotate_keys(&self.rotations, rope).map_err(|source| Error::Memory { source })?;
             self.phase = None;
-            for sequence in self.sequences.values_mut().filter(|sequence| !sequence.lost) {
-                if sequence.rotated.take().is_some() {
-                    sequence.shifts = sequence.shifts.saturating_add(1);
-                }
+            for sequence in self.sequences.values_mut().filter(|sequence| sequence.is_pending()) {
+                sequence.rotated = None;
+                sequence.shifts = sequence.shifts.saturating_add(1);
             }
         }
         Ok(())
@@ -57,7 +64,7 @@ impl State {
                 }
             }
             Some(Phase::Rotations) => {
-                for sequence in self.sequences.values_mut().filter(|sequence| sequence.rotated.is_some()) {
+                for sequence in self.sequences.values_mut().filter(|sequence| sequence.is_pending()) {
                     sequence.lost = true;
                 }
             }
@@ -66,26 +73,23 @@ impl State {
 
     /// The copies that are queued, and the sequences with keys to rotate.
     pub(crate) fn waiting(&self) -> (usize, usize) {
-        let pending = self.sequences.values().filter(|sequence| sequence.rotated.is_some() && !sequence.lost);
-        (self.queue.len(), pending.count())
+        (self.queue.len(), self.sequences.values().filter(|sequence| sequence.is_pending()).count())
     }
 
-    /// The rotations of all pending rows, in order of their slots, each slot once.
-    fn rotations(&self, page_size: usize) -> Vec<Rotation> {
+    /// Notes the rotations of all pending rows, in order of their slots, each slot once.
+    fn find_rotations(&mut self, page_size: usize) {
         let mut rows = Vec::new();
-        for sequence in self.sequences.values().filter(|sequence| sequence.rotated.is_some() && !sequence.lost) {
+        for sequence in self.sequences.values().filter(|sequence| sequence.is_pending()) {
             rows.extend(sequence.slots(page_size).zip(sequence.pending()).filter(|row| row.1 != 0));
         }
         // Rows that several sequences have are pending by the same delta in each.
         rows.sort_unstable();
         rows.dedup();
-        let mut rotations: Vec<Rotation> = Vec::new();
         for (slot, delta) in rows {
-            match rotations.last_mut() {
+            match self.rotations.last_mut() {
                 Some(last) if last.delta == delta && last.slot + last.len == slot => last.len += 1,
-                _ => rotations.push(Rotation { slot, len: 1, delta }),
+                _ => self.rotations.push(Rotation { slot, len: 1, delta }),
             }
         }
-        rotations
     }
 }

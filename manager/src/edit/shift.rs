@@ -84,14 +84,15 @@ impl Editor<'_> {
         if n_past.saturating_add(n_new) < n_ctx {
             return Ok(0);
         }
-        let n_discard = n_discard.unwrap_or(n_past.saturating_sub(n_keep) / 2);
+        let n_discard = n_discard.unwrap_or((n_past - n_keep).max(0) / 2);
         if n_discard < 0 {
             return Err(Error::Range { name: "n_discard", got: n_discard, min: 0, max: i64::MAX });
         }
-        let behind = n_keep.saturating_add(n_discard);
-        if self.remove_positions(seq, n_keep..behind)? == 0 {
+        if n_discard == 0 || n_keep >= n_past {
             return Err(Error::NoProgress { n_past, n_keep });
         }
+        let behind = n_keep.saturating_add(n_discard);
+        self.remove_positions(seq, n_keep..behind)?;
         self.add(seq, behind..i64::MAX, -n_discard)?;
         Ok(n_discard)
     }
