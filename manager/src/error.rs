@@ -6,6 +6,7 @@ use kvcache_schema::ElementType;
 use thiserror::Error;
 
 use crate::seq_id::SeqId;
+use crate::session::error::SessionError;
 
 /// What a memory says when it cannot do what it is asked.
 pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
@@ -247,6 +248,10 @@ pub enum Error {
         source: MemoryError,
     },
 
+    /// A session that was not saved or not loaded.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+
     /// An invariant that does not hold: an error of this crate.
     #[error("invariant broken: {what} ({at})")]
     Broken {
@@ -351,6 +356,7 @@ impl Error {
             Self::Lost { .. } => "lost",
             Self::UpdatePending { .. } => "update_pending",
             Self::Memory { .. } => "memory",
+            Self::Session(error) => error.kind(),
             Self::Broken { .. } => "broken",
             Self::TensorType { .. } => "tensor_type",
             Self::TensorShape { .. } => "tensor_shape",

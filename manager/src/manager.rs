@@ -87,7 +87,7 @@ impl Manager {
 
     /// Changes are refused while a step is open. Comes first: it also finds out what a memory that has panicked in an
     /// update may have damaged.
-    fn check_closed(&mut self) -> Result<(), Error> {
+    pub(crate) fn check_closed(&mut self) -> Result<(), Error> {
         if self.open.is_some() {
             return Err(Error::StepOpen);
         }
@@ -341,19 +341,46 @@ impl Manager {
     }
 
     pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        // An update writes no page that the step has taken: those are free before it, or cached.
-        if let Err(error) = self.state.update(&self.spec, memory) {
-            self.rollback(|_| false);
-            return Err(error);
-        }
-        // Before the first copy: where the memory panics, evicted pages may have been overwritten.
-        self.open = Some(Open::Applied);
+        self.drain(memory)?;
         if let Err(source) = if self.plan.copies.is_empty() { Ok(()) } else { memory.copy_rows(&self.plan.copies) } {
             let (written, page_size) = (std::mem::take(&mut self.plan.copies), self.spec.page_size());
             self.rollback(|page| written.iter().any(|copy| copy.dst / page_size == page as usize));
             return Err(Error::Memory { source });
         }
         Ok(())
+    }
+
+    /// Has the memory make what is queued, before it writes for what is open. After an error that is rolled back.
+    pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
+        // An update writes no page that the step has taken: those are free before it, or cached.
+        if let Err(error) = self.state.update(&self.spec, memory) {
+            self.rollback(|_| false);
+            return Err(error);
+        }
+        // Before the first write: where the memory panics, evicted pages may have been overwritten.
+        self.open = Some(Open::Applied);
+        Ok(())
+    }
+
+    /// Plans to add sequences whose rows a memory then writes, and opens that as a step is opened.
+    pub(crate) fn plan_load<T>(
+        &mut self,
+        plan: impl FnOnce(&CacheSpec, &mut State, &mut Journal) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.check_closed()?;
+        let Self { spec, state, journal, .. } = self;
+        let planned = plan(spec, state, journal);
+        match planned {
+            Ok(_) => self.open = Some(Open::Planned),
+            Err(_) => journal.rollback(state, |_| false),
+        }
+        planned
+    }
+
+    /// Ends what [`plan_load`](Self::plan_load) has opened: the sequences stay.
+    pub(crate) fn commit_load(&mut self) {
+        self.journal.commit(&mut self.state);
+        self.open = None;
     }
 
     pub(crate) fn commit(&mut self) {

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use kvcache_kernels::RopeStyle;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
 use super::error::SessionError;
 use super::header::{DIGEST, FORMAT, Header, VERSION, clip};
+use crate::positions::MAX_POSITION;
+use crate::spec::{CacheSpec, KeyForm};
 
 /// The tensor of rows, the last one of the data.
 const ROWS: &str = "rows";
@@ -43,8 +46,10 @@ pub(crate) struct SavedRope {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SavedSequence {
     pub(crate) salt: Vec<u8>,
-    /// Updates that turned its rows.
+    /// Updates that have rotated its rows.
     pub(crate) shifts: u32,
+    /// The last position that a window has removed.
+    pub(crate) gone: Option<i64>,
     /// By row: its index in the rows of the file.
     pub(crate) rows: Vec<u64>,
     /// By row: its position.
@@ -55,13 +60,14 @@ pub(crate) struct SavedSequence {
 
 /// What the header says of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Outline {
-    pub(crate) salt: Vec<u8>,
-    pub(crate) shifts: u32,
+pub(super) struct Outline {
+    pub(super) salt: Vec<u8>,
+    pub(super) shifts: u32,
+    pub(super) gone: Option<i64>,
     /// The number of rows.
-    pub(crate) len: usize,
+    pub(super) len: usize,
     /// The number of known tokens.
-    pub(crate) known: usize,
+    pub(super) known: usize,
 }
 
 /// A tensor of a sequence.
@@ -88,6 +94,8 @@ pub(super) struct Contents {
 struct Entry {
     salt: String,
     shifts: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gone: Option<i64>,
 }
 
 impl Part {
@@ -109,6 +117,38 @@ impl Part {
             Self::Positions => "positions",
         };
         format!("sequence.{sequence}.{part}")
+    }
+}
+
+impl From<&CacheSpec> for SessionSpec {
+    fn from(spec: &CacheSpec) -> Self {
+        let quant = spec.quant();
+        let rope = spec.rope().map(|rope| SavedRope {
+            style: match rope.style() {
+                RopeStyle::Neox => "neox",
+                RopeStyle::Gptj => "gptj",
+            }
+            .to_owned(),
+            n_rot: rope.n_rot(),
+            frequencies: rope.frequencies().collect(),
+        });
+        let key_form = match spec.key_form() {
+            KeyForm::Roped => "roped",
+            KeyForm::Raw => "raw",
+        };
+        Self {
+            num_layer: spec.geometry().num_layer,
+            num_heads: spec.geometry().num_heads,
+            head_dim: spec.geometry().head_dim,
+            cache_type: spec.cache_type().name().to_owned(),
+            scale_type: quant.map(|(_, _, scale_type)| scale_type.name().to_owned()),
+            quant_bit: quant.map_or(0, |(bit, ..)| bit.element().bits()),
+            quant_group: quant.map_or(0, |(_, group, _)| group),
+            key_form: key_form.to_owned(),
+            rope,
+            fingerprint: spec.fingerprint().to_owned(),
+            row_len: spec.bytes_per_token(),
+        }
     }
 }
 
@@ -189,8 +229,11 @@ fn check_rope(expected: Option<&SavedRope>, got: Option<&SavedRope>) -> Result<(
 
 /// The header of a session, with a digest of zeros.
 pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: usize) -> Result<Header, SessionError> {
-    let entries: Vec<_> =
-        sequences.iter().map(|sequence| Entry { salt: to_hex(&sequence.salt), shifts: sequence.shifts }).collect();
+    let entry = |sequence: &SavedSequence| {
+        let SavedSequence { shifts, gone, .. } = *sequence;
+        Entry { salt: to_hex(&sequence.salt), shifts, gone }
+    };
+    let entries: Vec<_> = sequences.iter().map(entry).collect();
     let entries =
         serde_json::to_string(&entries).map_err(|error| SessionError::Header { reason: error.to_string() })?;
     let mut metadata = BTreeMap::new();
@@ -256,7 +299,7 @@ impl Contents {
         let entries = metadata.sequences()?;
         let mut sequences = Vec::with_capacity(entries.len());
         let mut parts = Vec::with_capacity(entries.len() * Part::ALL.len());
-        for (i, Entry { salt, shifts }) in entries.into_iter().enumerate() {
+        for (i, Entry { salt, shifts, gone }) in entries.into_iter().enumerate() {
             let mut len = |part: Part| {
                 let tensor = take(&part.name(i), part.dtype(), 1)?;
                 parts.push((tensor.data_offsets, part, i));
@@ -270,11 +313,15 @@ impl Contents {
             if known > rows {
                 return Err(SessionError::KnownTokens { sequence: i, tokens: known as u64, rows: rows as u64 });
             }
-            let salt = from_hex(&salt).ok_or_else(|| {
-                let expected = "a list of salts in hexadecimal digits and shift counts";
-                SessionError::Metadata { key: "sequences", expected, got: Some(clip(&salt)) }
-            })?;
-            sequences.push(Outline { salt, shifts, len: rows, known });
+            let bad = |got: String| {
+                let expected = "a list of salts in hexadecimal digits, shift counts and positions";
+                SessionError::Metadata { key: "sequences", expected, got: Some(clip(&got)) }
+            };
+            let salt = from_hex(&salt).ok_or_else(|| bad(salt))?;
+            if let Some(gone) = gone.filter(|gone| !(0..=MAX_POSITION).contains(gone)) {
+                return Err(bad(gone.to_string()));
+            }
+            sequences.push(Outline { salt, shifts, gone, len: rows, known });
         }
         if let Some(name) = tensors.into_keys().min() {
             return Err(SessionError::UnknownTensor { name: clip(name) });

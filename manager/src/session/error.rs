@@ -220,6 +220,15 @@ pub enum SessionError {
         min: i64,
     },
 
+    /// A row of the file that two rows of sequences say is of different tokens.
+    #[error("row {row} of the file is of the tokens {tokens:?}, expected one token")]
+    RowTokens {
+        /// The row of the file.
+        row: u64,
+        /// Its tokens.
+        tokens: [u32; 2],
+    },
+
     /// More known tokens than rows.
     #[error("sequence {sequence} has {tokens} tokens, but {rows} rows")]
     KnownTokens {
@@ -238,6 +247,28 @@ pub enum SessionError {
         index: usize,
         /// The sequences of the file.
         sequences: usize,
+    },
+
+    /// All sequences of a session that are to be loaded beside others.
+    #[error("the manager has {sequences} sequences, expected none")]
+    NotEmpty {
+        /// Its sequences.
+        sequences: usize,
+    },
+
+    /// A sequence that would need more pages than a row of `cachestarts` has.
+    #[error("sequence {sequence} has {rows} rows, which are {need} pages of {page_size}, expected at most {max_pages}")]
+    TooManyPages {
+        /// The place of the sequence among those that are loaded.
+        sequence: usize,
+        /// Its rows.
+        rows: usize,
+        /// Rows of a page.
+        page_size: usize,
+        /// The pages for that many rows.
+        need: usize,
+        /// The specification's `max_pages`.
+        max_pages: usize,
     },
 
     /// A cache without room for the session.
@@ -280,8 +311,11 @@ impl SessionError {
             Self::RowIndex { .. } => "row_index",
             Self::PositionRange { .. } => "position_range",
             Self::PositionOrder { .. } => "position_order",
+            Self::RowTokens { .. } => "row_tokens",
             Self::KnownTokens { .. } => "known_tokens",
             Self::NoSequence { .. } => "no_sequence",
+            Self::NotEmpty { .. } => "not_empty",
+            Self::TooManyPages { .. } => "too_many_pages",
             Self::NoRoom { .. } => "no_room",
         }
     }

@@ -1,17 +1,16 @@
-//! Session files: sequences with their rows, written to disk and read again.
+//! Sessions: sequences with their rows, written to a file and read again.
 //!
-//! `header` is the text before the data, `contents` what it says and the sequences' part of the data; `write` and
-//! `read` move bytes. None of them knows a manager's state.
+//! `header` is the text before a file's data, `contents` what it says; `write` and `read` move bytes. None of them knows
+//! a manager's state: that is what `save`, `load` and `place` are for.
 
 mod contents;
 pub(crate) mod error;
 mod header;
+mod load;
+mod place;
 mod read;
+mod save;
 mod write;
-
-pub(crate) use contents::{SavedRope, SavedSequence, SessionSpec};
-pub(crate) use read::SessionFile;
-pub(crate) use write::{Session, write};
 
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@
 //! shorten is not safe: the process would die of a signal. Two copies of a block in the processor's cache cost less than
 //! a copy of the whole file in memory.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use xxhash_rust::xxh3::Xxh3;
@@ -94,9 +95,9 @@ impl<R: Read + Seek> SessionFile<R> {
         &self.contents.spec
     }
 
-    /// What the header says of the sequences.
-    pub(crate) fn sequences(&self) -> &[Outline] {
-        &self.contents.sequences
+    /// The number of sequences.
+    pub(crate) fn num_sequences(&self) -> usize {
+        self.contents.sequences.len()
     }
 
     /// Reads and checks all sequences, and gives those with an index that is `wanted`; then the rows can be read.
@@ -123,11 +124,12 @@ impl<R: Read + Seek> SessionFile<R> {
                 *sequence = SavedSequence::default();
             }
         }
-        for (sequence, Outline { salt, shifts, .. }) in sequences.iter_mut().zip(outlines) {
-            (sequence.salt, sequence.shifts) = (salt, shifts);
+        for (sequence, Outline { salt, shifts, gone, .. }) in sequences.iter_mut().zip(outlines) {
+            (sequence.salt, sequence.shifts, sequence.gone) = (salt, shifts, gone);
         }
         let mut indexes = 0..;
         sequences.retain(|_| indexes.next().is_some_and(&wanted));
+        check_tokens(&sequences)?;
         Ok((sequences, RowReader { reader: self.reader, num_rows, row_len: spec.row_len }))
     }
 }
@@ -154,12 +156,21 @@ fn check_positions(sequence: usize, positions: &[i32]) -> Result<(), SessionErro
     Ok(())
 }
 
-impl<R: Read> RowReader<R> {
-    /// The number of rows.
-    pub(crate) fn num_rows(&self) -> usize {
-        self.num_rows
+/// Rows that sequences share have one token.
+fn check_tokens(sequences: &[SavedSequence]) -> Result<(), SessionError> {
+    let mut tokens = HashMap::new();
+    for sequence in sequences {
+        for (&row, &token) in sequence.rows.iter().zip(&sequence.tokens) {
+            let first = *tokens.entry(row).or_insert(token);
+            if first != token {
+                return Err(SessionError::RowTokens { row, tokens: [first, token] });
+            }
+        }
     }
+    Ok(())
+}
 
+impl<R: Read> RowReader<R> {
     /// Gives all rows to `write`, some at a time: the index of the first, and their bytes. At the end the digest is
     /// checked again; after an error, rows that were given may be wrong.
     pub(crate) fn read<E: From<SessionError>>(

@@ -1,0 +1,261 @@
+//! Slots for the sequences of a session.
+
+use std::sync::Arc;
+
+use super::contents::SavedSequence;
+use super::error::SessionError;
+use crate::error::Error;
+use crate::journal::Journal;
+use crate::positions::Positions;
+use crate::prefix;
+use crate::seq_id::SeqId;
+use crate::sequence::Place;
+use crate::spec::{CacheSpec, KeyForm, Mode};
+use crate::state::State;
+
+/// A slot that is to hold a row of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Target {
+    pub(super) row: u64,
+    pub(super) slot: usize,
+}
+
+/// Sequences that have their slots.
+#[derive(Debug, Default)]
+pub(super) struct Placed {
+    pub(super) seqs: Vec<SeqId>,
+    /// The slots that are to be written, in order of the file's rows.
+    pub(super) targets: Vec<Target>,
+}
+
+/// A row of the file and, where those who share a slot need have it in common, its position.
+type Row = (u64, i64);
+
+/// Gives saved sequences their slots. All changes are in the journal; after an error they have to be rolled back.
+pub(super) fn place(
+    spec: &CacheSpec,
+    state: &mut State,
+    journal: &mut Journal,
+    sequences: &[SavedSequence],
+) -> Result<Placed, Error> {
+    let page_size = spec.page_size();
+    for (i, sequence) in sequences.iter().enumerate() {
+        let rows = sequence.rows.len();
+        let need = rows.div_ceil(page_size);
+        if let Some(max_pages) = spec.max_pages().filter(|&max_pages| need > max_pages) {
+            return Err(SessionError::TooManyPages { sequence: i, rows, page_size, need, max_pages }.into());
+        }
+    }
+    let mut placer = Placer { spec, state, journal, placed: Placed::default() };
+    match spec.mode() {
+        Mode::Runs => placer.place_in_runs(sequences)?,
+        Mode::Paged { .. } | Mode::Cells => placer.place_in_pages(sequences)?,
+    }
+    placer.placed.targets.sort_unstable();
+    Ok(placer.placed)
+}
+
+/// What placing reads and changes.
+struct Placer<'a> {
+    spec: &'a CacheSpec,
+    state: &'a mut State,
+    journal: &'a mut Journal,
+    placed: Placed,
+}
+
+/// The pages, or cells, of sequences: by which of them have the same rows.
+struct Groups {
+    /// By sequence and index in its table: the group.
+    of: Vec<Vec<usize>>,
+    /// By group: a page with most rows, as its sequence and index.
+    longest: Vec<(usize, usize)>,
+}
+
+impl Groups {
+    /// Two pages whose rows are the same, as far as both have any, are of one group. There are as few groups as can be.
+    fn new(rows: &[Vec<Row>], page_size: usize) -> Self {
+        let page = |&(sequence, index): &(usize, usize)| {
+            let rows: &[Row] = &rows[sequence];
+            &rows[index * page_size..rows.len().min((index + 1) * page_size)]
+        };
+        let mut of: Vec<Vec<usize>> = rows.iter().map(|rows| vec![0; rows.len().div_ceil(page_size)]).collect();
+        let pages = of.iter().enumerate().flat_map(|(sequence, table)| (0..table.len()).map(move |i| (sequence, i)));
+        let mut pages: Vec<_> = pages.collect();
+        // A page stands before all that begin with its rows, the next of which is one of them if any is.
+        pages.sort_unstable_by(|a, b| page(a).cmp(page(b)).then(a.cmp(b)));
+        let mut longest: Vec<(usize, usize)> = Vec::new();
+        let mut behind: Option<(usize, usize)> = None;
+        for at in pages.into_iter().rev() {
+            if behind.is_none_or(|behind| !page(&behind).starts_with(page(&at))) {
+                longest.push(at);
+            }
+            of[at.0][at.1] = longest.len() - 1;
+            behind = Some(at);
+        }
+        Self { of, longest }
+    }
+}
+
+/// A page, or cell, that a group has.
+#[derive(Debug, Clone, Copy)]
+enum Page {
+    /// The prefix index had it.
+    Sealed(u32),
+    /// It was taken for the group.
+    Taken(u32),
+}
+
+impl Placer<'_> {
+    /// Gives each sequence a run of its own.
+    fn place_in_runs(&mut self, sequences: &[SavedSequence]) -> Result<(), Error> {
+        let need = sequences.iter().fold(0_usize, |need, sequence| need.saturating_add(sequence.rows.len()));
+        self.require(need)?;
+        for sequence in sequences {
+            let len = sequence.rows.len();
+            let start = match len {
+                0 => 0,
+                _ => self.journal.take_cells(self.state, len).ok_or_else(|| self.state.no_slot(len))?,
+            };
+            self.placed.targets.extend((start..).zip(&sequence.rows).map(|(slot, &row)| Target { row, slot }));
+            self.create(sequence, Place::Run(start..start + len));
+        }
+        Ok(())
+    }
+
+    /// Gives the sequences pages, or cells, which they share where their rows are the same.
+    fn place_in_pages(&mut self, sequences: &[SavedSequence]) -> Result<(), Error> {
+        let page_size = self.spec.page_size();
+        let cells = self.spec.mode() == Mode::Cells;
+        // A cell has one position; so has a key that is stored rotated.
+        let positions = cells || self.spec.key_form() == KeyForm::Roped;
+        let rows: Vec<Vec<Row>> = sequences
+            .iter()
+            .map(|SavedSequence { rows, positions: all, .. }| {
+                let row = |(&row, &position): (&u64, &i32)| (row, if positions { i64::from(position) } else { 0 });
+                rows.iter().zip(all).map(row).collect()
+            })
+            .collect();
+        let groups = Groups::new(&rows, page_size);
+        let mut pages: Vec<Option<Page>> = vec![None; groups.longest.len()];
+
+        // Before any page is taken, which might be one of these.
+        let mut tables = Vec::with_capacity(sequences.len());
+        for (sequence, groups) in sequences.iter().zip(&groups.of) {
+            let table = self.map_prefix(sequence);
+            for (&group, &page) in groups.iter().zip(&table) {
+                pages[group].get_or_insert(Page::Sealed(page));
+            }
+            tables.push(table);
+        }
+        let need = pages.iter().filter(|page| page.is_none()).count();
+        self.require(need)?;
+        let mut run = if cells && need > 0 { self.journal.take_cells(self.state, need) } else { None };
+
+        for ((sequence, groups_of), mut table) in sequences.iter().zip(&groups.of).zip(tables) {
+            for &group in &groups_of[table.len()..] {
+                table.push(match pages[group] {
+                    Some(Page::Sealed(page)) => {
+                        self.journal.map(self.state, page);
+                        page
+                    }
+                    Some(Page::Taken(page)) => {
+                        self.journal.share(self.state, page);
+                        page
+                    }
+                    None => {
+                        let page = self.take(&mut run);
+                        pages[group] = Some(Page::Taken(page));
+                        let (longest, index) = groups.longest[group];
+                        let rows = &sequences[longest].rows[index * page_size..];
+                        let slots = page as usize * page_size..(page as usize + 1) * page_size;
+                        self.placed.targets.extend(slots.zip(rows).map(|(slot, &row)| Target { row, slot }));
+                        page
+                    }
+                });
+            }
+            self.create(sequence, Place::Table(table));
+        }
+        Ok(())
+    }
+
+    /// Checks that so many pages, or cells, can be taken.
+    fn require(&self, need: usize) -> Result<(), SessionError> {
+        let page_size = self.spec.page_size();
+        let free = self.state.pages.num_free() + self.state.cached.len();
+        if need <= free {
+            return Ok(());
+        }
+        Err(SessionError::NoRoom { need: need.saturating_mul(page_size), free: free * page_size })
+    }
+
+    /// Takes a page, or a cell: the next of a `run` of them, if there is one.
+    fn take(&mut self, run: &mut Option<usize>) -> u32 {
+        match run {
+            Some(cell) => {
+                let page = *cell as u32;
+                *cell += 1;
+                self.journal.share(self.state, page);
+                page
+            }
+            None => self.journal.take(self.state).unwrap_or_else(|| unreachable!("pages are counted before")),
+        }
+    }
+
+    /// The longest sealed chain of a sequence's tokens, without the last one: its pages, each with a table entry more.
+    fn map_prefix(&mut self, sequence: &SavedSequence) -> Vec<u32> {
+        let mut table = Vec::new();
+        if !self.spec.prefix_sharing() {
+            return table;
+        }
+        let page_size = self.spec.page_size();
+        let mut key = prefix::root(self.spec.fingerprint(), &sequence.salt);
+        let known = known(sequence).min(sequence.rows.len().saturating_sub(1));
+        for tokens in sequence.tokens[..known].chunks_exact(page_size) {
+            key = prefix::child(key, tokens);
+            let Some(page) = self.state.prefix.find(key, tokens) else {
+                break;
+            };
+            self.journal.map(self.state, page);
+            table.push(page);
+        }
+        table
+    }
+
+    /// Adds a sequence whose slots are these, and seals its full pages.
+    fn create(&mut self, saved: &SavedSequence, place: Place) {
+        let page_size = self.spec.page_size();
+        let mut sequence = self.state.new_sequence(self.spec, Arc::from(&*saved.salt), 0);
+        sequence.place = place;
+        (sequence.shifts, sequence.gone) = (saved.shifts, saved.gone);
+        let mut positions = Positions::default();
+        saved.positions.iter().for_each(|&position| positions.push(1, i64::from(position)));
+        sequence.positions = positions;
+        sequence.known = known(saved);
+        if self.spec.prefix_sharing() {
+            for (index, tokens) in saved.tokens[..sequence.known].chunks_exact(page_size).enumerate() {
+                let page = sequence.table()[index];
+                let key = prefix::child(sequence.key, tokens);
+                // A page of another salt, or of rows behind others: no prefill with this salt has given it.
+                if self.state.prefix.key(page).is_some_and(|sealed| sealed != key) {
+                    sequence.known = index * page_size;
+                    break;
+                }
+                sequence.key = key;
+                if self.state.prefix.key(page).is_none() {
+                    self.journal.seal(self.state, page, key);
+                }
+            }
+        }
+        for (row, &token) in saved.tokens[..sequence.known].iter().enumerate() {
+            self.state.prefix.slot_tokens_mut()[sequence.slot(row, page_size)] = token;
+        }
+        let seq = self.journal.create(self.state, sequence);
+        self.placed.seqs.push(seq);
+    }
+}
+
+/// How many leading rows have tokens that are known and positions that are their rows.
+fn known(sequence: &SavedSequence) -> usize {
+    let rows = sequence.positions.iter().zip(0..);
+    rows.take(sequence.tokens.len()).take_while(|&(&position, row)| position == row).count()
+}

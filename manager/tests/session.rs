@@ -1,0 +1,665 @@
+//! Sessions: what is saved is loaded, in whatever mode, layout and size, or nothing has changed.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{Memory, TYPES, layouts, with_types};
+use kvcache_manager::op::Serial;
+use kvcache_manager::schema::CacheLayout;
+use kvcache_manager::{
+    Append, CacheMemory, CacheSpec, Create, Error, Geometry, HostMemory, KeyForm, Manager, MemoryError, Mode, Rope,
+    Rotation, RowCopy, SeqId, SessionError,
+};
+use proptest::prelude::*;
+
+/// A file in a directory of its own.
+struct Path {
+    directory: tempfile::TempDir,
+}
+
+impl Path {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("session.safetensors")
+    }
+}
+
+fn modes() -> impl Strategy<Value = Mode> {
+    let pages = prop::sample::select(vec![1, 2, 3, 4, 16]).prop_map(|page_size| Mode::Paged { page_size });
+    prop_oneof![3 => pages, 1 => Just(Mode::Runs), 1 => Just(Mode::Cells)]
+}
+
+fn spec(mode: Mode, layout: CacheLayout, types: usize, key_form: KeyForm, max_t: usize) -> CacheSpec {
+    let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t };
+    let builder = with_types(CacheSpec::builder(geometry), types).layout(layout).mode(mode).key_form(key_form);
+    builder.rope(Rope::neox(4, 1e4)).shift_limit(None).fingerprint("model").build().unwrap()
+}
+
+fn paged(page_size: usize, max_t: usize) -> CacheSpec {
+    spec(Mode::Paged { page_size }, CacheLayout::TokenMajor, 1, KeyForm::Roped, max_t)
+}
+
+/// A manager and its memory.
+struct Cache {
+    manager: Manager,
+    memory: Memory,
+    types: usize,
+    /// Bytes for rows of unknown tokens.
+    seed: u64,
+}
+
+/// All that is to be known of a sequence: its positions and its rows.
+type Contents = (Vec<i64>, Vec<u8>);
+
+impl Cache {
+    fn new(spec: &CacheSpec, types: usize) -> Self {
+        let manager = Manager::new(spec.clone()).unwrap();
+        Self { manager, memory: Memory::new(spec, types), types, seed: 0 }
+    }
+
+    fn paged(page_size: usize, max_t: usize) -> Self {
+        Self::new(&paged(page_size, max_t), 1)
+    }
+
+    fn slots(&self, seq: SeqId) -> Vec<usize> {
+        self.manager.slots(seq).unwrap().collect()
+    }
+
+    fn contents(&self, seq: SeqId) -> Contents {
+        (self.manager.positions(seq).unwrap().collect(), self.memory.read(&self.slots(seq)))
+    }
+
+    /// Appends rows, of known tokens or not, and writes them; gives how many were found in the prefix index.
+    fn append(&mut self, append: Append<'_>, seq: SeqId) -> Result<usize, Error> {
+        let step = self.manager.begin_step(&[append])?.apply(&mut self.memory)?;
+        let (tokens, cached) = (step.token_ids().to_vec(), step.cached().iter().sum::<i64>() as usize);
+        step.commit();
+        let slots = self.slots(seq);
+        // A window may have removed the first of them.
+        for (&slot, &token) in slots.iter().rev().zip(tokens.iter().rev()) {
+            self.seed += 1;
+            let seed = if token < 0 { self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { token as u64 };
+            // Bytes that are finite numbers in every type.
+            let row: Vec<u8> = (0..self.memory.spec.bytes_per_token())
+                .map(|i| ((seed >> (i % 7 * 8)) as u8 ^ i as u8) & 0x3b)
+                .collect();
+            self.memory.write(&[slot], &row);
+        }
+        self.manager.check().unwrap();
+        Ok(cached)
+    }
+
+    fn create(&mut self, tokens: &[u32]) -> SeqId {
+        let seq = self.manager.create();
+        self.append(Append::tokens(seq, tokens), seq).unwrap();
+        seq
+    }
+
+    fn load(&mut self, path: &Path) -> Result<Vec<SeqId>, Error> {
+        let loaded = self.manager.load(path.file(), &mut self.memory);
+        self.manager.check().unwrap();
+        loaded
+    }
+
+    /// Loads one sequence, which is refused: nothing changes.
+    fn refuses(&mut self, path: &Path, index: usize) -> Error {
+        let (manager, memory) = (self.manager.clone(), self.memory.clone());
+        let error = self.manager.load_seq(path.file(), &mut self.memory, index).unwrap_err();
+        self.manager.check().unwrap();
+        assert!(self.manager == manager);
+        assert!(self.memory == memory);
+        error
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Create(u8),
+    Append(usize, Vec<u32>),
+    Count(usize, usize),
+    Fork(usize),
+    Remove(usize, i64, i64),
+    Add(usize, i64, i64),
+    Divide(usize, i64),
+    Free(usize),
+    Update,
+}
+
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    use Operation::*;
+    let tokens = prop::collection::vec(0u32..3, 1..9);
+    let operation = prop_oneof![
+        2 => (0u8..2).prop_map(Create),
+        5 => (any::<usize>(), tokens).prop_map(|(seq, tokens)| Append(seq, tokens)),
+        1 => (any::<usize>(), 1usize..4).prop_map(|(seq, n)| Count(seq, n)),
+        3 => any::<usize>().prop_map(Fork),
+        2 => (any::<usize>(), 0i64..12, 1i64..6).prop_map(|(seq, p0, n)| Remove(seq, p0, p0 + n)),
+        1 => (any::<usize>(), 0i64..12, 0i64..5).prop_map(|(seq, p0, delta)| Add(seq, p0, delta)),
+        1 => (any::<usize>(), 0i64..12).prop_map(|(seq, p0)| Divide(seq, p0)),
+        1 => any::<usize>().prop_map(Free),
+        1 => Just(Update),
+    ];
+    prop::collection::vec(operation, 1..20)
+}
+
+/// Does what can be done of a script; gives the sequences.
+fn run(cache: &mut Cache, operations: &[Operation]) -> Vec<SeqId> {
+    let mut seqs = vec![cache.manager.create()];
+    for operation in operations {
+        let at = |i: &usize| i % seqs.len();
+        match operation {
+            Operation::Create(salt) => {
+                seqs.push(cache.manager.create_with(&Create { salt: &vec![*salt; *salt as usize], reserve: 3 }));
+            }
+            Operation::Append(i, tokens) => {
+                let seq = seqs[at(i)];
+                let _ = cache.append(Append::tokens(seq, tokens), seq);
+            }
+            Operation::Count(i, n) => {
+                let seq = seqs[at(i)];
+                let _ = cache.append(Append::count(seq, *n), seq);
+            }
+            Operation::Fork(i) => {
+                if let Ok(fork) = cache.manager.fork(seqs[at(i)]) {
+                    seqs.push(fork);
+                }
+            }
+            Operation::Remove(i, p0, p1) => {
+                let _ = cache.manager.seq_rm(seqs[at(i)], *p0..*p1);
+            }
+            Operation::Add(i, p0, delta) => {
+                let _ = cache.manager.seq_add(seqs[at(i)], *p0.., *delta);
+            }
+            Operation::Divide(i, p0) => {
+                let _ = cache.manager.seq_div(seqs[at(i)], *p0.., 2);
+            }
+            Operation::Free(i) if seqs.len() > 1 => cache.manager.free(seqs.remove(at(i))).unwrap(),
+            Operation::Free(_) => {}
+            Operation::Update => cache.manager.update(&mut cache.memory).unwrap(),
+        }
+        cache.manager.check().unwrap();
+    }
+    cache.manager.update(&mut cache.memory).unwrap();
+    seqs
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// A session fits into a cache like the one that it was saved from, and into any other that is large enough.
+    #[test]
+    fn what_is_saved_is_loaded(
+        operations in operations(),
+        (from, to) in (modes(), modes()),
+        (from_layout, to_layout) in (layouts(), layouts()),
+        types in 0..TYPES.len(),
+        raw in any::<bool>(),
+        max_t in prop::sample::select(vec![16, 24, 50]),
+    ) {
+        let path = Path::new();
+        let key_form = if raw { KeyForm::Raw } else { KeyForm::Roped };
+        let like = spec(from, from_layout, types, key_form, max_t);
+        let mut cache = Cache::new(&like, types);
+        let seqs = run(&mut cache, &operations);
+        let contents: Vec<_> = seqs.iter().map(|&seq| cache.contents(seq)).collect();
+        let (tensor, scale) = cache.memory.tensors();
+        cache.manager.save(path.file(), &HostMemory::new(&like, tensor, scale, &Serial).unwrap()).unwrap();
+        let file = std::fs::read(path.file()).unwrap();
+
+        // Room for all sequences in pages of their own.
+        let room = |(positions, _): &Contents| positions.len() + 16;
+        for to in [like, spec(to, to_layout, types, key_form, contents.iter().map(room).sum())] {
+            let mut other = Cache::new(&to, types);
+            let loaded = other.load(&path).unwrap();
+            let got: Vec<_> = loaded.iter().map(|&seq| other.contents(seq)).collect();
+            prop_assert_eq!(&got, &contents);
+            // Saved anew it has the same sequences; the order of rows is the same, since it is that of sequences.
+            other.manager.save(path.file(), &other.memory).unwrap();
+            if to.mode() == from {
+                prop_assert!(std::fs::read(path.file()).unwrap() == file);
+                let (got, was) = (other.manager.stats(), cache.manager.stats());
+                prop_assert!(got.used <= was.used);
+                prop_assert_eq!(got.sequences, was.sequences);
+            }
+            // And it goes on.
+            for &seq in &loaded {
+                let _ = other.append(Append::tokens(seq, &[1, 2]), seq);
+            }
+            std::fs::write(path.file(), &file).unwrap();
+        }
+
+        for (index, &seq) in seqs.iter().enumerate() {
+            cache.manager.save_seq(path.file(), &cache.memory, seq).unwrap();
+            let alone = std::fs::read(path.file()).unwrap();
+            std::fs::write(path.file(), &file).unwrap();
+            let mut other = Cache::new(&spec(to, to_layout, types, key_form, room(&contents[index])), types);
+            let loaded = other.manager.load_seq(path.file(), &mut other.memory, index).unwrap();
+            prop_assert_eq!(&other.contents(loaded), &contents[index]);
+            other.manager.save(path.file(), &other.memory).unwrap();
+            prop_assert!(std::fs::read(path.file()).unwrap() == alone);
+            std::fs::write(path.file(), &file).unwrap();
+        }
+    }
+
+    /// A failure at any write leaves sequences, their rows and the pages that were not to be written.
+    #[test]
+    fn a_failing_memory_changes_nothing(
+        operations in operations(),
+        mode in modes(),
+        fails_at in 0usize..4,
+        panics in any::<bool>(),
+    ) {
+        let path = Path::new();
+        let spec = spec(mode, CacheLayout::HeadMajor, 1, KeyForm::Roped, 48);
+        let mut cache = Cache::new(&spec, 1);
+        let seqs = run(&mut cache, &operations);
+        cache.manager.save(path.file(), &cache.memory).unwrap();
+        // Some stay, others are cached or free now.
+        for &seq in seqs.iter().skip(1).step_by(2) {
+            cache.manager.free(seq).unwrap();
+        }
+        let left: Vec<_> = seqs.iter().copied().step_by(2).collect();
+        let contents: Vec<_> = left.iter().map(|&seq| cache.contents(seq)).collect();
+        let (stats, before) = (cache.manager.stats(), cache.manager.clone());
+        let mut failing = Failing { memory: &mut cache.memory, writes: fails_at, panics };
+        let manager = &mut cache.manager;
+        let load = std::panic::AssertUnwindSafe(|| manager.load_seq(path.file(), &mut failing, seqs.len() - 1));
+        let loaded = std::panic::catch_unwind(load);
+        cache.manager.check().unwrap();
+        if !matches!(loaded, Ok(Ok(_))) {
+            if let Ok(Err(error)) = &loaded {
+                prop_assert!(["memory", "no_room", "no_slot"].contains(&error.kind()), "{error}");
+                if error.kind() != "memory" {
+                    prop_assert!(cache.manager == before);
+                }
+            }
+            let got = cache.manager.stats();
+            prop_assert_eq!((got.used, got.shared, got.sequences), (stats.used, stats.shared, stats.sequences));
+            prop_assert_eq!(got.free + got.cached, stats.free + stats.cached);
+        }
+        for (&seq, contents) in left.iter().zip(&contents) {
+            prop_assert_eq!(&cache.contents(seq), contents);
+        }
+    }
+}
+
+/// A memory of which some write fails, after it has written half.
+struct Failing<'a> {
+    memory: &'a mut Memory,
+    /// Writes that succeed before.
+    writes: usize,
+    panics: bool,
+}
+
+impl CacheMemory for Failing<'_> {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.memory.copy_rows(copies)
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
+        self.memory.rotate_keys(rotations, rope)
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.read_rows(slots, rows)
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        if self.writes > 0 {
+            self.writes -= 1;
+            return self.memory.write_rows(slots, rows);
+        }
+        let half = slots.len().div_ceil(2);
+        self.memory.write_rows(&slots[..half], &vec![0xff; half * rows.len() / slots.len()])?;
+        assert!(!self.panics, "the memory panics");
+        Err("injected".into())
+    }
+}
+
+#[test]
+fn pages_are_shared_sealed_and_found_again() {
+    let path = Path::new();
+    let mut cache = Cache::paged(4, 64);
+    let a = cache.create(&(0..12).collect::<Vec<_>>());
+    let b = cache.manager.fork(a).unwrap();
+    cache.manager.seq_rm(b, 6..).unwrap();
+    let c = cache.manager.fork(a).unwrap();
+    cache.append(Append::tokens(c, &[50, 51]), c).unwrap();
+    assert_eq!(cache.manager.stats().used, 16);
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+
+    let mut other = Cache::paged(4, 16);
+    let loaded = other.load(&path).unwrap();
+    let (stats, slots) = (other.manager.stats(), other.slots(loaded[0]));
+    assert_eq!((stats.used, stats.shared, stats.free), (16, 12, 0));
+    assert_eq!(other.slots(loaded[1]), slots[..6]);
+    assert_eq!(other.slots(loaded[2])[..12], slots);
+
+    // Full pages were sealed: a prompt finds all that it can have of them, which is not its last token.
+    let mut other = Cache::paged(4, 32);
+    let loaded = other.load(&path).unwrap();
+    let d = other.manager.create();
+    assert_eq!(other.append(Append::tokens(d, &(0..12).collect::<Vec<_>>()), d).unwrap(), 8);
+    assert_eq!(other.slots(d)[..8], other.slots(loaded[0])[..8]);
+    // And of a freed sequence they stay cached.
+    loaded.iter().for_each(|&seq| other.manager.free(seq).unwrap());
+    other.manager.free(d).unwrap();
+    assert_eq!(other.manager.stats().cached, 12);
+    // Not with another salt.
+    let e = other.manager.create_with(&Create { salt: b"salt", ..Create::default() });
+    assert_eq!(other.append(Append::tokens(e, &(0..12).collect::<Vec<_>>()), e).unwrap(), 0);
+}
+
+#[test]
+fn tokens_behind_a_removal_stay_unknown() {
+    let path = Path::new();
+    let mut cache = Cache::paged(4, 64);
+    let a = cache.create(&(0..12).collect::<Vec<_>>());
+    cache.manager.seq_rm(a, 4..8).unwrap();
+    cache.manager.seq_add(a, 4.., -4).unwrap();
+    cache.manager.update(&mut cache.memory).unwrap();
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let mut other = Cache::paged(4, 64);
+    other.load(&path).unwrap();
+    let b = other.manager.create();
+    let tokens: Vec<_> = (0..4).chain(8..12).chain([99]).collect();
+    assert_eq!(other.append(Append::tokens(b, &tokens), b).unwrap(), 4);
+}
+
+#[test]
+fn a_loaded_prompt_begins_with_pages_that_are_there() {
+    let path = Path::new();
+    let prompt: Vec<u32> = (0..12).collect();
+    let mut cache = Cache::paged(4, 64);
+    let a = cache.create(&prompt);
+    cache.append(Append::tokens(a, &[70]), a).unwrap();
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+
+    // Live pages, then cached ones.
+    for freed in [false, true] {
+        let mut other = Cache::paged(4, 24);
+        let live = other.create(&[&prompt[..8], &[80]].concat());
+        let slots = other.slots(live);
+        if freed {
+            other.manager.free(live).unwrap();
+        }
+        let before = other.memory.clone();
+        let mut counting = Counting { memory: &mut other.memory, written: Vec::new() };
+        let loaded = other.manager.load_seq(path.file(), &mut counting, 0).unwrap();
+        let written = counting.written;
+        other.manager.check().unwrap();
+        assert_eq!(other.slots(loaded)[..8], slots[..8]);
+        assert_eq!(written, other.slots(loaded)[8..]);
+        assert_eq!(other.memory.read(&slots[..8]), before.read(&slots[..8]));
+        assert_eq!(other.contents(loaded), cache.contents(a));
+        assert_eq!(other.manager.stats().used, if freed { 16 } else { 20 });
+    }
+
+    // Of a prompt of whole pages the last is its own: it has the last token.
+    let mut cache = Cache::paged(4, 64);
+    let a = cache.create(&prompt);
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let b = cache.manager.load_seq(path.file(), &mut cache.memory, 0).unwrap();
+    assert_eq!(cache.slots(b)[..8], cache.slots(a)[..8]);
+    assert_ne!(cache.slots(b)[8..], cache.slots(a)[8..]);
+    assert_eq!(cache.contents(b), cache.contents(a));
+    cache.manager.check().unwrap();
+}
+
+/// A memory that notes what is written.
+struct Counting<'a> {
+    memory: &'a mut Memory,
+    written: Vec<usize>,
+}
+
+impl CacheMemory for Counting<'_> {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.memory.copy_rows(copies)
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
+        self.memory.rotate_keys(rotations, rope)
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.read_rows(slots, rows)
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        self.written.extend_from_slice(slots);
+        self.memory.write_rows(slots, rows)
+    }
+}
+
+/// A prompt whose cached pages are the only ones left is loaded into others, or refused; it does not evict its own
+/// beginning.
+#[test]
+fn a_load_does_not_evict_what_it_maps() {
+    let path = Path::new();
+    let prompt: Vec<u32> = (0..13).collect();
+    let mut cache = Cache::paged(4, 16);
+    let a = cache.create(&prompt);
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let contents = cache.contents(a);
+    cache.manager.free(a).unwrap();
+    assert_eq!(cache.manager.stats().cached, 12);
+    let loaded = cache.load(&path).unwrap();
+    assert_eq!(cache.contents(loaded[0]), contents);
+}
+
+#[test]
+fn what_is_queued_is_done_before_a_load() {
+    let path = Path::new();
+    for mode in [Mode::Paged { page_size: 4 }, Mode::Runs, Mode::Cells] {
+        let spec = spec(mode, CacheLayout::LayerMajor, 1, KeyForm::Roped, 32);
+        let mut cache = Cache::new(&spec, 1);
+        let a = cache.create(&(0..12).collect::<Vec<_>>());
+        cache.manager.save(path.file(), &cache.memory).unwrap();
+        let contents = cache.contents(a);
+        let b = cache.create(&[7; 11]);
+        cache.manager.seq_rm(b, 1..6).unwrap();
+        cache.manager.defrag(None).unwrap();
+        assert!(
+            matches!(cache.manager.save(path.file(), &cache.memory), Err(Error::UpdatePending { copies: 1.., .. }))
+                || mode == Mode::Cells
+        );
+        let mut expected = cache.memory.clone();
+        let mut twin = cache.manager.clone();
+        twin.update(&mut expected).unwrap();
+        let rest = expected.read(&twin.slots(b).unwrap().collect::<Vec<_>>());
+        let loaded = cache.manager.load_seq(path.file(), &mut cache.memory, 0).unwrap();
+        assert_eq!(cache.contents(loaded), contents);
+        assert_eq!(cache.memory.read(&cache.slots(b)), rest);
+        cache.manager.check().unwrap();
+    }
+}
+
+#[test]
+fn saving_is_refused() {
+    let path = Path::new();
+    let mut cache = Cache::paged(4, 64);
+    let a = cache.create(&[1, 2, 3, 4, 5, 6]);
+    let b = cache.create(&[7]);
+    cache.manager.begin_step(&[Append::count(a, 1)]).unwrap().apply(&mut cache.memory).unwrap().detach();
+    assert!(matches!(cache.manager.save(path.file(), &cache.memory), Err(Error::StepOpen)));
+    assert!(matches!(cache.manager.load_seq(path.file(), &mut cache.memory, 0), Err(Error::StepOpen)));
+    cache.manager.rollback_open_step();
+
+    cache.manager.seq_add(a, 3.., 2).unwrap();
+    let error = cache.manager.save(path.file(), &cache.memory).unwrap_err();
+    assert!(matches!(error, Error::UpdatePending { copies: 0, sequences: 1 }), "{error:?}");
+    let mut failing = Refusing;
+    cache.manager.update(&mut failing).unwrap_err();
+    assert!(matches!(cache.manager.save(path.file(), &cache.memory), Err(Error::Lost { seq }) if seq == a));
+    assert!(matches!(cache.manager.save_seq(path.file(), &cache.memory, a), Err(Error::Lost { .. })));
+    cache.manager.save_seq(path.file(), &cache.memory, b).unwrap();
+    let saved = std::fs::read(path.file()).unwrap();
+    cache.manager.free(a).unwrap();
+    assert!(matches!(cache.manager.save_seq(path.file(), &cache.memory, a), Err(Error::UnknownSeq { .. })));
+
+    // A memory that cannot be read: the file is as it was.
+    assert!(matches!(cache.manager.save(path.file(), &Refusing), Err(Error::Memory { .. })));
+    assert_eq!(std::fs::read(path.file()).unwrap(), saved);
+    let missing = path.directory.path().join("missing").join("file");
+    let error = cache.manager.save(&missing, &cache.memory).unwrap_err();
+    assert!(matches!(error, Error::Session(SessionError::Io { .. })) && error.kind() == "io", "{error:?}");
+    let error = cache.manager.load_seq(&missing, &mut cache.memory, 0).unwrap_err();
+    assert!(matches!(error, Error::Session(SessionError::Io { .. })), "{error:?}");
+}
+
+/// A memory that does nothing.
+struct Refusing;
+
+impl CacheMemory for Refusing {
+    fn copy_rows(&mut self, _: &[RowCopy]) -> Result<(), MemoryError> {
+        Err("injected".into())
+    }
+
+    fn rotate_keys(&mut self, _: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
+        Err("injected".into())
+    }
+
+    fn read_rows(&self, _: &[usize], _: &mut [u8]) -> Result<(), MemoryError> {
+        Err("injected".into())
+    }
+
+    fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("injected".into())
+    }
+}
+
+#[test]
+fn loading_is_refused() {
+    let path = Path::new();
+    let mut cache = Cache::paged(4, 64);
+    cache.create(&(0..10).collect::<Vec<_>>());
+    cache.create(&(20..40).collect::<Vec<_>>());
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let error = cache.load(&path).unwrap_err();
+    assert!(matches!(error, Error::Session(SessionError::NotEmpty { sequences: 2 })), "{error:?}");
+    assert_eq!(error.kind(), "not_empty");
+    let error = cache.refuses(&path, 2);
+    assert!(matches!(error, Error::Session(SessionError::NoSequence { index: 2, sequences: 2 })), "{error:?}");
+
+    // Too little room; 20 rows are 5 pages.
+    let mut small = Cache::paged(4, 19);
+    let error = small.refuses(&path, 1);
+    assert!(matches!(error, Error::Session(SessionError::NoRoom { need: 20, free: 16 })), "{error:?}");
+    for mode in [Mode::Runs, Mode::Cells] {
+        let mut small = Cache::new(&spec(mode, CacheLayout::TokenMajor, 1, KeyForm::Roped, 19), 1);
+        let error = small.refuses(&path, 1);
+        assert!(matches!(error, Error::Session(SessionError::NoRoom { need: 20, free: 19 })), "{error:?}");
+        assert!(matches!(small.load(&path).unwrap_err(), Error::Session(SessionError::NoRoom { need: 30, free: 19 })));
+    }
+    // Room enough, but not together: cells do not mind.
+    for (mode, fits) in [(Mode::Runs, false), (Mode::Cells, true)] {
+        let mut holes = Cache::new(&spec(mode, CacheLayout::TokenMajor, 1, KeyForm::Roped, 24), 1);
+        let seqs = [holes.create(&[1; 8]), holes.create(&[2; 8]), holes.create(&[3; 4])];
+        holes.manager.free(seqs[0]).unwrap();
+        if fits {
+            let loaded = holes.manager.load_seq(path.file(), &mut holes.memory, 0).unwrap();
+            assert_eq!(holes.contents(loaded).1, cache.memory.read(&(0..10).collect::<Vec<_>>()));
+            holes.manager.check().unwrap();
+        } else {
+            let error = holes.refuses(&path, 0);
+            assert!(matches!(error, Error::NoSlot { need: 10, largest: 8, free: 12 }), "{error:?}");
+        }
+    }
+    let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
+    let narrow = CacheSpec::builder(geometry).mode(Mode::Paged { page_size: 4 }).max_pages(4);
+    let narrow = narrow.rope(Rope::neox(4, 1e4)).fingerprint("model").build().unwrap();
+    let error = Cache::new(&narrow, 1).refuses(&path, 1);
+    let Error::Session(SessionError::TooManyPages { rows: 20, page_size: 4, need: 5, max_pages: 4, .. }) = error else {
+        panic!("{error:?}");
+    };
+}
+
+#[test]
+fn rows_of_another_cache_are_refused() {
+    let path = Path::new();
+    let mut cache = Cache::paged(4, 64);
+    cache.create(&(0..10).collect::<Vec<_>>());
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
+    let refused = |builder: kvcache_manager::CacheSpecBuilder, types: usize| {
+        Cache::new(&builder.build().unwrap(), types).refuses(&path, 0).kind()
+    };
+    let like = |geometry: Geometry, types: usize| {
+        let builder = with_types(CacheSpec::builder(geometry), types).mode(Mode::Runs);
+        builder.rope(Rope::neox(4, 1e4)).fingerprint("model")
+    };
+    assert_eq!(refused(like(Geometry { num_layer: 1, ..geometry }, 1), 1), "dimensions");
+    assert_eq!(refused(like(Geometry { num_heads: 1, ..geometry }, 1), 1), "dimensions");
+    assert_eq!(refused(like(Geometry { head_dim: 8, ..geometry }, 1), 1), "dimensions");
+    assert_eq!(refused(like(geometry, 0), 0), "types");
+    assert_eq!(refused(like(geometry, 3), 3), "types");
+    assert_eq!(refused(like(geometry, 1).key_form(KeyForm::Raw), 1), "key_form");
+    assert_eq!(refused(like(geometry, 1).rope(Rope::gptj(4, 1e4)), 1), "rope");
+    assert_eq!(refused(like(geometry, 1).rope(Rope::neox(2, 1e4)), 1), "rope");
+    assert_eq!(refused(like(geometry, 1).rope(Rope::neox(4, 1e4 + 1e-9)), 1), "rope");
+    assert_eq!(refused(like(geometry, 1).fingerprint("another"), 1), "fingerprint");
+    // The rope of a list is the same as that of a base with the same frequencies.
+    let list = Rope::with_frequencies(kvcache_manager::RopeStyle::Neox, Rope::neox(4, 1e4).frequencies().collect());
+    let mut same = Cache::new(&like(geometry, 1).rope(list).build().unwrap(), 1);
+    same.load(&path).unwrap();
+
+    let mut quantized = Cache::new(&spec(Mode::Cells, CacheLayout::TokenMajor, 3, KeyForm::Roped, 64), 3);
+    quantized.create(&[1, 2]);
+    quantized.manager.save(path.file(), &quantized.memory).unwrap();
+    assert_eq!(quantized.types, 3);
+    assert_eq!(Cache::new(&like(geometry, 2).build().unwrap(), 2).refuses(&path, 0).kind(), "quantization");
+    assert_eq!(Cache::new(&like(geometry, 4).build().unwrap(), 4).refuses(&path, 0).kind(), "quantization");
+}
+
+/// Every byte flipped, every length: nothing changes, in the bytes of free slots either.
+#[test]
+fn damaged_files_change_nothing() {
+    let path = Path::new();
+    let mut cache = Cache::paged(2, 12);
+    let a = cache.create(&[1, 2, 3]);
+    cache.manager.fork(a).unwrap();
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let file = std::fs::read(path.file()).unwrap();
+    let mut target = Cache::paged(2, 12);
+    target.create(&[4, 5, 6]);
+    for i in 0..file.len() {
+        for flip in [1, 0x80] {
+            let mut damaged = file.clone();
+            damaged[i] ^= flip;
+            std::fs::write(path.file(), damaged).unwrap();
+            target.refuses(&path, 0);
+        }
+        std::fs::write(path.file(), &file[..i]).unwrap();
+        assert_eq!(target.refuses(&path, 0).kind(), "truncated");
+    }
+    std::fs::write(path.file(), [&file[..], &[0]].concat()).unwrap();
+    assert_eq!(target.refuses(&path, 0).kind(), "trailing");
+}
+
+/// The removals of a window are remembered, and counts of shifts.
+#[test]
+fn windows_and_shifts_go_on() {
+    let path = Path::new();
+    let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
+    let builder = with_types(CacheSpec::builder(geometry), 5).mode(Mode::Cells).rope(Rope::neox(4, 1e4));
+    let spec = builder.window(4).shift_limit(Some(1)).build().unwrap();
+    let mut cache = Cache::new(&spec, 5);
+    let a = cache.create(&(0..12).collect::<Vec<_>>());
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let mut other = Cache::new(&spec, 5);
+    let b = other.load(&path).unwrap()[0];
+    assert_eq!(other.contents(b), cache.contents(a));
+    for (cache, seq) in [(&mut cache, a), (&mut other, b)] {
+        assert!(matches!(cache.manager.seq_rm(seq, 10..), Err(Error::WindowLost { gone: 8, .. })));
+        cache.manager.seq_add(seq, 0.., 1).unwrap();
+        cache.manager.update(&mut cache.memory).unwrap();
+    }
+    cache.manager.save(path.file(), &cache.memory).unwrap();
+    let mut other = Cache::new(&spec, 5);
+    let b = other.load(&path).unwrap()[0];
+    assert!(matches!(other.manager.seq_add(b, 0.., 1), Err(Error::ShiftLimit { shifts: 1, limit: 1 })));
+}
