@@ -80,10 +80,10 @@ def decode(native: Native) -> Group:
     short, long = (decode_case(native, BATCH, kvlen) for kvlen in (KVLEN, LONG_KVLEN))
     growing = decode_case(native, BATCH, KVLEN, fixed=False)
     crowded = decode_case(native, BATCH, KVLEN, idle=IDLE)
-    same, long_same, growing_same, crowded_same = (
-        case.contender("same batch") for case in (short, long, growing, crowded)
+    free, long_free, growing_free, crowded_free = (
+        case.contender("same batch, tokens unknown") for case in (short, long, growing, crowded)
     )
-    unknown, changed, copy = map(short.contender, ("same batch, tokens unknown", "changed batch", "memcpy"))
+    evicted, changed, copy = map(short.contender, ("same batch", "changed batch", "memcpy"))
     python = SchedulerPeer(BATCH, KVLEN)
     check_same_step(python.tensors(0), growing.tensors())
     scheduler = python.contender()
@@ -92,17 +92,18 @@ def decode(native: Native) -> Group:
         return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
 
     rows = [
-        microseconds("step, same batch, pages free", unknown),
-        microseconds("step, same batch, pages evicted", same),
-        Row("step, same batch, pages free, of memcpy of its tensors", [unknown, copy], quotient),
-        Row("step, same batch, kvlen 32768 of 2048", [long_same, same], quotient, at_most=1.2),
-        Row("step, same batch, 10000 other sequences of none", [crowded_same, same], quotient, at_most=1.2),
-        Row("step, same batch, columns not fixed of fixed", [growing_same, same], quotient),
+        microseconds("step, same batch", free),
+        microseconds("step, same batch, its pages evicted from the prefix index", evicted),
+        Row("step, same batch, of memcpy of its tensors", [free, copy], quotient),
+        Row("step, same batch, kvlen 32768 of 2048", [long_free, free], quotient, at_most=1.2),
+        Row("step, same batch, beside 10000 other sequences of none", [crowded_free, free], quotient, at_most=1.2),
+        Row("step, same batch, MaxP the widest row of MaxP fixed", [growing_free, free], quotient),
         microseconds("step, changed batch", changed),
         microseconds("memcpy of its tensors", copy),
         Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
         microseconds("scheduler.py", scheduler),
-        Row("scheduler.py of step, same batch", [scheduler, same], quotient, at_least=100),
+        Row("scheduler.py of step, same batch", [scheduler, free], quotient, at_least=100),
+        Row("scheduler.py of step, its pages evicted", [scheduler, evicted], quotient),
         Row("scheduler.py of step, changed batch", [scheduler, changed], quotient),
     ]
     return Group("decode", rows, [short, long, growing, crowded])

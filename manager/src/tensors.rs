@@ -150,9 +150,11 @@ impl Tensors {
                 // Of the pages that were there, only the one that the step writes into can be another.
                 row.pages = row.pages.min(entry.start / spec.page_size());
             }
-            // A product of 32-bit numbers, for several pages at a time.
-            for (start, &page) in starts[row.pages..].iter_mut().zip(&table[row.pages..]) {
-                *start = (u64::from(page) * page_size) as i64;
+            let (starts, table) = (&mut starts[row.pages..], &table[row.pages..]);
+            match u32::try_from(page_size) {
+                // A product of 32-bit numbers is one instruction for several pages.
+                Ok(page_size) => fill_starts(starts, table, |page| (u64::from(page) * u64::from(page_size)) as i64),
+                Err(_) => fill_starts(starts, table, |page| (u64::from(page) * page_size) as i64),
             }
             row.pages = table.len();
         }
@@ -173,5 +175,12 @@ impl Tensors {
             max_seqlen: (&self.max_seqlen).into(),
             max_kvlen: (&self.max_kvlen).into(),
         }
+    }
+}
+
+/// Writes where pages begin.
+fn fill_starts(starts: &mut [i64], table: &[u32], start: impl Fn(u32) -> i64) {
+    for (to, &page) in starts.iter_mut().zip(table) {
+        *to = start(page);
     }
 }
