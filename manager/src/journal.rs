@@ -12,10 +12,6 @@ use crate::state::State;
 /// How to undo one change.
 #[derive(Debug, Clone)]
 enum Undo {
-    /// A sequence was marked as one of the step's.
-    Mark(SeqId),
-    /// Rows were appended.
-    Append(SeqId, Before),
     /// A sequence was edited; it was this one.
     Edit(SeqId, Box<Sequence>),
     /// A sequence was created.
@@ -49,6 +45,11 @@ enum Undo {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Journal {
     undo: Vec<Undo>,
+    /// Sequences that were marked as the step's. These and the next are in no `Undo`: of what a step does to every
+    /// sequence, little is written, and it does not matter when it is undone.
+    marked: Vec<SeqId>,
+    /// Sequences that rows were appended to, as they were before.
+    appended: Vec<(SeqId, Before)>,
     /// Tokens that were overwritten, or may be.
     tokens: Vec<u32>,
     /// Pages that have lost their last table entry.
@@ -67,12 +68,12 @@ impl Journal {
     /// Marks a sequence as that of an append.
     pub(crate) fn mark(&mut self, state: &mut State, seq: SeqId, append: usize) {
         state.sequences[seq].append = Some(append);
-        self.undo.push(Undo::Mark(seq));
+        self.marked.push(seq);
     }
 
     /// Notes a sequence's state, before rows are appended to it.
     pub(crate) fn note(&mut self, state: &State, seq: SeqId) {
-        self.undo.push(Undo::Append(seq, state.sequences[seq].before()));
+        self.appended.push((seq, state.sequences[seq].before()));
     }
 
     /// Notes a sequence, before it is edited.
@@ -226,10 +227,10 @@ impl Journal {
 
     /// Ends the step or the edit: its changes stay.
     pub(crate) fn commit(&mut self, state: &mut State) {
-        for undo in self.undo.drain(..) {
-            if let Undo::Mark(seq) = undo {
-                state.sequences[seq].append = None;
-            }
+        self.undo.clear();
+        self.appended.clear();
+        for seq in self.marked.drain(..) {
+            state.sequences[seq].append = None;
         }
         for page in self.released.drain(..) {
             // Since then an edit may have shared it.
@@ -250,8 +251,6 @@ impl Journal {
         let mut overwritten = Vec::new();
         while let Some(undo) = self.undo.pop() {
             match undo {
-                Undo::Mark(seq) => state.sequences[seq].append = None,
-                Undo::Append(seq, before) => state.sequences[seq].restore(before),
                 Undo::Edit(seq, before) => state.sequences[seq] = *before,
                 Undo::Create(seq) => {
                     state.sequences.remove(seq);
@@ -291,6 +290,12 @@ impl Journal {
                     self.restore_tokens(&mut state.prefix.slot_tokens_mut()[slot..slot + len]);
                 }
             }
+        }
+        for (seq, before) in self.appended.drain(..) {
+            state.sequences[seq].restore(before);
+        }
+        for seq in self.marked.drain(..) {
+            state.sequences[seq].append = None;
         }
         self.released.clear();
         self.freed.clear();
