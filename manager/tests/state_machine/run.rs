@@ -1,271 +1,559 @@
-//! A manager and the model side by side: steps on both, and all that must be equal.
+//! A manager and the model side by side: every operation on both, and all that must be equal.
 
-use std::collections::{HashMap, HashSet};
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
 
-use kvcache_manager::op::{ElementType, KeyValueCache};
-use kvcache_manager::{Error, Manager, SeqId};
+use kvcache_manager::op::{Backend, KeyValueCache};
+use kvcache_manager::{Append, CacheSpec, ContextShift, Create, Error, Geometry, KeyForm, Manager, Mode, Rope, SeqId};
 
-use crate::common::Memory;
-use crate::naive::{Naive, Planned, bytes, tag};
-use crate::operations::{End, NewRows};
+use crate::memory::{Faults, Log, Memory};
+use crate::model::rows::{RowFormat, default_shift_limit};
+use crate::model::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence};
+use crate::operations::{Cache, Operation};
+use crate::types::with_types;
+
+pub const NUM_LAYER: usize = 2;
+pub const NUM_HEADS: usize = 2;
+pub const HEAD_DIM: usize = 8;
+
+/// Errors for want of room.
+const NO_ROOM: [&str; 2] = ["out_of_pages", "no_slot"];
+
+/// A row to append: its position, its numbers, and the bytes that a cache keeps of them.
+#[derive(Debug, Clone)]
+pub struct NewRow {
+    pub pos: i64,
+    pub values: Rc<[f32]>,
+    pub bytes: Rc<[u8]>,
+}
 
 pub struct Run {
+    pub cache: Cache,
     pub manager: Manager,
     pub memory: Memory,
+    /// What the memory does wrong.
+    pub faults: Faults,
     pub op: KeyValueCache,
-    pub seqs: Vec<Naive>,
+    pub model: Model,
+    /// The ids of the model's sequences.
+    pub ids: Vec<SeqId>,
     pub freed: Vec<SeqId>,
     /// Tags of rows whose tokens are not known.
     pub tags: u64,
-    /// Whether no page can have been evicted yet.
-    pub all_cached: bool,
+    /// Whether the index must have every full page of known tokens that a sequence has: none was evicted or edited.
+    pub all_sealed: bool,
     /// Whether a sequence may have a part of a sealed page, which leaves the index when it is written.
-    pub truncated: bool,
+    pub part_sealed: bool,
+    /// Operations that were refused for want of room.
+    pub no_room: usize,
+}
+
+impl Cache {
+    pub fn page_size(&self) -> usize {
+        if let Mode::Paged { page_size } = self.mode { page_size } else { 1 }
+    }
+
+    pub fn paged(&self) -> bool {
+        matches!(self.mode, Mode::Paged { .. })
+    }
+
+    pub fn spec(&self) -> CacheSpec {
+        let geometry = Geometry { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, max_t: self.max_t };
+        let mut builder = with_types(CacheSpec::builder(geometry).layout(self.layout), self.types)
+            .mode(self.mode)
+            .prefix_sharing(self.prefix_sharing)
+            .key_form(if self.raw { KeyForm::Raw } else { KeyForm::Roped })
+            .pad(self.pad);
+        if let Some(max_pages) = self.max_pages {
+            builder = builder.max_pages(max_pages);
+        }
+        if let Some(turns) = self.turns {
+            let rope = if turns.neox { Rope::neox } else { Rope::gptj };
+            builder = builder.rope(rope(turns.n_rot, turns.base).scaled(turns.scale));
+        }
+        if let Some(window) = self.window {
+            builder = builder.window(window.width).sink(window.sink).slack(window.slack);
+        }
+        if let Some(threshold) = self.defrag_threshold {
+            builder = builder.defrag_threshold(threshold);
+        }
+        if let Some(limit) = self.shift_limit {
+            builder = builder.shift_limit(limit);
+        }
+        builder.build().unwrap()
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            format: RowFormat { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, types: self.types },
+            page_size: self.page_size(),
+            window: self.window,
+            raw: self.raw,
+            turns: self.turns,
+            shift_limit: self.shift_limit.unwrap_or(default_shift_limit(self.types)),
+            mistakes: Mistakes::default(),
+        }
+    }
 }
 
 impl Run {
-    fn page_size(&self) -> usize {
-        self.manager.spec().page_size()
-    }
-
-    fn slots(&self, seq: usize) -> Vec<usize> {
-        self.manager.slots(self.seqs[seq].id).unwrap().collect()
-    }
-
-    /// The bytes of all live rows.
-    fn live(&self) -> Vec<Vec<u8>> {
-        (0..self.seqs.len()).map(|seq| self.memory.read(&self.slots(seq))).collect()
-    }
-
-    fn appends(&self, rows: &[NewRows]) -> Vec<Planned> {
-        let live = rows.iter().filter(|_| !self.seqs.is_empty());
-        live.map(|rows| {
-            let seq = rows.seq % self.seqs.len();
-            let naive = &self.seqs[seq];
-            let n = rows.n.0 * self.page_size() + rows.n.1;
-            let first = naive.rows.len();
-            let tokens = rows.tokens.map(|seed| (first..first + n).map(|row| seed + (row / 3) as u32).collect());
-            let next = naive.next();
-            Planned { seq, n, tokens, first_pos: rows.gap.map(|gap| next + gap) }
-        })
-        .collect()
-    }
-
-    /// Why a step must be refused, apart from a lack of pages.
-    fn refusal(&self, appends: &[Planned]) -> Option<&'static str> {
-        let mut seen = HashSet::new();
-        appends.iter().find_map(|append| {
-            let naive = &self.seqs[append.seq];
-            let next = naive.next();
-            let pages = (naive.rows.len() + append.n).div_ceil(self.page_size());
-            if append.n == 0 {
-                Some("empty_append")
-            } else if !seen.insert(append.seq) {
-                Some("duplicate_seq")
-            } else if append.first_pos.is_some_and(|first| first < next) {
-                Some("position_order")
-            } else if self.manager.spec().max_pages().is_some_and(|max| pages > max) {
-                Some("too_many_pages")
-            } else {
-                None
-            }
-        })
-    }
-
-    /// For each append, the tokens that a live sequence or an earlier append stores for it, in full pages.
-    fn shared(&self, appends: &[Planned]) -> Vec<usize> {
-        let page_size = self.page_size();
-        let mut stored: Vec<(u8, Vec<u32>)> =
-            self.seqs.iter().map(|naive| (naive.salt, naive.tokens.clone())).collect();
-        let mut shared = Vec::new();
-        for append in appends {
-            let naive = &self.seqs[append.seq];
-            let tokens = naive.known(append);
-            let common = |(salt, stored): &(u8, Vec<u32>)| match &tokens {
-                Some(tokens)
-                    if *salt == naive.salt && naive.rows.is_empty() && self.manager.spec().prefix_sharing() =>
-                {
-                    let equal = tokens.iter().zip(stored).take_while(|(a, b)| a == b).count();
-                    equal.min(tokens.len().saturating_sub(1)) / page_size * page_size
-                }
-                _ => 0,
-            };
-            shared.push(stored.iter().map(common).max().unwrap_or(0));
-            stored.push((naive.salt, [naive.tokens.clone(), tokens.unwrap_or_default()].concat()));
+    pub fn new(cache: &Cache) -> Self {
+        let spec = cache.spec();
+        Self {
+            cache: cache.clone(),
+            memory: Memory::new(&spec),
+            faults: Faults::default(),
+            op: KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference),
+            manager: Manager::new(spec).unwrap(),
+            model: Model { rules: cache.rules(), seqs: vec![] },
+            ids: vec![],
+            freed: vec![],
+            tags: 1 << 63,
+            all_sealed: true,
+            part_sealed: false,
+            no_room: 0,
         }
-        shared
     }
 
-    /// New rows of the model: position and tag.
-    fn new_rows(&mut self, append: &Planned) -> Vec<(i64, u64)> {
-        let naive = &self.seqs[append.seq];
-        let first = append.first_pos.unwrap_or_else(|| naive.next());
-        let tags: Vec<u64> = match naive.known(append) {
-            Some(tokens) => {
-                let all = [naive.tokens.clone(), tokens].concat();
-                (naive.rows.len() + 1..=all.len()).map(|len| tag(naive.salt, &all[..len])).collect()
-            }
-            None => (0..append.n as u64).map(|i| self.tags + 2 * i).collect(),
-        };
-        self.tags += 2 * append.n as u64;
-        (first..).zip(tags).collect()
+    pub fn slots(&self, seq: usize) -> Vec<usize> {
+        self.manager.slots(self.ids[seq]).unwrap().collect()
     }
 
-    pub fn step(&mut self, rows: &[NewRows], end: End) {
-        let planned = self.appends(rows);
-        let appends: Vec<_> = planned.iter().map(|append| append.append(self.seqs[append.seq].id)).collect();
-        let (before, live, page_size) = (self.manager.clone(), self.live(), self.page_size());
-        let (free, cached) = (before.stats().free / page_size, before.stats().cached / page_size);
-        // One page more for each than without copy-on-write.
-        let pages = |append: &Planned| {
-            let len = self.seqs[append.seq].rows.len();
-            (len + append.n).div_ceil(page_size) - len.div_ceil(page_size) + 1
-        };
-        let at_most: usize = planned.iter().map(pages).sum();
-        let (refusal, shared) = (self.refusal(&planned), self.shared(&planned));
-        let slots: Vec<HashSet<usize>> =
-            (0..self.seqs.len()).map(|seq| self.slots(seq).into_iter().collect()).collect();
-        let rows: Vec<_> = planned.iter().map(|append| self.new_rows(append)).collect();
-        let all_cached = self.all_cached;
-        self.all_cached &= at_most <= free;
+    /// The slots that rows are in.
+    pub fn live(&self) -> HashSet<usize> {
+        (0..self.ids.len()).flat_map(|seq| self.slots(seq)).collect()
+    }
 
-        // Planned, and dropped at once: by another manager, since this one shall find its tensors as the last step left
-        // them.
-        let mut rehearsal = before.clone();
-        let error = rehearsal.begin_step(&appends).err();
-        assert!(rehearsal == before, "a plan that was refused or dropped has changed the manager");
-        if error.is_some() || end == End::DropPlanned {
-            assert_eq!(
-                self.manager.begin_step(&appends).err().map(|error| error.kind()),
-                error.as_ref().map(Error::kind)
-            );
-            assert!(self.manager == before, "a plan that was refused or dropped has changed the manager");
-            assert_eq!(self.live(), live);
+    /// The longest run of slots that no row is in.
+    pub fn largest_hole(&self) -> usize {
+        let live = self.live();
+        let (mut run, mut largest) = (0, 0);
+        for slot in 0..self.cache.max_t {
+            run = if live.contains(&slot) { 0 } else { run + 1 };
+            largest = largest.max(run);
         }
-        match error {
-            None => assert_eq!(refusal, None),
-            Some(Error::OutOfPages { need, free: got }) => {
-                assert!(refusal.is_none() && need > got && got <= free + cached, "{need} {got}");
-                assert!(at_most > free + cached, "there was room");
-                return;
-            }
-            Some(error) => return assert_eq!(Some(error.kind()), refusal),
+        largest
+    }
+
+    /// The bytes of a sequence's rows.
+    pub fn rows(&self, seq: usize, memory: &Memory) -> Vec<u8> {
+        memory.read(&self.slots(seq))
+    }
+
+    pub fn apply(&mut self, operation: &Operation) {
+        if let Operation::Create { salt, reserve } = *operation {
+            return self.create(salt, reserve);
         }
-        if end == End::DropPlanned {
+        let live = self.ids.len();
+        if live == 0 {
             return;
         }
-        if let End::FailCopies(n) = end {
-            // A step without copies does not fail.
-            let mut failing = self.memory.clone();
-            failing.faults.fails_after = Some(0);
-            if rehearsal.begin_step(&appends).unwrap().apply(&mut failing).is_err() {
-                self.memory.faults.fails_after = Some(n);
-                let error = self.manager.begin_step(&appends).unwrap().apply(&mut self.memory).err().unwrap();
-                self.memory.faults.fails_after = None;
-                assert_eq!(error.kind(), "memory");
-                return self.check_undone(&before, &live, at_most <= free);
+        match *operation {
+            Operation::Create { .. } => {}
+            Operation::Fork(seq) => self.fork(seq % live),
+            Operation::Free(seq) => self.free(seq % live),
+            Operation::Rm(which, seq, span) => {
+                let (seq, which) = (seq % live, which.map(|seq| seq % live));
+                let (p0, p1) = self.span(seq, span);
+                self.rm(which, p0, p1);
             }
-        }
-        let step = self.manager.begin_step(&appends).unwrap().apply(&mut self.memory).unwrap();
-
-        // The operator accepts the step.
-        let t1 = if self.memory.cache.element() == ElementType::Int8 && self.memory.scale.is_none() {
-            ElementType::Int8
-        } else {
-            ElementType::Float32
-        };
-        let (cache, scale) = self.memory.tensors();
-        self.op.check_layers(t1, &step.layers_inputs(), cache, scale).unwrap();
-
-        // It stores the rows that the step says, where it says.
-        let mut positions = Vec::new();
-        let mut written = HashSet::new();
-        for (b, &i) in step.order().iter().enumerate() {
-            let (append, rows) = (&planned[i as usize], &rows[i as usize]);
-            let cached = step.cached()[b] as usize;
-            assert!(cached.is_multiple_of(page_size) && cached < append.n);
-            assert!(!all_cached || cached >= shared[i as usize], "{cached} of {} shared tokens", shared[i as usize]);
-            let naive = &self.seqs[append.seq];
-            positions.extend(naive.rows.iter().chain(rows).map(|row| row.0));
-            let tokens = step.seqstarts()[b] as usize..step.seqstarts()[b + 1] as usize;
-            assert!(step.positions()[tokens.clone()].iter().eq(rows[cached..].iter().map(|row| &row.0)));
-            let ids = (cached..append.n).map(|i| append.tokens.as_ref().map_or(-1, |tokens| i64::from(tokens[i])));
-            assert!(step.token_ids()[tokens.clone()].iter().copied().eq(ids));
-            assert_eq!(step.start_pos()[b] as usize, naive.rows.len() + cached);
-            let used = (naive.rows.len() + append.n).div_ceil(page_size);
-            assert!(
-                step.cachestarts().index_axis(ndarray::Axis(0), b).iter().skip(used).all(|&start| start == -1),
-                "pages behind the last"
-            );
-            for (t, row) in rows[cached..].iter().enumerate() {
-                let t = naive.rows.len() + cached + t;
-                let slot = step.cachestarts()[[b, t / page_size]] as usize + t % page_size;
-                assert!(written.insert(slot), "slot {slot} is written twice");
-                let others = (0..slots.len()).filter(|&other| other != append.seq);
-                assert!(!others.clone().any(|other| slots[other].contains(&slot)), "slot {slot} was another's");
-                let tag = if end == End::Commit { row.1 } else { u64::MAX };
-                self.memory.write(&[slot], &bytes(tag, self.memory.spec.bytes_per_token()));
+            Operation::Cut(seq, n) => {
+                let p0 = (self.model.seqs[seq % live].next() - n).max(0);
+                self.rm(Some(seq % live), p0, -1);
             }
-        }
-        let mut key_positions = Vec::new();
-        step.key_positions_into(&mut key_positions);
-        assert_eq!(key_positions, positions);
-        let decoding = step.seqstarts().windows(2).take_while(|pair| pair[1] - pair[0] == 1).count();
-        assert_eq!(step.decoding_batches(), decoding as i64);
-
-        match end {
-            End::Commit | End::DropPlanned => step.commit(),
-            End::DropStep | End::FailCopies(_) => step.rollback(),
-            End::Leak => {
-                std::mem::forget(step);
-                assert_eq!(self.manager.begin_step(&[]).unwrap_err().kind(), "step_open");
-                assert_eq!(self.manager.free(SeqId::default()).unwrap_err().kind(), "step_open");
-                assert_eq!(self.manager.fork(SeqId::default()).unwrap_err().kind(), "step_open");
-                assert_eq!(self.manager.seq_rm(SeqId::default(), 0..).unwrap_err().kind(), "step_open");
-                self.manager.rollback_open_step();
+            Operation::Cp(src, dst, span) => {
+                let (p0, p1) = self.span(src % live, span);
+                let dst = dst.map_or_else(
+                    || {
+                        self.create(0, 0);
+                        live
+                    },
+                    |dst| dst % live,
+                );
+                self.cp(src % live, dst, p0, p1);
             }
-        }
-        if end != End::Commit {
-            return self.check_undone(&before, &live, at_most <= free && !self.truncated);
-        }
-        for (append, rows) in planned.iter().zip(rows) {
-            let naive = &mut self.seqs[append.seq];
-            if let Some(tokens) = naive.known(append) {
-                naive.tokens.extend(tokens);
+            Operation::Add(seq, span, delta) => {
+                let (p0, p1) = self.span(seq % live, span);
+                self.add(seq % live, p0, p1, delta);
             }
-            naive.rows.extend(rows);
+            Operation::Div(seq, span, d) => {
+                let (p0, p1) = self.span(seq % live, span);
+                self.div(seq % live, p0, p1, d);
+            }
+            Operation::Keep(seq) => {
+                self.manager.seq_keep(self.ids[seq % live]).unwrap();
+                self.model.keep(seq % live);
+            }
+            Operation::ContextShift { seq, n_keep, n_discard } => {
+                let n_ctx = self.model.seqs[seq % live].next() + 1 - n_keep % 2;
+                self.context_shift(seq % live, Context { n_ctx: n_ctx.max(1), n_new: n_keep % 3, n_keep, n_discard });
+            }
+            Operation::Defrag(max_moves) => {
+                let moves = self.manager.defrag(max_moves).unwrap();
+                assert!(max_moves.is_none_or(|most| moves.len() <= most), "{max_moves:?} {moves:?}");
+            }
+            Operation::Compact(pages) => {
+                if self.cache.paged() {
+                    let page_size = self.cache.page_size();
+                    let moves = self.manager.compact(pages).unwrap();
+                    assert!(moves.iter().map(|copy| copy.len).sum::<usize>() <= pages * page_size);
+                    assert!(moves.iter().all(|copy| copy.dst < copy.src), "{moves:?}");
+                }
+            }
+            Operation::Update => self.update(),
+            Operation::FailUpdate(call) => self.fail_update(call),
+            Operation::Stale(seq) => self.stale(seq),
+            Operation::Step(ref rows, end) => self.step(rows, end),
         }
     }
 
-    /// After a rollback all is as before; where pages may have been evicted and written, but for cached pages.
-    fn check_undone(&self, before: &Manager, live: &[Vec<u8>], exact: bool) {
-        assert_eq!(self.live(), live);
-        assert!(!exact || self.manager == *before, "a step that was rolled back has changed the manager");
-        let (stats, before) = (self.manager.stats(), before.stats());
-        assert_eq!((stats.used, stats.shared, stats.sequences), (before.used, before.shared, before.sequences));
-        assert!(stats.cached <= before.cached);
+    fn span(&self, seq: usize, span: crate::operations::Span) -> (i64, i64) {
+        let sequence = &self.model.seqs[seq];
+        span.of(sequence.rows.first().map_or(0, |row| row.pos), sequence.next())
     }
 
-    pub fn check(&self) {
+    pub fn create(&mut self, salt: u8, reserve: usize) {
+        self.ids.push(self.manager.create_with(&Create { reserve, salt: &[salt] }));
+        self.model.seqs.push(Sequence { salt, ..Sequence::default() });
+    }
+
+    pub fn fork(&mut self, seq: usize) {
+        let (before, used) = (self.manager.clone(), self.manager.stats().used);
+        match self.manager.fork(self.ids[seq]) {
+            Ok(id) => {
+                self.ids.push(id);
+                let sequence = self.model.seqs[seq].clone();
+                self.model.seqs.push(sequence);
+                assert!(self.cache.mode == Mode::Runs || self.manager.stats().used == used, "a fork takes no slots");
+            }
+            Err(error) => {
+                assert_eq!(self.cache.mode, Mode::Runs, "{error}");
+                self.refused_for_room(&error, &before, self.model.seqs[seq].rows.len());
+            }
+        }
+    }
+
+    pub fn free(&mut self, seq: usize) {
+        let id = self.ids.remove(seq);
+        self.model.seqs.remove(seq);
+        self.manager.free(id).unwrap();
+        self.freed.push(id);
+    }
+
+    pub fn rm(&mut self, seq: Option<usize>, p0: i64, p1: i64) {
+        let id = seq.map(|seq| self.ids[seq]);
+        let edit = self.model.rm(seq, p0, p1);
+        self.edit(edit, |manager| {
+            let removed = if p1 == -1 { manager.seq_rm(id, p0..)? } else { manager.seq_rm(id, p0..p1)? };
+            Ok(removed as i64)
+        });
+    }
+
+    pub fn cp(&mut self, src: usize, dst: usize, p0: i64, p1: i64) {
+        let (from, to, used) = (self.ids[src], self.ids[dst], self.manager.stats().used);
+        let edit = self.model.cp(src, dst, p0, p1);
+        let first = edit.after.seqs[dst].rows.first() == self.model.seqs[src].rows.first();
+        let moves_nothing = self.cache.mode == Mode::Cells || self.cache.paged() && first;
+        if self.edit(edit, |manager| Ok(manager.seq_cp(from, to, p0..p1)? as i64)) && moves_nothing {
+            assert_eq!(self.manager.stats().used, used, "a copy from row 0 takes no slots");
+        }
+    }
+
+    pub fn add(&mut self, seq: usize, p0: i64, p1: i64, delta: i64) {
+        let id = self.ids[seq];
+        let edit = self.model.add(seq, p0, p1, delta);
+        self.edit(edit, |manager| manager.seq_add(id, p0..p1, delta).map(|()| 0));
+    }
+
+    pub fn div(&mut self, seq: usize, p0: i64, p1: i64, d: i64) {
+        let id = self.ids[seq];
+        let edit = self.model.div(seq, p0, p1, d);
+        self.edit(edit, |manager| manager.seq_div(id, p0..p1, d).map(|()| 0));
+    }
+
+    pub fn context_shift(&mut self, seq: usize, context: Context) {
+        let id = self.ids[seq];
+        let Context { n_ctx, n_new, n_keep, n_discard } = context;
+        let edit = self.model.context_shift(seq, context);
+        self.edit(edit, |manager| manager.context_shift(id, &ContextShift { n_ctx, n_new, n_keep, n_discard }));
+    }
+
+    /// An edit on both; whether it was made.
+    fn edit(&mut self, edit: Edit, act: impl FnOnce(&mut Manager) -> Result<i64, Error>) -> bool {
+        let (before, page_size) = (self.manager.clone(), self.cache.page_size());
+        // What the sequences that change have in all, which no edit needs more than once.
+        let changed = self.model.seqs.iter().zip(&edit.after.seqs).filter(|(a, b)| a.rows != b.rows);
+        let most: usize = changed.map(|(a, b)| a.rows.len().max(b.rows.len()).div_ceil(page_size) + 1).sum();
+        let stats = before.stats();
+        match act(&mut self.manager) {
+            Ok(result) => {
+                assert!(edit.must.is_empty(), "must be refused: {:?}", edit.must);
+                assert_eq!(result, edit.result);
+                // Pages of which another sequence has the like leave the index when they are edited, and cached ones
+                // when pages are taken.
+                let edits_full_page = self.model.seqs.iter().zip(&edit.after.seqs).any(|(before, after)| {
+                    let full = before.tokens.len() / page_size * page_size;
+                    after.tokens.len() < full
+                });
+                self.all_sealed &= !edits_full_page && most <= stats.free / page_size;
+                self.part_sealed |= self.model.seqs.iter().zip(&edit.after.seqs).any(|(a, b)| a.rows != b.rows);
+                self.model = edit.after;
+                true
+            }
+            Err(error) if NO_ROOM.contains(&error.kind()) => {
+                assert!(stats.shared > 0 || self.cache.mode == Mode::Runs || self.cache.paged() && edit.result > 0);
+                self.refused_for_room(&error, &before, most * page_size);
+                false
+            }
+            Err(error) => {
+                let kind = error.kind();
+                assert!(edit.must.contains(&kind) || edit.may.contains(&kind), "{error}, expected {:?}", edit.must);
+                assert!(self.manager == before, "{kind} has changed the manager");
+                false
+            }
+        }
+    }
+
+    /// A refusal of an operation that needs no more than `most` slots.
+    pub fn refused_for_room(&mut self, error: &Error, before: &Manager, most: usize) {
+        self.no_room += 1;
+        assert!(self.manager == *before, "{error} has changed the manager");
+        let stats = before.stats();
+        match *error {
+            Error::OutOfPages { need, free } => {
+                let page_size = self.cache.page_size();
+                assert!(need > free && free <= (stats.free + stats.cached) / page_size, "{error}");
+                assert!(most > stats.free + stats.cached, "there was room for {most}: {error}");
+            }
+            Error::NoSlot { need, largest, free } => {
+                assert!(need > largest && largest <= free && need <= most, "{error}, expected at most {most}");
+                // Earlier appends of the same step may have taken some.
+                assert!(largest <= stats.largest_free_run && free <= stats.free, "{error}");
+            }
+            _ => panic!("not for want of room: {error}"),
+        }
+    }
+
+    pub fn update(&mut self) {
+        self.memory = self.fresh_memory();
+        self.manager.update(&mut self.memory).unwrap();
+        self.model.drain();
+        let before = self.memory.clone();
+        self.manager.update(&mut self.memory).unwrap();
+        assert_eq!(self.memory.calls, before.calls, "an update of nothing asks for nothing");
+    }
+
+    /// The memory with nothing asked for yet.
+    pub fn fresh_memory(&self) -> Memory {
+        Memory { faults: self.faults, calls: Cell::default(), log: Log::default(), ..self.memory.clone() }
+    }
+
+    /// How many calls of the memory an update makes.
+    pub fn calls_of_update(&self) -> usize {
+        let mut memory = self.fresh_memory();
+        self.manager.clone().update(&mut memory).unwrap();
+        memory.calls.get()
+    }
+
+    fn fail_update(&mut self, call: usize) {
+        if call >= self.calls_of_update() {
+            return self.update();
+        }
+        self.memory = self.fresh_memory();
+        self.memory.faults.fails_at = Some(call);
+        let error = self.manager.update(&mut self.memory).unwrap_err();
+        assert_eq!(error.kind(), "memory");
+        self.lose();
+    }
+
+    /// After an update that failed: exactly the sequences with a row in a spoiled slot are lost, and are freed then.
+    pub fn lose(&mut self) {
+        let spoiled: HashSet<usize> = self.memory.log.spoiled.iter().copied().collect();
+        self.memory = self.fresh_memory();
+        self.all_sealed = false;
+        for seq in (0..self.ids.len()).rev() {
+            let (id, touched) = (self.ids[seq], self.slots(seq).iter().any(|slot| spoiled.contains(slot)));
+            let error = self.manager.clone().seq_rm(id, 0..0).err();
+            let lost = error.is_some_and(|error| error.kind() == "lost");
+            assert_eq!(lost, touched, "sequence {seq} is lost where a row of it was spoiled");
+            if lost {
+                self.only_free(id, "lost");
+                self.free(seq);
+            }
+        }
+    }
+
+    /// A sequence can be neither changed nor copied.
+    fn only_free(&mut self, id: SeqId, kind: &str) {
+        let before = self.manager.clone();
+        let manager = &mut self.manager;
+        let errors = [
+            manager.clone().fork(id).err(),
+            manager.clone().seq_keep(id).err(),
+            manager.seq_rm(id, ..).err(),
+            manager.seq_cp(id, SeqId::default(), ..).err(),
+            manager.seq_add(id, .., 1).err(),
+            manager.seq_div(id, .., 2).err(),
+            manager.context_shift(id, &ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None }).err(),
+            manager.begin_step(&[Append::count(id, 1)]).err(),
+        ];
+        for (i, error) in errors.iter().enumerate() {
+            assert_eq!(error.as_ref().map(Error::kind), Some(kind), "operation {i}");
+        }
+        assert!(self.manager == before);
+    }
+
+    fn stale(&mut self, seq: usize) {
+        if self.freed.is_empty() {
+            return;
+        }
+        let (id, before) = (self.freed[seq % self.freed.len()], self.manager.clone());
+        self.only_free(id, "unknown_seq");
+        let manager = &self.manager;
+        let errors = [
+            manager.seq_len(id).err(),
+            manager.pos_min(id).err(),
+            manager.pos_max(id).err(),
+            manager.positions(id).err(),
+            manager.slots(id).err(),
+            manager.pending(id).err(),
+        ];
+        assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind() == "unknown_seq")));
+        assert_eq!(self.manager.free(id).unwrap_err().kind(), "unknown_seq");
+        let mut appends: Vec<_> = self.ids.iter().map(|&id| Append::count(id, 1)).collect();
+        appends.push(Append::count(id, 1));
+        if self.cache.max_pages.is_none() {
+            assert_eq!(self.manager.begin_step(&appends).unwrap_err().kind(), "unknown_seq");
+        }
+        assert!(self.manager == before);
+    }
+
+    /// All that must be equal after an operation.
+    pub fn check(&mut self) {
         self.manager.check().unwrap();
-        let len = self.memory.spec.bytes_per_token();
-        let mut pages = HashMap::new();
-        for (i, naive) in self.seqs.iter().enumerate() {
-            let slots = self.slots(i);
-            assert_eq!(self.manager.seq_len(naive.id).unwrap(), naive.rows.len());
-            assert!(self.manager.positions(naive.id).unwrap().eq(naive.rows.iter().map(|row| row.0)));
-            assert_eq!(self.manager.pos_min(naive.id).unwrap(), naive.rows.first().map(|row| row.0));
-            assert_eq!(self.manager.pos_max(naive.id).unwrap(), naive.rows.last().map(|row| row.0));
-            let rows: Vec<u8> = naive.rows.iter().flat_map(|row| bytes(row.1, len)).collect();
-            assert!(self.memory.read(&slots) == rows, "sequence {i} has other rows");
-            for slot in slots.into_iter().step_by(self.page_size()) {
-                *pages.entry(slot).or_insert(0) += 1;
+        self.check_metadata();
+        self.check_stats();
+        self.check_bytes();
+    }
+
+    fn check_metadata(&self) {
+        let manager = &self.manager;
+        for (seq, sequence) in self.model.seqs.iter().enumerate() {
+            let id = self.ids[seq];
+            let positions: Vec<i64> = manager.positions(id).unwrap().collect();
+            assert!(positions.iter().eq(sequence.rows.iter().map(|row| &row.pos)), "positions of sequence {seq}");
+            assert_eq!(manager.seq_len(id).unwrap(), sequence.rows.len());
+            assert_eq!(manager.pos_min(id).unwrap(), sequence.rows.first().map(|row| row.pos));
+            assert_eq!(manager.pos_max(id).unwrap(), sequence.rows.last().map(|row| row.pos));
+            let pending: Vec<i64> = manager.pending(id).unwrap().collect();
+            let expected: Vec<i64> = sequence.rows.iter().map(|row| row.pos - row.rot).collect();
+            assert_eq!(pending, expected, "pending deltas of sequence {seq}");
+        }
+    }
+
+    fn check_stats(&self) {
+        let (stats, page_size) = (self.manager.stats(), self.cache.page_size());
+        let mut owners = BTreeMap::new();
+        for seq in 0..self.ids.len() {
+            let slots = self.slots(seq);
+            let distinct: HashSet<_> = slots.iter().collect();
+            assert_eq!(distinct.len(), slots.len(), "rows of sequence {seq} share a slot");
+            match self.cache.mode {
+                Mode::Runs => assert!(slots.windows(2).all(|pair| pair[0] + 1 == pair[1]), "a run has a hole"),
+                _ => assert!((0..).zip(&slots).all(|(row, slot)| slot % page_size == row % page_size)),
+            }
+            for slot in slots.into_iter().step_by(page_size) {
+                assert!(slot + page_size <= self.cache.max_t);
+                *owners.entry(slot).or_insert(0) += 1;
             }
         }
-        let stats = self.manager.stats();
-        assert_eq!(stats.used, pages.len() * self.page_size());
-        assert_eq!(stats.shared, pages.values().filter(|&&owners| owners > 1).count() * self.page_size());
+        let shared = owners.values().filter(|&&owners| owners > 1).count() * page_size;
+        let used = owners.len() * page_size;
+        assert_eq!(stats.shared, shared);
+        if self.cache.mode == Mode::Runs {
+            assert!(stats.used >= used && shared == 0);
+        } else {
+            assert_eq!(stats.used, used);
+        }
         assert_eq!(stats.used + stats.free + stats.cached, stats.slots);
+        assert_eq!(stats.slots, self.cache.max_t / page_size * page_size);
         assert!(stats.largest_free_run <= stats.free);
+        assert_eq!(stats.sequences, self.ids.len());
+        if self.cache.mode == Mode::Cells {
+            let end = owners.keys().last().map_or(0, |last| last + 1);
+            let n_kv = end.next_multiple_of(self.cache.pad).max(self.cache.pad).min(self.cache.max_t);
+            assert_eq!(stats.n_kv, n_kv);
+            assert_eq!(stats.fragmentation, if n_kv < 128 { 0.0 } else { 1.0 - used as f64 / n_kv as f64 });
+            assert_eq!(stats.largest_free_run, self.largest_hole());
+        }
     }
+
+    /// The bytes of all rows, once what is queued has been done; by a copy, so that the queue grows.
+    fn check_bytes(&mut self) {
+        let (mut manager, mut memory) = (self.manager.clone(), self.fresh_memory());
+        manager.update(&mut memory).unwrap();
+        let mut model = self.model.clone();
+        model.drain();
+        for (seq, sequence) in model.seqs.iter().enumerate() {
+            let slots: Vec<usize> = manager.slots(self.ids[seq]).unwrap().collect();
+            assert_eq!(slots, self.slots(seq), "an update has changed slots");
+            let (rows, len) = (memory.read(&slots), model.rules.format.row_len());
+            for (i, (row, got)) in sequence.rows.iter().zip(rows.chunks(len)).enumerate() {
+                assert!(*row.bytes == *got, "row {i} of sequence {seq} has other bytes");
+            }
+            assert!(manager.pending(self.ids[seq]).unwrap().all(|pending| pending == 0));
+        }
+        if memory.calls.get() == 0 && !self.cache.prefix_sharing {
+            // Nothing is waiting to be copied from slots that no row is in, and no page is cached.
+            let live = self.live();
+            let free: Vec<usize> = (0..self.cache.max_t).filter(|slot| !live.contains(slot)).collect();
+            self.memory.spoil(&free);
+        }
+    }
+
+    /// New rows of positions from `first` on.
+    pub fn new_rows(&mut self, seq: usize, n: usize, first: i64, known: Option<&[u32]>) -> Vec<NewRow> {
+        let (sequence, format) = (&self.model.seqs[seq], self.model.rules.format);
+        let tags: Vec<u64> = match known {
+            Some(tokens) => {
+                let all = [&sequence.tokens[..], tokens].concat();
+                let tag = |len: usize| crate::model::sequences::tag(sequence.salt, &all[..len]);
+                (sequence.tokens.len() + 1..=all.len()).map(tag).collect()
+            }
+            None => (0..n as u64).map(|i| self.tags + i).collect(),
+        };
+        self.tags += n as u64;
+        let row = |(pos, tag)| {
+            let values = format.made_of(tag);
+            NewRow { pos, bytes: format.encode(&values).into(), values: values.into() }
+        };
+        (first..).zip(tags).map(row).collect()
+    }
+}
+
+/// All changes but the step's end are refused while it is open.
+pub fn refuses_all_else(manager: &mut Manager, ids: &[SeqId], memory: &mut Memory) {
+    let (id, calls) = (ids[0], memory.calls.clone());
+    let before = manager.clone();
+    let shift = ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None };
+    let errors = [
+        manager.free(id).err(),
+        manager.fork(id).err(),
+        manager.seq_keep(id).err(),
+        manager.seq_rm(id, ..).err(),
+        manager.seq_rm(None, ..).err(),
+        manager.seq_cp(id, id, ..).err(),
+        manager.seq_add(id, .., 1).err(),
+        manager.seq_div(id, .., 2).err(),
+        manager.context_shift(id, &shift).err(),
+        manager.defrag(None).err(),
+        manager.compact(1).err(),
+        manager.update(memory).err(),
+        manager.begin_step(&[]).err(),
+    ];
+    for (i, error) in errors.iter().enumerate() {
+        assert_eq!(error.as_ref().map(Error::kind), Some("step_open"), "operation {i}");
+    }
+    assert!(*manager == before && memory.calls == calls);
 }

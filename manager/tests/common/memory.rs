@@ -1,0 +1,151 @@
+//! A cache's memory for tests: bytes for the manager, tensors for the operator, and faults on request.
+
+use std::cell::Cell;
+
+use kvcache_golden::Tensor;
+use kvcache_manager::op::{Serial, Shape, TensorMut};
+use kvcache_manager::{CacheMemory, CacheSpec, HostMemory, MemoryError, Rope, Rotation, RowCopy};
+
+/// What a memory does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Faults {
+    /// This call, counted from 0, spoils what it was to write, and fails.
+    pub fails_at: Option<usize>,
+    /// It makes no copies, and says nothing: as if there were no copy-on-write.
+    pub no_copies: bool,
+    /// It copies and rotates `cache` alone.
+    pub no_scales: bool,
+    /// It rotates twice.
+    pub rotates_twice: bool,
+}
+
+/// What a memory was asked to do.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Log {
+    pub copies: Vec<RowCopy>,
+    pub rotations: Vec<Rotation>,
+    /// The slots that the call that failed was to write.
+    pub spoiled: Vec<usize>,
+}
+
+impl Log {
+    /// How many rows were copied.
+    pub fn rows_copied(&self) -> usize {
+        self.copies.iter().map(|copy| copy.len).sum()
+    }
+}
+
+/// The tensors of a cache.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Memory {
+    pub spec: CacheSpec,
+    pub cache: Tensor,
+    pub scale: Option<Tensor>,
+    pub faults: Faults,
+    pub calls: Cell<usize>,
+    pub log: Log,
+}
+
+impl Memory {
+    pub fn new(spec: &CacheSpec) -> Self {
+        let cache = Tensor::zeros(spec.cache_type(), spec.cache_shape().to_vec()).unwrap();
+        let scale = spec.quant().map(|(_, _, t3)| Tensor::zeros(t3, spec.scale_shape().unwrap().to_vec()).unwrap());
+        let (faults, calls, log) = Default::default();
+        Self { spec: spec.clone(), cache, scale, faults, calls, log }
+    }
+
+    /// Rows in canonical order.
+    pub fn read(&self, slots: &[usize]) -> Vec<u8> {
+        let mut rows = vec![0; slots.len() * self.spec.bytes_per_token()];
+        let scale = self.scale.as_ref().map_or(&[][..], Tensor::bytes);
+        self.spec.rows().read(self.cache.bytes(), scale, slots, &mut rows).unwrap();
+        rows
+    }
+
+    pub fn write(&mut self, slots: &[usize], rows: &[u8]) {
+        let scale = self.scale.as_mut().map_or(&mut [][..], Tensor::bytes_mut);
+        self.spec.rows().write(self.cache.bytes_mut(), scale, slots, rows).unwrap();
+    }
+
+    /// Writes NaN, in every float type, to some slots.
+    pub fn spoil(&mut self, slots: &[usize]) {
+        self.write(slots, &vec![0xff; slots.len() * self.spec.bytes_per_token()]);
+    }
+
+    fn host(&mut self) -> HostMemory<'_> {
+        let scale = self.scale.as_mut().map(tensor);
+        HostMemory::new(&self.spec, tensor(&mut self.cache), scale, &Serial).unwrap()
+    }
+
+    /// Counts a call; whether it is the one that fails.
+    fn fails(&self) -> bool {
+        let call = self.calls.get();
+        self.calls.set(call + 1);
+        self.faults.fails_at == Some(call)
+    }
+
+    fn fail(&mut self, slots: impl Iterator<Item = usize>) -> Result<(), MemoryError> {
+        self.log.spoiled = slots.collect();
+        for slot in self.log.spoiled.clone() {
+            self.spoil(&[slot]);
+        }
+        Err("injected".into())
+    }
+
+    /// Undoes what was done to `scale`.
+    fn without_scales<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.scale.clone();
+        let done = act(self);
+        if self.faults.no_scales {
+            self.scale = before;
+        }
+        done
+    }
+}
+
+impl CacheMemory for Memory {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        if self.fails() {
+            return self.fail(copies.iter().flat_map(|copy| copy.dst..copy.dst + copy.len));
+        }
+        self.log.copies.extend_from_slice(copies);
+        if self.faults.no_copies {
+            return Ok(());
+        }
+        self.without_scales(|memory| memory.host().copy_rows(copies))
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
+        if self.fails() {
+            return self.fail(rotations.iter().flat_map(|rotation| rotation.slot..rotation.slot + rotation.len));
+        }
+        self.log.rotations.extend_from_slice(rotations);
+        self.without_scales(|memory| {
+            if memory.faults.rotates_twice {
+                memory.host().rotate_keys(rotations, rope)?;
+            }
+            memory.host().rotate_keys(rotations, rope)
+        })
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        if self.fails() {
+            return Err("injected".into());
+        }
+        self.clone().host().read_rows(slots, rows)
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        if self.fails() {
+            return self.fail(slots.iter().copied());
+        }
+        self.host().write_rows(slots, rows)
+    }
+}
+
+/// A golden tensor as the operator writes it.
+pub fn tensor(tensor: &mut Tensor) -> TensorMut<'_> {
+    let shape: Shape = tensor.shape().into();
+    // SAFETY: the tensor owns aligned bytes of its type and shape, borrowed mutably as long as the result lives.
+    unsafe { TensorMut::from_raw_parts(tensor.element(), shape, tensor.bytes_mut().as_mut_ptr()) }
+}

@@ -1,0 +1,124 @@
+//! What edits cost: the rows that they move. That they are right is the state machine's matter.
+
+use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, Rope, SeqId};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::memory::Memory;
+
+fn made(mode: Mode, max_t: usize) -> (Manager, Memory) {
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
+    let spec = CacheSpec::builder(geometry).mode(mode).rope(Rope::neox(2, 1e4)).build().unwrap();
+    let memory = Memory::new(&spec);
+    (Manager::new(spec).unwrap(), memory)
+}
+
+fn sequence(manager: &mut Manager, memory: &mut Memory, n: usize) -> SeqId {
+    let seq = manager.create();
+    manager.begin_step(&[Append::count(seq, n)]).unwrap().apply(memory).unwrap().commit();
+    seq
+}
+
+/// Does what is queued; gives how many rows were copied.
+fn moved(manager: &mut Manager, memory: &mut Memory) -> usize {
+    let before = memory.log.rows_copied();
+    manager.update(memory).unwrap();
+    manager.check().unwrap();
+    memory.log.rows_copied() - before
+}
+
+proptest! {
+    #[test]
+    fn a_removal_moves_few_rows(
+        mode in select(vec![
+            Mode::Runs,
+            Mode::Cells,
+            Mode::Paged { page_size: 1 },
+            Mode::Paged { page_size: 4 },
+            Mode::Paged { page_size: 7 },
+        ]),
+        len in 1_usize..60,
+        (a, b) in (0_usize..60, 0_usize..60),
+        shared in any::<bool>(),
+    ) {
+        let (a, b) = (a.min(b).min(len), a.max(b).min(len));
+        prop_assume!(a < b);
+        let (mut manager, mut memory) = made(mode, 256);
+        let seq = sequence(&mut manager, &mut memory, len);
+        if shared && mode != Mode::Runs {
+            manager.fork(seq).unwrap();
+        }
+        prop_assert_eq!(manager.seq_rm(seq, a as i64..b as i64).unwrap(), b - a);
+        let moved = moved(&mut manager, &mut memory);
+        let (h, behind) = (b - a, len - b);
+        match mode {
+            Mode::Cells => prop_assert_eq!(moved, 0),
+            _ if behind == 0 => prop_assert_eq!(moved, 0),
+            Mode::Paged { page_size } => {
+                let r = a % page_size;
+                let at_most = match (h % page_size, shared) {
+                    (0, false) => r.min(page_size - r),
+                    (0, true) => if r == 0 { 0 } else { page_size },
+                    // The rows behind, and those of a shared page before them.
+                    (_, false) => behind,
+                    (_, true) => behind + r,
+                };
+                prop_assert!(moved <= at_most, "{} rows, at most {}", moved, at_most);
+            }
+            _ => prop_assert!(moved <= a.min(behind), "{} rows, at most {}", moved, a.min(behind)),
+        }
+    }
+
+    #[test]
+    fn copies_of_sequences_move_rows_only_where_they_must(
+        mode in select(vec![Mode::Runs, Mode::Cells, Mode::Paged { page_size: 1 }, Mode::Paged { page_size: 4 }]),
+        len in 1_usize..60,
+        (a, b) in (0_usize..60, 0_usize..60),
+    ) {
+        let (a, b) = (a.min(b).min(len), a.max(b).min(len));
+        let (mut manager, mut memory) = made(mode, 256);
+        let seq = sequence(&mut manager, &mut memory, len);
+        let copy = manager.create();
+        let used = manager.stats().used;
+        prop_assert_eq!(manager.seq_cp(seq, copy, a as i64..b as i64).unwrap(), b - a);
+        let rows = moved(&mut manager, &mut memory);
+        match mode {
+            Mode::Cells => prop_assert_eq!((rows, manager.stats().used), (0, used)),
+            Mode::Paged { .. } if a == 0 => prop_assert_eq!((rows, manager.stats().used), (0, used)),
+            // A page that begins with the rows' first one may be shared, too.
+            Mode::Paged { .. } => prop_assert!(rows <= b - a),
+            _ => prop_assert_eq!(rows, b - a),
+        }
+        manager.fork(seq).unwrap();
+        let rows = moved(&mut manager, &mut memory);
+        prop_assert_eq!(rows, if mode == Mode::Runs { len } else { 0 });
+    }
+}
+
+#[test]
+fn a_removal_from_the_front_of_a_run_changes_its_start_alone() {
+    let (mut manager, mut memory) = made(Mode::Runs, 64);
+    let seq = sequence(&mut manager, &mut memory, 20);
+    manager.seq_rm(seq, ..5).unwrap();
+    assert_eq!(moved(&mut manager, &mut memory), 0);
+    assert!(manager.slots(seq).unwrap().eq(5..20));
+    let step = manager.begin_step(&[Append::count(seq, 1)]).unwrap().apply(&mut memory).unwrap();
+    assert_eq!((step.cachestarts()[[0]], step.start_pos()[0]), (5, 15));
+}
+
+#[test]
+fn a_run_grows_in_place_or_moves_to_twice_its_reserve() {
+    let (mut manager, mut memory) = made(Mode::Runs, 64);
+    let a = manager.create_with(&kvcache_manager::Create { reserve: 4, salt: &[] });
+    let grow = |manager: &mut Manager, memory: &mut Memory, seq: SeqId, n: usize| {
+        manager.begin_step(&[Append::count(seq, n)]).unwrap().apply(memory).unwrap().commit();
+        (manager.slots(seq).unwrap().next(), manager.stats().used, memory.log.rows_copied())
+    };
+    assert_eq!(grow(&mut manager, &mut memory, a, 2), (Some(0), 4, 0));
+    assert_eq!(grow(&mut manager, &mut memory, a, 2), (Some(0), 4, 0));
+    let b = manager.create();
+    assert_eq!(grow(&mut manager, &mut memory, b, 4), (Some(4), 8, 0));
+    // The cells behind it are another's.
+    assert_eq!(grow(&mut manager, &mut memory, a, 1), (Some(8), 12, 4));
+    manager.check().unwrap();
+}

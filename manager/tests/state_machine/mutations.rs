@@ -1,0 +1,165 @@
+//! Each oracle fails where there is a mistake: in the memory, in the model, or in what a rollback leaves.
+
+use kvcache_manager::schema::CacheLayout;
+use kvcache_manager::{Append, Mode};
+
+use crate::model::rows::Turns;
+use crate::model::sequences::Window;
+use crate::operations::{Cache, End, NewRows};
+use crate::run::Run;
+
+fn cache(types: usize) -> Cache {
+    Cache {
+        layout: CacheLayout::LayerMajor,
+        types,
+        mode: Mode::Paged { page_size: 4 },
+        max_t: 32,
+        max_pages: None,
+        prefix_sharing: true,
+        window: None,
+        turns: Some(Turns { n_rot: 8, base: 1e4, scale: 1.0, neox: true }),
+        raw: false,
+        shift_limit: None,
+        pad: 32,
+        defrag_threshold: None,
+    }
+}
+
+fn rows(seq: usize, n: usize) -> NewRows {
+    NewRows { seq, n: (0, n), tokens: Some(1), gap: None }
+}
+
+fn step(run: &mut Run, rows: &[NewRows]) {
+    run.step(rows, End::Commit);
+    run.check();
+}
+
+/// A sequence of six rows.
+fn six_rows(cache: &Cache) -> Run {
+    let mut run = Run::new(cache);
+    run.create(0, 0);
+    step(&mut run, &[rows(0, 6)]);
+    run
+}
+
+/// A fork whose two sequences go on.
+fn fork(run: &mut Run) {
+    run.fork(0);
+    step(run, &[rows(0, 1), rows(1, 1)]);
+}
+
+/// An edit that moves and turns rows.
+fn edit(run: &mut Run) {
+    run.rm(Some(0), 0, 1);
+    run.add(0, 0, -1, -1);
+    run.update();
+    run.check();
+}
+
+#[test]
+fn nothing_fails_without_a_mistake() {
+    for types in [0, 1, 3, 4, 5, 6] {
+        fork(&mut six_rows(&cache(types)));
+        edit(&mut six_rows(&cache(types)));
+    }
+}
+
+#[test]
+#[should_panic(expected = "row 4 of layer 0")]
+fn no_copy_on_write() {
+    let mut run = six_rows(&cache(0));
+    run.faults.no_copies = true;
+    fork(&mut run);
+}
+
+#[test]
+#[should_panic(expected = "other bytes")]
+fn a_removal_that_moves_nothing() {
+    let mut run = six_rows(&cache(0));
+    run.faults.no_copies = true;
+    edit(&mut run);
+}
+
+#[test]
+#[should_panic(expected = "of layer 0")]
+fn a_copy_without_scales() {
+    let mut run = six_rows(&cache(3));
+    run.faults.no_scales = true;
+    fork(&mut run);
+}
+
+#[test]
+#[should_panic(expected = "other bytes")]
+fn a_rotation_without_scales() {
+    let mut run = six_rows(&cache(5));
+    run.faults.no_scales = true;
+    run.add(0, 0, -1, 3);
+    run.update();
+    run.check();
+}
+
+#[test]
+#[should_panic(expected = "other bytes")]
+fn a_delta_that_the_memory_applies_twice() {
+    let mut run = six_rows(&cache(1));
+    run.faults.rotates_twice = true;
+    edit(&mut run);
+}
+
+#[test]
+#[should_panic(expected = "other bytes")]
+fn a_delta_that_the_model_applies_twice() {
+    let mut run = six_rows(&cache(1));
+    run.model.rules.mistakes.delta_twice = true;
+    edit(&mut run);
+}
+
+#[test]
+#[should_panic(expected = "positions of sequence 0")]
+fn a_window_off_by_one() {
+    let window = Some(Window { width: 5, sink: 0, slack: 0 });
+    let mut run = Run::new(&Cache { window, mode: Mode::Runs, prefix_sharing: false, ..cache(0) });
+    run.model.rules.mistakes.window_off_by_one = true;
+    run.create(0, 0);
+    for _ in 0..8 {
+        step(&mut run, &[rows(0, 1)]);
+    }
+}
+
+/// A sealed page of which its only sequence has a part: a step that writes it makes it leave the index, and so does its
+/// rollback, for what it may have written.
+fn part_of_a_sealed_page() -> Run {
+    let mut run = six_rows(&cache(0));
+    run.rm(Some(0), 2, -1);
+    run.check();
+    run
+}
+
+#[test]
+fn a_rollback_after_writing_a_sealed_page() {
+    let mut run = part_of_a_sealed_page();
+    run.step(&[rows(0, 1)], End::DropStep);
+    run.check();
+}
+
+#[test]
+#[should_panic(expected = "rolled back has changed the manager")]
+fn a_rollback_that_forgets_the_index_is_not_equal() {
+    let mut run = part_of_a_sealed_page();
+    // As if the page had not been written.
+    run.part_sealed = false;
+    run.step(&[rows(0, 1)], End::DropStep);
+}
+
+#[test]
+#[should_panic(expected = "of 4 shared tokens")]
+fn a_rollback_that_forgets_the_index_finds_no_prefix() {
+    let mut run = part_of_a_sealed_page();
+    let append = [Append::count(run.ids[0], 1)];
+    drop(run.manager.begin_step(&append).unwrap().apply(&mut run.memory).unwrap());
+    // A step that the model does not know of: to it, another sequence still has the page.
+    run.all_sealed = true;
+    run.model.seqs[0].tokens = vec![1, 1, 1, 2];
+    run.create(0, 0);
+    step(&mut run, &[rows(1, 6)]);
+}
