@@ -369,6 +369,7 @@ impl Manager {
     ) -> Result<T, Error> {
         self.check_closed()?;
         let Self { spec, state, journal, .. } = self;
+        state.prepare_update(spec);
         let planned = plan(spec, state, journal);
         match planned {
             Ok(_) => self.open = Some(Open::Planned),

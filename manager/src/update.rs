@@ -43,6 +43,7 @@ impl State {
             self.phase = Some(Phase::Rotations);
             memory.rotate_keys(&self.rotations, rope).map_err(|source| Error::Memory { source })?;
             self.phase = None;
+            self.rotations.clear();
             for sequence in self.sequences.values_mut().filter(|sequence| sequence.is_pending()) {
                 sequence.rotated = None;
                 sequence.shifts = sequence.shifts.saturating_add(1);
