@@ -50,7 +50,9 @@ impl State {
         let slot = |page: u32| page as usize * page_size;
         let copy = |&(src, dst): &(u32, u32)| {
             self.prefix.move_page(src, dst);
-            RowCopy { src: slot(src), dst: slot(dst), len: rows[&dst] }
+            // A sealed page is served whole, also where its sequences have a part of it.
+            let len = if self.prefix.key(dst).is_some() { page_size } else { rows[&dst] };
+            RowCopy { src: slot(src), dst: slot(dst), len }
         };
         let copies: Vec<RowCopy> = moves.iter().map(copy).collect();
         self.queue.extend_from_slice(&copies);

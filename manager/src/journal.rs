@@ -301,11 +301,7 @@ impl Journal {
         self.freed.clear();
         self.taken = 0;
         for page in overwritten {
-            state.prefix.unseal(page);
-            if state.pages.refcount(page) == 0 {
-                state.cached.remove(page);
-                state.pages.free(page);
-            }
+            state.forget(page);
         }
     }
 }

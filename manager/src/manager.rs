@@ -210,9 +210,7 @@ impl Manager {
     /// # Errors
     /// As [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add); [`Error::Range`], [`Error::NoProgress`].
     pub fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
-        let discarded = self.edit(|editor| editor.context_shift(seq, shift))?;
-        self.state.pages.settle_head();
-        Ok(discarded)
+        self.edit(|editor| editor.context_shift(seq, shift))
     }
 
     /// Moves rows together: cells into the first holes, runs and pages down. Gives the copies, at most `max_moves`, that

@@ -126,7 +126,7 @@ impl State {
         for other in others {
             let sequence = &mut self.sequences[other];
             let mut emptied = sequence.sibling(sequence.created);
-            (emptied.shifts, emptied.lost, emptied.version) = (sequence.shifts, sequence.lost, sequence.version + 1);
+            (emptied.lost, emptied.version) = (sequence.lost, sequence.version + 1);
             let sequence = std::mem::replace(sequence, emptied);
             self.release_place(&sequence.place);
         }

@@ -63,11 +63,24 @@ impl State {
                     let touched = sequence.slots(spec.page_size()).any(|slot| written.contains(&slot));
                     sequence.lost |= touched;
                 }
+                let pages: HashSet<u32> = written.iter().map(|slot| (slot / spec.page_size()) as u32).collect();
+                pages.into_iter().for_each(|page| self.forget(page));
             }
             Some(Phase::Rotations) => {
                 for sequence in self.sequences.values_mut().filter(|sequence| sequence.is_pending()) {
                     sequence.lost = true;
                 }
+            }
+        }
+    }
+
+    /// Takes a page that may have been written out of the prefix index, if it is there.
+    pub(crate) fn forget(&mut self, page: u32) {
+        if (page as usize) < self.pages.len() && self.prefix.key(page).is_some() {
+            self.prefix.unseal(page);
+            if self.pages.refcount(page) == 0 {
+                self.cached.remove(page);
+                self.pages.free(page);
             }
         }
     }

@@ -26,24 +26,23 @@ impl Editor<'_> {
     pub(crate) fn copy_positions(&mut self, src: SeqId, dst: SeqId, positions: Range<i64>) -> Result<usize, Error> {
         let sequence = self.state.intact(src)?;
         let len = self.state.intact(dst)?.len();
-        let rows = sequence.positions.rows(positions);
-        if src == dst || rows.is_empty() {
+        if src == dst || positions.is_empty() {
             return Ok(0);
         }
         if len > 0 {
             return Err(Error::NotEmpty { len });
         }
+        let rows = sequence.positions.rows(positions);
         let copied = rows.len();
         self.copy_to(src, dst, rows)?;
-        if self.spec.mode() == Mode::Cells {
-            self.journal.set_head(self.state, 0);
-        }
         Ok(copied)
     }
 
     /// Gives a sequence without rows some of another's.
     fn copy_to(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
         self.journal.edit(self.state, dst);
+        // The next search for cells begins at 0.
+        self.journal.set_head(self.state, 0);
         if !rows.is_empty() {
             match self.spec.mode() {
                 Mode::Cells => self.share(src, dst, rows.clone()),

@@ -28,7 +28,12 @@ impl Editor<'_> {
     pub(crate) fn add(&mut self, seq: SeqId, positions: Range<i64>, delta: i64) -> Result<(), Error> {
         let sequence = self.state.intact(seq)?;
         let mut rows = sequence.positions.rows(positions.clone());
-        if rows.is_empty() || delta == 0 {
+        if positions.is_empty() || delta == 0 {
+            return Ok(());
+        }
+        // The next search for cells begins at the first one that is freed.
+        self.journal.set_head(self.state, usize::MAX);
+        if rows.is_empty() {
             return Ok(());
         }
         self.check_shiftable(seq)?;
@@ -42,8 +47,6 @@ impl Editor<'_> {
         let removed = rows.start..below;
         let kept = below..rows.end;
         self.check_order(seq, &rows, &kept, |position| position + delta)?;
-        // The next search for cells begins at the first one that is freed.
-        self.journal.set_head(self.state, usize::MAX);
         if !removed.is_empty() {
             self.remove(seq, removed.clone())?;
             rows.end -= removed.len();
@@ -94,6 +97,7 @@ impl Editor<'_> {
         let behind = n_keep.saturating_add(n_discard);
         self.remove_positions(seq, n_keep..behind)?;
         self.add(seq, behind..i64::MAX, -n_discard)?;
+        self.journal.set_head(self.state, 0);
         Ok(n_discard)
     }
 
