@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::f16;
-use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial};
+use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial, Workers};
 use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
 use proptest::prelude::*;
 
@@ -314,6 +314,42 @@ fn an_empty_cache_has_no_rows() {
             assert_eq!(rows.write(&mut [], &mut [], &all, &[]), Ok(()));
             assert_eq!(rows.cache_ranges(0..dims.max_t).unwrap().count(), 0);
         }
+    }
+}
+
+/// Two threads, of which each runs every task.
+struct Threads;
+
+impl Workers for Threads {
+    fn threads(&self) -> usize {
+        2
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| (0..tasks).for_each(task)))));
+    }
+}
+
+/// Copies that are large enough to be shared, and of which later ones read what earlier ones have written.
+#[test]
+fn threads_share_large_copies() {
+    let dims = CacheDims { max_t: 4096, num_layer: 3, num_heads: 2, inner: 256 };
+    for layout in CacheLayout::ALL {
+        let cache = Cache { layout, dims, t2: ElementType::Int8, quant: Some((64, ElementType::Float16)) };
+        let rows = cache.rows();
+        let mut serial = [rows.cache_len(), rows.scale_len()]
+            .map(|len| (0..len).map(|i| (i as u32).wrapping_mul(0x9e37_79b9).to_be_bytes()[0]).collect::<Vec<_>>());
+        let mut shared = serial.clone();
+        let copies = [
+            RowCopy { src: 0, dst: 100, len: 3000 },
+            RowCopy { src: 150, dst: 3500, len: 500 },
+            RowCopy { src: 3600, dst: 3590, len: 400 },
+        ];
+        let before = serial.clone();
+        for ([cache, scale], workers) in [(&mut serial, &Serial as &dyn Workers), (&mut shared, &Threads)] {
+            rows.copy(cache, scale, &copies, workers).unwrap();
+        }
+        assert!(serial == shared && serial != before, "{layout:?}");
     }
 }
 
