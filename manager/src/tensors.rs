@@ -150,11 +150,11 @@ impl Tensors {
                 // Of the pages that were there, only the one that the step writes into can be another.
                 row.pages = row.pages.min(entry.start / spec.page_size());
             }
-            let (starts, table) = (&mut starts[row.pages..], &table[row.pages..]);
+            let (starts, new) = (&mut starts[row.pages..], &table[row.pages..]);
             match u32::try_from(page_size) {
                 // A product of 32-bit numbers is one instruction for several pages.
-                Ok(page_size) => fill_starts(starts, table, |page| (u64::from(page) * u64::from(page_size)) as i64),
-                Err(_) => fill_starts(starts, table, |page| (u64::from(page) * page_size) as i64),
+                Ok(page_size) => fill_starts(starts, new, |page| (u64::from(page) * u64::from(page_size)) as i64),
+                Err(_) => fill_starts(starts, new, |page| (u64::from(page) * page_size) as i64),
             }
             row.pages = table.len();
         }
