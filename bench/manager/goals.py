@@ -83,7 +83,8 @@ def decode(native: Native) -> Group:
     free, long_free, growing_free, crowded_free = (
         case.contender("same batch, tokens unknown") for case in (short, long, growing, crowded)
     )
-    evicted, changed, copy = map(short.contender, ("same batch", "changed batch", "memcpy"))
+    names = "same batch", "changed batch, tokens unknown", "changed batch", "memcpy"
+    evicted, changed, changed_evicted, copy = map(short.contender, names)
     python = SchedulerPeer(BATCH, KVLEN)
     check_same_step(python.tensors(0), growing.tensors())
     scheduler = python.contender()
@@ -99,6 +100,7 @@ def decode(native: Native) -> Group:
         Row("step, same batch, beside 10000 other sequences of none", [crowded_free, free], quotient, at_most=1.2),
         Row("step, same batch, MaxP the widest row of MaxP fixed", [growing_free, free], quotient),
         microseconds("step, changed batch", changed),
+        microseconds("step, changed batch, its pages evicted from the prefix index", changed_evicted),
         microseconds("memcpy of its tensors", copy),
         Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
         microseconds("scheduler.py", scheduler),
@@ -167,7 +169,29 @@ def copies(native: Native) -> Iterator[Group]:
             yield Group(f"copies {layout} {name}", [row], [case])
 
 
+def cells(native: Native) -> Group:
+    """A step of unified cells and its mask."""
+    case = Case(native, "cells", 32768, 8)
+    loops, ours = case.contender("loops over sets"), case.contender("find_slot and mask")
+    rows = [
+        microseconds("find_slot and mask, 32768 cells, 8 sequences", ours),
+        Row("loops over a set for each cell, of find_slot and mask", [loops, ours], quotient, at_least=4),
+    ]
+    return Group("cells", rows, [case])
+
+
+def shifts(native: Native) -> Iterator[Group]:
+    """K-shift."""
+    for layout in LAYOUTS:
+        for bits, name in WIDTHS.items():
+            case = Case(native, "shift", layout, bits)
+            contenders = [case.contender("rotate_keys"), case.contender("store and load")]
+            row = Row(f"rotate_keys, layout {layout}, {name}, of storing and loading", contenders, quotient, at_most=1.5)
+            yield Group(f"shift {layout} {name}", [row], [case])
+
+
 def groups(native: Native) -> Iterator[Group]:
     """All groups, made when they are due."""
-    yield from (make(native) for make in (decode, max_t, allocations, pages))
+    yield from (make(native) for make in (decode, max_t, allocations, pages, cells))
     yield from copies(native)
+    yield from shifts(native)

@@ -1,9 +1,11 @@
 //! A case: contenders that do the same work, or work of another size, in memory of the case's own.
 
+use crate::manager::cells::Cells;
 use crate::manager::copies::Copies;
 use crate::manager::decode::Decode;
 use crate::manager::meter::Meter;
 use crate::manager::pages::Pages;
+use crate::manager::shift::Shift;
 
 /// Something that is measured.
 pub trait Case {
@@ -38,6 +40,8 @@ pub(crate) fn new(name: &str, numbers: &[usize]) -> Result<Box<dyn Case>, String
             Ok(Box::new(Decode::new(batch, kvlen, max_t, max_pages, idle)?))
         }
         ("pages", &[pages]) => Ok(Box::new(Pages::new(pages)?)),
+        ("cells", &[cells, sequences]) => Ok(Box::new(Cells::new(cells, sequences)?)),
+        ("shift", &[layout, bits]) => Ok(Box::new(Shift::new(layout, bits)?)),
         ("copies", &[layout, bits]) => Ok(Box::new(Copies::new(layout, bits)?)),
         _ => Err(format!("no case is {name} of {} numbers", numbers.len())),
     }

@@ -1,23 +1,16 @@
 //! `copy_rows` of pages, against a loop of `memcpy` over the same bytes.
 
-use kvcache_manager::schema::{CacheDims, CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{CacheMemory, CacheSpec, Geometry, Mode, RowCopy};
+use kvcache_manager::schema::{CacheDims, CacheLayout};
+use kvcache_manager::{CacheMemory, RowCopy};
 use kvcache_op::Serial;
 
 use crate::manager::case::{self, Case};
-use crate::manager::memory::{HostCache, Random};
+use crate::manager::memory::{HEAD_DIM, HostCache, NUM_HEADS, NUM_LAYER, PAGE_SIZE, QUANT_GROUP, Random};
 use crate::manager::meter::Meter;
 use crate::manager::setup::text;
 
-/// Rows of a page.
-const PAGE_SIZE: usize = 16;
 /// Pages that are copied in one go.
 const COPIES: usize = 64;
-const NUM_LAYER: usize = 4;
-const NUM_HEADS: usize = 8;
-const HEAD_DIM: usize = 128;
-/// Neighboring elements that share a scale.
-const QUANT_GROUP: usize = 8;
 /// The cache's size: out of the second-level cache, whatever the type.
 const CACHE_BYTES: usize = 128 << 20;
 
@@ -62,19 +55,10 @@ impl Copies {
     /// If there is no such layout or width.
     pub(crate) fn new(layout: usize, bits: usize) -> Result<Self, String> {
         let layout = CacheLayout::from_code(layout as i64).ok_or_else(|| format!("no layout is {layout}"))?;
-        let quant_bit = match bits {
-            16 => None,
-            _ => Some(QuantBit::from_code(bits as i64).ok_or_else(|| format!("no cache has {bits} bits"))?),
-        };
         let max_t = CACHE_BYTES / (NUM_LAYER * 2 * NUM_HEADS * HEAD_DIM * bits / 8);
-        let geometry = Geometry { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, max_t };
-        let mut builder = CacheSpec::builder(geometry).layout(layout).mode(Mode::Paged { page_size: PAGE_SIZE });
-        if let Some(bit) = quant_bit {
-            builder = builder.quantized(bit, QUANT_GROUP, ElementType::Float16);
-        }
         let mut random = Random(1);
-        let memory = HostCache::new(builder.build().map_err(text)?, &mut random);
-        let scales = if quant_bit.is_some() { HEAD_DIM / QUANT_GROUP } else { 0 };
+        let memory = HostCache::of_width(layout, bits, max_t, None, &mut random)?;
+        let scales = if memory.scale.is_empty() { 0 } else { HEAD_DIM / QUANT_GROUP };
         let bare = [BareLoop::new(layout, max_t, HEAD_DIM, bits)?, BareLoop::new(layout, max_t, scales, 16)?];
         Ok(Self { memory, bare, random })
     }

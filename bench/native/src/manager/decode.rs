@@ -172,8 +172,9 @@ impl Case for Decode {
             "same batch" => self.decode_tokens(false),
             "changed batch" => self.decode_tokens(true),
             // Their pages are free again when they are cut back.
-            "same batch, tokens unknown" => {
-                self.decode(self.seqs.iter().map(|&seq| Append::count(seq, 1)).collect(), false)
+            "same batch, tokens unknown" | "changed batch, tokens unknown" => {
+                let appends = self.seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
+                self.decode(appends, contender.starts_with("changed"))
             }
             "memcpy" => {
                 let tokens = [self.token];

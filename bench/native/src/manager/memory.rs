@@ -1,9 +1,18 @@
 //! A cache in memory of a case's own, filled with numbers that look random.
 
-use kvcache_manager::op::{ElementType, TensorMut, Workers};
-use kvcache_manager::{CacheSpec, HostMemory};
+use kvcache_manager::schema::{CacheLayout, QuantBit};
+use kvcache_manager::{CacheSpec, Geometry, HostMemory, Mode, Rope};
+use kvcache_op::{ElementType, TensorMut, Workers};
 
 use crate::manager::setup::text;
+
+/// Rows of a page.
+pub(crate) const PAGE_SIZE: usize = 16;
+pub(crate) const NUM_LAYER: usize = 4;
+pub(crate) const NUM_HEADS: usize = 8;
+pub(crate) const HEAD_DIM: usize = 128;
+/// Neighboring elements that share a scale.
+pub(crate) const QUANT_GROUP: usize = 8;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -86,12 +95,32 @@ pub(crate) struct HostCache {
 }
 
 impl HostCache {
-    /// A cache of what `spec` says, with any numbers in it.
-    pub(crate) fn new(spec: CacheSpec, random: &mut Random) -> Self {
+    /// A cache of `max_t` slots in pages, with any numbers in it: of float16 for 16 bits; of codes of 8 or 4 bits with
+    /// float16 scales.
+    ///
+    /// # Errors
+    /// If there is no such width.
+    pub(crate) fn of_width(
+        layout: CacheLayout,
+        bits: usize,
+        max_t: usize,
+        rope: Option<Rope>,
+        random: &mut Random,
+    ) -> Result<Self, String> {
+        let geometry = Geometry { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, max_t };
+        let mut builder = CacheSpec::builder(geometry).layout(layout).mode(Mode::Paged { page_size: PAGE_SIZE });
+        if bits != 16 {
+            let bit = QuantBit::from_code(bits as i64).ok_or_else(|| format!("no cache has {bits} bits"))?;
+            builder = builder.quantized(bit, QUANT_GROUP, ElementType::Float16);
+        }
+        if let Some(rope) = rope {
+            builder = builder.rope(rope);
+        }
+        let spec = builder.build().map_err(text)?;
         let (mut cache, mut scale) = (Bytes::new(spec.rows().cache_len()), Bytes::new(spec.rows().scale_len()));
         random.fill(&mut cache, spec.cache_type());
         random.fill(&mut scale, ElementType::Float16);
-        Self { spec, cache, scale }
+        Ok(Self { spec, cache, scale })
     }
 
     /// The memory for the manager.

@@ -2,9 +2,12 @@
 
 pub mod abi;
 mod case;
+mod cell_sets;
+mod cells;
 mod copies;
 mod decode;
 mod memory;
 mod meter;
 mod pages;
 mod setup;
+mod shift;

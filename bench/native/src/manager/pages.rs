@@ -19,6 +19,10 @@ const WRITES: usize = PAGE_SIZE - LAST_ROWS - 2;
 /// Sequences without forks that are freed in one go.
 const OWNERS: usize = 4;
 
+/// Bytes that are read before each step that copies pages, so that what it needs is out of the second-level cache
+/// whatever the number of pages.
+const OTHERS: usize = 4 << 20;
+
 /// A sequence of many pages, its forks, and other sequences of as many.
 pub(crate) struct Pages {
     pages: usize,
@@ -29,6 +33,7 @@ pub(crate) struct Pages {
     /// A cache of as many pages, all of them cached: whoever takes one evicts another.
     full: Manager,
     token: u32,
+    others: Vec<u64>,
 }
 
 impl Pages {
@@ -48,7 +53,7 @@ impl Pages {
         let parent = sequence()?;
         let writers = (0..WRITERS).map(|_| sequence()).collect::<Result<_, _>>()?;
         let full = Manager::new(paged(rows, PAGE_SIZE).build().map_err(text)?).map_err(text)?;
-        let mut pages = Self { pages, manager, parent, writers, full, token: 0 };
+        let mut pages = Self { pages, manager, parent, writers, full, token: 0, others: vec![1; OTHERS / 8] };
         pages.evict()?;
         Ok(pages)
     }
@@ -83,12 +88,13 @@ impl Pages {
     /// Sequences that append a row each, step after step, and are forked before each step: so each of them copies its
     /// last page. Gives the copies, too.
     fn copy_on_write(&mut self) -> Result<(Meter, Vec<RowCopy>), String> {
-        let Self { manager, writers, .. } = self;
+        let Self { manager, writers, others, .. } = self;
         let appends: Vec<_> = writers.iter().map(|&writer| Append::count(writer, 1)).collect();
         step(manager, &appends)?;
         let (mut meter, mut memory) = (Meter::default(), NoBytes(Vec::with_capacity(WRITERS * WRITES)));
         for _ in 0..WRITES {
             let forks = writers.iter().map(|&writer| manager.fork(writer)).collect::<Result<Vec<_>, _>>();
+            std::hint::black_box(others.iter().sum::<u64>());
             let stepped = meter.run(WRITERS, || {
                 manager.begin_step(&appends)?.apply(&mut memory)?.commit();
                 Ok::<_, Error>(())
