@@ -4,8 +4,8 @@ use kvcache_kernels::RowCopy;
 
 use crate::bits::Bits;
 
-/// Searches `n` free cells in a row, first from `head` on, then from 0 on. If `head` is past `used + 2 * n`, with `used`
-/// the number of busy cells, it searches from 0 at once: many cells before `head` must be free then.
+/// Searches `n` free cells in a row, first from `head` on, then from 0 on. If `head` is past `used + 2 * n`, with
+/// `used` the number of busy cells, it searches from 0 at once: many cells before `head` must be free then.
 ///
 /// Gives the first cell that was found, and the new head: this cell, or the old head without one. There is none exactly
 /// if no `n` cells in a row are free. This is llama.cpp's search, without its test of cells one by one.
@@ -39,8 +39,8 @@ fn search(head: usize, used: usize, n: usize, first_fit: impl Fn(usize) -> Optio
     (slot, slot.unwrap_or(head))
 }
 
-/// The number of cells that a step reads, of `size`: those before `used_max`, the cell behind the last busy one, rounded
-/// up to a multiple of `pad` and at least one `pad`.
+/// The number of cells that a step reads, of `size`: those before `used_max`, the cell behind the last busy one,
+/// rounded up to a multiple of `pad` and at least one `pad`.
 ///
 /// ```
 /// assert_eq!(kvcache_manager::n_kv(33, 1024, 32), 64);

@@ -90,7 +90,12 @@ impl Journal {
 
     /// Takes a free page, or else the least recently used one of the cached pages, for one table entry.
     pub(crate) fn take(&mut self, state: &mut State) -> Option<u32> {
-        let page = match state.pages.take() {
+        self.take_from(state, 0)
+    }
+
+    /// As [`take`](Self::take), where no cell before `first` is free.
+    pub(crate) fn take_from(&mut self, state: &mut State, first: usize) -> Option<u32> {
+        let page = match state.pages.take(first) {
             Some((page, source)) => {
                 self.undo.push(Undo::Take(page, source));
                 page
@@ -245,8 +250,8 @@ impl Journal {
         self.taken = 0;
     }
 
-    /// Ends the step or the edit: its changes are undone. Sealed pages that may have been `written` leave the index, the
-    /// others are in it again.
+    /// Ends the step or the edit: its changes are undone. Sealed pages that may have been `written` leave the index,
+    /// the others are in it again.
     pub(crate) fn rollback(&mut self, state: &mut State, mut written: impl FnMut(u32) -> bool) {
         let mut overwritten = Vec::new();
         while let Some(undo) = self.undo.pop() {

@@ -28,8 +28,8 @@ enum Open {
 pub struct Create<'a> {
     /// In the mode `runs`, the cells that its run has at first, if its first append does not need more.
     pub reserve: usize,
-    /// It shares prefixes only with sequences of the same salt. Salts are compared by a hash that does not resist made-up
-    /// collisions: they are no barrier against an attacker.
+    /// It shares prefixes only with sequences of the same salt. Salts are compared by a hash that does not resist
+    /// made-up collisions: they are no barrier against an attacker.
     pub salt: &'a [u8],
 }
 
@@ -111,7 +111,7 @@ impl Manager {
         edited
     }
 
-    /// A new sequence without rows, reserve and salt.
+    /// A new sequence without rows, reserve and salt. Also while a step is open that was detached: it is in no step.
     pub fn create(&mut self) -> SeqId {
         self.create_with(&Create::default())
     }
@@ -141,20 +141,21 @@ impl Manager {
         self.state.free(seq)
     }
 
-    /// Removes the rows whose positions are in a range, of a sequence or of all (`None`): the tokens of a draft that were
-    /// rejected, say. Gives how many they were. Those that are left keep their positions, and close up: `start_pos` and
-    /// the slots of later rows change. At the end of a sequence nothing moves; elsewhere as few rows as the mode allows,
-    /// by copies that [`update`](Self::update) or the next step makes.
+    /// Removes the rows whose positions are in a range, of a sequence or of all that are not lost (`None`): the tokens
+    /// of a draft that were rejected, say. Gives how many they were. Those that are left keep their positions, and
+    /// close up: `start_pos` and the slots of later rows change. At the end of a sequence nothing moves; elsewhere as
+    /// few rows as the mode allows, by copies that [`update`](Self::update) or the next step makes.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::WindowLost`]; where shared pages have to be
-    /// copied [`Error::OutOfPages`].
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::WindowLost`]; where shared pages have to
+    /// be copied [`Error::OutOfPages`].
     pub fn seq_rm(&mut self, seq: impl Into<Option<SeqId>>, range: impl RangeBounds<i64>) -> Result<usize, Error> {
         let range = positions(range);
         match seq.into() {
             Some(seq) => self.edit(|editor| editor.remove_positions(seq, range)),
             None => self.edit(|editor| {
-                let seqs: Vec<SeqId> = editor.state.sequences.keys().collect();
+                let intact = editor.state.sequences.iter().filter(|(_, sequence)| !sequence.lost);
+                let seqs: Vec<SeqId> = intact.map(|(seq, _)| seq).collect();
                 seqs.into_iter().try_fold(0, |rows, seq| Ok(rows + editor.remove_positions(seq, range.clone())?))
             }),
         }
@@ -204,8 +205,8 @@ impl Manager {
     }
 
     /// Makes room for a conversation that outgrows its context, if it does: removes positions behind those to keep and
-    /// moves the rest down. Gives how many were discarded; 0 where there is room. What follows is not what a new prefill
-    /// would give, only cheaper.
+    /// moves the rest down. Gives how many were discarded; 0 where there is room. What follows is not what a new
+    /// prefill would give, only cheaper.
     ///
     /// # Errors
     /// As [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add); [`Error::Range`], [`Error::NoProgress`].
@@ -213,8 +214,8 @@ impl Manager {
         self.edit(|editor| editor.context_shift(seq, shift))
     }
 
-    /// Moves rows together: cells into the first holes, runs and pages down. Gives the copies, at most `max_moves`, that
-    /// [`update`](Self::update) or the next step makes.
+    /// Moves rows together: cells into the first holes, runs and pages down. Gives the copies, at most `max_moves`,
+    /// that [`update`](Self::update) or the next step makes.
     ///
     /// # Errors
     /// [`Error::StepOpen`].
@@ -393,7 +394,10 @@ impl Manager {
             plan.entries.iter().for_each(|entry| editor.trim(entry.seq));
             journal.commit(state);
         }
-        if spec.defrag_threshold().is_some_and(|threshold| state.fragmentation(spec) > threshold) {
+        if let Some(threshold) = spec.defrag_threshold()
+            && state.pages.any_freed()
+            && state.fragmentation(spec) > threshold
+        {
             state.defragment(spec, None);
         }
     }

@@ -63,8 +63,8 @@ pub(crate) struct MaskBlock<P, C> {
     pub(crate) key_columns: C,
 }
 
-/// Writes a mask of the given shape, with a plane for each of the slopes, or one without biases. The blocks' queries are
-/// its first rows, in order.
+/// Writes a mask of the given shape, with a plane for each of the slopes, or one without biases. The blocks' queries
+/// are its first rows, in order.
 ///
 /// # Errors
 /// [`Error::MaskLength`].

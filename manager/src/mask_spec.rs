@@ -15,7 +15,8 @@ pub struct MaskSpec<'a> {
     padded: [usize; 2],
 }
 
-/// The window of a mask: a query at position q sees keys at positions above q - W, and the sequence's first `sink` rows.
+/// The window of a mask: a query at position q sees keys at positions above q - W, and the sequence's first `sink`
+/// rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaskWindow {
     /// The window of the cache's specification, if it has one.

@@ -50,8 +50,8 @@ impl Pages {
         Ok(Self { refcounts: zeros(num_cells)?, pool: Pool::Cells { busy: Bits::new(num_cells)?, head: 0 } })
     }
 
-    /// Takes a free page; its reference count is still 0.
-    pub(crate) fn take(&mut self) -> Option<(u32, Source)> {
+    /// Takes a free page, or the lowest free cell from `first` on; its reference count is still 0.
+    pub(crate) fn take(&mut self, first: usize) -> Option<(u32, Source)> {
         match &mut self.pool {
             Pool::Stack { freed, fresh } => {
                 if let Some(page) = freed.pop() {
@@ -63,8 +63,8 @@ impl Pages {
                     (page, Source::Fresh)
                 })
             }
-            Pool::Cells { busy, head } => {
-                let cell = busy.next_free(*head..busy.len()).or_else(|| busy.next_free(0..busy.len()))?;
+            Pool::Cells { busy, .. } => {
+                let cell = busy.next_free(first..busy.len())?;
                 busy.set(cell..cell + 1);
                 Some((cell as u32, Source::Cell))
             }
@@ -187,6 +187,14 @@ impl Pages {
             Pool::Cells { busy, .. } => {
                 Box::new((0..self.len()).filter(|&cell| !busy.is_busy(cell)).map(|cell| cell as u32))
             }
+        }
+    }
+
+    /// Whether a page was freed and not taken again.
+    pub(crate) fn any_freed(&self) -> bool {
+        match &self.pool {
+            Pool::Stack { freed, .. } => !freed.is_empty(),
+            Pool::Cells { busy, .. } => busy.count() < busy.end(),
         }
     }
 

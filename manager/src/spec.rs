@@ -31,8 +31,8 @@ pub enum Mode {
     },
     /// A run of neighboring slots for each sequence, with a reserve: `cache_mode` 0. Sequences share nothing.
     Runs,
-    /// Cells anywhere in the cache, of which attention sees those up to the last busy one: `cache_mode` 0, with an entry
-    /// that writes and one that is the view. Sequences share cells, and copy them when they edit their positions.
+    /// Cells anywhere in the cache, of which attention sees those up to the last busy one: `cache_mode` 0, with an
+    /// entry that writes and one that is the view. Sequences share cells, and copy them when they edit their positions.
     Cells,
 }
 
@@ -152,8 +152,8 @@ impl CacheSpecBuilder {
         Self { key_form, ..self }
     }
 
-    /// The rotary embedding of keys, by which rows can move to other positions. Unless given, they cannot, where keys are
-    /// stored rotated.
+    /// The rotary embedding of keys, by which rows can move to other positions. Unless given, they cannot, where keys
+    /// are stored rotated.
     pub fn rope(self, rope: Rope) -> Self {
         Self { rope: Some(rope), ..self }
     }
@@ -197,7 +197,8 @@ impl CacheSpecBuilder {
     /// Checks everything.
     ///
     /// # Errors
-    /// [`Error::SpecRange`], [`Error::SpecThreshold`], [`Error::Rope`], [`Error::Types`], [`Error::QuantGroup`], [`Error::SizeOverflow`].
+    /// [`Error::SpecRange`], [`Error::SpecThreshold`], [`Error::Rope`], [`Error::Types`], [`Error::QuantGroup`],
+    /// [`Error::SizeOverflow`].
     pub fn build(self) -> Result<CacheSpec, Error> {
         let Self { geometry, layout, cache_type, quant, mode, max_pages, prefix_sharing, fingerprint, .. } = self;
         let Self { key_form, rope, window, pad, defrag_threshold, shift_limit, .. } = self;

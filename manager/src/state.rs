@@ -177,6 +177,9 @@ impl State {
             sequence.root
         } else if full == sequence.known / page_size {
             sequence.key
+        } else if let Some(key) = full.checked_sub(1).and_then(|last| self.prefix.key(sequence.table()[last])) {
+            // A sealed page of known tokens has the key of all before it.
+            key
         } else {
             self.tokens(sequence, page_size).take(full).fold(sequence.root, prefix::child)
         }

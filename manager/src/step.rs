@@ -135,8 +135,8 @@ impl Step<'_> {
         self.0.0.key_positions_into(positions);
     }
 
-    /// The planes, rows and columns of a mask. In the mode `cells` the rows are the tokens, rounded up to a multiple of 32,
-    /// and the columns the cells of the second entry; else they are the tokens and the rows of `key` and `value`.
+    /// The planes, rows and columns of a mask. In the mode `cells` the rows are the tokens, rounded up to a multiple of
+    /// 32, and the columns the cells of the second entry; else they are the tokens and the rows of `key` and `value`.
     pub fn mask_shape(&self, mask: &MaskSpec<'_>) -> [usize; 3] {
         self.0.0.mask_shape(mask)
     }

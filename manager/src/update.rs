@@ -1,6 +1,6 @@
 //! What a memory has to do for edits: copies that are queued, then keys that are rotated, each row once.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use kvcache_kernels::Rotation;
 
@@ -63,7 +63,7 @@ impl State {
                     let touched = sequence.slots(spec.page_size()).any(|slot| written.contains(&slot));
                     sequence.lost |= touched;
                 }
-                let pages: HashSet<u32> = written.iter().map(|slot| (slot / spec.page_size()) as u32).collect();
+                let pages: BTreeSet<u32> = written.iter().map(|slot| (slot / spec.page_size()) as u32).collect();
                 pages.into_iter().for_each(|page| self.forget(page));
             }
             Some(Phase::Rotations) => {

@@ -41,8 +41,9 @@ impl Editor<'_> {
     /// Gives a sequence without rows some of another's.
     fn copy_to(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
         self.journal.edit(self.state, dst);
-        // The next search for cells begins at 0.
-        self.journal.set_head(self.state, 0);
+        if self.spec.mode() == Mode::Cells {
+            self.journal.set_head(self.state, 0);
+        }
         if !rows.is_empty() {
             match self.spec.mode() {
                 Mode::Cells => self.share(src, dst, rows.clone()),

@@ -42,7 +42,13 @@ impl Editor<'_> {
 
     /// Takes a page, which [`require`](Self::require) has found.
     fn take(&mut self) -> u32 {
-        self.journal.take(self.state).unwrap_or_else(|| unreachable!("pages are counted before they are taken"))
+        self.take_from(0)
+    }
+
+    /// As [`take`](Self::take), where no cell before `first` is free.
+    fn take_from(&mut self, first: usize) -> u32 {
+        let taken = self.journal.take_from(self.state, first);
+        taken.unwrap_or_else(|| unreachable!("pages are counted before they are taken"))
     }
 
     /// Queues a copy, and copies the tokens.

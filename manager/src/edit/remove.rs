@@ -30,8 +30,13 @@ impl Editor<'_> {
 
     /// Removes rows of a sequence.
     pub(super) fn remove(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
-        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
         self.journal.edit(self.state, seq);
+        self.remove_for_good(seq, rows)
+    }
+
+    /// Removes rows of a sequence, which is not in the journal: what cannot fail need not be undone.
+    pub(super) fn remove_for_good(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
         let sequence = &self.state.sequences[seq];
         match &sequence.place {
             Place::Run(_) => self.slide(seq, rows.clone()),
@@ -56,7 +61,8 @@ impl Editor<'_> {
         self.drop_pages(&gone);
     }
 
-    /// Takes pages out of a table. The last goes first, so that it is evicted before those that it is of no use without.
+    /// Takes pages out of a table. The last goes first, so that it is evicted before those that it is of no use
+    /// without.
     fn drop_pages(&mut self, pages: &[u32]) {
         for &page in pages.iter().rev() {
             self.journal.unshare(self.state, page);

@@ -64,7 +64,8 @@ impl Editor<'_> {
             return Err(Error::Range { name: "d", got: divisor, min: 1, max: i64::MAX });
         }
         let rows = sequence.positions.rows(positions.clone());
-        if rows.is_empty() || divisor == 1 {
+        // Position 0 stays.
+        if rows.is_empty() || divisor == 1 || sequence.positions.at(rows.end - 1) == 0 {
             return Ok(());
         }
         self.check_shiftable(seq)?;
@@ -140,8 +141,8 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Changes the positions of rows. Where keys are stored rotated, the rows become the sequence's own; cells do in any
-    /// case, as a cell has one position.
+    /// Changes the positions of rows. Where keys are stored rotated, the rows become the sequence's own; cells do in
+    /// any case, as a cell has one position.
     fn map(&mut self, seq: SeqId, rows: Range<usize>, consecutive: bool, f: impl Fn(i64) -> i64) -> Result<(), Error> {
         if rows.is_empty() {
             return Ok(());
@@ -173,12 +174,14 @@ impl Editor<'_> {
         let (first, len) = (rows.start / page_size, sequence.len());
         let pages = sequence.table()[first..rows.end.div_ceil(page_size)].to_vec();
         self.require(pages.iter().filter(|&&page| self.state.pages.refcount(page) > 1).count())?;
+        let mut free = 0;
         for (index, page) in (first..).zip(pages) {
             if self.state.pages.refcount(page) == 1 {
                 self.journal.unseal(self.state, page);
                 continue;
             }
-            let own = self.take();
+            let own = self.take_from(free);
+            free = own as usize + 1;
             let slot = |page: u32| page as usize * page_size;
             self.copy(RowCopy { src: slot(page), dst: slot(own), len: page_size.min(len - index * page_size) });
             let sequence = &mut self.state.sequences[seq];

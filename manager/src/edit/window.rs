@@ -18,7 +18,7 @@ impl Editor<'_> {
             return;
         }
         let gone = sequence.positions.at(rows.end - 1);
-        if let Err(error) = self.remove(seq, rows) {
+        if let Err(error) = self.remove_for_good(seq, rows) {
             unreachable!("whole pages, cells, and rows of a run leave without new ones: {error}");
         }
         let sequence = &mut self.state.sequences[seq];

@@ -76,8 +76,8 @@ impl Planner<'_> {
         self.plan.entries.sort_unstable_by_key(|entry| (entry.n != 1, entry.append));
     }
 
-    /// Before rows are appended: how many there are, the first new position, and the new tokens, if with them all tokens
-    /// are known and all positions are rows.
+    /// Before rows are appended: how many there are, the first new position, and the new tokens, if with them all
+    /// tokens are known and all positions are rows.
     fn known_rows<'t>(&self, append: &Append<'t>) -> (usize, i64, Option<&'t [u32]>) {
         let sequence = &self.state.sequences[append.seq];
         let (before, position) = (sequence.len(), append.first_position(sequence.positions.next()));

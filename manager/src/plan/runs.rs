@@ -27,8 +27,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Gives a sequence a run for `need` rows: its own if that has room, or can grow in place; else another, of twice as
-    /// many cells if there are, to which its rows move.
+    /// Gives a sequence a run for `need` rows: its own if that has room, or can grow in place; else another, of twice
+    /// as many cells if there are, to which its rows move.
     fn grow_run(&mut self, seq: SeqId, need: usize) -> Option<()> {
         let sequence = &self.state.sequences[seq];
         let (len, reserve) = (sequence.len(), sequence.reserve);

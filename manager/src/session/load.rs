@@ -32,9 +32,9 @@ impl Manager {
     /// The file is read twice: the first time all of it is checked, before a slot is written.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as
-    /// a sequence; [`Error::Memory`]. Neither sequences nor their rows have changed then, but cached pages that were to be
-    /// written may have left the prefix index.
+    /// [`Error::StepOpen`], [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as a
+    /// sequence; [`Error::Memory`]. Neither sequences nor their rows have changed then, but cached pages that were to
+    /// be written may have left the prefix index.
     ///
     /// # Panics
     /// If the memory does. Nothing is loaded then.

@@ -1,10 +1,10 @@
 //! Reading a session.
 //!
 //! A file is read twice. The first time all its bytes are hashed, and none is believed before the digest agrees: then
-//! the sequences, and at last the rows are read, block by block. The second time it is hashed again, so that a file that
-//! was changed between the two is noticed, too. A mapped file would be read once, but mapping one that others may
-//! shorten is not safe: the process would die of a signal. Two copies of a block in the processor's cache cost less than
-//! a copy of the whole file in memory.
+//! the sequences, and at last the rows are read, block by block. The second time it is hashed again, so that a file
+//! that was changed between the two is noticed, too. A mapped file would be read once, but mapping one that others may
+//! shorten is not safe: the process would die of a signal. Two copies of a block in the processor's cache cost less
+//! than a copy of the whole file in memory.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};

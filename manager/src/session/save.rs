@@ -28,7 +28,8 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::Lost`], [`Error::UpdatePending`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`](crate::SessionError::Io) or [`SessionError::HeaderLength`](crate::SessionError::HeaderLength).
+    /// [`SessionError::Io`](crate::SessionError::Io) or
+    /// [`SessionError::HeaderLength`](crate::SessionError::HeaderLength).
     pub fn save(&mut self, path: impl AsRef<Path>, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
         let mut seqs: Vec<_> = self.state.sequences.iter().map(|(seq, sequence)| (sequence.created, seq)).collect();
