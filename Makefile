@@ -5,6 +5,7 @@
 #                  cases, BENCH="--table" for the README's table
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
+# make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew
 # make docs        writes docs/KeyValueCache.md and the pictures of docs/manager.md anew
 # make ptx         compiles the embedded PTX anew
@@ -80,6 +81,24 @@ test-sanitize:
 	RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --release --locked \
 		--target x86_64-unknown-linux-gnu -p kvcache-op --test golden --test agree --test layers
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
+
+# First the kept inputs, then for MINUTES new ones, which stay in the target directory. What fails is left in
+# manager/fuzz/artifacts. The sanitizer comes with the stable toolchain, but not its flag.
+MINUTES ?= 1
+CARGO_FUZZ := $(TARGET)/tools/bin/cargo-fuzz
+.PHONY: fuzz
+fuzz: $(CARGO_FUZZ)
+	for target in session_reader manager_script; do \
+		mkdir -p "$(TARGET)/fuzz/corpus/$$target" && \
+		set -- "$$target" "$(TARGET)/fuzz/corpus/$$target" "manager/fuzz/corpus/$$target" && \
+		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
+			-- -runs=0 && \
+		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
+			-- -max_total_time=$$(($(MINUTES) * 60)) || exit 1; \
+	done
+
+$(CARGO_FUZZ):
+	cargo install --quiet --locked --version 0.13.2 --root "$(TARGET)/tools" cargo-fuzz
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
