@@ -87,7 +87,9 @@ test-sanitize:
 MINUTES ?= 1
 CARGO_FUZZ := $(TARGET)/tools/bin/cargo-fuzz
 .PHONY: fuzz
-fuzz: $(CARGO_FUZZ)
+fuzz:
+	test -x "$(CARGO_FUZZ)" || \
+		cargo install --quiet --locked --version 0.13.2 --root "$(TARGET)/tools" cargo-fuzz
 	for target in session_reader manager_script; do \
 		mkdir -p "$(TARGET)/fuzz/corpus/$$target" && \
 		set -- "$$target" "$(TARGET)/fuzz/corpus/$$target" "manager/fuzz/corpus/$$target" && \
@@ -96,9 +98,6 @@ fuzz: $(CARGO_FUZZ)
 		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
 			-- -max_total_time=$$(($(MINUTES) * 60)) || exit 1; \
 	done
-
-$(CARGO_FUZZ):
-	cargo install --quiet --locked --version 0.13.2 --root "$(TARGET)/tools" cargo-fuzz
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
