@@ -190,8 +190,22 @@ def shifts(native: Native) -> Iterator[Group]:
             yield Group(f"shift {layout} {name}", [row], [case])
 
 
+def sessions(native: Native) -> Iterator[Group]:
+    """Saving and loading sequences."""
+    for layout in (LAYOUTS[0], LAYOUTS[-1]):
+        for bits, name in WIDTHS.items():
+            case = Case(native, "sessions", layout, bits)
+            rows = [
+                Row(f"{ours}, layout {layout}, {name}, of {peer}'s speed", contenders, quotient, at_least=0.7)
+                for ours, peer in (("save", "write and hash"), ("load", "read and hash"))
+                for contenders in [[case.contender(peer), case.contender(ours)]]
+            ]
+            yield Group(f"sessions {layout} {name}", rows, [case])
+
+
 def groups(native: Native) -> Iterator[Group]:
     """All groups, made when they are due."""
     yield from (make(native) for make in (decode, max_t, allocations, pages, cells))
     yield from copies(native)
     yield from shifts(native)
+    yield from sessions(native)

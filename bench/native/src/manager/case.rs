@@ -5,6 +5,7 @@ use crate::manager::copies::Copies;
 use crate::manager::decode::Decode;
 use crate::manager::meter::Meter;
 use crate::manager::pages::Pages;
+use crate::manager::sessions::Sessions;
 use crate::manager::shift::Shift;
 
 /// Something that is measured.
@@ -41,6 +42,7 @@ pub(crate) fn new(name: &str, numbers: &[usize]) -> Result<Box<dyn Case>, String
         }
         ("pages", &[pages]) => Ok(Box::new(Pages::new(pages)?)),
         ("cells", &[cells, sequences]) => Ok(Box::new(Cells::new(cells, sequences)?)),
+        ("sessions", &[layout, bits]) => Ok(Box::new(Sessions::new(layout, bits)?)),
         ("shift", &[layout, bits]) => Ok(Box::new(Shift::new(layout, bits)?)),
         ("copies", &[layout, bits]) => Ok(Box::new(Copies::new(layout, bits)?)),
         _ => Err(format!("no case is {name} of {} numbers", numbers.len())),

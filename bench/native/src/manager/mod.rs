@@ -9,5 +9,6 @@ mod decode;
 mod memory;
 mod meter;
 mod pages;
+mod sessions;
 mod setup;
 mod shift;

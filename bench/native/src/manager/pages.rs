@@ -19,9 +19,9 @@ const WRITES: usize = PAGE_SIZE - LAST_ROWS - 2;
 /// Sequences without forks that are freed in one go.
 const OWNERS: usize = 4;
 
-/// Bytes that are read before each step that copies pages, so that what it needs is out of the second-level cache
-/// whatever the number of pages.
-const OTHERS: usize = 4 << 20;
+/// Bytes that are read before each step that copies pages, so that what it needs is out of the second-level cache and
+/// its addresses are not translated yet, whatever the number of pages.
+const OTHERS: usize = 32 << 20;
 
 /// A sequence of many pages, its forks, and other sequences of as many.
 pub(crate) struct Pages {
