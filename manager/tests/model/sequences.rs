@@ -199,8 +199,8 @@ impl Model {
             edit.must.push("position_order");
         }
         let pending = sequence.rows.iter().any(|row| row.pos != row.rot);
-        if let Some(limit) = limit.filter(|_| !cannot_turn && turned && !raw) {
-            if pending && sequence.shifts.0 >= limit {
+        if let Some(limit) = limit.filter(|_| !cannot_turn && !raw) {
+            if turned && pending && sequence.shifts.0 >= limit {
                 edit.must.push("shift_limit");
             } else if sequence.shifts.1 >= limit {
                 edit.may.push("shift_limit");

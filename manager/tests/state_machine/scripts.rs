@@ -17,13 +17,14 @@ struct Failure {
     seed: u64,
     cache: Cache,
     operation: usize,
+    last: Option<Operation>,
 }
 
 impl Drop for Failure {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Self { seed, cache, operation } = self;
-            eprintln!("operation {operation} of the script with KVCACHE_SCRIPT_SEED={seed}, on {cache:?}");
+            let Self { seed, cache, operation, last } = self;
+            eprintln!("operation {operation} of the script with KVCACHE_SCRIPT_SEED={seed}, on {cache:?}: {last:?}");
         }
     }
 }
@@ -52,10 +53,11 @@ fn run(seed: u64, operations_in_all: u64, mode: impl Fn(Mode) -> bool) -> usize 
         }
     };
     let mut run = Run::new(&cache);
-    let mut failure = Failure { seed, cache, operation: 0 };
+    let mut failure = Failure { seed, cache, operation: 0, last: None };
     for operation in 0..operations_in_all {
-        failure.operation = operation as usize;
-        run.apply(&sample(&mut runner, &operations));
+        let next = sample(&mut runner, &operations);
+        (failure.operation, failure.last) = (operation as usize, Some(next.clone()));
+        run.apply(&next);
         run.check();
     }
     while !run.ids.is_empty() {
