@@ -12,6 +12,7 @@ mod operations;
 mod outputs;
 mod run;
 mod scripts;
+mod sessions;
 mod step;
 #[path = "../common/types.rs"]
 mod types;

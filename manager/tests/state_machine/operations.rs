@@ -96,7 +96,14 @@ pub enum Operation {
     FailUpdate(usize),
     Stale(usize),
     Step(Vec<NewRows>, End),
+    /// Saves all, and goes on with a new manager of another mode and layout that has loaded it.
+    Reload(Mode, CacheLayout, LoadFault),
+    /// Saves a sequence, turns rows of it if there is a delta, and loads what was saved.
+    Copy(usize, i64, LoadFault),
 }
+
+/// Which call of the memory fails in a load.
+pub type LoadFault = Option<usize>;
 
 pub struct Operations;
 
@@ -159,6 +166,14 @@ fn spans() -> impl Strategy<Value = Span> {
     (0_usize..40, proptest::option::weighted(0.7, 0_usize..20)).prop_map(|(from, len)| Span(from, len))
 }
 
+fn sessions() -> impl Strategy<Value = Operation> {
+    let fault = || proptest::option::weighted(0.3, 0_usize..4);
+    prop_oneof![
+        (modes(), layouts(), fault()).prop_map(|(mode, layout, fault)| Operation::Reload(mode, layout, fault)),
+        (0_usize..8, 0_i64..3, fault()).prop_map(|(seq, delta, fault)| Operation::Copy(seq, delta, fault)),
+    ]
+}
+
 /// Any operation.
 pub fn operations() -> impl Strategy<Value = Operation> {
     let end = prop_oneof![
@@ -195,6 +210,7 @@ pub fn operations() -> impl Strategy<Value = Operation> {
         1 => seq().prop_map(Operation::Stale),
         1 => seq().prop_map(Operation::Keep),
         14 => (prop::collection::vec(rows, 0..5), end).prop_map(|(rows, end)| Operation::Step(rows, end)),
+        1 => sessions(),
     ]
 }
 

@@ -97,6 +97,11 @@ impl Cache {
     }
 }
 
+/// The operator on a cache.
+pub fn operator(spec: &CacheSpec) -> KeyValueCache {
+    KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference)
+}
+
 impl Run {
     pub fn new(cache: &Cache) -> Self {
         let spec = cache.spec();
@@ -104,7 +109,7 @@ impl Run {
             cache: cache.clone(),
             memory: Memory::new(&spec),
             faults: Faults::default(),
-            op: KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference),
+            op: operator(&spec),
             manager: Manager::new(spec).unwrap(),
             model: Model { rules: cache.rules(), seqs: vec![] },
             ids: vec![],
@@ -205,6 +210,8 @@ impl Run {
             Operation::FailUpdate(call) => self.fail_update(call),
             Operation::Stale(seq) => self.stale(seq),
             Operation::Step(ref rows, end) => self.step(rows, end),
+            Operation::Reload(mode, layout, fault) => self.reload(mode, layout, fault),
+            Operation::Copy(seq, delta, fault) => self.copy(seq % live, delta, fault),
         }
     }
 
