@@ -28,13 +28,6 @@ pub struct Log {
     pub spoiled: Vec<usize>,
 }
 
-impl Log {
-    /// How many rows were copied.
-    pub fn rows_copied(&self) -> usize {
-        self.copies.iter().map(|copy| copy.len).sum()
-    }
-}
-
 /// The tensors of a cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Memory {

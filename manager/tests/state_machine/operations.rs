@@ -214,6 +214,42 @@ pub fn operations() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// Small caches of pages of which prompts share the prefixes.
+pub fn prefix_caches() -> impl Strategy<Value = Cache> {
+    (caches(), select(vec![2, 4]), 5_usize..12).prop_map(|(cache, page_size, num_pages)| Cache {
+        mode: Mode::Paged { page_size },
+        max_t: page_size * num_pages,
+        max_pages: None,
+        prefix_sharing: true,
+        window: None,
+        ..cache
+    })
+}
+
+/// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and prompts that
+/// find them.
+pub fn prefix_operations() -> impl Strategy<Value = Operation> {
+    let seq = || 0_usize..4;
+    let prompt = |seq: usize, n: usize| NewRows { seq, n: (0, n), tokens: Some(1), gap: None };
+    let end = prop_oneof![6 => Just(End::Commit), 1 => Just(End::DropStep), 2 => (0_usize..3).prop_map(End::Fail)];
+    prop_oneof![
+        3 => Just(Operation::Create { salt: 0, reserve: 0 }),
+        3 => seq().prop_map(Operation::Free),
+        1 => seq().prop_map(Operation::Fork),
+        2 => (seq(), 1_i64..6).prop_map(|(seq, n)| Operation::Cut(seq, n)),
+        2 => (0_usize..3).prop_map(Operation::Compact),
+        1 => proptest::option::of(0_usize..3).prop_map(Operation::Defrag),
+        1 => (seq(), spans(), 0_i64..4).prop_map(|(seq, span, delta)| Operation::Add(seq, span, delta)),
+        1 => Just(Operation::Update),
+        2 => (0_usize..2).prop_map(Operation::FailUpdate),
+        6 => (prop::collection::vec((seq(), 1_usize..11), 1..3), end).prop_map(move |(rows, end)| {
+            Operation::Step(rows.into_iter().map(|(seq, n)| prompt(seq, n)).collect(), end)
+        }),
+        1 => (seq(), 0_i64..3, proptest::option::of(0_usize..3))
+            .prop_map(|(seq, delta, fault)| Operation::Copy(seq, delta, fault)),
+    ]
+}
+
 impl ReferenceStateMachine for Operations {
     type State = Cache;
     type Transition = Operation;

@@ -8,7 +8,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::model::rows::Turns;
-use crate::operations::{Cache, End, NewRows, Operation, caches, operations};
+use crate::operations::{Cache, End, NewRows, Operation, caches, operations, prefix_caches, prefix_operations};
 use crate::run::Run;
 use crate::types::{TYPES, layouts};
 
@@ -196,6 +196,22 @@ fn beam_search_by_forks_and_frees() {
         }
         assert_eq!((run.ids.len(), run.no_room), (BEAMS, 0));
         assert!(run.model.seqs.iter().all(|sequence| sequence.rows.len() == 29));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_prompt_finds_a_page_without_its_bytes(
+        cache in prefix_caches(),
+        operations in prop::collection::vec(prefix_operations(), 1..50),
+    ) {
+        let mut run = Run::new(&cache);
+        for operation in &operations {
+            run.apply(operation);
+            run.check();
+        }
     }
 }
 
