@@ -1,6 +1,5 @@
 //! Sessions: what is saved is loaded, in whatever mode, layout and size, or nothing has changed.
 
-#[expect(dead_code, reason = "the state machine needs more of it")]
 #[path = "common/memory.rs"]
 mod memory;
 #[path = "common/types.rs"]

@@ -230,7 +230,8 @@ pub fn prefix_caches() -> impl Strategy<Value = Cache> {
 /// find them.
 pub fn prefix_operations() -> impl Strategy<Value = Operation> {
     let seq = || 0_usize..4;
-    let prompt = |seq: usize, n: usize| NewRows { seq, n: (0, n), tokens: Some(1), gap: None };
+    // Others leave holes.
+    let tokens = || proptest::option::weighted(0.7, Just(1));
     let end = prop_oneof![6 => Just(End::Commit), 1 => Just(End::DropStep), 2 => (0_usize..3).prop_map(End::Fail)];
     prop_oneof![
         3 => Just(Operation::Create { salt: 0, reserve: 0 }),
@@ -242,8 +243,9 @@ pub fn prefix_operations() -> impl Strategy<Value = Operation> {
         1 => (seq(), spans(), 0_i64..4).prop_map(|(seq, span, delta)| Operation::Add(seq, span, delta)),
         1 => Just(Operation::Update),
         2 => (0_usize..2).prop_map(Operation::FailUpdate),
-        6 => (prop::collection::vec((seq(), 1_usize..11), 1..3), end).prop_map(move |(rows, end)| {
-            Operation::Step(rows.into_iter().map(|(seq, n)| prompt(seq, n)).collect(), end)
+        6 => (prop::collection::vec((seq(), 1_usize..11, tokens()), 1..3), end).prop_map(move |(rows, end)| {
+            let rows = rows.into_iter().map(|(seq, n, tokens)| NewRows { seq, n: (0, n), tokens, gap: None });
+            Operation::Step(rows.collect(), end)
         }),
         1 => (seq(), 0_i64..3, proptest::option::of(0_usize..3))
             .prop_map(|(seq, delta, fault)| Operation::Copy(seq, delta, fault)),
