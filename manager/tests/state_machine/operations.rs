@@ -96,6 +96,8 @@ pub enum Operation {
     FailUpdate(usize),
     Stale(usize),
     Step(Vec<NewRows>, End),
+    /// So many rows for a new sequence, with the seed of their tokens.
+    Prompt(usize, Option<u32>),
     /// Saves all, and goes on with a new manager of another mode and layout that has loaded it.
     Reload(Mode, CacheLayout, LoadFault),
     /// Saves a sequence, turns rows of it if there is a delta, and loads what was saved.
@@ -233,17 +235,17 @@ pub fn prefix_operations() -> impl Strategy<Value = Operation> {
     // Others leave holes.
     let tokens = || proptest::option::weighted(0.7, Just(1));
     let end = prop_oneof![6 => Just(End::Commit), 1 => Just(End::DropStep), 2 => (0_usize..3).prop_map(End::Fail)];
+    let prompt = (1_usize..11, tokens()).prop_map(|(n, tokens)| Operation::Prompt(n, tokens));
     prop_oneof![
-        3 => Just(Operation::Create { salt: 0, reserve: 0 }),
-        3 => seq().prop_map(Operation::Free),
+        6 => prompt,
+        4 => seq().prop_map(Operation::Free),
         1 => seq().prop_map(Operation::Fork),
-        2 => (seq(), 1_i64..6).prop_map(|(seq, n)| Operation::Cut(seq, n)),
-        2 => (0_usize..3).prop_map(Operation::Compact),
-        1 => proptest::option::of(0_usize..3).prop_map(Operation::Defrag),
+        3 => (seq(), 1_i64..6).prop_map(|(seq, n)| Operation::Cut(seq, n)),
+        3 => (1_usize..3).prop_map(Operation::Compact),
         1 => (seq(), spans(), 0_i64..4).prop_map(|(seq, span, delta)| Operation::Add(seq, span, delta)),
         1 => Just(Operation::Update),
         2 => (0_usize..2).prop_map(Operation::FailUpdate),
-        6 => (prop::collection::vec((seq(), 1_usize..11, tokens()), 1..3), end).prop_map(move |(rows, end)| {
+        2 => (prop::collection::vec((seq(), 1_usize..11, tokens()), 1..3), end).prop_map(move |(rows, end)| {
             let rows = rows.into_iter().map(|(seq, n, tokens)| NewRows { seq, n: (0, n), tokens, gap: None });
             Operation::Step(rows.collect(), end)
         }),

@@ -10,7 +10,7 @@ use kvcache_manager::{Append, CacheSpec, ContextShift, Create, Error, Geometry, 
 use crate::memory::{Faults, Log, Memory};
 use crate::model::rows::{RowFormat, default_shift_limit};
 use crate::model::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence};
-use crate::operations::{Cache, Operation};
+use crate::operations::{Cache, End, NewRows, Operation};
 use crate::types::with_types;
 
 pub const NUM_LAYER: usize = 2;
@@ -150,12 +150,17 @@ impl Run {
         if let Operation::Create { salt, reserve } = *operation {
             return self.create(salt, reserve);
         }
+        if let Operation::Prompt(n, tokens) = *operation {
+            self.create(0, 0);
+            let seq = self.ids.len() - 1;
+            return self.step(&[NewRows { seq, n: (0, n), tokens, gap: None }], End::Commit);
+        }
         let live = self.ids.len();
         if live == 0 {
             return;
         }
         match *operation {
-            Operation::Create { .. } => {}
+            Operation::Create { .. } | Operation::Prompt(..) => {}
             Operation::Fork(seq) => self.fork(seq % live),
             Operation::Free(seq) => self.free(seq % live),
             Operation::Rm(which, seq, span) => {
