@@ -36,7 +36,6 @@ impl Editor<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        self.check_shiftable(seq)?;
         let sequence = &self.state.sequences[seq];
         let last = sequence.positions.at(rows.end - 1);
         if last.checked_add(delta).is_none_or(|last| last > MAX_POSITION) {
@@ -46,6 +45,9 @@ impl Editor<'_> {
         let below = sequence.positions.rows_before(delta.saturating_neg()).clamp(rows.start, rows.end);
         let removed = rows.start..below;
         let kept = below..rows.end;
+        if !kept.is_empty() {
+            self.check_shiftable(seq)?;
+        }
         self.check_order(seq, &rows, &kept, |position| position + delta)?;
         if !removed.is_empty() {
             self.remove(seq, removed.clone())?;
