@@ -83,13 +83,15 @@ test-sanitize:
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory. What fails is left in
-# manager/fuzz/artifacts. The sanitizer comes with the stable toolchain, but not its flag.
+# manager/fuzz/artifacts. The sanitizer comes with the stable toolchain, but not its flag. The flags of cargo-fuzz would
+# not be used beside those in the variable.
 MINUTES ?= 1
 CARGO_FUZZ := $(TARGET)/tools/bin/cargo-fuzz
 .PHONY: fuzz
 fuzz:
 	test -x "$(CARGO_FUZZ)" || \
 		cargo install --quiet --locked --version 0.13.2 --root "$(TARGET)/tools" cargo-fuzz
+	unset CARGO_ENCODED_RUSTFLAGS; \
 	for target in session_reader manager_script; do \
 		mkdir -p "$(TARGET)/fuzz/corpus/$$target" && \
 		set -- "$$target" "$(TARGET)/fuzz/corpus/$$target" "manager/fuzz/corpus/$$target" && \

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
-use super::contents::SessionSpec;
 use super::error::SessionError;
 use super::place::{Placed, Target, place};
 use super::read::{SessionFile, io};
+use super::spec::SessionSpec;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;

@@ -11,13 +11,14 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::contents::{Contents, Outline, Part, SavedSequence, SessionSpec};
+use super::contents::{Contents, Outline, Part, SavedSequence};
 use super::error::SessionError;
 use super::header::{DIGEST, Header, MAX_HEADER, PREFIX, Parsed};
+use super::spec::SessionSpec;
 use crate::positions::MAX_POSITION;
 
 /// How many bytes are read, hashed or written at once.
-pub(super) const BLOCK: usize = 1 << 20;
+pub(super) const BLOCK: usize = 1 << 18;
 
 /// An error of the file system.
 pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {

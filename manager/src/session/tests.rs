@@ -8,9 +8,10 @@ use std::rc::Rc;
 use safetensors::{Dtype, SafeTensors};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::contents::{SavedRope, SavedSequence, SessionSpec};
+use super::contents::SavedSequence;
 use super::error::SessionError;
 use super::read::{BLOCK, SessionFile};
+use super::spec::{SavedRope, SessionSpec};
 use super::write::{Session, write, write_to};
 
 fn spec() -> SessionSpec {

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::contents::{SavedSequence, SessionSpec, header};
+use super::contents::{SavedSequence, header};
 use super::error::SessionError;
 use super::header::{Header, PREFIX};
 use super::read::{BLOCK, io};
+use super::spec::SessionSpec;
 
 /// What is written, but for the rows.
 #[derive(Debug, Clone, PartialEq)]
