@@ -3,6 +3,7 @@
 //! an equal manager and equal bytes.
 
 mod edits;
+mod head;
 #[path = "../common/memory.rs"]
 mod memory;
 #[path = "../model/mod.rs"]

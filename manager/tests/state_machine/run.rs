@@ -47,6 +47,10 @@ pub struct Run {
     pub part_sealed: bool,
     /// Operations that were refused for want of room.
     pub no_room: usize,
+    /// Whether the last operation was done: neither refused nor undone.
+    pub done: bool,
+    /// The slots that the last step wrote.
+    pub written: Vec<usize>,
 }
 
 impl Cache {
@@ -118,6 +122,8 @@ impl Run {
             all_sealed: true,
             part_sealed: false,
             no_room: 0,
+            done: true,
+            written: vec![],
         }
     }
 
@@ -146,7 +152,15 @@ impl Run {
         memory.read(&self.slots(seq))
     }
 
+    /// An operation on both, and all that must be equal then.
     pub fn apply(&mut self, operation: &Operation) {
+        let before = self.before();
+        self.done = true;
+        self.apply_unchecked(operation);
+        self.check_head(operation, &before);
+    }
+
+    fn apply_unchecked(&mut self, operation: &Operation) {
         if let Operation::Create { salt, reserve } = *operation {
             return self.create(salt, reserve);
         }
@@ -322,6 +336,7 @@ impl Run {
                 let kind = error.kind();
                 assert!(edit.must.contains(&kind) || edit.may.contains(&kind), "{error}, expected {:?}", edit.must);
                 assert!(self.manager == before, "{kind} has changed the manager");
+                self.done = false;
                 false
             }
         }
@@ -329,7 +344,7 @@ impl Run {
 
     /// A refusal of an operation that needs no more than `most` slots.
     pub fn refused_for_room(&mut self, error: &Error, before: &Manager, most: usize) {
-        self.no_room += 1;
+        (self.no_room, self.done) = (self.no_room + 1, false);
         assert!(self.manager == *before, "{error} has changed the manager");
         let stats = before.stats();
         match *error {
@@ -373,7 +388,7 @@ impl Run {
             return self.update();
         }
         self.memory = self.fresh_memory();
-        self.memory.faults.fails_at = Some(call);
+        (self.memory.faults.fails_at, self.done) = (Some(call), false);
         let error = self.manager.update(&mut self.memory).unwrap_err();
         assert_eq!(error.kind(), "memory");
         self.lose();

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use kvcache_manager::{Append, Error, Manager, Mode, SeqId, Step};
 
+use crate::head::find_slot;
 use crate::memory::Memory;
 use crate::model::sequences::Row;
 use crate::operations::{Cache, End, NewRows};
@@ -117,6 +118,7 @@ impl Run {
             assert_eq!(again.as_ref().map(Error::kind), error.as_ref().map(Error::kind));
             assert!(self.manager == before, "a plan that was refused or dropped has changed the manager");
         }
+        self.done = false;
         match error {
             None => assert_eq!(refusal, None),
             Some(error) if refusal.is_some() => return assert_eq!(Some(error.kind()), refusal),
@@ -188,6 +190,12 @@ impl Run {
         for (seq, &id) in self.ids.iter().enumerate() {
             let had = before.slots(id).unwrap().find(|slot| distinct.contains(slot));
             assert_eq!(had, None, "a slot that is written was one of sequence {seq}");
+        }
+
+        if self.cache.mode == Mode::Cells && !planned.is_empty() {
+            let busy = self.ids.iter().flat_map(|&id| before.slots(id).unwrap()).collect();
+            let expected = find_slot(&busy, self.cache.max_t, before.stats().head, written.len());
+            assert_eq!(Some(written[0]), expected, "cells are found elsewhere");
         }
 
         // The rows that the operator returns, entry by entry. In cells the view, the second entry, begins at `view`.
@@ -268,6 +276,7 @@ impl Run {
         if matches!(end, End::DropStep | End::Leak) {
             return self.check_undone(&drained, &drained_bytes, exact);
         }
+        (self.done, self.written) = (true, written);
         for append in &planned {
             let row = |row: &NewRow| Row { pos: row.pos, rot: row.pos, bytes: row.bytes.clone() };
             self.model.append(append.seq, append.rows.iter().map(row), append.known());

@@ -1,0 +1,80 @@
+//! Where cells are searched: the specification's loop, cell by cell, and the head that each operation leaves.
+
+use std::collections::HashSet;
+
+use kvcache_manager::Mode;
+
+use crate::operations::{End, Operation};
+use crate::run::Run;
+
+/// The search for `n` free cells: the first of them.
+pub fn find_slot(busy: &HashSet<usize>, size: usize, mut head: usize, n: usize) -> Option<usize> {
+    if n > size {
+        return None;
+    }
+    if head > busy.len() + 2 * n {
+        head = 0;
+    }
+    let mut tested = 0;
+    loop {
+        if head + n > size {
+            tested += size - head;
+            head = 0;
+            continue;
+        }
+        match (0..n).find(|i| busy.contains(&(head + i))) {
+            None => return Some(head),
+            Some(i) => {
+                head += i + 1;
+                tested += i + 1;
+            }
+        }
+        if tested >= size {
+            return None;
+        }
+    }
+}
+
+/// What a head follows from.
+pub struct Before {
+    live: HashSet<usize>,
+    head: usize,
+    ids: usize,
+}
+
+impl Run {
+    pub fn before(&self) -> Before {
+        Before { live: self.live(), head: self.manager.stats().head, ids: self.ids.len() }
+    }
+
+    /// Compares the head of the cells with the specification's, where it says what it is.
+    pub fn check_head(&self, operation: &Operation, before: &Before) {
+        if self.cache.mode != Mode::Cells || before.ids == 0 {
+            return;
+        }
+        let (live, head) = (self.live(), self.manager.stats().head);
+        let freed = before.live.difference(&live).min().copied();
+        let lowered = freed.map_or(before.head, |freed| freed.min(before.head));
+        let expected = match operation {
+            Operation::Create { .. } | Operation::Update | Operation::Stale(_) | Operation::Compact(_) => before.head,
+            Operation::Free(_) | Operation::Keep(_) | Operation::Rm(..) | Operation::Cut(..) => lowered,
+            // Those that are lost are freed.
+            Operation::FailUpdate(_) | Operation::Step(_, End::Fail(_)) if !self.done => lowered,
+            _ if !self.done => before.head,
+            Operation::FailUpdate(_) => before.head,
+            Operation::Fork(_) if self.model.seqs.last().is_some_and(|fork| !fork.rows.is_empty()) => 0,
+            Operation::Add(_, _, delta) if *delta != 0 => freed.unwrap_or(0),
+            Operation::Defrag(None) => live.len() % self.cache.max_t,
+            Operation::Step(rows, _) if !rows.is_empty() && self.cache.defrag_threshold.is_none() => {
+                // The window may have taken rows that the step has written.
+                let written = self.written.clone();
+                let end = written.iter().max().map_or(before.head, |last| (last + 1) % self.cache.max_t);
+                let freed = before.live.iter().chain(&written).filter(|cell| !live.contains(cell)).min();
+                freed.map_or(end, |&freed| freed.min(end))
+            }
+            // Not said, or another manager's.
+            _ => return,
+        };
+        assert_eq!(head, expected, "the head after {operation:?}, which was {}", before.head);
+    }
+}
