@@ -9,7 +9,7 @@ use kvcache_manager::{Append, CacheSpec, ContextShift, Create, Error, Geometry, 
 
 use crate::memory::{Faults, Log, Memory};
 use crate::model::rows::{RowFormat, default_shift_limit};
-use crate::model::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence};
+use crate::model::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence, range};
 use crate::operations::{Cache, End, NewRows, Operation};
 use crate::types::with_types;
 
@@ -290,6 +290,7 @@ impl Run {
         let id = self.ids[seq];
         let edit = self.model.add(seq, p0, p1, delta);
         self.edit(edit, |manager| manager.seq_add(id, p0..p1, delta).map(|()| 0));
+        self.done &= !range(p0, p1).is_empty();
     }
 
     pub fn div(&mut self, seq: usize, p0: i64, p1: i64, d: i64) {
