@@ -57,6 +57,7 @@ test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
 	cargo test --release --locked -p kvcache-kernels --test every_float16_quotient
 	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
+	cargo run --quiet --locked -p kvcache-manager --example serve > /dev/null
 	$(VENV) docs/pictures.py --check
 
 .PHONY: test-golden

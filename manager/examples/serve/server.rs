@@ -164,11 +164,14 @@ impl Server {
     /// needs them. Where it is the only one it would wait forever, and is refused.
     fn preempt(&mut self) -> Result<()> {
         let (seq, request) = self.running.pop().ok_or("a step of no requests needs pages")?;
+        let stored = self.manager.seq_len(seq)?;
         self.manager.free(seq)?;
         if self.running.is_empty() {
             println!("{}: refused, its {} tokens need more pages than there are", request.name, request.tokens.len());
         } else {
-            println!("{}: preempted at {} tokens", request.name, request.tokens.len());
+            if stored > 0 {
+                println!("{}: preempted at {} tokens", request.name, request.tokens.len());
+            }
             self.waiting.push_front(request);
         }
         Ok(())
