@@ -1,5 +1,5 @@
-//! What is queued and pending when sequences are lost, pages are cached or sessions are loaded: rows are turned once, and
-//! a prompt never finds a page that has not its bytes.
+//! What is queued and pending when sequences are lost, pages are cached or sessions are loaded: rows are turned once,
+//! and a prompt never finds a page that has not its bytes.
 
 #[path = "common/memory.rs"]
 mod memory;

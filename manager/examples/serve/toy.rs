@@ -1,6 +1,6 @@
-//! What takes the network's place: the value that it stores of a token is the token's id, and the key is the same turned
-//! to the token's position, as rotary embeddings do. So what the operator returns shows whether each sequence reads its
-//! own rows, at their present positions.
+//! What takes the network's place: the value that it stores of a token is the token's id, and the key is the same
+//! turned to the token's position, as rotary embeddings do. So what the operator returns shows whether each sequence
+//! reads its own rows, at their present positions.
 
 use kvcache_manager::op::{ElementType, KeyValueCache, Outputs, Serial};
 use kvcache_manager::{Geometry, HostMemory, Rope, Step};

@@ -1,7 +1,7 @@
 //! Sessions: sequences with their rows, written to a file and read again.
 //!
-//! `header` is the text before a file's data, `contents` and `spec` what it says; `write` and `read` move bytes. None of
-//! them knows a manager's state: that is what `save`, `load` and `place` are for.
+//! `header` is the text before a file's data, `contents` and `spec` what it says; `write` and `read` move bytes. None
+//! of them knows a manager's state: that is what `save`, `load` and `place` are for.
 
 mod contents;
 pub(crate) mod error;

@@ -228,8 +228,8 @@ pub fn prefix_caches() -> impl Strategy<Value = Cache> {
     })
 }
 
-/// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and prompts that
-/// find them.
+/// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and prompts
+/// that find them.
 pub fn prefix_operations() -> impl Strategy<Value = Operation> {
     let seq = || 0_usize..4;
     // Others leave holes.

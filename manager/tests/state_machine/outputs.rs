@@ -33,8 +33,8 @@ pub fn t1(format: &RowFormat) -> ElementType {
     if t3.is_none() && t2 == ElementType::Int8 { ElementType::Int8 } else { ElementType::Float32 }
 }
 
-/// Runs the operator layer by layer on the step's tensors, and compares what it returns. Unused entries of `cachestarts`
-/// have another number for it.
+/// Runs the operator layer by layer on the step's tensors, and compares what it returns. Unused entries of
+/// `cachestarts` have another number for it.
 pub fn run_operator(
     op: &KeyValueCache,
     step: &Step<'_>,

@@ -114,8 +114,8 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     type Code = __m512i;
     type Line = __m512i;
 
-    /// Into the second-level cache on processors with AVX512-FP16: they wait for few lines at once in the first level, and
-    /// for many in the second (measured on Emerald Rapids, where loads take up to a sixth less time).
+    /// Into the second-level cache on processors with AVX512-FP16: they wait for few lines at once in the first level,
+    /// and for many in the second (measured on Emerald Rapids, where loads take up to a sixth less time).
     #[inline(always)]
     fn prefetch(line: *const u8) {
         if NATIVE_F16 { prefetch_l2(line) } else { prefetch_l1(line) }
