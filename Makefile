@@ -1,8 +1,9 @@
 # make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
 # make test        everything that can be proven on this machine: lint, and test-rust, test-golden, test-ptx, test-cuda,
 #                  test-sanitize, test-python, each of which can be called alone
-# make bench       the operator against the limit of memory and against peers; BENCH="--quick" for a sample of the
-#                  cases, BENCH="--table" for the README's table
+# make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
+#                  bench-manager against memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of both,
+#                  make bench-operator BENCH="--table" for the README's table
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
@@ -141,10 +142,19 @@ test-python: .venv/ready .venv-oldest/ready .venv-middle/ready build
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
 
 .PHONY: bench
-bench: .venv/ready build
+bench: bench-operator bench-manager
+
+.PHONY: bench-operator
+bench-operator: .venv/ready build
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
 		$(VENV) bench/cpu/bench.py $(BENCH)
+
+.PHONY: bench-manager
+bench-manager: .venv/ready
+	cargo build --release --locked -p kvcache-bench
+	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
+		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
 .PHONY: golden
 golden: .venv/ready

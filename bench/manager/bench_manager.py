@@ -1,4 +1,4 @@
-"""The manager's benchmark: its steps and operations against memcpy, against themselves at other sizes, and against peers.
+"""The manager's benchmark: steps and operations against memcpy, against themselves at other sizes, and against peers.
 
     bench_manager.py                     everything; writes manager.md and manager.json in target/bench
     bench_manager.py --quick             fewer rounds

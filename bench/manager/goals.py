@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from case import Case
-from decode_peers import SchedulerPeer, check_same_step
 from measure import Contender, Spread, times
 from native import Native
+from scheduler_steps import SchedulerPeer, check_same_step
 
 BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768
 IDLE = 10000  # sequences that are in no step
@@ -85,9 +85,9 @@ def decode(native: Native) -> Group:
     )
     names = "same batch", "changed batch, tokens unknown", "changed batch", "memcpy"
     evicted, changed, changed_evicted, copy = map(short.contender, names)
-    python = SchedulerPeer(BATCH, KVLEN)
-    check_same_step(python.tensors(0), growing.tensors())
-    scheduler = python.contender()
+    scheduler_peer = SchedulerPeer(BATCH, KVLEN)
+    check_same_step(scheduler_peer.batch(), growing.tensors())
+    scheduler = scheduler_peer.contender()
 
     def of_budget(step: float, memcpy: float) -> float:
         return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
@@ -105,7 +105,7 @@ def decode(native: Native) -> Group:
         Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
         microseconds("scheduler.py", scheduler),
         Row("scheduler.py of step, same batch", [scheduler, free], quotient, at_least=100),
-        Row("scheduler.py of step, its pages evicted", [scheduler, evicted], quotient),
+        Row("scheduler.py of step, same batch, its pages evicted", [scheduler, evicted], quotient),
         Row("scheduler.py of step, changed batch", [scheduler, changed], quotient),
     ]
     return Group("decode", rows, [short, long, growing, crowded])
@@ -186,7 +186,9 @@ def shifts(native: Native) -> Iterator[Group]:
         for bits, name in WIDTHS.items():
             case = Case(native, "shift", layout, bits)
             contenders = [case.contender("rotate_keys"), case.contender("store and load")]
-            row = Row(f"rotate_keys, layout {layout}, {name}, of storing and loading", contenders, quotient, at_most=1.5)
+            row = Row(
+                f"rotate_keys, layout {layout}, {name}, of storing and loading", contenders, quotient, at_most=1.5
+            )
             yield Group(f"shift {layout} {name}", [row], [case])
 
 

@@ -1,9 +1,8 @@
-"""The steps of the case `decode`, made by Python: by the scheduler before there was a manager, and by the manager's
-binding.
-"""
+"""The steps of the case `decode`, made by the scheduler that there was before the manager."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns, thread_time_ns
 
 import numpy as np
@@ -20,6 +19,19 @@ SPREAD = PAGE_SIZE  # as in the library
 def lengths(batch: int, kvlen: int) -> list[int]:
     """The rows of each sequence when a measurement begins."""
     return [kvlen + i % SPREAD for i in range(batch)]
+
+
+def measured_steps(before: Callable[[int], None], step: Callable[[], object], after: Callable[[], None]) -> Measured:
+    """The time of a step, between what comes before it, given its number, and after it."""
+    wall = cpu = 0
+    for number in range(STEPS):
+        before(number)
+        wall_begin, cpu_begin = perf_counter_ns(), thread_time_ns()
+        step()
+        cpu += thread_time_ns() - cpu_begin
+        wall += perf_counter_ns() - wall_begin
+        after()
+    return Measured(cpu / STEPS, cpu / wall)
 
 
 class SchedulerPeer:
@@ -39,29 +51,25 @@ class SchedulerPeer:
         """Only `batch()` is measured, of all that the scheduler does in a step: pages are taken, tensors are made."""
         return Contender("scheduler.py", "manager", 1, lambda _turn, _iterations: self._sample())
 
-    def tensors(self, token: int) -> Batch:
+    def batch(self) -> Batch:
         """The tensors of a step of one token each."""
-        self._append(token)
+        self._append(0)
         batch = self._scheduler.batch()
         self._cut_back()
         return batch
 
     def _sample(self) -> Measured:
-        wall = cpu = 0
-        for token in range(STEPS):
-            self._append(token)
-            wall_begin, cpu_begin = perf_counter_ns(), thread_time_ns()
-            self._scheduler.batch()
-            cpu += thread_time_ns() - cpu_begin
-            wall += perf_counter_ns() - wall_begin
-            for request in self._scheduler.running:
-                request.cached += 1
+        measured = measured_steps(self._append, self._scheduler.batch, self._advance)
         self._cut_back()
-        return Measured(cpu / STEPS, cpu / wall)
+        return measured
 
     def _append(self, token: int) -> None:
         for request in self._scheduler.running:
             request.tokens.append(token)
+
+    def _advance(self) -> None:
+        for request in self._scheduler.running:
+            request.cached += 1
 
     def _cut_back(self) -> None:
         for request, length in zip(self._scheduler.running, self._lengths):
