@@ -1,4 +1,5 @@
 # make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
+# make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests
 # make test        everything that can be proven on this machine: lint, and test-rust, test-golden, test-ptx, test-cuda,
 #                  test-sanitize, test-python, each of which can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
@@ -30,10 +31,10 @@ endif
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
-CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-bench-device/cuda
+CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-python/cuda,kvcache-bench-device/cuda
 
 .PHONY: run
-run: .venv/ready build
+run: .venv/wheel build
 	$(VENV) examples/continuous_batching.py
 
 # With the CUDA provider's operator; the library links nothing of CUDA and serves the CPU wherever there is none.
@@ -41,13 +42,27 @@ run: .venv/ready build
 build:
 	cargo build --release --locked -p kvcache-ort --features cuda
 
+# The package, whose file is the library of `build` and the extension module in one: the same features, and what both
+# have in common is compiled once.
+WHEELS := $(TARGET)/wheels
+.PHONY: wheel
+wheel: .venv/ready
+	rm -rf "$(WHEELS)"
+	$(VENV) -m maturin build --quiet --release --manifest-path python/Cargo.toml --out "$(WHEELS)"
+
+# Installs it into an environment.
+.venv/wheel .venv-oldest/wheel .venv-middle/wheel: %/wheel: %/ready wheel
+	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
+
 .PHONY: test
 test: lint test-rust test-golden test-layout test-ptx test-cuda test-sanitize test-python
 
 .PHONY: lint
-lint: .venv/ready
+lint: .venv/wheel
 	$(VENV) -m ruff check
 	$(VENV) -m ruff format --check
+	$(VENV) -m mypy --strict python/kvcache_ops
+	$(VENV) -m mypy.stubtest kvcache_ops
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features $(CUDA_FEATURES) -- -D warnings
@@ -136,7 +151,7 @@ bench-gpu: build-gpu
 
 # The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
 .PHONY: test-python
-test-python: .venv/ready .venv-oldest/ready .venv-middle/ready build
+test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel build
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
 	$(MIDDLE) -m pytest python_tests/test_retyping.py

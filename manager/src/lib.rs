@@ -6,6 +6,7 @@ mod bits;
 mod cells;
 mod check;
 mod defrag;
+mod details;
 mod edit;
 mod error;
 mod journal;
@@ -32,6 +33,7 @@ mod zeros;
 
 pub use append::Append;
 pub use cells::{find_slot, fragmentation, n_kv};
+pub use details::Detail;
 pub use edit::ContextShift;
 pub use error::{Error, MemoryError};
 pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};

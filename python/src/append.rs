@@ -1,0 +1,162 @@
+//! `Append`: what a step appends to a sequence.
+
+use kvcache_manager as core;
+use kvcache_manager::Detail;
+use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PyString};
+use smallvec::{SmallVec, smallvec};
+
+use crate::id::Id;
+use crate::numbers::{count, integer, type_error};
+use crate::refusal::Refusal;
+
+type Tokens = SmallVec<[u32; 4]>;
+
+#[derive(Debug)]
+enum Rows {
+    Tokens(Tokens),
+    Count(usize),
+}
+
+/// New rows of the sequence `s`: those of `tokens`, or `n` rows whose tokens the manager does not know.
+///
+/// `tokens` is one token id, or a list, a numpy array or any other iterable of them: 0 to 2**32 - 1. A copy is kept.
+/// `first_pos` is the position of the first row, and the others follow; unless given, it is the one behind the last
+/// position of the sequence, or 0.
+///
+/// Tokens of an empty sequence, from position 0 on, are looked up in the prefix index: the rows that are found need not
+/// be computed, and are not in the step.
+///
+/// Raises TypeError unless one of `tokens` and `n` is given, and ManagerError for numbers out of range. Everything else
+/// is checked by `Manager.begin_step`.
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct Append {
+    seq: core::SeqId,
+    rows: Rows,
+    first_pos: Option<i64>,
+}
+
+impl Append {
+    /// The same for the manager.
+    pub fn borrow(&self) -> core::Append<'_> {
+        let append = match &self.rows {
+            Rows::Tokens(tokens) => core::Append::tokens(self.seq, tokens),
+            Rows::Count(n) => core::Append::count(self.seq, *n),
+        };
+        match self.first_pos {
+            Some(first_pos) => append.at(first_pos),
+            None => append,
+        }
+    }
+}
+
+#[pymethods]
+impl Append {
+    #[new]
+    #[pyo3(signature = (s, tokens=None, n=None, first_pos=None))]
+    fn new(
+        s: Id,
+        tokens: Option<&Bound<'_, PyAny>>,
+        n: Option<&Bound<'_, PyAny>>,
+        first_pos: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let rows = match (tokens, n) {
+            (Some(tokens), None) => Rows::Tokens(token_ids(tokens)?),
+            (None, Some(n)) => Rows::Count(count("range", "n", n)?),
+            _ => return Err(PyTypeError::new_err("Append takes either tokens or n")),
+        };
+        let first_pos = first_pos.map(|first_pos| integer("range", "first_pos", first_pos)).transpose()?;
+        Ok(Self { seq: s.0, rows, first_pos })
+    }
+
+    /// The sequence's id.
+    #[getter]
+    fn s(&self) -> u64 {
+        Id(self.seq).number()
+    }
+
+    /// The token ids, or None where only their number is known.
+    #[getter]
+    fn tokens(&self) -> Option<Vec<u32>> {
+        match &self.rows {
+            Rows::Tokens(tokens) => Some(tokens.to_vec()),
+            Rows::Count(_) => None,
+        }
+    }
+
+    /// The number of rows.
+    #[getter]
+    fn n(&self) -> usize {
+        match &self.rows {
+            Rows::Tokens(tokens) => tokens.len(),
+            Rows::Count(n) => *n,
+        }
+    }
+
+    /// The position of the first row, or None where it follows from the sequence.
+    #[getter]
+    fn first_pos(&self) -> Option<i64> {
+        self.first_pos
+    }
+
+    fn __repr__(&self) -> String {
+        let first_pos = self.first_pos.map_or(String::new(), |first_pos| format!(", first_pos={first_pos}"));
+        match &self.rows {
+            Rows::Tokens(tokens) => format!("Append({}, tokens={:?}{first_pos})", self.s(), tokens.as_slice()),
+            Rows::Count(n) => format!("Append({}, n={n}{first_pos})", self.s()),
+        }
+    }
+}
+
+fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
+    // The usual types come first, as each that is tried and is not it takes time.
+    if tokens.is_instance_of::<PyInt>() {
+        return Ok(smallvec![token_id(tokens)?]);
+    }
+    if let Ok(list) = tokens.cast::<PyList>() {
+        return list.iter().map(|token| token_id(&token)).collect();
+    }
+    if let Ok(array) = tokens.cast::<PyUntypedArray>()
+        && array.ndim() == 1
+    {
+        for numbers in [of_array::<i64>, of_array::<i32>, of_array::<u32>] {
+            if let Some(tokens) = numbers(tokens) {
+                return tokens;
+            }
+        }
+    }
+    if tokens.is_instance_of::<PyString>() {
+        return Err(type_error("tokens", "an int or an iterable of ints", tokens));
+    }
+    match tokens.try_iter() {
+        Ok(iterator) => iterator.map(|token| token_id(&token?)).collect(),
+        // A number of another type, or nothing of the kind.
+        Err(_) => Ok(smallvec![token_id(tokens)?]),
+    }
+}
+
+fn token_id(token: &Bound<'_, PyAny>) -> PyResult<u32> {
+    token.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(token.py()) {
+            out_of_range(token.extract::<i64>().map_or(Detail::None, Detail::from))
+        } else {
+            type_error("tokens", "an int or an iterable of ints", token)
+        }
+    })
+}
+
+/// The tokens of an array of this type and rank 1; `None` for all else.
+fn of_array<T: Element + Copy + Into<i64>>(tokens: &Bound<'_, PyAny>) -> Option<PyResult<Tokens>> {
+    let array = tokens.cast::<PyArray1<T>>().ok()?.try_readonly().ok()?;
+    let token = |&token: &T| u32::try_from(token.into()).map_err(|_| out_of_range(Detail::from(token.into())));
+    Some(array.as_array().iter().map(token).collect())
+}
+
+fn out_of_range(got: Detail) -> PyErr {
+    let details =
+        vec![("name", "tokens".into()), ("got", got), ("min", Detail::Int(0)), ("max", Detail::Int(u32::MAX.into()))];
+    Refusal::new("range", format!("a token id is not 0 to {}", u32::MAX), details).into()
+}

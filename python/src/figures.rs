@@ -1,0 +1,45 @@
+//! `n_kv` and `find_slot`: pure functions of the cells, for tests and teaching.
+
+use kvcache_manager as core;
+use numpy::{PyArray1, PyArrayMethods};
+use pyo3::prelude::*;
+
+use crate::numbers::count;
+
+/// The cells that a step reads: `used_max` (the last used cell + 1) rounded up to a multiple of `pad`, at least `pad`,
+/// at most `size`.
+///
+/// >>> n_kv(33, 1024, 32)
+/// 64
+#[pyfunction]
+pub fn n_kv(used_max: &Bound<'_, PyAny>, size: &Bound<'_, PyAny>, pad: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let number = |name, value| count("range", name, value);
+    Ok(core::n_kv(number("used_max", used_max)?, number("size", size)?, number("pad", pad)?))
+}
+
+/// Searches `n` neighboring free cells, from `head` on and then from 0 on, where `used` cells are busy; if `head` is
+/// past used + 2 * n, from 0 at once.
+///
+/// `busy` is an array of bool or any iterable of truth values, by cell. Gives the first cell found and the new head: this
+/// cell, or (None, head) where there are no such cells.
+///
+/// >>> find_slot([True, True, False, False, True, False, False, False], head=6, used=3, n=3)
+/// (5, 5)
+#[pyfunction]
+pub fn find_slot(
+    busy: &Bound<'_, PyAny>,
+    head: &Bound<'_, PyAny>,
+    used: &Bound<'_, PyAny>,
+    n: &Bound<'_, PyAny>,
+) -> PyResult<(Option<usize>, usize)> {
+    let number = |name, value| count("range", name, value);
+    let (head, used, n) = (number("head", head)?, number("used", used)?, number("n", n)?);
+    if let Ok(array) = busy.cast::<PyArray1<bool>>()
+        && let Ok(array) = array.try_readonly()
+        && let Ok(cells) = array.as_slice()
+    {
+        return Ok(core::find_slot(cells, head, used, n));
+    }
+    let cells = busy.try_iter()?.map(|cell| cell?.is_truthy()).collect::<PyResult<Vec<_>>>()?;
+    Ok(core::find_slot(&cells, head, used, n))
+}

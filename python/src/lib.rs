@@ -1,0 +1,47 @@
+//! The extension module of the wheel `kvcache_ops`: the cache manager for Python, and, in the same file, the operator
+//! as a custom operator library of ONNX Runtime.
+
+mod append;
+mod buffers;
+mod figures;
+mod id;
+mod manager;
+mod mask;
+mod memory;
+mod numbers;
+mod refusal;
+mod rope;
+mod shared;
+mod spec;
+mod step;
+
+use pyo3::pymodule;
+
+/// What ONNX Runtime calls when a program registers the file of this module.
+pub use kvcache_ort::RegisterCustomOps;
+
+/// The Rust side of `kvcache_ops`.
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::append::Append;
+    #[pymodule_export]
+    use super::figures::{find_slot, n_kv};
+    #[pymodule_export]
+    use super::manager::Manager;
+    #[pymodule_export]
+    use super::memory::HostMemory;
+    #[pymodule_export]
+    use super::rope::Rope;
+    #[pymodule_export]
+    use super::spec::Spec;
+    #[pymodule_export]
+    use super::step::Step;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,413 @@
+//! `Manager`: sequences come and go, steps append to them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvcache_manager as core;
+use kvcache_manager::{ContextShift, Create, RowCopy};
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::append::Append;
+use crate::id::Id;
+use crate::memory::{Detaching, HostMemory};
+use crate::numbers::type_error;
+use crate::refusal::Refusal;
+use crate::shared::Shared;
+use crate::spec::Spec;
+use crate::step::{Step, Tensors};
+
+/// Decides which slots of a cache hold which tokens of which sequence. It has metadata only.
+///
+/// Sequences are named by ints. A call that is refused changes nothing, and raises ManagerError; while a step is open,
+/// every change is refused (step_open). Threads may share a manager: their calls wait for each other, and the GIL is
+/// released while bytes of the cache are moved. Raises ManagerError of kind out_of_memory for a cache of more slots than
+/// there is memory to manage.
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct Manager {
+    spec: Py<Spec>,
+    shared: Arc<Shared>,
+}
+
+impl Manager {
+    fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::Manager) -> Result<R, core::Error>) -> PyResult<R> {
+        self.shared.with(py, |manager| Ok(used(manager)?))
+    }
+
+    /// The same for what moves bytes of the cache.
+    fn with_memory<R>(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, HostMemory>,
+        used: impl FnOnce(&mut core::Manager, &mut Detaching<'_, '_>) -> Result<R, core::Error>,
+    ) -> PyResult<R> {
+        let arrays = memory.get().arrays(py, self.spec.get().core())?;
+        self.shared.with(py, |manager| arrays.using(py, |memory| Ok(used(manager, memory)?)))
+    }
+
+    /// Numbers of the rows of a sequence.
+    fn by_row<'py>(
+        &self,
+        py: Python<'py>,
+        used: impl FnOnce(&mut core::Manager) -> Result<Vec<i64>, core::Error>,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        Ok(self.with(py, used)?.into_pyarray(py))
+    }
+}
+
+/// One of the appends of a step.
+fn append(item: Bound<'_, PyAny>) -> PyResult<Bound<'_, Append>> {
+    item.cast_into().map_err(|error| type_error("appends", "Append", &error.into_inner()))
+}
+
+/// Copies as Python has them.
+fn moves(copies: Vec<RowCopy>) -> Vec<(usize, usize, usize)> {
+    copies.into_iter().map(|RowCopy { src, dst, len }| (src, dst, len)).collect()
+}
+
+/// Numbers by the names of their arguments.
+mod number {
+    use pyo3::prelude::*;
+
+    use crate::numbers::{count, integer};
+
+    macro_rules! numbers {
+        ($($name:ident: $number:ty = $read:ident),* $(,)?) => {
+            $(
+                pub fn $name(value: &Bound<'_, PyAny>) -> PyResult<$number> {
+                    $read("range", stringify!($name), value)
+                }
+            )*
+        };
+    }
+
+    numbers! {
+        reserve: usize = count,
+        pages: usize = count,
+        index: usize = count,
+        p0: i64 = integer,
+        p1: i64 = integer,
+        delta: i64 = integer,
+        d: i64 = integer,
+        n_ctx: i64 = integer,
+        n_new: i64 = integer,
+        n_keep: i64 = integer,
+    }
+
+    pub fn max_moves(value: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        if value.is_none() { Ok(None) } else { count("range", "max_moves", value).map(Some) }
+    }
+
+    pub fn n_discard(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+        if value.is_none() { Ok(None) } else { integer("range", "n_discard", value).map(Some) }
+    }
+}
+
+#[pymethods]
+impl Manager {
+    #[new]
+    fn new(spec: Bound<'_, Spec>) -> PyResult<Self> {
+        let manager = core::Manager::new(spec.get().core().clone()).map_err(Refusal::from)?;
+        Ok(Self { spec: spec.unbind(), shared: Arc::new(Shared::new(manager)) })
+    }
+
+    /// What it manages.
+    #[getter]
+    fn spec(&self, py: Python<'_>) -> Py<Spec> {
+        self.spec.clone_ref(py)
+    }
+
+    /// A new, empty sequence; its id. In mode "runs" its first rows take at least `reserve` slots. Sequences share
+    /// prefixes only with those of the same `salt`.
+    ///
+    /// Raises ManagerError: step_open.
+    #[pyo3(signature = (reserve=0, salt=Default::default()), text_signature = "($self, reserve=0, salt=b'')")]
+    fn create(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::reserve)] reserve: usize,
+        salt: &[u8],
+    ) -> PyResult<u64> {
+        self.with(py, |manager| {
+            if let Some(step) = manager.open_step() {
+                step.detach();
+                return Err(core::Error::StepOpen);
+            }
+            Ok(Id(manager.create_with(&Create { reserve, salt })).number())
+        })
+    }
+
+    /// Removes a sequence; its id is never given again. Rows that others have stay; full pages of known tokens stay
+    /// cached.
+    ///
+    /// Raises ManagerError: unknown_seq, step_open.
+    fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+        self.with(py, |manager| manager.free(s.0))
+    }
+
+    /// A new sequence with the rows of `s`; its id. They are shared until one of the two changes them; copied in mode
+    /// "runs".
+    ///
+    /// Raises ManagerError: unknown_seq, step_open, lost; CapacityError: no_slot.
+    fn fork(&self, py: Python<'_>, s: Id) -> PyResult<u64> {
+        self.with(py, |manager| Ok(Id(manager.fork(s.0)?).number()))
+    }
+
+    /// Removes the rows of `s`, or of all sequences if it is None, at positions [p0, p1); gives how many they were. The
+    /// others keep their positions. p0 < 0 is 0, p1 < 0 is behind the last position.
+    ///
+    /// Raises ManagerError: unknown_seq, step_open, lost, window_lost; CapacityError: out_of_pages, no_slot.
+    #[pyo3(signature = (s, p0=-1, p1=-1), text_signature = "($self, s, p0=-1, p1=-1)")]
+    fn seq_rm(
+        &self,
+        py: Python<'_>,
+        s: Option<Id>,
+        #[pyo3(from_py_with = number::p0)] p0: i64,
+        #[pyo3(from_py_with = number::p1)] p1: i64,
+    ) -> PyResult<usize> {
+        self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), p0..p1))
+    }
+
+    /// Gives the empty sequence `dst` the rows of `src` at positions [p0, p1), as in `seq_rm`; gives how many they are.
+    /// Nothing happens if `src` is `dst`.
+    ///
+    /// Raises ManagerError: not_empty, unknown_seq, step_open, lost; CapacityError: out_of_pages, no_slot.
+    #[pyo3(signature = (src, dst, p0=-1, p1=-1), text_signature = "($self, src, dst, p0=-1, p1=-1)")]
+    fn seq_cp(
+        &self,
+        py: Python<'_>,
+        src: Id,
+        dst: Id,
+        #[pyo3(from_py_with = number::p0)] p0: i64,
+        #[pyo3(from_py_with = number::p1)] p1: i64,
+    ) -> PyResult<usize> {
+        self.with(py, |manager| manager.seq_cp(src.0, dst.0, p0..p1))
+    }
+
+    /// Empties all other sequences. They stay, without rows.
+    ///
+    /// Raises ManagerError: unknown_seq, step_open.
+    fn seq_keep(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+        self.with(py, |manager| manager.seq_keep(s.0))
+    }
+
+    /// Adds `delta` to the positions [p0, p1) of `s`, as in `seq_rm`; rows whose position would be below 0 are removed.
+    /// Keys that are stored roped are rotated by the next step or `update`.
+    ///
+    /// Raises ManagerError: position_order, position_overflow, not_shiftable, shift_limit, unknown_seq, step_open, lost;
+    /// CapacityError: out_of_pages, no_slot.
+    fn seq_add(
+        &self,
+        py: Python<'_>,
+        s: Id,
+        #[pyo3(from_py_with = number::p0)] p0: i64,
+        #[pyo3(from_py_with = number::p1)] p1: i64,
+        #[pyo3(from_py_with = number::delta)] delta: i64,
+    ) -> PyResult<()> {
+        self.with(py, |manager| manager.seq_add(s.0, p0..p1, delta))
+    }
+
+    /// Divides the positions [p0, p1) of `s`, as in `seq_rm`, by `d` and rounds them down. Keys that are stored roped
+    /// are rotated by the next step or `update`.
+    ///
+    /// Raises ManagerError: range (d < 1), and as `seq_add`.
+    fn seq_div(
+        &self,
+        py: Python<'_>,
+        s: Id,
+        #[pyo3(from_py_with = number::p0)] p0: i64,
+        #[pyo3(from_py_with = number::p1)] p1: i64,
+        #[pyo3(from_py_with = number::d)] d: i64,
+    ) -> PyResult<()> {
+        self.with(py, |manager| manager.seq_div(s.0, p0..p1, d))
+    }
+
+    /// The rows of a sequence.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn seq_len(&self, py: Python<'_>, s: Id) -> PyResult<usize> {
+        self.with(py, |manager| manager.seq_len(s.0))
+    }
+
+    /// The first position of a sequence, or None if it is empty.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn pos_min(&self, py: Python<'_>, s: Id) -> PyResult<Option<i64>> {
+        self.with(py, |manager| manager.pos_min(s.0))
+    }
+
+    /// The last position of a sequence, or None if it is empty.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn pos_max(&self, py: Python<'_>, s: Id) -> PyResult<Option<i64>> {
+        self.with(py, |manager| manager.pos_max(s.0))
+    }
+
+    /// Shape (seq_len), int64: the positions of the rows.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn positions<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        self.by_row(py, |manager| Ok(manager.positions(s.0)?.collect()))
+    }
+
+    /// Shape (seq_len), int64: the slots of the rows, where they are once queued copies are made.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn slots<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        self.by_row(py, |manager| Ok(manager.slots(s.0)?.map(|slot| slot as i64).collect()))
+    }
+
+    /// Shape (seq_len), int64: how far the keys of the rows have still to be rotated, in positions.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn pending<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        self.by_row(py, |manager| Ok(manager.pending(s.0)?.collect()))
+    }
+
+    /// Makes room for `n_new` tokens in a context of `n_ctx` positions, if there is none: removes `n_discard` positions
+    /// behind the first `n_keep` and moves the rest down. Gives how many were removed; 0 where there is room. Unless
+    /// given, n_discard is half of what is behind n_keep.
+    ///
+    /// Raises ManagerError: no_progress, range, and as `seq_rm` and `seq_add`.
+    #[pyo3(signature = (s, n_ctx, n_new, n_keep=0, n_discard=None))]
+    fn context_shift(
+        &self,
+        py: Python<'_>,
+        s: Id,
+        #[pyo3(from_py_with = number::n_ctx)] n_ctx: i64,
+        #[pyo3(from_py_with = number::n_new)] n_new: i64,
+        #[pyo3(from_py_with = number::n_keep)] n_keep: i64,
+        #[pyo3(from_py_with = number::n_discard)] n_discard: Option<i64>,
+    ) -> PyResult<i64> {
+        self.with(py, |manager| manager.context_shift(s.0, &ContextShift { n_ctx, n_new, n_keep, n_discard }))
+    }
+
+    /// Moves rows together, in at most `max_moves` copies. Gives them as (src, dst, len), in slots; the next step or
+    /// `update` makes them.
+    ///
+    /// Raises ManagerError: step_open.
+    #[pyo3(signature = (max_moves=None))]
+    fn defrag(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::max_moves)] max_moves: Option<usize>,
+    ) -> PyResult<Vec<(usize, usize, usize)>> {
+        self.with(py, |manager| Ok(moves(manager.defrag(max_moves)?)))
+    }
+
+    /// Moves the highest page in use to the lowest free one below it, `pages` times at most. Gives the copies as
+    /// `defrag` does.
+    ///
+    /// Raises ManagerError: step_open.
+    fn compact(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::pages)] pages: usize,
+    ) -> PyResult<Vec<(usize, usize, usize)>> {
+        self.with(py, |manager| Ok(moves(manager.compact(pages)?)))
+    }
+
+    /// Makes the copies that are queued, then rotates the keys whose positions have changed. A step does so by itself.
+    ///
+    /// Raises ManagerError: step_open, memory_spec, and those of `HostMemory`.
+    fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
+        self.with_memory(py, memory, |manager, memory| manager.update(memory))
+    }
+
+    /// Plans a step that appends rows to sequences, all of them or none, and makes it ready to be run: makes queued
+    /// copies, rotates keys, copies shared pages that the step writes. No appends are a legal step.
+    ///
+    /// Raises ManagerError: step_open, unknown_seq, lost, empty_append, duplicate_seq, position_order,
+    /// position_overflow, too_many_pages, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages, no_slot;
+    /// TypeError for what is no Append.
+    fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
+        let py = memory.py();
+        let appends = match appends.cast::<PyList>() {
+            Ok(list) => list.iter().map(append).collect::<PyResult<Vec<_>>>()?,
+            Err(_) => appends.try_iter()?.map(|item| append(item?)).collect::<PyResult<Vec<_>>>()?,
+        };
+        let (number, tensors) = self.with_memory(py, memory, |manager, memory| {
+            let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
+            let step = manager.begin_step(&appends)?.apply(memory)?;
+            let tensors = Tensors::copy(&step, &self.shared.pools)?;
+            step.detach();
+            Ok((self.shared.opened(), tensors))
+        })?;
+        Ok(Step::new(Arc::clone(&self.shared), number, tensors))
+    }
+
+    /// Saves all sequences, in order of creation, with their rows, positions and known tokens: a safetensors file that
+    /// replaces an earlier one once it is whole on disk.
+    ///
+    /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and those of
+    /// `HostMemory`.
+    fn save(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
+        self.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save(path, memory)))
+    }
+
+    /// Saves one sequence, as `save` saves all.
+    ///
+    /// Raises ManagerError: unknown_seq, and as `save`.
+    fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
+        self.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save_seq(path, memory, s.0)))
+    }
+
+    /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of
+    /// slots may be others than those of the cache that was saved. The whole file is checked before a slot is written.
+    ///
+    /// Raises ManagerError with the file's defect or difference as its kind (format, version, digest, truncated,
+    /// trailing, dimensions, types, quantization, key_form, rope, fingerprint, row_index, io ...), not_empty,
+    /// step_open, memory_spec, and those of `HostMemory`; CapacityError: no_room, no_slot.
+    fn load(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<Vec<u64>> {
+        let seqs =
+            self.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.load(path, memory)))?;
+        Ok(seqs.into_iter().map(|seq| Id(seq).number()).collect())
+    }
+
+    /// Loads one saved sequence, by its index in the file, beside those that there are; its id.
+    ///
+    /// Raises ManagerError: no_sequence, and as `load`.
+    #[pyo3(signature = (path, memory, index=0))]
+    fn load_seq(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        memory: &Bound<'_, HostMemory>,
+        #[pyo3(from_py_with = number::index)] index: usize,
+    ) -> PyResult<u64> {
+        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
+            memory.detached(|memory| manager.load_seq(path, memory, index))
+        };
+        Ok(Id(self.with_memory(py, memory, load)?).number())
+    }
+
+    /// Verifies every invariant of the manager.
+    ///
+    /// Raises ManagerError: broken.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |manager| manager.check())
+    }
+
+    /// How full the cache is, in slots: slots (all), used, free, cached (pages kept for their prefix), shared (by several
+    /// sequences), largest_free_run, fragmentation (the part up to the last used slot that is not used), head (the cell
+    /// at which the next search begins), n_kv (the slots up to the last used one, padded); and the number of sequences,
+    /// and prefix_hits: rows mapped instead of computed since the manager was made.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.with(py, |manager| Ok(manager.stats()))?;
+        let dict = PyDict::new(py);
+        dict.set_item("slots", stats.slots)?;
+        dict.set_item("used", stats.used)?;
+        dict.set_item("free", stats.free)?;
+        dict.set_item("cached", stats.cached)?;
+        dict.set_item("shared", stats.shared)?;
+        dict.set_item("largest_free_run", stats.largest_free_run)?;
+        dict.set_item("fragmentation", stats.fragmentation)?;
+        dict.set_item("head", stats.head)?;
+        dict.set_item("n_kv", stats.n_kv)?;
+        dict.set_item("sequences", stats.sequences)?;
+        dict.set_item("prefix_hits", stats.prefix_hits)?;
+        Ok(dict)
+    }
+}

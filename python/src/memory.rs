@@ -1,0 +1,238 @@
+//! `HostMemory`: numpy arrays whose rows a manager moves.
+
+use std::sync::Mutex;
+
+use kvcache_manager as core;
+use kvcache_manager::op::{Rayon, TensorMut};
+use kvcache_manager::schema::ElementType;
+use kvcache_manager::{CacheMemory, CacheSpec, Detail, MemoryError, Rope, Rotation, RowCopy};
+use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+
+use crate::numbers::type_error;
+use crate::refusal::Refusal;
+use crate::spec::Spec;
+
+/// The arrays of a cache and of its scales, which a manager and the operator write in place.
+///
+/// `cache` has the shape `spec.cache_shape` and the type `spec.cache_type`: float32, float16 or int8; int4 is an array
+/// of uint8 with two elements in a byte, the first in the low nibble, whose last axis is head_dim / 2. `scale` has the
+/// shape `spec.scale_shape` and the type `spec.scale_type`; it is None exactly if the cache is not quantized. Both are
+/// C-contiguous and writable. They are kept, never copied, and looked at again at each use.
+///
+/// While a manager moves rows (in `begin_step`, `update`, `save` and `load`) other Python threads run. They may read
+/// and write the arrays then only where the call does not: which slots a step, an edit or a session has, the manager
+/// knows. Two uses of one HostMemory wait for each other; two HostMemory on the same array do not.
+///
+/// Raises ManagerError, whose details are name, expected and got, of kind tensor_type, tensor_shape, tensor_read_only,
+/// tensor_not_contiguous, scale_missing or scale_unexpected; TypeError for what is no numpy array.
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct HostMemory {
+    spec: CacheSpec,
+    cache: Operand,
+    scale: Option<Operand>,
+    /// Held while the arrays are used.
+    busy: Mutex<()>,
+}
+
+/// An array and what it has to be.
+#[derive(Debug)]
+struct Operand {
+    name: &'static str,
+    array: Py<PyUntypedArray>,
+    element: ElementType,
+    /// In elements of numpy: of packed int4, bytes.
+    shape: [usize; 5],
+    /// `element` as numpy has it.
+    numpy_type: Py<PyArrayDescr>,
+}
+
+impl Operand {
+    fn new(name: &'static str, array: &Bound<'_, PyAny>, element: ElementType, shape: [usize; 5]) -> PyResult<Self> {
+        let py = array.py();
+        let Ok(untyped) = array.cast::<PyUntypedArray>() else {
+            return Err(type_error(name, "a numpy array", array));
+        };
+        let [outer @ .., head_dim] = shape;
+        let (numpy_type, last) = match element {
+            ElementType::Int4 => ("uint8", head_dim / 2),
+            _ => (element.name(), head_dim),
+        };
+        let shape = [outer[0], outer[1], outer[2], outer[3], last];
+        let numpy_type = PyArrayDescr::new(py, numpy_type)?.unbind();
+        let operand = Self { name, array: untyped.clone().unbind(), element, shape, numpy_type };
+        operand.address(py)?;
+        Ok(operand)
+    }
+
+    /// Checks the array, which may have changed, and gives the address of its elements.
+    fn address(&self, py: Python<'_>) -> PyResult<*mut u8> {
+        let (array, expected_type) = (self.array.bind(py), self.numpy_type.bind(py));
+        let refuse = |kind, what: &str, expected: Detail, got: Detail| {
+            let message = format!("{}: {what}", self.name);
+            Err(Refusal::new(kind, message, vec![("name", self.name.into()), ("expected", expected), ("got", got)])
+                .into())
+        };
+        if !array.dtype().is_equiv_to(expected_type) {
+            let (expected, got) = (expected_type.to_string(), array.dtype().to_string());
+            let what = format!("expected an array of {expected} for {}, got one of {got}", self.element);
+            return refuse("tensor_type", &what, expected.into(), got.into());
+        }
+        if array.shape() != self.shape {
+            let what = format!("expected shape {:?}, got {:?}", self.shape, array.shape());
+            return refuse("tensor_shape", &what, self.shape.into(), Detail::Numbers(array.shape().to_vec()));
+        }
+        // SAFETY: the pointer is that of an array that `self` keeps.
+        let (flags, address) = unsafe {
+            let array = &*array.as_array_ptr();
+            (array.fields.flags, array.fields.data)
+        };
+        if flags & NPY_ARRAY_C_CONTIGUOUS == 0 || flags & NPY_ARRAY_ALIGNED == 0 {
+            let strides = array.strides();
+            let what = format!("expected an aligned C-contiguous array, got strides {strides:?}");
+            return refuse(
+                "tensor_not_contiguous",
+                &what,
+                "C-contiguous".into(),
+                format!("strides {strides:?}").into(),
+            );
+        }
+        if flags & NPY_ARRAY_WRITEABLE == 0 {
+            return refuse("tensor_read_only", "the array is read-only", "writable".into(), "read-only".into());
+        }
+        Ok(address.cast())
+    }
+}
+
+/// The arrays of a [`HostMemory`], checked for one use.
+#[derive(Debug)]
+pub struct Arrays<'m> {
+    memory: &'m HostMemory,
+    cache: *mut u8,
+    scale: *mut u8,
+}
+
+impl HostMemory {
+    /// Checks the arrays for a use by a manager of this specification. Runs Python code: no lock may be held.
+    ///
+    /// # Errors
+    /// `ManagerError` of kind `memory_spec`, if this is memory of another kind of cache, or those of the constructor.
+    pub fn arrays<'m>(&'m self, py: Python<'_>, spec: &CacheSpec) -> PyResult<Arrays<'m>> {
+        if self.spec.rows() != spec.rows() {
+            let shape = |spec: &CacheSpec| Detail::from(spec.cache_shape());
+            let message = format!(
+                "the memory is that of a cache {:?} of {}, expected {:?} of {}",
+                self.spec.cache_shape(),
+                self.spec.cache_type(),
+                spec.cache_shape(),
+                spec.cache_type()
+            );
+            let details = vec![("expected", shape(spec)), ("got", shape(&self.spec))];
+            return Err(Refusal::new("memory_spec", message, details).into());
+        }
+        let scale = self.scale.as_ref().map_or(Ok(std::ptr::null_mut()), |scale| scale.address(py))?;
+        Ok(Arrays { memory: self, cache: self.cache.address(py)?, scale })
+    }
+}
+
+impl Arrays<'_> {
+    /// Gives `used` the memory, for its use alone. The memory lets other threads of Python run while it moves rows.
+    ///
+    /// # Errors
+    /// What `used` says.
+    pub fn using<R>(
+        self,
+        py: Python<'_>,
+        used: impl FnOnce(&mut Detaching<'_, '_>) -> Result<R, Refusal>,
+    ) -> Result<R, Refusal> {
+        // An earlier panic has left no more behind than unfinished rows.
+        let _busy = self.memory.busy.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner);
+        let spec = &self.memory.spec;
+        // SAFETY: the array is C-contiguous, aligned, writable and of this type and size, checked by `Operand::address`
+        // for this use; `memory` keeps it, and no other use of `memory` goes on. What else touches it is up to the
+        // Python program, as documented.
+        let tensor = |address, element, shape| unsafe { TensorMut::from_raw_parts(element, shape, address) };
+        let cache = tensor(self.cache, spec.cache_type(), spec.cache_shape());
+        let scale = spec.quant().zip(spec.scale_shape()).map(|((_, _, t3), shape)| tensor(self.scale, t3, shape));
+        let memory = core::HostMemory::new(spec, cache, scale, &Rayon)?;
+        used(&mut Detaching { py, memory })
+    }
+}
+
+/// A memory that releases the GIL while it moves rows.
+pub struct Detaching<'a, 'py> {
+    py: Python<'py>,
+    memory: core::HostMemory<'a>,
+}
+
+impl<'a> Detaching<'a, '_> {
+    /// Has `used` use the memory without the GIL, for what also does more than move rows.
+    pub fn detached<R: Send>(&mut self, used: impl FnOnce(&mut core::HostMemory<'a>) -> R + Send) -> R {
+        let memory = &mut self.memory;
+        self.py.detach(|| used(memory))
+    }
+}
+
+impl CacheMemory for Detaching<'_, '_> {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        let memory = &mut self.memory;
+        self.py.detach(|| memory.copy_rows(copies))
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
+        let memory = &mut self.memory;
+        self.py.detach(|| memory.rotate_keys(rotations, rope))
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        let memory = &self.memory;
+        self.py.detach(|| memory.read_rows(slots, rows))
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        let memory = &mut self.memory;
+        self.py.detach(|| memory.write_rows(slots, rows))
+    }
+}
+
+#[pymethods]
+impl HostMemory {
+    #[new]
+    #[pyo3(signature = (spec, cache, scale=None))]
+    fn new(spec: &Bound<'_, Spec>, cache: &Bound<'_, PyAny>, scale: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let spec = spec.get().core();
+        let cache = Operand::new("cache", cache, spec.cache_type(), spec.cache_shape())?;
+        let scale = match (scale, spec.quant(), spec.scale_shape()) {
+            (Some(scale), Some((_, _, scale_type)), Some(shape)) => {
+                Some(Operand::new("scale", scale, scale_type, shape)?)
+            }
+            (None, None, _) => None,
+            (None, Some((_, _, expected)), _) => {
+                let details = vec![("name", "scale".into()), ("expected", expected.into()), ("got", Detail::None)];
+                let message = format!("scale: expected an array of {expected}, got None");
+                return Err(Refusal::new("scale_missing", message, details).into());
+            }
+            (Some(_), _, _) => {
+                let details = vec![("name", "scale".into()), ("expected", Detail::None), ("got", "an array".into())];
+                let message = "scale: expected None for a cache without quantization, got an array".to_owned();
+                return Err(Refusal::new("scale_unexpected", message, details).into());
+            }
+        };
+        Ok(Self { spec: spec.clone(), cache, scale, busy: Mutex::new(()) })
+    }
+
+    /// The array of the cache.
+    #[getter]
+    fn cache(&self, py: Python<'_>) -> Py<PyUntypedArray> {
+        self.cache.array.clone_ref(py)
+    }
+
+    /// The array of the scales, or None.
+    #[getter]
+    fn scale(&self, py: Python<'_>) -> Option<Py<PyUntypedArray>> {
+        self.scale.as_ref().map(|scale| scale.array.clone_ref(py))
+    }
+}

@@ -1,0 +1,291 @@
+"""What `kvcache_ops.manager` refuses before the planner sees it: ids, numbers, names and types of arguments."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from kvcache_ops.manager import Append, CacheSpec, Manager, Rope, find_slot, n_kv
+
+from managed import MODES, make, make_spec, refused, sequence
+
+HUGE = [2**63, 2**64, -(2**63) - 1, 10**400]
+NO_INTS = [1.0, "1", None, [1], Decimal(1), np.float64(1), object()]
+
+
+def calls_with_an_id(manager: Manager, memory) -> list:
+    """Every method that takes a sequence, with all else legal."""
+    other = manager.create()
+    return [
+        manager.free,
+        manager.fork,
+        lambda s: manager.seq_rm(s, 0, 1),
+        lambda s: manager.seq_cp(s, other),
+        lambda s: manager.seq_cp(other, s),
+        manager.seq_keep,
+        lambda s: manager.seq_add(s, 0, -1, 1),
+        lambda s: manager.seq_div(s, 0, -1, 2),
+        manager.seq_len,
+        manager.pos_min,
+        manager.pos_max,
+        manager.positions,
+        manager.slots,
+        manager.pending,
+        lambda s: manager.context_shift(s, 8, 1),
+        lambda s: manager.begin_step([Append(s, n=1)], memory),
+        lambda s: manager.save_seq("/nowhere/at/all", memory, s),
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ids_that_no_sequence_has(mode: str) -> None:
+    """Freed ones, also when their place is taken again; numbers that look like ids; and any other int."""
+    manager, memory = make(mode)
+    calls = calls_with_an_id(manager, memory)
+    live = sequence(manager, memory, 3)
+    freed = manager.create()
+    manager.free(freed)
+    assert manager.create() != freed
+    before = manager.stats()
+    for call in calls:
+        for s in (freed, 0, 1, -1, live & 0xFFFFFFFF, live ^ (1 << 32), 2**64 - 1, *HUGE):
+            with refused("unknown_seq"):
+                call(s)
+        for s in NO_INTS:
+            if s is not None or call is not calls[2]:  # seq_rm(None, ...) is all sequences
+                with pytest.raises(TypeError):
+                    call(s)
+    assert manager.stats() == before and manager.seq_len(live) == 3
+    manager.check()
+
+
+def test_empty_and_all_sequences() -> None:
+    """Positions of nothing are None; None is all sequences, in seq_rm alone."""
+    manager, memory = make()
+    a, b, empty = sequence(manager, memory, 5), sequence(manager, memory, 3), manager.create()
+    assert manager.pos_min(empty) is manager.pos_max(empty) is None
+    assert manager.positions(empty).shape == manager.slots(empty).shape == (0,)
+    assert manager.seq_rm(None, 2, 4) == 2 + 1
+    assert (manager.seq_len(a), manager.seq_len(b)) == (3, 2)
+    assert manager.seq_rm(None) == 5
+    with pytest.raises(TypeError):
+        manager.seq_len(None)
+
+
+def test_ranges() -> None:
+    """p0 < 0 is 0, p1 < 0 is infinity, p0 >= p1 nothing; unless given they are all."""
+    manager, memory = make()
+    for arguments, left in [
+        ((), []),
+        ((2,), [0, 1]),
+        ((-5, 2), [2, 3, 4]),
+        ((2, -7), [0, 1]),
+        ((3, 3), [0, 1, 2, 3, 4]),
+        ((4, 2), [0, 1, 2, 3, 4]),
+        ((1, 2**63 - 1), [0]),
+        ((-(2**63), 0), [0, 1, 2, 3, 4]),
+    ]:
+        s = sequence(manager, memory, 5)
+        assert manager.seq_rm(s, *arguments) == 5 - len(left)
+        assert manager.positions(s).tolist() == left, arguments
+        manager.free(s)
+
+
+@pytest.mark.parametrize("number", [*HUGE, *NO_INTS])
+def test_numbers_of_calls(number) -> None:
+    """Beyond 64 bits: refused with the name; what is no int: TypeError. Nothing has changed."""
+    manager, memory = make("runs")
+    s, empty = sequence(manager, memory, 5), manager.create()
+    before = manager.stats()
+    calls = dict(
+        p0=lambda: manager.seq_rm(s, number),
+        p1=lambda: manager.seq_rm(s, 0, number),
+        delta=lambda: manager.seq_add(s, 0, -1, number),
+        d=lambda: manager.seq_div(s, 0, -1, number),
+        reserve=lambda: manager.create(number),
+        n_ctx=lambda: manager.context_shift(s, number, 1),
+        n_new=lambda: manager.context_shift(s, 5, number),
+        n_keep=lambda: manager.context_shift(s, 5, 1, number),
+        pages=lambda: manager.compact(number),
+        n=lambda: Append(s, n=[number] if number is None else number),
+        first_pos=lambda: Append(s, 1, first_pos=[number] if number is None else number),
+        tokens=lambda: Append(s, [number]),
+        nbytes=lambda: manager.spec.max_tokens(number),
+        used_max=lambda: n_kv(number, 1, 1),
+        head=lambda: find_slot([], number, 0, 1),
+        index=lambda: manager.load_seq("/nowhere/at/all", memory, number),
+    )
+    if number is not None:
+        calls |= dict(
+            n_discard=lambda: manager.context_shift(s, 5, 1, 0, number), max_moves=lambda: manager.defrag(number)
+        )
+    for name, call in calls.items():
+        if isinstance(number, int):
+            with refused("range", name=name):
+                call()
+        else:
+            with pytest.raises(TypeError):
+                call()
+    assert manager.stats() == before and manager.seq_len(empty) == 0
+
+
+def test_negative_numbers() -> None:
+    """Where something is counted."""
+    manager, memory = make("runs")
+    s = sequence(manager, memory, 5)
+    calls = dict(
+        reserve=lambda: manager.create(-1),
+        pages=lambda: manager.compact(-1),
+        max_moves=lambda: manager.defrag(-1),
+        n=lambda: Append(s, n=-1),
+        tokens=lambda: Append(s, -1),
+        nbytes=lambda: manager.spec.max_tokens(-1),
+        size=lambda: n_kv(1, -1, 1),
+        index=lambda: manager.load_seq("/nowhere/at/all", memory, -1),
+    )
+    for name, call in calls.items():
+        with refused("range", name=name, got=-1, min=0):
+            call()
+    for tokens in ([2**32], [3, -1], np.array([2**32]), np.array([-1], np.int32), np.array([2**64 - 1], np.uint64)):
+        with refused("range", name="tokens", min=0, max=2**32 - 1):
+            Append(s, tokens)
+    with refused("range", name="d", got=0):
+        manager.seq_div(s, 0, -1, 0)
+
+
+def test_appends_that_are_none() -> None:
+    """Either tokens or their number, and tokens of ints."""
+    for arguments in ({}, {"tokens": [1], "n": 1}):
+        with pytest.raises(TypeError, match="either tokens or n"):
+            Append(1 << 32 | 1, **arguments)
+    for tokens in ("12", [1.5], ["1"], [[1]], np.array([1.0]), np.array([[1]]), np.array([True]), dict, 1.5):
+        with pytest.raises(TypeError):
+            Append(1 << 32 | 1, tokens)
+    with pytest.raises(TypeError):
+        Append()
+    with pytest.raises(TypeError):
+        Append(1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("number", [*HUGE, -1, *NO_INTS])
+def test_numbers_of_a_specification(number) -> None:
+    """Each by its name."""
+    optional = ["max_pages", "window", "shift_limit"]
+    names = ["num_layer", "num_heads", "head_dim", "max_t", "quant_bit", "quant_group", "cache_layout", "page_size"]
+    for name in [*names, *optional, "sink", "slack", "pad"]:
+        if number is None and name in optional:
+            continue
+        if number == "1" and name == "shift_limit":
+            continue  # a name that there is not
+        if number == -1 and name == "quant_group":
+            continue  # counted below
+        if isinstance(number, int):
+            with refused("spec_range", name=name):
+                make_spec(**{name: number})
+        else:
+            with pytest.raises(TypeError):
+                make_spec(**{name: number})
+
+
+def test_specifications_out_of_range() -> None:
+    """Numbers that are none, and what does not go together."""
+    for name in ("num_layer", "num_heads", "head_dim", "max_t", "page_size", "max_pages", "pad"):
+        with refused("spec_range", name=name, got=0, min=1):
+            make_spec(rope=None, **{name: 0})
+    with refused("spec_range", name="page_size", got=65, max=64):
+        make_spec(page_size=65)
+    with refused("spec_range", name="cache_layout", got=4, min=0, max=3):
+        make_spec(cache_layout=4)
+    with refused("spec_range", name="quant_bit", got=3):
+        make_spec(quant_bit=3)
+    with refused("size_overflow", tensor="cache"):
+        make_spec(num_layer=2**40, num_heads=2**40, rope=None)
+    with refused("spec_range", name="max_t / page_size", got=2**50):
+        make_spec("cells", max_t=2**50, num_layer=1, num_heads=1)
+    for changes in (
+        dict(cache_type="int8", quant_bit=8),
+        dict(cache_type="float16", quant_bit=8, scale_type="float16"),
+        dict(cache_type="int8", scale_type="float32"),
+        dict(cache_type="int4"),
+        dict(cache_type="int4", quant_bit=8, scale_type="float32"),
+    ):
+        with refused("types", cache=changes["cache_type"]):
+            make_spec(**changes)
+    for group in (3, 0, 8):
+        with refused("quant_group", group=group, head_dim=4):
+            make_spec(cache_type="int8", quant_bit=8, scale_type="float32", quant_group=group)
+    for name in ("mode", "key_form", "cache_type", "scale_type", "shift_limit"):
+        with refused("spec_name", name=name, got="other"):
+            make_spec(**{name: "other"})
+    with refused("spec_name", name="scale_type", got="int8"):
+        make_spec(scale_type="int8")
+    with refused("spec_threshold"):
+        make_spec(defrag_threshold=float("nan"))
+    for changes in (dict(mode=1), dict(fingerprint=b"x"), dict(prefix_sharing="yes"), dict(defrag_threshold="0.1")):
+        with pytest.raises(TypeError):
+            make_spec(**changes)
+    with pytest.raises(TypeError):
+        CacheSpec(1, 2, 3, 4)
+    with pytest.raises(TypeError):
+        make_spec(rope=4)
+    with pytest.raises(TypeError):
+        Manager(None)
+
+
+def test_ropes() -> None:
+    """Odd, too long for a head, of frequencies that are not finite."""
+    for n_rot in (0, -2, 2**20, *HUGE):
+        with refused("spec_range", name="n_rot"):
+            Rope(n_rot)
+    with refused("rope", n_rot=3):
+        Rope(3)
+    with refused("rope", n_rot=8, head_dim=4):
+        make_spec(rope=Rope(8))
+    for arguments in (
+        dict(base=float("nan")),
+        dict(base=0.0),
+        dict(scale=float("inf")),
+        dict(inv_freq=[1.0, float("-inf")]),
+    ):
+        with refused("rope"):
+            Rope(4, **arguments)
+    with refused("spec_name", name="style"):
+        Rope(4, style="llama")
+    for frequencies in ([], [1.0], [1.0] * 3):
+        with refused("spec_range", name="inv_freq", expected=2, got=len(frequencies)):
+            Rope(4, inv_freq=frequencies)
+    for arguments in (dict(base="1"), dict(scale=None), dict(inv_freq=1.0), dict(inv_freq=["a", "b"]), dict(style=1)):
+        with pytest.raises(TypeError):
+            Rope(4, **arguments)
+    with pytest.raises(TypeError):
+        Rope(4.0)
+
+
+def test_edits_are_refused_by_kind() -> None:
+    """With the numbers; nothing has changed."""
+    manager, memory = make(window=4)
+    s, full = sequence(manager, memory, 12), sequence(manager, memory, 2)
+    refusals = [
+        ("not_empty", {"len": 2}, lambda: manager.seq_cp(s, full)),
+        ("window_lost", {"p0": 9, "window": 4}, lambda: manager.seq_rm(s, 9)),
+        ("position_overflow", {}, lambda: manager.seq_add(s, 0, -1, 2**31 - 12)),
+        ("position_overflow", {}, lambda: manager.seq_add(s, 0, -1, 2**63 - 1)),
+        ("position_order", {}, lambda: manager.seq_add(s, 0, 10, 5)),
+        ("range", {"name": "d", "got": -3}, lambda: manager.seq_div(s, 0, -1, -3)),
+    ]
+    before = (manager.stats(), manager.positions(s).tolist())
+    for kind, details, edit in refusals:
+        with refused(kind, **details):
+            edit()
+        assert (manager.stats(), manager.positions(s).tolist()) == before
+    plain, memory = make(rope=None)
+    s = sequence(plain, memory, 3)
+    with refused("not_shiftable"):
+        plain.seq_add(s, 0, -1, 1)
+    limited, memory = make(shift_limit=1)
+    s = sequence(limited, memory, 3)
+    limited.seq_add(s, 0, -1, 1)
+    limited.update(memory)
+    with refused("shift_limit", limit=1):
+        limited.seq_add(s, 0, -1, 1)

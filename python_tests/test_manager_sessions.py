@@ -1,0 +1,124 @@
+"""Sessions through `kvcache_ops.manager`: saved in one form, loaded in another, refused when damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager, ManagerError
+
+from managed import MODES, make, make_arrays, make_spec, refused
+
+
+def saved(path: Path, mode: str = "paged") -> tuple[Manager, np.ndarray, list[int]]:
+    """A session of two sequences with a common beginning, its manager and its cache."""
+    spec = make_spec(mode)
+    cache, _ = make_arrays(spec)
+    cache[...] = np.random.default_rng(3).standard_normal(cache.shape)
+    manager, memory = Manager(spec), HostMemory(spec, cache)
+    a = manager.create(salt=b"salt")
+    manager.begin_step([Append(a, tokens=range(100, 110))], memory).commit()
+    b = manager.fork(a)
+    manager.begin_step([Append(b, tokens=[7, 8, 9], first_pos=20)], memory).commit()
+    manager.save(path, memory)
+    return manager, cache, [a, b]
+
+
+@pytest.mark.parametrize("layout", range(4))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_session_goes_into_another_mode_and_layout(mode: str, layout: int, tmp_path: Path) -> None:
+    """Rows, positions, and the prefix of a prompt."""
+    path = tmp_path / "session"
+    manager, cache, seqs = saved(path, MODES[layout % 3])
+    spec = make_spec(mode, max_t=96, cache_layout=layout, page_size=2)
+    loaded_cache, _ = make_arrays(spec)
+    loaded, memory = Manager(spec), HostMemory(spec, loaded_cache)
+    loaded_seqs = loaded.load(str(path), memory)
+    by_slot = np.moveaxis(loaded_cache, layout, 0)
+    assert len(loaded_seqs) == 2
+    for s, expected in zip(loaded_seqs, seqs):
+        assert loaded.positions(s).tolist() == manager.positions(expected).tolist()
+        np.testing.assert_array_equal(by_slot[loaded.slots(s)], cache[manager.slots(expected)])
+    loaded.check()
+    if mode == "paged":
+        with loaded.begin_step([Append(loaded.create(salt=b"salt"), tokens=range(100, 110))], memory) as step:
+            assert step.cached.tolist() == [8]
+
+
+def test_one_sequence_of_a_session(tmp_path: Path) -> None:
+    """Saved or loaded by itself, beside others; without the index, the first."""
+    manager, cache, (a, b) = saved(tmp_path / "all")
+    memory = HostMemory(manager.spec, cache)
+    manager.save_seq(tmp_path / "one", memory, b)
+    for path, index, expected in [("one", 0, b), ("all", 1, b), ("all", 0, a)]:
+        s = manager.load_seq(tmp_path / path, memory, index)
+        assert manager.positions(s).tolist() == manager.positions(expected).tolist()
+        np.testing.assert_array_equal(cache[manager.slots(s)], cache[manager.slots(expected)])
+    assert manager.seq_len(manager.load_seq(tmp_path / "all", memory)) == manager.seq_len(a)
+    with refused("no_sequence", index=1, sequences=1):
+        manager.load_seq(tmp_path / "one", memory, 1)
+    with refused("not_empty", sequences=6):
+        manager.load(tmp_path / "all", memory)
+
+
+def test_what_is_not_saved(tmp_path: Path) -> None:
+    """Queued edits, no such folder, no such sequence, no path."""
+    manager, memory = make()
+    s = manager.create()
+    manager.begin_step([Append(s, n=5)], memory).commit()
+    manager.seq_add(s, 0, -1, 1)
+    with refused("update_pending", copies=0, sequences=1):
+        manager.save(tmp_path / "session", memory)
+    manager.update(memory)
+    for path in (tmp_path / "no/such/folder/session", tmp_path):
+        with refused("io"):
+            manager.save(path, memory)
+        with refused("io"):
+            manager.load_seq(path, memory)
+    for path in (None, 5, b"bytes", ["x"]):
+        with pytest.raises(TypeError):
+            manager.save(path, memory)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    """Every byte flipped, every length: refused, and nothing has changed, in the manager or in the cache."""
+    path, damaged = tmp_path / "session", tmp_path / "damaged"
+    saved(path)
+    content = path.read_bytes()
+    spec = make_spec()
+    cache, _ = make_arrays(spec)
+    manager, memory = Manager(spec), HostMemory(spec, cache)
+    stats = manager.stats()
+    step = max(1, len(content) // 500)
+    versions = [content[:length] for length in range(0, len(content), step)] + [content + b"x", b"", bytes(4096)]
+    for at in range(0, len(content), step):
+        versions.append(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+    versions.append((2**63).to_bytes(8, "little") + content[8:])
+    for version in versions:
+        damaged.write_bytes(version)
+        with pytest.raises(ManagerError) as caught:
+            manager.load(damaged, memory)
+        assert caught.value.kind and caught.value.kind != "broken"
+    assert manager.stats() == stats and not cache.any()
+    assert len(manager.load(path, memory)) == 2
+
+
+def test_sessions_of_other_caches(tmp_path: Path) -> None:
+    """Each difference by its name; too little room is a matter of capacity."""
+    path = tmp_path / "session"
+    saved(path)
+    for kind, changes in [
+        ("dimensions", dict(num_layer=3)),
+        ("dimensions", dict(head_dim=8)),
+        ("types", dict(cache_type="float16")),
+        ("key_form", dict(key_form="raw")),
+        ("fingerprint", dict(fingerprint="another model")),
+    ]:
+        manager, memory = make(**changes)
+        with refused(kind):
+            manager.load(path, memory)
+    manager, memory = make(max_t=8)
+    with refused("no_room", CapacityError):
+        manager.load(path, memory)

@@ -1,0 +1,305 @@
+"""Steps of `kvcache_ops.manager`: their arrays, their end, and what is refused while one is open."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager, Step
+
+from managed import MODES, make, make_arrays, refused, sequence
+from test_manager_interface import TENSORS
+
+
+def state(manager: Manager, seqs: list[int]) -> list:
+    """What a rollback must restore."""
+    rows = [[manager.positions(s).tolist(), manager.slots(s).tolist(), manager.pending(s).tolist()] for s in seqs]
+    manager.check()
+    return [*rows, manager.stats()]
+
+
+def contents(step: Step) -> dict[str, np.ndarray]:
+    """Copies of all arrays of an open step."""
+    return {name: getattr(step, name).copy() for name in TENSORS}
+
+
+def test_tensors_of_a_step() -> None:
+    """Entries of one token come first; scalars have rank 0; everything is ready to be bound."""
+    manager, memory = make()
+    a, b, c = (manager.create() for _ in range(3))
+    manager.begin_step([Append(b, tokens=[7, 8, 9])], memory).commit()
+    step = manager.begin_step([Append(a, tokens=[1, 2]), Append(b, tokens=3), Append(c, n=5, first_pos=10)], memory)
+    expected = dict(
+        token_ids=[3, 1, 2, -1, -1, -1, -1, -1],
+        positions=[3, 0, 1, 10, 11, 12, 13, 14],
+        seqstarts=[0, 1, 3, 8],
+        kvstarts=[0, 4, 6, 11],
+        cachestarts=[[0, -1], [4, -1], [8, 12]],
+        start_pos=[3, 0, 0],
+        max_seqlen=5,
+        max_kvlen=5,
+        key_positions=[0, 1, 2, 3, 0, 1, 10, 11, 12, 13, 14],
+        order=[1, 0, 2],
+        cached=[0, 0, 0],
+        decoding_batches=1,
+    )
+    assert expected.keys() == set(TENSORS)
+    for name, numbers in expected.items():
+        array = getattr(step, name)
+        assert array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned, name
+        assert array.shape == np.shape(numbers) and (array == numbers).all(), name
+    step.commit()
+    assert manager.seq_len(c) == 5 and (manager.pos_min(c), manager.pos_max(c)) == (10, 14)
+    for by_row in (manager.positions(c), manager.slots(c), manager.pending(c)):
+        assert by_row.dtype == np.int64 and by_row.shape == (5,)
+
+
+def test_a_step_of_no_appends() -> None:
+    """Is legal, and empty."""
+    for mode in MODES:
+        manager, memory = make(mode)
+        with manager.begin_step([], memory) as step:
+            assert step.seqstarts.tolist() == [0] and step.order.shape == step.key_positions.shape == (0,)
+            assert step.mask().size == 0 or np.isneginf(step.mask()).all()
+
+
+@pytest.mark.parametrize("tokens", [np.array([3, 1, 2]), (3, 1, 2), range(1, 4), iter([4, 4]), np.uint32([9])])
+def test_tokens_of_any_kind(tokens) -> None:
+    """Lists, arrays of any integer type, contiguous or not, and other iterables."""
+    manager, memory = make()
+    expected = [4, 4] if isinstance(tokens, type(iter([]))) else [int(token) for token in tokens]
+    with manager.begin_step([Append(manager.create(), tokens)], memory) as step:
+        assert step.token_ids.tolist() == expected
+    for kind in ("i1", "u1", "i2", "i4", "u4", "i8", "u8", ">i4", ">i8"):
+        array = np.arange(12).astype(kind)[::3]
+        assert Append(manager.create(), array).tokens == [0, 3, 6, 9], kind
+    assert Append(manager.create(), np.int64(7)).tokens == Append(manager.create(), np.array(7)).tokens == [7]
+
+
+def test_prefixes_are_shared() -> None:
+    """A hit is in `cached` and in the figures, and its rows are not computed; another salt finds nothing."""
+    manager, memory = make()
+    prompt = list(range(10))
+    manager.begin_step([Append(manager.create(), prompt)], memory).commit()
+    alike, salted = manager.create(), manager.create(salt=b"other")
+    with manager.begin_step([Append(alike, prompt), Append(salted, prompt)], memory) as step:
+        assert step.cached.tolist() == [8, 0]
+        assert step.start_pos.tolist() == [8, 0] and step.token_ids.tolist() == [8, 9, *prompt]
+    stats = manager.stats()
+    assert stats["prefix_hits"] == 8 and stats["shared"] == 8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_ends_once(mode: str) -> None:
+    """Committed, rolled back, left by an exception, or dropped."""
+    manager, memory = make(mode)
+    s = sequence(manager, memory, 3)
+    before = state(manager, [s])
+
+    step = manager.begin_step([Append(s, n=2)], memory)
+    step.rollback()
+    assert state(manager, [s]) == before
+    for again in (step.commit, step.rollback, step.mask):
+        with refused("step_closed"):
+            again()
+    with refused("step_closed"):
+        _ = step.key_positions
+
+    with pytest.raises(ZeroDivisionError), manager.begin_step([Append(s, n=2)], memory):
+        _ = 1 / 0
+    assert state(manager, [s]) == before
+
+    step = manager.begin_step([Append(s, n=2)], memory)
+    del step
+    gc.collect()
+    assert state(manager, [s]) == before
+
+    with manager.begin_step([Append(s, n=2)], memory) as step:
+        step.rollback()  # by hand: leaving does nothing more
+    assert state(manager, [s]) == before
+    with manager.begin_step([Append(s, n=2)], memory) as step:
+        step.commit()
+    with manager.begin_step([Append(s, n=2)], memory):
+        pass
+    assert manager.seq_len(s) == 7
+
+
+def test_an_old_step_does_not_end_a_new_one() -> None:
+    """Neither when it is dropped nor when it is asked to."""
+    manager, memory = make()
+    s = manager.create()
+    old = manager.begin_step([Append(s, n=1)], memory)
+    old.commit()
+    new = manager.begin_step([Append(s, n=1)], memory)
+    with refused("step_closed"):
+        old.rollback()
+    del old
+    gc.collect()
+    new.commit()
+    assert manager.seq_len(s) == 2
+
+
+def test_a_step_outlives_its_manager() -> None:
+    """What it has is kept."""
+    manager, memory = make()
+    step = manager.begin_step([Append(manager.create(), n=3)], memory)
+    del manager, memory
+    gc.collect()
+    assert step.key_positions.tolist() == [0, 1, 2]
+    step.commit()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_is_refused_while_a_step_is_open(mode: str, tmp_path) -> None:
+    """But for questions."""
+    manager, memory = make(mode)
+    s, empty = sequence(manager, memory, 3), manager.create()
+    path = tmp_path / "session"
+    manager.save(path, memory)
+    step = manager.begin_step([Append(s, n=2)], memory)
+    during = state(manager, [s, empty])
+    changes = [
+        lambda: manager.create(),
+        lambda: manager.free(s),
+        lambda: manager.fork(s),
+        lambda: manager.seq_rm(s, 1),
+        lambda: manager.seq_rm(None),
+        lambda: manager.seq_cp(s, empty),
+        lambda: manager.seq_keep(s),
+        lambda: manager.seq_add(s, 0, -1, 1),
+        lambda: manager.seq_div(s, 0, -1, 2),
+        lambda: manager.context_shift(s, 4, 4),
+        lambda: manager.defrag(),
+        lambda: manager.compact(1),
+        lambda: manager.update(memory),
+        lambda: manager.begin_step([Append(empty, n=1)], memory),
+        lambda: manager.save(path, memory),
+        lambda: manager.save_seq(path, memory, s),
+        lambda: manager.load(path, memory),
+        lambda: manager.load_seq(path, memory),
+    ]
+    for change in changes:
+        with refused("step_open"):
+            change()
+    assert state(manager, [s, empty]) == during
+    step.commit()
+    assert manager.seq_len(s) == 5
+
+
+def test_an_array_that_is_kept_never_changes() -> None:
+    """However many steps follow; nor does a view of a view, when the array and the step are gone."""
+    manager, memory = make(max_t=512)
+    seqs = [manager.create() for _ in range(5)]
+    kept = []
+    for i in range(30):
+        step = manager.begin_step([Append(s, tokens=[i] * (1 + (s + i) % 3)) for s in seqs], memory)
+        views = [getattr(step, name)[...].view().reshape(-1)[::-1] for name in TENSORS] + [step.mask()[1:]]
+        kept.append((views, [view.copy() for view in views]))
+        step.commit()
+        del step
+    for views, copies in kept:
+        for view, copy in zip(views, copies):
+            np.testing.assert_array_equal(view, copy)
+
+
+def test_memory_without_views_is_used_again() -> None:
+    """Two steps that follow one another, or three while the arrays of two are bound, take turns."""
+    manager, memory = make(max_t=1024)
+    s = manager.create()
+    for name in ("positions", "cachestarts", "key_positions"):
+        addresses = set()
+        for _ in range(20):
+            step = manager.begin_step([Append(s, n=1)], memory)
+            addresses.add(getattr(step, name).ctypes.data)
+            step.commit()
+        assert len(addresses) <= 4, name  # some while it grows
+
+
+def test_a_step_writes_only_its_own_arrays() -> None:
+    """They are writable; what a program writes reaches neither the manager nor a later step."""
+    manager, memory = make()
+    s = manager.create()
+    step = manager.begin_step([Append(s, n=6)], memory)
+    for name in TENSORS:
+        getattr(step, name)[...] = 99
+    step.commit()
+    assert manager.slots(s).tolist() == manager.positions(s).tolist() == list(range(6))
+    step = manager.begin_step([Append(s, n=1)], memory)
+    assert contents(step)["cachestarts"].tolist() == [[0, 4]]
+    assert step.key_positions.tolist() == list(range(7))
+
+
+def test_masks() -> None:
+    """Causal within each sequence; windows, sinks and slopes; both types; numpy's types, too."""
+    manager, memory = make(window=3, sink=1)
+    a, b = manager.create(), manager.create()
+    step = manager.begin_step([Append(a, n=6), Append(b, n=2, first_pos=5)], memory)
+    q = np.array([0, 1, 2, 3, 4, 5, 5, 6])
+    same = np.repeat([0, 1], [6, 2])[:, None] == np.repeat([0, 1], [6, 2])
+    distance = q[:, None] - q
+    sink = np.isin(np.arange(8), [0, 6])
+    for window, seen in [("spec", (distance < 3) | sink), (None, True), (2, (distance < 2) | sink)]:
+        visible = same & (distance >= 0) & seen
+        for dtype in ("float32", "float16", np.float32, np.dtype("float16")):
+            mask = step.mask(dtype, window=window)
+            assert mask.dtype == np.dtype(dtype) and mask.flags.c_contiguous
+            np.testing.assert_array_equal(mask, np.where(visible, 0, -np.inf).astype(dtype))
+        biased = step.mask(window=window, alibi=[0.5, np.float32(0.25)])
+        np.testing.assert_array_equal(
+            biased, [np.where(visible, -abs(distance) * slope, -np.inf) for slope in (0.5, 0.25)]
+        )
+    with refused("spec_name", name="dtype"):
+        step.mask("float64")
+    with refused("spec_name", name="window"):
+        step.mask(window="wide")
+    with refused("range", name="window", got=0):
+        step.mask(window=0)
+    with refused("range", name="alibi", index=1):
+        step.mask(alibi=[1.0, float("nan")])
+    with pytest.raises(TypeError):
+        step.mask("no such type")
+    with pytest.raises(TypeError):
+        step.mask(alibi=0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refused_step_leaves_everything(mode: str) -> None:
+    """Each reason by its kind, with its numbers."""
+    manager, memory = make(mode)
+    a, b, gone = sequence(manager, memory, 5), manager.create(), manager.create()
+    manager.free(gone)
+    before = state(manager, [a, b])
+    refusals = [
+        ("unknown_seq", {"seq": gone}, [Append(gone, n=1)]),
+        ("empty_append", {"append": 1}, [Append(a, n=1), Append(b, [])]),
+        ("empty_append", {"append": 0}, [Append(a, n=0)]),
+        ("duplicate_seq", {"append": 2, "other": 0}, [Append(a, n=1), Append(b, n=1), Append(a, [3])]),
+        ("position_order", {"append": 0, "got": 4, "min": 5}, [Append(a, n=1, first_pos=4)]),
+        ("position_order", {"append": 0, "got": -1}, [Append(b, n=1, first_pos=-1)]),
+        ("position_overflow", {"append": 0, "n": 2}, [Append(b, n=2, first_pos=2**31 - 2)]),
+        ("position_overflow", {"append": 0}, [Append(b, n=2**62, first_pos=2**62)]),
+    ]
+    for kind, details, appends in refusals:
+        with refused(kind, **details):
+            manager.begin_step(appends, memory)
+    kind = "out_of_pages" if mode == "paged" else "no_slot"
+    with refused(kind, CapacityError):
+        manager.begin_step([Append(a, n=1), Append(b, n=60)], memory)
+    assert state(manager, [a, b]) == before
+
+
+def test_what_is_no_append_is_a_type_error() -> None:
+    """So is memory that is none."""
+    manager, memory = make()
+    s = manager.create()
+    for appends in (None, 5, [s], [Append(s, n=1), (s, 1)], "appends"):
+        with pytest.raises(TypeError):
+            manager.begin_step(appends, memory)
+    for wrong in (None, make_arrays(manager.spec)[0]):
+        with pytest.raises(TypeError):
+            manager.begin_step([Append(s, n=1)], wrong)
+    other, _ = make(max_t=32)
+    with refused("memory_spec", expected=(32, 2, 2, 2, 4), got=(64, 2, 2, 2, 4)):
+        other.begin_step([], memory)
+    assert isinstance(memory, HostMemory) and manager.stats()["used"] == 0
