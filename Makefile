@@ -166,7 +166,7 @@ bench-operator: .venv/ready build
 		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: bench-manager
-bench-manager: .venv/ready
+bench-manager: .venv/wheel
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
 		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)

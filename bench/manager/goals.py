@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from binding_peer import ManagerPeer, check_same_batch
 from case import Case
 from measure import Contender, Spread, times
 from native import Native
@@ -85,9 +86,10 @@ def decode(native: Native) -> Group:
     )
     names = "same batch", "changed batch, tokens unknown", "changed batch", "memcpy"
     evicted, changed, changed_evicted, copy = map(short.contender, names)
-    scheduler_peer = SchedulerPeer(BATCH, KVLEN)
+    scheduler_peer, manager_peer = SchedulerPeer(BATCH, KVLEN), ManagerPeer(BATCH, KVLEN)
     check_same_step(scheduler_peer.batch(), growing.tensors())
-    scheduler = scheduler_peer.contender()
+    check_same_batch(scheduler_peer.batch(), manager_peer.batch())
+    scheduler, python = scheduler_peer.contender(), manager_peer.contender()
 
     def of_budget(step: float, memcpy: float) -> float:
         return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
@@ -107,6 +109,8 @@ def decode(native: Native) -> Group:
         Row("scheduler.py of step, same batch", [scheduler, free], quotient, at_least=100),
         Row("scheduler.py of step, same batch, its pages evicted", [scheduler, evicted], quotient),
         Row("scheduler.py of step, changed batch", [scheduler, changed], quotient),
+        microseconds("step from Python, same batch", python),
+        Row("scheduler.py of step from Python, same batch", [scheduler, python], quotient, at_least=20),
     ]
     return Group("decode", rows, [short, long, growing, crowded])
 
