@@ -36,6 +36,10 @@ CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-python/cuda,kvcache-be
 .PHONY: run
 run: .venv/wheel build
 	$(VENV) examples/continuous_batching.py
+	$(VENV) examples/forking.py
+	$(VENV) examples/context_shift.py
+	$(VENV) examples/preemption.py
+	$(VENV) examples/resuming.py
 
 # With the CUDA provider's operator; the library links nothing of CUDA and serves the CPU wherever there is none.
 .PHONY: build

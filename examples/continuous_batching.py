@@ -18,37 +18,11 @@ import numpy as np
 import onnxruntime
 
 from decoder import Decoder
-from engine import Engine, Recomputation
+from engine import Engine
 from kvcache import FORMATS, find_library
-from scheduler import PagePool, Request, Scheduler
-
-INSTRUCTION = "You are the librarian of a small harbor town. Answer in one sentence, and name the book.\n"
-
-QUESTIONS = (
-    "Who says 'Call me Ishmael', and where does he sail from?",
-    "Which story begins with 'It was the best of times, it was the worst of times'?",
-    "What does Alice follow down the hole, and what does it carry in its waistcoat pocket?",
-    "Who is locked up in the Chateau d'If?",
-    "How long was Robinson Crusoe alone?",
-    "What did Victor Frankenstein study at Ingolstadt?",
-    "'It is a truth universally acknowledged' - how does that sentence go on?",
-    "Around the world in how many days, and who made the bet?",
-    "What do the musketeers say to one another?",
-    "Which letter does Hester Prynne wear, and of what color?",
-    "Who painted the fence for Tom Sawyer?",
-    "At what depth does the Nautilus travel, and who is its captain?",
-    "What did Long John Silver keep on his shoulder?",
-    "How does the Odyssey begin?",
-    "Why does Bartleby not copy the letter?",
-    "Which windmills did Don Quixote take for giants?",
-)
-
-# The largest difference that a logit may have from full recomputation. The logits have a standard deviation of 1; a
-# page of another request's tokens would move some of them by 1 or 2. float32 and float16 give attention every bit of
-# what was stored, so what is left is matrix products of other shapes that sum in another order, and the few numbers
-# that this tips over a rounding border of float16. int8 rounds a key or value by up to 1/254 of the largest in its
-# group, int4 by up to 1/14.
-BOUNDS = {"float32": 5e-5, "float16": 2e-3, "int8": 0.1, "int4": 1.5}
+from questions import QUESTIONS, prompts
+from recomputation import BOUNDS, Recomputation
+from scheduler import Request, Scheduler
 
 
 @dataclass
@@ -75,12 +49,12 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
         decoder,
         FORMATS[name],
         max_t=arguments.pages * arguments.page_size,
+        mode=arguments.mode,
         page_size=arguments.page_size,
         threads=arguments.threads,
     )
     print(f"{name}: cache {list(engine.cache.shape)}, {engine.cache.bytes_per_token:.0f} bytes per token", flush=True)
-    pool = PagePool(arguments.pages)
-    scheduler = Scheduler(pool, arguments.page_size, arguments.max_batch)
+    scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
     requests = [
         Request(f"#{i:02}", prompt, arguments.new_tokens, arrives=3 * i)
         for i, prompt in enumerate(prompts(arguments.requests))
@@ -90,51 +64,42 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
 
     step, tokens, seconds = 0, 0, 0.0
     while scheduler.waiting or scheduler.running:
-        joined = scheduler.join(step)
-        batch = scheduler.batch()
         begin = time.perf_counter()
-        logits = engine.step(batch)
+        turn = scheduler.step(step, engine.run)
         seconds += time.perf_counter() - begin
-        used = pool.num_pages - pool.free
-        left = scheduler.advance(batch, logits)
-        tokens += len(batch.token_ids)
-        if step % 25 == 0 or (detailed and (joined or left)):
-            events = [f"  +{r.name} ({len(r.prompt)} tokens, {r.shared} shared)" for r in joined]
-            events += [f"  -{r.name}" for r in left]
+        tokens += turn.tokens
+        if step % 25 == 0 or (detailed and turn.events):
+            stats = engine.manager.stats()
             print(
-                f"  step {step:4}: {len(batch.start_pos)} in the batch, {len(batch.token_ids):4} tokens, "
-                f"{used:3} of {pool.num_pages} pages" + "".join(events),
+                f"  step {step:4}: {turn.batch} in the batch, {turn.tokens:4} tokens, "
+                f"{stats['used']:4} of {stats['slots']} slots" + "".join(f"  {event}" for event in turn.events),
                 flush=True,
             )
         step += 1
 
-    shared = sum(request.shared for request in requests)
+    stats = engine.manager.stats()
     print(
-        f"{name}: {tokens} tokens in {step} steps, {shared} more were shared; {pool.allocations} pages handed out of "
-        f"{pool.num_pages}; recomputing every sequence",
+        f"{name}: {tokens} tokens in {step} steps, {stats['prefix_hits']} more were shared; recomputing every sequence",
         flush=True,
     )
-    if pool.free != pool.num_pages:
-        sys.exit(f"{name}: {pool.num_pages - pool.free} pages were never given back")
-    difference, same = compare(requests, Recomputation(decoder, FORMATS[name], arguments.threads))
+    engine.manager.check()
+    if stats["used"]:
+        sys.exit(f"{name}: {stats['used']} slots were never given back")
+    difference, same = compare(requests, Recomputation(decoder, FORMATS[name], threads=arguments.threads))
     bound = BOUNDS[name] if arguments.bound is None else arguments.bound
     return Report(name, engine.cache.bytes_per_token, tokens / seconds, difference, bound, same)
-
-
-def prompts(count: int) -> list[list[int]]:
-    """The questions under their instruction, as bytes."""
-    return [list((INSTRUCTION + QUESTIONS[i % len(QUESTIONS)]).encode()) for i in range(count)]
 
 
 def compare(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:
     """The largest difference of a logit, and the share of tokens after which the likeliest next one is the same."""
     largest, same, compared = 0.0, 0, 0
     for request in requests:
-        logits = np.concatenate(request.logits)
-        truth = recomputation.logits(request.tokens[:-1])[request.shared :]
-        largest = float(np.maximum(largest, np.abs(logits - truth).max()))  # a NaN stays, and is within no bound
-        same += int((logits.argmax(1) == truth.argmax(1)).sum())
-        compared += len(logits)
+        recomputed = recomputation.logits(request.tokens[:-1])
+        for first, logits in request.logits:
+            truth = recomputed[first : first + len(logits)]
+            largest = float(np.maximum(largest, np.abs(logits - truth).max()))  # a NaN stays, and is within no bound
+            same += int((logits.argmax(1) == truth.argmax(1)).sum())
+            compared += len(logits)
     return largest, same / compared
 
 
@@ -146,6 +111,7 @@ def parse_arguments(decoder: Decoder) -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=int, default=len(QUESTIONS), help="how many questions arrive")
     parser.add_argument("--new-tokens", type=int, default=64, help="how many tokens each gets as its answer")
+    parser.add_argument("--mode", choices=("paged", "runs", "cells"), default="paged", help="how rows are kept")
     parser.add_argument("--max-batch", type=int, default=8, help="how many requests run at once")
     parser.add_argument("--pages", type=int, default=72, help="pages in the cache")
     parser.add_argument("--page-size", type=int, default=16, help="tokens in a page")
@@ -155,7 +121,7 @@ def parse_arguments(decoder: Decoder) -> argparse.Namespace:
     for name in ("requests", "new_tokens", "max_batch", "pages", "page_size"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected at least 1")
-    longest = max(map(len, prompts(arguments.requests))) + arguments.new_tokens
+    longest = max(map(len, prompts(arguments.requests))) + arguments.new_tokens - 1  # the last is never stored
     if longest > decoder.max_positions:
         parser.error(f"{longest} tokens in the longest sequence, the decoder has {decoder.max_positions} positions")
     if longest > arguments.pages * arguments.page_size:

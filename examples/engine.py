@@ -1,13 +1,15 @@
-"""The decoder in ONNX Runtime: one session, one cache bound in place, one run for each step."""
+"""The decoder in ONNX Runtime: one session, one cache bound in place, a manager of the cache, one run for each step."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnxruntime
+from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, Rope, Step
 
-from decoder import CachedKeyValues, Decoder, RecomputedKeyValues, build_decoder
-from kvcache import Cache, CacheFormat, bind, create_session
-from scheduler import Batch
+from decoder import Decoder, build_decoder
+from key_values import CachedKeyValues
+from kvcache import TYPE_NAMES, Cache, CacheFormat, bind, create_session
+from packing import logits_by_append
 
 
 def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
@@ -17,8 +19,24 @@ def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
     return options
 
 
+def cache_spec(decoder: Decoder, format: CacheFormat, **places) -> CacheSpec:
+    """What a manager has to know of the decoder's cache; `places` says where rows lie: max_t, mode, page_size, ..."""
+    return CacheSpec(
+        num_layer=decoder.num_layer,
+        num_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        cache_type=TYPE_NAMES[format.cache_type],
+        scale_type=None if format.scale_type is None else TYPE_NAMES[format.scale_type],
+        quant_bit=format.quant_bit,
+        quant_group=format.quant_group,
+        rope=Rope(decoder.head_dim, base=decoder.rope_base),
+        fingerprint=str(decoder),
+        **places,
+    )
+
+
 class Engine:
-    """A decoder with a paged cache of `max_t` slots for all of its layers."""
+    """A decoder with a cache of `max_t` slots for all of its layers, and the manager of that cache."""
 
     def __init__(
         self,
@@ -26,12 +44,21 @@ class Engine:
         format: CacheFormat,
         *,
         max_t: int,
-        page_size: int,
+        mode: str = "paged",
+        page_size: int = 16,
         cache_layout: int = 0,
+        key_form: str = "roped",
+        given_mask: bool = False,
         threads: int = 0,
+        expose: bool = False,
+        **policies,
     ):
-        source = CachedKeyValues(decoder, format, cache_mode=1, cache_layout=cache_layout, page_size=page_size)
-        self._session = create_session(build_decoder(decoder, source), session_options(threads))
+        """`policies` are the manager's: window, sink, defrag_threshold, ...; `expose` is `build_decoder`'s."""
+        self.decoder = decoder
+        places = dict(mode=mode, page_size=page_size, cache_layout=cache_layout, key_form=key_form)
+        source = CachedKeyValues(decoder, format, **places, given_mask=given_mask)
+        self._session = create_session(build_decoder(decoder, source, expose=expose), session_options(threads))
+        spec = cache_spec(decoder, format, max_t=max_t, **places, **policies)
         self.cache = Cache(
             format,
             num_layer=decoder.num_layer,
@@ -40,28 +67,35 @@ class Engine:
             max_t=max_t,
             cache_layout=cache_layout,
         )
+        self.memory = HostMemory(spec, self.cache.cache, self.cache.scale)
+        self.manager = Manager(spec)
+        self._outputs = [x.name for x in self._session.get_outputs()]
+        self.inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
         self._binding = self._session.io_binding()
         self.cache.bind(self._binding)
 
-    def step(self, batch: Batch) -> np.ndarray:
-        """Runs a batch through the decoder, which stores its keys and values; the logits of its tokens."""
-        for name, array in vars(batch).items():
+    def run(self, step: Step) -> np.ndarray:
+        """Runs an open step through the decoder, which stores its keys and values; the logits of its tokens."""
+        return self.outputs(step)["logits"]
+
+    def outputs(self, step: Step) -> dict[str, np.ndarray]:
+        """The same; all outputs of the decoder."""
+        arrays = step_inputs(step, self.inputs)
+        for name, array in arrays.items():
             bind(self._binding, name, array)
-        self._binding.bind_output("logits", "cpu")  # anew, or it would keep the shape of the last step
+        for name in self._outputs:  # anew, or they would keep the shapes of the last step
+            self._binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(self._binding)
-        return self._binding.copy_outputs_to_cpu()[0]
+        return dict(zip(self._outputs, self._binding.copy_outputs_to_cpu()))
+
+    def decode(self, tokens: dict[int, list[int]]) -> dict[int, np.ndarray]:
+        """One step that appends tokens to sequences; the logits of those that had to be computed, by sequence."""
+        appends = [Append(seq, tokens=new) for seq, new in tokens.items()]
+        with self.manager.begin_step(appends, self.memory) as step:
+            by_append = logits_by_append(step, [len(new) for new in tokens.values()], self.run(step))
+        return dict(zip(tokens, by_append))
 
 
-class Recomputation:
-    """The same decoder without a cache: what its logits are compared with."""
-
-    def __init__(self, decoder: Decoder, format: CacheFormat, threads: int = 0):
-        model = build_decoder(decoder, RecomputedKeyValues(decoder, format))
-        self._session = onnxruntime.InferenceSession(
-            model, session_options(threads), providers=["CPUExecutionProvider"]
-        )
-
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        """The logits of every token of one whole sequence."""
-        feeds = {"token_ids": np.array(tokens, np.int64), "seqstarts": np.array([0, len(tokens)], np.int64)}
-        return self._session.run(["logits"], feeds)[0]
+def step_inputs(step: Step, names: list[str]) -> dict[str, np.ndarray]:
+    """A step's tensors by the names of the decoder's inputs."""
+    return {name: step.mask() if name == "mask" else np.asarray(getattr(step, name), np.int64) for name in names}

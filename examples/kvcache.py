@@ -40,6 +40,13 @@ NUMPY_TYPES = {
 ELEMENT_TYPES = {np.dtype(numpy_type): element_type for element_type, numpy_type in NUMPY_TYPES.items()}
 del ELEMENT_TYPES[np.dtype(np.uint8)]  # packed int4 is always named
 
+TYPE_NAMES = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.INT8: "int8",
+    TensorProto.INT4: "int4",
+}
+
 BITS = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16, TensorProto.INT8: 8, TensorProto.INT4: 4, TensorProto.INT64: 64}
 
 # What the operator is, as data.
@@ -123,10 +130,10 @@ class Cache:
         axes = dict(num_layer=num_layer, num_heads=num_heads, max_t=max_t)
         self.format = format
         self.max_t = max_t
+        self.axes = LAYOUT_AXES[cache_layout]
         self.shape = cache_shape(cache_layout, **axes, last=head_dim)
-        packed = format.cache_type == TensorProto.INT4
-        stored = (prod(self.shape) // 2,) if packed else self.shape
-        self.cache = np.zeros(stored, NUMPY_TYPES[format.cache_type])
+        stored = head_dim // 2 if format.cache_type == TensorProto.INT4 else head_dim
+        self.cache = np.zeros((*self.shape[:-1], stored), NUMPY_TYPES[format.cache_type])
         self.scale = None
         if format.scale_type is not None:
             scale_shape = cache_shape(cache_layout, **axes, last=head_dim // format.quant_group)
@@ -137,6 +144,11 @@ class Cache:
         bind(binding, "cache", self.cache, self.format.cache_type, self.shape)
         if self.scale is not None:
             bind(binding, "scale", self.scale)
+
+    def rows(self, slots: np.ndarray) -> list[np.ndarray]:
+        """Copies of slots, (slots, L, 2, H, Dh) of the cache, of int4 (..., Dh / 2), and the same of the scale."""
+        order = [self.axes.index(axis) for axis in ("MaxT", "L", "2", "H", "Dh")]
+        return [x.transpose(order)[slots] for x in (self.cache, self.scale) if x is not None]
 
     @property
     def bytes_per_token(self) -> float:

@@ -1,0 +1,40 @@
+"""The decoder without a cache, and how far the logits of one with a cache may be from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnxruntime
+
+from decoder import Decoder, build_decoder
+from engine import session_options
+from key_values import RecomputedKeyValues
+from kvcache import CacheFormat
+
+# The largest difference that a logit may have from full recomputation. The logits have a standard deviation of 1; a
+# page of another request's tokens would move some of them by 1 or 2. float32 and float16 give attention every bit of
+# what was stored, so what is left is matrix products of other shapes that sum in another order, and the few numbers
+# that this tips over a rounding border of float16. int8 rounds a key or value by up to 1/254 of the largest in its
+# group, int4 by up to 1/14.
+BOUNDS = {"float32": 5e-5, "float16": 2e-3, "int8": 0.1, "int4": 1.5}
+
+
+class Recomputation:
+    """A decoder whose calls hold whole sequences."""
+
+    def __init__(self, decoder: Decoder, format: CacheFormat, *, key_form: str = "roped", threads: int = 0):
+        model = build_decoder(decoder, RecomputedKeyValues(decoder, format, key_form=key_form))
+        self._session = onnxruntime.InferenceSession(
+            model, session_options(threads), providers=["CPUExecutionProvider"]
+        )
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        """The logits of every token of one whole sequence."""
+        feeds = dict(token_ids=tokens, positions=range(len(tokens)), seqstarts=[0, len(tokens)])
+        return self._session.run(["logits"], {name: np.array(values, np.int64) for name, values in feeds.items()})[0]
+
+    def difference(self, tokens: list[int], logits: Iterable[tuple[int, np.ndarray]]) -> float:
+        """The largest difference from a sequence's logits, given in blocks with their first rows; a NaN stays."""
+        truth = self.logits(tokens)
+        return float(np.max([np.abs(rows - truth[first : first + len(rows)]).max() for first, rows in logits]))
