@@ -1,32 +1,33 @@
 """End to end: a decoder on the operator's cache decodes ragged batches that requests join and leave.
 
 Its logits are compared with those of two others. The decoder whose cache is emulated by standard operators runs the
-same steps; all else in it is the same, so the logits must match bit for bit, for every format. The decoder without a
-cache recomputes every whole sequence in one call, with matrix products of other shapes that may sum in another order:
-equal up to that without quantization, within a stated bound with it.
+same steps and the same edits; all else in it is the same, so the logits must match bit for bit, for every format and
+mode. The decoder without a cache recomputes every whole sequence in one call, with matrix products of other shapes that
+may sum in another order: equal up to that without quantization, within a stated bound with it.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
-import onnxruntime
 import pytest
+from kvcache_ops.manager import Step
 
 from compare import assert_same_bits
-from decoder import CachedKeyValues, Decoder, build_decoder
-from emulated_cache import EmulatedKeyValues
-from engine import Engine, Recomputation
-from kvcache import FORMATS, LAYOUT_AXES, Cache, CacheFormat, bind, create_session
-from node import quiet_options
-from scheduler import Batch, PagePool, Request, Scheduler
+from decoder import Decoder
+from engine import Engine
+from kvcache import FORMATS, LAYOUT_AXES, CacheFormat
+from recomputation import Recomputation
+from scheduler import Request, Scheduler, Turn
 from setting import FLOAT, HALF, INT4, INT8
+from side_by_side import SideBySide
 
 DECODER = Decoder(num_layer=4, num_heads=4, num_kv_heads=2, head_dim=32, ffn_dim=192, max_positions=256)
+MODES = ("paged", "runs", "cells")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. "
 
@@ -51,115 +52,190 @@ def requests(count: int = 7) -> list[Request]:
     ]
 
 
-def serve(step, scheduler: Scheduler, to_serve: list[Request]) -> list[int]:
-    """Decodes all requests, each batch by `step`; returns how many ran in each step."""
+def serve(engine: Engine, to_serve: list[Request], max_batch: int = 4, run=None) -> list[Turn]:
+    """Decodes all requests; what came of each step."""
+    scheduler = Scheduler(engine.manager, engine.memory, max_batch)
     for request in to_serve:
         scheduler.submit(request)
-    batches = []
+    turns = []
     while scheduler.waiting or scheduler.running:
-        scheduler.join(len(batches))
-        batch = scheduler.batch()
-        scheduler.advance(batch, step(batch))
-        batches.append(len(batch.start_pos))
-    return batches
+        turns.append(scheduler.step(len(turns), run or engine.run))
+        engine.manager.check()
+    return turns
 
 
 def worst_difference(served: list[Request], recomputation: Recomputation) -> float:
     """The largest difference of a logit from full recomputation, over all tokens; NaN if there is one."""
-    differences = [
-        np.abs(np.concatenate(r.logits) - recomputation.logits(r.tokens[:-1])[r.shared :]).max() for r in served
-    ]
-    return float(np.max(differences))
+    return float(np.max([recomputation.difference(request.tokens[:-1], request.logits) for request in served]))
 
 
-class SideBySide:
-    """The decoder on the operator's cache and the one on the emulated cache, run on the same batches and compared."""
+class Conversation:
+    """Sequences of `SideBySide` that continue with their likeliest tokens."""
 
-    def __init__(self, format: CacheFormat, *, max_t: int, page_size: int, cache_mode: int, cache_layout: int):
-        attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout, page_size=page_size)
-        self._paged, self._page_size = cache_mode == 1, page_size
-        options = quiet_options()
-        self._cached = create_session(
-            build_decoder(DECODER, CachedKeyValues(DECODER, format, **attributes), expose=True), options
-        )
-        self._emulated = onnxruntime.InferenceSession(
-            build_decoder(DECODER, EmulatedKeyValues(DECODER, format, max_t), expose=True),
-            quiet_options(),
-            providers=["CPUExecutionProvider"],
-        )
-        heads, head_dim = DECODER.num_kv_heads, DECODER.head_dim
-        sizes = dict(num_layer=DECODER.num_layer, num_heads=heads, head_dim=head_dim, max_t=max_t)
-        self._cache = Cache(format, **sizes, cache_layout=cache_layout)
-        self._state = {
-            f"{name}_{layer}": np.zeros((max_t, heads, head_dim), np.float32)
-            for name in ("keys", "values")
-            for layer in range(DECODER.num_layer)
-        }
+    def __init__(self, both: SideBySide):
+        self.both = both
+        self.next: dict[int, list[int]] = {}  # the tokens that a sequence has not stored yet
 
-    def step(self, batch: Batch) -> np.ndarray:
-        """Runs both; every key and value that attention reads, and every logit, has the same bits in both."""
-        inputs = vars(batch) if self._paged else vars(batch) | dict(cachestarts=batch.cachestarts[:, 0].copy())
-        binding = self._cached.io_binding()
-        self._cache.bind(binding)
-        for name, array in inputs.items():
-            bind(binding, name, array)
-        names = [output.name for output in self._cached.get_outputs()]
-        for name in names:
-            binding.bind_output(name, "cpu")
-        self._cached.run_with_iobinding(binding)
-        got = dict(zip(names, binding.copy_outputs_to_cpu()))
+    def join(self, prompt: str) -> int:
+        """A new sequence."""
+        seq = self.both.create()
+        self.next[seq] = list(prompt.encode())
+        return seq
 
-        feeds = {name: inputs[name] for name in ("token_ids", "seqstarts", "kvstarts", "start_pos")}
-        expected_names = [output.name for output in self._emulated.get_outputs()]
-        outputs = self._emulated.run(expected_names, feeds | self._slots(batch) | self._state)
-        expected = dict(zip(expected_names, outputs))
-        self._state = {name: expected[f"{name}_after"] for name in self._state}
-        for name in names:
-            assert_same_bits(name, got[name], expected[name])
-        return got["logits"]
+    def fork(self, seq: int, token: int) -> int:
+        """A second one of the same rows, which goes on with another token."""
+        new = self.both.fork(seq)
+        self.next[new] = [token]
+        return new
 
-    def _slots(self, batch: Batch) -> dict[str, np.ndarray]:
-        """The slots that a batch stores to and loads from, token by token."""
-        stored, loaded = [], []
-        for b, start_pos in enumerate(batch.start_pos):
-            kvlen = batch.kvstarts[b + 1] - batch.kvstarts[b]
-            slots = [batch.cachestarts[b, t // self._page_size] + t % self._page_size for t in range(kvlen)]
-            stored += slots[start_pos:]
-            loaded += slots
-        return dict(stored_slots=np.array(stored, np.int64), loaded_slots=np.array(loaded, np.int64))
+    def leave(self, seq: int) -> None:
+        """A sequence is gone."""
+        self.both.free(seq)
+        del self.next[seq]
+
+    def steps(self, count: int) -> None:
+        """All go on by so many steps."""
+        for _ in range(count):
+            logits = self.both.step(self.next)
+            self.next = {seq: [int(logits[seq].argmax())] for seq in self.next}
+
+    def edit(self, name: str, seq: int, *arguments: int) -> None:
+        """An edit of a sequence in both; they say the same of it."""
+        real = dict(remove="seq_rm", add="seq_add", divide="seq_div", context_shift="context_shift")[name]
+        got = getattr(self.both.manager, real)(seq, *arguments)
+        assert got == getattr(self.both.naive, name)(seq, *arguments)
 
 
-@pytest.mark.parametrize("cache_mode", [0, 1], ids=["offset", "paged"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ALL_FORMATS)
-def test_attention_and_logits_have_the_bits_of_an_emulated_cache(name: str, cache_mode: int) -> None:
-    """For every format, and all layouts over the formats: what the operator gives to attention is exact."""
-    cache_layout = (list(ALL_FORMATS).index(name) + cache_mode) % len(LAYOUT_AXES)
-    # Offset mode has one run of slots for each request: a page as long as the longest of them.
-    page_size, pages = (5, 80) if cache_mode else (100, 7)
+def test_attention_and_logits_have_the_bits_of_an_emulated_cache(name: str, mode: str, tmp_path: Path) -> None:
+    """Sequences join, leave, fork, are cut back, shifted, defragmented, saved and reloaded; every bit is as it must be.
+
+    All layouts and both forms of keys are spread over formats and modes.
+    """
+    variant = list(ALL_FORMATS).index(name) + MODES.index(mode)
     both = SideBySide(
+        DECODER,
         ALL_FORMATS[name],
-        max_t=page_size * pages,
-        page_size=page_size,
-        cache_mode=cache_mode,
-        cache_layout=cache_layout,
+        max_t=320,
+        mode=mode,
+        page_size=5,
+        cache_layout=variant % len(LAYOUT_AXES),
+        key_form="raw" if variant % 5 == 4 else "roped",
     )
-    batches = serve(both.step, Scheduler(PagePool(pages), page_size, max_batch=4), requests())
-    assert max(batches) == 4 and min(batches) < 4, "requests join and leave"
+    talk = Conversation(both)
+    a = talk.join(TEXT[:20])
+    talk.steps(1)
+    b = talk.join(TEXT[:14] + "clear")
+    talk.steps(2)
+    c = talk.join(TEXT[30:52])
+    talk.steps(2)
+    d = talk.fork(a, ord("x"))
+    talk.steps(3)
+    talk.edit("remove", b, both.naive.next_position(b) - 3, -1)  # a draft of three tokens is rejected
+    talk.steps(1)
+    talk.edit("context_shift", c, both.naive.next_position(c) + 1, 1, 2, None)
+    talk.steps(2)
+    talk.edit("remove", d, 3, 6)
+    talk.steps(1)
+    talk.leave(b)
+    both.manager.defrag()
+    talk.edit("add", d, 8, -1, 3)
+    e = talk.fork(d, ord("y"))
+    talk.steps(2)
+    talk.edit("divide", e, 0, 9, 2)
+    talk.edit("remove", c, 5, 7)
+    talk.edit("add", c, 7, -1, -2)
+    talk.edit("add", c, 9, -1, 1)  # two edits, one turn of the keys
+    assert both.manager.pending(c).any() == (variant % 5 != 4)
+    new = both.reload(tmp_path / "session.kv", page_size=7, cache_layout=(variant + 1) % len(LAYOUT_AXES), max_t=400)
+    talk.next = {new[seq]: tokens for seq, tokens in talk.next.items()}
+    talk.steps(2)
+    talk.join(TEXT[:20] + "dark")
+    talk.steps(1)
+    talk.edit("context_shift", new[a], both.naive.next_position(new[a]) + 1, 1, 0, 7)
+    talk.steps(3)
+    assert (both.cached > 0) == (mode == "paged")
+    both.manager.check()
 
 
-@pytest.mark.parametrize(("page_size", "pages"), [(3, 48), (16, 12)])
+@pytest.mark.parametrize(
+    ("mode", "page_size", "max_t"), [("paged", 3, 144), ("paged", 16, 192), ("runs", 1, 220), ("cells", 1, 192)]
+)
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_are_those_of_full_recomputation(name: str, page_size: int, pages: int) -> None:
-    """Pages run short, are shared, freed and used again; every logit stays within its bound."""
+def test_logits_are_those_of_full_recomputation(name: str, mode: str, page_size: int, max_t: int) -> None:
+    """The cache runs short, pages are shared, freed and used again; every logit stays within its bound."""
+    key_form = "raw" if name == "int4" else "roped"
     engine = Engine(
-        DECODER, FORMATS[name], max_t=page_size * pages, page_size=page_size, cache_layout=page_size % len(LAYOUT_AXES)
+        DECODER,
+        FORMATS[name],
+        max_t=max_t,
+        mode=mode,
+        page_size=page_size,
+        cache_layout=page_size % len(LAYOUT_AXES),
+        key_form=key_form,
     )
-    pool, served = PagePool(pages), requests()
-    batches = serve(engine.step, Scheduler(pool, page_size, max_batch=4), served)
-    assert len(set(batches)) > 2, "requests join and leave"
-    assert sum(request.shared for request in served) > 0, "a prefix is shared"
-    assert pool.free == pages and pool.allocations > pages, "pages are freed and used again"
-    assert worst_difference(served, Recomputation(DECODER, FORMATS[name])) <= BOUNDS[name]
+    served = requests()
+    turns = serve(engine, served)
+    assert len({turn.batch for turn in turns}) > 2, "requests join and leave"
+    stats = engine.manager.stats()
+    assert stats["used"] == 0 and stats["prefix_hits"] == sum(request.found for request in served)
+    assert (stats["prefix_hits"] > 0) == (mode == "paged"), "a prefix is shared"
+    recomputation = Recomputation(DECODER, FORMATS[name], key_form=key_form)
+    assert worst_difference(served, recomputation) <= BOUNDS[name]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_finds_no_room_waits_and_computes_little_again(mode: str) -> None:
+    """The youngest is preempted where the cache is full, comes back when another has left, and ends with its answer."""
+    engine = Engine(DECODER, FORMATS["float32"], max_t=96, mode=mode, page_size=4)
+    served = [Request(str(i), list(TEXT[7 * i :][:20].encode()), max_new_tokens=20, arrives=i) for i in range(4)]
+    turns = serve(engine, served)
+    assert any(turn.preempted for turn in turns), "the cache is full"
+    assert all(request.finished for request in served) and engine.manager.stats()["used"] == 0
+    assert (engine.manager.stats()["prefix_hits"] > 0) == (mode == "paged")
+    assert worst_difference(served, Recomputation(DECODER, FORMATS["float32"])) <= BOUNDS["float32"]
+
+
+def test_a_decoder_of_two_layers_is_its_uncached_self() -> None:
+    """Whole prompts in one step have the very bits; token by token they agree up to the order of sums."""
+    decoder = Decoder(num_layer=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_dim=96, max_positions=64)
+    tokens = list(TEXT[:40].encode())
+    truth = Recomputation(decoder, FORMATS["float32"], threads=1).logits(tokens)
+    for mode in MODES:
+        engine = Engine(decoder, FORMATS["float32"], max_t=160, mode=mode, page_size=8, threads=1)
+        whole, slow = engine.manager.create(), engine.manager.create()
+        at_once = engine.decode({whole: tokens})[whole]
+        if mode == "cells":  # there the padding of the view is summed as well
+            assert np.abs(at_once - truth).max() <= BOUNDS["float32"]
+        else:
+            assert_same_bits(mode, at_once, truth)
+        shared = int(engine.manager.stats()["prefix_hits"])
+        slowly = [engine.decode({slow: [token]})[slow] for token in tokens]
+        assert np.abs(np.concatenate(slowly) - truth).max() <= BOUNDS["float32"]
+        assert shared == engine.manager.stats()["prefix_hits"], "one token is always computed"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_window_is_a_full_cache_with_a_mask(mode: str) -> None:
+    """Rows that a window has passed are gone, and no logit misses them; without a window the logits are others."""
+    window = dict(window=12, sink=3)
+    policies = [dict(window, slack=2), dict(window, slack=150), {}]  # the second one removes nothing here
+    engines = [
+        Engine(DECODER, FORMATS["float32"], max_t=160, mode=mode, page_size=4, given_mask=True, threads=1, **policy)
+        for policy in policies
+    ]
+    seqs = [engine.manager.create() for engine in engines]
+    tokens = list((TEXT + TEXT).encode())[:100]
+    chunks = [tokens[:30], *([token] for token in tokens[30:60]), tokens[60:75], *([token] for token in tokens[75:])]
+    windowed, masked, full = (
+        np.concatenate([engine.decode({seq: chunk})[seq] for chunk in chunks]) for engine, seq in zip(engines, seqs)
+    )
+    rows = [engine.manager.seq_len(seq) for engine, seq in zip(engines, seqs)]
+    page_size = 4 if mode == "paged" else 1
+    assert rows[0] <= 12 + 2 + 3 + 2 * (page_size - 1) and rows[1:] == [100, 100]
+    assert np.abs(windowed - masked).max() <= BOUNDS["float32"]
+    assert np.abs(masked - full).max() > 1000 * BOUNDS["float32"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -167,14 +243,16 @@ def test_one_wrong_page_is_far_beyond_the_bound(name: str) -> None:
     """The bounds mean something: a sequence that reads one page of another breaks them."""
     engine = Engine(DECODER, FORMATS[name], max_t=240, page_size=16)
 
-    def step(batch: Batch) -> np.ndarray:
-        cachestarts = batch.cachestarts.copy()
-        if batch.start_pos[0] > 0:  # it has stored its first page and only reads it from here on
-            cachestarts[0, 0] = cachestarts[1, 0]
-        return engine.step(replace(batch, cachestarts=cachestarts))
+    def run(step: Step) -> np.ndarray:
+        if step.start_pos[0] == 0:  # from the next step on it only reads its first page
+            return engine.run(step)
+        tensors = SimpleNamespace(**{name: getattr(step, name) for name in engine.inputs})
+        tensors.cachestarts = step.cachestarts.copy()
+        tensors.cachestarts[0, 0] = step.cachestarts[1, 0]
+        return engine.run(tensors)
 
     served = [Request(str(i), list(TEXT[10 * i :][:20].encode()), max_new_tokens=12) for i in range(2)]
-    serve(step, Scheduler(PagePool(15), 16, max_batch=2), served)
+    serve(engine, served, max_batch=2, run=run)
     assert worst_difference(served, Recomputation(DECODER, FORMATS[name])) > 2 * BOUNDS[name]
 
 
@@ -185,7 +263,18 @@ def test_the_example_checks_itself() -> None:
     assert good.returncode == 0, good.stdout + good.stderr
     for name in FORMATS:
         assert f"\n{name} " in good.stdout
+    cells = subprocess.run(
+        [*command, "float16", "--mode", "cells"], cwd=EXAMPLES, capture_output=True, text=True, timeout=300
+    )
+    assert cells.returncode == 0, cells.stdout + cells.stderr
     bad = subprocess.run(
         [*command, "int8", "--bound", "1e-6"], cwd=EXAMPLES, capture_output=True, text=True, timeout=300
     )
     assert bad.returncode == 1 and "BEYOND THE BOUND" in bad.stdout
+
+
+@pytest.mark.parametrize("name", ["forking", "context_shift", "preemption", "resuming"])
+def test_the_smaller_examples_check_themselves(name: str) -> None:
+    """Each ends with 1 where what it shows is not so."""
+    ran = subprocess.run([sys.executable, f"{name}.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
