@@ -10,8 +10,6 @@ use crate::numbers::{choice, count, integer, within};
 use crate::refusal::Refusal;
 use crate::rope::Rope;
 
-const MODES: [(&str, fn(usize) -> Mode); 3] =
-    [("paged", |page_size| Mode::Paged { page_size }), ("runs", |_| Mode::Runs), ("cells", |_| Mode::Cells)];
 const KEY_FORMS: [(&str, KeyForm); 2] = [("roped", KeyForm::Roped), ("raw", KeyForm::Raw)];
 const TYPES: [(&str, ElementType); 4] = [
     ("float32", ElementType::Float32),
@@ -173,9 +171,10 @@ impl Spec {
         fingerprint: &str,
     ) -> PyResult<Self> {
         let layout = CacheLayout::from_code(cache_layout).unwrap_or_else(|| unreachable!("0 to 3, checked above"));
+        let modes = [("paged", Mode::Paged { page_size }), ("runs", Mode::Runs), ("cells", Mode::Cells)];
         let builder = core::CacheSpec::builder(Geometry { num_layer, num_heads, head_dim, max_t })
             .layout(layout)
-            .mode(choice("mode", mode, &MODES)?(page_size))
+            .mode(choice("mode", mode, &modes)?)
             .key_form(choice("key_form", key_form, &KEY_FORMS)?)
             .sink(sink)
             .slack(slack)
