@@ -119,7 +119,7 @@ fuzz:
 		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
 			-- -runs=0 && \
 		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
-			-- -max_total_time=$$(($(MINUTES) * 60)) || exit 1; \
+			-- -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 || exit 1; \
 	done
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
