@@ -24,6 +24,7 @@ mod seq_id;
 mod sequence;
 mod session;
 mod spec;
+mod spec_builder;
 mod state;
 mod stats;
 mod step;
@@ -46,7 +47,8 @@ pub use memory::{CacheMemory, HostMemory};
 pub use positions::MAX_POSITION;
 pub use seq_id::SeqId;
 pub use session::error::SessionError;
-pub use spec::{CacheSpec, CacheSpecBuilder, Geometry, KeyForm, Mode};
+pub use spec::{CacheSpec, Geometry, KeyForm, Mode};
+pub use spec_builder::CacheSpecBuilder;
 pub use stats::Stats;
 pub use step::{Planned, Step};
 

@@ -14,7 +14,13 @@ use crate::prefix::{self, Prefix};
 use crate::seq_id::SeqId;
 use crate::sequence::{Place, Sequence};
 use crate::spec::{CacheSpec, Mode};
-use crate::update::Phase;
+
+/// What a memory is at in an update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Copies,
+    Rotations,
+}
 
 /// A page is *free*, *live* (table entries name it) or *cached* (sealed, and no table entry names it). In the mode
 /// `cells` a page is a cell; in the mode `runs` cells are free or reserved for a run.

@@ -8,14 +8,7 @@ use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::sequence::Sequence;
 use crate::spec::CacheSpec;
-use crate::state::State;
-
-/// What a memory is at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    Copies,
-    Rotations,
-}
+use crate::state::{Phase, State};
 
 impl State {
     /// Notes the keys to rotate by where rows are now, for the next [`update`](Self::update): the plan of a step, which

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char};
 
 use crate::error_text::ErrorText;
-use crate::manager::case::{self, Case};
+use crate::manager::case::Case;
+use crate::manager::cases;
 use crate::manager::meter::Meter;
 
 /// A case behind a thin pointer.
@@ -23,7 +24,7 @@ pub unsafe extern "C" fn bench_case_new(
 ) -> i32 {
     // SAFETY: `name` ends with a NUL and `numbers` has `len` numbers, as this function requires.
     let (name, numbers) = unsafe { (CStr::from_ptr(name), std::slice::from_raw_parts(numbers, len)) };
-    let made = name.to_str().map_err(|error| error.to_string()).and_then(|name| case::new(name, numbers));
+    let made = name.to_str().map_err(|error| error.to_string()).and_then(|name| cases::new(name, numbers));
     // SAFETY: `error` is a buffer, as this function requires.
     unsafe { error.status(made, |made| *case = Box::into_raw(Box::new(AnyCase(made)))) }
 }

@@ -2,6 +2,7 @@
 
 pub mod abi;
 mod case;
+mod cases;
 mod cell_sets;
 mod cells;
 mod copies;
