@@ -41,7 +41,7 @@ impl StateMachineTest for Run {
 }
 
 prop_state_machine! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(operations::cases(400))]
 
     #[test]
     fn the_manager_is_the_model(sequential 1..50 => Run);

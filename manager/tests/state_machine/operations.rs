@@ -127,6 +127,12 @@ fn windows() -> impl Strategy<Value = Window> {
     windows.prop_map(|(width, sink, slack)| Window { width, sink, slack: slack.max(2_usize.saturating_sub(width)) })
 }
 
+/// So many cases, unless `PROPTEST_CASES` says otherwise.
+pub fn cases(cases: u32) -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
+    ProptestConfig { cases, ..ProptestConfig::default() }
+}
+
 /// Any cache.
 pub fn caches() -> impl Strategy<Value = Cache> {
     let weighted = proptest::bool::weighted;
@@ -235,16 +241,16 @@ pub fn prefix_operations() -> impl Strategy<Value = Operation> {
     // Others leave holes.
     let tokens = || proptest::option::weighted(0.7, Just(1));
     let end = prop_oneof![6 => Just(End::Commit), 1 => Just(End::DropStep), 2 => (0_usize..3).prop_map(End::Fail)];
-    let prompt = (1_usize..11, tokens()).prop_map(|(n, tokens)| Operation::Prompt(n, tokens));
+    let prompt = (3_usize..13, tokens()).prop_map(|(n, tokens)| Operation::Prompt(n, tokens));
     prop_oneof![
         6 => prompt,
         4 => seq().prop_map(Operation::Free),
         1 => seq().prop_map(Operation::Fork),
         3 => (seq(), 1_i64..6).prop_map(|(seq, n)| Operation::Cut(seq, n)),
-        3 => (1_usize..3).prop_map(Operation::Compact),
+        4 => (1_usize..3).prop_map(Operation::Compact),
         1 => (seq(), spans(), 0_i64..4).prop_map(|(seq, span, delta)| Operation::Add(seq, span, delta)),
         1 => Just(Operation::Update),
-        2 => (0_usize..2).prop_map(Operation::FailUpdate),
+        4 => (0_usize..2).prop_map(Operation::FailUpdate),
         2 => (prop::collection::vec((seq(), 1_usize..11, tokens()), 1..3), end).prop_map(move |(rows, end)| {
             let rows = rows.into_iter().map(|(seq, n, tokens)| NewRows { seq, n: (0, n), tokens, gap: None });
             Operation::Step(rows.collect(), end)

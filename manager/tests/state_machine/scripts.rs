@@ -8,7 +8,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::model::rows::Turns;
-use crate::operations::{Cache, End, NewRows, Operation, caches, operations, prefix_caches, prefix_operations};
+use crate::operations::{Cache, End, NewRows, Operation, caches, cases, operations, prefix_caches, prefix_operations};
 use crate::run::Run;
 use crate::types::{TYPES, layouts};
 
@@ -132,7 +132,7 @@ fn contents(run: &Run) -> Vec<(Vec<i64>, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 64, ..cases(16) })]
 
     #[test]
     fn one_script_gives_the_same_rows_in_all_modes_layouts_and_page_sizes(
@@ -200,7 +200,7 @@ fn beam_search_by_forks_and_frees() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(cases(600))]
 
     #[test]
     fn no_prompt_finds_a_page_without_its_bytes(
@@ -216,7 +216,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(cases(48))]
 
     #[test]
     fn any_chunking_gives_the_same_bytes(
