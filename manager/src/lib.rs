@@ -20,6 +20,7 @@ mod pages;
 mod plan;
 mod positions;
 mod prefix;
+mod queries;
 mod seq_id;
 mod sequence;
 mod session;

@@ -45,7 +45,7 @@ pub struct Manager {
     journal: Journal,
     pub(crate) plan: Plan,
     pub(crate) tensors: Tensors,
-    prefix_hits: usize,
+    pub(crate) prefix_hits: usize,
 }
 
 /// A range of positions as the half-open one that it stands for.
@@ -250,59 +250,6 @@ impl Manager {
         let updated = self.state.update(&self.spec, memory);
         self.state.settle(&self.spec);
         updated
-    }
-
-    /// The rows of a sequence.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
-    pub fn seq_len(&self, seq: SeqId) -> Result<usize, Error> {
-        Ok(self.state.sequence(seq)?.len())
-    }
-
-    /// The first position of a sequence; none if it is empty.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
-    pub fn pos_min(&self, seq: SeqId) -> Result<Option<i64>, Error> {
-        Ok(self.state.sequence(seq)?.positions.first())
-    }
-
-    /// The last position of a sequence; none if it is empty.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
-    pub fn pos_max(&self, seq: SeqId) -> Result<Option<i64>, Error> {
-        Ok(self.state.sequence(seq)?.positions.last())
-    }
-
-    /// The positions of a sequence's rows.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
-    pub fn positions(&self, seq: SeqId) -> Result<impl Iterator<Item = i64>, Error> {
-        Ok(self.state.sequence(seq)?.positions.iter())
-    }
-
-    /// How far the keys of a sequence's rows have still to be rotated: position less the one that they are rotated for.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
-    pub fn pending(&self, seq: SeqId) -> Result<impl Iterator<Item = i64>, Error> {
-        Ok(self.state.sequence(seq)?.pending())
-    }
-
-    /// The slots of a sequence's rows: where they are once queued copies are made.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
-    pub fn slots(&self, seq: SeqId) -> Result<impl Iterator<Item = usize>, Error> {
-        Ok(self.state.sequence(seq)?.slots(self.spec.page_size()))
-    }
-
-    /// Rows that were found in the prefix index instead of computed, since the manager was made.
-    pub fn prefix_hits(&self) -> usize {
-        self.prefix_hits
     }
 
     /// Plans a step, and opens it.

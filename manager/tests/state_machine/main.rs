@@ -20,7 +20,6 @@ mod types;
 mod windows;
 
 use operations::{Cache, Operation, Operations};
-use proptest::prelude::*;
 use proptest_state_machine::{StateMachineTest, prop_state_machine};
 use run::Run;
 
