@@ -18,7 +18,7 @@ use super::spec::SessionSpec;
 use crate::positions::MAX_POSITION;
 
 /// How many bytes are read, hashed or written at once.
-pub(super) const BLOCK: usize = 1 << 18;
+pub(super) const BLOCK: usize = 1 << 20;
 
 /// An error of the file system.
 pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
