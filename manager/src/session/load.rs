@@ -29,7 +29,7 @@ impl Manager {
     /// Rows are shared as they were, as far as the mode can: pages with the same rows, or cells. Full pages of known
     /// tokens are sealed, and a prompt begins with pages that the prefix index has of it, but for its last token.
     ///
-    /// The file is read twice: the first time all of it is checked, before a slot is written.
+    /// All of the file is checked before a slot is written; a large one is read twice for that.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as a

@@ -1,10 +1,9 @@
 //! Reading a session.
 //!
-//! A file is read twice. The first time all its bytes are hashed, and none is believed before the digest agrees: then
-//! the sequences, and at last the rows are read, block by block. The second time it is hashed again, so that a file
-//! that was changed between the two is noticed, too. A mapped file would be read once, but mapping one that others may
-//! shorten is not safe: the process would die of a signal. Two copies of a block in the processor's cache cost less
-//! than a copy of the whole file in memory.
+//! All bytes of a file are hashed, and none is believed before the digest agrees: then the sequences, and at last the
+//! rows. A small file is read once, into memory. A large one is read twice, block by block, and hashed again the second
+//! time, so that a file that was changed between the two is noticed, too. A mapped file would be read once, but mapping
+//! one that others may shorten is not safe: the process would die of a signal.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,6 +18,9 @@ use crate::positions::MAX_POSITION;
 
 /// How many bytes are read, hashed or written at once.
 pub(super) const BLOCK: usize = 1 << 20;
+
+/// The largest data that is kept in memory.
+const IN_MEMORY: u64 = 64 << 20;
 
 /// An error of the file system.
 pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
@@ -44,11 +46,18 @@ struct Reader<R> {
     hash: Xxh3,
     digest: String,
     block: Vec<u8>,
+    /// Where the next bytes are in `block`, if that has all of the data.
+    at: Option<usize>,
 }
 
 impl<R: Read + Seek> SessionFile<R> {
     /// Reads the header of a file and hashes the file whole.
-    pub(crate) fn open(mut file: R) -> Result<Self, SessionError> {
+    pub(crate) fn open(file: R) -> Result<Self, SessionError> {
+        Self::open_within(file, IN_MEMORY)
+    }
+
+    /// As [`open`](Self::open), where so many bytes of data may be kept in memory.
+    pub(super) fn open_within(mut file: R, in_memory: u64) -> Result<Self, SessionError> {
         let read = io("read the file");
         let len = file.seek(SeekFrom::End(0)).map_err(&read)?;
         file.seek(SeekFrom::Start(0)).map_err(&read)?;
@@ -83,11 +92,21 @@ impl<R: Read + Seek> SessionFile<R> {
         let mut hash = Xxh3::new();
         hash.update(&prefix);
         hash.update(&header);
-        let mut reader = Reader { file, hash: hash.clone(), digest, block: Vec::new() };
-        reader.skip(data_len)?;
-        reader.check_digest()?;
-        reader.hash = hash;
-        reader.file.seek(SeekFrom::Start(start)).map_err(read)?;
+        let mut reader = Reader { file, hash: hash.clone(), digest, block: Vec::new(), at: None };
+        if data_len <= in_memory && reader.block.try_reserve_exact(data_len as usize).is_ok() {
+            let got = reader.file.by_ref().take(data_len).read_to_end(&mut reader.block).map_err(read)? as u64;
+            if got < data_len {
+                return Err(SessionError::Truncated { expected, got: start + got });
+            }
+            reader.hash.update(&reader.block);
+            reader.check_digest()?;
+            reader.at = Some(0);
+        } else {
+            reader.skip(data_len)?;
+            reader.check_digest()?;
+            reader.hash = hash;
+            reader.file.seek(SeekFrom::Start(start)).map_err(read)?;
+        }
         Ok(Self { contents: Contents::new(&parsed)?, reader })
     }
 
@@ -172,8 +191,8 @@ fn check_tokens(sequences: &[SavedSequence]) -> Result<(), SessionError> {
 }
 
 impl<R: Read> RowReader<R> {
-    /// Gives all rows to `write`, some at a time: the index of the first, and their bytes. At the end the digest is
-    /// checked again; after an error, rows that were given may be wrong.
+    /// Gives all rows to `write`, some at a time: the index of the first, and their bytes. At the end the digest of what
+    /// was read again is checked again; after an error, rows that were given may be wrong.
     pub(crate) fn read<E: From<SessionError>>(
         mut self,
         mut write: impl FnMut(usize, &[u8]) -> Result<(), E>,
@@ -183,7 +202,9 @@ impl<R: Read> RowReader<R> {
             let len = step.min(self.num_rows - start) * self.row_len;
             write(start, self.reader.block(len)?)?;
         }
-        self.reader.check_digest()?;
+        if self.reader.at.is_none() {
+            self.reader.check_digest()?;
+        }
         Ok(())
     }
 }
@@ -191,6 +212,11 @@ impl<R: Read> RowReader<R> {
 impl<R: Read> Reader<R> {
     /// The next bytes, which the file has.
     fn block(&mut self, len: usize) -> Result<&[u8], SessionError> {
+        if let Some(at) = &mut self.at {
+            let start = *at;
+            *at += len;
+            return Ok(&self.block[start..start + len]);
+        }
         if self.block.len() < len {
             self.block.resize(len, 0);
         }

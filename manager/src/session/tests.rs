@@ -61,9 +61,20 @@ fn to_bytes(session: &Session) -> Vec<u8> {
     file.into_inner()
 }
 
-/// All that a file has: its sequences and rows.
-fn read(file: impl Read + Seek, spec: &SessionSpec) -> Result<(Vec<SavedSequence>, Vec<u8>), SessionError> {
-    let file = SessionFile::open(file)?;
+/// All that a file has: its sequences and rows, read at once and block by block.
+fn read(mut file: impl Read + Seek, spec: &SessionSpec) -> Result<(Vec<SavedSequence>, Vec<u8>), SessionError> {
+    let at_once = read_within(&mut file, spec, u64::MAX);
+    let in_blocks = read_within(&mut file, spec, 0);
+    assert_eq!(format!("{at_once:?}"), format!("{in_blocks:?}"));
+    in_blocks
+}
+
+fn read_within(
+    file: impl Read + Seek,
+    spec: &SessionSpec,
+    in_memory: u64,
+) -> Result<(Vec<SavedSequence>, Vec<u8>), SessionError> {
+    let file = SessionFile::open_within(file, in_memory)?;
     spec.check(file.spec())?;
     let num_sequences = file.num_sequences();
     let (sequences, reader) = file.read_sequences(|_| true)?;
@@ -320,7 +331,7 @@ fn a_file_that_changes_while_it_is_read_is_refused() {
     for at in data..bytes.len() {
         let ended = Rc::new(Cell::new(false));
         let file = Changing { file: Cursor::new(&bytes[..]), at: at as u64, ended: ended.clone() };
-        assert!(read(file, &spec()).is_err(), "byte {at}");
+        assert!(read_within(file, &spec(), 0).is_err(), "byte {at}");
         assert!(ended.get());
     }
 }
