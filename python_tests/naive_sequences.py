@@ -81,13 +81,12 @@ class NaiveSequences:
 
     def copy(self, source: Any, target: Any, p0: int, p1: int) -> int:
         """Copies positions [p0, p1) to an empty sequence; how many rows came."""
-        copied = [replace(row) for row in self.rows[source] if _inside(row, p0, p1)]
-        if source == target or not copied:
+        if source == target or 0 <= p1 <= max(p0, 0):  # a range of no positions is nothing to copy
             return 0
         if self.rows[target]:
             raise Refused("not_empty")
-        self.rows[target] = copied
-        return len(copied)
+        self.rows[target] = [replace(row) for row in self.rows[source] if _inside(row, p0, p1)]
+        return len(self.rows[target])
 
     def keep(self, seq: Any) -> None:
         """Empties all other sequences."""
