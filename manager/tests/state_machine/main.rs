@@ -2,6 +2,7 @@
 //! positions, pages and reference counts must be the model's, and refused, dropped, leaked and failed steps must leave
 //! an equal manager and equal bytes.
 
+mod check;
 mod edits;
 mod head;
 #[path = "../common/memory.rs"]

@@ -1,7 +1,7 @@
 //! A manager and the model side by side: every operation on both, and all that must be equal.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use kvcache_manager::op::{Backend, KeyValueCache};
@@ -455,89 +455,6 @@ impl Run {
             assert_eq!(self.manager.begin_step(&appends).unwrap_err().kind(), "unknown_seq");
         }
         assert!(self.manager == before);
-    }
-
-    /// All that must be equal after an operation.
-    pub fn check(&mut self) {
-        self.manager.check().unwrap();
-        self.check_metadata();
-        self.check_stats();
-        self.check_bytes();
-    }
-
-    fn check_metadata(&self) {
-        let manager = &self.manager;
-        for (seq, sequence) in self.model.seqs.iter().enumerate() {
-            let id = self.ids[seq];
-            let positions: Vec<i64> = manager.positions(id).unwrap().collect();
-            assert!(positions.iter().eq(sequence.rows.iter().map(|row| &row.pos)), "positions of sequence {seq}");
-            assert_eq!(manager.seq_len(id).unwrap(), sequence.rows.len());
-            assert_eq!(manager.pos_min(id).unwrap(), sequence.rows.first().map(|row| row.pos));
-            assert_eq!(manager.pos_max(id).unwrap(), sequence.rows.last().map(|row| row.pos));
-            let pending: Vec<i64> = manager.pending(id).unwrap().collect();
-            let expected: Vec<i64> = sequence.rows.iter().map(|row| row.pos - row.rot).collect();
-            assert_eq!(pending, expected, "pending deltas of sequence {seq}");
-        }
-    }
-
-    fn check_stats(&self) {
-        let (stats, page_size) = (self.manager.stats(), self.cache.page_size());
-        let mut owners = BTreeMap::new();
-        for seq in 0..self.ids.len() {
-            let slots = self.slots(seq);
-            let distinct: HashSet<_> = slots.iter().collect();
-            assert_eq!(distinct.len(), slots.len(), "rows of sequence {seq} share a slot");
-            match self.cache.mode {
-                Mode::Runs => assert!(slots.windows(2).all(|pair| pair[0] + 1 == pair[1]), "a run has a hole"),
-                _ => assert!((0..).zip(&slots).all(|(row, slot)| slot % page_size == row % page_size)),
-            }
-            for slot in slots.into_iter().step_by(page_size) {
-                assert!(slot + page_size <= self.cache.max_t);
-                *owners.entry(slot).or_insert(0) += 1;
-            }
-        }
-        let shared = owners.values().filter(|&&owners| owners > 1).count() * page_size;
-        let used = owners.len() * page_size;
-        assert_eq!(stats.shared, shared);
-        if self.cache.mode == Mode::Runs {
-            assert!(stats.used >= used && shared == 0);
-        } else {
-            assert_eq!(stats.used, used);
-        }
-        assert_eq!(stats.used + stats.free + stats.cached, stats.slots);
-        assert_eq!(stats.slots, self.cache.max_t / page_size * page_size);
-        assert!(stats.largest_free_run <= stats.free);
-        assert_eq!(stats.sequences, self.ids.len());
-        if self.cache.mode == Mode::Cells {
-            let end = owners.keys().last().map_or(0, |last| last + 1);
-            let n_kv = end.next_multiple_of(self.cache.pad).max(self.cache.pad).min(self.cache.max_t);
-            assert_eq!(stats.n_kv, n_kv);
-            assert_eq!(stats.fragmentation, if n_kv < 128 { 0.0 } else { 1.0 - used as f64 / n_kv as f64 });
-            assert_eq!(stats.largest_free_run, self.largest_hole());
-        }
-    }
-
-    /// The bytes of all rows, once what is queued has been done; by a copy, so that the queue grows.
-    fn check_bytes(&mut self) {
-        let (mut manager, mut memory) = (self.manager.clone(), self.fresh_memory());
-        manager.update(&mut memory).unwrap();
-        let mut model = self.model.clone();
-        model.drain();
-        for (seq, sequence) in model.seqs.iter().enumerate() {
-            let slots: Vec<usize> = manager.slots(self.ids[seq]).unwrap().collect();
-            assert_eq!(slots, self.slots(seq), "an update has changed slots");
-            let (rows, len) = (memory.read(&slots), model.rules.format.row_len());
-            for (i, (row, got)) in sequence.rows.iter().zip(rows.chunks(len)).enumerate() {
-                assert!(*row.bytes == *got, "row {i} of sequence {seq} has other bytes");
-            }
-            assert!(manager.pending(self.ids[seq]).unwrap().all(|pending| pending == 0));
-        }
-        if memory.calls.get() == 0 && !self.cache.prefix_sharing {
-            // Nothing is waiting to be copied from slots that no row is in, and no page is cached.
-            let live = self.live();
-            let free: Vec<usize> = (0..self.cache.max_t).filter(|slot| !live.contains(slot)).collect();
-            self.memory.spoil(&free);
-        }
     }
 
     /// New rows of positions from `first` on.

@@ -58,8 +58,8 @@ proptest! {
         let (mut manager, mut memory) = made(builder(mode, 1024).window(width).sink(sink).slack(slack));
         let seqs = [manager.create(), manager.create()];
         for (a, b) in chunks {
-            let appends: Vec<_> =
-                seqs.into_iter().zip([a, b]).filter(|append| append.1 > 0).map(|(seq, n)| Append::count(seq, n)).collect();
+            let new = seqs.into_iter().zip([a, b]).filter(|new| new.1 > 0);
+            let appends: Vec<_> = new.map(|(seq, n)| Append::count(seq, n)).collect();
             for (query, seen) in step(&mut manager, &mut memory, &appends) {
                 let visible = |&key: &i64| query - key < width as i64 || key < sink as i64;
                 let expected: Vec<i64> = (0..=query).filter(visible).collect();
