@@ -55,7 +55,9 @@ impl Editor<'_> {
         }
         self.map(seq, rows, true, |position| position + delta)?;
         let sequence = &mut self.state.sequences[seq];
-        sequence.gone = sequence.gone.map(|gone| if positions.contains(&gone) { gone + delta } else { gone });
+        // A row that would have come below 0 would have been removed.
+        let moved = |gone: i64| if positions.contains(&gone) { gone.saturating_add(delta) } else { gone };
+        sequence.gone = sequence.gone.map(moved).filter(|&gone| gone >= 0).map(|gone| gone.min(MAX_POSITION));
         Ok(())
     }
 
