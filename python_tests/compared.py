@@ -104,7 +104,7 @@ class Compared:
         if self.drained:
             self.check_bytes()
             if not self.rules.prefix_sharing:
-                self.managed.spoil(np.array(sorted(set(range(max_t)) - live), np.int64))
+                self.managed.fill_with_nan(np.array(sorted(set(range(max_t)) - live), np.int64))
 
     def check_bytes(self) -> None:
         """Every row of every sequence, gathered by its slot."""

@@ -125,7 +125,7 @@ class Managed:
         format, spec = self.rules.format, self.rules.spec(self.places)
         sizes = dict(num_layer=NUM_LAYER, num_heads=NUM_HEADS, head_dim=HEAD_DIM, max_t=self.places.max_t)
         self.cache = Cache(format, **sizes, cache_layout=self.places.cache_layout)
-        self.spoil(np.arange(self.places.max_t))
+        self.fill_with_nan(np.arange(self.places.max_t))
         self.memory = HostMemory(spec, self.cache.cache, self.cache.scale)
         self.manager = Manager(spec)
         setting = Setting(
@@ -143,8 +143,8 @@ class Managed:
         )
         self.session = session_of(layers_model(setting))
 
-    def spoil(self, slots: np.ndarray) -> None:
-        """Fills slots that nobody may read with what spoils every result."""
+    def fill_with_nan(self, slots: np.ndarray) -> None:
+        """Fills slots that nobody may read with NaN, or with numbers that show in every result."""
         for array in (self.cache.cache, self.cache.scale):
             if array is not None:
                 filler = np.nan if array.dtype.kind == "f" else 0x5A

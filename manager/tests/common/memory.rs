@@ -9,7 +9,7 @@ use kvcache_manager::{CacheMemory, CacheSpec, HostMemory, MemoryError, Rope, Rot
 /// What a memory does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Faults {
-    /// This call, counted from 0, spoils what it was to write, and fails.
+    /// This call, counted from 0, writes NaN to what it was to write, and fails.
     pub fails_at: Option<usize>,
     /// It makes no copies, and says nothing: as if there were no copy-on-write.
     pub no_copies: bool,
@@ -25,7 +25,7 @@ pub struct Log {
     pub copies: Vec<RowCopy>,
     pub rotations: Vec<Rotation>,
     /// The slots that the call that failed was to write.
-    pub spoiled: Vec<usize>,
+    pub overwritten: Vec<usize>,
 }
 
 /// The tensors of a cache.
@@ -61,7 +61,7 @@ impl Memory {
     }
 
     /// Writes NaN, in every float type, to some slots.
-    pub fn spoil(&mut self, slots: &[usize]) {
+    pub fn write_nan(&mut self, slots: &[usize]) {
         self.write(slots, &vec![0xff; slots.len() * self.spec.bytes_per_token()]);
     }
 
@@ -78,9 +78,9 @@ impl Memory {
     }
 
     fn fail(&mut self, slots: impl Iterator<Item = usize>) -> Result<(), MemoryError> {
-        self.log.spoiled = slots.collect();
-        for slot in self.log.spoiled.clone() {
-            self.spoil(&[slot]);
+        self.log.overwritten = slots.collect();
+        for slot in self.log.overwritten.clone() {
+            self.write_nan(&[slot]);
         }
         Err("injected".into())
     }

@@ -86,7 +86,7 @@ impl Run {
             // Nothing is waiting to be copied from slots that no row is in, and no page is cached.
             let live = self.live();
             let free: Vec<usize> = (0..self.cache.max_t).filter(|slot| !live.contains(slot)).collect();
-            self.memory.spoil(&free);
+            self.memory.write_nan(&free);
         }
     }
 }

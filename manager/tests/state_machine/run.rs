@@ -395,16 +395,16 @@ impl Run {
         self.lose();
     }
 
-    /// After an update that failed: exactly the sequences with a row in a spoiled slot are lost, and are freed then.
+    /// After an update that failed: exactly the sequences with a row in an overwritten slot are lost, and are freed then.
     pub fn lose(&mut self) {
-        let spoiled: HashSet<usize> = self.memory.log.spoiled.iter().copied().collect();
+        let overwritten: HashSet<usize> = self.memory.log.overwritten.iter().copied().collect();
         self.memory = self.fresh_memory();
         self.all_sealed = false;
         for seq in (0..self.ids.len()).rev() {
-            let (id, touched) = (self.ids[seq], self.slots(seq).iter().any(|slot| spoiled.contains(slot)));
+            let (id, touched) = (self.ids[seq], self.slots(seq).iter().any(|slot| overwritten.contains(slot)));
             let error = self.manager.clone().seq_rm(id, 0..0).err();
             let lost = error.is_some_and(|error| error.kind() == "lost");
-            assert_eq!(lost, touched, "sequence {seq} is lost where a row of it was spoiled");
+            assert_eq!(lost, touched, "sequence {seq} is lost where a row of it was overwritten");
             if lost {
                 self.only_free(id, "lost");
                 self.free(seq);
