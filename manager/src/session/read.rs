@@ -19,8 +19,9 @@ use crate::positions::MAX_POSITION;
 /// How many bytes are read, hashed or written at once.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// The largest data that is kept in memory.
-const IN_MEMORY: u64 = 64 << 20;
+/// The largest data that is kept in memory: what allocators serve from memory that was used before. Fresh memory would
+/// cost more than reading twice.
+const IN_MEMORY: u64 = 32 << 20;
 
 /// An error of the file system.
 pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
