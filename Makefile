@@ -75,7 +75,8 @@ lint: .venv/wheel
 .PHONY: test-rust
 test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
-	cargo test --release --locked -p kvcache-kernels --test every_float16_quotient
+	cargo test --release --locked -p kvcache-kernels \
+		--test every_float16_quotient --test every_float16_product
 	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
 	cargo run --quiet --locked -p kvcache-manager --example serve > /dev/null
 	$(VENV) docs/pictures.py --check
