@@ -9,7 +9,7 @@
 #                  make build-gpu builds what they run
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew
-# make docs        writes docs/KeyValueCache.md and the pictures of docs/manager.md anew
+# make docs        writes the operators' pages in docs/ and the pictures of docs/manager.md anew
 # make ptx         compiles the embedded PTX anew
 # make clean       removes all that was built or installed here
 

@@ -1,7 +1,7 @@
-//! Generates `docs/KeyValueCache.md`, the reference page of the operator, from `key_value_cache.yaml`.
+//! Generates the reference page of each operator, like `docs/KeyValueCache.md` from `key_value_cache.yaml`.
 //!
-//! `cargo run -p kvcache-schema --example operator_page` writes the page; with `--check` it compares instead and fails
-//! if the page is out of date.
+//! `cargo run -p kvcache-schema --example operator_page` writes the pages; with `--check` it compares instead and fails
+//! if one is out of date.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,31 +9,35 @@ use std::process::ExitCode;
 
 use serde_yaml::{Mapping, Value};
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/KeyValueCache.md");
+#[path = "../tests/common/schemas.rs"]
+mod schemas;
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let schema: Value = serde_yaml::from_str(kvcache_schema::SCHEMA)?;
-    let page = page(&schema)?;
-    if std::env::args().any(|argument| argument == "--check") {
-        if std::fs::read_to_string(PAGE).ok().as_deref() == Some(page.as_str()) {
-            println!("docs/KeyValueCache.md is up to date with schema/key_value_cache.yaml");
-            return Ok(ExitCode::SUCCESS);
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let check = std::env::args().any(|argument| argument == "--check");
+    let mut outdated = false;
+    for (file, schema) in schemas::schemas() {
+        let (name, page) = (format!("{}.md", text(&schema["name"])), page(file, &schema)?);
+        let path = docs.join(&name);
+        if !check {
+            std::fs::create_dir_all(&docs)?;
+            std::fs::write(path, page)?;
+        } else if std::fs::read_to_string(path).ok().as_deref() == Some(page.as_str()) {
+            println!("docs/{name} is up to date with schema/{file}");
+        } else {
+            eprintln!(
+                "docs/{name} is out of date with schema/{file}: run `cargo run -p kvcache-schema --example operator_page`"
+            );
+            outdated = true;
         }
-        eprintln!(
-            "docs/KeyValueCache.md is out of date with schema/key_value_cache.yaml: run \
-             `cargo run -p kvcache-schema --example operator_page`"
-        );
-        return Ok(ExitCode::FAILURE);
     }
-    std::fs::create_dir_all(Path::new(PAGE).parent().ok_or("the page has a folder")?)?;
-    std::fs::write(PAGE, page)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if outdated { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The whole page as Markdown.
-fn page(schema: &Value) -> Result<String, std::fmt::Error> {
+/// The whole page of the schema in `file`, as Markdown.
+fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
     let mut md = String::new();
-    writeln!(md, "<!-- Generated from schema/key_value_cache.yaml; edit that file, then run")?;
+    writeln!(md, "<!-- Generated from schema/{file}; edit that file, then run")?;
     writeln!(md, "     `cargo run -p kvcache-schema --example operator_page`. -->")?;
     writeln!(md, "# {}\n\n{}\n", text(&schema["name"]), text(&schema["summary"]))?;
     writeln!(md, "Domains {}; version {}.\n", list(&schema["domains"]), text(&schema["version"]))?;
@@ -45,19 +49,13 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
 
     writeln!(md, "\n## Attributes\n\nAll are integers; an absent one takes its default.\n")?;
     table(&mut md, &["name", "default", "range", "meaning"], rows(&schema["attributes"]), |row| {
-        vec![code(&row["name"]), text(&row["default"]), range(row, schema), text(&row["meaning"])]
+        let default = if row["required"] == Value::Bool(true) { "required".to_owned() } else { text(&row["default"]) };
+        vec![code(&row["name"]), default, range(row, schema), text(&row["meaning"])]
     })?;
 
-    writeln!(md, "\n## Cache modes\n")?;
-    table(&mut md, &["cache_mode", "name", "shape of cachestarts", "meaning"], rows(&schema["cache_modes"]), |row| {
-        vec![text(&row["code"]), text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
-    })?;
-
-    writeln!(md, "\n## Cache layouts\n")?;
-    table(&mut md, &["cache_layout", "name", "cache", "scale"], rows(&schema["cache_layouts"]), |row| {
-        let with_inner = |inner: &str| shape(&rows(&row["axes"]).iter().cloned().chain([inner.into()]).collect());
-        vec![text(&row["code"]), text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
-    })?;
+    if !rows(&schema["cache_modes"]).is_empty() {
+        cache(&mut md, schema)?;
+    }
 
     for (title, key) in [("Inputs", "inputs"), ("Outputs", "outputs")] {
         writeln!(md, "\n## {title}\n")?;
@@ -68,7 +66,11 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
                     meaning = format!("{words} {meaning}");
                 }
             }
-            vec![code(&row["name"]), text(&row["type"]), shape(&row["shape"]), meaning]
+            let mut shapes = shape(&row["shape"]);
+            if !row["or_shape"].is_null() {
+                shapes += &format!(" or {}", shape(&row["or_shape"]));
+            }
+            vec![code(&row["name"]), text(&row["type"]), shapes, meaning]
         })?;
     }
 
@@ -76,17 +78,36 @@ fn page(schema: &Value) -> Result<String, std::fmt::Error> {
     for (name, types) in mapping(&schema["types"]) {
         writeln!(md, "- **{}**: {}", text(name), list(types))?;
     }
-    writeln!(md, "\nLegal combinations; without quantization a scale of any T3 may be given and is left untouched.\n")?;
-    table(&mut md, &["quant_bit", "T1", "T2", "T3"], rows(&schema["combinations"]), |row| {
-        let t3 = if row["T3"].is_null() { "none".to_owned() } else { text(&row["T3"]) };
-        vec![text(&row["quant_bit"]), text(&row["T1"]), text(&row["T2"]), t3]
-    })?;
+    if !rows(&schema["combinations"]).is_empty() {
+        writeln!(
+            md,
+            "\nLegal combinations; without quantization a scale of any T3 may be given and is left untouched.\n"
+        )?;
+        table(&mut md, &["quant_bit", "T1", "T2", "T3"], rows(&schema["combinations"]), |row| {
+            let t3 = if row["T3"].is_null() { "none".to_owned() } else { text(&row["T3"]) };
+            vec![text(&row["quant_bit"]), text(&row["T1"]), text(&row["T2"]), t3]
+        })?;
+    }
 
     writeln!(md, "\n## Rules\n")?;
     for rule in rows(&schema["rules"]) {
         writeln!(md, "- **{}.** {}", text(&rule["title"]), text(&rule["text"]))?;
     }
     Ok(md)
+}
+
+/// How an operator with a cache addresses it: the sections on modes and layouts.
+fn cache(md: &mut String, schema: &Value) -> std::fmt::Result {
+    writeln!(md, "\n## Cache modes\n")?;
+    table(md, &["cache_mode", "name", "shape of cachestarts", "meaning"], rows(&schema["cache_modes"]), |row| {
+        vec![text(&row["code"]), text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
+    })?;
+
+    writeln!(md, "\n## Cache layouts\n")?;
+    table(md, &["cache_layout", "name", "cache", "scale"], rows(&schema["cache_layouts"]), |row| {
+        let with_inner = |inner: &str| shape(&rows(&row["axes"]).iter().cloned().chain([inner.into()]).collect());
+        vec![text(&row["code"]), text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
+    })
 }
 
 fn rows(value: &Value) -> &[Value] {
@@ -131,6 +152,9 @@ fn range(attribute: &Value, schema: &Value) -> String {
         (None, None, Some(below)) => format!("{} to `{below}` - 1", text(&attribute["min"])),
         (None, None, None) => format!("at least {}", text(&attribute["min"])),
     };
+    if let Some(multiple) = given("divides") {
+        words += &format!(", a divisor of `{multiple}` where it is not 0");
+    }
     if let Some(quant_bit) = given("even_with_quant_bit") {
         words += &format!(", even where `quant_bit` is {quant_bit}");
     }

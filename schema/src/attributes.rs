@@ -32,11 +32,13 @@ pub struct Attributes {
     pub page_size: i64,
 }
 
-/// What the specification says of one attribute.
+/// What the specification says of one attribute, a field of `A`.
 #[derive(Debug, Clone, Copy)]
-pub struct AttributeSpec {
+pub struct AttributeSpec<A = Attributes> {
     /// The attribute's name in a graph.
     pub name: &'static str,
+    /// Whether a graph must give it. Its default is then no legal value.
+    pub required: bool,
     /// The value of an absent attribute.
     pub default: i64,
     /// The smallest legal value.
@@ -45,16 +47,34 @@ pub struct AttributeSpec {
     pub max: Option<i64>,
     /// The only legal values between `min` and `max`, where not every one is.
     pub one_of: Option<&'static [i64]>,
-    /// The field of [`Attributes`] that holds it.
-    get: fn(&Attributes) -> i64,
+    /// The field that holds it.
+    pub(crate) get: fn(&A) -> i64,
     /// The same field, to be written.
-    get_mut: fn(&mut Attributes) -> &mut i64,
+    pub(crate) get_mut: fn(&mut A) -> &mut i64,
 }
 
-impl AttributeSpec {
+impl<A> AttributeSpec<A> {
     /// The value of this attribute in `attributes`.
-    pub fn value(&self, attributes: &Attributes) -> i64 {
+    pub fn value(&self, attributes: &A) -> i64 {
         (self.get)(attributes)
+    }
+
+    /// Sets the attribute called `name`, if it is one of `specs`.
+    pub(crate) fn set(specs: &[Self], attributes: &mut A, name: &str, value: i64) -> bool {
+        match specs.iter().find(|spec| spec.name == name) {
+            Some(spec) => {
+                *(spec.get_mut)(attributes) = value;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives each of `specs` its default.
+    pub(crate) fn set_defaults(specs: &[Self], attributes: &mut A) {
+        for spec in specs {
+            *(spec.get_mut)(attributes) = spec.default;
+        }
     }
 
     /// Whether `value` is in the attribute's own range (rules that involve a second attribute are not part of it).
@@ -65,11 +85,25 @@ impl AttributeSpec {
     }
 }
 
-/// One row of [`Attributes::SPEC`]; the name and the field cannot differ.
+/// One row of a table of attributes; the name and the field cannot differ.
 macro_rules! attribute {
+    ($field:ident, required, min: $min:expr) => {
+        attribute!($field, required: true, default: 0, min: $min, max: None, one_of: None)
+    };
     ($field:ident, default: $default:expr, min: $min:expr, max: $max:expr, one_of: $one_of:expr) => {
+        attribute!($field, required: false, default: $default, min: $min, max: $max, one_of: $one_of)
+    };
+    (
+        $field:ident,
+        required: $required:expr,
+        default: $default:expr,
+        min: $min:expr,
+        max: $max:expr,
+        one_of: $one_of:expr
+    ) => {
         AttributeSpec {
             name: stringify!($field),
+            required: $required,
             default: $default,
             min: $min,
             max: $max,
@@ -79,6 +113,7 @@ macro_rules! attribute {
         }
     };
 }
+pub(crate) use attribute;
 
 impl Attributes {
     /// Every attribute, in the specification's order.
@@ -107,13 +142,7 @@ impl Attributes {
     /// Sets the attribute called `name`; `false` if the operator has no such attribute.
     #[must_use]
     pub fn set(&mut self, name: &str, value: i64) -> bool {
-        match Self::SPEC.iter().find(|spec| spec.name == name) {
-            Some(spec) => {
-                *(spec.get_mut)(self) = value;
-                true
-            }
-            None => false,
-        }
+        AttributeSpec::set(&Self::SPEC, self, name, value)
     }
 }
 
@@ -129,9 +158,7 @@ impl Default for Attributes {
             cache_layout: 0,
             page_size: 0,
         };
-        for spec in &Self::SPEC {
-            *(spec.get_mut)(&mut attributes) = spec.default;
-        }
+        AttributeSpec::set_defaults(&Self::SPEC, &mut attributes);
         attributes
     }
 }

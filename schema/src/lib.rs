@@ -1,17 +1,24 @@
-//! What `dynamic_batching.KeyValueCache` **is**, with no dependency on how it is computed.
+//! What `dynamic_batching.KeyValueCache` and the attention operators beside it **are**, with no dependency on how they
+//! are computed.
 //!
 //! [`SCHEMA`] holds the operator as data (the text of `key_value_cache.yaml`); the types beside it are the same facts
-//! for Rust. A test compares the two, so neither can drift. This crate states facts, and derives strides and sizes from
+//! for Rust. A test compares the two, so neither can drift. [`multi_head_attention`] and
+//! [`multi_head_cache_attention`] say the same of the operators that attend over packed keys and values and straight
+//! over the cache; their YAML names the facts that are `KeyValueCache`'s instead of repeating them. This crate states facts, and derives strides and sizes from
 //! them; it refuses nothing: every rule about values is enforced in `kvcache-op`.
 
+mod attention_attributes;
 mod attributes;
 mod cache_layout;
 mod cache_mode;
 mod combinations;
 mod element;
+pub mod multi_head_attention;
+pub mod multi_head_cache_attention;
 mod quant;
 pub mod shape;
 
+pub use attention_attributes::{AttentionAttributes, CacheAttentionAttributes};
 pub use attributes::{AttributeSpec, Attributes};
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;
@@ -22,10 +29,10 @@ pub use quant::{QuantBit, SCALE_FLOOR};
 /// The operator's name in a graph.
 pub const NAME: &str = "KeyValueCache";
 
-/// The domains the operator is registered in: that of current exports, and that of exports before 2024-04-23.
+/// The domains the operators are registered in: that of current exports, and that of exports before 2024-04-23.
 pub const DOMAINS: [&str; 2] = ["opmx.dynamic_batching", "pmx.dynamic_batching"];
 
-/// The operator's version in both [`DOMAINS`].
+/// The operators' version in both [`DOMAINS`].
 pub const VERSION: u32 = 1;
 
 /// The names of the operator's inputs, by position.

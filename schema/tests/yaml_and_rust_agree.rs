@@ -1,12 +1,17 @@
-//! Holds `key_value_cache.yaml` and the Rust types together: a fact changed in one and not in the other fails here.
+//! Holds the schemas in YAML and the Rust types together: a fact changed in one and not in the other fails here.
 
 use std::collections::BTreeMap;
 
 use kvcache_schema::{
-    Attributes, Axis, CacheLayout, CacheMode, DOMAINS, ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR,
-    SCHEMA, TypeCombination, VERSION,
+    AttentionAttributes, AttributeSpec, Attributes, Axis, CacheAttentionAttributes, CacheLayout, CacheMode, DOMAINS,
+    ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR, SCHEMA, TypeCombination, VERSION, multi_head_attention,
+    multi_head_cache_attention,
 };
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+#[path = "common/schemas.rs"]
+mod schemas;
 
 #[derive(Deserialize)]
 struct Schema {
@@ -26,6 +31,10 @@ struct Schema {
 #[derive(Deserialize)]
 struct Attribute {
     name: String,
+    #[serde(default)]
+    required: bool,
+    /// 0 where there is none, as in Rust.
+    #[serde(default)]
     default: i64,
     min: i64,
     max: Option<i64>,
@@ -69,8 +78,26 @@ struct Quantization {
     qmax: BTreeMap<i64, i8>,
 }
 
+/// The facts that all operators have.
+#[derive(Deserialize)]
+struct Operator {
+    name: String,
+    domains: Vec<String>,
+    version: u32,
+    attributes: Vec<Attribute>,
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+    types: BTreeMap<String, Vec<String>>,
+}
+
 fn schema() -> Schema {
     serde_yaml::from_str(SCHEMA).expect("key_value_cache.yaml has the structure this test knows")
+}
+
+/// The schema of the operator called `name`, every `as_in` resolved.
+fn operator<T: DeserializeOwned>(name: &str) -> T {
+    let schema = schemas::schemas().into_iter().find(|(_, schema)| schema["name"] == name).expect("it has a schema").1;
+    serde_yaml::from_value(schema).expect("the schema has the structure this test knows")
 }
 
 fn element(name: &str) -> ElementType {
@@ -90,21 +117,27 @@ fn names_domains_and_version() {
 #[test]
 fn attributes_defaults_and_ranges() {
     let schema = schema();
-    let yaml = &schema.attributes;
-    assert_eq!(yaml.len(), Attributes::SPEC.len());
-    for (yaml, rust) in yaml.iter().zip(&Attributes::SPEC) {
+    attributes_agree(schema.attributes.iter(), &Attributes::SPEC);
+    for rust in &Attributes::SPEC {
+        assert_eq!(rust.value(&Attributes::default()), rust.default, "{}", rust.name);
+    }
+}
+
+fn attributes_agree<'a, A: 'a>(yaml: impl Iterator<Item = &'a Attribute>, rust: &[AttributeSpec<A>]) {
+    let yaml: Vec<_> = yaml.collect();
+    assert_eq!(yaml.len(), rust.len());
+    for (yaml, rust) in yaml.into_iter().zip(rust) {
         let max = match yaml.codes_of.as_deref() {
             None => yaml.max,
-            Some("cache_modes") => schema.cache_modes.last().map(|mode| mode.code),
-            Some("cache_layouts") => schema.cache_layouts.last().map(|layout| layout.code),
+            Some("cache_modes") => schema().cache_modes.last().map(|mode| mode.code),
+            Some("cache_layouts") => schema().cache_layouts.last().map(|layout| layout.code),
             Some(other) => panic!("{other} is no list of codes"),
         };
-        assert_eq!(yaml.name, rust.name);
+        assert_eq!((&*yaml.name, yaml.required), (rust.name, rust.required));
         assert_eq!(yaml.default, rust.default, "{}", rust.name);
         assert_eq!(yaml.min, rust.min, "{}", rust.name);
         assert_eq!(max, rust.max, "{}", rust.name);
         assert_eq!(yaml.one_of.as_deref(), rust.one_of, "{}", rust.name);
-        assert_eq!(rust.value(&Attributes::default()), rust.default, "{}", rust.name);
     }
 }
 
@@ -142,23 +175,23 @@ fn types_and_their_legal_combinations() {
     assert_eq!(constraint("T1"), ElementType::T1);
     assert_eq!(constraint("T2"), ElementType::T2);
     assert_eq!(constraint("T3"), ElementType::T3);
-    let yaml: Vec<_> = schema
-        .combinations
-        .iter()
-        .map(|row| TypeCombination {
-            quant_bit: row.quant_bit,
-            t1: element(&row.t1),
-            t2: element(&row.t2),
-            t3: row.t3.as_deref().map(element),
-        })
-        .collect();
-    assert_eq!(yaml, TypeCombination::LEGAL);
+    assert_eq!(combinations(&schema), TypeCombination::LEGAL);
     for row in TypeCombination::LEGAL {
         assert!(ElementType::T1.contains(&row.t1) && ElementType::T2.contains(&row.t2), "{row:?}");
         if let Some(bits) = QuantBit::from_code(row.quant_bit) {
             assert_eq!(row.t2, bits.element(), "{row:?}");
         }
     }
+}
+
+fn combinations(schema: &Schema) -> Vec<TypeCombination> {
+    let row = |row: &Combination| TypeCombination {
+        quant_bit: row.quant_bit,
+        t1: element(&row.t1),
+        t2: element(&row.t2),
+        t3: row.t3.as_deref().map(element),
+    };
+    schema.combinations.iter().map(row).collect()
 }
 
 #[test]
@@ -168,4 +201,36 @@ fn quantization_constants() {
     let rust: BTreeMap<_, _> =
         QuantBit::CODES.into_iter().filter_map(QuantBit::from_code).map(|bits| (bits.code(), bits.qmax())).collect();
     assert_eq!(yaml.qmax, rust);
+}
+
+#[test]
+fn attention_over_packed_keys_and_values() {
+    let yaml: Operator = operator(multi_head_attention::NAME);
+    operator_agrees(&yaml, &multi_head_attention::INPUTS, &multi_head_attention::OUTPUTS);
+    attributes_agree(yaml.attributes.iter(), &AttentionAttributes::SPEC);
+}
+
+#[test]
+fn attention_over_the_cache() {
+    let yaml: Operator = operator(multi_head_cache_attention::NAME);
+    operator_agrees(&yaml, &multi_head_cache_attention::INPUTS, &multi_head_cache_attention::OUTPUTS);
+    let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::SPEC.len());
+    attributes_agree(attention.iter(), &AttentionAttributes::SPEC);
+    let not_an_attribute = CacheAttentionAttributes::NOT_AN_ATTRIBUTE;
+    let rust: Vec<_> = Attributes::SPEC.into_iter().filter(|spec| spec.name != not_an_attribute).collect();
+    assert_eq!(rust.len(), Attributes::SPEC.len() - 1);
+    attributes_agree(cache.iter(), &rust);
+
+    let yaml: Schema = operator(multi_head_cache_attention::NAME);
+    assert_eq!(combinations(&yaml), multi_head_cache_attention::combinations().collect::<Vec<_>>());
+    assert_eq!(yaml.types["T2"], schema().types["T2"]);
+    assert_eq!(yaml.types["T3"], schema().types["T3"]);
+}
+
+fn operator_agrees(yaml: &Operator, inputs: &[&str], outputs: &[&str]) {
+    assert_eq!(yaml.domains, DOMAINS, "{}", yaml.name);
+    assert_eq!(yaml.version, VERSION, "{}", yaml.name);
+    assert_eq!(yaml.inputs.iter().map(|input| &*input.name).collect::<Vec<_>>(), inputs);
+    assert_eq!(yaml.outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), outputs);
+    assert_eq!(yaml.types["T1"].iter().map(|name| element(name)).collect::<Vec<_>>(), multi_head_attention::T1);
 }

@@ -1,0 +1,19 @@
+//! `MultiHeadAttention`: each sequence's queries attend over its packed keys and values.
+
+use crate::ElementType;
+
+/// The operator's name in a graph.
+pub const NAME: &str = "MultiHeadAttention";
+
+/// The names of the operator's inputs, by position.
+pub const INPUTS: [&str; 9] =
+    ["query", "key", "value", "seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen", "attn_mask"];
+
+/// The names of the operator's outputs, by position.
+pub const OUTPUTS: [&str; 1] = ["attn_output"];
+
+/// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`.
+pub const T1: [ElementType; 2] = [ElementType::Float32, ElementType::Float16];
+
+/// The operator as data: the text of `multi_head_attention.yaml`.
+pub const SCHEMA: &str = include_str!("../multi_head_attention.yaml");
