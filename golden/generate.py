@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the golden cases: inputs from the catalogue, outputs from the oracle.
 
-generate.py            writes golden/cases anew
+generate.py            writes golden/cases and golden/attention_cases anew
 generate.py --check    writes nothing; names every file that differs from what would be written
 generate.py --list     names the cases and the rule that each tests
 """
@@ -13,10 +13,17 @@ import shutil
 import sys
 from pathlib import Path
 
-from catalogue import all_cases
-from catalogue.folder import files
+import catalogue
+import catalogue.attention
+import catalogue.attention.folder
+import catalogue.folder
 
-CASES = Path(__file__).resolve().parent / "cases"
+GOLDEN = Path(__file__).resolve().parent
+# The folder of each operator's cases, what makes them, and what writes them.
+SUITES = {
+    "cases": (catalogue.all_cases, catalogue.folder.files),
+    "attention_cases": (catalogue.attention.all_cases, catalogue.attention.folder.files),
+}
 
 
 def main() -> int:
@@ -27,14 +34,20 @@ def main() -> int:
     what.add_argument("--list", action="store_true", help="name the cases")
     arguments = parser.parse_args()
 
-    cases = all_cases()
+    suites = {folder: (all_cases(), files) for folder, (all_cases, files) in SUITES.items()}
+    cases = [case for cases, _ in suites.values() for case in cases]
     if arguments.list:
         width = max(len(case.name) for case in cases)
         for case in cases:
             print(f"{case.name:{width}}  {case.about}")
         return 0
 
-    expected = {f"{case.name}/{name}": content for case in cases for name, content in files(case).items()}
+    expected = {
+        f"{folder}/{case.name}/{name}": content
+        for folder, (cases_of, files) in suites.items()
+        for case in cases_of
+        for name, content in files(case).items()
+    }
     if arguments.check:
         drifted = drift(expected)
         for line in drifted:
@@ -49,8 +62,9 @@ def main() -> int:
 
 
 def drift(expected: dict[str, bytes]) -> list[str]:
-    """One line for each file under golden/cases that is not what the oracle makes."""
-    found = {path.relative_to(CASES).as_posix(): path for path in CASES.rglob("*") if not path.is_dir()}
+    """One line for each file in the folders of the cases that is not what the oracle makes."""
+    paths = [path for folder in SUITES for path in (GOLDEN / folder).rglob("*")]
+    found = {path.relative_to(GOLDEN).as_posix(): path for path in paths if not path.is_dir()}
     lines = []
     for name in sorted(found.keys() | expected.keys()):
         if name not in expected:
@@ -63,11 +77,11 @@ def drift(expected: dict[str, bytes]) -> list[str]:
 
 
 def write(expected: dict[str, bytes]) -> None:
-    """Replaces golden/cases by the expected files."""
-    if CASES.exists():
-        shutil.rmtree(CASES)
+    """Replaces the folders of the cases by the expected files."""
+    for folder in SUITES:
+        shutil.rmtree(GOLDEN / folder, ignore_errors=True)
     for name, content in expected.items():
-        path = CASES / name
+        path = GOLDEN / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 

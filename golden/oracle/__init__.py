@@ -1,1 +1,1 @@
-"""The oracle of the golden cases: dynamic_batching.KeyValueCache in plain numpy, from the specification alone."""
+"""The oracle of the golden cases: the operators in plain numpy, from the specification alone."""

@@ -80,11 +80,11 @@ pub struct Outputs {
     pub value: Tensor,
 }
 
-/// What a call must do.
+/// What a call must do; `A` is what there is after a call that succeeds.
 #[derive(Debug, Clone)]
-pub enum Expected {
+pub enum Expected<A = After> {
     /// Give outputs and change the state.
-    Success(Box<After>),
+    Success(Box<A>),
     /// Be refused, and leave the state as it was.
     Refusal {
         /// The kind of error.

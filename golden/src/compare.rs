@@ -26,20 +26,24 @@ pub(crate) fn difference(expected: &Expected, got: &CallResult, before: &Before<
         (Expected::Success(_), Outcome::Refused { message, .. }) => Some(format!("refused: {message}")),
         (Expected::Refusal { kind, .. }, Outcome::Done(_)) => Some(format!("not refused, expected {kind}")),
         (Expected::Refusal { kind, mentions }, Outcome::Refused { kind: named, message }) => {
-            if let Some(named) = named.as_ref().filter(|named| *named != kind) {
-                return Some(format!("refused as {named}, expected {kind}: {message}"));
-            }
-            if let Some(missing) = mentions.iter().find(|mention| !message.contains(*mention)) {
-                return Some(format!("the message does not mention {missing:?}: {message}"));
-            }
-            tensors("cache of a refused call", Some(&got.cache), Some(before.cache), NanRule::Exact)
+            refusal(kind, mentions, named.as_deref(), message)
+                .or_else(|| tensors("cache of a refused call", Some(&got.cache), Some(before.cache), NanRule::Exact))
                 .or_else(|| tensors("scale of a refused call", got.scale.as_ref(), before.scale, NanRule::Exact))
         }
     }
 }
 
+/// What is wrong with a refusal by itself.
+pub(crate) fn refusal(kind: &str, mentions: &[String], named: Option<&str>, message: &str) -> Option<String> {
+    if let Some(named) = named.filter(|named| *named != kind) {
+        return Some(format!("refused as {named}, expected {kind}: {message}"));
+    }
+    let missing = mentions.iter().find(|mention| !message.contains(*mention))?;
+    Some(format!("the message does not mention {missing:?}: {message}"))
+}
+
 /// The first difference between two tensors.
-fn tensors(name: &str, got: Option<&Tensor>, expected: Option<&Tensor>, nan: NanRule) -> Option<String> {
+pub(crate) fn tensors(name: &str, got: Option<&Tensor>, expected: Option<&Tensor>, nan: NanRule) -> Option<String> {
     let (got, expected) = match (got, expected) {
         (None, None) => return None,
         (Some(got), Some(expected)) => (got, expected),

@@ -29,11 +29,11 @@ pub struct CallResult {
     pub scale: Option<Tensor>,
 }
 
-/// How a call ended.
+/// How a call ended; `O` is what it gives.
 #[derive(Debug, Clone)]
-pub enum Outcome {
+pub enum Outcome<O = Outputs> {
     /// It gave these outputs.
-    Done(Outputs),
+    Done(O),
     /// It was refused.
     Refused {
         /// The kind of error; `None` if the implementation has messages only.
@@ -43,7 +43,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl<O> Outcome<O> {
     /// A refusal of an implementation that has no kinds of errors.
     pub fn refused(message: impl Into<String>) -> Self {
         Self::Refused { kind: None, message: message.into() }

@@ -1,4 +1,5 @@
-//! The conformance suite of `dynamic_batching.KeyValueCache`.
+//! The conformance suite of `dynamic_batching.KeyValueCache`, and, in [`attention`], of the operators that attend over
+//! its keys and values.
 //!
 //! A [`Case`] is a folder of two files: `case.yaml` (attributes, types, what each call must do) and
 //! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come
@@ -31,6 +32,7 @@
 //! # }
 //! ```
 
+pub mod attention;
 mod case;
 mod compare;
 mod implementation;

@@ -21,7 +21,7 @@ pub struct ReadError {
 }
 
 #[derive(Debug, Error)]
-enum Cause {
+pub(crate) enum Cause {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error("case.yaml: {0}")]
@@ -36,6 +36,8 @@ enum Cause {
     Attribute(String),
     #[error("no element type is called {0}")]
     Type(String),
+    #[error("no operator is called {0}")]
+    Operator(String),
     #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
     Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
 }
@@ -80,10 +82,10 @@ enum NanFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StepFile {
-    error: Option<String>,
+pub(crate) struct StepFile {
+    pub(crate) error: Option<String>,
     #[serde(default)]
-    mentions: Vec<String>,
+    pub(crate) mentions: Vec<String>,
 }
 
 /// The cases of this suite, by name.
@@ -99,6 +101,14 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
+    read_folders(folder, read_case)
+}
+
+/// What the subfolders of `folder` hold, by name.
+pub(crate) fn read_folders<C>(
+    folder: &Path,
+    read_case: impl Fn(&Path) -> Result<C, Cause>,
+) -> Result<Vec<C>, ReadError> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |cause: Cause| ReadError { path, cause }
@@ -166,18 +176,18 @@ fn read_case(folder: &Path) -> Result<Case, Cause> {
     })
 }
 
-fn element(name: &str) -> Result<ElementType, Cause> {
+pub(crate) fn element(name: &str) -> Result<ElementType, Cause> {
     ElementType::from_name(name).ok_or_else(|| Cause::Type(name.to_owned()))
 }
 
 /// The tensors of a file, some of which are packed int4 with a logical shape that the case gives.
 pub(crate) struct Tensors<'a> {
-    file: SafeTensors<'a>,
-    int4: &'a BTreeMap<String, Vec<usize>>,
+    pub(crate) file: SafeTensors<'a>,
+    pub(crate) int4: &'a BTreeMap<String, Vec<usize>>,
 }
 
 impl Tensors<'_> {
-    fn get(&self, name: &str) -> Result<Tensor, Cause> {
+    pub(crate) fn get(&self, name: &str) -> Result<Tensor, Cause> {
         let view = self.file.tensor(name)?;
         let logical = name.rsplit('.').next().and_then(|base| self.int4.get(base));
         read_tensor(&view, logical).ok_or_else(|| Cause::Tensor {

@@ -46,37 +46,64 @@ impl fmt::Display for Report {
 
 /// Runs the cases on an implementation.
 pub fn run(implementation: &dyn Implementation, cases: &[Case]) -> Report {
+    report(
+        cases,
+        |case| (&case.name, &case.about),
+        |case| implementation.cannot_run(case),
+        |case| {
+            first_difference(implementation.run(case), &case.steps, |step, previous, result| {
+                let before = match previous {
+                    None => Before { cache: &case.cache, scale: case.scale.as_ref() },
+                    Some(previous) => Before { cache: &previous.cache, scale: previous.scale.as_ref() },
+                };
+                compare::difference(&step.expected, result, &before, case.nan)
+            })
+        },
+    )
+}
+
+/// What becomes of cases of any operator: each has a name and what it is about, may be skipped for a reason, and else
+/// passes if it has no difference.
+pub(crate) fn report<C>(
+    cases: &[C],
+    name_and_about: impl Fn(&C) -> (&String, &String),
+    cannot_run: impl Fn(&C) -> Option<String>,
+    difference: impl Fn(&C) -> Option<String>,
+) -> Report {
     let mut report = Report::default();
     for case in cases {
-        if let Some(reason) = implementation.cannot_run(case) {
-            report.skipped.push((case.name.clone(), reason));
+        let (name, about) = name_and_about(case);
+        if let Some(reason) = cannot_run(case) {
+            report.skipped.push((name.clone(), reason));
             continue;
         }
-        match difference(implementation, case) {
+        match difference(case) {
             None => report.passed += 1,
             Some(difference) => {
-                report.failures.push(Failure { case: case.name.clone(), about: case.about.clone(), difference });
+                report.failures.push(Failure { case: name.clone(), about: about.clone(), difference });
             }
         }
     }
     report
 }
 
-/// The first difference between the implementation's results and the expected ones.
-fn difference(implementation: &dyn Implementation, case: &Case) -> Option<String> {
-    let results = match implementation.run(case) {
+/// The first difference between the results of a case's calls and what the calls must do. `difference` compares one
+/// call with its result, and has the result of the call before.
+pub(crate) fn first_difference<S, R>(
+    results: Result<Vec<R>, String>,
+    steps: &[S],
+    difference: impl Fn(&S, Option<&R>, &R) -> Option<String>,
+) -> Option<String> {
+    let results = match results {
         Ok(results) => results,
         Err(problem) => return Some(problem),
     };
-    if results.len() != case.steps.len() {
-        return Some(format!("got {} calls, expected {}", results.len(), case.steps.len()));
+    if results.len() != steps.len() {
+        return Some(format!("got {} calls, expected {}", results.len(), steps.len()));
     }
-    let mut before = Before { cache: &case.cache, scale: case.scale.as_ref() };
-    for (i, (step, result)) in case.steps.iter().zip(&results).enumerate() {
-        if let Some(difference) = compare::difference(&step.expected, result, &before, case.nan) {
-            return Some(format!("call {i}: {difference}"));
-        }
-        before = Before { cache: &result.cache, scale: result.scale.as_ref() };
-    }
-    None
+    let mut calls = steps.iter().zip(&results).enumerate();
+    calls.find_map(|(i, (step, result))| {
+        let previous = i.checked_sub(1).map(|i| &results[i]);
+        Some(format!("call {i}: {}", difference(step, previous, result)?))
+    })
 }

@@ -1,0 +1,43 @@
+"""Every layout, mode and legal combination of types, over a prefill, a decode step and a chunk of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from oracle.layouts import LAYOUTS
+from oracle.rules import FLOATS
+
+from ..case import LONG_NAMES, Sequence
+from ..combinations import MODES, TYPES
+from .case import AttentionCase, over_cache
+
+HEADS = ((4, 2), (2, 2), (4, 1), (3, 1), (2, 1))
+HEAD_DIMS = (16, 40, 8, 24)
+GROUPS = {16: (8, 16, 4, 2), 40: (8, 40, 4, 20), 8: (8, 4, 2, 8), 24: (8, 24, 12, 6)}
+
+
+def cases() -> Iterator[AttentionCase]:
+    """The whole product; heads, sizes, layers, slots and groups vary along it."""
+    types = [types for types in TYPES if LONG_NAMES[types.split()[0]] in FLOATS]
+    for number, (cache_layout, (cache_mode, mode), T) in enumerate(product(LAYOUTS, enumerate(MODES), types)):
+        yield combination(number, cache_layout, cache_mode, mode, T)
+
+
+def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str) -> AttentionCase:
+    """One of the product."""
+    heads, head_dim = HEADS[number % len(HEADS)], HEAD_DIMS[(number + cache_layout) % len(HEAD_DIMS)]
+    attributes = dict(num_layer=2, layer_idx=number % 2, cache_mode=cache_mode, cache_layout=cache_layout)
+    quant_bit = TYPES[types]
+    if quant_bit != 0:
+        attributes |= dict(quant_bit=quant_bit, quant_group=GROUPS[head_dim][number % 4])
+    if cache_mode == 1:
+        attributes |= dict(page_size=2)
+    name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}"
+    about = (
+        f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, {heads[0]} heads on {heads[1]}, head_dim"
+        f" {head_dim}: a decode step, a prefill and the second chunk of a prompt in one call."
+    )
+    decode, prefill, chunk = (0, 6, 3) if cache_mode == 0 else ((3, 5), (6,), (1, 0))
+    case = over_cache(name, about, types, heads, head_dim, max_t=8, **attributes)
+    return case.call(Sequence(2, 1, decode), Sequence(0, 2, prefill), Sequence(1, 2, chunk), decoding_batches=1)

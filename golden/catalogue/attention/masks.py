@@ -1,0 +1,110 @@
+"""Which keys a query sees, and what is added to its scores: causal mask, attn_mask and ALiBi."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..case import Sequence
+from .case import AttentionCase, mask, over_cache
+
+# A decode step, two new tokens of a speculative step, the chunk of a prompt, nothing, a prompt.
+BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 4), Sequence(1, 3, 8), Sequence(0, 0, 12), Sequence(0, 4, 12))
+
+
+def cases() -> Iterator[AttentionCase]:
+    """Everything of this module."""
+    yield from causal()
+    yield from masks()
+    yield from empty_masks()
+    yield from alibi()
+
+
+def causal() -> Iterator[AttentionCase]:
+    """is_causal with every kind of decoding_batches."""
+    for is_causal in (1, 0):
+        for decoding_batches, what in ((0, "none"), (1, "one"), (2, "two"), (5, "all"), (9, "more than there are")):
+            about = (
+                f"is_causal {is_causal}, {what} of five sequences decoding: those see every key, with two tokens too;"
+                f" the others, if causal, see what is before them."
+            )
+            types = ("f32 f32", "f16 f16")[decoding_batches % 2]
+            name = f"causal{is_causal}-decoding{decoding_batches}"
+            case = over_cache(name, about, types, (2, 1), 8, max_t=16, is_causal=is_causal)
+            yield case.call(*BATCH, decoding_batches=decoding_batches)
+    about = "is_causal left out is 1; decoding_batches 0."
+    yield over_cache("causal-default", about, "f32 f32", (2, 2), 8, max_t=16).call(*BATCH)
+    about = "decoding_batches far beyond 32 bits counts as B."
+    case = over_cache("decoding-huge", about, "f32 f32", (2, 2), 8, max_t=16)
+    yield case.call(*BATCH, decoding_batches=2**63 - 1)
+
+
+def masks() -> Iterator[AttentionCase]:
+    """attn_mask of rank 2 and 3, as wide as needed or wider, with NaN wherever nobody may read."""
+    total = sum(sequence.start_pos + sequence.seqlen for sequence in BATCH)
+    for rank in (2, 3):
+        for width in (total, 16 * (total // 16 + 1)):
+            for is_causal in (1, 0):
+                for types in ("f32 f32", "f16 f16", "f16 int8 f32"):
+                    quant = dict(quant_bit=8) if "int8" in types else {}
+                    name = f"mask{rank}-width{width}-causal{is_causal}-{types.replace(' ', '-')}"
+                    about = (
+                        f"A mask of rank {rank} with {width} columns for {total} keys, is_causal {is_causal}: each"
+                        " sequence's block is added; everything else is NaN and never read."
+                    )
+                    case = over_cache(name, about, types, (4, 2), 8, max_t=16, is_causal=is_causal, **quant)
+                    heads = 4 if rank == 3 else None
+                    values = mask(name, case, BATCH, heads=heads, width=width)
+                    yield case.call(*BATCH, attn_mask=values, decoding_batches=rank - 1)
+
+    name = "mask-forbids-rows"
+    about = "A row whose mask forbids every key gives zeros, beside rows that see one key or all."
+    case = over_cache(name, about, "f32 f32", (2, 1), 8, max_t=16, is_causal=0)
+    values = mask(name, case, BATCH, forbidden=0.0)
+    values[(1, 4, 6), :] = np.where(np.isnan(values[(1, 4, 6), :]), np.nan, -np.inf)
+    values[7, 11:14] = -np.inf
+    yield case.call(*BATCH, attn_mask=values)
+
+    name = "mask-and-causal-forbid-rows"
+    about = "The causal mask leaves a query keys that attn_mask forbids: zeros."
+    case = over_cache(name, about, "f16 f16", (2, 2), 8)
+    values = mask(name, case, (Sequence(0, 3, 2),), forbidden=0.0)
+    values[:, 0] = -np.inf
+    values[1, 1] = -np.inf
+    yield case.call(Sequence(0, 3, 2), attn_mask=values)
+
+    name = "mask-finite"
+    about = "-10000 in place of -inf: such keys are seen, and count where there is no other."
+    case = over_cache(name, about, "f32 f32", (2, 2), 8, is_causal=0)
+    values = mask(name, case, (Sequence(2, 2, 2),), forbidden=0.0)
+    values[0, 1:] = -10000
+    values[1, :] = -10000
+    yield case.call(Sequence(2, 2, 2), attn_mask=values)
+
+
+def empty_masks() -> Iterator[AttentionCase]:
+    """A tensor without elements is as good as none: real exports always give one."""
+    for shape, element in (((0,), "float16"), ((0, 9), "float32"), ((2, 0, 1), "int64")):
+        values = np.zeros(shape, element)
+        about = f"A mask of shape {list(values.shape)} and type {values.dtype} is no mask."
+        case = over_cache(f"mask-empty-{element}", about, "f32 f32", (2, 1), 8, max_t=16)
+        yield case.call(*BATCH, attn_mask=values, decoding_batches=1)
+
+
+def alibi() -> Iterator[AttentionCase]:
+    """Slopes of head counts that are powers of two and of others; causal for every sequence, with masks beside it."""
+    for num_heads in (1, 2, 4, 5, 6, 8, 12, 16, 24):
+        about = f"ALiBi with {num_heads} heads, for decode steps, chunks and prompts."
+        types = ("f32 f32", "f16 f16")[num_heads % 2]
+        case = over_cache(f"alibi-heads{num_heads}", about, types, (num_heads, 1), 8, max_t=16, is_alibi=1)
+        yield case.call(*BATCH, decoding_batches=1)
+    about = "ALiBi is causal for every sequence, with is_causal 0 and all sequences decoding too."
+    case = over_cache("alibi-is-causal", about, "f32 f32", (4, 2), 8, max_t=16, is_alibi=1, is_causal=0)
+    yield case.call(*BATCH, decoding_batches=5)
+    for rank in (2, 3):
+        name = f"alibi-mask{rank}"
+        about = f"ALiBi is added to a mask of rank {rank}."
+        case = over_cache(name, about, "f32 f32", (4, 2), 8, max_t=16, is_alibi=1)
+        values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
+        yield case.call(*BATCH, attn_mask=values)

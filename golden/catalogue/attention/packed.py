@@ -1,0 +1,49 @@
+"""MultiHeadAttention: packed keys and values, whose number has nothing to do with the number of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from ..bits import random_values
+from ..case import Sequence, indices
+from .case import AttentionCase, mask, packed
+
+BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 0), Sequence(0, 0, 0), Sequence(4, 0, 0), Sequence(0, 4, 0))
+
+
+def cases() -> Iterator[AttentionCase]:
+    """Everything of this module."""
+    for number, (head_dim, T1) in enumerate(product((40, 64, 80, 96, 128, 256), ("f32", "f16"))):
+        heads = ((2, 2), (8, 2), (8, 1), (3, 1))[number % 4]
+        about = f"{heads[0]} heads on {heads[1]}, head_dim {head_dim}, {T1}: decode steps, a prompt, and no queries."
+        yield packed(f"packed-{T1}-head-dim-{head_dim}", about, T1, heads, head_dim).call(*BATCH, decoding_batches=1)
+    for is_causal, decoding_batches in product((0, 1), (0, 2, 5)):
+        about = f"is_causal {is_causal}, {decoding_batches} of five sequences decoding."
+        name = f"packed-causal{is_causal}-decoding{decoding_batches}"
+        case = packed(name, about, "f32", (2, 1), 8, is_causal=is_causal)
+        yield case.call(*BATCH, decoding_batches=decoding_batches)
+    for is_alibi, is_causal in product((0, 1), (0, 1)):
+        name = f"packed-more-queries-than-keys-causal{is_causal}-alibi{is_alibi}"
+        about = "Four queries on two keys, three on none: if causal, the first two see no key either, and give zeros."
+        case = packed(name, about, "f32", (6, 2), 8, is_alibi=is_alibi, is_causal=is_causal)
+        changes = dict(seqstarts=indices([0, 4, 7]), kvstarts=indices([0, 2, 2]))
+        changes["query"] = random_values(f"{name} queries", (7, 6, 8), "float32")
+        for tensor in ("key", "value"):
+            changes[tensor] = random_values(f"{name} {tensor}", (2, 2, 8), "float32")
+        bounds = dict(max_seqlen=indices([4]), max_kvlen=indices([2]))
+        yield case.call(Sequence(0, 0, 0), Sequence(0, 0, 0), **changes, **bounds)
+    for rank, T1 in product((2, 3), ("f32", "f16")):
+        name = f"packed-mask{rank}-{T1}"
+        case = packed(name, f"A mask of rank {rank}, wider than needed.", T1, (4, 2), 8, is_alibi=rank - 2)
+        values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
+        yield case.call(*BATCH, attn_mask=values)
+    case = packed("packed-batch-of-none", "No sequence: an empty output.", "f16", (4, 2), 8)
+    yield case.call()
+    name = "packed-nan-in-another-sequence"
+    case = packed(name, "A NaN key of one sequence reaches no other.", "f32", (2, 1), 8)
+    key = random_values(name, (16, 1, 8), "float32")
+    key[5] = np.nan
+    yield case.call(*BATCH, key=key)

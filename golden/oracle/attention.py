@@ -1,0 +1,109 @@
+"""Attention in float64, row by row: what the operator is, and how far a float32 computation may be from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
+from .attention_tolerance import Row, tolerance
+from .call import Types
+from .key_value_cache import key_value_cache
+
+
+@dataclass
+class Result:
+    """The outputs of a call: its values and how far each may be from what an implementation gives."""
+
+    attn_output: np.ndarray  # (seqstarts[B], Hq, Dh), float64
+    tolerance: np.ndarray  # (seqstarts[B], Hq, Dh), float64; 0 where the output is not finite
+
+
+def multi_head_cache_attention(
+    inputs: CacheAttentionInputs,
+    cache: np.ndarray,
+    scale: np.ndarray | None,
+    attributes: AttentionAttributes,
+    types: Types,
+) -> Result:
+    """Stores the call's tokens in cache and scale, in place, then attends over all tokens of each sequence.
+
+    The call must be legal: `attention_rules.broken_cache_attention_rules` finds nothing.
+    """
+    key, value = key_value_cache(inputs, cache, scale, attributes, types)
+    return attention(inputs, key, value, attributes)
+
+
+def multi_head_attention(inputs: AttentionInputs, attributes: AttentionAttributes) -> Result:
+    """Attends over packed keys and values. The call must be legal."""
+    return attention(inputs, inputs.key, inputs.value, attributes)
+
+
+def attention(
+    inputs: AttentionInputs | CacheAttentionInputs,
+    key: np.ndarray,
+    value: np.ndarray,
+    attributes: AttentionAttributes,
+) -> Result:
+    """The queries of each sequence over its rows of key and value (kvstarts[B], Hk, Dh)."""
+    mask = given(inputs.attn_mask)
+    output = np.zeros(inputs.query.shape)
+    tolerances = np.zeros(inputs.query.shape)
+    slope = alibi_slopes(attributes.num_heads)
+    for b in range(len(inputs.seqstarts) - 1):
+        queries = range(int(inputs.seqstarts[b]), int(inputs.seqstarts[b + 1]))
+        keys = slice(int(inputs.kvstarts[b]), int(inputs.kvstarts[b + 1]))
+        n, m = len(queries), keys.stop - keys.start
+        causal = attributes.is_causal == 1 and n > 1 and b >= inputs.decoding_batches.item()
+        for i, token in enumerate(queries):
+            distance = np.arange(m) - (m - n + i)
+            for h in range(attributes.num_heads):
+                kv_head = h // (attributes.num_heads // attributes.kv_heads)
+                masks = []
+                if causal:
+                    masks.append(np.where(distance <= 0, 0.0, -np.inf))
+                if attributes.is_alibi == 1:
+                    masks.append(np.where(distance <= 0, slope[h] * distance, -np.inf))
+                if mask is not None:
+                    row = mask[token] if mask.ndim == 2 else mask[h, token]
+                    masks.append(row[keys].astype(np.float64))
+                output[token, h], tolerances[token, h] = attend(
+                    inputs.query[token, h], key[keys, kv_head], value[keys, kv_head], masks
+                )
+    return Result(output, tolerances)
+
+
+def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, masks: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """One query q (Dh) over keys and values (m, Dh): its output and the tolerance of each element."""
+    T1 = q.dtype.type
+    q, keys, values = (array.astype(np.float64) for array in (q, keys, values))
+    with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
+        products = keys @ q if len(keys) else np.zeros(0)
+        scores = products / math.sqrt(len(q))
+        for mask in masks:
+            scores = scores + mask
+        seen = scores != -np.inf
+        if not seen.any():
+            return np.zeros(len(q)), np.zeros(len(q))
+        scores, keys, values = scores[seen], keys[seen], values[seen]
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        output = weights @ values
+        row = Row(q, keys, values, [mask[seen] for mask in masks], scores, weights, output)
+        allowed = tolerance(row, T1)
+    return output, np.where(np.isfinite(output), allowed, 0.0)
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slope of each query head."""
+    c = 2 ** (num_heads.bit_length() - 1) if num_heads > 0 else 1
+    slopes = [2.0 ** (-8 * k / c) for k in range(1, c + 1)]
+    slopes += [2.0 ** (-4 * k / c) for k in range(1, 2 * (num_heads - c), 2)]
+    return slopes
+
+
+def given(mask: np.ndarray | None) -> np.ndarray | None:
+    """The mask; none where it has no elements."""
+    return None if mask is None or mask.size == 0 else mask

@@ -1,0 +1,62 @@
+"""What a call of the attention operators is given, beside what KeyValueCache is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .call import INPUTS, Attributes, Inputs
+
+CACHE_ATTENTION_INPUTS = ("query", *INPUTS, "decoding_batches", "attn_mask")
+ATTENTION_INPUTS = (
+    "query",
+    "key",
+    "value",
+    "seqstarts",
+    "kvstarts",
+    "decoding_batches",
+    "max_seqlen",
+    "max_kvlen",
+    "attn_mask",
+)
+
+
+@dataclass(frozen=True)
+class AttentionAttributes(Attributes):
+    """The attributes of the attention; those of the cache are MultiHeadCacheAttention's alone."""
+
+    num_heads: int = 0  # required
+    head_dim: int = 0  # required
+    is_causal: int = 1
+    is_alibi: int = 0
+    num_kv_heads: int = 0
+
+    @property
+    def kv_heads(self) -> int:
+        """Hk."""
+        return self.num_kv_heads or self.num_heads
+
+
+@dataclass
+class CacheAttentionInputs(Inputs):
+    """The inputs of MultiHeadCacheAttention that are only read."""
+
+    query: np.ndarray  # (seqstarts[B], Hq, Dh) of T1
+    decoding_batches: np.ndarray  # () or (1)
+    attn_mask: np.ndarray | None = None  # (seqstarts[B], W) or (Hq, seqstarts[B], W) of T1
+
+
+@dataclass
+class AttentionInputs:
+    """The inputs of MultiHeadAttention."""
+
+    query: np.ndarray  # (seqstarts[B], Hq, Dh) of T1
+    key: np.ndarray  # (kvstarts[B], Hk, Dh) of T1
+    value: np.ndarray  # (kvstarts[B], Hk, Dh) of T1
+    seqstarts: np.ndarray  # (B + 1)
+    kvstarts: np.ndarray  # (B + 1)
+    decoding_batches: np.ndarray  # () or (1)
+    max_seqlen: np.ndarray  # () or (1)
+    max_kvlen: np.ndarray  # () or (1)
+    attn_mask: np.ndarray | None = None  # (seqstarts[B], W) or (Hq, seqstarts[B], W) of T1

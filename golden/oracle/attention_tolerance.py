@@ -1,0 +1,109 @@
+"""How far a result may be from the exact one. Derived from the number formats and the lengths of the sums alone.
+
+Every rounding to nearest is an error of its own, uniform in half a unit in the last place: its standard deviation is
+u / sqrt(3) of the value at hand, u = 2^-24 for float32. A sum of n terms has n of them, each of a partial sum; the
+order is the implementation's, so the mean over all orders counts. To first order:
+
+- an error d_j of score j moves the weight p_j between v_j and the others: it changes the output by p_j d_j (v_j - o);
+- an error of weight j, relative to it, of e_j changes it as much: p_j e_j (v_j - o); exp is good to 4 ulp;
+- the sums of weights and of weighted values have the errors of their m partial sums, and the division has one.
+
+Where T1 is float16, an implementation may also round to it the scores (after the product, the division by sqrt(Dh) and
+each mask) and the weights, as the public reference does.
+
+Errors are independent, so variances add up. Eight deviations are allowed, plus half a unit of T1 for the last rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+DEVIATIONS = 8
+EXP_ULPS = 4
+
+
+@dataclass
+class Row:
+    """One query's computation in float64, over the keys that it sees."""
+
+    q: np.ndarray  # (Dh)
+    keys: np.ndarray  # (m, Dh)
+    values: np.ndarray  # (m, Dh)
+    masks: list[np.ndarray]  # each (m): causal, ALiBi, attn_mask, as far as there are
+    scores: np.ndarray  # (m)
+    weights: np.ndarray  # (m)
+    output: np.ndarray  # (Dh)
+
+
+def unit(element: type[np.floating]) -> float:
+    """u: half of the distance from 1 to the next number."""
+    return float(np.finfo(element).eps) / 2
+
+
+def rounding(element: type[np.floating]) -> float:
+    """The standard deviation of one rounding, relative to the value."""
+    return unit(element) / math.sqrt(3)
+
+
+def tolerance(row: Row, T1: type[np.floating]) -> np.ndarray:
+    """The largest legal difference of each element (Dh) of the output."""
+    r = rounding(np.float32)
+    moved = row.weights[:, None] * (row.values - row.output)  # (m, Dh): what a relative error of weight j changes
+    exp = EXP_ULPS * 2 * unit(np.float32)  # an ulp is at most 2u of the value
+    relative = score_variance(row, r) + exp**2
+    if T1 is np.float16:
+        relative = relative + half_precision_variance(row)
+    variance = np.sum(moved**2 * relative[:, None], axis=0)
+    terms = row.weights[:, None] * row.values
+    variance = variance + r**2 * (np.sum(terms**2, axis=0) + partial_sums(terms))  # the products, and their sum
+    variance = variance + (r * row.output) ** 2 * (partial_sums(row.weights) + 1)  # the sum of weights, the division
+    smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
+    return DEVIATIONS * np.sqrt(variance) + last_rounding(row.output, T1) + smallest * np.abs(row.values).sum(axis=0)
+
+
+def partial_sums(terms: np.ndarray) -> np.ndarray:
+    """The sum of the squares of all partial sums of n terms (n, ...), in the mean over their orders.
+
+    A partial sum of k terms is k/n of the whole, with the variance of a choice of k terms out of n.
+    """
+    n = len(terms)
+    whole, squares = np.sum(terms, axis=0), np.sum(terms**2, axis=0)
+    scatter = np.maximum(squares - whole**2 / n, 0.0)
+    return whole**2 * (n + 1) * (2 * n + 1) / (6 * n) + scatter * (n + 1) / 6
+
+
+def score_variance(row: Row, r: float) -> np.ndarray:
+    """The variance of each score (m) in float32."""
+    terms = (row.keys * row.q).T / math.sqrt(len(row.q))  # (Dh, m)
+    products = np.sum(terms, axis=0)
+    variance = r**2 * (np.sum(terms**2, axis=0) + partial_sums(terms))
+    variance = variance + 2 * (r * products) ** 2  # 1 / sqrt(Dh), and the product with it
+    sums = products
+    for mask in row.masks:
+        # A mask that is computed has a slope and a product; then it is added, and masks may be added first.
+        sums = sums + mask
+        variance = variance + 3 * (r * mask) ** 2 + (r * sums) ** 2
+    return variance + (r * (row.scores - row.scores.max())) ** 2  # the difference from the largest score
+
+
+def half_precision_variance(row: Row) -> np.ndarray:
+    """The variance of each score and weight (m) where they are rounded to float16."""
+    r = rounding(np.float16)
+    products = row.keys @ row.q
+    variance = (r * products) ** 2 / len(row.q) + (r * products) ** 2 / len(row.q)
+    sums = products / math.sqrt(len(row.q))
+    for mask in row.masks:
+        sums = sums + mask
+        variance = variance + (r * mask) ** 2 + (r * sums) ** 2
+    # A weight is rounded in units of at least the smallest number of float16.
+    smallest = float(np.finfo(np.float16).smallest_subnormal) / (2 * math.sqrt(3))
+    return variance + (r + smallest / np.maximum(row.weights, smallest)) ** 2
+
+
+def last_rounding(output: np.ndarray, T1: type[np.floating]) -> np.ndarray:
+    """Half a unit in the last place of T1 at each element."""
+    finite = np.where(np.isfinite(output), output, 0.0)
+    return np.spacing(np.abs(finite).astype(T1)).astype(np.float64) / 2

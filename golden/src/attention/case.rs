@@ -1,0 +1,91 @@
+//! A case: a node, its state, and calls with the expected results.
+
+use std::collections::BTreeMap;
+
+use kvcache_schema::{CacheAttentionAttributes, ElementType, multi_head_attention, multi_head_cache_attention};
+
+use crate::case::Expected;
+use crate::tensor::Tensor;
+
+/// The operator of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operator {
+    /// Packed keys and values; a case has no cache.
+    MultiHeadAttention,
+    /// Keys and values in a cache.
+    MultiHeadCacheAttention,
+}
+
+impl Operator {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::MultiHeadAttention, Self::MultiHeadCacheAttention];
+
+    /// The operator's name in a graph.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MultiHeadAttention => multi_head_attention::NAME,
+            Self::MultiHeadCacheAttention => multi_head_cache_attention::NAME,
+        }
+    }
+
+    /// The names of its inputs, by position.
+    pub const fn inputs(self) -> &'static [&'static str] {
+        match self {
+            Self::MultiHeadAttention => &multi_head_attention::INPUTS,
+            Self::MultiHeadCacheAttention => &multi_head_cache_attention::INPUTS,
+        }
+    }
+}
+
+/// A node with its state, and calls that are made one after the other.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The name of its folder.
+    pub name: String,
+    /// The rule of the specification that it tests.
+    pub about: String,
+    /// The operator.
+    pub operator: Operator,
+    /// The attributes of the node; those of the cache are not used by [`Operator::MultiHeadAttention`].
+    pub attributes: CacheAttentionAttributes,
+    /// The type of `query`, of the keys and values, and of the output.
+    pub t1: ElementType,
+    /// `cache` before the first call, if the operator has one.
+    pub cache: Option<Tensor>,
+    /// `scale` before the first call, if given.
+    pub scale: Option<Tensor>,
+    /// The calls.
+    pub steps: Vec<Step>,
+}
+
+/// One call.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// What the call is given but `cache` and `scale`, by the names of the operator's inputs.
+    pub inputs: BTreeMap<&'static str, Tensor>,
+    /// What it must do.
+    pub expected: Expected<After>,
+}
+
+impl Step {
+    /// The input called `name`.
+    ///
+    /// # Panics
+    /// If the call is not given such an input. All have all, but for `attn_mask`.
+    pub fn input(&self, name: &str) -> &Tensor {
+        self.inputs.get(name).unwrap_or_else(|| panic!("the call has no {name}"))
+    }
+}
+
+/// The output and the state after a call.
+#[derive(Debug, Clone)]
+pub struct After {
+    /// `attn_output` as the oracle gives it, float32 whatever the output's type.
+    pub attn_output: Tensor,
+    /// How far each element may be from it, float32. Where the oracle's is not finite, the output must be so too.
+    pub tolerance: Tensor,
+    /// `cache` after the call, if the operator has one.
+    pub cache: Option<Tensor>,
+    /// `scale` after the call, if given.
+    pub scale: Option<Tensor>,
+}

@@ -1,0 +1,102 @@
+//! Reads cases from their folders.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use kvcache_schema::CacheAttentionAttributes;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+use super::case::{After, Case, Operator, Step};
+use crate::case::Expected;
+use crate::read::{Cause, ReadError, StepFile, Tensors, element, read_folders};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CaseFile {
+    about: String,
+    operator: String,
+    types: TypesFile,
+    attributes: BTreeMap<String, i64>,
+    #[serde(default)]
+    int4: BTreeMap<String, Vec<usize>>,
+    steps: Vec<StepFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypesFile {
+    #[serde(rename = "T1")]
+    t1: String,
+    #[serde(rename = "T2")]
+    t2: Option<String>,
+    #[serde(rename = "T3")]
+    t3: Option<String>,
+}
+
+/// The cases of this suite, by name.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn cases() -> Result<Vec<Case>, ReadError> {
+    read_folders(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/attention_cases")), read_case)
+}
+
+/// The case in `folder`.
+fn read_case(folder: &Path) -> Result<Case, Cause> {
+    let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
+    if file.steps.is_empty() {
+        return Err(Cause::NoSteps);
+    }
+    let bytes = fs::read(folder.join("tensors.safetensors"))?;
+    let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
+    let operator = Operator::ALL.into_iter().find(|operator| operator.name() == file.operator);
+    let operator = operator.ok_or(Cause::Operator(file.operator))?;
+    let mut attributes = CacheAttentionAttributes::default();
+    for (name, &value) in &file.attributes {
+        if !attributes.set(name, value) {
+            return Err(Cause::Attribute(name.clone()));
+        }
+    }
+    // A case has the tensors of the types that it names.
+    let given = |type_name: &Option<String>, tensor: &str| match type_name {
+        Some(type_name) => {
+            element(type_name)?;
+            tensors.get(tensor).map(Some)
+        }
+        None => Ok(None),
+    };
+    let cache = |name: &str| given(&file.types.t2, name);
+    let scale = |name: &str| given(&file.types.t3, name);
+    let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
+        let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
+        let mut inputs = BTreeMap::new();
+        for &name in operator.inputs() {
+            let left_out = name == "attn_mask" && tensors.file.tensor(&format!("{i}.{name}")).is_err();
+            if !left_out && name != "cache" && name != "scale" {
+                inputs.insert(name, tensor(name)?);
+            }
+        }
+        let expected = match step.error {
+            Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
+            None => Expected::Success(Box::new(After {
+                attn_output: tensor("attn_output")?,
+                tolerance: tensor("tolerance")?,
+                cache: cache(&format!("{i}.cache"))?,
+                scale: scale(&format!("{i}.scale"))?,
+            })),
+        };
+        Ok(Step { inputs, expected })
+    });
+    Ok(Case {
+        name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        about: file.about,
+        operator,
+        attributes,
+        t1: element(&file.types.t1)?,
+        cache: cache("cache")?,
+        scale: scale("scale")?,
+        steps: steps.collect::<Result<_, Cause>>()?,
+    })
+}
