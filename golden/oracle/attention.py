@@ -83,7 +83,7 @@ def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, masks: list[np.n
         products = keys @ q if len(keys) else np.zeros(0)
         scores = products / math.sqrt(len(q))
         for mask in masks:
-            scores = scores + mask
+            scores = np.where(mask == -np.inf, -np.inf, scores + mask)  # what is hidden does not matter, if NaN or not
         seen = scores != -np.inf
         if not seen.any():
             return np.zeros(len(q)), np.zeros(len(q))

@@ -5,8 +5,9 @@
 //! specification, and every other kernel must match it bit for bit: [`Cpu`] and, with the feature `cuda`, the CUDA
 //! kernels. Kernels start no threads; the caller hands them [`Workers`].
 //!
-//! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes,
-//! [`quantize`] is the codec of one quantized head, and a [`Rope`] turns keys to other positions.
+//! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes, a
+//! [`SharedSlice`] is a cache of which a call owns a part, [`quantize`] is the codec of one quantized head, and a
+//! [`Rope`] turns keys to other positions.
 
 mod addressing;
 mod cache_bytes;
@@ -30,4 +31,5 @@ pub use cpu::{Cpu, InstructionSet};
 pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
 pub use reference::Reference;
 pub use rotary::{Rope, RopeError, RopeStyle, Rotation};
+pub use shared_slice::SharedSlice;
 pub use workers::{Serial, Workers};

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 ///
 /// Two nodes may work on two layers of one cache at the same time, so a `&mut [T]` over the whole cache would claim too
 /// much. Elements are copied out and in, never referred to, and every access is checked against the length.
-pub(crate) struct SharedSlice<'a, T> {
+pub struct SharedSlice<'a, T> {
     data: NonNull<T>,
     len: usize,
     memory: PhantomData<&'a mut [T]>,
@@ -20,12 +20,15 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// `data` is aligned, and for the lifetime valid for reads and writes of `len` initialized elements. While the
     /// slice lives, nobody else writes an element that is [read](Self::read) or accesses one that is
     /// [written](Self::write).
-    pub(crate) unsafe fn from_raw_parts(data: NonNull<T>, len: usize) -> Self {
+    pub unsafe fn from_raw_parts(data: NonNull<T>, len: usize) -> Self {
         Self { data, len, memory: PhantomData }
     }
 
     /// Copies the elements from byte offset `at` on into `to`.
-    pub(crate) fn read(&self, at: usize, to: &mut [T]) {
+    ///
+    /// # Panics
+    /// If the slice has not as many elements there, or `at` is inside of one.
+    pub fn read(&self, at: usize, to: &mut [T]) {
         let first = self.first(at, to.len());
         // SAFETY: `first` is checked to have as many elements behind it; they are readable and not written by others
         // (from_raw_parts), and `to` is borrowed mutably, so it is other memory.
@@ -33,7 +36,10 @@ impl<T: Copy> SharedSlice<'_, T> {
     }
 
     /// Copies `from` to the elements from byte offset `at` on.
-    pub(crate) fn write(&mut self, at: usize, from: &[T]) {
+    ///
+    /// # Panics
+    /// As [`read`](Self::read).
+    pub fn write(&mut self, at: usize, from: &[T]) {
         let first = self.first(at, from.len());
         // SAFETY: `first` is checked to have as many elements behind it; they are writable and not accessed by others
         // (from_raw_parts), so `from` is other memory.

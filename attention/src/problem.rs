@@ -1,0 +1,223 @@
+//! One call of an attention operator, already checked: the input of every attention kernel.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use kvcache_kernels::{Kernel, Problem, Workers};
+use kvcache_schema::ElementType;
+
+use crate::masking::MaskRows;
+use crate::rows::Rows;
+
+/// An implementation of attention.
+pub trait AttentionKernel: Sync {
+    /// The kernel's name, as a user writes it.
+    fn name(&self) -> &'static str;
+
+    /// Writes every element of `attn_output`. Over a cache, the current tokens have been
+    /// [stored](AttentionProblem::store).
+    fn attend(&self, problem: &mut AttentionProblem<'_>, workers: &dyn Workers);
+}
+
+/// Dimensions, types and masks of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionGeometry {
+    /// Sequences (B).
+    pub batch: usize,
+    /// Query heads (Hq).
+    pub num_heads: usize,
+    /// Key heads (Hk), a divisor of the query heads: query head h uses key head `h / (Hq / Hk)`.
+    pub num_kv_heads: usize,
+    /// Elements of a head (Dh).
+    pub head_dim: usize,
+    /// The type of `query`, of the keys and values, of `attn_mask` and of `attn_output` (T1): float32 or float16.
+    pub t1: ElementType,
+    /// Whether queries of one sequence do not see what is behind them.
+    pub is_causal: bool,
+    /// Whether scores are biased by the distance of key and query.
+    pub is_alibi: bool,
+    /// So many sequences, the first ones, have no causal mask; at most `batch`.
+    pub decoding_batches: usize,
+}
+
+/// Which rows of `query` and which keys each sequence has.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionIndices<'a> {
+    /// Shape (B + 1): where each sequence starts in `query` and `attn_output`.
+    pub seqstarts: &'a [i64],
+    /// Shape (B + 1): where each sequence starts in packed keys and values, and among the columns of `attn_mask`.
+    pub kvstarts: &'a [i64],
+}
+
+/// The rows of one sequence of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RaggedRows {
+    /// Its rows of `query` and `attn_output`.
+    pub queries: Range<usize>,
+    /// Its rows of packed keys and values, and its columns of `attn_mask`.
+    pub keys: Range<usize>,
+}
+
+impl AttentionIndices<'_> {
+    /// The rows of sequence `b`, of indices that have been checked.
+    pub fn sequence(&self, b: usize) -> RaggedRows {
+        let range = |starts: &[i64]| starts[b] as usize..starts[b + 1] as usize;
+        RaggedRows { queries: range(self.seqstarts), keys: range(self.kvstarts) }
+    }
+}
+
+/// Where a call's keys and values are.
+#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
+pub enum Keys<'a> {
+    /// `key` and `value`: T1, shape (`kvstarts[B]`, Hk, Dh).
+    Packed([*const u8; 2]),
+    /// In the cache of a call of `KeyValueCache`, which stores the current tokens and loads nothing: its `num_repeat` is
+    /// 0, so that it has no outputs.
+    Cache(Problem<'a>),
+}
+
+/// `attn_mask`: T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W >= `kvstarts[B]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Mask {
+    /// The first element.
+    pub data: *const u8,
+    /// Elements in a row (W).
+    pub width: usize,
+    /// Whether there is a plane for each query head; else all share one.
+    pub per_head: bool,
+}
+
+/// The memory of a call's tensors other than the keys and values.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionPointers {
+    /// `query`: T1, shape (`seqstarts[B]`, Hq, Dh).
+    pub query: *const u8,
+    /// `attn_mask`, if given.
+    pub attn_mask: Option<Mask>,
+    /// `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh).
+    pub attn_output: *mut u8,
+}
+
+/// One call of an attention operator, already checked.
+///
+/// Whoever holds one may rely on every slot of its tokens being inside the cache, and on all sizes fitting in memory.
+pub struct AttentionProblem<'a> {
+    geometry: AttentionGeometry,
+    indices: AttentionIndices<'a>,
+    keys: Keys<'a>,
+    pointers: AttentionPointers,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> AttentionProblem<'a> {
+    /// A problem that the caller has checked.
+    ///
+    /// # Safety
+    /// - T1 is float32 or float16, `num_kv_heads` is at least 1 and divides `num_heads`.
+    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. Over a cache they are those of the `Problem`, and so
+    ///   are T1, Hk, Dh and B; its `num_repeat` is 0.
+    /// - For the lifetime, each pointer is aligned for T1 and valid for its tensor's shape (for any address where the
+    ///   tensor is empty): `attn_output` for writes, the others for reads of initialized memory. `attn_output` overlaps
+    ///   nothing else.
+    /// - For the lifetime, nobody else writes what the call reads, or accesses `attn_output`.
+    pub unsafe fn assume_checked(
+        geometry: AttentionGeometry,
+        indices: AttentionIndices<'a>,
+        keys: Keys<'a>,
+        pointers: AttentionPointers,
+    ) -> Self {
+        Self { geometry, indices, keys, pointers, memory: PhantomData }
+    }
+
+    /// Dimensions, types and masks.
+    pub fn geometry(&self) -> &AttentionGeometry {
+        &self.geometry
+    }
+
+    /// The rows of each sequence.
+    pub fn indices(&self) -> &AttentionIndices<'a> {
+        &self.indices
+    }
+
+    /// Where the keys and values are. Access follows the conditions of [`assume_checked`](Self::assume_checked).
+    pub fn keys(&self) -> &Keys<'a> {
+        &self.keys
+    }
+
+    /// The other tensors' memory. Access follows the conditions of [`assume_checked`](Self::assume_checked).
+    pub fn pointers(&self) -> AttentionPointers {
+        self.pointers
+    }
+
+    /// Stores the current tokens into the cache, if there is one.
+    pub fn store(&mut self, kernel: &dyn Kernel, workers: &dyn Workers) {
+        if let Keys::Cache(problem) = &mut self.keys {
+            kernel.store(problem, workers);
+        }
+    }
+
+    /// Rows of `query` and `attn_output`.
+    pub fn total_seqlen(&self) -> usize {
+        self.indices.seqstarts[self.geometry.batch] as usize
+    }
+
+    /// Rows of packed keys and values.
+    pub fn total_kvlen(&self) -> usize {
+        self.indices.kvstarts[self.geometry.batch] as usize
+    }
+
+    /// The bytes of a T1.
+    pub(crate) fn t1_bytes(&self) -> usize {
+        self.geometry.t1.bits() / 8
+    }
+
+    /// The tensors, bounds-checked.
+    pub(crate) fn tensors(&mut self) -> Tensors<'_> {
+        let row = self.geometry.num_heads * self.t1_bytes();
+        let len = self.total_seqlen() * row * self.geometry.head_dim;
+        let AttentionPointers { query, attn_mask, attn_output } = self.pointers;
+        // SAFETY: assume_checked: each pointer is valid for its tensor's shape, bytes are aligned anywhere, and the
+        // output overlaps nothing. The address of an empty tensor is not used.
+        unsafe {
+            Tensors {
+                geometry: self.geometry,
+                indices: self.indices,
+                query: bytes(query, len),
+                mask: attn_mask.map(|mask| {
+                    let planes = if mask.per_head { self.geometry.num_heads } else { 1 };
+                    let plane = self.total_seqlen() * mask.width * self.t1_bytes();
+                    MaskRows::new(bytes(mask.data, planes * plane), mask, self.total_seqlen(), self.geometry.t1)
+                }),
+                rows: Rows::new(self),
+                output: match len {
+                    0 => &mut [],
+                    len => std::slice::from_raw_parts_mut(attn_output.cast(), len),
+                },
+            }
+        }
+    }
+}
+
+/// The bytes at `data`, which may be any address if `len` is 0.
+///
+/// # Safety
+/// Unless `len` is 0, `data` is valid for reads of `len` initialized bytes, which nobody writes for the lifetime.
+pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> &'a [u8] {
+    match len {
+        0 => &[],
+        // SAFETY: see `# Safety`.
+        len => unsafe { std::slice::from_raw_parts(data, len) },
+    }
+}
+
+/// A problem whose tensors are bytes that are checked against their length.
+pub(crate) struct Tensors<'a> {
+    pub(crate) geometry: AttentionGeometry,
+    pub(crate) indices: AttentionIndices<'a>,
+    pub(crate) query: &'a [u8],
+    pub(crate) mask: Option<MaskRows<'a>>,
+    /// The keys and values.
+    pub(crate) rows: Rows<'a>,
+    pub(crate) output: &'a mut [MaybeUninit<u8>],
+}

@@ -1,0 +1,113 @@
+//! The reference kernel: the specification as code, safe, scalar and single-threaded. It is never optimized.
+
+use std::mem::MaybeUninit;
+
+use half::f16;
+use kvcache_kernels::Workers;
+use kvcache_schema::ElementType;
+
+use crate::masking::{alibi_slopes, visible_keys};
+use crate::problem::{AttentionGeometry, AttentionKernel, AttentionProblem, RaggedRows, Tensors};
+use crate::rows::{Row, Rows, numbers};
+
+const KEY: usize = 0;
+const VALUE: usize = 1;
+
+/// The kernel that reads like the specification, query by query and head by head.
+///
+/// Everything is float32, and every sum is in order: an inner product over `head_dim` from the first element, the sums of
+/// weights and of weighted values over the keys from the first token. A query's result is made of its own sequence's rows
+/// alone, and of none behind those that it sees, so it depends on nothing else.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AttentionReference;
+
+impl AttentionKernel for AttentionReference {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn attend(&self, problem: &mut AttentionProblem<'_>, _: &dyn Workers) {
+        let Tensors { geometry, indices, query, mask, mut rows, output } = problem.tensors();
+        let AttentionGeometry { batch, num_heads, head_dim, t1, .. } = geometry;
+        let slopes = alibi_slopes(num_heads);
+        let head_len = head_dim * (t1.bits() / 8);
+        let (mut q, mut result) = (vec![0.0; head_dim], vec![0.0; head_dim]);
+        for b in 0..batch {
+            let RaggedRows { queries, keys } = indices.sequence(b);
+            let (n, m) = (queries.len(), keys.len());
+            for (i, token) in queries.enumerate() {
+                let visible = visible_keys(&geometry, b, n, m, i);
+                for (h, slope) in slopes.iter().enumerate() {
+                    let at = (token * num_heads + h) * head_len;
+                    numbers(&query[at..][..head_len], t1, &mut q);
+                    let mut bias = vec![0.0; visible];
+                    if let Some(mask) = &mask {
+                        mask.read(h, token, keys.start, &mut bias);
+                    }
+                    if geometry.is_alibi {
+                        for (j, bias) in bias.iter_mut().enumerate() {
+                            *bias += slope * (j as i64 - (m + i - n) as i64) as f32;
+                        }
+                    }
+                    let h = h / (num_heads / geometry.num_kv_heads);
+                    let row = Row { kv: KEY, b, start: keys.start, t: 0, h };
+                    attend(&q, &mut rows, row, &bias, &mut result);
+                    write(&result, t1, &mut output[at..][..head_len]);
+                }
+            }
+        }
+    }
+}
+
+/// The output of query `q` over as many keys and values, from the token of `row` on, as there are elements in `bias`.
+fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [f32]) {
+    let factor = 1.0 / (q.len() as f32).sqrt();
+    let mut values = vec![0.0; q.len()];
+    let scores: Vec<f32> = bias
+        .iter()
+        .enumerate()
+        .map(|(t, &bias)| {
+            if bias == f32::NEG_INFINITY {
+                return bias; // whatever the key: NaN does not reach whom a mask hides it from
+            }
+            rows.read(Row { kv: KEY, t, ..row }, &mut values);
+            let product = q.iter().zip(&values).fold(0.0, |sum, (q, k)| sum + q * k);
+            product * factor + bias
+        })
+        .collect();
+    // A NaN is never the largest, but makes its weight NaN and so everything.
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    result.fill(0.0);
+    let mut total = 0.0;
+    for (t, score) in scores.into_iter().enumerate() {
+        if score == f32::NEG_INFINITY {
+            continue;
+        }
+        let weight = (score - largest).exp();
+        total += weight;
+        rows.read(Row { kv: VALUE, t, ..row }, &mut values);
+        for (sum, value) in result.iter_mut().zip(&values) {
+            *sum += weight * value;
+        }
+    }
+    // Nothing seen: zeros.
+    if total != 0.0 {
+        result.iter_mut().for_each(|sum| *sum /= total);
+    }
+}
+
+/// Writes numbers, rounded to T1.
+fn write(values: &[f32], t1: ElementType, output: &mut [MaybeUninit<u8>]) {
+    match t1 {
+        ElementType::Float16 => {
+            for (bytes, &x) in output.as_chunks_mut().0.iter_mut().zip(values) {
+                *bytes = f16::from_f32(x).to_ne_bytes().map(MaybeUninit::new);
+            }
+        }
+        _ => {
+            for (bytes, &x) in output.as_chunks_mut().0.iter_mut().zip(values) {
+                *bytes = x.to_ne_bytes().map(MaybeUninit::new);
+            }
+        }
+    }
+}

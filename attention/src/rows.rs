@@ -1,0 +1,156 @@
+//! Rows of keys and values as float32, wherever they are: each is what `KeyValueCache` would give, rounded to T1.
+
+use std::ptr::NonNull;
+
+use half::f16;
+use kvcache_kernels::quantize::{HeadCodec, Real};
+use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice};
+use kvcache_schema::ElementType;
+
+use crate::problem::{AttentionProblem, Keys, bytes};
+
+/// The keys and values of a call.
+pub(crate) struct Rows<'a> {
+    source: Source<'a>,
+    num_kv_heads: usize,
+    t1: ElementType,
+    /// The memory of the row that is being read.
+    cells: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+enum Source<'a> {
+    /// `key` and `value`, T1, shape (`kvstarts[B]`, Hk, Dh).
+    Packed([&'a [u8]; 2]),
+    /// One layer of a cache.
+    Cache {
+        cache: SharedSlice<'a, u8>,
+        scale: SharedSlice<'a, u8>,
+        layer: CacheBytes,
+        addressing: Addressing<'a>,
+        t2: ElementType,
+        quant: Option<Quant>,
+    },
+}
+
+/// A row of a key head or of a value head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    /// 0 for keys and 1 for values.
+    pub(crate) kv: usize,
+    /// The sequence.
+    pub(crate) b: usize,
+    /// The first of the sequence's rows, where they are packed.
+    pub(crate) start: usize,
+    /// The token, counted in the sequence.
+    pub(crate) t: usize,
+    /// The key head.
+    pub(crate) h: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// The keys and values of a problem.
+    pub(crate) fn new(problem: &'a AttentionProblem<'_>) -> Self {
+        let geometry = problem.geometry();
+        let t1_head = geometry.head_dim * problem.t1_bytes();
+        let (source, cells, scales) = match problem.keys() {
+            Keys::Packed(pointers) => {
+                let len = problem.total_kvlen() * geometry.num_kv_heads * t1_head;
+                // SAFETY: assume_checked: both are valid for reads of their shape, and nobody writes them.
+                (Source::Packed(pointers.map(|data| unsafe { bytes(data, len) })), t1_head, 0)
+            }
+            Keys::Cache(stored) => {
+                let geometry = stored.geometry();
+                let layer = CacheBytes::new(geometry);
+                let cache_len = geometry.t2.bytes(geometry.cache_len).unwrap_or_default();
+                let scale_len = geometry.quant.map_or(0, |quant| quant.scale_len * (quant.t3.bits() / 8));
+                let pointers = stored.pointers();
+                let source = Source::Cache {
+                    cache: shared(pointers.cache, cache_len),
+                    scale: shared(pointers.scale, scale_len),
+                    layer,
+                    addressing: stored.indices().addressing,
+                    t2: geometry.t2,
+                    quant: geometry.quant,
+                };
+                (source, layer.cache.head_len, layer.scale.head_len)
+            }
+        };
+        Self {
+            source,
+            num_kv_heads: geometry.num_kv_heads,
+            t1: geometry.t1,
+            cells: vec![0; cells],
+            scales: vec![0; scales],
+        }
+    }
+
+    /// Reads a row of `head_dim` values, each a number of T1.
+    pub(crate) fn read(&mut self, row: Row, values: &mut [f32]) {
+        let Row { kv, b, start, t, h } = row;
+        let Self { source, num_kv_heads, t1, cells, scales } = self;
+        match source {
+            Source::Packed(rows) => {
+                let len = cells.len();
+                numbers(&rows[kv][((start + t) * *num_kv_heads + h) * len..][..len], *t1, values);
+            }
+            Source::Cache { cache, scale, layer, addressing, t2, quant } => {
+                let (cache_at, scale_at) = layer.head(addressing.slot(b, t), kv, h);
+                cache.read(cache_at, cells);
+                scale.read(scale_at, scales);
+                match quant {
+                    None => numbers(cells, *t2, values),
+                    Some(quant) => dequantize(*quant, cells, scales, values),
+                }
+                if *t1 == ElementType::Float16 {
+                    values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+                }
+            }
+        }
+    }
+}
+
+/// The bytes of a cache or scale, of which the call may read its own slots.
+fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
+    match NonNull::new(data) {
+        // SAFETY: `Problem::assume_checked`: cache and scale are valid for reads and writes of their shape, and nobody
+        // else writes the slots that a call loads, which are the only ones that are read here.
+        Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
+        // SAFETY: a dangling pointer is aligned and valid for no elements.
+        _ => unsafe { SharedSlice::from_raw_parts(NonNull::dangling(), 0) },
+    }
+}
+
+/// The elements of a float tensor.
+pub(crate) fn numbers(bytes: &[u8], element: ElementType, values: &mut [f32]) {
+    match element {
+        ElementType::Float16 => {
+            for (x, &bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f16::from_ne_bytes(bytes).to_f32();
+            }
+        }
+        _ => {
+            for (x, &bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f32::from_ne_bytes(bytes);
+            }
+        }
+    }
+}
+
+/// The values of a head of codes, rounded to T3, which float32 holds exactly.
+fn dequantize(quant: Quant, codes: &[u8], scales: &[u8], values: &mut [f32]) {
+    fn decode<T3: Real, const N: usize>(
+        quant: Quant,
+        codes: &[u8],
+        scales: &[u8],
+        values: &mut [f32],
+        of: fn([u8; N]) -> T3,
+    ) {
+        let scales: Vec<T3> = scales.as_chunks().0.iter().map(|&bytes| of(bytes)).collect();
+        HeadCodec { bits: quant.bits, group: quant.group }.decode(codes, &scales, values);
+    }
+    match quant.t3 {
+        ElementType::Float16 => decode(quant, codes, scales, values, f16::from_ne_bytes),
+        _ => decode(quant, codes, scales, values, f32::from_ne_bytes),
+    }
+}

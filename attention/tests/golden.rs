@@ -1,0 +1,36 @@
+//! The kernels pass every golden case of a legal call. Refusals are `kvcache-op`'s, which makes the calls that it has
+//! checked.
+
+#[path = "common/call.rs"]
+mod call;
+
+use call::{State, attend};
+use kvcache_attention::{AttentionKernel, AttentionReference};
+use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
+use kvcache_golden::{Expected, Outcome};
+
+/// A kernel as the conformance suite sees it.
+struct Attention<'a>(&'a dyn AttentionKernel);
+
+impl Implementation for Attention<'_> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        let mut state = State { cache: case.cache.clone(), scale: case.scale.clone() };
+        let calls = case.steps.iter().map(|step| {
+            let outcome = Outcome::Done(attend(self.0, &case.attributes, &step.inputs, &mut state));
+            CallResult { outcome, cache: state.cache.clone(), scale: state.scale.clone() }
+        });
+        Ok(calls.collect())
+    }
+
+    fn cannot_run(&self, case: &Case) -> Option<String> {
+        let refused = case.steps.iter().any(|step| matches!(step.expected, Expected::Refusal { .. }));
+        refused.then(|| "a kernel gets legal calls alone".to_owned())
+    }
+}
+
+#[test]
+fn the_reference_passes() {
+    let report = run(&Attention(&AttentionReference), &cases().expect("the golden cases can be read"));
+    assert!(report.failures.is_empty(), "{report}");
+    assert!(report.passed > 200, "{report}");
+}
