@@ -1,6 +1,6 @@
 //! Checks the attributes of a node.
 
-use kvcache_schema::{Attributes, CacheLayout, CacheMode, QuantBit};
+use kvcache_schema::{AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit};
 
 use crate::error::Error;
 
@@ -20,17 +20,7 @@ pub(crate) struct Config {
 impl Config {
     /// Checks every attribute: first its own range, then the rules that involve a second attribute.
     pub(crate) fn new(attributes: &Attributes) -> Result<Self, Error> {
-        for spec in &Attributes::SPEC {
-            let got = spec.value(attributes);
-            if !spec.contains(got) {
-                let expected = match (spec.one_of, spec.max) {
-                    (Some(legal), _) => format!("one of {legal:?}"),
-                    (None, Some(max)) => format!("{} to {max}", spec.min),
-                    (None, None) => format!("at least {}", spec.min),
-                };
-                return Err(Error::AttributeOutOfRange { name: spec.name, got, expected });
-            }
-        }
+        ranges(&Attributes::SPEC, attributes)?;
         let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
         self::layer_idx(layer_idx as usize, num_layer as usize)?;
         let quant = QuantBit::from_code(quant_bit);
@@ -54,6 +44,22 @@ impl Config {
             page_size: page_size as usize,
         })
     }
+}
+
+/// Checks each attribute against its own range.
+pub(crate) fn ranges<A>(specs: &[AttributeSpec<A>], attributes: &A) -> Result<(), Error> {
+    for spec in specs {
+        let got = spec.value(attributes);
+        if !spec.contains(got) {
+            let expected = match (spec.one_of, spec.max) {
+                (Some(legal), _) => format!("one of {legal:?}"),
+                (None, Some(max)) => format!("{} to {max}", spec.min),
+                (None, None) => format!("at least {}", spec.min),
+            };
+            return Err(Error::AttributeOutOfRange { name: spec.name, got, expected });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that a layer is one of those that the cache has.

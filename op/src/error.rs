@@ -130,11 +130,13 @@ pub enum Error {
         got: i64,
     },
 
-    /// `seqstarts` that do not end with the number of current tokens.
-    #[error("{input} ends with {got}, expected {expected}, the number of tokens in current_key")]
+    /// `seqstarts` or `kvstarts` that do not end with the number of rows that they cut into sequences.
+    #[error("{input} ends with {got}, expected {expected}, the number of tokens in {of}")]
     StartsTotal {
-        /// `seqstarts`.
+        /// `seqstarts` or `kvstarts`.
         input: &'static str,
+        /// The tensor that has the rows.
+        of: &'static str,
         /// Its last entry.
         got: i64,
         /// The number of tokens.
@@ -245,6 +247,33 @@ pub enum Error {
         slot: usize,
     },
 
+    /// A type of keys, values and queries that has no scores.
+    #[error("{input} is of type {got}, expected float32 or float16: attention has no other T1")]
+    AttentionType {
+        /// The tensor whose type is T1.
+        input: &'static str,
+        /// Its type.
+        got: ElementType,
+    },
+
+    /// An `attn_mask` without a column for every key.
+    #[error("attn_mask has {got} columns (shape {shape}), expected at least {expected}, the last entry of kvstarts")]
+    MaskTooSmall {
+        /// Its shape.
+        shape: Shape,
+        /// Its columns (W).
+        got: usize,
+        /// The keys of all sequences.
+        expected: usize,
+    },
+
+    /// A negative `decoding_batches`.
+    #[error("decoding_batches is {got}, expected at least 0")]
+    DecodingBatchesNegative {
+        /// Its value.
+        got: i64,
+    },
+
     /// A size that does not fit in 64 bits.
     #[error("the size of {input} (shape {shape}) does not fit in 64 bits")]
     SizeOverflow {
@@ -254,10 +283,10 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// An output of [`run_alloc`](crate::KeyValueCache::run_alloc) for which there is no memory.
+    /// An output of a `run_alloc` for which there is no memory.
     #[error("out of memory for {output} (shape {shape})")]
     OutOfMemory {
-        /// `key` or `value`.
+        /// The output's name.
         output: &'static str,
         /// Its shape.
         shape: Shape,
@@ -342,6 +371,9 @@ impl Error {
             Self::TooManyPages { .. } => "too_many_pages",
             Self::PageRange { .. } => "page_range",
             Self::WriteConflict { .. } => "write_conflict",
+            Self::AttentionType { .. } => "attention_type",
+            Self::MaskTooSmall { .. } => "mask_too_small",
+            Self::DecodingBatchesNegative { .. } => "decoding_batches_negative",
             Self::SizeOverflow { .. } => "size_overflow",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::NotContiguous { .. } => "not_contiguous",

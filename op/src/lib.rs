@@ -3,6 +3,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("caches are addressed with 64 bits");
 
+mod attention;
 mod attributes;
 mod backend;
 mod call;
@@ -18,6 +19,10 @@ mod validate;
 #[cfg(feature = "rayon")]
 mod workers;
 
+pub use attention::{
+    AttentionBackend, AttentionCall, AttentionInputs, AttentionLayers, CacheAttentionInputs, MultiHeadAttention,
+    MultiHeadCacheAttention,
+};
 pub use backend::Backend;
 pub use call::{Call, Outputs};
 pub use error::Error;
@@ -26,7 +31,9 @@ pub use inputs::{IndexInputs, Inputs};
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
-pub use kvcache_schema::{Attributes, CacheLayout, CacheMode, ElementType};
+pub use kvcache_schema::{
+    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType,
+};
 pub use layers::Layers;
 pub use operator::KeyValueCache;
 pub use tensor::{Element, Shape, TensorMut, TensorRef};

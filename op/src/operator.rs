@@ -182,7 +182,7 @@ impl KeyValueCache {
 }
 
 /// An output of this shape, uninitialized. Its size is the caller's, so a failed allocation is an error, not an abort.
-fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
+pub(crate) fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
     let out_of_memory = || Error::OutOfMemory { output, shape: shape.into() };
     let len = shape::elements(&shape).ok_or_else(out_of_memory)?;
     let mut elements = Vec::new();

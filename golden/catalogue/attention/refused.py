@@ -64,9 +64,9 @@ def types() -> Iterator[AttentionCase]:
     """Types that have no scores, or are not those of the other tensors."""
     about = "int8 keys and values, which KeyValueCache stores, have no scores."
     case = over_cache("refuse-int8", about, "int8 int8", (2, 2), 8)
-    yield case.refuse("illegal_types", ["int8"], *BATCH)
+    yield case.refuse("attention_type", ["int8"], *BATCH)
     case = packed("refuse-packed-int8", "int8 keys and values have no scores.", "int8", (2, 2), 8)
-    yield case.refuse("illegal_types", ["int8"], *BATCH)
+    yield case.refuse("attention_type", ["int8"], *BATCH)
     case = fused("type-of-query", "query is float16, current_key is float32.")
     query = case.inputs(BATCH, {}).query.astype(np.float16)
     yield case.refuse("type_mismatch", ["query", "float16", "float32"], *BATCH, query=query)

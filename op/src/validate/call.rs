@@ -31,7 +31,7 @@ pub(crate) struct CheckedCall<'a> {
     cache: *mut u8,
     scale: *mut u8,
     /// The memory of every tensor checked so far.
-    extents: Extents,
+    pub(crate) extents: Extents,
     /// The shape that `key` and `value` must have.
     pub(crate) output_shape: [usize; 3],
 }
@@ -164,6 +164,20 @@ impl CheckedCall<'_> {
         outputs(self.geometry.t1, self.output_shape, self.extents.clone(), [key, value])?;
         let &Self { current, cache, scale, .. } = self;
         Ok(Pointers { current, cache, scale, outputs: [key.data, value.data] })
+    }
+}
+
+impl<'a> CheckedCall<'a> {
+    /// Rows of `current_key` and `current_value`.
+    pub(crate) fn tokens(&self) -> usize {
+        self.indices.seqstarts[self.geometry.batch] as usize
+    }
+
+    /// The call, to store its current tokens: with `num_repeat` 0 it has no outputs.
+    pub(crate) fn into_stores(self) -> (Geometry, Indices<'a>, Pointers) {
+        let Self { geometry, indices, current, cache, scale, .. } = self;
+        let pointers = Pointers { current, cache, scale, outputs: [ptr::null_mut(); 2] };
+        (Geometry { num_repeat: 0, ..geometry }, indices, pointers)
     }
 }
 

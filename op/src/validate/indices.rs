@@ -21,7 +21,7 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
     if let Some(expected) = dims.total_seqlen
         && usize::try_from(got) != Ok(expected)
     {
-        return Err(Error::StartsTotal { input: "seqstarts", got, expected });
+        return Err(Error::StartsTotal { input: "seqstarts", of: "current_key", got, expected });
     }
 
     for b in 0..dims.batch {
@@ -77,7 +77,7 @@ pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) 
 }
 
 /// The values of an int64 tensor whose type, shape and memory have been checked.
-fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
+pub(crate) fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
         0 => &[],
         // SAFETY: a TensorRef is valid for reads of its shape for 'a; that it is int64, aligned, contiguous and of a
@@ -87,7 +87,7 @@ fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
 }
 
 /// Checks that starts begin with 0 and never decrease.
-fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
+pub(crate) fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
     if starts[0] != 0 {
         return Err(Error::StartsNotZero { input, got: starts[0] });
     }
@@ -98,7 +98,7 @@ fn starts(input: &'static str, starts: &[i64]) -> Result<(), Error> {
 }
 
 /// Checks that the bound is no less than the longest sequence.
-fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Result<(), Error> {
+pub(crate) fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Result<(), Error> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let longest = lengths.max_by_key(|&(_, len)| len);
     let expected = longest.map_or(0, |(_, len)| len);

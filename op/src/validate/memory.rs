@@ -83,7 +83,7 @@ impl TensorMut<'_> {
 
 /// The address ranges of the tensors of a call that have been checked so far.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Extents(SmallVec<[Extent; 12]>);
+pub(crate) struct Extents(SmallVec<[Extent; 14]>);
 
 #[derive(Debug, Clone, Copy)]
 struct Extent {

@@ -1,9 +1,9 @@
 //! Validation: every rule is checked before the first byte is written.
 
 mod call;
-mod indices;
+pub(crate) mod indices;
 mod memory;
-mod shapes;
+pub(crate) mod shapes;
 mod types;
 
 pub(crate) use call::{CheckedCall, call, layer};
@@ -11,6 +11,5 @@ pub(crate) use call::{CheckedCall, call, layer};
 pub(crate) use call::{CheckedTensors, output_shape, outputs, tensors};
 #[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
-#[cfg(feature = "cuda")]
 pub(crate) use memory::Extents;
-pub(crate) use types::{equal_types, types};
+pub(crate) use types::{equal_type, equal_types, types};

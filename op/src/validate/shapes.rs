@@ -97,7 +97,7 @@ pub(super) fn check(
 }
 
 /// Checks a tensor's shape against the one that it must have.
-pub(super) fn equal(input: &'static str, shape: &Shape, expected: &[usize], reason: &'static str) -> Result<(), Error> {
+pub(crate) fn equal(input: &'static str, shape: &Shape, expected: &[usize], reason: &'static str) -> Result<(), Error> {
     if shape.len() != expected.len() {
         return Err(Error::RankMismatch { input, shape: shape.clone(), expected: expected.len() });
     }
@@ -115,11 +115,11 @@ pub(super) fn equal(input: &'static str, shape: &Shape, expected: &[usize], reas
 }
 
 /// The axes of a tensor that must have `N` of them.
-fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result<[usize; N], Error> {
+pub(crate) fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result<[usize; N], Error> {
     shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), expected: N })
 }
 
 /// Checks that a tensor has no axis or one.
-fn scalar_or_one_axis(input: &'static str, shape: &Shape) -> Result<(), Error> {
+pub(crate) fn scalar_or_one_axis(input: &'static str, shape: &Shape) -> Result<(), Error> {
     if shape.len() <= 1 { Ok(()) } else { Err(Error::RankMismatch { input, shape: shape.clone(), expected: 0 }) }
 }

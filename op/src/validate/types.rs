@@ -25,6 +25,6 @@ pub(crate) fn equal_types(got: TypeCombination, expected: TypeCombination) -> Re
 }
 
 /// Checks that a tensor has the one type that it may have.
-pub(super) fn equal_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
+pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
     if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }
 }

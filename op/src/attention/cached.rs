@@ -1,0 +1,232 @@
+//! The operator `MultiHeadCacheAttention`.
+
+use kvcache_attention::{AttentionGeometry, AttentionIndices, Mask};
+use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
+
+use super::backend::AttentionBackend;
+use super::call::{AttentionCall, CheckedKeys};
+use super::config::AttentionConfig;
+use super::inputs::CacheAttentionInputs;
+use super::validate as attention;
+use crate::attributes::Config;
+use crate::backend::Backend;
+use crate::error::Error;
+use crate::infer::Dim;
+use crate::inputs::{IndexInputs, Inputs};
+use crate::tensor::{TensorMut, TensorRef};
+use crate::validate::{self, CheckedCall, shapes};
+
+/// The operator `dynamic_batching.MultiHeadCacheAttention` with checked attributes: stores the current keys and values,
+/// then each sequence's queries attend over all of its tokens in the cache.
+///
+/// It holds no other state and can be used by several threads at once.
+///
+/// ```
+/// use kvcache_op::{CacheAttentionInputs, CacheAttentionAttributes, IndexInputs, Inputs, MultiHeadCacheAttention, Serial};
+/// use ndarray::{Array3, Array5};
+///
+/// # fn main() -> Result<(), kvcache_op::Error> {
+/// let mut attributes = CacheAttentionAttributes::default();
+/// for (name, value) in [("num_heads", 8), ("num_kv_heads", 2), ("head_dim", 64)] {
+///     assert!(attributes.set(name, value));
+/// }
+/// let op = MultiHeadCacheAttention::new(attributes)?;
+/// let mut cache = Array5::<f32>::zeros((1024, 1, 2, 2, 64)); // (MaxT, L, 2, Hk, Dh): cache_layout 0
+/// let (query, current) = (Array3::<f32>::ones((3, 8, 64)), Array3::<f32>::ones((3, 2, 64)));
+/// let inputs = CacheAttentionInputs {
+///     query: (&query).into(),
+///     stored: Inputs {
+///         current_key: (&current).into(),
+///         current_value: (&current).into(),
+///         indices: IndexInputs {
+///             seqstarts: (&[0, 1, 3]).into(),
+///             kvstarts: (&[0, 11, 13]).into(),
+///             cachestarts: (&[512, 0]).into(),
+///             start_pos: (&[10, 0]).into(),
+///             max_seqlen: (&2).into(),
+///             max_kvlen: (&11).into(),
+///         },
+///     },
+///     decoding_batches: (&1).into(),
+///     attn_mask: None,
+/// };
+/// let output = op.check(&inputs, (&mut cache).into(), None)?.run_alloc::<f32>(&Serial)?;
+/// assert_eq!(output[[2, 7, 63]], 1.0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct MultiHeadCacheAttention {
+    attributes: CacheAttentionAttributes,
+    config: AttentionConfig,
+    /// Of the cache; `num_repeat` is 0, since nothing is loaded.
+    cache: Config,
+    backend: AttentionBackend,
+    store: Backend,
+}
+
+impl MultiHeadCacheAttention {
+    /// The operator with these attributes.
+    ///
+    /// # Errors
+    /// [`Error::AttributeOutOfRange`].
+    pub fn new(attributes: CacheAttentionAttributes) -> Result<Self, Error> {
+        Ok(Self {
+            config: AttentionConfig::new(&attributes.attention)?,
+            cache: Config { num_repeat: 0, ..Config::new(&attributes.cache)? },
+            attributes,
+            backend: AttentionBackend::default(),
+            store: Backend::default(),
+        })
+    }
+
+    /// The same operator on other kernels: one that attends, one that stores.
+    #[must_use]
+    pub fn with_backends(self, backend: AttentionBackend, store: Backend) -> Self {
+        Self { backend, store, ..self }
+    }
+
+    /// The attributes that the operator was made with.
+    pub fn attributes(&self) -> &CacheAttentionAttributes {
+        &self.attributes
+    }
+
+    /// The shape of `attn_output`, as far as it is known before a call; `query` is the shape of `query`.
+    pub fn infer_shape(&self, query: Option<&[Dim]>) -> [Dim; 3] {
+        self.config.infer_shape(query)
+    }
+
+    /// Checks a call; nothing is written yet.
+    ///
+    /// # Errors
+    /// Every [`Error`] that concerns the inputs, `cache` or `scale`.
+    pub fn check<'a>(
+        &self,
+        inputs: &CacheAttentionInputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+    ) -> Result<AttentionCall<'a>, Error> {
+        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
+        let Inputs { current_key, current_value, indices } = stored;
+        self.types(current_key.element, current_value.element, &cache, scale.as_ref())?;
+        attention::query(&self.config, current_key.element, query)?;
+        let current = Some([current_key, current_value]);
+        let checked = validate::call(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
+        let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
+        let expected = [checked.tokens(), num_kv_heads, head_dim];
+        shapes::equal("current_key", &current_key.shape, &expected, "by num_kv_heads and head_dim")?;
+        self.step(checked, decoding_batches, attn_mask.as_ref())?.call(query)
+    }
+
+    /// Checks what the calls of all layers of one step have in common: indices, mask, cache and scale; `t1` is the type
+    /// of each layer's tensors. The attribute `layer_idx` is not used; [`AttentionLayers::layer`] makes the call of one
+    /// layer, and checks what is its own.
+    ///
+    /// # Errors
+    /// Every [`Error`] that concerns the index inputs, `attn_mask`, `cache` or `scale`.
+    pub fn check_layers<'a>(
+        &self,
+        t1: ElementType,
+        indices: &IndexInputs<'a>,
+        decoding_batches: &TensorRef<'a>,
+        attn_mask: Option<&TensorRef<'a>>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+    ) -> Result<AttentionLayers<'a>, Error> {
+        self.types(t1, t1, &cache, scale.as_ref())?;
+        let checked = validate::call(&self.cache, t1, None, indices, &cache, scale.as_ref())?;
+        if let Ok(shape) = cache.shape[..].try_into() {
+            let dims = self.cache.layout.dims(shape);
+            let dims = CacheDims { num_heads: self.config.num_kv_heads, inner: self.config.head_dim, ..dims };
+            let expected = self.cache.layout.shape(dims);
+            shapes::equal("cache", &cache.shape, &expected, "by cache_layout, num_kv_heads and head_dim")?;
+        }
+        Ok(AttentionLayers { num_layer: self.cache.num_layer, step: self.step(checked, decoding_batches, attn_mask)? })
+    }
+
+    fn types(
+        &self,
+        t1: ElementType,
+        current_value: ElementType,
+        cache: &TensorMut<'_>,
+        scale: Option<&TensorMut<'_>>,
+    ) -> Result<(), Error> {
+        attention::t1("current_key", t1)?;
+        let quant_bit = self.attributes.cache.quant_bit;
+        let t3 = scale.map(|scale| scale.element);
+        validate::types(TypeCombination { quant_bit, t1, t2: cache.element, t3 }, current_value)
+    }
+    /// Checks what belongs to the attention of a call or of a step: the mask and `decoding_batches`.
+    fn step<'a>(
+        &self,
+        mut checked: CheckedCall<'a>,
+        decoding_batches: &TensorRef<'a>,
+        attn_mask: Option<&TensorRef<'a>>,
+    ) -> Result<Step<'a>, Error> {
+        let batch = checked.geometry.batch;
+        let t1 = checked.geometry.t1;
+        let decoding_batches = attention::decoding_batches(decoding_batches, batch, &mut checked.extents)?;
+        let total_kvlen = checked.indices.kvstarts[batch] as usize;
+        let mask = attention::mask(&self.config, t1, attn_mask, checked.tokens(), total_kvlen, &mut checked.extents)?;
+        let geometry = attention::geometry(&self.config, t1, batch, decoding_batches);
+        Ok(Step { config: self.config, backend: self.backend, store: self.store, geometry, checked, attn_mask: mask })
+    }
+}
+
+/// A call of which everything has been checked but `query`.
+#[derive(Debug)]
+struct Step<'a> {
+    config: AttentionConfig,
+    backend: AttentionBackend,
+    store: Backend,
+    geometry: AttentionGeometry,
+    checked: CheckedCall<'a>,
+    attn_mask: Option<Mask>,
+}
+
+impl<'a> Step<'a> {
+    fn call(self, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
+        let Self { config, backend, store, geometry, mut checked, attn_mask } = self;
+        attention::query(&config, geometry.t1, query)?;
+        attention::query_rows(query, checked.tokens())?;
+        checked.extents.read("query", query.into())?;
+        Ok(AttentionCall {
+            backend,
+            geometry,
+            indices: AttentionIndices { seqstarts: checked.indices.seqstarts, kvstarts: checked.indices.kvstarts },
+            query: query.data,
+            attn_mask,
+            extents: std::mem::take(&mut checked.extents),
+            keys: CheckedKeys::Cache(checked, store),
+        })
+    }
+}
+
+/// The calls of all layers of one step: their indices, mask, cache and scale have been checked, and nothing is written
+/// yet.
+#[derive(Debug)]
+pub struct AttentionLayers<'a> {
+    num_layer: usize,
+    step: Step<'a>,
+}
+
+impl AttentionLayers<'_> {
+    /// The call of one layer; nothing is written yet. `query` is of type T1 and shape (`seqstarts[B]`, Hq, Dh),
+    /// `current_key` and `current_value` are (`seqstarts[B]`, Hk, Dh). Layers can be called in any order, again too, and
+    /// one at a time.
+    ///
+    /// # Errors
+    /// [`Error::AttributeOutOfRange`] for a layer that the cache does not have, and every [`Error`] that concerns
+    /// `query`, `current_key` or `current_value`.
+    pub fn layer<'c>(
+        &'c mut self,
+        layer_idx: usize,
+        query: &TensorRef<'c>,
+        current_key: &TensorRef<'c>,
+        current_value: &TensorRef<'c>,
+    ) -> Result<AttentionCall<'c>, Error> {
+        let &Step { config, backend, store, geometry, ref checked, attn_mask } = &self.step;
+        let checked = validate::layer(checked, self.num_layer, layer_idx, [current_key, current_value])?;
+        Step { config, backend, store, geometry, checked, attn_mask }.call(query)
+    }
+}

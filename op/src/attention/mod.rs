@@ -1,0 +1,15 @@
+//! The attention operators: `MultiHeadAttention` over packed keys and values, `MultiHeadCacheAttention` over the cache.
+
+mod backend;
+mod cached;
+mod call;
+mod config;
+mod inputs;
+mod packed;
+mod validate;
+
+pub use backend::AttentionBackend;
+pub use cached::{AttentionLayers, MultiHeadCacheAttention};
+pub use call::AttentionCall;
+pub use inputs::{AttentionInputs, CacheAttentionInputs};
+pub use packed::MultiHeadAttention;

@@ -1,0 +1,141 @@
+//! The operator `MultiHeadAttention`.
+
+use kvcache_attention::AttentionIndices;
+use kvcache_schema::{AttentionAttributes, ElementType};
+
+use super::backend::AttentionBackend;
+use super::call::{AttentionCall, CheckedKeys};
+use super::config::AttentionConfig;
+use super::inputs::AttentionInputs;
+use super::validate;
+use crate::error::Error;
+use crate::infer::Dim;
+use crate::validate::{Extents, equal_type, indices, shapes};
+
+/// The operator `dynamic_batching.MultiHeadAttention` with checked attributes: each sequence's queries attend over its
+/// packed keys and values.
+///
+/// It holds no other state and can be used by several threads at once.
+///
+/// ```
+/// use kvcache_op::{AttentionAttributes, AttentionInputs, MultiHeadAttention, Serial};
+/// use ndarray::Array3;
+///
+/// # fn main() -> Result<(), kvcache_op::Error> {
+/// let attributes = AttentionAttributes { num_heads: 8, num_kv_heads: 2, head_dim: 64, ..Default::default() };
+/// let op = MultiHeadAttention::new(attributes)?;
+/// let query = Array3::<f32>::ones((3, 8, 64)); // a prompt of 2 tokens, and a decoding step behind 10
+/// let rows = Array3::<f32>::ones((13, 2, 64));
+/// let inputs = AttentionInputs {
+///     query: (&query).into(),
+///     key: (&rows).into(),
+///     value: (&rows).into(),
+///     seqstarts: (&[0, 2, 3]).into(),
+///     kvstarts: (&[0, 2, 13]).into(),
+///     decoding_batches: (&0).into(),
+///     max_seqlen: (&2).into(),
+///     max_kvlen: (&11).into(),
+///     attn_mask: None,
+/// };
+/// let output = op.check(&inputs)?.run_alloc::<f32>(&Serial)?;
+/// assert_eq!(output.dim(), (3, 8, 64));
+/// assert_eq!(output[[2, 7, 63]], 1.0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct MultiHeadAttention {
+    attributes: AttentionAttributes,
+    config: AttentionConfig,
+    backend: AttentionBackend,
+}
+
+impl MultiHeadAttention {
+    /// The operator with these attributes.
+    ///
+    /// # Errors
+    /// [`Error::AttributeOutOfRange`].
+    pub fn new(attributes: AttentionAttributes) -> Result<Self, Error> {
+        Ok(Self { config: AttentionConfig::new(&attributes)?, attributes, backend: AttentionBackend::default() })
+    }
+
+    /// The same operator on another kernel.
+    #[must_use]
+    pub fn with_backend(self, backend: AttentionBackend) -> Self {
+        Self { backend, ..self }
+    }
+
+    /// The attributes that the operator was made with.
+    pub fn attributes(&self) -> &AttentionAttributes {
+        &self.attributes
+    }
+
+    /// The shape of `attn_output`, as far as it is known before a call; `query` is the shape of `query`.
+    pub fn infer_shape(&self, query: Option<&[Dim]>) -> [Dim; 3] {
+        self.config.infer_shape(query)
+    }
+
+    /// Checks a call; nothing is written yet.
+    ///
+    /// # Errors
+    /// Every [`Error`] that concerns the inputs.
+    pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
+        let config = &self.config;
+        let t1 = inputs.query.element;
+        validate::t1("query", t1)?;
+        let index_inputs = [
+            ("seqstarts", &inputs.seqstarts),
+            ("kvstarts", &inputs.kvstarts),
+            ("max_seqlen", &inputs.max_seqlen),
+            ("max_kvlen", &inputs.max_kvlen),
+        ];
+        let rows = [("key", &inputs.key), ("value", &inputs.value)];
+        rows.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, t1))?;
+        index_inputs.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, ElementType::Int64))?;
+
+        let tokens = validate::query(config, t1, &inputs.query)?;
+        let [total_kvlen, ..] = shapes::rank::<3>("key", &inputs.key.shape)?;
+        let expected = [total_kvlen, config.num_kv_heads, config.head_dim];
+        for (name, tensor) in rows {
+            shapes::equal(name, &tensor.shape, &expected, "as in key, by num_kv_heads and head_dim")?;
+        }
+        let [starts] = shapes::rank("seqstarts", &inputs.seqstarts.shape)?;
+        shapes::equal("seqstarts", &inputs.seqstarts.shape, &[starts.max(1)], "as many as sequences, and the total")?;
+        shapes::equal("kvstarts", &inputs.kvstarts.shape, &[starts], "as in seqstarts")?;
+        for (name, bound) in [("max_seqlen", &inputs.max_seqlen), ("max_kvlen", &inputs.max_kvlen)] {
+            shapes::scalar_or_one_axis(name, &bound.shape)?;
+            shapes::equal(name, &bound.shape, &[1][..bound.shape.len()], "a single number")?;
+        }
+
+        let mut extents = Extents::default();
+        extents.read("query", (&inputs.query).into())?;
+        for (name, tensor) in rows.into_iter().chain(index_inputs) {
+            extents.read(name, tensor.into())?;
+        }
+        let batch = starts - 1;
+        let decoding_batches = validate::decoding_batches(&inputs.decoding_batches, batch, &mut extents)?;
+
+        let (seqstarts, kvstarts) = (indices::values(&inputs.seqstarts), indices::values(&inputs.kvstarts));
+        for (input, starts, of, expected) in
+            [("seqstarts", seqstarts, "query", tokens), ("kvstarts", kvstarts, "key", total_kvlen)]
+        {
+            indices::starts(input, starts)?;
+            if usize::try_from(starts[batch]) != Ok(expected) {
+                return Err(Error::StartsTotal { input, of, got: starts[batch], expected });
+            }
+        }
+        indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
+        indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
+        let attn_mask = inputs.attn_mask.as_ref();
+        let attn_mask = validate::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
+        Ok(AttentionCall {
+            backend: self.backend,
+            geometry: validate::geometry(config, t1, batch, decoding_batches),
+            indices: AttentionIndices { seqstarts, kvstarts },
+            keys: CheckedKeys::Packed([inputs.key.data, inputs.value.data]),
+            query: inputs.query.data,
+            attn_mask,
+            extents,
+        })
+    }
+}

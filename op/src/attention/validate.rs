@@ -1,0 +1,73 @@
+//! Checks what both attention operators have: queries, mask and `decoding_batches`.
+
+use kvcache_attention::{AttentionGeometry, Mask};
+use kvcache_schema::{ElementType, multi_head_attention};
+
+use super::config::AttentionConfig;
+use crate::error::Error;
+use crate::tensor::TensorRef;
+use crate::validate::{Extents, equal_type, indices, shapes};
+
+/// Checks that T1, the type of the tensor called `input`, has scores.
+pub(super) fn t1(input: &'static str, got: ElementType) -> Result<(), Error> {
+    if multi_head_attention::T1.contains(&got) { Ok(()) } else { Err(Error::AttentionType { input, got }) }
+}
+
+/// Checks type and shape of `query`, but not its number of rows; gives that.
+pub(super) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef<'_>) -> Result<usize, Error> {
+    equal_type("query", query.element, t1)?;
+    let [tokens, ..] = shapes::rank::<3>("query", &query.shape)?;
+    shapes::equal("query", &query.shape, &[tokens, config.num_heads, config.head_dim], "by num_heads and head_dim")?;
+    Ok(tokens)
+}
+
+/// Checks that `query` has as many rows as the call has tokens.
+pub(super) fn query_rows(query: &TensorRef<'_>, tokens: usize) -> Result<(), Error> {
+    let expected = [&[tokens], &query.shape[1..]].concat();
+    shapes::equal("query", &query.shape, &expected, "the number of current tokens, seqstarts[B]")
+}
+
+/// The mask, if it is given: a tensor without elements is none, whatever its type and rank. Checks type, shape and
+/// memory.
+pub(super) fn mask(
+    config: &AttentionConfig,
+    t1: ElementType,
+    mask: Option<&TensorRef<'_>>,
+    tokens: usize,
+    total_kvlen: usize,
+    extents: &mut Extents,
+) -> Result<Option<Mask>, Error> {
+    let Some(mask) = mask.filter(|mask| !mask.shape.contains(&0)) else { return Ok(None) };
+    equal_type("attn_mask", mask.element, t1)?;
+    let width = mask.shape.last().copied().unwrap_or_default();
+    let per_head = mask.shape.len() == 3;
+    let expected: &[usize] = if per_head { &[config.num_heads, tokens, width] } else { &[tokens, width] };
+    shapes::equal("attn_mask", &mask.shape, expected, "a row for each row of query, or that for each query head")?;
+    if width < total_kvlen {
+        return Err(Error::MaskTooSmall { shape: mask.shape.clone(), got: width, expected: total_kvlen });
+    }
+    extents.read("attn_mask", mask.into())?;
+    Ok(Some(Mask { data: mask.data, width, per_head }))
+}
+
+/// Checks type, shape and memory of `decoding_batches`, then its value; gives it, B at most.
+pub(super) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, extents: &mut Extents) -> Result<usize, Error> {
+    const NAME: &str = "decoding_batches";
+    equal_type(NAME, tensor.element, ElementType::Int64)?;
+    shapes::scalar_or_one_axis(NAME, &tensor.shape)?;
+    shapes::equal(NAME, &tensor.shape, &[1][..tensor.shape.len()], "a single number")?;
+    extents.read(NAME, tensor.into())?;
+    let got = indices::values(tensor)[0];
+    usize::try_from(got).map(|got| got.min(batch)).map_err(|_| Error::DecodingBatchesNegative { got })
+}
+
+/// The geometry of a checked call.
+pub(super) fn geometry(
+    config: &AttentionConfig,
+    t1: ElementType,
+    batch: usize,
+    decoding_batches: usize,
+) -> AttentionGeometry {
+    let &AttentionConfig { num_heads, num_kv_heads, head_dim, is_causal, is_alibi } = config;
+    AttentionGeometry { batch, num_heads, num_kv_heads, head_dim, t1, is_causal, is_alibi, decoding_batches }
+}

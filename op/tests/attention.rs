@@ -1,0 +1,204 @@
+//! The attention operators where golden cases cannot look: the caller's memory, outputs, and the layers of a step.
+
+use half::f16;
+use kvcache_op::{
+    AttentionAttributes, AttentionBackend, AttentionInputs, Attributes, CacheAttentionAttributes, CacheAttentionInputs,
+    Dim, ElementType, Error, IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention, Serial, TensorMut,
+    TensorRef,
+};
+use ndarray::{Array2, Array3, Array5, s};
+
+/// Four query heads on two, head_dim 8, three layers.
+fn attributes(layer_idx: i64) -> CacheAttentionAttributes {
+    CacheAttentionAttributes {
+        attention: AttentionAttributes { num_heads: 4, head_dim: 8, num_kv_heads: 2, ..Default::default() },
+        cache: Attributes { num_layer: 3, layer_idx, ..Attributes::default() },
+    }
+}
+
+/// Different numbers of one layer.
+fn numbers(shape: (usize, usize, usize), layer_idx: i64) -> Array3<f32> {
+    Array3::from_shape_fn(shape, |(t, h, d)| ((t * 31 + h * 17 + d * 7 + layer_idx as usize * 13) % 23) as f32 / 8.0 - 1.0)
+}
+
+/// A decode step after three tokens beside a prompt of two.
+fn indices() -> IndexInputs<'static> {
+    IndexInputs {
+        seqstarts: (&[0, 1, 3]).into(),
+        kvstarts: (&[0, 4, 6]).into(),
+        cachestarts: (&[1, 6]).into(),
+        start_pos: (&[3, 0]).into(),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&4).into(),
+    }
+}
+
+fn inputs<'a>(query: &'a Array3<f32>, current: &'a Array3<f32>) -> CacheAttentionInputs<'a> {
+    CacheAttentionInputs {
+        query: query.into(),
+        stored: Inputs { current_key: current.into(), current_value: current.into(), indices: indices() },
+        decoding_batches: (&1).into(),
+        attn_mask: None,
+    }
+}
+
+fn cache() -> Array5<f32> {
+    Array5::from_shape_fn((9, 3, 2, 2, 8), |(t, layer, kv, h, d)| ((t + layer + kv + h + d) % 5) as f32 / 4.0)
+}
+
+#[test]
+fn the_layers_of_a_step_are_the_calls_of_each() {
+    let mut expected_cache = cache();
+    let mut step_cache = cache();
+    let mask = Array2::from_shape_fn((3, 7), |(t, column)| (t + column) as f32 / 4.0);
+    let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
+    let (mask, decoding) = (TensorRef::from(&mask), TensorRef::from(&1));
+    let mut layers = op
+        .check_layers(ElementType::Float32, &indices(), &decoding, Some(&mask), (&mut step_cache).into(), None)
+        .unwrap();
+    for layer_idx in [2, 0, 1, 1] {
+        let (query, current) = (numbers((3, 4, 8), layer_idx), numbers((3, 2, 8), layer_idx));
+        let one = MultiHeadCacheAttention::new(attributes(layer_idx)).unwrap();
+        let inputs = CacheAttentionInputs { attn_mask: Some(mask.clone()), ..inputs(&query, &current) };
+        let call = one.check(&inputs, (&mut expected_cache).into(), None).unwrap();
+        let expected: Array3<f32> = call.run_alloc(&Serial).unwrap();
+        let current = (&current).into();
+        let call = layers.layer(layer_idx as usize, &(&query).into(), &current, &current).unwrap();
+        assert_eq!(call.output_shape(), [3, 4, 8]);
+        assert_eq!(call.run_alloc::<f32>(&Serial).unwrap(), expected);
+    }
+    let (query, current) = (numbers((3, 4, 8), 0), numbers((3, 2, 8), 0));
+    let (query, current) = (TensorRef::from(&query), TensorRef::from(&current));
+    let error = layers.layer(3, &query, &current, &current).unwrap_err();
+    assert!(matches!(error, Error::AttributeOutOfRange { name: "layer_idx", got: 3, .. }), "{error}");
+    let error = layers.layer(0, &current, &current, &current).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { input: "query", axis: 1, got: 2, expected: 4, .. }), "{error}");
+    let error = layers.layer(0, &query, &query, &current).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { input: "current_key", axis: 1, .. }), "{error}");
+    let short = numbers((2, 4, 8), 0);
+    let error = layers.layer(0, &(&short).into(), &current, &current).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { input: "query", axis: 0, got: 2, expected: 3, .. }), "{error}");
+    assert_eq!(step_cache, expected_cache);
+}
+
+#[test]
+fn a_step_is_checked_before_any_layer() {
+    let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
+    let check = |t1, cache: TensorMut<'_>, decoding: &i64, mask: Option<&Array2<f32>>| {
+        let mask = mask.map(TensorRef::from);
+        op.check_layers(t1, &indices(), &decoding.into(), mask.as_ref(), cache, None).map(|_| ()).unwrap_err()
+    };
+    let float32 = ElementType::Float32;
+    let narrow = Array2::zeros((3, 5));
+    let error = check(float32, (&mut cache()).into(), &0, Some(&narrow));
+    assert!(matches!(error, Error::MaskTooSmall { got: 5, expected: 6, .. }), "{error}");
+    let error = check(float32, (&mut cache()).into(), &-1, None);
+    assert_eq!(error, Error::DecodingBatchesNegative { got: -1 });
+    let error = check(ElementType::Int8, (&mut cache()).into(), &0, None);
+    assert_eq!(error, Error::AttentionType { input: "current_key", got: ElementType::Int8 });
+    let error = check(float32, (&mut Array5::<f32>::zeros((9, 3, 2, 4, 8))).into(), &0, None);
+    assert!(matches!(error, Error::ShapeMismatch { input: "cache", axis: 3, got: 4, expected: 2, .. }), "{error}");
+    let error = check(float32, (&mut Array5::<f32>::zeros((9, 3, 2, 2, 4))).into(), &0, None);
+    assert!(matches!(error, Error::ShapeMismatch { input: "cache", axis: 4, got: 4, expected: 8, .. }), "{error}");
+}
+
+/// The error of a call with this output, and an untouched cache.
+fn refused_output(output: TensorMut<'_>) -> Error {
+    let (query, current, mut after) = (numbers((3, 4, 8), 0), numbers((3, 2, 8), 0), cache());
+    let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
+    let call = op.check(&inputs(&query, &current), (&mut after).into(), None).unwrap();
+    let error = call.run(output, &Serial).unwrap_err();
+    assert_eq!(after, cache(), "the cache was written by a refused call: {error}");
+    error
+}
+
+#[test]
+fn outputs_of_another_type_shape_or_order() {
+    let error = refused_output((&mut Array3::<f16>::default((3, 4, 8))).into());
+    assert!(matches!(error, Error::TypeMismatch { input: "attn_output", .. }), "{error}");
+    let error = refused_output((&mut Array3::<f32>::zeros((3, 2, 8))).into());
+    assert!(matches!(error, Error::ShapeMismatch { input: "attn_output", axis: 1, .. }), "{error}");
+    let error = refused_output((&mut Array2::<f32>::zeros((3, 32))).into());
+    assert!(matches!(error, Error::RankMismatch { input: "attn_output", expected: 3, .. }), "{error}");
+    let mut wide = Array3::<f32>::zeros((3, 4, 9));
+    let error = refused_output((&mut wide.slice_mut(s![.., .., ..8])).into());
+    assert!(matches!(error, Error::NotContiguous { input: "attn_output", .. }), "{error}");
+}
+
+#[test]
+fn what_is_written_overlaps_nothing() {
+    let (query, current, mut cache) = (numbers((3, 4, 8), 0), numbers((3, 2, 8), 0), cache());
+    let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
+    let (float32, shape) = (ElementType::Float32, [3, 4, 8]);
+    // SAFETY: the memory is valid for the type and shape, and the call that would write it is refused.
+    let overlapping = |data: *const f32| unsafe { TensorMut::from_raw_parts(float32, shape, data.cast_mut().cast()) };
+    let mask = Array2::<f32>::zeros((48, 6));
+    let mask_rows = mask.slice(s![..3, ..]);
+    let places = [
+        (query.as_ptr(), "query"),
+        (current.as_ptr(), "current_key"),
+        (cache.as_ptr(), "cache"),
+        (mask.as_ptr(), "attn_mask"),
+    ];
+    for (data, other) in places {
+        let inputs = CacheAttentionInputs { attn_mask: Some((&mask_rows).into()), ..inputs(&query, &current) };
+        let call = op.check(&inputs, (&mut cache).into(), None).unwrap();
+        let error = call.run(overlapping(data), &Serial).unwrap_err();
+        assert_eq!(error, Error::OperandsOverlap { input: "attn_output", other });
+    }
+    // SAFETY: as above; the cache is 864 floats long.
+    let in_cache = unsafe { TensorRef::from_raw_parts(float32, shape, cache.as_ptr().cast()) };
+    let inputs = CacheAttentionInputs { query: in_cache, ..inputs(&query, &current) };
+    let error = op.check(&inputs, (&mut cache).into(), None).map(|_| ()).unwrap_err();
+    assert_eq!(error, Error::OperandsOverlap { input: "cache", other: "query" });
+}
+
+#[test]
+fn packed_rows_are_checked_as_the_cache_is() {
+    let attributes = attributes(0).attention;
+    let op = MultiHeadAttention::new(attributes.clone()).unwrap().with_backend(AttentionBackend::Reference);
+    assert_eq!(op.attributes(), &attributes);
+    let (query, rows) = (numbers((3, 4, 8), 0), numbers((6, 2, 8), 1));
+    let inputs = AttentionInputs {
+        query: (&query).into(),
+        key: (&rows).into(),
+        value: (&rows).into(),
+        seqstarts: (&[0, 1, 3]).into(),
+        kvstarts: (&[0, 4, 6]).into(),
+        decoding_batches: (&0).into(),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&4).into(),
+        attn_mask: None,
+    };
+    assert_eq!(op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap().dim(), (3, 4, 8));
+    let error = op.check(&inputs).unwrap().run_alloc::<f16>(&Serial).unwrap_err();
+    assert!(matches!(error, Error::TypeMismatch { input: "attn_output", .. }), "{error}");
+    // SAFETY: the memory is valid for the type and shape, and the call that would write it is refused.
+    let onto = unsafe { TensorMut::from_raw_parts(ElementType::Float32, [3, 4, 8], rows.as_ptr().cast_mut().cast()) };
+    let error = op.check(&inputs).unwrap().run(onto, &Serial).unwrap_err();
+    assert_eq!(error, Error::OperandsOverlap { input: "attn_output", other: "key" });
+    let wide = Array3::<f32>::zeros((6, 2, 9));
+    let part = wide.slice(s![.., .., ..8]);
+    let error = op.check(&AttentionInputs { value: (&part).into(), ..inputs.clone() }).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::NotContiguous { input: "value", .. }), "{error}");
+    let bytes = [0u64; 40];
+    // SAFETY: 320 bytes hold the tensor's 192 from the second on.
+    let odd = unsafe { TensorRef::from_raw_parts(ElementType::Float32, [6, 2, 4], bytes.as_ptr().cast::<u8>().add(1)) };
+    let narrow = MultiHeadAttention::new(AttentionAttributes { head_dim: 4, ..attributes }).unwrap();
+    let query = Array3::<f32>::zeros((3, 4, 4));
+    let inputs = AttentionInputs { query: (&query).into(), key: odd.clone(), value: odd, ..inputs };
+    let error = narrow.check(&inputs).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Misaligned { input: "key", expected: 4, .. }), "{error}");
+}
+
+#[test]
+fn the_outputs_shape_is_inferred_from_query() {
+    let op = MultiHeadCacheAttention::new(attributes(1)).unwrap();
+    let known = [Dim::Known(4), Dim::Known(8)];
+    let tokens = Dim::Symbol("tokens".to_owned());
+    let query = [tokens.clone(), Dim::Unknown, Dim::Unknown];
+    assert_eq!(op.infer_shape(Some(&query)), [tokens, known[0].clone(), known[1].clone()]);
+    assert_eq!(op.infer_shape(Some(&known)), [Dim::Unknown, known[0].clone(), known[1].clone()]);
+    let packed = MultiHeadAttention::new(attributes(1).attention).unwrap();
+    assert_eq!(packed.infer_shape(None), [Dim::Unknown, known[0].clone(), known[1].clone()]);
+}

@@ -1,0 +1,31 @@
+//! Every attention backend, over every backend that stores, passes every golden case, refusals included.
+
+#[path = "common/attention.rs"]
+mod attention;
+#[path = "common/backends.rs"]
+mod backends;
+
+use attention::Attention;
+use kvcache_golden::attention::{cases, run};
+use kvcache_op::{AttentionBackend, Rayon, Serial, Workers};
+
+fn all_cases_pass(workers: impl Workers + Copy) {
+    let cases = cases().expect("the golden cases can be read");
+    for backend in AttentionBackend::all() {
+        for store in backends::backends() {
+            let report = run(&Attention { backend, store, workers }, &cases);
+            assert!(report.failures.is_empty(), "{backend:?} over {store:?}: {report}");
+            assert_eq!(report.passed, cases.len());
+        }
+    }
+}
+
+#[test]
+fn on_one_thread() {
+    all_cases_pass(Serial);
+}
+
+#[test]
+fn on_a_pool_of_threads() {
+    all_cases_pass(Rayon);
+}
