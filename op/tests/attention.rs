@@ -18,7 +18,9 @@ fn attributes(layer_idx: i64) -> CacheAttentionAttributes {
 
 /// Different numbers of one layer.
 fn numbers(shape: (usize, usize, usize), layer_idx: i64) -> Array3<f32> {
-    Array3::from_shape_fn(shape, |(t, h, d)| ((t * 31 + h * 17 + d * 7 + layer_idx as usize * 13) % 23) as f32 / 8.0 - 1.0)
+    Array3::from_shape_fn(shape, |(t, h, d)| {
+        ((t * 31 + h * 17 + d * 7 + layer_idx as usize * 13) % 23) as f32 / 8.0 - 1.0
+    })
 }
 
 /// A decode step after three tokens beside a prompt of two.
