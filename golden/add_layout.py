@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 # The copy builds in a folder of its own: cargo would take the repository's crates for the copy's.
 COPY, COPY_TARGET = TARGET / "added-layout/repository", TARGET / "added-layout/target"
-CASES = Path("golden/cases")
+SUITES = (Path("golden/cases"), Path("golden/attention_cases"))
 
 # Heads outside of tokens, layers inside of keys and values; the axes in Rust, and as the schema and the oracle write
 # them.
@@ -46,10 +46,12 @@ def main() -> int:
     """Runs the proof and gives its exit status."""
     copy()
     python("golden/generate.py")
-    compare_cases()
+    for cases in SUITES:
+        compare_cases(cases)
     cargo("run", "-p", "kvcache-schema", "--example", "operator_page")
     cargo("test", "-p", "kvcache-schema")
     cargo("test", "-p", "kvcache-op", "--test", "schema", "--test", "agree", "--", "--skip", "large", "--skip", "long")
+    cargo("test", "-p", "kvcache-op", "--test", "attention_golden")
     cargo("run", "-p", "kvcache-op", "--example", "golden")
     print(f"layout {CODE} takes {', '.join(RECIPE)} and no other file")
     return 0
@@ -72,7 +74,8 @@ def sources() -> Iterator[Path]:
     """The repository's files, without what is built, and without the cases, which are made anew."""
     for path in files(ROOT):
         hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-        if not hidden and not path.is_relative_to(CASES) and path.parts[0] != "target":
+        case = any(path.is_relative_to(cases) for cases in SUITES)
+        if not hidden and not case and path.parts[0] != "target":
             yield path
 
 
@@ -93,11 +96,11 @@ def edited(path: Path) -> bytes:
     return content
 
 
-def compare_cases() -> None:
-    """The new layout has cases, and the old cases are as they were, but for the one that refuses the first code behind
-    the last layout."""
+def compare_cases(cases: Path) -> None:
+    """The new layout has cases in a suite, and the old cases are as they were, but for the one that refuses the first
+    code behind the last layout."""
     refusals = (f"refuse-cache-layout-{CODE}", f"refuse-cache-layout-{CODE + 1}")
-    old, new = ({path: (root / CASES / path).read_bytes() for path in files(root / CASES)} for root in (ROOT, COPY))
+    old, new = ({path: (root / cases / path).read_bytes() for path in files(root / cases)} for root in (ROOT, COPY))
     changed = sorted(path.parts[0] for path in old if path.parts[0] != refusals[0] and old[path] != new.get(path))
     if changed:
         sys.exit(f"cases that have nothing to do with layout {CODE} have changed: {changed}")
@@ -105,7 +108,7 @@ def compare_cases() -> None:
     strangers = sorted(name for name in added if not name.startswith(f"layout{CODE}-"))
     if not added or strangers:
         sys.exit(f"{len(added)} cases were added, of which {strangers} are not the layout's")
-    print(f"{len(added)} cases of layout {CODE}, and the {len(old) // 2} others as they were")
+    print(f"{cases}: {len(added)} cases of layout {CODE}, and the {len(old) // 2} others as they were")
 
 
 def python(*command: str) -> None:
