@@ -18,6 +18,7 @@ def cases() -> Iterator[AttentionCase]:
     yield from causal()
     yield from masks()
     yield from empty_masks()
+    yield from as_exported()
     yield from alibi()
 
 
@@ -90,6 +91,14 @@ def empty_masks() -> Iterator[AttentionCase]:
         about = f"A mask of shape {list(values.shape)} and type {values.dtype} is no mask."
         case = over_cache(f"mask-empty-{element}", about, "f32 f32", (2, 1), 8, max_t=16)
         yield case.call(*BATCH, attn_mask=values, decoding_batches=1)
+
+
+def as_exported() -> Iterator[AttentionCase]:
+    """What exports give in place of inputs that they do not use: tensors without elements."""
+    about = "An unquantized export: scale and attn_mask are float16 of shape [0], whatever the other types."
+    case = over_cache("mask-and-scale-as-exported", about, "f32 f32 f16", (4, 2), 8, max_t=16)
+    case.cached.scale, case.cached.first_scale = np.zeros(0, np.float16), np.zeros(0, np.float16)
+    yield case.call(*BATCH, attn_mask=np.zeros(0, np.float16), decoding_batches=1)
 
 
 def alibi() -> Iterator[AttentionCase]:
