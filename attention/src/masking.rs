@@ -5,8 +5,8 @@ use kvcache_schema::ElementType;
 use crate::problem::{AttentionGeometry, Mask};
 use crate::rows::numbers;
 
-/// How many keys, the first of sequence `b`, the query `i` of `n` may see of `m`: all, or, under a causal mask or ALiBi,
-/// those up to its own position, which is aligned at the end. `attn_mask` may forbid more.
+/// How many keys, the first of sequence `b`, the query `i` of `n` may see of `m`: all, or, under a causal mask or
+/// ALiBi, those up to its own position, which is aligned at the end. `attn_mask` may forbid more.
 pub fn visible_keys(geometry: &AttentionGeometry, b: usize, n: usize, m: usize, i: usize) -> usize {
     let causal = geometry.is_causal && n > 1 && b >= geometry.decoding_batches;
     if causal || geometry.is_alibi { (m + i + 1).saturating_sub(n) } else { m }

@@ -72,8 +72,8 @@ impl AttentionIndices<'_> {
 pub enum Keys<'a> {
     /// `key` and `value`: T1, shape (`kvstarts[B]`, Hk, Dh).
     Packed([*const u8; 2]),
-    /// In the cache of a call of `KeyValueCache`, which stores the current tokens and loads nothing: its `num_repeat` is
-    /// 0, so that it has no outputs.
+    /// In the cache of a call of `KeyValueCache`, which stores the current tokens and loads nothing: its `num_repeat`
+    /// is 0, so that it has no outputs.
     Cache(Problem<'a>),
 }
 
@@ -115,8 +115,8 @@ impl<'a> AttentionProblem<'a> {
     ///
     /// # Safety
     /// - T1 is float32 or float16, `num_kv_heads` is at least 1 and divides `num_heads`.
-    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. Over a cache they are those of the `Problem`, and so
-    ///   are T1, Hk, Dh and B; its `num_repeat` is 0.
+    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. Over a cache they are those of the `Problem`, and
+    ///   so are T1, Hk, Dh and B; its `num_repeat` is 0.
     /// - For the lifetime, each pointer is aligned for T1 and valid for its tensor's shape (for any address where the
     ///   tensor is empty): `attn_output` for writes, the others for reads of initialized memory. `attn_output` overlaps
     ///   nothing else.

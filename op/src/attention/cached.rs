@@ -22,7 +22,9 @@ use crate::validate::{self, CheckedCall, shapes};
 /// It holds no other state and can be used by several threads at once.
 ///
 /// ```
-/// use kvcache_op::{CacheAttentionInputs, CacheAttentionAttributes, IndexInputs, Inputs, MultiHeadCacheAttention, Serial};
+/// use kvcache_op::{
+///     CacheAttentionAttributes, CacheAttentionInputs, IndexInputs, Inputs, MultiHeadCacheAttention, Serial,
+/// };
 /// use ndarray::{Array3, Array5};
 ///
 /// # fn main() -> Result<(), kvcache_op::Error> {
@@ -212,8 +214,8 @@ pub struct AttentionLayers<'a> {
 
 impl AttentionLayers<'_> {
     /// The call of one layer; nothing is written yet. `query` is of type T1 and shape (`seqstarts[B]`, Hq, Dh),
-    /// `current_key` and `current_value` are (`seqstarts[B]`, Hk, Dh). Layers can be called in any order, again too, and
-    /// one at a time.
+    /// `current_key` and `current_value` are (`seqstarts[B]`, Hk, Dh). Layers can be called in any order, again too,
+    /// and one at a time.
     ///
     /// # Errors
     /// [`Error::AttributeOutOfRange`] for a layer that the cache does not have, and every [`Error`] that concerns

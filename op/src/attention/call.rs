@@ -67,8 +67,8 @@ impl<'a> AttentionCall<'a> {
     pub fn run_alloc<T: Element>(self, workers: &dyn Workers) -> Result<Array3<T>, Error> {
         let shape = self.output_shape();
         let mut output: Array3<MaybeUninit<T>> = allocate(OUTPUTS[0], shape)?;
-        // SAFETY: a new array of `shape` elements of T in row-major order, used by nothing else until the call is over; a
-        // call writes its output and does not read it.
+        // SAFETY: a new array of `shape` elements of T in row-major order, used by nothing else until the call is over;
+        // a call writes its output and does not read it.
         let tensor = unsafe { TensorMut::from_raw_parts(T::TYPE, shape, output.as_mut_ptr().cast()) };
         self.run(tensor, workers)?;
         // SAFETY: `run` has returned `Ok`, so it has written every element.
@@ -91,8 +91,8 @@ impl<'a> AttentionCall<'a> {
             CheckedKeys::Cache(checked, _) => {
                 let (geometry, indices, pointers) = checked.into_stores();
                 // SAFETY: types, shapes, indices, alignment and overlap are those of a `CheckedCall`; each tensor's
-                // memory is valid for 'a, and borrowed so that no other call writes it. num_repeat is 0, so there are no
-                // outputs.
+                // memory is valid for 'a, and borrowed so that no other call writes it. num_repeat is 0, so there are
+                // no outputs.
                 Keys::Cache(unsafe { Problem::assume_checked(geometry, indices, pointers) })
             }
         };
