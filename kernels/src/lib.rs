@@ -5,8 +5,8 @@
 //! specification, and every other kernel must match it bit for bit: [`Cpu`] and, with the feature `cuda`, the CUDA
 //! kernels. Kernels start no threads; the caller hands them [`Workers`].
 //!
-//! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes, a
-//! [`SharedSlice`] is a cache of which a call owns a part, [`quantize`] is the codec of one quantized head, and a
+//! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes,
+//! a [`SharedSlice`] is a cache of which a call owns a part, [`quantize`] is the codec of one quantized head, and a
 //! [`Rope`] turns keys to other positions.
 
 mod addressing;

@@ -26,7 +26,8 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             println!("docs/{name} is up to date with schema/{file}");
         } else {
             eprintln!(
-                "docs/{name} is out of date with schema/{file}: run `cargo run -p kvcache-schema --example operator_page`"
+                "docs/{name} is out of date with schema/{file}: run \
+                 `cargo run -p kvcache-schema --example operator_page`"
             );
             outdated = true;
         }
