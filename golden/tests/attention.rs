@@ -152,7 +152,7 @@ fn the_state_must_match_bit_for_bit() {
         };
         assert_eq!(failures(cases, |result, _| flip(&mut result.cache)), cases.len());
         assert_eq!(failures(cases, |result, _| result.cache = None), cases.len());
-        cases.retain(|case| case.scale.is_some());
+        cases.retain(|case| case.scale.as_ref().is_some_and(|scale| !scale.bytes().is_empty()));
         assert!(!cases.is_empty());
         assert_eq!(failures(cases, |result, _| flip(&mut result.scale)), cases.len());
     }
