@@ -10,9 +10,11 @@
 //! in one call or in several.
 
 mod masking;
+mod memory;
 mod problem;
 mod reference;
 mod rows;
+mod tensors;
 
 pub use masking::{alibi_slopes, visible_keys};
 pub use problem::{

@@ -2,8 +2,8 @@
 
 use kvcache_schema::ElementType;
 
+use crate::memory::numbers;
 use crate::problem::{AttentionGeometry, Mask};
-use crate::rows::numbers;
 
 /// How many keys, the first of sequence `b`, the query `i` of `n` may see of `m`: all, or, under a causal mask or
 /// ALiBi, those up to its own position, which is aligned at the end. `attn_mask` may forbid more.

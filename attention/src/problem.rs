@@ -1,14 +1,10 @@
 //! One call of an attention operator, already checked: the input of every attention kernel.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use kvcache_kernels::{Kernel, Problem, Workers};
 use kvcache_schema::ElementType;
-
-use crate::masking::MaskRows;
-use crate::rows::Rows;
 
 /// An implementation of attention.
 pub trait AttentionKernel: Sync {
@@ -171,53 +167,4 @@ impl<'a> AttentionProblem<'a> {
     pub(crate) fn t1_bytes(&self) -> usize {
         self.geometry.t1.bits() / 8
     }
-
-    /// The tensors, bounds-checked.
-    pub(crate) fn tensors(&mut self) -> Tensors<'_> {
-        let row = self.geometry.num_heads * self.t1_bytes();
-        let len = self.total_seqlen() * row * self.geometry.head_dim;
-        let AttentionPointers { query, attn_mask, attn_output } = self.pointers;
-        // SAFETY: assume_checked: each pointer is valid for its tensor's shape, bytes are aligned anywhere, and the
-        // output overlaps nothing. The address of an empty tensor is not used.
-        unsafe {
-            Tensors {
-                geometry: self.geometry,
-                indices: self.indices,
-                query: bytes(query, len),
-                mask: attn_mask.map(|mask| {
-                    let planes = if mask.per_head { self.geometry.num_heads } else { 1 };
-                    let plane = self.total_seqlen() * mask.width * self.t1_bytes();
-                    MaskRows::new(bytes(mask.data, planes * plane), mask, self.total_seqlen(), self.geometry.t1)
-                }),
-                rows: Rows::new(self),
-                output: match len {
-                    0 => &mut [],
-                    len => std::slice::from_raw_parts_mut(attn_output.cast(), len),
-                },
-            }
-        }
-    }
-}
-
-/// The bytes at `data`, which may be any address if `len` is 0.
-///
-/// # Safety
-/// Unless `len` is 0, `data` is valid for reads of `len` initialized bytes, which nobody writes for the lifetime.
-pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> &'a [u8] {
-    match len {
-        0 => &[],
-        // SAFETY: see `# Safety`.
-        len => unsafe { std::slice::from_raw_parts(data, len) },
-    }
-}
-
-/// A problem whose tensors are bytes that are checked against their length.
-pub(crate) struct Tensors<'a> {
-    pub(crate) geometry: AttentionGeometry,
-    pub(crate) indices: AttentionIndices<'a>,
-    pub(crate) query: &'a [u8],
-    pub(crate) mask: Option<MaskRows<'a>>,
-    /// The keys and values.
-    pub(crate) rows: Rows<'a>,
-    pub(crate) output: &'a mut [MaybeUninit<u8>],
 }

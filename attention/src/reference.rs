@@ -7,8 +7,10 @@ use kvcache_kernels::Workers;
 use kvcache_schema::ElementType;
 
 use crate::masking::{alibi_slopes, visible_keys};
-use crate::problem::{AttentionGeometry, AttentionKernel, AttentionProblem, RaggedRows, Tensors};
-use crate::rows::{Row, Rows, numbers};
+use crate::memory::numbers;
+use crate::problem::{AttentionGeometry, AttentionKernel, AttentionProblem, RaggedRows};
+use crate::rows::{Row, Rows};
+use crate::tensors::Tensors;
 
 const KEY: usize = 0;
 const VALUE: usize = 1;

@@ -7,7 +7,8 @@ use kvcache_kernels::quantize::{HeadCodec, Real};
 use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice};
 use kvcache_schema::ElementType;
 
-use crate::problem::{AttentionProblem, Keys, bytes};
+use crate::memory::{bytes, numbers};
+use crate::problem::{AttentionProblem, Keys};
 
 /// The keys and values of a call.
 pub(crate) struct Rows<'a> {
@@ -118,22 +119,6 @@ fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
         Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
         // SAFETY: a dangling pointer is aligned and valid for no elements.
         _ => unsafe { SharedSlice::from_raw_parts(NonNull::dangling(), 0) },
-    }
-}
-
-/// The elements of a float tensor.
-pub(crate) fn numbers(bytes: &[u8], element: ElementType, values: &mut [f32]) {
-    match element {
-        ElementType::Float16 => {
-            for (x, &bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *x = f16::from_ne_bytes(bytes).to_f32();
-            }
-        }
-        _ => {
-            for (x, &bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *x = f32::from_ne_bytes(bytes);
-            }
-        }
     }
 }
 

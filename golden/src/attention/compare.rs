@@ -4,7 +4,7 @@ use half::f16;
 use kvcache_schema::ElementType;
 
 use super::case::After;
-use super::run::CallResult;
+use super::implementation::CallResult;
 use crate::case::{Expected, NanRule};
 use crate::compare::{refusal, tensors};
 use crate::implementation::Outcome;

@@ -6,9 +6,11 @@
 
 mod case;
 mod compare;
+mod implementation;
 mod read;
 mod run;
 
 pub use case::{After, Case, Operator, Step};
+pub use implementation::{CallResult, Implementation};
 pub use read::cases;
-pub use run::{CallResult, Implementation, run};
+pub use run::run;
