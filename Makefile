@@ -46,8 +46,8 @@ run: .venv/wheel build
 build:
 	cargo build --release --locked -p kvcache-ort --features cuda
 
-# The package, whose file is the library of `build` and the extension module in one: the same features, and what both
-# have in common is compiled once.
+# The package, whose file is the library of `build` and the extension module in one. Its own threads are rayon's, so
+# kvcache-op is compiled anew, with that feature.
 WHEELS := $(TARGET)/wheels
 .PHONY: wheel
 wheel: .venv/ready

@@ -668,3 +668,23 @@ fn windows_and_shifts_go_on() {
     let b = other.load(&path).unwrap()[0];
     assert!(matches!(other.manager.seq_add(b, 0.., 1), Err(Error::ShiftLimit { shifts: 1, limit: 1 })));
 }
+
+#[test]
+fn a_row_that_a_window_removed_and_a_shift_moved_below_0_is_no_part_of_a_session() {
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 4, max_t: 64 };
+    for mode in [Mode::Paged { page_size: 1 }, Mode::Runs, Mode::Cells] {
+        let builder = CacheSpec::builder(geometry).mode(mode).rope(Rope::neox(4, 1e4)).window(4);
+        let spec = builder.build().unwrap();
+        let (mut manager, mut memory) = (Manager::new(spec.clone()).unwrap(), Memory::new(&spec));
+        let seq = manager.create();
+        manager.begin_step(&[Append::count(seq, 8)]).unwrap().apply(&mut memory).unwrap().commit();
+        manager.seq_add(seq, .., -5).unwrap();
+        manager.update(&mut memory).unwrap();
+        let path = Path::new();
+        manager.save(path.file(), &memory).unwrap();
+
+        let mut other = Manager::new(spec.clone()).unwrap();
+        let loaded = other.load(path.file(), &mut Memory::new(&spec)).unwrap();
+        assert!(other.positions(loaded[0]).unwrap().eq([0, 1, 2]), "{mode:?}");
+    }
+}
