@@ -1,7 +1,7 @@
 # make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests
-# make test        everything that can be proven on this machine: lint, and test-rust, test-golden, test-ptx, test-cuda,
-#                  test-sanitize, test-python, each of which can be called alone
+# make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
+#                  test-cuda, test-sanitize, test-python, each of which can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-manager against memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of both,
 #                  make bench-operator BENCH="--table" for the README's table
@@ -9,6 +9,8 @@
 #                  make build-gpu builds what they run
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew
+# make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
+# make header      writes the C header anew
 # make docs        writes the operators' pages in docs/ and the pictures of docs/manager.md anew
 # make ptx         compiles the embedded PTX anew
 # make clean       removes all that was built or installed here
@@ -46,6 +48,33 @@ run: .venv/wheel build
 build:
 	cargo build --release --locked -p kvcache-ort --features cuda
 
+# The C library, to be linked by programs in C and C++.
+PREFIX ?= /usr/local
+.PHONY: install-capi
+install-capi:
+	cargo build --release --locked -p kvcache-capi
+	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include/dlpack"
+	install "$(TARGET)/release/libkvcache.so" "$(DESTDIR)$(PREFIX)/lib"
+	install -m 644 "$(TARGET)/release/libkvcache.a" "$(DESTDIR)$(PREFIX)/lib"
+	install -m 644 capi/include/kvcache.h "$(DESTDIR)$(PREFIX)/include"
+	install -m 644 capi/include/dlpack/dlpack.h capi/include/dlpack/LICENSE "$(DESTDIR)$(PREFIX)/include/dlpack"
+	version=$$(cargo pkgid -p kvcache-capi | sed 's/.*[@#]//'); \
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e "s|@VERSION@|$$version|" capi/kvcache.pc.in \
+		> "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kvcache.pc"
+
+# What is installed, found by pkg-config, serves a program.
+.PHONY: test-capi
+test-capi:
+	$(MAKE) install-capi PREFIX="$(TARGET)/capi" DESTDIR=
+	PKG_CONFIG_PATH="$(TARGET)/capi/lib/pkgconfig" sh -c '\
+		cc -std=c11 -Wall -Wextra -Werror capi/tests/programs/calls.c -o "$(TARGET)/capi/calls" \
+			$$(pkg-config --cflags --libs kvcache)'
+	LD_LIBRARY_PATH="$(TARGET)/capi/lib" "$(TARGET)/capi/calls"
+
+.PHONY: header
+header:
+	KVCACHE_WRITE_HEADER=1 cargo test --quiet --locked -p kvcache-capi --test header
+
 # The package, whose file is the library of `build` and the extension module in one. Its own threads are rayon's, so
 # kvcache-op is compiled anew, with that feature.
 WHEELS := $(TARGET)/wheels
@@ -59,7 +88,7 @@ wheel: .venv/ready
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 .PHONY: test
-test: lint test-rust test-golden test-layout test-ptx test-cuda test-sanitize test-python
+test: lint test-rust test-capi test-golden test-layout test-ptx test-cuda test-sanitize test-python
 
 .PHONY: lint
 lint: .venv/wheel

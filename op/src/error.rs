@@ -339,6 +339,43 @@ pub enum Error {
         expected: usize,
     },
 
+    /// A tensor of another framework that is not in memory of the host.
+    #[cfg(feature = "dlpack")]
+    #[error("{input} is in memory of device type {device_type} (of DLPack), expected memory of the host")]
+    DeviceMemory {
+        /// The tensor's name.
+        input: &'static str,
+        /// DLPack's `device_type`.
+        device_type: i64,
+    },
+
+    /// A tensor of another framework with elements of a type that no input has.
+    #[cfg(feature = "dlpack")]
+    #[error(
+        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, float16, \
+         int8, int4 or int64"
+    )]
+    UnknownElementType {
+        /// The tensor's name.
+        input: &'static str,
+        /// DLPack's type code.
+        code: u8,
+        /// Bits of a lane.
+        bits: u8,
+        /// Lanes of an element.
+        lanes: u16,
+    },
+
+    /// A description of a tensor that describes none.
+    #[cfg(feature = "dlpack")]
+    #[error("{input} is not a tensor: {reason}")]
+    InvalidDlTensor {
+        /// The tensor's name.
+        input: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// A tensor that is written and overlaps another one.
     #[error("{input} shares memory with {other}, expected no overlap because it is written")]
     OperandsOverlap {
@@ -381,6 +418,12 @@ impl Error {
             Self::PackedLength { .. } => "packed_length",
             #[cfg(feature = "cuda")]
             Self::SliceLength { .. } => "slice_length",
+            #[cfg(feature = "dlpack")]
+            Self::DeviceMemory { .. } => "device_memory",
+            #[cfg(feature = "dlpack")]
+            Self::UnknownElementType { .. } => "element_type",
+            #[cfg(feature = "dlpack")]
+            Self::InvalidDlTensor { .. } => "invalid_dltensor",
             Self::OperandsOverlap { .. } => "operands_overlap",
         }
     }

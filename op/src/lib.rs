@@ -9,6 +9,8 @@ mod backend;
 mod call;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod error;
 mod infer;
 mod inputs;

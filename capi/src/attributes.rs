@@ -1,0 +1,49 @@
+//! The operator's attributes.
+
+use kvcache_op::Attributes;
+
+/// The attributes of the operator, as its specification names them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct kvcache_attributes {
+    /// Layers that share the cache (L).
+    pub num_layer: i64,
+    /// The layer that a call stores to and loads from.
+    pub layer_idx: i64,
+    /// Bits of a quantized cache element: 8 or 4; 0 is no quantization.
+    pub quant_bit: i64,
+    /// Neighbors along head_dim that share one scale.
+    pub quant_group: i64,
+    /// How often each cache head is repeated in key and value.
+    pub num_repeat: i64,
+    /// 0: cachestarts holds the first slot of each sequence; 1: its pages' first slots.
+    pub cache_mode: i64,
+    /// The order of the cache's axes, 0 to 3.
+    pub cache_layout: i64,
+    /// Tokens in a page, in cache_mode 1.
+    pub page_size: i64,
+}
+
+impl From<&kvcache_attributes> for Attributes {
+    fn from(attributes: &kvcache_attributes) -> Self {
+        let &kvcache_attributes {
+            num_layer,
+            layer_idx,
+            quant_bit,
+            quant_group,
+            num_repeat,
+            cache_mode,
+            cache_layout,
+            page_size,
+        } = attributes;
+        Self { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size }
+    }
+}
+
+/// The attributes' defaults.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvcache_attributes_default() -> kvcache_attributes {
+    let Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size } =
+        Attributes::default();
+    kvcache_attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size }
+}
