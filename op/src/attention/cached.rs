@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::infer::Dim;
 use crate::inputs::{IndexInputs, Inputs};
 use crate::tensor::{TensorMut, TensorRef};
-use crate::validate::{self, CheckedCall, shapes};
+use crate::validate::{self, CheckedCall, equal_type, shapes};
 
 /// The operator `dynamic_batching.MultiHeadCacheAttention` with checked attributes: stores the current keys and values,
 /// then each sequence's queries attend over all of its tokens in the cache.
@@ -98,6 +98,25 @@ impl MultiHeadCacheAttention {
         self.config.infer_shape(query)
     }
 
+    /// Checks that the types of the inputs that are neither indices nor the mask go together; the last is that of
+    /// `scale`, if it is given. A graph executor does so when it loads a node; the checks of a call do so too.
+    ///
+    /// # Errors
+    /// [`Error::AttentionType`], [`Error::IllegalTypes`], [`Error::ScaleMissing`], [`Error::TypeMismatch`].
+    pub fn check_types(
+        &self,
+        query: ElementType,
+        current_key: ElementType,
+        current_value: ElementType,
+        cache: ElementType,
+        scale: Option<ElementType>,
+    ) -> Result<(), Error> {
+        attention::t1("current_key", current_key)?;
+        let quant_bit = self.attributes.cache.quant_bit;
+        validate::types(TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale }, current_value)?;
+        equal_type("query", query, current_key)
+    }
+
     /// Checks a call; nothing is written yet.
     ///
     /// # Errors
@@ -110,7 +129,8 @@ impl MultiHeadCacheAttention {
     ) -> Result<AttentionCall<'a>, Error> {
         let CacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
         let Inputs { current_key, current_value, indices } = stored;
-        self.types(current_key.element, current_value.element, &cache, scale.as_ref())?;
+        let t3 = scale.as_ref().map(|scale| scale.element);
+        self.check_types(query.element, current_key.element, current_value.element, cache.element, t3)?;
         attention::query(&self.config, current_key.element, query)?;
         let current = Some([current_key, current_value]);
         let checked = validate::call(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
@@ -135,7 +155,7 @@ impl MultiHeadCacheAttention {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<AttentionLayers<'a>, Error> {
-        self.types(t1, t1, &cache, scale.as_ref())?;
+        self.check_types(t1, t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
         let checked = validate::call(&self.cache, t1, None, indices, &cache, scale.as_ref())?;
         if let Ok(shape) = cache.shape[..].try_into() {
             let dims = self.cache.layout.dims(shape);
@@ -146,18 +166,6 @@ impl MultiHeadCacheAttention {
         Ok(AttentionLayers { num_layer: self.cache.num_layer, step: self.step(checked, decoding_batches, attn_mask)? })
     }
 
-    fn types(
-        &self,
-        t1: ElementType,
-        current_value: ElementType,
-        cache: &TensorMut<'_>,
-        scale: Option<&TensorMut<'_>>,
-    ) -> Result<(), Error> {
-        attention::t1("current_key", t1)?;
-        let quant_bit = self.attributes.cache.quant_bit;
-        let t3 = scale.map(|scale| scale.element);
-        validate::types(TypeCombination { quant_bit, t1, t2: cache.element, t3 }, current_value)
-    }
     /// Checks what belongs to the attention of a call or of a step: the mask and `decoding_batches`.
     fn step<'a>(
         &self,

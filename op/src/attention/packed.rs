@@ -75,6 +75,17 @@ impl MultiHeadAttention {
         self.config.infer_shape(query)
     }
 
+    /// Checks that the types of the inputs that are neither indices nor the mask go together. A graph executor does so
+    /// when it loads a node; the checks of a call do so too.
+    ///
+    /// # Errors
+    /// [`Error::AttentionType`], [`Error::TypeMismatch`].
+    pub fn check_types(&self, query: ElementType, key: ElementType, value: ElementType) -> Result<(), Error> {
+        validate::t1("query", query)?;
+        equal_type("key", key, query)?;
+        equal_type("value", value, query)
+    }
+
     /// Checks a call; nothing is written yet.
     ///
     /// # Errors
@@ -82,7 +93,7 @@ impl MultiHeadAttention {
     pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
         let config = &self.config;
         let t1 = inputs.query.element;
-        validate::t1("query", t1)?;
+        self.check_types(t1, inputs.key.element, inputs.value.element)?;
         let index_inputs = [
             ("seqstarts", &inputs.seqstarts),
             ("kvstarts", &inputs.kvstarts),
@@ -90,7 +101,6 @@ impl MultiHeadAttention {
             ("max_kvlen", &inputs.max_kvlen),
         ];
         let rows = [("key", &inputs.key), ("value", &inputs.value)];
-        rows.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, t1))?;
         index_inputs.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, ElementType::Int64))?;
 
         let tokens = validate::query(config, t1, &inputs.query)?;
