@@ -19,6 +19,19 @@ def assert_same_bits(name: str, got: np.ndarray, expected: np.ndarray, any_nan: 
         raise AssertionError(f"{name}: {(~same).sum()} of {same.size} differ, first at {first}: {difference}")
 
 
+def assert_within(name: str, got: np.ndarray, expected: np.ndarray, tolerance: np.ndarray) -> None:
+    """Each finite element is as far from the expected one as its tolerance says, at most; others are the same."""
+    assert got.shape == expected.shape, f"{name}: expected shape {expected.shape}, got {got.shape}"
+    got, expected, tolerance = (np.asarray(x, np.float64) for x in (got, expected, tolerance))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - expected) <= tolerance
+    near = np.where(np.isfinite(expected), near, (got == expected) | (np.isnan(got) & np.isnan(expected)))
+    if not near.all():
+        first = tuple(int(i) for i in np.argwhere(~near)[0])
+        difference = f"expected {expected[first]} within {tolerance[first]}, got {got[first]}"
+        raise AssertionError(f"{name}: {(~near).sum()} of {near.size} differ, first at {first}: {difference}")
+
+
 def assert_same_arrays(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     """Named arrays hold the same bits."""
     assert got.keys() == expected.keys()

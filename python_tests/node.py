@@ -1,4 +1,4 @@
-"""A model of one `KeyValueCache` node, and one call of it."""
+"""A model of one node of the library's operators, and one call of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, ELEMENT_TYPES, bind, create_session
+
+RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 INPUTS = (
     "current_key",
@@ -25,6 +27,42 @@ INPUTS = (
 )
 
 
+PACKED_INPUTS = (
+    "query",
+    "key",
+    "value",
+    "seqstarts",
+    "kvstarts",
+    "decoding_batches",
+    "max_seqlen",
+    "max_kvlen",
+    "attn_mask",
+)
+
+FUSED_INPUTS = (
+    "query",
+    "current_key",
+    "current_value",
+    "seqstarts",
+    "kvstarts",
+    "cachestarts",
+    "start_pos",
+    "decoding_batches",
+    "max_seqlen",
+    "max_kvlen",
+    "cache",
+    "scale",
+    "attn_mask",
+)
+
+# The inputs and outputs of each operator, by position.
+OPERATORS = {
+    "KeyValueCache": (INPUTS, ("key", "value")),
+    "MultiHeadAttention": (PACKED_INPUTS, ("attn_output",)),
+    "MultiHeadCacheAttention": (FUSED_INPUTS, ("attn_output",)),
+}
+
+
 def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
     """The element type of each input, by name; without T3 there is no scale."""
     types = dict.fromkeys(INPUTS, TensorProto.INT64) | dict(current_key=t1, current_value=t1, cache=t2, scale=t3)
@@ -35,6 +73,7 @@ def node_model(
     types: dict[str, int],
     attributes: dict,
     *,
+    operator: str = "KeyValueCache",
     domain: str = DOMAIN,
     shapes: dict[str, list] | None = None,
     initializers: tuple[TensorProto, ...] = (),
@@ -42,13 +81,20 @@ def node_model(
 ) -> bytes:
     """The model; what `shapes` does not name has an open rank, so that every call reaches the operator."""
     shapes = shapes or {}
+    signature, results = OPERATORS[operator]
+    given = types.keys() | {tensor.name for tensor in initializers}
+    last = max(index for index, name in enumerate(signature) if name in given)
+    if RUNTIME < (1, 24):  # these crash on an empty name, so what is left out in the middle has no elements
+        left_out = (name for name in signature[:last] if name not in given)
+        initializers += tuple(numpy_helper.from_array(np.zeros(0, np.float16), name) for name in left_out)
     held = {tensor.name for tensor in initializers}
-    names = [name for name in INPUTS if name in types or name in held]
+    names = [name if name in types or name in held else "" for name in signature[: last + 1]]
     node = helper.make_node(
-        "KeyValueCache", names + [""] * empty_scale, ["key", "value"], name="cached", domain=domain, **attributes
+        operator, names + [""] * empty_scale, list(results), name="cached", domain=domain, **attributes
     )
-    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name)) for name in names if name not in held]
-    outputs = [helper.make_tensor_value_info(name, types["current_key"], shapes.get(name)) for name in ("key", "value")]
+    fed = [name for name in names if name and name not in held]
+    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name)) for name in fed]
+    outputs = [helper.make_tensor_value_info(name, types[names[0]], shapes.get(name)) for name in results]
     graph = helper.make_graph([node], "node", inputs, outputs, list(initializers))
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
@@ -79,16 +125,23 @@ def bind_inputs(
             bind(binding, name, array)
 
 
+def run_node(
+    session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], int4_shape: tuple[int, ...] | None = None
+) -> list[np.ndarray]:
+    """Runs the node on the arrays' own memory: its outputs, by position."""
+    binding = session.io_binding()
+    bind_inputs(binding, inputs, int4_shape)
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cpu")
+    session.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()
+
+
 def call(
     session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], int4_shape: tuple[int, ...] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Runs the node on the arrays' own memory: key and value."""
-    binding = session.io_binding()
-    bind_inputs(binding, inputs, int4_shape)
-    binding.bind_output("key", "cpu")
-    binding.bind_output("value", "cpu")
-    session.run_with_iobinding(binding)
-    key, value = binding.copy_outputs_to_cpu()
+    """Runs a `KeyValueCache` node on the arrays' own memory: key and value."""
+    key, value = run_node(session, inputs, int4_shape)
     return key, value
 
 

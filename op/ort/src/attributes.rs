@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use kvcache_schema::Attributes;
+use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes};
 use ort::AsPointer;
 use ort::operator::{KernelContext, ShapeInferenceContext};
 
@@ -11,18 +11,57 @@ use crate::error::Error;
 /// An attribute that no node has.
 const ABSENT: &str = "kvcache_ort_absent_attribute";
 
-/// The attributes of the node that a kernel is made for; absent ones have the specification's defaults.
+/// The attributes of an operator: [`Default`] gives absent ones their defaults.
+pub(crate) trait NodeAttributes: Default {
+    /// Every attribute's name.
+    fn names() -> impl Iterator<Item = &'static str>;
+
+    /// Sets the attribute called `name`, one of [`names`](Self::names).
+    fn set(&mut self, name: &str, value: i64) -> bool;
+}
+
+impl NodeAttributes for Attributes {
+    fn names() -> impl Iterator<Item = &'static str> {
+        Self::NAMES.into_iter()
+    }
+
+    fn set(&mut self, name: &str, value: i64) -> bool {
+        self.set(name, value)
+    }
+}
+
+impl NodeAttributes for AttentionAttributes {
+    fn names() -> impl Iterator<Item = &'static str> {
+        Self::SPEC.iter().map(|spec| spec.name)
+    }
+
+    fn set(&mut self, name: &str, value: i64) -> bool {
+        self.set(name, value)
+    }
+}
+
+impl NodeAttributes for CacheAttentionAttributes {
+    fn names() -> impl Iterator<Item = &'static str> {
+        AttentionAttributes::names().chain(Attributes::names().filter(|&name| name != Self::NOT_AN_ATTRIBUTE))
+    }
+
+    fn set(&mut self, name: &str, value: i64) -> bool {
+        self.set(name, value)
+    }
+}
+
+/// The attributes of the node that a kernel is made for.
 ///
 /// # Errors
 /// If an attribute is there with another type than integer. It is never replaced by the default.
-pub(crate) fn of_kernel(context: &KernelContext<'_>) -> Result<Attributes, Error> {
+pub(crate) fn of_kernel<A: NodeAttributes>(context: &KernelContext<'_>) -> Result<A, Error> {
     read(|name| integer(context, name))
 }
 
 /// The same for shape inference, where an unreadable attribute counts as absent: making the kernel fails on it anyway.
-pub(crate) fn of_inference(context: &ShapeInferenceContext) -> Attributes {
-    let mut attributes = Attributes::default();
-    for name in Attributes::NAMES {
+pub(crate) fn of_inference<A: NodeAttributes>(context: &ShapeInferenceContext) -> A {
+    let mut attributes = A::default();
+    for name in A::names() {
         if let Ok(value) = context.attr(name) {
             let _known = attributes.set(name, value);
         }
@@ -35,10 +74,10 @@ pub(crate) fn of_inference(context: &ShapeInferenceContext) -> Attributes {
 /// ONNX Runtime gives one error code for an absent attribute and for one of another type, and its messages change from
 /// version to version. So the message for an attribute that is surely absent is the pattern: an attribute is absent if
 /// its message is the same but for the name.
-fn read(integer: impl Fn(&str) -> Result<i64, String>) -> Result<Attributes, Error> {
+fn read<A: NodeAttributes>(integer: impl Fn(&str) -> Result<i64, String>) -> Result<A, Error> {
     let absent = integer(ABSENT).err().unwrap_or_default();
-    let mut attributes = Attributes::default();
-    for name in Attributes::NAMES {
+    let mut attributes = A::default();
+    for name in A::names() {
         match integer(name) {
             Ok(value) => {
                 let _known = attributes.set(name, value);
@@ -77,7 +116,7 @@ mod tests {
     fn absent_attributes_have_their_defaults() {
         for wording in [|name: &str| format!("No attribute with name:'{name}'is defined."), |_: &str| "none".to_owned()]
         {
-            let attributes = read(runtime(wording)).unwrap();
+            let attributes: Attributes = read(runtime(wording)).unwrap();
             assert_eq!(attributes, Attributes { num_layer: 32, layer_idx: 31, ..Attributes::default() });
         }
     }
@@ -88,7 +127,18 @@ mod tests {
             "num_repeat" => "requested attribute is not an int".to_owned(),
             _ => format!("no {name}"),
         };
-        let error = read(runtime(wording)).unwrap_err();
+        let error = read::<Attributes>(runtime(wording)).unwrap_err();
         assert!(matches!(&error, Error::AttributeType { name: "num_repeat", reason } if reason.contains("not an int")));
+    }
+    #[test]
+    fn every_name_of_an_operator_can_be_set() {
+        fn check<A: NodeAttributes>(expected: usize) {
+            let mut attributes = A::default();
+            assert_eq!(A::names().filter(|name| attributes.set(name, 1)).count(), expected);
+            assert_eq!(A::names().count(), expected);
+        }
+        check::<Attributes>(8);
+        check::<AttentionAttributes>(5);
+        check::<CacheAttentionAttributes>(12);
     }
 }

@@ -1,7 +1,7 @@
 //! The errors of nodes and calls.
 
-use kvcache_schema::NAME;
-
+use kvcache_op::ElementType;
+use ort::value::TensorElementType;
 /// Why a node or a call is refused, or the library cannot be registered. The runtime gives the text to the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -9,8 +9,10 @@ pub(crate) enum Error {
     #[error("{kind}: {0}", kind = .0.kind())]
     Operator(#[from] kvcache_op::Error),
     /// A node of which no kernel can be made.
-    #[error("{NAME} node '{name}': {reason}")]
+    #[error("{operator} node '{name}': {reason}")]
     Node {
+        /// The operator's name.
+        operator: &'static str,
         /// The node's name.
         name: String,
         /// What is wrong with it.
@@ -37,9 +39,22 @@ pub(crate) enum Error {
     #[error(
         "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would \
          give it copies of float16 tensors: what it stores in cache and scale would be lost or differ. Keep it \
-         float16: put a Reshape before current_value, or make key a graph output"
+         float16: put a Reshape before current_value, or make {output} a graph output"
     )]
-    Retyped,
+    Retyped {
+        /// The node's first output.
+        output: &'static str,
+    },
+    /// An input that has elements of a type that no operator knows.
+    #[error("type_mismatch: {name} is of type {got}, expected {expected}")]
+    ElementType {
+        /// The input.
+        name: &'static str,
+        /// Its type.
+        got: TensorElementType,
+        /// The type it must have.
+        expected: ElementType,
+    },
     /// A required input or output is not there.
     #[error("{name} is missing")]
     Missing {
@@ -61,6 +76,13 @@ pub(crate) enum Error {
     #[cfg(feature = "cuda")]
     #[error("{kind}: {0}", kind = .0.kind())]
     Cuda(#[from] kvcache_op::cuda::Error),
+    /// An operator that has no kernel for the provider yet.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "there is no CUDA kernel of this operator yet, expected a session on the CPU provider: in this one the CPU \
+         would write copies of what lies on the device"
+    )]
+    NoDeviceKernel,
     /// An error that the kernels found on the device, in a call that was already reported as done.
     #[cfg(feature = "cuda")]
     #[error("device_status: in an earlier call of this node {0}; tokens without a place in the cache were skipped")]

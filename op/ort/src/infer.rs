@@ -2,37 +2,48 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvcache_op::{Dim, InputDims, KeyValueCache};
-use kvcache_schema::{INPUTS, NAME, OUTPUTS};
+use kvcache_op::Dim;
 use ort::operator::ShapeInferenceContext;
 use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
-use crate::attributes;
+use crate::attributes::{self, NodeAttributes};
+use crate::definition::Definition;
 use crate::error::Error;
-use crate::positions::{CACHE, CURRENT_KEY, CURRENT_VALUE};
 
-/// Sets the type of `key` and `value`, that of `current_key`, and their shape.
+/// A node whose outputs' shape is asked for.
+pub(crate) struct Inference<'a> {
+    context: &'a ShapeInferenceContext,
+    shapes: Vec<Option<Vec<Dim>>>,
+}
+
+impl Inference<'_> {
+    /// Its attributes; absent and unreadable ones have their defaults.
+    pub(crate) fn attributes<A: NodeAttributes>(&self) -> A {
+        attributes::of_inference(self.context)
+    }
+
+    /// The shape of its input at `index`, if its rank is known.
+    pub(crate) fn shape(&self, index: usize) -> Option<&[Dim]> {
+        self.shapes.get(index).and_then(Option::as_deref)
+    }
+}
+
+/// Sets the type of the outputs of a node, that of its first input, and their shape.
 ///
 /// ONNX Runtime calls the inference function of one operator for all of the same name, so the types of that one say
 /// nothing.
 ///
 /// # Errors
 /// ONNX Runtime ignores them; making the kernel fails for the same reason.
-pub(crate) fn infer_shape(context: &mut ShapeInferenceContext) -> Result<(), Error> {
-    let operator = KeyValueCache::new(attributes::of_inference(context))?;
+pub(crate) fn infer_shape(context: &mut ShapeInferenceContext, definition: &Definition) -> Result<(), Error> {
     let inputs = context.inputs();
-    let shapes: Vec<_> = inputs.iter().map(dims).collect();
-    let shape = |index: usize| shapes.get(index).and_then(Option::as_deref);
-    let known = InputDims {
-        current_key: shape(CURRENT_KEY),
-        current_value: shape(CURRENT_VALUE),
-        cache: shape(CACHE),
-        total_kvlen: None,
-    };
-    let t1 =
-        inputs.get(CURRENT_KEY).and_then(ValueType::tensor_type).ok_or(Error::Missing { name: INPUTS[CURRENT_KEY] })?;
-    let output = tensor_type(t1, &operator.infer_shape(&known).map(named));
-    (0..OUTPUTS.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
+    let shapes = inputs.iter().map(dims).collect();
+    let shape = (definition.infer_shape)(&Inference { context, shapes })?;
+    let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, definition.name)).collect();
+    let missing = Error::Missing { name: definition.inputs[0] };
+    let t1 = inputs.first().and_then(ValueType::tensor_type).ok_or(missing)?;
+    let output = tensor_type(t1, &shape);
+    (0..definition.outputs.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
 /// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0. None of the inputs that
@@ -53,10 +64,10 @@ fn dims(input: &ValueType) -> Option<Vec<Dim>> {
 
 /// `dim`, with a name if it is unknown: for an output with an unnamed dimension ONNX Runtime drops the names that the
 /// user has given. The name is a new one, since dimensions of one name are equal.
-fn named(dim: Dim) -> Dim {
+fn named(dim: Dim, operator: &str) -> Dim {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     match dim {
-        Dim::Unknown => Dim::Symbol(format!("{NAME}_{}", NAMES.fetch_add(1, Ordering::Relaxed))),
+        Dim::Unknown => Dim::Symbol(format!("{operator}_{}", NAMES.fetch_add(1, Ordering::Relaxed))),
         known => known,
     }
 }
@@ -90,8 +101,8 @@ mod tests {
 
     #[test]
     fn every_unknown_dimension_gets_a_name_of_its_own() {
-        let [a, b] = [named(Dim::Unknown), named(Dim::Unknown)];
+        let [a, b] = [named(Dim::Unknown, "A"), named(Dim::Unknown, "A")];
         assert!(matches!((&a, &b), (Dim::Symbol(a), Dim::Symbol(b)) if a != b));
-        assert_eq!(named(Dim::Known(3)), Dim::Known(3));
+        assert_eq!(named(Dim::Known(3), "A"), Dim::Known(3));
     }
 }

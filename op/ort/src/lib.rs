@@ -1,4 +1,5 @@
-//! The operator `KeyValueCache` as a custom operator library of ONNX Runtime.
+//! The operators `KeyValueCache`, `MultiHeadAttention` and `MultiHeadCacheAttention` as a custom operator library of
+//! ONNX Runtime.
 //!
 //! This crate builds a shared library with one symbol, [`RegisterCustomOps`]. Programs in every language register it
 //! with the runtime by its path:
@@ -19,7 +20,7 @@
 //! needs no graph calls `kvcache-op` instead.
 //!
 //! # What it does
-//! - It registers the operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.
+//! - It registers each operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.
 //!   With an older one registration fails, in a sentence that names the version.
 //! - A node that cannot work is refused when the session is made: attributes out of range or of another type than
 //!   integer, types that do not go together, a `cache` or `scale` that is an initializer, a float16 node that the
@@ -28,10 +29,12 @@
 //!   the rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
 //! - No panic reaches the runtime: it becomes an error of the call.
 //! - Large calls are split among the session's own threads.
+//! - An `attn_mask` without elements, of whatever type, counts as not given, and so does an unused `scale`: exports
+//!   write both.
 //!
 //! # In-place writing
-//! `cache` and `scale` are inputs that the operator writes. ONNX Runtime has no notion of that. It works because the
-//! runtime hands the operator the memory that the caller bound. So:
+//! `cache` and `scale` are inputs that the operators write. ONNX Runtime has no notion of that. It works because the
+//! runtime hands an operator the memory that the caller bound. So:
 //! - Make `cache` and `scale` graph inputs. A node in the branch of an `If`, or in the body of a `Loop` or `Scan`,
 //!   takes them from the outer scope.
 //! - Read them after the call, in the caller's own memory, not by another node: the runtime sees no order between a
@@ -45,7 +48,7 @@
 //! - A cache that another node computes, `Identity` and `Cast` included, or that the runtime copies between devices:
 //!   the copy is written.
 //! - An initializer that is also a graph input, when the caller leaves it out: the session's own memory is written. (An
-//!   initializer that is no graph input is refused.)
+//!   initializer that is no graph input is refused, unless it has no elements.)
 //! - A numpy array that is not C-contiguous, or a list, given to `session.run`: the runtime makes a copy.
 //! - A numpy array marked as read-only is written all the same. Memory that is mapped read-only ends the process by a
 //!   signal.
@@ -55,17 +58,21 @@
 //! # Float16 on the CPU
 //! ONNX Runtime 1.20 to 1.22, and again 1.30 and 1.31, changes some float16 nodes to float32: those between nodes that
 //! have no float16 kernel, as `MatMul`, `Add`, `Mul` and `Einsum` have none. It does so if all nodes that compute
-//! `current_key` and `current_value`, and all that use `key` and `value`, are of this kind, and neither output is a
+//! `current_key` and `current_value` (and `query`), and all that use the outputs, are of this kind, and no output is a
 //! graph output. It puts a `Cast` before every float16 input, `cache` and `scale` too, so the node would store into
 //! copies. No session option prevents it. Such a node is refused when the session is made. On every version these keep
 //! a node float16:
-//! - a `Reshape` between the node that computes `current_value` (or `current_key`) and this one, or
-//! - `key` (or `value`) as a graph output; in the branch of an `If`, as an output of the branch.
+//! - a `Reshape` between the node that computes `current_value` (or `current_key`, or `query`) and this one, or
+//! - `key`, `value` or `attn_output` as a graph output; in the branch of an `If`, as an output of the branch.
+//!
+//! A `MultiHeadAttention` that is changed so is not refused: it writes no input, and its output is as near.
 //!
 //! # CUDA
-//! Built with the feature `cuda`, as `make build` does, the library also registers the operator for ONNX Runtime's CUDA
-//! provider. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the same
-//! file runs CPU sessions on machines without CUDA. A node runs on the session's stream as two kernels.
+//! Built with the feature `cuda`, as `make build` does, the library also registers the operators for ONNX Runtime's
+//! CUDA provider. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the
+//! same file runs CPU sessions on machines without CUDA. A node runs on the session's stream as two kernels.
+//! - `MultiHeadAttention` and `MultiHeadCacheAttention` have no kernel there yet: their nodes are refused when the
+//!   session is made.
 //! - `kvstarts`, `max_seqlen` and `max_kvlen` are read on the host. Where a graph computes them on the device, the
 //!   runtime copies them, and waits for the copy. All other tensors stay on the device. Bind `cache` and `scale` there
 //!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is
@@ -78,7 +85,8 @@
 //! - The library works with one copy of ONNX Runtime in a process, and refuses a second.
 //! - Registering it twice in the options of one session fails.
 //! - The runtime does not show an operator the attributes that it does not ask for: a misspelt one counts as absent.
-//! - Before version 1.24 a node whose `scale` has the empty name fails; leave the input out there.
+//! - Before version 1.24 the runtime crashes on a node with an input of the empty name. There leave an optional input
+//!   out or, where another one follows it, give one without elements, as an initializer or from the caller.
 //! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn. In
 //!   the branch of an `If` or the body of a `Loop` it does not tell a node that its cache is an initializer of the
 //!   outer scope, so that one is not refused there.
@@ -87,12 +95,14 @@ mod api_1_24;
 mod attributes;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod definition;
 mod error;
 mod infer;
 mod kernel;
 mod node;
 mod node_types;
 mod operator;
+mod operators;
 mod positions;
 mod register;
 mod runtime;

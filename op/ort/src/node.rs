@@ -1,42 +1,71 @@
-//! What is checked of a node when its kernel is made.
+//! A node of a graph, as it is when its kernel is made.
 
 use std::ptr;
 
-use kvcache_op::KeyValueCache;
-use kvcache_schema::INPUTS;
+use kvcache_op::ElementType;
 use ort::operator::KernelContext;
 use ort::value::DynTensorValueType;
 use ort::{AsPointer, ortsys};
 
-use crate::attributes;
+use crate::attributes::{self, NodeAttributes};
+use crate::definition::{Definition, Role};
 use crate::error::Error;
 use crate::node_types::NodeTypes;
-use crate::positions::{CACHE, SCALE};
 
-/// A node that has been checked, on any provider.
-pub(crate) struct Node {
-    pub(crate) operator: KeyValueCache,
-    pub(crate) types: NodeTypes,
-    pub(crate) has_scale: bool,
+/// A node for which a kernel is being made, on any provider.
+pub(crate) struct Node<'a> {
+    context: &'a KernelContext<'a>,
+    types: &'a NodeTypes,
 }
 
-impl Node {
+impl<'a> Node<'a> {
     /// The node that `context` describes, for which ONNX Runtime has chosen the operator of these types.
     ///
     /// # Errors
-    /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
-    pub(crate) fn new(context: &KernelContext<'_>, types: NodeTypes) -> Result<Self, Error> {
-        if is_retyped(context)? {
-            return Err(Error::Retyped);
+    /// If what the node writes would not be the caller's.
+    pub(crate) fn new(
+        context: &'a KernelContext<'a>,
+        definition: &'static Definition,
+        types: &'a NodeTypes,
+    ) -> Result<Self, Error> {
+        if definition.has_state() && is_retyped(context)? {
+            return Err(Error::Retyped { output: definition.outputs[0] });
         }
-        let NodeTypes { current_key, current_value, cache, scale } = types;
-        let has_scale = has_input(context, SCALE)?;
-        let operator = KeyValueCache::new(attributes::of_kernel(context)?)?;
-        let operator = operator.with_types(current_key, current_value, cache, has_scale.then_some(scale))?;
-        match [CACHE, SCALE].into_iter().find(|&index| context.constant_input::<DynTensorValueType>(index).is_ok()) {
-            Some(index) => Err(Error::Initializer { name: INPUTS[index] }),
-            None => Ok(Self { operator, types, has_scale }),
+        // One without elements holds nothing, and counts as not given.
+        let is_held = |index| {
+            let constant = context.constant_input::<DynTensorValueType>(index);
+            constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
+        };
+        let mut inputs = definition.inputs.iter().enumerate();
+        match inputs.find(|&(index, name)| Role::of(name).is_state() && is_held(index)) {
+            Some((_, name)) => Err(Error::Initializer { name }),
+            None => Ok(Self { context, types }),
         }
+    }
+
+    /// Its attributes; absent ones have their defaults.
+    ///
+    /// # Errors
+    /// If an attribute is there with another type than integer.
+    pub(crate) fn attributes<A: NodeAttributes>(&self) -> Result<A, Error> {
+        attributes::of_kernel(self.context)
+    }
+
+    /// The type of its input at `index`, which must have one.
+    pub(crate) fn element(&self, index: usize) -> ElementType {
+        self.types.input(index).expect("an input of a type that the operator is chosen by")
+    }
+
+    /// Whether it has an input at `index`: an optional one may be left out, or have the empty name.
+    pub(crate) fn has_input(&self, index: usize) -> Result<bool, Error> {
+        // `KernelContext::inputs` would do, but fails for an input with the empty name.
+        let (mut count, mut name_len) = (0, 0);
+        ortsys![unsafe KernelInfo_GetInputCount(self.context.ptr(), &mut count)?];
+        if index >= count {
+            return Ok(false);
+        }
+        ortsys![unsafe KernelInfo_GetInputName(self.context.ptr(), index, ptr::null_mut(), &mut name_len)?];
+        Ok(name_len > 1) // the closing NUL counts
     }
 }
 
@@ -44,21 +73,14 @@ impl Node {
 /// fails, but not here.
 pub(crate) fn naming_the_node<T>(
     context: &KernelContext<'_>,
+    definition: &'static Definition,
     f: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    f().map_err(|reason| Error::Node { name: context.node_name().unwrap_or_default(), reason: Box::new(reason) })
-}
-
-/// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
-fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
-    // `KernelContext::inputs` would do, but fails for an input with the empty name.
-    let (mut count, mut name_len) = (0, 0);
-    ortsys![unsafe KernelInfo_GetInputCount(context.ptr(), &mut count)?];
-    if index >= count {
-        return Ok(false);
-    }
-    ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut name_len)?];
-    Ok(name_len > 1) // the closing NUL counts
+    f().map_err(|reason| Error::Node {
+        operator: definition.name,
+        name: context.node_name().unwrap_or_default(),
+        reason: Box::new(reason),
+    })
 }
 
 /// Whether ONNX Runtime has changed a float16 node of the model to float32.
@@ -66,7 +88,7 @@ fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
 /// Its `InsertCastTransformer` does so where neither the nodes before this one nor those behind it have a float16
 /// kernel. It puts a `Cast` before every float16 input, `cache` and `scale` included, and one behind each output. The
 /// `Cast` keeps the output's name, so the node's own output gets a new one, which no other node has. (Names of inputs
-/// say less: a node that is float32 in the model may have such a `current_key`, from a neighbor that was changed; and
+/// say less: a node that is float32 in the model may have such a first input, from a neighbor that was changed; and
 /// where T3 is float32, neither an int8 cache nor its scale is cast.)
 fn is_retyped(context: &KernelContext<'_>) -> Result<bool, Error> {
     Ok(output_name(context, 0)?.starts_with(b"InsertedPrecisionFreeCast_"))

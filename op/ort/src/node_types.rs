@@ -1,45 +1,37 @@
-//! The element types of one node's tensors.
+//! The element types of one node's inputs.
+
+use std::sync::Arc;
 
 use kvcache_op::ElementType;
 use ort::value::TensorElementType;
 
-use crate::positions::{CACHE, CURRENT_KEY, CURRENT_VALUE, SCALE};
+use crate::definition::Role;
 
-/// The types that differ from node to node. ONNX Runtime chooses among the operators of one name by the types of a
+/// The types of a node's inputs, by position. ONNX Runtime chooses among the operators of one name by the types of a
 /// node's inputs, and checks what a caller feeds against the model: in a call tensors have the types of the operator
-/// chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NodeTypes {
-    /// T1: `current_key`, `key` and `value`.
-    pub(crate) current_key: ElementType,
-    /// `current_value`, which must be T1.
-    pub(crate) current_value: ElementType,
-    /// T2: `cache`.
-    pub(crate) cache: ElementType,
-    /// T3: `scale`, where there is one.
-    pub(crate) scale: ElementType,
-}
+/// chosen. An input that may be of any type, and one that the node leaves out, say nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct NodeTypes(Arc<[Option<ElementType>]>);
 
 impl NodeTypes {
-    /// Every choice of types that the specification has a name for, legal or not. An illegal one is refused when a
-    /// node's kernel is made, in words that name the types: ONNX Runtime's own refusal names neither input nor type.
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
-        let currents = ElementType::T1.into_iter().flat_map(|key| ElementType::T1.map(|value| (key, value)));
-        let states = ElementType::T2.into_iter().flat_map(|cache| ElementType::T3.map(|scale| (cache, scale)));
-        currents.flat_map(move |(current_key, current_value)| {
-            states.clone().map(move |(cache, scale)| Self { current_key, current_value, cache, scale })
-        })
+    /// Every choice of types that an operator with these inputs is registered for.
+    pub(crate) fn all(inputs: &[&str]) -> Vec<Self> {
+        let mut choices = vec![Vec::with_capacity(inputs.len())];
+        for types in inputs.iter().map(|input| Role::of(input).types()) {
+            let longer = |choice: Vec<_>| types.iter().map(move |&element| [choice.as_slice(), &[element]].concat());
+            choices = choices.into_iter().flat_map(longer).collect();
+        }
+        choices.into_iter().map(|choice| Self(choice.into())).collect()
     }
 
-    /// The type of the input at `index`.
-    pub(crate) fn input(self, index: usize) -> ElementType {
-        match index {
-            CURRENT_KEY => self.current_key,
-            CURRENT_VALUE => self.current_value,
-            CACHE => self.cache,
-            SCALE => self.scale,
-            _ => ElementType::Int64, // all others are index inputs
-        }
+    /// The type of the input at `index`; `None` if it may be any.
+    pub(crate) fn input(&self, index: usize) -> Option<ElementType> {
+        self.0[index]
+    }
+
+    /// T1: the type of the first input, and of every output.
+    pub(crate) fn t1(&self) -> ElementType {
+        self.0[0].expect("the first input of every operator is of T1")
     }
 }
 
@@ -54,6 +46,11 @@ pub(crate) fn runtime_type(element: ElementType) -> TensorElementType {
     }
 }
 
+/// The type that ONNX Runtime calls so, if the operators know it.
+pub(crate) fn element_type(element: TensorElementType) -> Option<ElementType> {
+    ElementType::ALL.into_iter().find(|&known| runtime_type(known) == element)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -62,8 +59,16 @@ mod tests {
 
     #[test]
     fn every_choice_of_types_is_there_once() {
-        let choices: Vec<_> = NodeTypes::all().map(|types| [0, 1, 8, 9].map(|index| types.input(index))).collect();
-        assert_eq!(choices.len(), 3 * 3 * 4 * 2);
-        assert_eq!(choices.iter().collect::<HashSet<_>>().len(), choices.len());
+        for (inputs, expected) in [
+            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 3 * 3 * 4 * 2),
+            (&["query", "key", "attn_mask"], 3 * 3),
+        ] {
+            let choices = NodeTypes::all(inputs);
+            assert_eq!(choices.len(), expected);
+            assert_eq!(choices.iter().collect::<HashSet<_>>().len(), expected);
+            for (index, input) in inputs.iter().enumerate() {
+                assert!(choices.iter().all(|types| Role::of(input).types().contains(&types.input(index))));
+            }
+        }
     }
 }

@@ -1,22 +1,23 @@
 //! `RegisterCustomOps`, the library's one symbol.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
-use kvcache_schema::DOMAINS;
 use ort::operator::OperatorDomain;
 use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use ort::{AsPointer, ortsys};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaOperator;
+use crate::definition::Definition;
 use crate::error::Error;
-use crate::node_types::NodeTypes;
 use crate::operator::TypedOperator;
+use crate::operators::OPERATORS;
 use crate::runtime::use_runtime;
 use crate::unwind::{catch, without_nul};
 
-/// Registers the operator in the session options: what ONNX Runtime calls when it is given this library.
+/// Registers the operators in the session options: what ONNX Runtime calls when it is given this library.
 ///
 /// A status other than null says why it could not be done; the caller releases it.
 ///
@@ -62,23 +63,28 @@ unsafe impl Send for Domain {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Domain {}
 
-/// The operator's domains, made once.
+/// The operators' domains, made once.
 fn domains() -> Result<&'static [Domain], Error> {
     static MADE: OnceLock<Result<Vec<Domain>, String>> = OnceLock::new();
-    let made =
-        MADE.get_or_init(|| DOMAINS.into_iter().map(domain).collect::<ort::Result<_>>().map_err(|e| e.to_string()));
+    let made = MADE.get_or_init(|| {
+        let names: BTreeSet<_> = OPERATORS.into_iter().flat_map(|operator| operator.domains).collect();
+        names.into_iter().map(domain).collect::<ort::Result<_>>().map_err(|error| error.to_string())
+    });
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
 }
 
-/// The domain of this name, with the operator for every choice of types and every provider.
+/// The domain of this name, with its operators.
 fn domain(name: &str) -> ort::Result<Domain> {
-    let domain = OperatorDomain::new(name)?;
+    let mut operators = OPERATORS.into_iter().filter(|operator| operator.domains.contains(&name));
+    Ok(Domain(operators.try_fold(OperatorDomain::new(name)?, add)?))
+}
+
+/// `domain` with the operator for every choice of types and every provider.
+fn add(domain: OperatorDomain, definition: &'static Definition) -> ort::Result<OperatorDomain> {
     #[cfg(feature = "cuda")]
-    let domain =
-        NodeTypes::all().map(|types| CudaOperator(TypedOperator(types))).try_fold(domain, OperatorDomain::add)?;
-    let mut cpu = NodeTypes::all().map(TypedOperator).filter(|_| !cfg!(feature = "cuda-emulated"));
-    let domain = cpu.try_fold(domain, OperatorDomain::add)?;
-    Ok(Domain(domain))
+    let domain = TypedOperator::all(definition).map(CudaOperator::new).try_fold(domain, OperatorDomain::add)?;
+    let mut cpu = TypedOperator::all(definition).filter(|_| !cfg!(feature = "cuda-emulated"));
+    cpu.try_fold(domain, OperatorDomain::add)
 }
 
 /// A failed status of the runtime that `api` belongs to.

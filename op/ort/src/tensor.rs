@@ -3,7 +3,8 @@
 //! A node has a dozen tensors, and a call may move a few kilobytes only, so what counts is how often the runtime is
 //! asked. `ort` makes a value of each tensor, with its type and the names of its dimensions, in three allocations. Here
 //! a tensor's address and shape are asked for, and nothing else:
-//! - its type is the one that the runtime has chosen the operator by (see [`NodeTypes`]);
+//! - its type is the one that the runtime has chosen the operator by (see [`NodeTypes`]), or is asked for with the
+//!   shape;
 //! - it lies where the provider's operator wants it: the runtime copies what lies elsewhere before the call;
 //! - an output has the shape that was asked for.
 //!
@@ -13,32 +14,35 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use kvcache_op::{ElementType, Shape, TensorMut, TensorRef};
-use kvcache_schema::{INPUTS, OUTPUTS};
 use ort::operator::ComputeContext;
 use ort::sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort::value::TensorElementType;
 use ort::{AsPointer, ortsys};
 use smallvec::{SmallVec, smallvec};
 
 use crate::api_1_24::TypeAndShapeReference;
+use crate::definition::Definition;
 use crate::error::Error;
-use crate::node_types::NodeTypes;
+use crate::node_types::{NodeTypes, element_type};
 use crate::runtime::tensor_type_and_shape_reference;
 
 /// The tensors of one call, by their positions in the node.
 ///
 /// Each is contiguous and initialized, and stays where it is until the call returns, which is after the context's
-/// lifetime `'a`. The operator modifies two of its inputs, the cache and the scale: the caller gives them for that.
+/// lifetime `'a`. An operator modifies at most two of its inputs, the cache and the scale: the caller gives them for
+/// that.
 #[derive(Clone, Copy)]
 pub(crate) struct CallTensors<'a> {
     context: &'a ComputeContext,
-    types: NodeTypes,
+    definition: &'static Definition,
+    types: &'a NodeTypes,
     type_and_shape_reference: Option<TypeAndShapeReference>,
 }
 
 impl<'a> CallTensors<'a> {
     /// The tensors of the call that `context` describes, of a node with these types.
-    pub(crate) fn new(context: &'a ComputeContext, types: NodeTypes) -> Self {
-        Self { context, types, type_and_shape_reference: tensor_type_and_shape_reference() }
+    pub(crate) fn new(context: &'a ComputeContext, definition: &'static Definition, types: &'a NodeTypes) -> Self {
+        Self { context, definition, types, type_and_shape_reference: tensor_type_and_shape_reference() }
     }
 
     /// The input at `index`, to be read.
@@ -48,6 +52,23 @@ impl<'a> CallTensors<'a> {
         // SAFETY: the runtime's tensor has this type, by the choice of the operator, and this shape and address, as it
         // has just said. It is contiguous, initialized, and stays for 'a.
         Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
+    }
+
+    /// The input at `index`, which may be of any type, to be read as one of T1; `None` if it has no elements.
+    ///
+    /// # Errors
+    /// If it has elements of a type that no operator knows. The operator refuses other wrong types.
+    pub(crate) fn read_elements(&self, index: usize) -> Result<Option<TensorRef<'a>>, Error> {
+        let value = self.value(index)?;
+        let (got, shape) = self.type_and_shape(value)?;
+        if shape.contains(&0) {
+            return Ok(None);
+        }
+        let (name, expected) = (self.definition.inputs[index], self.types.t1());
+        let element = element_type(got).ok_or(Error::ElementType { name, got, expected })?;
+        // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
+        // initialized, and stays for 'a.
+        Ok(Some(unsafe { TensorRef::from_raw_parts(element, shape, address(value)?) }))
     }
 
     /// The input at `index`, to be modified.
@@ -60,7 +81,7 @@ impl<'a> CallTensors<'a> {
     }
 
     /// The output at `index`, which the runtime makes with this shape.
-    pub(crate) fn write(&self, index: usize, shape: [usize; 3]) -> Result<TensorMut<'a>, Error> {
+    pub(crate) fn write(&self, index: usize, shape: &[usize]) -> Result<TensorMut<'a>, Error> {
         let (element, value) = self.output(index, shape)?;
         let data = address(value)?;
         // SAFETY: the runtime has made this output of T1 and this shape, for the operator to write, and it stays for
@@ -68,17 +89,15 @@ impl<'a> CallTensors<'a> {
         Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 
-    /// The type and handle of the input at `index`, which the node has.
+    /// The type and handle of the input at `index`, which the node has, and whose type the operator is chosen by.
     pub(crate) fn input(&self, index: usize) -> Result<(ElementType, NonNull<OrtValue>), Error> {
-        let mut value = ptr::null();
-        ortsys![unsafe KernelContext_GetInput(self.context.ptr(), index, &mut value)?];
-        let value = NonNull::new(value.cast_mut()).ok_or_else(|| Error::Missing { name: INPUTS[index] })?;
-        Ok((self.types.input(index), value))
+        let element = self.types.input(index).expect("an input of a type that the operator is chosen by");
+        Ok((element, self.value(index)?))
     }
 
     /// The type and handle of the output at `index`, which the runtime makes with this shape.
-    pub(crate) fn output(&self, index: usize, shape: [usize; 3]) -> Result<(ElementType, NonNull<OrtValue>), Error> {
-        let dims = shape.map(|dim| dim as i64);
+    pub(crate) fn output(&self, index: usize, shape: &[usize]) -> Result<(ElementType, NonNull<OrtValue>), Error> {
+        let dims: SmallVec<[i64; 4]> = shape.iter().map(|&dim| dim as i64).collect();
         let mut value = ptr::null_mut();
         ortsys![unsafe KernelContext_GetOutput(
             self.context.ptr().cast_mut(),
@@ -87,22 +106,35 @@ impl<'a> CallTensors<'a> {
             dims.len(),
             &mut value
         )?];
-        let value = NonNull::new(value).ok_or_else(|| Error::Missing { name: OUTPUTS[index] })?;
-        Ok((self.types.current_key, value))
+        let value = NonNull::new(value).ok_or(Error::Missing { name: self.definition.outputs[index] })?;
+        Ok((self.types.t1(), value))
     }
 
     /// The shape of a tensor that the runtime has given in this call.
     pub(crate) fn shape(&self, value: NonNull<OrtValue>) -> Result<Shape, Error> {
-        let Some(reference) = self.type_and_shape_reference else { return copied_shape(value) };
+        Ok(self.type_and_shape(value)?.1)
+    }
+
+    /// The type and shape of a tensor that the runtime has given in this call.
+    fn type_and_shape(&self, value: NonNull<OrtValue>) -> Result<(TensorElementType, Shape), Error> {
+        let Some(reference) = self.type_and_shape_reference else { return copied_type_and_shape(value) };
         let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
         let (mut dims, mut rank) = (ptr::null(), 0);
         // SAFETY: the handle is of this call, and the three places are there to be written.
         unsafe { ort::Error::result_from_status(reference(value.as_ptr(), &mut element, &mut dims, &mut rank)) }?;
-        match rank {
-            0 => Ok(Shape::default()),
+        let shape = match rank {
+            0 => Shape::default(),
             // SAFETY: the runtime has `rank` dimensions at `dims`, which belong to the tensor, and are not kept here.
-            _ => Ok(shape_of(unsafe { slice::from_raw_parts(dims, rank) })),
-        }
+            _ => shape_of(unsafe { slice::from_raw_parts(dims, rank) }),
+        };
+        Ok((element.into(), shape))
+    }
+
+    /// The handle of the input at `index`, which the node has.
+    fn value(&self, index: usize) -> Result<NonNull<OrtValue>, Error> {
+        let mut value = ptr::null();
+        ortsys![unsafe KernelContext_GetInput(self.context.ptr(), index, &mut value)?];
+        NonNull::new(value.cast_mut()).ok_or(Error::Missing { name: self.definition.inputs[index] })
     }
 }
 
@@ -122,14 +154,16 @@ fn shape_of(dims: &[i64]) -> Shape {
     }
 }
 
-/// The shape of a tensor as runtimes before version 1.24 give it.
-fn copied_shape(value: NonNull<OrtValue>) -> Result<Shape, Error> {
+/// The type and shape of a tensor as runtimes before version 1.24 give them.
+fn copied_type_and_shape(value: NonNull<OrtValue>) -> Result<(TensorElementType, Shape), Error> {
     let info = TypeAndShapeInfo::new(value)?;
+    let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    ortsys![unsafe GetTensorElementType(info.0, &mut element)?];
     let mut rank = 0;
     ortsys![unsafe GetDimensionsCount(info.0, &mut rank)?];
     let mut dims: SmallVec<[i64; 5]> = smallvec![0; rank];
     ortsys![unsafe GetDimensions(info.0, dims.as_mut_ptr(), rank)?];
-    Ok(shape_of(&dims))
+    Ok((element.into(), shape_of(&dims)))
 }
 
 /// The runtime's copy of a tensor's type and shape.

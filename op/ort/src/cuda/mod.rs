@@ -1,8 +1,10 @@
-//! The operator on ONNX Runtime's CUDA execution provider.
+//! The operators on ONNX Runtime's CUDA execution provider.
 
 mod kernel;
+mod key_value_cache;
 mod memory;
 mod operator;
+mod operators;
 mod tensor;
 
 pub(crate) use operator::CudaOperator;

@@ -1,34 +1,47 @@
-//! What ONNX Runtime is told about the operator on its CUDA provider.
+//! What ONNX Runtime is told about an operator on its CUDA provider.
 
 use std::ops::RangeInclusive;
 
 use ort::memory::MemoryType;
 use ort::operator::{KernelContext, Operator, OperatorInput, OperatorOutput, ShapeInferenceContext};
 
-use super::kernel::CudaKernel;
+use super::kernel::{CudaKernel, OnDevice};
 use super::memory::EMULATED;
+use super::operators::on_device;
 use crate::node::naming_the_node;
 use crate::operator::TypedOperator;
-use crate::positions::{KVSTARTS, MAX_KVLEN, MAX_SEQLEN};
 use crate::unwind::guard;
 
-/// The operator for one choice of types, on the CUDA provider. What it says of the operator is what the one for the CPU
+/// An operator for one choice of types, on the CUDA provider. What it says of the operator is what the one for the CPU
 /// says, but for where the inputs lie.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CudaOperator(pub(crate) TypedOperator);
+///
+/// An operator without a CUDA kernel is registered too, and refuses its nodes: otherwise the runtime would put them on
+/// the CPU, with copies of a cache that lies on the device, and what they store would be lost.
+#[derive(Debug, Clone)]
+pub(crate) struct CudaOperator {
+    typed: TypedOperator,
+    on_device: Option<OnDevice>,
+}
+
+impl CudaOperator {
+    /// The operator on the provider.
+    pub(crate) fn new(typed: TypedOperator) -> Self {
+        Self { on_device: on_device(typed.definition), typed }
+    }
+}
 
 /// The inputs that the host reads: `kvstarts[B]` is the outputs' length, and the bounds are checked.
-const ON_HOST: [usize; 3] = [KVSTARTS, MAX_SEQLEN, MAX_KVLEN];
+const ON_HOST: [&str; 3] = ["kvstarts", "max_seqlen", "max_kvlen"];
 
 impl Operator for CudaOperator {
     type Kernel<'attr> = CudaKernel;
 
     fn name(&self) -> &str {
-        self.0.name()
+        self.typed.name()
     }
 
     fn versions(&self) -> RangeInclusive<u32> {
-        self.0.versions()
+        self.typed.versions()
     }
 
     fn execution_provider_type(&self) -> Option<&str> {
@@ -36,21 +49,23 @@ impl Operator for CudaOperator {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        self.0.inputs().into_iter().enumerate().map(|(index, input)| match ON_HOST.contains(&index) {
+        let names = self.typed.definition.inputs.iter();
+        self.typed.inputs().into_iter().zip(names).map(|(input, name)| match ON_HOST.contains(name) {
             true => input.memory_type(MemoryType::CPUInput),
             false => input,
         })
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        self.0.outputs()
+        self.typed.outputs()
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
-        guard(|| naming_the_node(context, || CudaKernel::new(context, self.0.0)))
+        let TypedOperator { definition, types } = &self.typed;
+        guard(|| naming_the_node(context, definition, || CudaKernel::new(context, definition, types, self.on_device)))
     }
 
     fn infer_shape(&self, context: &mut ShapeInferenceContext) -> ort::Result<()> {
-        self.0.infer_shape(context)
+        self.typed.infer_shape(context)
     }
 }

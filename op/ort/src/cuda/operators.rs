@@ -1,0 +1,15 @@
+//! The operators that have a CUDA kernel.
+
+use super::kernel::OnDevice;
+use super::key_value_cache;
+use crate::definition::Definition;
+use crate::operators::KEY_VALUE_CACHE;
+
+/// Every operator with a CUDA kernel, and what makes the kernel of its nodes.
+static OPERATORS: [(&Definition, OnDevice); 1] = [(&KEY_VALUE_CACHE, key_value_cache::on_device)];
+
+/// What makes the kernels of an operator's nodes, if it has a CUDA kernel.
+pub(super) fn on_device(definition: &'static Definition) -> Option<OnDevice> {
+    let mut operators = OPERATORS.iter();
+    operators.find(|(known, _)| std::ptr::eq(*known, definition)).map(|&(_, on_device)| on_device)
+}

@@ -1,0 +1,107 @@
+//! What an operator is: its names, and how its nodes are made.
+
+use kvcache_op::{Dim, ElementType, Workers};
+
+use crate::error::Error;
+use crate::infer::Inference;
+use crate::node::Node;
+use crate::tensor::CallTensors;
+
+/// One operator of the library. `operators` has the list of them; all else works for any operator of the list.
+#[derive(Debug)]
+pub(crate) struct Definition {
+    pub(crate) name: &'static str,
+    pub(crate) domains: [&'static str; 2],
+    /// The names of its inputs, by position. The first is of T1.
+    pub(crate) inputs: &'static [&'static str],
+    /// The names of its outputs, by position. All are of T1 and of one shape.
+    pub(crate) outputs: &'static [&'static str],
+    /// The shape of its outputs, as far as a graph knows it.
+    pub(crate) infer_shape: fn(&Inference<'_>) -> Result<Vec<Dim>, Error>,
+    /// A node on the CPU provider: checks its attributes and types.
+    pub(crate) on_cpu: fn(&Node<'_>) -> Result<Box<dyn Compute>, Error>,
+}
+
+impl Definition {
+    /// Whether it writes one of its inputs.
+    pub(crate) fn has_state(&self) -> bool {
+        self.inputs.iter().any(|input| Role::of(input).is_state())
+    }
+}
+
+/// A node that computes on the CPU. ONNX Runtime calls it from several threads at once.
+pub(crate) trait Compute: Send + Sync {
+    /// Makes one call of the node, on the threads of `workers`.
+    ///
+    /// The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before the
+    /// runtime has given every output.
+    fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error>;
+}
+
+/// What an input is for, which its name tells: every operator calls the same thing by the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Queries, keys or values, of T1.
+    Rows,
+    /// `cache`, of T2, which the operator writes.
+    Cache,
+    /// `scale`, of T3, which the operator writes.
+    Scale,
+    /// `attn_mask`: of T1, or of any type if it has no elements.
+    Mask,
+    /// Indices, bounds and counts.
+    Index,
+}
+
+impl Role {
+    /// The role of the input of this name.
+    pub(crate) fn of(input: &str) -> Self {
+        match input {
+            "query" | "key" | "value" | "current_key" | "current_value" => Self::Rows,
+            "cache" => Self::Cache,
+            "scale" => Self::Scale,
+            "attn_mask" => Self::Mask,
+            _ => Self::Index,
+        }
+    }
+
+    /// The types that the library registers an operator for, legal together or not; `None` is any type at all. An
+    /// illegal choice is refused when a node's kernel is made, or when it is called, in words that name the types:
+    /// ONNX Runtime's own refusal names neither input nor type.
+    pub(crate) fn types(self) -> &'static [Option<ElementType>] {
+        use ElementType::{Float16, Float32, Int4, Int8, Int64};
+        match self {
+            Self::Rows => &[Some(Float32), Some(Float16), Some(Int8)],
+            Self::Cache => &[Some(Float32), Some(Float16), Some(Int8), Some(Int4)],
+            Self::Scale => &[Some(Float32), Some(Float16)],
+            Self::Mask => &[None],
+            Self::Index => &[Some(Int64)],
+        }
+    }
+
+    /// Whether a node may leave the input out.
+    pub(crate) fn is_optional(self) -> bool {
+        matches!(self, Self::Scale | Self::Mask)
+    }
+
+    /// Whether the operator writes the input.
+    pub(crate) fn is_state(self) -> bool {
+        matches!(self, Self::Cache | Self::Scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvcache_schema::multi_head_attention;
+
+    use super::*;
+
+    #[test]
+    fn roles_have_the_types_of_the_schema() {
+        let known = |role: Role| role.types().iter().copied().map(Option::unwrap).collect::<Vec<_>>();
+        assert_eq!(known(Role::Rows), ElementType::T1);
+        assert_eq!(known(Role::Cache), ElementType::T2);
+        assert_eq!(known(Role::Scale), ElementType::T3);
+        assert!(multi_head_attention::T1.iter().all(|t1| known(Role::Rows).contains(t1)));
+    }
+}

@@ -1,0 +1,11 @@
+//! The operators of the library, one file each, and the list of them.
+
+mod key_value_cache;
+mod list;
+mod multi_head_attention;
+mod multi_head_cache_attention;
+mod stored;
+
+#[cfg(feature = "cuda")]
+pub(crate) use key_value_cache::{KEY_VALUE_CACHE, KeyValueCacheNode};
+pub(crate) use list::OPERATORS;

@@ -1,0 +1,70 @@
+//! `MultiHeadAttention`.
+
+use kvcache_op::{AttentionAttributes, AttentionInputs, Dim, MultiHeadAttention, Workers};
+use kvcache_schema::DOMAINS;
+use kvcache_schema::multi_head_attention::{INPUTS, NAME, OUTPUTS};
+
+use crate::definition::{Compute, Definition};
+use crate::error::Error;
+use crate::infer::Inference;
+use crate::node::Node;
+use crate::positions::position;
+use crate::tensor::CallTensors;
+
+pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
+    name: NAME,
+    domains: DOMAINS,
+    inputs: &INPUTS,
+    outputs: &OUTPUTS,
+    infer_shape,
+    on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
+};
+
+const QUERY: usize = position(&INPUTS, "query");
+const KEY: usize = position(&INPUTS, "key");
+const VALUE: usize = position(&INPUTS, "value");
+const SEQSTARTS: usize = position(&INPUTS, "seqstarts");
+const KVSTARTS: usize = position(&INPUTS, "kvstarts");
+const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
+const MAX_SEQLEN: usize = position(&INPUTS, "max_seqlen");
+const MAX_KVLEN: usize = position(&INPUTS, "max_kvlen");
+const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
+
+/// A node of the operator.
+struct MultiHeadAttentionNode {
+    operator: MultiHeadAttention,
+    has_mask: bool,
+}
+
+impl MultiHeadAttentionNode {
+    /// Checks the attributes of `node`, and that its types go together.
+    fn new(node: &Node<'_>) -> Result<Self, Error> {
+        let operator = MultiHeadAttention::new(node.attributes()?)?;
+        operator.check_types(node.element(QUERY), node.element(KEY), node.element(VALUE))?;
+        Ok(Self { operator, has_mask: node.has_input(ATTN_MASK)? })
+    }
+}
+
+impl Compute for MultiHeadAttentionNode {
+    fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
+        let inputs = AttentionInputs {
+            query: tensors.read(QUERY)?,
+            key: tensors.read(KEY)?,
+            value: tensors.read(VALUE)?,
+            seqstarts: tensors.read(SEQSTARTS)?,
+            kvstarts: tensors.read(KVSTARTS)?,
+            decoding_batches: tensors.read(DECODING_BATCHES)?,
+            max_seqlen: tensors.read(MAX_SEQLEN)?,
+            max_kvlen: tensors.read(MAX_KVLEN)?,
+            attn_mask: if self.has_mask { tensors.read_elements(ATTN_MASK)? } else { None },
+        };
+        let call = self.operator.check(&inputs)?;
+        let attn_output = tensors.write(0, &call.output_shape())?;
+        Ok(call.run(attn_output, workers)?)
+    }
+}
+
+fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
+    let operator = MultiHeadAttention::new(node.attributes::<AttentionAttributes>())?;
+    Ok(operator.infer_shape(node.shape(QUERY)).into())
+}

@@ -1,0 +1,67 @@
+//! `MultiHeadCacheAttention`.
+
+use kvcache_op::{CacheAttentionAttributes, CacheAttentionInputs, Dim, MultiHeadCacheAttention, Workers};
+use kvcache_schema::DOMAINS;
+use kvcache_schema::multi_head_cache_attention::{INPUTS, NAME, OUTPUTS};
+
+use super::stored;
+use crate::definition::{Compute, Definition};
+use crate::error::Error;
+use crate::infer::Inference;
+use crate::node::Node;
+use crate::positions::{StorePositions, position};
+use crate::tensor::CallTensors;
+
+pub(crate) static MULTI_HEAD_CACHE_ATTENTION: Definition = Definition {
+    name: NAME,
+    domains: DOMAINS,
+    inputs: &INPUTS,
+    outputs: &OUTPUTS,
+    infer_shape,
+    on_cpu: |node| Ok(Box::new(MultiHeadCacheAttentionNode::new(node)?)),
+};
+
+const AT: StorePositions = StorePositions::of(&INPUTS);
+const QUERY: usize = position(&INPUTS, "query");
+const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
+const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
+
+/// A node of the operator.
+struct MultiHeadCacheAttentionNode {
+    operator: MultiHeadCacheAttention,
+    has_scale: bool,
+    has_mask: bool,
+}
+
+impl MultiHeadCacheAttentionNode {
+    /// Checks the attributes of `node`, and that its types go together.
+    fn new(node: &Node<'_>) -> Result<Self, Error> {
+        let has_scale = node.has_input(AT.scale)?;
+        let scale = has_scale.then(|| node.element(AT.scale));
+        let operator = MultiHeadCacheAttention::new(node.attributes()?)?;
+        let [query, current_key, current_value, cache] =
+            [QUERY, AT.current_key, AT.current_value, AT.cache].map(|index| node.element(index));
+        operator.check_types(query, current_key, current_value, cache, scale)?;
+        Ok(Self { operator, has_scale, has_mask: node.has_input(ATTN_MASK)? })
+    }
+}
+
+impl Compute for MultiHeadCacheAttentionNode {
+    fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
+        let inputs = CacheAttentionInputs {
+            query: tensors.read(QUERY)?,
+            stored: stored::inputs(tensors, &AT)?,
+            decoding_batches: tensors.read(DECODING_BATCHES)?,
+            attn_mask: if self.has_mask { tensors.read_elements(ATTN_MASK)? } else { None },
+        };
+        let (cache, scale) = stored::state(tensors, &AT, self.has_scale)?;
+        let call = self.operator.check(&inputs, cache, scale)?;
+        let attn_output = tensors.write(0, &call.output_shape())?;
+        Ok(call.run(attn_output, workers)?)
+    }
+}
+
+fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
+    let operator = MultiHeadCacheAttention::new(node.attributes::<CacheAttentionAttributes>())?;
+    Ok(operator.infer_shape(node.shape(QUERY)).into())
+}
