@@ -9,6 +9,7 @@
 //! threads, in any layout, mode, page size and placement of the cache and, under a causal mask, whether its prompt came
 //! in one call or in several.
 
+mod cpu;
 mod masking;
 mod memory;
 mod problem;
@@ -16,6 +17,7 @@ mod reference;
 mod rows;
 mod tensors;
 
+pub use cpu::AttentionCpu;
 pub use masking::{alibi_slopes, visible_keys};
 pub use problem::{
     AttentionGeometry, AttentionIndices, AttentionKernel, AttentionPointers, AttentionProblem, Keys, Mask, RaggedRows,

@@ -3,9 +3,12 @@
 
 #[path = "common/call.rs"]
 mod call;
+#[path = "common/kernels.rs"]
+mod kernels;
 
 use call::{State, attend};
-use kvcache_attention::{AttentionKernel, AttentionReference};
+use kernels::kernels;
+use kvcache_attention::AttentionKernel;
 use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
 use kvcache_golden::{Expected, Outcome};
 
@@ -29,8 +32,11 @@ impl Implementation for Attention<'_> {
 }
 
 #[test]
-fn the_reference_passes() {
-    let report = run(&Attention(&AttentionReference), &cases().expect("the golden cases can be read"));
-    assert!(report.failures.is_empty(), "{report}");
-    assert!(report.passed > 200, "{report}");
+fn every_kernel_passes() {
+    let cases = cases().expect("the golden cases can be read");
+    for kernel in kernels() {
+        let report = run(&Attention(&*kernel), &cases);
+        assert!(report.failures.is_empty(), "{}: {report}", kernel.name());
+        assert!(report.passed > 200, "{}: {report}", kernel.name());
+    }
 }

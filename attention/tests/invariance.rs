@@ -4,17 +4,17 @@
 
 #[path = "common/call.rs"]
 mod call;
+#[path = "common/kernels.rs"]
+mod kernels;
 #[path = "common/model.rs"]
 mod model;
 
 use call::attend;
-use kvcache_attention::{AttentionKernel, AttentionReference};
+use kernels::kernels;
 use kvcache_golden::Tensor;
 use kvcache_schema::{AttentionAttributes, CacheLayout, CacheMode, multi_head_cache_attention};
 use model::{Model, Part, Placement, int64s};
 use proptest::prelude::*;
-
-const KERNELS: [&dyn AttentionKernel; 1] = [&AttentionReference];
 
 fn models() -> impl Strategy<Value = Model> {
     let rows: Vec<_> = multi_head_cache_attention::combinations().collect();
@@ -96,10 +96,10 @@ proptest! {
         placement in placements(),
         calls in calls(),
     ) {
-        for kernel in KERNELS {
-            let rows = model.run(kernel, &placement, &calls);
+        for kernel in kernels() {
+            let rows = model.run(&*kernel, &placement, &calls);
             for (sequence, rows) in rows.iter().enumerate() {
-                let expected = model.run(kernel, &SIMPLE, &alone(&calls, sequence));
+                let expected = model.run(&*kernel, &SIMPLE, &alone(&calls, sequence));
                 prop_assert!(expected.get(sequence).unwrap_or(&Vec::new()) == rows, "sequence {}", sequence);
             }
         }
@@ -113,9 +113,9 @@ proptest! {
         calls in calls(),
     ) {
         let reversed: Vec<Vec<_>> = calls.iter().map(|call| call.iter().rev().copied().collect()).collect();
-        for kernel in KERNELS {
+        for kernel in kernels() {
             let [first, second] = [(&placements[0], &calls), (&placements[1], &reversed)]
-                .map(|(placement, calls)| model.run(kernel, placement, calls));
+                .map(|(placement, calls)| model.run(&*kernel, placement, calls));
             prop_assert!(first == second);
         }
     }
@@ -132,11 +132,11 @@ proptest! {
             // Of the sequences without a causal mask, only those of one token see no more than under it.
             calls.iter_mut().flatten().for_each(|part| part.decoding &= part.tokens <= 1);
         }
-        for kernel in KERNELS {
-            for (sequence, rows) in model.run(kernel, &placement, &calls).into_iter().enumerate() {
+        for kernel in kernels() {
+            for (sequence, rows) in model.run(&*kernel, &placement, &calls).into_iter().enumerate() {
                 let tokens = calls.iter().flatten().filter(|part| part.sequence == sequence);
                 let tokens = tokens.map(|part| part.tokens).sum();
-                let expected = model.run(kernel, &SIMPLE, &[vec![Part { sequence, tokens, decoding: false }]]);
+                let expected = model.run(&*kernel, &SIMPLE, &[vec![Part { sequence, tokens, decoding: false }]]);
                 prop_assert!(expected[sequence] == rows, "sequence {}", sequence);
             }
         }
@@ -152,13 +152,13 @@ fn a_shared_prefix_is_as_good_as_ones_own() {
             AttentionAttributes { num_heads: 4, head_dim: 8, num_kv_heads: 2, ..AttentionAttributes::default() };
         let model = Model { types, attention, quant_group: 4, mask: None, seed: 7 };
         let placement = Placement { mode: CacheMode::Paged, page_size: 4, ..SIMPLE };
-        for kernel in KERNELS {
+        for kernel in kernels() {
             // Sequence 0 is a prompt of eight tokens and three more, in pages of four.
-            let whole = &model.run(kernel, &placement, &[vec![part(0, 11)]])[0];
+            let whole = &model.run(&*kernel, &placement, &[vec![part(0, 11)]])[0];
             let attributes = model.attributes(&placement);
             let mut state = model.state(&attributes, 24);
             let prompt = model.inputs(&placement, &[vec![4, 8]], &[0], &[part(0, 8)]);
-            attend(kernel, &attributes, &prompt, &mut state);
+            attend(&*kernel, &attributes, &prompt, &mut state);
             // Twice the same three tokens, after the same two pages, into a page of each sequence's own.
             let mut fork = model.inputs(&placement, &[vec![4, 8, 12]], &[8], &[part(0, 3)]);
             for name in ["query", "current_key", "current_value"] {
@@ -171,7 +171,7 @@ fn a_shared_prefix_is_as_good_as_ones_own() {
             fork.insert("kvstarts", int64s(vec![3], &[0, 11, 22]));
             fork.insert("start_pos", int64s(vec![2], &[8, 8]));
             fork.insert("cachestarts", int64s(vec![2, 3], &[4, 8, 12, 4, 8, 16]));
-            let output = attend(kernel, &attributes, &fork, &mut state);
+            let output = attend(&*kernel, &attributes, &fork, &mut state);
             let (first, second) = output.bytes().split_at(output.bytes().len() / 2);
             let last_three = &whole[whole.len() / 11 * 8..];
             assert!(first == last_three && second == last_three, "{types:?}");

@@ -30,6 +30,7 @@ pub use call::{Call, Outputs};
 pub use error::Error;
 pub use infer::{Dim, InputDims};
 pub use inputs::{IndexInputs, Inputs};
+pub use kvcache_attention as attention_kernels;
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;

@@ -1,4 +1,5 @@
-//! Every attention backend, over every backend that stores, passes every golden case, refusals included.
+//! Every attention backend, and the default one over every backend that stores, passes every golden case, refusals
+//! included.
 
 #[path = "common/attention.rs"]
 mod attention;
@@ -7,16 +8,16 @@ mod backends;
 
 use attention::Attention;
 use kvcache_golden::attention::{cases, run};
-use kvcache_op::{AttentionBackend, Rayon, Serial, Workers};
+use kvcache_op::{AttentionBackend, Backend, Rayon, Serial, Workers};
 
 fn all_cases_pass(workers: impl Workers + Copy) {
     let cases = cases().expect("the golden cases can be read");
-    for backend in AttentionBackend::all() {
-        for store in backends::backends() {
-            let report = run(&Attention { backend, store, workers }, &cases);
-            assert!(report.failures.is_empty(), "{backend:?} over {store:?}: {report}");
-            assert_eq!(report.passed, cases.len());
-        }
+    let attention = AttentionBackend::all().map(|backend| (backend, Backend::default()));
+    let stores = backends::backends().map(|store| (AttentionBackend::default(), store));
+    for (backend, store) in attention.chain(stores) {
+        let report = run(&Attention { backend, store, workers }, &cases);
+        assert!(report.failures.is_empty(), "{backend:?} over {store:?}: {report}");
+        assert_eq!(report.passed, cases.len());
     }
 }
 

@@ -1,0 +1,84 @@
+//! Which functions a call gets: those of an instruction set, for the call's types.
+
+use half::f16;
+use kvcache_kernels::InstructionSet;
+use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
+
+use super::generic::elements::{Float, Int4, Int8};
+use super::generic::fold::{Finish, Fold, ReadQuery};
+use super::generic::outline::{Outline, Outlined};
+use super::generic::panel::PackKeys;
+use super::generic::read_rows::{ReadRows, Rows, Scaled, Unscaled};
+use super::generic::scores::Scores;
+use super::generic::softmax::Softmax;
+use super::generic::weigh::Weigh;
+use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::{avx2::Avx2, avx512::Avx512};
+
+/// Reads rows of keys or values as float32.
+pub(crate) type ReadRowsFunction = for<'a> unsafe fn(&Rows<'a>);
+
+/// The functions of one call. They may be called where the instruction set is supported.
+#[derive(Clone, Copy)]
+pub(crate) struct Functions {
+    /// Float32 values in a register.
+    pub(crate) lanes: usize,
+    pub(crate) read_query: Outlined<ReadQuery<f32>>,
+    pub(crate) read_rows: ReadRowsFunction,
+    pub(crate) pack_keys: Outlined<PackKeys>,
+    pub(crate) scores: Outlined<Scores>,
+    pub(crate) softmax: Outlined<Softmax<f32>>,
+    pub(crate) weigh: Outlined<Weigh>,
+    pub(crate) fold: Outlined<Fold>,
+    pub(crate) finish: Outlined<Finish<f32>>,
+}
+
+/// The types of a call's keys and values: T1, T2, T3.
+pub(crate) type Types = (ElementType, ElementType, Option<ElementType>);
+
+/// The functions of an instruction set for these types.
+pub(crate) fn functions(instructions: InstructionSet, types: Types) -> Functions {
+    match instructions {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => for_types::<Avx2>(types),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512>(types),
+        _ => for_types::<Portable>(types),
+    }
+}
+
+/// The one match on a call's types.
+fn for_types<S: Outline>(types: Types) -> Functions {
+    let (t1, t2, t3) = types;
+    let read_rows = match (t1, t2, t3) {
+        (Float32, Float32, _) => S::outlined::<ReadRows<f32, Unscaled, false>>(),
+        (Float16, Float32, _) => S::outlined::<ReadRows<f32, Unscaled, true>>(),
+        (_, Float16, _) => S::outlined::<ReadRows<f16, Unscaled, false>>(),
+        (Float32, I8, Some(Float32)) => S::outlined::<ReadRows<Int8, Scaled<f32>, false>>(),
+        (Float16, I8, Some(Float32)) => S::outlined::<ReadRows<Int8, Scaled<f32>, true>>(),
+        (_, I8, Some(Float16)) => S::outlined::<ReadRows<Int8, Scaled<f16>, true>>(),
+        (Float32, I4, Some(Float32)) => S::outlined::<ReadRows<Int4, Scaled<f32>, false>>(),
+        (Float16, I4, Some(Float32)) => S::outlined::<ReadRows<Int4, Scaled<f32>, true>>(),
+        (_, I4, Some(Float16)) => S::outlined::<ReadRows<Int4, Scaled<f16>, true>>(),
+        types => unreachable!("a problem has a legal combination of types, not {types:?}"),
+    };
+    match t1 {
+        Float16 => for_t1::<S, f16>(read_rows),
+        _ => for_t1::<S, f32>(read_rows),
+    }
+}
+
+fn for_t1<S: Outline, T1: Float>(read_rows: ReadRowsFunction) -> Functions {
+    Functions {
+        lanes: S::LANES,
+        read_query: S::outlined::<ReadQuery<T1>>(),
+        read_rows,
+        pack_keys: S::outlined::<PackKeys>(),
+        scores: S::outlined::<Scores>(),
+        softmax: S::outlined::<Softmax<T1>>(),
+        weigh: S::outlined::<Weigh>(),
+        fold: S::outlined::<Fold>(),
+        finish: S::outlined::<Finish<T1>>(),
+    }
+}

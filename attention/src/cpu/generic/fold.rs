@@ -1,0 +1,121 @@
+//! What the sums over pieces of a sequence become together: the sums over both, and the output.
+
+use std::marker::PhantomData;
+
+use super::elements::Float;
+use super::outline::Function;
+use super::simd::Simd;
+use super::softmax::{SUMS, exp_of};
+
+/// What one query has summed over some keys.
+#[derive(Clone, Copy)]
+pub(crate) struct Sums {
+    /// The largest score.
+    pub(crate) max: *mut f32,
+    /// [`SUMS`] partial sums of weights.
+    pub(crate) weights: *mut f32,
+    /// `width` sums of weighted values, whole registers.
+    pub(crate) values: *mut f32,
+    pub(crate) width: usize,
+}
+
+/// Two sums over pieces, the second of which is added to the first.
+pub(crate) struct Fold;
+
+impl Function for Fold {
+    type Arguments<'a> = [Sums; 2];
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&[to, from]: &[Sums; 2]) {
+        // SAFETY: both have a maximum, SUMS sums and `width` sums.
+        unsafe {
+            let maxima = [*to.max, *from.max];
+            let largest = maxima[0].max(maxima[1]);
+            let reference = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
+            let factors = maxima.map(|max| S::splat(exp_of::<S>(max - reference)));
+            *to.max = largest;
+            for (to, from, len) in [(to.weights, from.weights, SUMS), (to.values, from.values, to.width)] {
+                for i in (0..len).step_by(S::LANES) {
+                    let first = S::mul(S::read_f32(to.add(i)), factors[0]);
+                    S::write_f32(to.add(i), S::mul_add(S::read_f32(from.add(i)), factors[1], first));
+                }
+            }
+        }
+    }
+}
+
+/// What a query has summed over all keys, and where its output is written.
+pub(crate) struct Result {
+    pub(crate) sums: Sums,
+    /// So many elements of T1.
+    pub(crate) output: *mut u8,
+    pub(crate) len: usize,
+}
+
+/// Divides sums by the sum of weights and writes them as T; zeros if there are no weights.
+pub(crate) struct Finish<T>(PhantomData<T>);
+
+impl<T: Float> Function for Finish<T> {
+    type Arguments<'a> = Result;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&Result { sums, output, len }: &Result) {
+        // SAFETY: there are SUMS and `width` sums, and `len` elements of the output.
+        unsafe {
+            let mut weights = *sums.weights.cast::<[f32; SUMS]>();
+            let mut half = SUMS / 2;
+            while half > 0 {
+                for i in 0..half {
+                    weights[i] += weights[half + i];
+                }
+                half /= 2;
+            }
+            // Without a weight all sums are zeros.
+            let total = S::splat(if weights[0] == 0.0 { 1.0 } else { weights[0] });
+            for i in (0..len).step_by(S::LANES) {
+                // Zeros get one sign, and what is not a number one representation: neither has one of its own.
+                let x = S::add(S::div(S::read_f32(sums.values.add(i)), total), S::splat(0.0));
+                let x = S::if_equal(x, x, x, S::splat(f32::NAN));
+                let to = output.cast::<T>().add(i);
+                match len - i {
+                    left if left >= S::LANES => T::write::<S>(to, x),
+                    left => T::write_some::<S>(to, x, left),
+                }
+            }
+        }
+    }
+}
+
+/// Some elements of a row, and where they are written as float32.
+pub(crate) struct Row {
+    /// So many elements of a float type.
+    pub(crate) from: *const u8,
+    pub(crate) len: usize,
+    /// Whole registers.
+    pub(crate) to: *mut f32,
+}
+
+/// Reads a row of T.
+pub(crate) struct ReadQuery<T>(PhantomData<T>);
+
+impl<T: Float> Function for ReadQuery<T> {
+    type Arguments<'a> = Row;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&Row { from, len, to }: &Row) {
+        for i in (0..len).step_by(S::LANES) {
+            // SAFETY: `len` elements can be read, and whole registers be written.
+            unsafe {
+                let from = from.cast::<T>().add(i);
+                let x = match len - i {
+                    left if left >= S::LANES => T::read::<S>(from),
+                    left => T::read_some::<S>(from, left),
+                };
+                S::write_f32(to.add(i), x);
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! What the kernel computes, over the vector registers of any instruction set.
+
+pub(super) mod elements;
+pub(super) mod exp;
+pub(super) mod fold;
+pub(super) mod outline;
+pub(super) mod panel;
+pub(super) mod read_rows;
+pub(super) mod scores;
+pub(super) mod simd;
+pub(super) mod softmax;
+pub(super) mod weigh;

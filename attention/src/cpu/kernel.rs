@@ -1,0 +1,79 @@
+//! The kernel as callers see it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvcache_kernels::{InstructionSet, Workers};
+
+use super::call::Call;
+use super::schedule::{Schedule, Size};
+use super::scratch;
+use super::task::{self, Shared};
+use crate::problem::{AttentionKernel, AttentionProblem};
+
+/// The fast CPU kernel: a streaming softmax over blocks of keys, which are read where they are, once for all query
+/// heads that share a key head.
+///
+/// The output of a token has the same bits whatever else is in the batch, on any number of threads, wherever the keys
+/// and values are and in whatever calls they came; see [`AttentionKernel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AttentionCpu {
+    instructions: InstructionSet,
+}
+
+impl AttentionCpu {
+    /// The kernel with the vectors of an instruction set; none if this machine lacks it.
+    pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
+        instructions.is_supported().then_some(Self { instructions })
+    }
+}
+
+impl Default for AttentionCpu {
+    /// The kernel with the widest instructions that this machine has.
+    fn default() -> Self {
+        Self { instructions: InstructionSet::best() }
+    }
+}
+
+impl AttentionKernel for AttentionCpu {
+    fn name(&self) -> &'static str {
+        match self.instructions {
+            InstructionSet::Avx2 => "cpu-avx2",
+            InstructionSet::Avx512 => "cpu-avx512",
+            InstructionSet::Avx512Fp16 => "cpu-avx512fp16",
+            _ => "cpu-portable",
+        }
+    }
+
+    fn attend(&self, problem: &mut AttentionProblem<'_>, workers: &dyn Workers) {
+        let call = Call::new(problem, self.instructions);
+        let size = Size {
+            num_kv_heads: call.geometry.num_kv_heads,
+            group: call.group(),
+            head_dim: call.geometry.head_dim,
+            heads_are_adjacent: call.source.heads_are_adjacent(),
+            threads: workers.threads(),
+        };
+        if size.group == 0 || size.head_dim == 0 {
+            return;
+        }
+        let batch = (0..call.geometry.batch).map(|b| (b, call.indices.sequence(b).queries.len()));
+        let schedule = Schedule::new(size, batch, |b, i| call.visible(b, i));
+        let ended: Vec<_> = (0..schedule.splits).map(|_| AtomicUsize::new(0)).collect();
+        scratch::of_call(schedule.split_rows * task::state_len(&call), |states| {
+            let shared = Shared { units: &schedule.units, ended: &ended, states };
+            let next = AtomicUsize::new(0);
+            // Claimed by counting, not by the number of the run: no task is run twice even if the workers err.
+            let take = |_: usize| {
+                while let Some(task) = schedule.tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // SAFETY: the instruction set is supported, checked when the kernel was made; each task is taken
+                    // once.
+                    unsafe { task::run(&call, task, &shared) }
+                }
+            };
+            if schedule.parallel {
+                workers.run(size.threads.min(schedule.tasks.len()), &take);
+            }
+            take(0);
+        });
+    }
+}

@@ -1,0 +1,43 @@
+//! The fast CPU kernel: a streaming softmax over blocks of keys, read where they are.
+//!
+//! # The order of sums
+//! All is float32. Of a query with `head_dim` elements, and the keys t = 0, 1, ... of its sequence that it sees:
+//! 1. A product is the sum over `head_dim` from the first element to the last, each added by a fused multiply-add. The
+//!    score is `product * (1 / sqrt(head_dim))`, or with a mask or ALiBi a fused multiply-add of the two and the bias,
+//!    which is a fused multiply-add of slope, distance and the mask's number.
+//! 2. Keys are taken by blocks of [`BLOCK`](block::BLOCK), the first of which begins at key 0 of the sequence. A block
+//!    raises the running maximum to that of its scores; what has been summed before is multiplied with
+//!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
+//! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
+//!    values by fused multiply-adds, from the first key to the last.
+//! 4. Blocks are summed by pieces of [`PIECE`](schedule::PIECE) keys, the first of which begins at key 0. Each piece
+//!    has a maximum and sums of its own. They are folded into those of the pieces before them, in order: both are
+//!    multiplied with `exp(own maximum - larger maximum)` and added.
+//! 5. In the end the partial sums of weights are added by halves (number i and number `i + SUMS / 2`, and so on), and
+//!    each sum of weighted values is divided by that. A zero is +0, NaN is one NaN.
+//!
+//! A key that the query does not see enters nothing, whatever its numbers: its score is -inf, its weight is 0 and its
+//! value is not added. So the result depends on the rows that the query sees, in the order of the sequence, and on
+//! nothing else: not on which queries are computed together, nor on who computes which piece. No sum is over lanes of a
+//! register, so all instruction sets with fused multiply-adds give the same bits.
+//!
+//! # The files
+//! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
+//! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `block` (query rows of one key
+//! head over one block of keys); `call` (the operands) and `source` (rows to addresses); `dispatch` (which functions);
+//! `x86_64` and `portable`; `generic` (the functions over any vector registers).
+
+mod block;
+mod call;
+mod dispatch;
+mod generic;
+mod kernel;
+mod portable;
+mod schedule;
+mod scratch;
+mod source;
+mod task;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+pub use kernel::AttentionCpu;

@@ -1,0 +1,147 @@
+//! Plain Rust, for every machine: registers of eight float32 that the compiler makes of what there is.
+
+use half::f16;
+
+use super::generic::outline::{Function, Outline, Outlined};
+use super::generic::simd::Simd;
+
+/// Plain Rust.
+pub(crate) struct Portable;
+
+const LANES: usize = 8;
+
+impl Outline for Portable {
+    fn outlined<F: Function>() -> Outlined<F> {
+        F::run::<Self>
+    }
+}
+
+/// A function of each lane.
+#[inline(always)]
+fn each(lane: impl Fn(usize) -> f32) -> [f32; LANES] {
+    std::array::from_fn(lane)
+}
+
+// SAFETY of every block: pointers are valid for a register (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Portable {
+    const LANES: usize = LANES;
+    const ACCUMULATORS: usize = 8;
+    type F32 = [f32; LANES];
+    type Square = [[f32; LANES]; LANES];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; LANES] {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> [f32; LANES] {
+        unsafe { from.cast::<[f32; LANES]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: [f32; LANES]) {
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> [f32; LANES] {
+        let halves = unsafe { from.cast::<[f16; LANES]>().read_unaligned() };
+        each(|i| halves[i].to_f32_const())
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: [f32; LANES]) {
+        unsafe { to.cast::<[f16; LANES]>().write_unaligned(x.map(f16::from_f32_const)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: [f32; LANES]) -> [f32; LANES] {
+        x.map(|x| f16::from_f32_const(x).to_f32_const())
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> [f32; LANES] {
+        let codes = unsafe { from.cast::<[i8; LANES]>().read() };
+        each(|i| f32::from(codes[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> [f32; LANES] {
+        let bytes = unsafe { from.cast::<[u8; LANES / 2]>().read() };
+        each(|i| f32::from(((bytes[i / 2] << (4 - i % 2 * 4)) as i8) >> 4))
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        each(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        each(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        each(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        each(|i| a[i] / b[i])
+    }
+
+    /// Rounded twice, unless all machines that this is compiled for have the instruction: without it one rounding takes
+    /// longer than all else.
+    #[inline(always)]
+    unsafe fn mul_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+            each(|i| a[i].mul_add(b[i], c[i]))
+        } else {
+            each(|i| a[i] * b[i] + c[i])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
+        each(|i| if a[i] == b[i] { then[i] } else { otherwise[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn if_less(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
+        each(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn count_equal(a: [f32; LANES], b: [f32; LANES]) -> usize {
+        a.iter().zip(b).filter(|&(&a, b)| a == b).count()
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(x: [f32; LANES]) -> [f32; LANES] {
+        x.map(|x| f32::from_bits((x.to_bits() << 23).wrapping_add(127 << 23)))
+    }
+
+    #[inline(always)]
+    unsafe fn permute(x: [f32; LANES], lanes: *const u32) -> [f32; LANES] {
+        let lanes = unsafe { lanes.cast::<[u32; LANES]>().read_unaligned() };
+        each(|i| x[lanes[i] as usize % LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn zeros() -> [[f32; LANES]; LANES] {
+        [[0.0; LANES]; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
+        std::array::from_fn(|i| each(|j| rows[j][i]))
+    }
+}

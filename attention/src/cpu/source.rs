@@ -1,0 +1,102 @@
+//! From a token and a key head to the address of its row: packed, or in the cache.
+
+use std::ops::Range;
+
+use kvcache_kernels::{Addressing, CacheBytes, TensorBytes};
+
+use super::block::BLOCK;
+use crate::problem::{AttentionProblem, Keys};
+
+/// The rows of keys and values of a call. All that it names is inside of the tensors.
+pub(super) struct Source<'a> {
+    /// Where the first head of the first row begins, of keys and of values; and its scales, if there are any.
+    cache: [*const u8; 2],
+    scale: [*const u8; 2],
+    /// Bytes from one row or head to the next.
+    cache_bytes: TensorBytes,
+    scale_bytes: TensorBytes,
+    rows: TokenRows<'a>,
+}
+
+/// Which row a token has.
+enum TokenRows<'a> {
+    /// One after the other: shape (B + 1), where each sequence starts.
+    Packed(&'a [i64]),
+    Slots(Addressing<'a>),
+}
+
+/// How many bytes behind a head's first row those of some tokens begin, and their scales.
+pub(super) struct Offsets {
+    pub(super) cache: [usize; BLOCK],
+    pub(super) scale: [usize; BLOCK],
+}
+
+impl Default for Offsets {
+    fn default() -> Self {
+        Self { cache: [0; BLOCK], scale: [0; BLOCK] }
+    }
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(problem: &'a AttentionProblem<'_>) -> Self {
+        let geometry = problem.geometry();
+        match problem.keys() {
+            Keys::Packed(pointers) => {
+                let head_len = geometry.head_dim * problem.t1_bytes();
+                let token = geometry.num_kv_heads * head_len;
+                Self {
+                    cache: *pointers,
+                    scale: [std::ptr::null(); 2],
+                    cache_bytes: TensorBytes { head_len, token, layer: 0, kv: 0, head: head_len },
+                    scale_bytes: TensorBytes::default(),
+                    rows: TokenRows::Packed(problem.indices().kvstarts),
+                }
+            }
+            Keys::Cache(stored) => {
+                let CacheBytes { cache, scale, layer_idx } = CacheBytes::new(stored.geometry());
+                let pointers = stored.pointers();
+                let first = |data: *mut u8, bytes: &TensorBytes| {
+                    [0, 1].map(|kv| data.wrapping_add(bytes.offset(0, layer_idx, kv, 0)).cast_const())
+                };
+                Self {
+                    cache: first(pointers.cache, &cache),
+                    scale: first(pointers.scale, &scale),
+                    cache_bytes: cache,
+                    scale_bytes: scale,
+                    rows: TokenRows::Slots(stored.indices().addressing),
+                }
+            }
+        }
+    }
+
+    /// The first row of a head, and its scales; `kv` is 0 for keys and 1 for values.
+    pub(super) fn head(&self, kv: usize, h: usize) -> (*const u8, *const u8) {
+        let offset = |data: *const u8, bytes: &TensorBytes| data.wrapping_add(h * bytes.head);
+        (offset(self.cache[kv], &self.cache_bytes), offset(self.scale[kv], &self.scale_bytes))
+    }
+
+    /// Whether the rows of all heads of a token are nearer to each other than to those of the next token.
+    pub(super) fn heads_are_adjacent(&self) -> bool {
+        self.cache_bytes.head < self.cache_bytes.token
+    }
+
+    /// The rows of at most [`BLOCK`] tokens of sequence `b`.
+    pub(super) fn offsets(&self, b: usize, tokens: Range<usize>) -> Offsets {
+        let mut offsets = Offsets::default();
+        let mut at = 0;
+        let mut run = |first: usize, len: usize| {
+            for row in first..first + len {
+                offsets.cache[at] = row * self.cache_bytes.token;
+                offsets.scale[at] = row * self.scale_bytes.token;
+                at += 1;
+            }
+        };
+        match self.rows {
+            TokenRows::Packed(kvstarts) => run(kvstarts[b] as usize + tokens.start, tokens.len()),
+            TokenRows::Slots(addressing) => {
+                addressing.runs(b, tokens).for_each(|slots| run(slots.slot, slots.len));
+            }
+        }
+        offsets
+    }
+}

@@ -1,0 +1,169 @@
+//! AVX2 with FMA and F16C: registers of 8 float32.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::super::generic::outline::{Function, Outline, Outlined};
+use super::super::generic::simd::Simd;
+
+/// AVX2, FMA and F16C.
+pub(crate) struct Avx2;
+
+impl Outline for Avx2 {
+    fn outlined<F: Function>() -> Outlined<F> {
+        outlined::<F>
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn outlined<F: Function>(arguments: &F::Arguments<'_>) -> F::Output {
+    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    unsafe { F::run::<Avx2>(arguments) }
+}
+
+/// Rounds to nearest, ties to even.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    const ACCUMULATORS: usize = 8;
+    type F32 = __m256;
+    type Square = [__m256; 8];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: __m256) {
+        unsafe { _mm256_storeu_ps(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: __m256) {
+        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: __m256) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> __m256 {
+        unsafe {
+            let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
+            // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
+            let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+            let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m256, b: __m256) -> __m256 {
+        // The instruction gives its second operand where one is NaN.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_less(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn count_equal(a: __m256, b: __m256) -> usize {
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_EQ_OQ>(a, b)).count_ones() as usize }
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(x: __m256) -> __m256 {
+        unsafe {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(x));
+            _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn permute(x: __m256, lanes: *const u32) -> __m256 {
+        unsafe { _mm256_permutevar8x32_ps(x, _mm256_loadu_si256(lanes.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn zeros() -> [__m256; 8] {
+        unsafe { [_mm256_setzero_ps(); 8] }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [__m256; 8]) -> [__m256; 8] {
+        unsafe {
+            let mut columns = rows;
+            // Of each four rows, in each half of a register: one column of all four.
+            for i in [0, 4] {
+                let (low, high) = (
+                    [_mm256_unpacklo_ps(rows[i], rows[i + 1]), _mm256_unpacklo_ps(rows[i + 2], rows[i + 3])],
+                    [_mm256_unpackhi_ps(rows[i], rows[i + 1]), _mm256_unpackhi_ps(rows[i + 2], rows[i + 3])],
+                );
+                for (j, [a, b]) in [(0, low), (2, high)] {
+                    columns[i + j] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+                    columns[i + j + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+                }
+            }
+            let fours = columns;
+            for j in 0..4 {
+                columns[j] = _mm256_permute2f128_ps::<0x20>(fours[j], fours[4 + j]);
+                columns[4 + j] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[4 + j]);
+            }
+            columns
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! AVX-512: registers of 16 float32.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::super::generic::outline::{Function, Outline, Outlined};
+use super::super::generic::simd::Simd;
+
+/// AVX-512 F, BW, DQ and VL, with AVX2, FMA and F16C.
+pub(crate) struct Avx512;
+
+impl Outline for Avx512 {
+    fn outlined<F: Function>() -> Outlined<F> {
+        outlined::<F>
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn outlined<F: Function>(arguments: &F::Arguments<'_>) -> F::Output {
+    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    unsafe { F::run::<Avx512>(arguments) }
+}
+
+/// Rounds to nearest, ties to even, without exceptions.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+/// The signed value of four bits.
+const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    const ACCUMULATORS: usize = 16;
+    type F32 = __m512;
+    type Square = [__m512; 16];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: __m512) {
+        unsafe { _mm512_storeu_ps(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: __m512) {
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: __m512) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> __m512 {
+        unsafe {
+            let bytes = _mm_loadl_epi64(from.cast());
+            // Each byte for its two codes, whose bits are the low four of a lane: a permutation looks at no others.
+            let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+            let lanes = _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32));
+            _mm512_permutexvar_ps(lanes, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        // The instruction gives its second operand where one is NaN.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
+        unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b), then) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_less(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
+        unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), then) }
+    }
+
+    #[inline(always)]
+    unsafe fn count_equal(a: __m512, b: __m512) -> usize {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b).count_ones() as usize }
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(x: __m512) -> __m512 {
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(x));
+            _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(127 << 23)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn permute(x: __m512, lanes: *const u32) -> __m512 {
+        unsafe { _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.cast()), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn zeros() -> [__m512; 16] {
+        unsafe { [_mm512_setzero_ps(); 16] }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [__m512; 16]) -> [__m512; 16] {
+        unsafe {
+            let mut fours = rows;
+            // Of each four rows, in each quarter of a register: one column of all four.
+            for i in [0, 4, 8, 12] {
+                let (low, high) = (
+                    [_mm512_unpacklo_ps(rows[i], rows[i + 1]), _mm512_unpacklo_ps(rows[i + 2], rows[i + 3])],
+                    [_mm512_unpackhi_ps(rows[i], rows[i + 1]), _mm512_unpackhi_ps(rows[i + 2], rows[i + 3])],
+                );
+                for (j, [a, b]) in [(0, low), (2, high)] {
+                    fours[i + j] = _mm512_shuffle_ps::<0b01_00_01_00>(a, b);
+                    fours[i + j + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(a, b);
+                }
+            }
+            let mut columns = fours;
+            for j in 0..4 {
+                let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
+                // The even and the odd quarters of all rows.
+                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                columns[j] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+                columns[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+                columns[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+                columns[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+            }
+            columns
+        }
+    }
+}
