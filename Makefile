@@ -10,6 +10,7 @@
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
+# make test-executors    the examples for candle; not part of make test, since their builds are long
 # make header      writes the C header anew
 # make docs        writes the operators' pages in docs/ and the pictures of docs/manager.md anew
 # make ptx         compiles the embedded PTX anew
@@ -70,6 +71,11 @@ test-capi:
 		cc -std=c11 -Wall -Wextra -Werror capi/tests/programs/calls.c -o "$(TARGET)/capi/calls" \
 			$$(pkg-config --cflags --libs kvcache)'
 	LD_LIBRARY_PATH="$(TARGET)/capi/lib" "$(TARGET)/capi/calls"
+
+# The examples for executors in Rust: workspaces of their own, since those take many minutes to build.
+.PHONY: test-executors
+test-executors:
+	cd examples/candle && cargo test --locked && cargo run --locked --example decode
 
 .PHONY: header
 header:
