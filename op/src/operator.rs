@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
-use kvcache_schema::{Attributes, ElementType, TypeCombination, shape};
+use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination, shape};
 use ndarray::Array3;
 
 use crate::attributes::Config;
@@ -89,6 +89,27 @@ impl KeyValueCache {
         }
         validate::types(got, current_value)?;
         self.types.map_or(Ok(()), |expected| validate::equal_types(got, expected))
+    }
+
+    /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of `head_dim`
+    /// elements (Dh). Without quantization that of `scale` has no meaning.
+    ///
+    /// ```
+    /// use kvcache_op::{Attributes, KeyValueCache};
+    ///
+    /// let op = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, quant_group: 32, ..Attributes::default() })?;
+    /// assert_eq!(op.cache_shapes(1024, 8, 64)?, [[1024, 2, 2, 8, 64], [1024, 2, 2, 8, 2]]);
+    /// assert_eq!(op.cache_shapes(1024, 8, 80).unwrap_err().kind(), "head_dim_not_divisible");
+    /// # Ok::<(), kvcache_op::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::HeadDimNotDivisible`].
+    pub fn cache_shapes(&self, max_t: usize, num_heads: usize, head_dim: usize) -> Result<[[usize; 5]; 2], Error> {
+        let &Config { num_layer, layout, .. } = &self.config;
+        let cache = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
+        let scale = validate::shapes::scale_dims(&self.config, cache)?;
+        Ok([cache, scale].map(|dims| layout.shape(dims)))
     }
 
     /// The shape of `key` and of `value`, as far as it is known before a call.

@@ -110,4 +110,6 @@ mod tensor;
 mod unwind;
 mod workers;
 
+/// The interface of ONNX Runtime that the library needs: that of version 1.20 and later.
+pub use ort::sys::ORT_API_VERSION;
 pub use register::RegisterCustomOps;

@@ -78,11 +78,7 @@ pub(super) fn check(
         reason = "by cache_layout, num_layer and the shape of current_key";
     }
     equal("cache", &cache.shape, &config.layout.shape(cache_dims), reason)?;
-    let head_dim = cache_dims.inner;
-    if config.quant.is_some() && !head_dim.is_multiple_of(config.quant_group) {
-        return Err(Error::HeadDimNotDivisible { head_dim, quant_group: config.quant_group });
-    }
-    let scale_dims = CacheDims { inner: head_dim / config.quant_group, ..cache_dims };
+    let scale_dims = scale_dims(config, cache_dims)?;
     if let Some(scale) = scale {
         equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
     }
@@ -94,6 +90,15 @@ pub(super) fn check(
         cache: cache_dims,
         scale: scale_dims,
     })
+}
+
+/// The axes of the `scale` that belongs to a `cache` of these axes.
+pub(crate) fn scale_dims(config: &Config, cache: CacheDims) -> Result<CacheDims, Error> {
+    let head_dim = cache.inner;
+    if config.quant.is_some() && !head_dim.is_multiple_of(config.quant_group) {
+        return Err(Error::HeadDimNotDivisible { head_dim, quant_group: config.quant_group });
+    }
+    Ok(CacheDims { inner: head_dim / config.quant_group, ..cache })
 }
 
 /// Checks a tensor's shape against the one that it must have.
