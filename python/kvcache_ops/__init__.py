@@ -1,37 +1,49 @@
-"""The operator `dynamic_batching.KeyValueCache` for ONNX Runtime, and the manager of its cache.
+"""The KV cache operators of PMX graphs (`dynamic_batching`) for ONNX Runtime, numpy and torch, and their cache.
 
     options = onnxruntime.SessionOptions()
     kvcache_ops.register(options)
     session = onnxruntime.InferenceSession("model.onnx", options)
 
-`kvcache_ops.manager` decides which slots of the cache hold which tokens.
+`CacheSpec` describes a cache and allocates it, `step_indices` makes the index inputs of a step, `make_node` writes the
+operators into graphs, `run` calls them without ONNX Runtime. `kvcache_ops.manager` decides which slots of the cache
+hold which tokens. `python -m kvcache_ops doctor` says what works on this machine. What is refused raises
+`KvCacheError`.
 """
 
-from __future__ import annotations
-
-from typing import Protocol
-
 from kvcache_ops import _native
-
-__all__ = ["__version__", "library_path", "register"]
+from kvcache_ops._cache import Cache, CacheSpec
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops._indices import StepIndices, step_indices
+from kvcache_ops._int4 import pack_int4, unpack_int4
+from kvcache_ops._nodes import make_node
+from kvcache_ops._operators import (
+    check,
+    check_multi_head_attention,
+    check_multi_head_cache_attention,
+    multi_head_attention,
+    multi_head_cache_attention,
+    run,
+)
+from kvcache_ops._registration import library_path, register
 
 __version__: str = _native.__version__
 
-
-class _SessionOptions(Protocol):
-    """`onnxruntime.SessionOptions`, which this package does not import."""
-
-    def register_custom_ops_library(self, library_path: str, /) -> None: ...
-
-
-def library_path() -> str:
-    """The file that ONNX Runtime loads as a custom operator library. It is the extension module of this package."""
-    return _native.__file__
-
-
-def register(session_options: _SessionOptions) -> None:
-    """Makes the operator known to the sessions made with these options (`onnxruntime.SessionOptions`): once for each.
-
-    Raises what ONNX Runtime raises: for a version before 1.20, and for options that have the operator already.
-    """
-    session_options.register_custom_ops_library(library_path())
+__all__ = [
+    "Cache",
+    "CacheSpec",
+    "KvCacheError",
+    "StepIndices",
+    "__version__",
+    "check",
+    "check_multi_head_attention",
+    "check_multi_head_cache_attention",
+    "library_path",
+    "make_node",
+    "multi_head_attention",
+    "multi_head_cache_attention",
+    "pack_int4",
+    "register",
+    "run",
+    "step_indices",
+    "unpack_int4",
+]

@@ -6,7 +6,33 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict, final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Append", "CacheSpec", "HostMemory", "Manager", "Rope", "Step", "__version__", "find_slot", "n_kv"]
+__all__ = [
+    "Append",
+    "CacheSpec",
+    "HostMemory",
+    "Manager",
+    "Rope",
+    "Step",
+    "__version__",
+    "address_of",
+    "attribute_names",
+    "cache_axes",
+    "cache_geometry",
+    "check",
+    "check_node",
+    "cuda",
+    "domains",
+    "find_slot",
+    "input_names",
+    "instruction_sets",
+    "legal_types",
+    "n_kv",
+    "oldest_onnxruntime",
+    "output_names",
+    "pack_int4",
+    "run",
+    "unpack_int4",
+]
 __version__: str
 
 _Ints = NDArray[np.int64]
@@ -246,3 +272,27 @@ def n_kv(used_max: SupportsIndex, size: SupportsIndex, pad: SupportsIndex) -> in
 def find_slot(
     busy: Iterable[Any], head: SupportsIndex, used: SupportsIndex, n: SupportsIndex
 ) -> tuple[int | None, int]: ...
+def address_of(name: str, array: Any, dtype: str, expected: list[int]) -> int: ...
+def attribute_names(op_type: str) -> list[str]: ...
+def cache_axes(cache_layout: int) -> list[str]: ...
+def cache_geometry(
+    attributes: dict[str, int],
+    dtype: str,
+    cache_dtype: str,
+    scale_dtype: str | None,
+    max_tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> tuple[tuple[_Shape, int], tuple[_Shape, int] | None]: ...
+def check(op_type: str, attributes: dict[str, int], inputs: list[Any]) -> tuple[int, int, int]: ...
+def check_node(op_type: str, attributes: dict[str, int], inputs: list[str]) -> None: ...
+def cuda() -> tuple[str, str | None]: ...
+def domains() -> list[str]: ...
+def input_names(op_type: str) -> list[str]: ...
+def instruction_sets() -> list[tuple[str, bool]]: ...
+def legal_types() -> list[tuple[int, str, str, str | None]]: ...
+def oldest_onnxruntime() -> tuple[int, int]: ...
+def output_names(op_type: str) -> list[str]: ...
+def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]: ...
+def run(op_type: str, attributes: dict[str, int], inputs: list[Any], outputs: list[Any]) -> tuple[Any, ...]: ...
+def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]: ...

@@ -1,5 +1,5 @@
-//! The extension module of the wheel `kvcache_ops`: the cache manager for Python, and, in the same file, the operator
-//! as a custom operator library of ONNX Runtime.
+//! The extension module of the wheel `kvcache_ops`: the operators on Python's own tensors and the cache manager, and, in
+//! the same file, the operators as a custom operator library of ONNX Runtime.
 
 mod append;
 mod buffers;
@@ -9,6 +9,7 @@ mod manager;
 mod mask;
 mod memory;
 mod numbers;
+mod operator;
 mod refusal;
 mod rope;
 mod shared;
@@ -33,6 +34,11 @@ mod _native {
     use super::manager::Manager;
     #[pymodule_export]
     use super::memory::HostMemory;
+    #[pymodule_export]
+    use super::operator::{
+        address_of, attribute_names, cache_axes, cache_geometry, check, check_node, cuda, domains, input_names,
+        instruction_sets, legal_types, oldest_onnxruntime, output_names, pack_int4, run, unpack_int4,
+    };
     #[pymodule_export]
     use super::rope::Rope;
     #[pymodule_export]

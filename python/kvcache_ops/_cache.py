@@ -1,0 +1,265 @@
+"""What a cache is (`CacheSpec`), and its memory (`Cache`)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache_ops import _native
+from kvcache_ops._errors import KvCacheError
+
+if TYPE_CHECKING:
+    from kvcache_ops import manager
+
+CacheShape = tuple[int, int, int, int, int]
+
+LINE = 64
+"""Bytes of a cache line, to which memory is aligned."""
+
+# Types by their names, as onnx.TensorProto numbers them, and as numpy has them: of int4, packed bytes.
+_ONNX_TYPES = {"float32": 1, "float16": 10, "int8": 3, "int4": 22}
+_NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.uint8}
+
+# The memory that IOBindings point to, which they do not keep themselves.
+_BOUND: WeakKeyDictionary[Any, list[Cache]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """A cache for the keys and values of `num_layers` attention layers: its types, sizes, and the order of its axes.
+
+    max_tokens: slots for tokens (MaxT). num_kv_heads, head_dim: cache heads (H), elements of a head (Dh).
+    dtype: the type of keys and values as the model has them (T1): "float32", "float16", or "int8" without
+    quantization. cache_dtype: the type that they are kept in (T2); as `quant_bit` says if None: "int8" for 8, "int4"
+    for 4, else `dtype`. scale_dtype: the type of the scales (T3), "float32" or "float16"; if None, that of `dtype` in a
+    quantized cache, else there are no scales.
+    quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
+    cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
+    cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
+
+    Raises KvCacheError with the library's sentence for what the operator does not take, as "illegal_types" or
+    "head_dim_not_divisible", and "spec_range" for sizes below 1.
+    """
+
+    max_tokens: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "float16"
+    num_layers: int = 1
+    cache_layout: int = 0
+    quant_bit: int = 0
+    quant_group: int = 8
+    cache_dtype: str | None = None
+    scale_dtype: str | None = None
+    cache_mode: int = 0
+    page_size: int = 128
+
+    def __post_init__(self) -> None:
+        quantized = {8: "int8", 4: "int4"}.get(self.quant_bit)
+        if self.cache_dtype is None:
+            object.__setattr__(self, "cache_dtype", quantized or self.dtype)
+        if self.scale_dtype is None and quantized:
+            object.__setattr__(self, "scale_dtype", self.dtype)
+        self._geometry()
+
+    def _geometry(self) -> tuple[tuple[CacheShape, int], tuple[CacheShape, int] | None]:
+        """Shape and bytes of the cache, and of the scale where there is one."""
+        assert self.cache_dtype is not None
+        types = (self.dtype, self.cache_dtype, self.scale_dtype)
+        for name, got in zip(("dtype", "cache_dtype", "scale_dtype"), types):
+            if not isinstance(got, str) and got is not None:
+                raise KvCacheError(f"{name} is {got!r}, expected the name of a type", "type_unknown")
+        sizes = {name: getattr(self, name) for name in ("max_tokens", "num_kv_heads", "head_dim")}
+        for name, got in sizes.items():
+            if not isinstance(got, int | np.integer) or not -(2**63) <= got < 2**63:
+                raise KvCacheError(f"{name} is {got!r}, expected an int of 64 bits", "spec_range")
+        return _native.cache_geometry(self.attributes(), *types, **sizes)
+
+    def attributes(self, layer_idx: int = 0, num_repeat: int = 1) -> dict[str, int]:
+        """The attributes of a node KeyValueCache on layer `layer_idx` of this cache.
+
+        `num_repeat` is how often each cache head is repeated in the outputs (grouped-query attention).
+        """
+        return {
+            "num_layer": self.num_layers,
+            "layer_idx": layer_idx,
+            "quant_bit": self.quant_bit,
+            "quant_group": self.quant_group,
+            "num_repeat": num_repeat,
+            "cache_mode": self.cache_mode,
+            "cache_layout": self.cache_layout,
+            "page_size": self.page_size,
+        }
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """The shape of `cache` in elements, by `cache_layout`. An array of int4 has head_dim / 2 in its last axis."""
+        return self._geometry()[0][0]
+
+    @property
+    def scale_shape(self) -> CacheShape | None:
+        """The shape of `scale`, head_dim / quant_group in the last axis; None without quantization."""
+        scale = self._geometry()[1]
+        return None if scale is None else scale[0]
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of `cache`."""
+        return self._geometry()[0][1]
+
+    @property
+    def scale_bytes(self) -> int:
+        """The bytes of `scale`, 0 where there is none."""
+        scale = self._geometry()[1]
+        return 0 if scale is None else scale[1]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token takes in all layers: keys, values and scales."""
+        return (self.cache_bytes + self.scale_bytes) // self.max_tokens
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes of `cache` and `scale`, outermost first: MaxT, L, 2, H in the layout's order, Dh."""
+        return (*_native.cache_axes(self.cache_layout), "Dh")
+
+    def allocate(self) -> Cache:
+        """New memory for this cache: zeros, aligned to 64 bytes.
+
+        Raises KvCacheError of kind "out_of_memory".
+        """
+        scale_shape = self.scale_shape
+        scale = None
+        cache = _zeros("cache", self.cache_bytes, str(self.cache_dtype), self.cache_shape)
+        if scale_shape is not None:
+            scale = _zeros("scale", self.scale_bytes, str(self.scale_dtype), scale_shape)
+        return Cache(self, cache, scale)
+
+    def manager_spec(self, **management: Any) -> manager.CacheSpec:
+        """The same cache for `kvcache_ops.manager`; `management` are further arguments of its `CacheSpec`.
+
+        mode is "paged" for cache_mode 1, else "runs", unless it is given.
+        """
+        from kvcache_ops import manager
+
+        arguments: dict[str, Any] = {
+            "mode": "paged" if self.cache_mode == 1 else "runs",
+            "num_layer": self.num_layers,
+            "num_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_t": self.max_tokens,
+            "cache_type": self.cache_dtype,
+            "scale_type": self.scale_dtype,
+            "quant_bit": self.quant_bit,
+            "quant_group": self.quant_group,
+            "cache_layout": self.cache_layout,
+            "page_size": self.page_size,
+        }
+        return manager.CacheSpec(**(arguments | management))
+
+
+def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any]:
+    """Zeros on a cache line of their own; `shape` is in elements."""
+    try:
+        memory = np.zeros(nbytes + LINE, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise KvCacheError(f"out of memory for {name}: {nbytes} bytes", "out_of_memory") from error
+    start = -memory.ctypes.data % LINE
+    return memory[start : start + nbytes].view(_NUMPY_TYPES[dtype]).reshape(_stored_shape(dtype, shape))
+
+
+def _stored_shape(dtype: str, shape: CacheShape) -> tuple[int, ...]:
+    """The shape of the numpy array: of int4, of its bytes."""
+    return (*shape[:-1], shape[-1] // 2) if dtype == "int4" else shape
+
+
+class Cache:
+    """The memory of a cache: the arrays `cache` and `scale`, which calls write in place.
+
+        cache, scale = spec.allocate()
+
+    `cache` is a numpy array of the shape `spec.cache_shape`; of int4, which numpy does not have, it has uint8 with two
+    elements in a byte, the first in the low nibble, and head_dim / 2 in its last axis. `scale` is None without
+    quantization. Memory of your own is taken as it is, never copied: a numpy array or another tensor that exports
+    versioned DLPack.
+
+    Raises KvCacheError: "read_only", "not_contiguous", "device", "type_mismatch", "rank_mismatch", "shape_mismatch",
+    "dlpack_version", "misaligned", "scale_missing", "scale_unexpected".
+    """
+
+    spec: CacheSpec
+    cache: Any
+    scale: Any
+
+    def __init__(self, spec: CacheSpec, cache: Any, scale: Any = None) -> None:
+        self.spec, self.cache, self.scale = spec, cache, scale
+        self._tensors()
+
+    def __iter__(self) -> Iterator[Any]:
+        """`cache`, then `scale`."""
+        return iter((self.cache, self.scale))
+
+    def _tensors(self) -> list[tuple[str, Any, str, CacheShape, int]]:
+        """Name, array, type, shape in elements and address of the tensors that there are, checked anew."""
+        spec, scale_shape = self.spec, self.spec.scale_shape
+        if self.scale is None and scale_shape is not None:
+            raise KvCacheError(f"scale is None, expected {spec.scale_dtype} of shape {scale_shape}", "scale_missing")
+        if self.scale is not None and scale_shape is None:
+            raise KvCacheError("scale is given, expected None because quant_bit is 0", "scale_unexpected")
+        given = [("cache", self.cache, spec.cache_dtype, spec.cache_shape)]
+        if scale_shape is not None:
+            given.append(("scale", self.scale, spec.scale_dtype, scale_shape))
+        return [
+            (name, array, str(dtype), shape, _native.address_of(name, array, str(dtype), list(shape)))
+            for name, array, dtype, shape in given
+        ]
+
+    def bind(self, io_binding: Any, cache: str = "cache", scale: str = "scale") -> None:
+        """Binds the memory to the inputs of these names (`onnxruntime.IOBinding`): once, for every later run.
+
+        The operator then writes this memory. The binding keeps it alive.
+        """
+        names = {"cache": cache, "scale": scale}
+        for name, _, dtype, shape, address in self._tensors():
+            io_binding.bind_input(names[name], "cpu", 0, _ONNX_TYPES[dtype], shape, address)
+        _BOUND.setdefault(io_binding, []).append(self)
+
+    def ortvalues(self) -> dict[str, Any]:
+        """`onnxruntime.OrtValue`s on this memory by "cache" and, with quantization, "scale": feeds of `session.run`.
+
+        They keep the memory alive. Those of int4 have the type and the shape that the operator expects.
+        """
+        ort_value = _import("onnxruntime", "ortvalues()").OrtValue
+        values = {}
+        for name, array, dtype, shape, _ in self._tensors():
+            if not isinstance(array, np.ndarray):
+                raise KvCacheError(f"{name} is a {type(array).__name__}, expected a numpy array", "not_an_array")
+            if dtype == "int4":
+                # ONNX Runtime takes address and shape of the array, and believes the type: so this view of the packed
+                # bytes has the shape in elements. It is never read.
+                array = np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape))
+                values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(array, _ONNX_TYPES[dtype])
+            else:
+                values[name] = ort_value.ortvalue_from_numpy(array)
+        return values
+
+    def rows(self, slots: Any) -> list[NDArray[Any]]:
+        """Copies of slots: (slots, L, 2, H, Dh) of `cache`, of int4 (..., Dh / 2), and the same of `scale`, if any."""
+        order = [self.spec.axes.index(axis) for axis in ("MaxT", "L", "2", "H", "Dh")]
+        arrays = [np.asarray(array) for array in self if array is not None]
+        return [array.transpose(order)[slots] for array in arrays]
+
+
+def _import(package: str, what: str) -> Any:
+    """An optional package."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        message = f"{what} needs the package {package.partition('.')[0]}: {error}"
+        raise KvCacheError(message, "package_missing") from error

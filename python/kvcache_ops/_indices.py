@@ -1,0 +1,104 @@
+"""The index inputs of a step, from the lengths and the slots of its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache_ops._errors import KvCacheError
+
+_Ints = NDArray[np.int64]
+
+NO_PAGE = -1
+"""What fills the rows of a page table behind a sequence's last page. It is never read."""
+
+
+class StepIndices(NamedTuple):
+    """The index inputs of KeyValueCache in its order, int64; `decoding_batches` is the attention operators' own."""
+
+    seqstarts: _Ints
+    kvstarts: _Ints
+    cachestarts: _Ints
+    start_pos: _Ints
+    max_seqlen: _Ints
+    max_kvlen: _Ints
+
+    @property
+    def decoding_batches(self) -> _Ints:
+        """How many sequences in front have one new token each, shape (1)."""
+        longer = np.flatnonzero(np.diff(self.seqstarts) != 1)
+        return np.array([longer[0] if longer.size else self.start_pos.size], np.int64)
+
+
+def step_indices(
+    seqlens: Sequence[int] | _Ints,
+    start_pos: Sequence[int] | _Ints,
+    *,
+    cachestarts: Sequence[int] | _Ints | None = None,
+    pages: Sequence[Sequence[int] | _Ints] | None = None,
+    max_pages: int | None = None,
+) -> StepIndices:
+    """The index inputs of a step of B sequences.
+
+        indices = step_indices([4, 1], [0, 10], pages=[[32], [0, 16]])
+        key, value = run(spec, current_key, current_value, *indices, cache, scale)
+
+    seqlens: new tokens of each sequence. start_pos: tokens that each has in the cache already.
+    One of: cachestarts, each sequence's first slot (cache_mode 0); pages, the first slots of each sequence's pages in
+    their order (cache_mode 1). Shorter rows are filled up with -1, to the longest one or to `max_pages`.
+
+    Raises KvCacheError: "indices_type" for what is no int, "indices_length" for lengths that do not agree,
+    "indices_range" for negative lengths and too few `max_pages`, "indices_slots" unless exactly one of cachestarts and
+    pages is given. Whether slots are in the cache, and pages are enough, `check` and `run` say.
+    """
+    new, old = _ints("seqlens", seqlens), _ints("start_pos", start_pos)
+    if new.shape != old.shape:
+        raise KvCacheError(f"start_pos has {old.size} sequences, expected {new.size}, as seqlens", "indices_length")
+    for name, lengths in (("seqlens", new), ("start_pos", old)):
+        if (lengths < 0).any():
+            b = int(np.flatnonzero(lengths < 0)[0])
+            raise KvCacheError(f"{name} is {lengths[b]} at batch {b}, expected at least 0", "indices_range")
+    total = new + old
+    if (total < 0).any():
+        raise KvCacheError("the lengths of a sequence do not fit in 64 bits", "indices_range")
+    if (cachestarts is None) == (pages is None):
+        raise KvCacheError("expected one of cachestarts and pages", "indices_slots")
+    slots = _ints("cachestarts", cachestarts) if cachestarts is not None else _page_table(pages or (), max_pages)
+    if len(slots) != len(new):
+        name = "pages" if cachestarts is None else "cachestarts"
+        raise KvCacheError(f"{name} has {len(slots)} sequences, expected {new.size}, as seqlens", "indices_length")
+    return StepIndices(
+        seqstarts=np.concatenate([[0], np.cumsum(new)]).astype(np.int64),
+        kvstarts=np.concatenate([[0], np.cumsum(total)]).astype(np.int64),
+        cachestarts=slots,
+        start_pos=old,
+        max_seqlen=np.array([new.max(initial=0)], np.int64),
+        max_kvlen=np.array([total.max(initial=0)], np.int64),
+    )
+
+
+def _ints(name: str, numbers: Sequence[int] | _Ints) -> _Ints:
+    """A copy as an int64 array of rank 1."""
+    try:
+        array = np.asarray(numbers)
+    except ValueError:
+        array = np.empty((0, 0))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or (array.dtype == np.uint64 and array.size):
+        raise KvCacheError(f"{name} is {numbers!r}, expected a list of ints of 64 bits", "indices_type")
+    return array.astype(np.int64)
+
+
+def _page_table(pages: Sequence[Sequence[int] | _Ints], max_pages: int | None) -> _Ints:
+    """Rows of page starts, filled up with -1: (B, MaxP)."""
+    rows = [_ints(f"pages[{b}]", row) for b, row in enumerate(pages)]
+    longest = max((row.size for row in rows), default=0)
+    columns = longest if max_pages is None else max_pages
+    if columns < longest:
+        raise KvCacheError(f"max_pages is {max_pages}, expected at least {longest}, the longest row", "indices_range")
+    table = np.full((len(rows), columns), NO_PAGE, np.int64)
+    for filled, row in zip(table, rows):
+        filled[: row.size] = row
+    return table

@@ -1,0 +1,230 @@
+"""The operators on numpy arrays and torch tensors, in place, without ONNX Runtime.
+
+Tensors are numpy arrays, or others of the CPU that export versioned DLPack (`__dlpack__(max_version=(1, 0))`), as torch
+tensors do since torch 2.8. They are borrowed, never copied: contiguous, and writable where they are written. Index
+inputs may also be ints and lists of them. The GIL is released while bytes move; until then the arrays are kept. Other
+threads may read and write the cache's other slots meanwhile, but nobody may resize a tensor of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvcache_ops import _native
+from kvcache_ops._cache import CacheSpec
+from kvcache_ops._errors import KvCacheError
+
+
+class Tensor(Protocol):
+    """A numpy array, a torch tensor: what exports DLPack."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """The capsule."""
+
+    def __dlpack_device__(self) -> Any:
+        """Where the memory is."""
+
+
+Indices = Tensor | int | Sequence[int] | Sequence[Sequence[int]]
+"""int64: a tensor, an int, or a list of ints."""
+
+Attributes = CacheSpec | Mapping[str, int]
+"""A node's attributes, or the cache that they describe, to which further attributes are given by keyword."""
+
+
+def node_attributes(op_type: str, given: Attributes | None, more: Mapping[str, int]) -> dict[str, int]:
+    """The attributes of a node: of a CacheSpec, those that the operator has; `more` replaces them."""
+    if not isinstance(given, CacheSpec):
+        return {**(given or {}), **more}
+    facts = given.attributes() | {"num_kv_heads": given.num_kv_heads, "head_dim": given.head_dim}
+    return {name: facts[name] for name in _native.attribute_names(op_type) if name in facts} | dict(more)
+
+
+def run(
+    attributes: Attributes,
+    current_key: Tensor,
+    current_value: Tensor,
+    seqstarts: Indices,
+    kvstarts: Indices,
+    cachestarts: Indices,
+    start_pos: Indices,
+    max_seqlen: Indices,
+    max_kvlen: Indices,
+    cache: Tensor,
+    scale: Tensor | None = None,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    **more: int,
+) -> tuple[Any, Any]:
+    """KeyValueCache: stores the current tokens into `cache`, gives keys and values of all tokens of every sequence.
+
+        key, value = kvcache_ops.run(spec, current_key, current_value, *indices, cache, scale, layer_idx=3)
+
+    attributes: a CacheSpec, or the node's attributes by name. more: further attributes, as layer_idx and num_repeat.
+    current_key, current_value: T1, (seqstarts[B], H, Dh). seqstarts, kvstarts: int64 (B + 1). cachestarts: int64 (B),
+    or (B, MaxP) in cache_mode 1. start_pos: int64 (B). max_seqlen, max_kvlen: int64, upper bounds of the lengths.
+    cache, scale: as `CacheSpec` says, written in place; int4 is uint8 with two elements in a byte, the first in the low
+    nibble, and head_dim / 2 in the last axis.
+    key, value: where to write the outputs, T1 (kvstarts[B], H * num_repeat, Dh); new numpy arrays if they are None.
+
+    Gives key and value. Raises KvCacheError, with the library's sentence and its `kind`; nothing has then been written.
+    """
+    inputs = [current_key, current_value, *_step(seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen)]
+    got_key, got_value = _call("KeyValueCache", attributes, more, [*inputs, cache, scale], [key, value])
+    return got_key, got_value
+
+
+def check(
+    attributes: Attributes,
+    current_key: Tensor,
+    current_value: Tensor,
+    seqstarts: Indices,
+    kvstarts: Indices,
+    cachestarts: Indices,
+    start_pos: Indices,
+    max_seqlen: Indices,
+    max_kvlen: Indices,
+    cache: Tensor,
+    scale: Tensor | None = None,
+    **more: int,
+) -> tuple[int, int, int]:
+    """Checks a call of `run` and writes nothing.
+
+    Gives the shape of key and value: (kvstarts[B], H * num_repeat, Dh). Raises what `run` raises.
+    """
+    inputs = [current_key, current_value, *_step(seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen)]
+    return _check("KeyValueCache", attributes, more, [*inputs, cache, scale])
+
+
+def multi_head_attention(
+    attributes: Attributes,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seqstarts: Indices,
+    kvstarts: Indices,
+    decoding_batches: Indices,
+    max_seqlen: Indices,
+    max_kvlen: Indices,
+    attn_mask: Tensor | None = None,
+    *,
+    attn_output: Tensor | None = None,
+    **more: int,
+) -> Any:
+    """MultiHeadAttention: each sequence's queries attend over its packed keys and values.
+
+    attributes: a CacheSpec, or the node's attributes by name; num_heads has no default. more: further attributes.
+    query: T1 (float32 or float16), (seqstarts[B], Hq, Dh). key, value: T1, (kvstarts[B], Hk, Dh). decoding_batches:
+    int64, so many first sequences are not masked by is_causal. attn_mask: T1, (seqstarts[B], W) or
+    (Hq, seqstarts[B], W) with W >= kvstarts[B], added to the scores. attn_output: where to write the output, of query's
+    type and shape.
+
+    Gives attn_output. Raises KvCacheError; nothing has then been written.
+    """
+    inputs = _attention(query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask)
+    return _call("MultiHeadAttention", attributes, more, inputs, [attn_output])[0]
+
+
+def check_multi_head_attention(
+    attributes: Attributes,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seqstarts: Indices,
+    kvstarts: Indices,
+    decoding_batches: Indices,
+    max_seqlen: Indices,
+    max_kvlen: Indices,
+    attn_mask: Tensor | None = None,
+    **more: int,
+) -> tuple[int, int, int]:
+    """Checks a call of `multi_head_attention`. Gives the shape of attn_output; raises what the call raises."""
+    inputs = _attention(query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask)
+    return _check("MultiHeadAttention", attributes, more, inputs)
+
+
+def multi_head_cache_attention(
+    attributes: Attributes,
+    query: Tensor,
+    current_key: Tensor,
+    current_value: Tensor,
+    seqstarts: Indices,
+    kvstarts: Indices,
+    cachestarts: Indices,
+    start_pos: Indices,
+    decoding_batches: Indices,
+    max_seqlen: Indices,
+    max_kvlen: Indices,
+    cache: Tensor,
+    scale: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    *,
+    attn_output: Tensor | None = None,
+    **more: int,
+) -> Any:
+    """MultiHeadCacheAttention: `run`, then `multi_head_attention`, straight over the cache.
+
+    Inputs are as theirs; num_heads has no default, and num_repeat is no attribute.
+
+    Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
+    """
+    starts, bounds = (seqstarts, kvstarts, cachestarts, start_pos), (decoding_batches, max_seqlen, max_kvlen)
+    inputs = [query, current_key, current_value, *_step(*starts, *bounds), cache, scale, attn_mask]
+    return _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output])[0]
+
+
+def check_multi_head_cache_attention(
+    attributes: Attributes,
+    query: Tensor,
+    current_key: Tensor,
+    current_value: Tensor,
+    seqstarts: Indices,
+    kvstarts: Indices,
+    cachestarts: Indices,
+    start_pos: Indices,
+    decoding_batches: Indices,
+    max_seqlen: Indices,
+    max_kvlen: Indices,
+    cache: Tensor,
+    scale: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    **more: int,
+) -> tuple[int, int, int]:
+    """Checks a call of `multi_head_cache_attention`. Gives the shape of attn_output; raises what the call raises."""
+    starts, bounds = (seqstarts, kvstarts, cachestarts, start_pos), (decoding_batches, max_seqlen, max_kvlen)
+    inputs = [query, current_key, current_value, *_step(*starts, *bounds), cache, scale, attn_mask]
+    return _check("MultiHeadCacheAttention", attributes, more, inputs)
+
+
+def _call(
+    op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any], outputs: list[Any]
+) -> tuple[Any, ...]:
+    return _native.run(op_type, node_attributes(op_type, attributes, more), inputs, outputs)
+
+
+def _check(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any]) -> tuple[int, int, int]:
+    return _native.check(op_type, node_attributes(op_type, attributes, more), inputs)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *indices_and_mask: Any) -> list[Any]:
+    """The inputs of MultiHeadAttention."""
+    *indices, attn_mask = indices_and_mask
+    return [query, key, value, *_step(*indices), attn_mask]
+
+
+def _step(*indices: Indices) -> list[Any]:
+    """Index inputs as tensors: an int or a list becomes an array of int64."""
+    return [_array(numbers) if isinstance(numbers, int | list | tuple) else numbers for numbers in indices]
+
+
+def _array(numbers: int | Sequence[Any]) -> Any:
+    try:
+        array = np.asarray(numbers)
+    except ValueError as error:
+        raise KvCacheError(f"index inputs {numbers!r} are not rows of one length", "ragged") from error
+    # Whatever is no int stays what it is, and is refused with its type.
+    return array.astype(np.int64) if array.size == 0 or array.dtype.kind == "i" else array

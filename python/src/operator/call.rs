@@ -1,0 +1,201 @@
+//! One call of an operator on borrowed tensors.
+
+use kvcache_op::{
+    AttentionCall, AttentionInputs, CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, Outputs,
+    Rayon, TensorMut, TensorRef,
+};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use super::kind::{Kind, Operator};
+use super::refused::Refused;
+use super::tensor::{Access, Tensor};
+
+/// The inputs that a call may lack.
+pub const OPTIONAL: [&str; 2] = ["scale", "attn_mask"];
+/// The inputs that a call writes.
+const WRITTEN: [&str; 2] = ["cache", "scale"];
+
+/// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
+/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out.
+#[pyfunction]
+pub fn run<'py>(
+    py: Python<'py>,
+    op_type: &str,
+    attributes: &Bound<'py, PyDict>,
+    inputs: Vec<Bound<'py, PyAny>>,
+    outputs: Vec<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let (operator, operands) = prepare(op_type, attributes, inputs)?;
+    let checked = operands.check(&operator)?;
+    let (shape, t1) = (checked.output_shape(), operands.t1()?);
+    let names = operands.kind.outputs();
+    let given = outputs.into_iter().map(Some).chain(std::iter::repeat(None));
+    let outputs = names
+        .iter()
+        .zip(given)
+        .map(|(name, given)| match given.filter(|given| !given.is_none()) {
+            Some(given) => Tensor::new(name, &given, Access::Write),
+            None => Tensor::new(name, &allocate(py, name, shape, t1)?, Access::Write),
+        })
+        .collect::<PyResult<Vec<_>>>()?;
+    let call = Here((checked, outputs.iter().map(Tensor::write).collect()));
+    py.detach(move || call.run()).map_err(Refused::from)?;
+    PyTuple::new(py, outputs.iter().map(Tensor::object))
+}
+
+/// Checks a call of the operator and gives the shape of its outputs. Writes nothing.
+#[pyfunction]
+pub fn check(
+    op_type: &str,
+    attributes: &Bound<'_, PyDict>,
+    inputs: Vec<Bound<'_, PyAny>>,
+) -> PyResult<(usize, usize, usize)> {
+    let (operator, operands) = prepare(op_type, attributes, inputs)?;
+    Ok(operands.check(&operator)?.output_shape().into())
+}
+
+/// The operator and the borrowed inputs of a call.
+fn prepare<'py>(
+    op_type: &str,
+    attributes: &Bound<'py, PyDict>,
+    inputs: Vec<Bound<'py, PyAny>>,
+) -> PyResult<(Operator, Operands<'py>)> {
+    let kind = Kind::from_name(op_type)?;
+    let operator = Operator::new(kind, attributes)?;
+    let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
+    let tensors = kind
+        .inputs()
+        .iter()
+        .zip(given)
+        .map(|(name, given)| match given.filter(|given| !given.is_none()) {
+            Some(given) => {
+                let access = match *name {
+                    "cache" => Access::WriteInt4,
+                    name if WRITTEN.contains(&name) => Access::Write,
+                    _ => Access::Read,
+                };
+                Tensor::new(name, &given, access).map(Some)
+            }
+            None if OPTIONAL.contains(name) => Ok(None),
+            None => Err(Refused::new("input_missing", format!("{name} is absent, expected a tensor")).into()),
+        })
+        .collect::<PyResult<Vec<_>>>()?;
+    Ok((operator, Operands { kind, tensors }))
+}
+
+/// A new array for an output, uninitialized.
+fn allocate<'py>(
+    py: Python<'py>,
+    output: &'static str,
+    shape: [usize; 3],
+    element: ElementType,
+) -> PyResult<Bound<'py, PyAny>> {
+    py.import("numpy")?
+        .call_method1("empty", (<(usize, usize, usize)>::from(shape), element.name()))
+        .map_err(|_| Refused::from(Error::OutOfMemory { output, shape: shape.into() }).into())
+}
+
+/// The inputs of a call, by position.
+struct Operands<'py> {
+    kind: Kind,
+    tensors: Vec<Option<Tensor<'py>>>,
+}
+
+impl<'py> Operands<'py> {
+    fn optional(&self, name: &str) -> Option<&Tensor<'py>> {
+        let i = self.kind.inputs().iter().position(|input| *input == name)?;
+        self.tensors.get(i)?.as_ref()
+    }
+
+    fn required(&self, name: &'static str) -> Result<&Tensor<'py>, Refused> {
+        self.optional(name).ok_or_else(|| Refused::new("input_missing", format!("{name} is absent, expected a tensor")))
+    }
+
+    fn read(&self, name: &'static str) -> Result<TensorRef<'_>, Refused> {
+        self.required(name).map(Tensor::read)
+    }
+
+    /// The type of the outputs.
+    fn t1(&self) -> Result<ElementType, Refused> {
+        self.required(self.kind.inputs()[0]).map(Tensor::element)
+    }
+
+    fn stored(&self) -> Result<Inputs<'_>, Refused> {
+        Ok(Inputs {
+            current_key: self.read("current_key")?,
+            current_value: self.read("current_value")?,
+            indices: IndexInputs {
+                seqstarts: self.read("seqstarts")?,
+                kvstarts: self.read("kvstarts")?,
+                cachestarts: self.read("cachestarts")?,
+                start_pos: self.read("start_pos")?,
+                max_seqlen: self.read("max_seqlen")?,
+                max_kvlen: self.read("max_kvlen")?,
+            },
+        })
+    }
+
+    fn check(&self, operator: &Operator) -> Result<Checked<'_>, Refused> {
+        let cache = || self.required("cache").map(Tensor::write);
+        let scale = || self.optional("scale").map(Tensor::write);
+        let attn_mask = self.optional("attn_mask").map(Tensor::read);
+        Ok(match operator {
+            Operator::KeyValueCache(op) => Checked::Rows(op.check(&self.stored()?, cache()?, scale())?),
+            Operator::MultiHeadAttention(op) => Checked::Attention(op.check(&AttentionInputs {
+                query: self.read("query")?,
+                key: self.read("key")?,
+                value: self.read("value")?,
+                seqstarts: self.read("seqstarts")?,
+                kvstarts: self.read("kvstarts")?,
+                decoding_batches: self.read("decoding_batches")?,
+                max_seqlen: self.read("max_seqlen")?,
+                max_kvlen: self.read("max_kvlen")?,
+                attn_mask,
+            })?),
+            Operator::MultiHeadCacheAttention(op) => {
+                let inputs = CacheAttentionInputs {
+                    query: self.read("query")?,
+                    stored: self.stored()?,
+                    decoding_batches: self.read("decoding_batches")?,
+                    attn_mask,
+                };
+                Checked::Attention(op.check(&inputs, cache()?, scale())?)
+            }
+        })
+    }
+}
+
+/// A checked call.
+#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
+enum Checked<'a> {
+    Rows(Call<'a>),
+    Attention(AttentionCall<'a>),
+}
+
+impl Checked<'_> {
+    fn output_shape(&self) -> [usize; 3] {
+        match self {
+            Self::Rows(call) => call.output_shape(),
+            Self::Attention(call) => call.output_shape(),
+        }
+    }
+}
+
+/// A call and its outputs, for a closure that runs without the GIL, but on the thread that made it.
+struct Here<'a>((Checked<'a>, Vec<TensorMut<'a>>));
+
+// SAFETY: the pointers in a call are those of tensors that `run` keeps until the closure has returned, on one thread.
+unsafe impl Send for Here<'_> {}
+
+impl<'a> Here<'a> {
+    fn run(self) -> Result<(), Error> {
+        let (call, outputs) = self.0;
+        let mut outputs = outputs.into_iter();
+        match (call, outputs.next(), outputs.next()) {
+            (Checked::Rows(call), Some(key), Some(value)) => call.run(Outputs { key, value }, &Rayon),
+            (Checked::Attention(call), Some(output), None) => call.run(output, &Rayon),
+            _ => unreachable!("there is a tensor for each of the operator's outputs"),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What the operators are and what this machine has, for Python: the rules stay in `kvcache-schema` and `kvcache-op`.
+
+use kvcache_op::kernels::InstructionSet;
+use kvcache_op::schema::{QuantBit, TypeCombination};
+use kvcache_op::{Backend, ElementType};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::call::OPTIONAL;
+use super::kind::{Kind, Operator};
+use super::refused::Refused;
+
+/// The domains that the operators are registered in.
+#[pyfunction]
+pub fn domains() -> Vec<&'static str> {
+    kvcache_op::schema::DOMAINS.to_vec()
+}
+
+/// The names of the operator's attributes, in the specification's order.
+#[pyfunction]
+pub fn attribute_names(op_type: &str) -> PyResult<Vec<&'static str>> {
+    Ok(Kind::from_name(op_type)?.attributes().into_iter().map(|(name, _)| name).collect())
+}
+
+/// The names of the operator's inputs, by position.
+#[pyfunction]
+pub fn input_names(op_type: &str) -> PyResult<Vec<&'static str>> {
+    Ok(Kind::from_name(op_type)?.inputs().to_vec())
+}
+
+/// The names of the operator's outputs, by position.
+#[pyfunction]
+pub fn output_names(op_type: &str) -> PyResult<Vec<&'static str>> {
+    Ok(Kind::from_name(op_type)?.outputs().to_vec())
+}
+
+/// Checks what is known of a node without types and shapes: attributes, and that it has the inputs that it needs, by
+/// their names.
+#[pyfunction]
+pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<String>) -> PyResult<()> {
+    let kind = Kind::from_name(op_type)?;
+    let operator = Operator::new(kind, attributes)?;
+    let has = |name: &str| inputs.iter().any(|input| input == name);
+    if let Some(unknown) = inputs.iter().find(|input| !kind.inputs().contains(&input.as_str())) {
+        let names = kind.inputs().join(", ");
+        let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name());
+        return Err(Refused::new("input_unknown", message).into());
+    }
+    if let Some(missing) = kind.inputs().iter().find(|name| !has(name) && !OPTIONAL.contains(name)) {
+        let message = format!("{missing} is absent, and {} needs it", kind.name());
+        return Err(Refused::new("input_missing", message).into());
+    }
+    let Some(cache) = operator.cache_attributes() else { return Ok(()) };
+    if has("scale") {
+        return Ok(());
+    }
+    let (op, t1) = (kvcache_op::KeyValueCache::new(cache.clone()).map_err(Refused::from)?, ElementType::Float16);
+    let t2 = QuantBit::from_code(cache.quant_bit).map_or(t1, QuantBit::element);
+    op.check_types(t1, t1, t2, None).map_err(|error| Refused::from(error).into())
+}
+
+/// The table of legal types: (quant_bit, T1, T2, T3), T3 None where a scale is not used.
+#[pyfunction]
+pub fn legal_types() -> Vec<(i64, &'static str, &'static str, Option<&'static str>)> {
+    let row = |row: TypeCombination| (row.quant_bit, row.t1.name(), row.t2.name(), row.t3.map(ElementType::name));
+    TypeCombination::LEGAL.map(row).to_vec()
+}
+
+/// The CPU kernels by their instruction sets, the best last, and whether this machine has the instructions.
+#[pyfunction]
+pub fn instruction_sets() -> Vec<(String, bool)> {
+    let name = |set: InstructionSet| format!("{set:?}").to_lowercase();
+    InstructionSet::ALL.into_iter().map(|set| (name(set), set.is_supported())).collect()
+}
+
+/// The name of the CPU kernel that calls use, and what CUDA says: None where it is found, else why it is not.
+#[pyfunction]
+pub fn cuda() -> (String, Option<String>) {
+    #[cfg(feature = "cuda")]
+    let missing = kvcache_op::cuda::available().err().map(|error| error.to_string());
+    #[cfg(not(feature = "cuda"))]
+    let missing = Some("built without the feature cuda".to_owned());
+    (Backend::default().name().to_owned(), missing)
+}
+
+/// The oldest ONNX Runtime that can register the library: (major, minor).
+#[pyfunction]
+pub fn oldest_onnxruntime() -> (u32, u32) {
+    (1, kvcache_ort::ORT_API_VERSION)
+}

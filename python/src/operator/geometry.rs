@@ -1,0 +1,96 @@
+//! The memory of a cache: shapes and bytes, and whether given memory is that of a cache.
+
+use kvcache_op::schema::{Axis, CacheLayout, shape};
+use kvcache_op::{ElementType, Error};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::kind::{Kind, Operator};
+use super::refused::Refused;
+use super::tensor::{Access, Tensor};
+
+/// Shape and bytes of a `cache` or `scale`.
+type Size = ((usize, usize, usize, usize, usize), usize);
+
+/// Shape and bytes of a cache of these attributes, types and sizes, and of its scale; the scale's are None where there
+/// is none.
+#[pyfunction]
+pub fn cache_geometry(
+    attributes: &Bound<'_, PyDict>,
+    dtype: &str,
+    cache_dtype: &str,
+    scale_dtype: Option<&str>,
+    max_tokens: i64,
+    num_kv_heads: i64,
+    head_dim: i64,
+) -> PyResult<(Size, Option<Size>)> {
+    let Operator::KeyValueCache(op) = Operator::new(Kind::KeyValueCache, attributes)? else {
+        unreachable!("the operator of this kind")
+    };
+    let (t1, t2) = (element("dtype", dtype)?, element("cache_dtype", cache_dtype)?);
+    let t3 = scale_dtype.map(|name| element("scale_dtype", name)).transpose()?;
+    op.check_types(t1, t1, t2, t3).map_err(Refused::from)?;
+    let size = |name, got: i64| {
+        usize::try_from(got)
+            .ok()
+            .filter(|&size| size > 0)
+            .ok_or_else(|| PyErr::from(Refused::new("spec_range", format!("{name} is {got}, expected at least 1"))))
+    };
+    let sizes = (size("max_tokens", max_tokens)?, size("num_kv_heads", num_kv_heads)?, size("head_dim", head_dim)?);
+    let [cache, scale] = op.cache_shapes(sizes.0, sizes.1, sizes.2).map_err(Refused::from)?;
+    let bytes = |input, element, axes: [usize; 5]| {
+        let overflow = || Refused::from(Error::SizeOverflow { input, shape: axes.into() });
+        PyResult::Ok((axes.into(), shape::bytes(element, &axes).ok_or_else(overflow)?))
+    };
+    Ok((bytes("cache", t2, cache)?, t3.map(|t3| bytes("scale", t3, scale)).transpose()?))
+}
+
+/// Checks that an array is the writable, contiguous memory of a tensor of this type and shape, called `cache` or
+/// `scale`; gives its address.
+#[pyfunction]
+pub fn address_of(name: &str, array: &Bound<'_, PyAny>, dtype: &str, expected: Vec<usize>) -> PyResult<usize> {
+    let name = if name == "scale" { "scale" } else { "cache" };
+    let expected_type = element(name, dtype)?;
+    let access = if expected_type == ElementType::Int4 { Access::WriteInt4 } else { Access::Write };
+    let tensor = Tensor::new(name, array, access)?;
+    let (got, got_shape) = (tensor.element(), tensor.shape().clone());
+    if got != expected_type {
+        return Err(Refused::from(Error::TypeMismatch { input: name, got, expected: expected_type }).into());
+    }
+    if got_shape.len() != expected.len() {
+        let error = Error::RankMismatch { input: name, shape: got_shape, expected: expected.len() };
+        return Err(Refused::from(error).into());
+    }
+    if let Some(axis) = (0..expected.len()).find(|&axis| got_shape[axis] != expected[axis]) {
+        let (got, expected) = (got_shape[axis], expected[axis]);
+        let error =
+            Error::ShapeMismatch { input: name, shape: got_shape, axis, got, expected, reason: "by the CacheSpec" };
+        return Err(Refused::from(error).into());
+    }
+    let (address, align) = (tensor.address().addr(), expected_type.align());
+    if !expected.contains(&0) && !address.is_multiple_of(align) {
+        return Err(Refused::from(Error::Misaligned { input: name, address, expected: align }).into());
+    }
+    Ok(address)
+}
+
+/// The axes of `cache` and `scale` for a `cache_layout`, outermost first, without the innermost one.
+#[pyfunction]
+pub fn cache_axes(cache_layout: i64) -> PyResult<Vec<&'static str>> {
+    let name = |axis| match axis {
+        Axis::Token => "MaxT",
+        Axis::Layer => "L",
+        Axis::Kv => "2",
+        Axis::Head => "H",
+    };
+    CacheLayout::from_code(cache_layout)
+        .map(|layout| layout.axes().map(name).to_vec())
+        .ok_or_else(|| Refused::new("spec_range", format!("there is no cache_layout {cache_layout}")).into())
+}
+
+fn element(name: &str, got: &str) -> PyResult<ElementType> {
+    ElementType::from_name(got).ok_or_else(|| {
+        let names = ElementType::T2.map(ElementType::name).join(", ");
+        Refused::new("type_unknown", format!("{name} is {got:?}, expected one of {names}")).into()
+    })
+}

@@ -1,0 +1,18 @@
+//! The operators on borrowed memory of Python's tensors, without ONNX Runtime, and the facts that `kvcache_ops` asks for.
+
+mod call;
+mod dlpack;
+mod facts;
+mod geometry;
+mod int4;
+mod kind;
+mod refused;
+mod tensor;
+
+pub use call::{check, run};
+pub use facts::{
+    attribute_names, check_node, cuda, domains, input_names, instruction_sets, legal_types, oldest_onnxruntime,
+    output_names,
+};
+pub use geometry::{address_of, cache_axes, cache_geometry};
+pub use int4::{pack_int4, unpack_int4};

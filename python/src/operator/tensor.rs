@@ -1,0 +1,200 @@
+//! Tensors of a call: numpy arrays, and tensors of other libraries that export versioned DLPack. Never a copy.
+
+use kvcache_op::{ElementType, Error, Shape, TensorMut, TensorRef};
+use numpy::npyffi::flags::{NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
+use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use super::dlpack;
+use super::refused::Refused;
+
+/// What a call does with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It reads it.
+    Read,
+    /// It writes it in place.
+    Write,
+    /// It writes it in place, and uint8 is packed int4: it is a cache.
+    WriteInt4,
+}
+
+/// A tensor's memory, of the type and shape that the operator sees, contiguous, and writable if it is written.
+pub struct Tensor<'py> {
+    /// What the caller gave.
+    object: Bound<'py, PyAny>,
+    /// What keeps the memory: the array, or the capsule of its export.
+    _owner: Bound<'py, PyAny>,
+    element: ElementType,
+    shape: Shape,
+    address: *mut u8,
+    /// Copies of index inputs: other threads may change an array after its numbers have been checked.
+    indices: Option<Vec<i64>>,
+}
+
+impl<'py> Tensor<'py> {
+    /// Borrows the memory of an argument. Runs Python code.
+    ///
+    /// # Errors
+    /// `KvCacheError` of kind `not_a_tensor`, `type_mismatch`, `not_contiguous`, `read_only`, or what [`dlpack::borrow`]
+    /// says.
+    pub fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
+        let given = if let Ok(array) = object.cast::<PyUntypedArray>() {
+            Given::numpy(array)
+        } else if object.hasattr("__dlpack__")? {
+            Given::dlpack(name, object)?
+        } else {
+            let class = object.get_type().name()?;
+            let message = format!("{name} is a {class}, expected a numpy array or a tensor that exports DLPack");
+            return Err(Refused::new("not_a_tensor", message).into());
+        };
+        let element = match given.element {
+            Ok(element) => element,
+            Err(Other::Byte) if access == Access::WriteInt4 => ElementType::Int4,
+            Err(other) => {
+                let mut expected = vec!["float32", "float16", "int8", "int64"];
+                if access == Access::WriteInt4 {
+                    expected.push("uint8 with two elements of int4 in a byte");
+                }
+                let message = format!("{name} is of type {}, expected {}", other.name(), expected.join(", "));
+                return Err(Refused::new("type_mismatch", message).into());
+            }
+        };
+        let mut shape = given.shape;
+        if element == ElementType::Int4 {
+            let bytes = shape.last().copied().unwrap_or_default();
+            let outer = shape.len().saturating_sub(1);
+            shape = shape[..outer].iter().copied().chain((!shape.is_empty()).then_some(bytes * 2)).collect();
+        }
+        if !given.contiguous {
+            return Err(Refused::from(Error::NotContiguous { input: name, shape }).into());
+        }
+        if given.copied {
+            let message = format!("{name}: the tensor lends a copy of its memory, expected the memory itself");
+            return Err(Refused::new("copied", message).into());
+        }
+        if given.read_only && access != Access::Read {
+            let message = format!("{name} is read-only, expected writable memory because it is written in place");
+            return Err(Refused::new("read_only", message).into());
+        }
+        let mut tensor =
+            Self { object: object.clone(), _owner: given.owner, element, shape, address: given.address, indices: None };
+        if element == ElementType::Int64 && access == Access::Read {
+            tensor.indices = Some(tensor.copied_indices(name)?);
+        }
+        Ok(tensor)
+    }
+
+    /// The numbers of an int64 tensor.
+    fn copied_indices(&self, name: &'static str) -> PyResult<Vec<i64>> {
+        let overflow = || PyErr::from(Refused::from(Error::SizeOverflow { input: name, shape: self.shape.clone() }));
+        let len = kvcache_op::schema::shape::elements(&self.shape).ok_or_else(overflow)?;
+        let mut numbers = Vec::new();
+        numbers
+            .try_reserve_exact(len)
+            .map_err(|_| Refused::from(Error::OutOfMemory { output: name, shape: self.shape.clone() }))?;
+        // SAFETY: the memory has `len` numbers, a contiguous tensor of this type and shape, at any address.
+        numbers.extend((0..len).map(|i| unsafe { self.address.cast::<i64>().add(i).read_unaligned() }));
+        Ok(numbers)
+    }
+
+    /// What the caller gave.
+    pub fn object(&self) -> &Bound<'py, PyAny> {
+        &self.object
+    }
+
+    /// The type of its elements.
+    pub fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// Its shape, in elements.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Its first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// The tensor, to be read.
+    pub fn read(&self) -> TensorRef<'_> {
+        let data = self.indices.as_ref().map_or(self.address.cast_const(), |indices| indices.as_ptr().cast());
+        // SAFETY: the memory is that of a contiguous tensor of this type and shape, kept by `_owner` or `indices`. What
+        // else writes it meanwhile is up to the Python program; indices, which decide addresses, are copies.
+        unsafe { TensorRef::from_raw_parts(self.element, self.shape.clone(), data) }
+    }
+
+    /// The tensor, to be written: one made for [`Access::Write`] or [`Access::WriteInt4`].
+    pub fn write(&self) -> TensorMut<'_> {
+        // SAFETY: as for `read`; the memory is writable, checked by `new`, and numpy and DLPack have initialized it, or
+        // it is an output. A call gets each of its tensors once, and refuses those that overlap.
+        unsafe { TensorMut::from_raw_parts(self.element, self.shape.clone(), self.address) }
+    }
+}
+
+/// What an argument says of its memory.
+struct Given<'py> {
+    owner: Bound<'py, PyAny>,
+    element: Result<ElementType, Other>,
+    shape: Shape,
+    address: *mut u8,
+    contiguous: bool,
+    read_only: bool,
+    copied: bool,
+}
+
+/// A type of elements that the operator does not have.
+enum Other {
+    /// uint8.
+    Byte,
+    /// Another one, by its name.
+    Named(String),
+}
+
+impl Other {
+    fn name(self) -> String {
+        match self {
+            Self::Byte => "uint8".to_owned(),
+            Self::Named(name) => name,
+        }
+    }
+}
+
+impl<'py> Given<'py> {
+    fn numpy(array: &Bound<'py, PyUntypedArray>) -> Self {
+        let dtype = array.dtype();
+        let native = dtype.is_native_byteorder() != Some(false);
+        let element = match (dtype.kind(), dtype.itemsize()) {
+            (b'f', 4) if native => Ok(ElementType::Float32),
+            (b'f', 2) if native => Ok(ElementType::Float16),
+            (b'i', 1) => Ok(ElementType::Int8),
+            (b'i', 8) if native => Ok(ElementType::Int64),
+            (b'u', 1) => Err(Other::Byte),
+            _ => Err(Other::Named(dtype.to_string())),
+        };
+        // SAFETY: the pointer is that of an array that `array` keeps.
+        let (flags, address) = unsafe {
+            let array = &*array.as_array_ptr();
+            (array.fields.flags, array.fields.data)
+        };
+        Self {
+            owner: array.as_any().clone(),
+            element,
+            shape: array.shape().into(),
+            address: address.cast(),
+            contiguous: flags & NPY_ARRAY_C_CONTIGUOUS != 0,
+            read_only: flags & NPY_ARRAY_WRITEABLE == 0,
+            copied: false,
+        }
+    }
+
+    fn dlpack(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let dlpack::Borrowed { capsule, dtype, shape, address, contiguous, read_only, copied } =
+            dlpack::borrow(name, object)?;
+        let other = || if dtype.is_byte() { Other::Byte } else { Other::Named(dtype.name()) };
+        let element = dtype.element().ok_or_else(other);
+        Ok(Self { owner: capsule.into_any(), element, shape, address, contiguous, read_only, copied })
+    }
+}

@@ -1,0 +1,257 @@
+"""`CacheSpec` and `Cache`: sizes, memory, and how ONNX Runtime gets it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import kvcache_ops
+import numpy as np
+import onnxruntime
+import pytest
+from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
+from kvcache_ops.manager import HostMemory, Manager
+from onnx import TensorProto
+
+from borrowed import CUDA, READ_ONLY, Lender
+from compare import assert_same_bits
+from kvcache import SCHEMA
+from node import INPUTS, node_model, node_types
+
+ONNX_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int8": TensorProto.INT8,
+    "int4": TensorProto.INT4,
+}
+BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
+ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in SCHEMA["combinations"]]
+
+
+def spec_of(row: tuple, cache_layout: int = 0, **sizes: int) -> CacheSpec:
+    """A cache of a row of the table of types."""
+    quant_bit, t1, t2, t3 = row
+    types = dict(dtype=t1, cache_dtype=t2, scale_dtype=t3, quant_bit=quant_bit, quant_group=4)
+    sizes = dict(max_tokens=24, num_kv_heads=3, head_dim=8, num_layers=2) | sizes
+    return CacheSpec(**types, cache_layout=cache_layout, **sizes)
+
+
+@pytest.mark.parametrize(("row", "cache_layout"), list(product(ROWS, range(4))), ids=str)
+def test_sizes(row: tuple, cache_layout: int) -> None:
+    """As the schema's text has them, for every legal row of types and every layout."""
+    spec = spec_of(row, cache_layout)
+    axes = [str(axis) for axis in SCHEMA["cache_layouts"][cache_layout]["axes"]]
+    lengths = {"MaxT": 24, "L": 2, "2": 2, "H": 3}
+    outer = tuple(lengths[axis] for axis in axes)
+    assert spec.axes == (*axes, "Dh")
+    assert spec.cache_shape == (*outer, 8)
+    assert spec.cache_bytes == 24 * 2 * 2 * 3 * 8 * BITS[spec.cache_dtype] // 8
+    if spec.scale_dtype is None:
+        assert (spec.scale_shape, spec.scale_bytes) == (None, 0)
+    else:
+        assert spec.scale_shape == (*outer, 2)
+        assert spec.scale_bytes == 24 * 2 * 2 * 3 * 2 * BITS[spec.scale_dtype] // 8
+    assert spec.bytes_per_token * 24 == spec.cache_bytes + spec.scale_bytes
+    cache, scale = spec.allocate()
+    assert (cache.nbytes, 0 if scale is None else scale.nbytes) == (spec.cache_bytes, spec.scale_bytes)
+    for array in (cache, scale):
+        assert array is None or (array.ctypes.data % 64 == 0 and array.flags.c_contiguous and not array.any())
+    assert cache.shape == (*outer, 4 if spec.cache_dtype == "int4" else 8)
+
+
+def test_types_that_are_left_out() -> None:
+    """T2 is quant_bit's, T3 is T1; without quantization T2 is T1 and there is no scale."""
+    sizes = dict(max_tokens=8, num_kv_heads=1, head_dim=8)
+    for dtype, quant_bit, cache_dtype, scale_dtype in (
+        ("float16", 0, "float16", None),
+        ("int8", 0, "int8", None),
+        ("float32", 8, "int8", "float32"),
+        ("float16", 4, "int4", "float16"),
+    ):
+        spec = CacheSpec(**sizes, dtype=dtype, quant_bit=quant_bit)
+        assert (spec.cache_dtype, spec.scale_dtype) == (cache_dtype, scale_dtype)
+        assert spec == CacheSpec(
+            **sizes, dtype=dtype, quant_bit=quant_bit, cache_dtype=cache_dtype, scale_dtype=scale_dtype
+        )
+
+
+def test_attributes_are_all_of_the_nodes() -> None:
+    """By the names of the schema; those of the cache are the spec's, those of the layer are asked for."""
+    spec = CacheSpec(8, 1, 8, num_layers=4, cache_layout=2, quant_bit=8, quant_group=4, cache_mode=1, page_size=16)
+    expected = dict(num_layer=4, layer_idx=3, quant_bit=8, quant_group=4, num_repeat=2, cache_mode=1, cache_layout=2)
+    assert spec.attributes(3, num_repeat=2) == expected | {"page_size": 16}
+    assert list(spec.attributes()) == [attribute["name"] for attribute in SCHEMA["attributes"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"head_dim": 30}, "head_dim_not_divisible", "head_dim is 30"),
+        ({"quant_group": 3, "head_dim": 9}, "attribute_out_of_range", "an even number, because quant_bit is 4"),
+        ({"quant_bit": 3}, "attribute_out_of_range", "attribute quant_bit is 3, expected one of [0, 4, 8]"),
+        ({"cache_layout": 4}, "attribute_out_of_range", "attribute cache_layout is 4"),
+        ({"page_size": 0}, "attribute_out_of_range", "attribute page_size is 0"),
+        ({"num_layers": 1.5}, "attribute_type", "attribute num_layer is 1.5"),
+        ({"cache_dtype": "int8"}, "illegal_types", "cache (T2) is int8"),
+        ({"dtype": "int8"}, "illegal_types", "current_key (T1) is int8"),
+        ({"dtype": "bfloat16"}, "type_unknown", 'dtype is "bfloat16", expected one of float32, float16, int8, int4'),
+        ({"dtype": np.float32}, "type_unknown", "expected the name of a type"),
+        ({"max_tokens": 0}, "spec_range", "max_tokens is 0, expected at least 1"),
+        ({"num_kv_heads": -1}, "spec_range", "num_kv_heads is -1"),
+        ({"head_dim": 2.0}, "spec_range", "head_dim is 2.0, expected an int"),
+        ({"max_tokens": 2**64}, "spec_range", "expected an int of 64 bits"),
+        ({"max_tokens": 2**62}, "size_overflow", "does not fit in 64 bits"),
+    ],
+)
+def test_what_is_no_cache(changes: dict, kind: str, text: str) -> None:
+    """Refused when it is described, with the sentence of the library."""
+    with pytest.raises(KvCacheError) as refusal:
+        replace(CacheSpec(max_tokens=8, num_kv_heads=1, head_dim=8, quant_bit=4), **changes)
+    assert refusal.value.kind == kind and text in str(refusal.value)
+
+
+def test_too_much_memory() -> None:
+    """What cannot be allocated is refused, not a crash."""
+    with pytest.raises(KvCacheError) as refusal:
+        CacheSpec(max_tokens=2**50, num_kv_heads=1, head_dim=8).allocate()
+    assert refusal.value.kind == "out_of_memory"
+
+
+INT4 = spec_of((4, "float32", "int4", "float32"))
+
+
+def spread(array: np.ndarray) -> np.ndarray:
+    """The same shape, not contiguous."""
+    return np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """The same array, read-only."""
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "kind"),
+    [
+        ("cache", frozen, "read_only"),
+        ("scale", frozen, "read_only"),
+        ("cache", lambda x: Lender(x, flags=READ_ONLY), "read_only"),
+        ("cache", spread, "not_contiguous"),
+        ("scale", lambda x: Lender(spread(x)), "not_contiguous"),
+        ("cache", lambda x: Lender(x, device=CUDA), "device"),
+        ("cache", lambda x: x.view(np.int8), "type_mismatch"),
+        ("scale", lambda x: x.astype(np.float16), "type_mismatch"),
+        ("cache", lambda x: x[..., :2], "not_contiguous"),
+        ("cache", lambda x: x[:-1], "shape_mismatch"),
+        ("scale", lambda x: x[0], "rank_mismatch"),
+        ("scale", lambda x: np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(x.shape), "misaligned"),
+        ("scale", lambda _: None, "scale_missing"),
+        ("cache", np.ndarray.tolist, "not_a_tensor"),
+    ],
+)
+def test_memory_that_is_refused(name: str, change: Callable, kind: str) -> None:
+    """What calls could not write, or would have to copy."""
+    arrays = dict(zip(("cache", "scale"), INT4.allocate()))
+    with pytest.raises(KvCacheError) as refusal:
+        Cache(INT4, **arrays | {name: change(arrays[name])})
+    assert refusal.value.kind == kind and name in str(refusal.value)
+
+
+def test_memory_is_checked_again_when_it_is_bound() -> None:
+    """A cache that has become read-only since; and a scale where there is none."""
+    memory = INT4.allocate()
+    frozen(memory.cache)
+    for use in (memory.ortvalues, lambda: memory.bind(None)):
+        with pytest.raises(KvCacheError) as refusal:
+            use()
+        assert refusal.value.kind == "read_only"
+    plain = spec_of((0, "float32", "float32", None))
+    with pytest.raises(KvCacheError) as refusal:
+        Cache(plain, plain.allocate().cache, memory.scale)
+    assert refusal.value.kind == "scale_unexpected"
+
+
+def call_of(spec: CacheSpec) -> tuple[dict[str, np.ndarray], onnxruntime.InferenceSession]:
+    """A call's inputs but for cache and scale, and a session of one node."""
+    types = node_types(*(ONNX_TYPES.get(name) for name in (spec.dtype, spec.cache_dtype, spec.scale_dtype)))
+    options = onnxruntime.SessionOptions()
+    kvcache_ops.register(options)
+    model = node_model(types, spec.attributes(layer_idx=1))
+    random = np.random.default_rng(5)
+    current = (random.standard_normal((4, 3, 8)) * 50).astype(spec.dtype)
+    indices = step_indices([3, 1], [0, 2], cachestarts=[1, 20])
+    inputs = dict(zip(INPUTS, (current, current[::-1].copy(), *indices)))
+    return inputs, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_onnx_runtime_and_run_agree(row: tuple) -> None:
+    """A binding, OrtValues and `run` write the same bytes into memory from `allocate`, for every row of types."""
+    spec = spec_of(row, cache_layout=3)
+    inputs, session = call_of(spec)
+    bound, fed, direct = (spec.allocate() for _ in range(3))
+    binding = session.io_binding()
+    bound.bind(binding)
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    for name in ("key", "value"):
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    expected = kvcache_ops.run(spec, **inputs, cache=direct.cache, scale=direct.scale, layer_idx=1)
+    assert direct.cache.any()
+    for got in (binding.copy_outputs_to_cpu(), session.run(None, inputs | fed.ortvalues())):
+        for name, array, expected_array in zip(("key", "value"), got, expected):
+            assert_same_bits(name, array, expected_array)
+    for memory in (bound, fed):
+        assert_same_bits("cache", memory.cache, direct.cache)
+        if direct.scale is not None:
+            assert_same_bits("scale", memory.scale, direct.scale)
+
+
+def test_bindings_and_ortvalues_keep_the_memory() -> None:
+    """Nobody else has the arrays: the addresses are still theirs."""
+    inputs, session = call_of(INT4)
+    binding = session.io_binding()
+    INT4.allocate().bind(binding)
+    values = INT4.allocate().ortvalues()
+    gc.collect()
+    others = [np.full(INT4.cache_bytes, 85, np.uint8) for _ in range(64)]
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    for name in ("key", "value"):
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    key, _ = session.run(None, inputs | values)
+    assert_same_bits("key", binding.copy_outputs_to_cpu()[0], key)
+    assert all((other == 85).all() for other in others)
+
+
+def test_the_managers_specification() -> None:
+    """The same cache, in the manager's words; its memory takes the arrays."""
+    spec = CacheSpec(64, 2, 8, dtype="float32", num_layers=3, cache_layout=1, quant_bit=4, cache_mode=1, page_size=8)
+    managed = spec.manager_spec(prefix_sharing=False)
+    assert (managed.mode, managed.page_size, managed.prefix_sharing) == ("paged", 8, False)
+    assert (managed.cache_shape, managed.scale_shape) == (spec.cache_shape, spec.scale_shape)
+    assert managed.bytes_per_token == spec.bytes_per_token
+    HostMemory(managed, *spec.allocate())
+    assert replace(spec, cache_mode=0).manager_spec().mode == "runs"
+    assert Manager(spec.manager_spec(mode="cells")).spec.mode == "cells"
+
+
+def test_rows_are_copies_in_one_order() -> None:
+    """Whatever the layout: slots, layers, key and value, heads."""
+    for cache_layout in range(4):
+        memory = spec_of((4, "float32", "int4", "float32"), cache_layout).allocate()
+        slot = [0] * 5
+        slot[memory.spec.axes.index("MaxT")], slot[memory.spec.axes.index("L")] = 7, 1
+        memory.cache[tuple(slot)] = 0x21
+        memory.scale[tuple(slot)] = 0.5
+        cache, scale = memory.rows(np.array([3, 7]))
+        assert (cache.shape, scale.shape) == ((2, 2, 2, 3, 4), (2, 2, 2, 3, 2))
+        assert cache[1, 1, 0, 0, 0] == 0x21 and cache.astype(int).sum() == 0x21
+        assert scale[1, 1, 0, 0, 0] == 0.5 and scale.sum() == 0.5
+        cache[:] = 0
+        assert memory.cache.any()

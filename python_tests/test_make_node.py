@@ -1,0 +1,108 @@
+"""`make_node`: nodes of graphs, checked when they are made."""
+
+from __future__ import annotations
+
+import sys
+
+import kvcache_ops
+import numpy as np
+import onnxruntime
+import pytest
+from kvcache_ops import CacheSpec, KvCacheError, make_node, step_indices
+from onnx import TensorProto, helper
+
+from graph import IR_VERSION, OPSET
+from node import INPUTS, node_types
+
+SPEC = CacheSpec(max_tokens=16, num_kv_heads=2, head_dim=8, dtype="float32", num_layers=3, quant_bit=8, cache_layout=1)
+NAMES = {name: f"my_{name}" for name in INPUTS}
+ATTENTION = ("query", "key", "value", "seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen")
+
+
+def attributes_of(node) -> dict[str, int]:
+    """By name."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+@pytest.mark.parametrize("domain", ["opmx.dynamic_batching", "pmx.dynamic_batching"])
+def test_a_node_runs(domain: str) -> None:
+    """In ONNX Runtime, as `run` with the same spec does."""
+    node = make_node("KeyValueCache", NAMES, ["k", "v"], SPEC, domain=domain, name="cached", layer_idx=2, num_repeat=2)
+    assert (node.domain, node.name, list(node.input)) == (domain, "cached", list(NAMES.values()))
+    types = node_types(TensorProto.FLOAT, TensorProto.INT8, TensorProto.FLOAT)
+    inputs = [helper.make_tensor_value_info(NAMES[name], types[name], None) for name in INPUTS]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("k", "v")]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
+    options = onnxruntime.SessionOptions()
+    kvcache_ops.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    current = np.random.default_rng(1).standard_normal((2, 2, 8)).astype(np.float32)
+    fed, direct = SPEC.allocate(), SPEC.allocate()
+    indices = step_indices([2], [0], cachestarts=[5])
+    feeds = dict(zip(NAMES.values(), (current, current, *indices, *fed)))
+    expected = kvcache_ops.run(SPEC, current, current, *indices, *direct, layer_idx=2, num_repeat=2)
+    for got, array in zip(session.run(None, feeds), expected):
+        np.testing.assert_array_equal(got, array)
+    np.testing.assert_array_equal(fed.cache, direct.cache)
+    assert fed.cache.any()
+
+
+def test_inputs_by_position() -> None:
+    """An empty name is an input that is left out; none is left at the end."""
+    plain = {"num_layer": 2}
+    for given in (INPUTS[:-1], (*INPUTS[:-1], "")):
+        node = make_node("KeyValueCache", given, ["key", "value"], plain)
+        assert tuple(node.input) == INPUTS[:-1] and attributes_of(node) == plain
+    fused = make_node(
+        "MultiHeadCacheAttention",
+        {name: name for name in (*ATTENTION[:1], *INPUTS[:-1], "decoding_batches", "attn_mask")},
+        ["attn_output"],
+        {"num_heads": 4, "head_dim": 8},
+    )
+    assert list(fused.input)[-3:] == ["cache", "", "attn_mask"]
+
+
+def test_attributes_of_a_spec() -> None:
+    """Each operator gets those that it has."""
+    packed = make_node("MultiHeadAttention", ATTENTION, ["attn_output"], SPEC, num_heads=4)
+    assert attributes_of(packed) == {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2}
+    names = (*ATTENTION[:1], *INPUTS[:6], "decoding_batches", *INPUTS[6:])
+    fused = make_node("MultiHeadCacheAttention", names, ["attn_output"], SPEC, num_heads=4, layer_idx=1)
+    expected = SPEC.attributes(layer_idx=1) | {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2}
+    del expected["num_repeat"]
+    assert attributes_of(fused) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        (dict(op_type="KeyValueCash"), "operator_unknown", 'there is no operator "KeyValueCash"'),
+        (dict(domain="opmx"), "domain_unknown", "expected one of opmx.dynamic_batching, pmx.dynamic_batching"),
+        (dict(inputs=NAMES | {"mask": "x"}), "input_unknown", 'KeyValueCache has no input "mask"'),
+        (dict(inputs=[*INPUTS, "x"]), "input_unknown", "gets 11 inputs, expected at most 10"),
+        (dict(inputs=INPUTS[:8]), "input_missing", "cache is absent"),
+        (dict(inputs=("k", "", *INPUTS[2:])), "input_missing", "current_value is absent"),
+        (dict(inputs=INPUTS[:9]), "scale_missing", "because quant_bit is 8"),
+        (dict(outputs=["key"]), "output_count", "expected names for key, value"),
+        (dict(outputs="kv"), "output_count", "expected names for key, value"),
+        (dict(num_repaet=2), "attribute_unknown", '"num_repaet"'),
+        (dict(layer_idx=3), "attribute_out_of_range", "attribute layer_idx is 3, expected 0 to 2"),
+        (dict(attributes={"num_layer": "1"}), "attribute_type", "attribute num_layer is '1'"),
+        (dict(op_type="MultiHeadAttention", inputs=ATTENTION, outputs=["o"]), "attribute_missing", "num_heads"),
+    ],
+)
+def test_what_is_refused(arguments: dict, kind: str, text: str) -> None:
+    """Before a runtime could misread it."""
+    with pytest.raises(KvCacheError) as refusal:
+        make_node(**dict(op_type="KeyValueCache", inputs=NAMES, outputs=["key", "value"], attributes=SPEC) | arguments)
+    assert refusal.value.kind == kind and text in str(refusal.value)
+
+
+def test_without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is imported when it is needed, and asked for in a sentence."""
+    monkeypatch.setitem(sys.modules, "onnx.helper", None)
+    with pytest.raises(KvCacheError, match="make_node needs the package onnx") as refusal:
+        make_node("KeyValueCache", NAMES, ["key", "value"], SPEC)
+    assert refusal.value.kind == "package_missing"

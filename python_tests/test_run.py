@@ -1,0 +1,372 @@
+"""`run` and `check`: whose memory is taken, what is refused, and what other threads may do meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import kvcache_ops
+import numpy as np
+import pytest
+from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
+
+from borrowed import CUDA, IS_COPIED, PINNED, READ_ONLY, Lender, OldLender
+from compare import assert_same_bits
+
+SPEC = CacheSpec(max_tokens=32, num_kv_heads=2, head_dim=8, dtype="float32", num_layers=2, quant_bit=4)
+INDICES = step_indices([3, 1], [0, 5], cachestarts=[0, 10])
+
+
+def operands(spec: CacheSpec = SPEC) -> dict[str, Any]:
+    """The inputs of a call, by name."""
+    random = np.random.default_rng(7)
+    shape = (int(INDICES.seqstarts[-1]), spec.num_kv_heads, spec.head_dim)
+    current = {name: random.standard_normal(shape).astype(spec.dtype) for name in ("current_key", "current_value")}
+    cache, scale = spec.allocate()
+    return current | INDICES._asdict() | {"cache": cache} | ({} if scale is None else {"scale": scale})
+
+
+def copies(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same numbers in other memory."""
+    return {name: array.copy() for name, array in inputs.items()}
+
+
+@pytest.fixture
+def expected() -> dict[str, np.ndarray]:
+    """What the call makes of numpy arrays: outputs, and the cache after it."""
+    inputs = operands()
+    key, value = kvcache_ops.run(SPEC, **inputs, layer_idx=1, num_repeat=2)
+    assert inputs["cache"].any() and inputs["scale"].any()
+    return {"key": key, "value": value, "cache": inputs["cache"], "scale": inputs["scale"]}
+
+
+@pytest.mark.parametrize("no_strides", [False, True])
+@pytest.mark.parametrize("offset", [0, 8])
+@pytest.mark.parametrize("device", ["cpu", "pinned"])
+def test_tensors_of_other_libraries(expected: dict, no_strides: bool, offset: int, device: str) -> None:
+    """What exports versioned DLPack is read and written in place, outputs too."""
+    inputs = operands()
+    how = dict(no_strides=no_strides, offset=offset, device=PINNED if device == "pinned" else 1)
+    lent = {name: Lender(array, **how) for name, array in inputs.items()}
+    outputs = {name: np.full_like(expected[name], np.nan) for name in ("key", "value")}
+    given = {name: Lender(array, **how) for name, array in outputs.items()}
+    got = kvcache_ops.run(SPEC, **lent, **given, layer_idx=1, num_repeat=2)
+    assert got == tuple(given.values())
+    for name, array in outputs.items():
+        assert_same_bits(name, array, expected[name])
+    for name in ("cache", "scale"):
+        assert_same_bits(name, inputs[name], expected[name])
+
+
+def test_one_output_may_be_given(expected: dict) -> None:
+    """The other one is new."""
+    value = np.empty_like(expected["value"])
+    got = kvcache_ops.run(SPEC, **operands(), value=value, layer_idx=1, num_repeat=2)
+    assert got[1] is value
+    for name, array in zip(("key", "value"), got):
+        assert_same_bits(name, array, expected[name])
+
+
+def test_indices_may_be_ints_and_lists(expected: dict) -> None:
+    """They are copied anyway; the bounds as plain numbers."""
+    lists = {name: array.tolist() for name, array in INDICES._asdict().items()}
+    lists |= {"max_seqlen": 3, "max_kvlen": 6}
+    key, _ = kvcache_ops.run(SPEC, **operands() | lists, layer_idx=1, num_repeat=2)
+    assert_same_bits("key", key, expected["key"])
+
+
+def test_attributes_by_name_are_as_good_as_a_spec(expected: dict) -> None:
+    """And what is given by keyword replaces them."""
+    attributes = SPEC.attributes(layer_idx=0, num_repeat=2)
+    key, _ = kvcache_ops.run(attributes, **operands(), layer_idx=1)
+    assert_same_bits("key", key, expected["key"])
+
+
+def test_torch_tensors(expected: dict) -> None:
+    """Zero copies of these too."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    inputs = operands()
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    key = torch.empty(expected["key"].shape, dtype=torch.float32)
+    got, value = kvcache_ops.run(SPEC, **tensors, key=key, layer_idx=1, num_repeat=2)
+    assert got is key and isinstance(value, np.ndarray)
+    assert_same_bits("key", key.numpy(), expected["key"])
+    assert_same_bits("cache", inputs["cache"], expected["cache"])
+    with pytest.raises(KvCacheError) as refusal:
+        kvcache_ops.run(SPEC, **tensors | {"current_key": tensors["current_key"].requires_grad_()})
+    assert refusal.value.kind == "not_borrowed" and "grad" in str(refusal.value)
+    with pytest.raises(KvCacheError) as refusal:
+        kvcache_ops.run(SPEC, **tensors | {"current_key": tensors["current_key"].detach().bfloat16()})
+    assert (refusal.value.kind, "bfloat16" in str(refusal.value)) == ("type_mismatch", True)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that must not be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def spread(array: np.ndarray) -> np.ndarray:
+    """The same numbers, not next to each other."""
+    wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+    wide[..., ::2] = array
+    return wide[..., ::2]
+
+
+def shifted(array: np.ndarray) -> np.ndarray:
+    """The same numbers at an odd address."""
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    memory[:] = array.reshape(-1).view(np.uint8)
+    return memory.view(array.dtype).reshape(array.shape)
+
+
+FLOATS = "expected float32, float16, int8, int64"
+REFUSALS = {
+    "cache-read-only": ("cache", read_only, "read_only", "cache is read-only, expected writable memory"),
+    "scale-read-only": ("scale", read_only, "read_only", "scale is read-only"),
+    "key-read-only": ("key", read_only, "read_only", "key is read-only"),
+    "cache-lent-read-only": ("cache", lambda x: Lender(x, flags=READ_ONLY), "read_only", "cache is read-only"),
+    "cache-lent-as-a-copy": ("cache", lambda x: Lender(x, flags=IS_COPIED), "copied", "lends a copy of its memory"),
+    "cache-spread": ("cache", spread, "not_contiguous", "cache is not contiguous (shape [32, 2, 2, 2, 8])"),
+    "cache-fortran": ("cache", np.asfortranarray, "not_contiguous", "cache is not contiguous"),
+    "cache-lent-spread": ("cache", lambda x: Lender(spread(x)), "not_contiguous", "cache is not contiguous"),
+    "cache-a-list": ("cache", np.ndarray.tolist, "not_a_tensor", "cache is a list, expected a numpy array"),
+    "cache-none": ("cache", lambda _: None, "input_missing", "cache is absent"),
+    "cache-of-floats": ("cache", lambda x: x.astype(np.float16), "illegal_types", "cache (T2) is float16"),
+    "cache-one-nibble-each": ("cache", lambda x: x.astype(np.int8), "illegal_types", "cache (T2) is int8"),
+    "cache-unpacked": ("cache", lambda x: np.repeat(x, 2, axis=-1), "shape_mismatch", "cache has 16 in axis 4"),
+    "cache-flat": ("cache", lambda x: x.reshape(-1), "rank_mismatch", "cache has rank 1"),
+    "cache-on-a-gpu": ("cache", lambda x: Lender(x, device=CUDA), "device", "cache is on device cuda:0"),
+    "cache-of-old-dlpack": ("cache", OldLender, "dlpack_version", "does not export versioned DLPack"),
+    "cache-of-new-dlpack": ("cache", lambda x: Lender(x, version=(2, 0)), "dlpack_version", "exports DLPack 2.0"),
+    "cache-capsule-name": ("cache", lambda x: Lender(x, name=b"dltensor"), "dlpack_version", "versioned DLPack"),
+    "cache-lent-int4": ("cache", lambda x: Lender(x, code=0, bits=4), "type_mismatch", "cache is of type int4"),
+    "scale-none": ("scale", lambda _: None, "scale_missing", "scale is absent"),
+    "scale-misaligned": ("scale", shifted, "misaligned", "expected a multiple of 4"),
+    "scale-bfloat16": ("scale", lambda x: Lender(x, code=4, bits=16), "type_mismatch", "scale is of type bfloat16"),
+    "scale-swapped-bytes": ("scale", lambda x: x.astype(">f4"), "type_mismatch", f"scale is of type >f4, {FLOATS}"),
+    "current-spread": ("current_key", spread, "not_contiguous", "current_key is not contiguous"),
+    "current-double": ("current_key", np.float64, "type_mismatch", f"current_key is of type float64, {FLOATS}"),
+    "current-bytes": ("current_key", lambda x: x.astype(np.uint8), "type_mismatch", "current_key is of type uint8"),
+    "current-half": ("current_value", np.float16, "type_mismatch", "current_value is of type float16"),
+    "indices-int32": ("seqstarts", lambda x: x.astype(np.int32), "type_mismatch", "seqstarts is of type int32"),
+    "indices-floats": ("start_pos", lambda _: [0.5, 1.0], "type_mismatch", "start_pos is of type float64"),
+    "indices-huge": ("start_pos", lambda _: [0, 2**70], "type_mismatch", "start_pos is of type object"),
+    "indices-ragged": ("cachestarts", lambda _: [[0], [1, 2]], "ragged", "rows of one length"),
+    "indices-slot": ("cachestarts", lambda _: [0, 30], "cache_range", "cachestarts is 30 at batch 1"),
+    "indices-negative": ("kvstarts", lambda _: [0, -3, 6], "starts_decrease", "decreases from 0 to -3"),
+    "key-shape": ("key", lambda x: x[:-1], "shape_mismatch", "key has 8 in axis 0"),
+    "key-half": ("key", lambda x: x.astype(np.float16), "type_mismatch", "key is of type float16"),
+    "key-spread": ("key", spread, "not_contiguous", "key is not contiguous"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_is_refused(case: str) -> None:
+    """By kind and text, before the first byte of the cache is written; nothing is ever copied."""
+    name, spoil, kind, text = REFUSALS[case]
+    inputs = operands()
+    inputs["key"] = np.zeros((9, 2, 8), np.float32)
+    before = copies(inputs)
+    given = inputs | {name: spoil(inputs[name])}
+    with pytest.raises(KvCacheError) as refusal:
+        kvcache_ops.run(SPEC, **given)
+    assert refusal.value.kind == kind and text in str(refusal.value)
+    if name != "key":
+        del given["key"]
+        with pytest.raises(KvCacheError) as refusal:
+            kvcache_ops.check(SPEC, **given)
+        assert refusal.value.kind == kind and text in str(refusal.value)
+    for name in ("cache", "scale", "key"):
+        assert_same_bits(name, inputs[name], before[name])
+
+
+def test_tensors_that_overlap_are_refused() -> None:
+    """An output on the memory of an input, or of the other output."""
+    spec = replace(SPEC, quant_bit=0, cache_dtype=None, scale_dtype=None)
+    inputs = operands(spec)
+    memory = np.zeros((9, 2, 8), np.float32)
+    in_cache = inputs["cache"].reshape(-1)[: memory.size].reshape(memory.shape)
+    for outputs in ({"key": memory, "value": memory}, {"key": in_cache}, {"value": in_cache}):
+        with pytest.raises(KvCacheError) as refusal:
+            kvcache_ops.run(spec, **inputs, **outputs)
+        assert refusal.value.kind == "operands_overlap"
+    assert not inputs["cache"].any()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind", "text"),
+    [
+        ({"num_repaet": 2}, "attribute_unknown", 'KeyValueCache has no attribute "num_repaet"'),
+        ({"page_size": 3.0}, "attribute_type", "attribute page_size is 3.0, expected an int"),
+        ({"page_size": 2**70}, "attribute_out_of_range", "expected an int of 64 bits"),
+        ({"layer_idx": 2}, "attribute_out_of_range", "attribute layer_idx is 2, expected 0 to 1"),
+        ({1: 2}, "attribute_unknown", "an attribute is called 1, expected a str"),
+    ],
+)
+def test_attributes_that_are_refused(attributes: dict, kind: str, text: str) -> None:
+    """Misspelt ones too, which ONNX Runtime lets pass."""
+    with pytest.raises(KvCacheError) as refusal:
+        kvcache_ops.run(SPEC.attributes() | attributes, **operands())
+    assert refusal.value.kind == kind and text in str(refusal.value)
+
+
+def test_an_interrupt_while_a_tensor_is_borrowed_stays_one() -> None:
+    """What another library raises becomes a refusal, but for what ends programs."""
+
+    class Failing(Lender):
+        error: BaseException = KeyboardInterrupt()
+
+        def __dlpack__(self, **_: object) -> object:
+            raise self.error
+
+    inputs = operands()
+    inputs["cache"] = Failing(inputs["cache"])
+    with pytest.raises(KeyboardInterrupt):
+        kvcache_ops.run(SPEC, **inputs)
+    Failing.error = BufferError("not today")
+    with pytest.raises(KvCacheError, match="the Failing does not lend its memory: BufferError: not today") as refusal:
+        kvcache_ops.run(SPEC, **inputs)
+    assert refusal.value.kind == "not_borrowed" and refusal.value.__cause__ is Failing.error
+
+
+def test_arrays_are_not_kept_after_a_call() -> None:
+    """Neither by a call that succeeds nor by one that is refused."""
+    inputs = operands()
+    outputs = kvcache_ops.run(SPEC, **inputs)
+    with pytest.raises(KvCacheError):
+        kvcache_ops.run(SPEC, **inputs | {"max_kvlen": 1})
+    weak = [weakref.ref(array) for array in (inputs["current_key"], *outputs)]
+    del inputs, outputs
+    gc.collect()
+    assert [ref() for ref in weak] == [None] * 3
+
+
+LARGE = CacheSpec(max_tokens=40_000, num_kv_heads=4, head_dim=64, dtype="float32")
+
+
+class LargeCall:
+    """A call that takes a while, on a thread of its own."""
+
+    def __init__(self) -> None:
+        tokens = LARGE.max_tokens
+        self.current = np.ones((tokens, 4, 64), np.float32)
+        self.cache = LARGE.allocate().cache
+        self.span = (0.0, 0.0)
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        """The call, and when it was."""
+        start = time.perf_counter()
+        indices = step_indices([LARGE.max_tokens], [0], cachestarts=[0])
+        self.key, _ = kvcache_ops.run(LARGE, self.current, self.current, *indices, self.cache)
+        self.span = (start, time.perf_counter())
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """The GIL is released while bytes move."""
+    call, ticks = LargeCall(), []
+    call.thread.start()
+    while call.thread.is_alive():
+        ticks.append(time.perf_counter())
+        time.sleep(0)
+    call.thread.join()
+    start, end = call.span
+    margin = (end - start) / 4
+    assert any(start + margin < tick < end - margin for tick in ticks)
+    assert (call.key == 1).all()
+
+
+def test_indices_may_change_meanwhile() -> None:
+    """They decide addresses, so a call reads them once: each is either refused or writes the slots that it has read."""
+    spec = CacheSpec(max_tokens=64, num_kv_heads=1, head_dim=64, dtype="float32")
+    current = np.ones((16, 1, 64), np.float32)
+    indices = step_indices([16], [0], cachestarts=[8])
+    cache, stop = spec.allocate().cache, threading.Event()
+
+    def change() -> None:
+        for start in cycle((2**40, 8)):
+            indices.cachestarts[:] = start
+            if stop.is_set():
+                return
+
+    thread, done = threading.Thread(target=change), {"made": 0, "cache_range": 0}
+    thread.start()
+    try:
+        end = time.perf_counter() + 10
+        while min(done.values()) == 0 and time.perf_counter() < end:
+            try:
+                kvcache_ops.run(spec, current, current, *indices, cache)
+                done["made"] += 1
+            except KvCacheError as error:
+                done[error.kind] += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert min(done.values()) > 0
+    assert cache[8:24].all() and not cache[:8].any() and not cache[24:].any()
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="numpy before 2.1 has no versioned DLPack")
+def test_memory_that_an_export_alone_keeps() -> None:
+    """What a tensor lends lives until the call is over, also if nobody else has it."""
+
+    class Temporary:
+        def __init__(self, array: np.ndarray):
+            self.array = array
+
+        def __dlpack__(self, **how: Any) -> object:
+            return self.array.copy().__dlpack__(**how)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    call = LargeCall()
+    call.current = Temporary(call.current)
+    call.run()
+    assert (call.key == 1).all()
+
+
+def test_attention_over_a_cache_is_attention_over_its_rows() -> None:
+    """The fused operator and its two halves, with an output that is given."""
+    spec = CacheSpec(max_tokens=64, num_kv_heads=2, head_dim=16, dtype="float32", cache_mode=1, page_size=4)
+    random = np.random.default_rng(3)
+    current, query = (random.standard_normal((5, heads, 16)).astype(np.float32) for heads in (2, 4))
+    indices = step_indices([4, 1], [0, 6], pages=[[32], [0, 8]])
+    starts, bounds = indices[:4], (indices.decoding_batches, *indices[4:])
+    caches = [spec.allocate().cache for _ in range(2)]
+    key, value = kvcache_ops.run(spec, current, current, *indices, caches[0])
+    packed = (query, key, value, *indices[:2], *bounds)
+    expected = kvcache_ops.multi_head_attention(spec, *packed, num_heads=4)
+    output = np.empty_like(query)
+    fused = (query, current, current, *starts, *bounds, caches[1])
+    got = kvcache_ops.multi_head_cache_attention(spec, *fused, attn_output=output, num_heads=4)
+    assert got is output
+    assert_same_bits("attn_output", got, expected)
+    assert_same_bits("cache", caches[1], caches[0])
+    assert kvcache_ops.check_multi_head_attention(spec, *packed, num_heads=4) == query.shape
+    assert kvcache_ops.check_multi_head_cache_attention(spec, *fused, num_heads=4) == query.shape
+    for function, inputs in (
+        (kvcache_ops.multi_head_attention, packed),
+        (kvcache_ops.check_multi_head_attention, packed),
+        (kvcache_ops.multi_head_cache_attention, fused),
+        (kvcache_ops.check_multi_head_cache_attention, fused),
+    ):
+        with pytest.raises(KvCacheError) as refusal:
+            function(spec, *inputs)
+        assert refusal.value.kind == "attribute_missing" and "num_heads" in str(refusal.value)
+
+
+def test_a_cache_is_its_own_pair_of_tensors() -> None:
+    """`*cache` are the last two inputs; without quantization the second is None."""
+    spec = CacheSpec(max_tokens=8, num_kv_heads=1, head_dim=4, dtype="float32")
+    cache = Cache(spec, np.zeros((8, 1, 2, 1, 4), np.float32))
+    current = np.ones((1, 1, 4), np.float32)
+    key, _ = kvcache_ops.run(spec, current, current, *step_indices([1], [0], cachestarts=[7]), *cache)
+    assert key.all() and cache.cache[7].all() and not cache.cache[:7].any()
