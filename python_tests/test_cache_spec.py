@@ -98,6 +98,7 @@ def test_attributes_are_all_of_the_nodes() -> None:
         ({"dtype": "int8"}, "illegal_types", "current_key (T1) is int8"),
         ({"dtype": "bfloat16"}, "type_unknown", 'dtype is "bfloat16", expected one of float32, float16, int8, int4'),
         ({"dtype": np.float32}, "type_unknown", "expected the name of a type"),
+        ({"quant_bit": 0, "scale_dtype": "float16"}, "scale_unexpected", "expected None because quant_bit is 0"),
         ({"max_tokens": 0}, "spec_range", "max_tokens is 0, expected at least 1"),
         ({"num_kv_heads": -1}, "spec_range", "num_kv_heads is -1"),
         ({"head_dim": 2.0}, "spec_range", "head_dim is 2.0, expected an int"),

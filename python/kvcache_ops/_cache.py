@@ -23,7 +23,7 @@ LINE = 64
 """Bytes of a cache line, to which memory is aligned."""
 
 # Types by their names, as onnx.TensorProto numbers them, and as numpy has them: of int4, packed bytes.
-_ONNX_TYPES = {"float32": 1, "float16": 10, "int8": 3, "int4": 22}
+ONNX_TYPES = {"float32": 1, "float16": 10, "int8": 3, "int4": 22}
 _NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.uint8}
 
 # The memory that IOBindings point to, which they do not keep themselves.
@@ -67,6 +67,9 @@ class CacheSpec:
         if self.scale_dtype is None and quantized:
             object.__setattr__(self, "scale_dtype", self.dtype)
         self._geometry()
+        if self.scale_dtype is not None and not quantized:
+            message = f"scale_dtype is {self.scale_dtype!r}, expected None because quant_bit is 0"
+            raise KvCacheError(message, "scale_unexpected")
 
     def _geometry(self) -> tuple[tuple[CacheShape, int], tuple[CacheShape, int] | None]:
         """Shape and bytes of the cache, and of the scale where there is one."""
@@ -227,7 +230,7 @@ class Cache:
         """
         names = {"cache": cache, "scale": scale}
         for name, _, dtype, shape, address in self._tensors():
-            io_binding.bind_input(names[name], "cpu", 0, _ONNX_TYPES[dtype], shape, address)
+            io_binding.bind_input(names[name], "cpu", 0, ONNX_TYPES[dtype], shape, address)
         _BOUND.setdefault(io_binding, []).append(self)
 
     def ortvalues(self) -> dict[str, Any]:
@@ -244,7 +247,7 @@ class Cache:
                 # ONNX Runtime takes address and shape of the array, and believes the type: so this view of the packed
                 # bytes has the shape in elements. It is never read.
                 array = np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape))
-                values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(array, _ONNX_TYPES[dtype])
+                values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(array, ONNX_TYPES[dtype])
             else:
                 values[name] = ort_value.ortvalue_from_numpy(array)
         return values

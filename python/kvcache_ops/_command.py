@@ -1,0 +1,38 @@
+"""The commands `doctor` and `size`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from kvcache_ops._doctor import doctor
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops._size import GROUPS, table
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command of these arguments; gives the exit status: 0, 1 if something does not work, 2 for a refusal."""
+    parser = ArgumentParser(prog="python -m kvcache_ops", description="The KV cache operators of PMX graphs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="versions, what this machine has, and a self-test of a second")
+    size = commands.add_parser("size", help="bytes per token and tokens per GiB of every format of cache")
+    size.add_argument("--layers", type=int, required=True, help="attention layers")
+    size.add_argument("--heads", type=int, required=True, help="key and value heads of a layer (cache heads)")
+    size.add_argument("--head-dim", type=int, required=True, help="elements of a head")
+    size.add_argument(
+        "--quant-group",
+        type=int,
+        action="append",
+        help=f"neighbors that share a scale; may be given several times; those of {GROUPS} that divide a head if not",
+    )
+    given = parser.parse_args(arguments)
+    if given.command == "doctor":
+        return doctor()
+    try:
+        for line in table(given.layers, given.heads, given.head_dim, given.quant_group):
+            print(line)
+    except KvCacheError as error:
+        print(f"{error.kind}: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,85 @@
+"""`python -m kvcache_ops doctor`: what there is on this machine, and whether the operators compute what they must."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from kvcache_ops import _native
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops._registration import check_version, library_path, supported_versions
+from kvcache_ops._selftest import Case, cases, through_onnxruntime, through_run
+
+
+def doctor() -> int:
+    """Prints what it finds, a line for each thing; gives 1 if what is there does not work, else 0."""
+    _say("kvcache_ops", f"{_native.__version__}, {library_path()}")
+    system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
+    _say("python", f"{platform.python_version()}, numpy {np.__version__}, {system}")
+    kernel, missing = _native.cuda()
+    sets = ", ".join(f"{name}{'' if found else ' (not here)'}" for name, found in _native.instruction_sets())
+    _say("instruction sets", f"{sets}; calls use {kernel}")
+    _say("CUDA", "found" if missing is None else f"not found: {missing}")
+    for package in ("onnx", "torch"):
+        _say(package, _installed(package) or "not installed (optional)")
+    works = _self_test("self-test, run()", through_run)
+    runtime, found = _onnxruntime()
+    _say("onnxruntime", found)
+    if runtime is not None:
+        works &= _self_test("self-test, onnxruntime", lambda case: through_onnxruntime(case, runtime))
+    else:
+        works &= not _installed("onnxruntime")
+    _say("result", "everything that is here works" if works else "something does not work, see above")
+    return 0 if works else 1
+
+
+def _say(name: str, text: str) -> None:
+    print(f"{name + ':':<24}{text}")
+
+
+def _installed(package: str) -> str | None:
+    """The version of a package, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _onnxruntime() -> tuple[Any, str]:
+    """ONNX Runtime, if it is there and supported, and what is to be said of it."""
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        return None, f"not found ({error}); kvcache_ops works with {supported_versions()}"
+    try:
+        check_version(runtime.__version__)
+    except KvCacheError as error:
+        return None, str(error)
+    return runtime, f"{runtime.__version__}, supported; providers {', '.join(runtime.get_available_providers())}"
+
+
+def _self_test(name: str, run: Callable[[Case], None]) -> bool:
+    """Runs the cases of the package, and says how many pass."""
+    start, failures, count = time.perf_counter(), [], 0
+    try:
+        given = list(cases())
+    except Exception as error:
+        given = []
+        failures.append(f"  the cases of the package cannot be read: {type(error).__name__}: {error}")
+    for case in given:
+        try:
+            run(case)
+            count += 1
+        except Exception as error:
+            failures.append(f"  {case.name}: {type(error).__name__}: {error}")
+    seconds = time.perf_counter() - start
+    _say(name, f"{count} of {len(given)} golden cases pass, {seconds:.2f} s")
+    for failure in failures:
+        print(failure)
+    return not failures

@@ -1,0 +1,111 @@
+"""A few golden cases inside the package: whether the operators compute here what they must, to the bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache_ops import _native
+from kvcache_ops._cache import ONNX_TYPES
+from kvcache_ops._registration import register
+
+Arrays = dict[str, NDArray[Any]]
+
+FILE = "selftest.npz"
+"""The cases: `index` is JSON and says where each array lies in `data`. `python/selftest/write_cases.py` writes it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls in turn on one cache; of each, the inputs, and the outputs and the cache that must come out."""
+
+    name: str
+    op_type: str
+    attributes: dict[str, int]
+    model: bytes
+    state: Arrays
+    inputs: list[Arrays]
+    expected: list[Arrays]
+
+    def copied_state(self) -> Arrays:
+        """`cache` and, if there is one, `scale`, as they are before the first call."""
+        return {name: array.copy() for name, array in self.state.items()}
+
+    def compare(self, step: int, got: Arrays) -> None:
+        """Raises AssertionError with the first array that differs; attention may do so by the case's tolerance."""
+        expected = dict(self.expected[step])
+        tolerance = expected.pop("tolerance", None)
+        for name, array in expected.items():
+            if name == "attn_output" and tolerance is not None:
+                same = np.abs(got[name].astype(np.float64) - array) <= tolerance
+            else:
+                same = got[name].reshape(array.shape).view(np.uint8) == array.view(np.uint8)
+            if not np.all(same):
+                count = np.count_nonzero(~same)
+                raise AssertionError(f"{self.name}, step {step}: {name} differs in {count} places")
+
+
+def cases() -> Iterator[Case]:
+    """Every case of the package."""
+    with (files("kvcache_ops") / FILE).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        data = arrays["data"].tobytes()
+        for name, facts in json.loads(arrays["index"].tobytes()).items():
+            tensors = {key: _array(data, *place) for key, place in facts["tensors"].items()}
+            steps = [
+                {key.partition(".")[2]: array for key, array in tensors.items() if key.startswith(f"{step}.")}
+                for step in range(facts["steps"])
+            ]
+            results = {*_native.output_names(facts["op_type"]), "tolerance", "cache", "scale"}
+            yield Case(
+                name,
+                facts["op_type"],
+                facts["attributes"],
+                tensors["model"].tobytes(),
+                {key: tensors[key] for key in ("cache", "scale") if key in tensors},
+                [{key: array for key, array in step.items() if key not in results} for step in steps],
+                [{key: array for key, array in step.items() if key in results} for step in steps],
+            )
+
+
+def _array(data: bytes, dtype: str, shape: list[int], start: int) -> NDArray[Any]:
+    """One array of the file."""
+    count = int(np.prod(shape))
+    return np.frombuffer(data, dtype, count, start).reshape(shape).copy()
+
+
+def through_run(case: Case) -> None:
+    """Makes the calls of a case without ONNX Runtime. Raises KvCacheError or AssertionError."""
+    state = case.copied_state()
+    names = _native.input_names(case.op_type)
+    for step, inputs in enumerate(case.inputs):
+        given = inputs | state
+        outputs = _native.run(case.op_type, case.attributes, [given.get(name) for name in names], [])
+        case.compare(step, dict(zip(_native.output_names(case.op_type), outputs)) | state)
+
+
+def through_onnxruntime(case: Case, onnxruntime: Any) -> None:
+    """Makes the calls of a case in a session. Raises what ONNX Runtime raises, or AssertionError."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    register(options)
+    session = onnxruntime.InferenceSession(case.model, options, providers=["CPUExecutionProvider"])
+    state = case.copied_state()
+    binding = session.io_binding()
+    element_types = {np.dtype(name): code for name, code in (ONNX_TYPES | {"int64": 7}).items() if name != "int4"}
+    for step, inputs in enumerate(case.inputs):
+        for name, array in (inputs | state).items():
+            shape, element_type = array.shape, element_types.get(array.dtype)
+            if element_type is None:  # packed int4
+                shape, element_type = (*shape[:-1], 2 * shape[-1]), ONNX_TYPES["int4"]
+            binding.bind_input(name, "cpu", 0, element_type, shape, array.ctypes.data)
+        names = _native.output_names(case.op_type)
+        for name in names:
+            binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        case.compare(step, dict(zip(names, binding.copy_outputs_to_cpu())) | state)

@@ -1,0 +1,146 @@
+"""`python -m kvcache_ops`: doctor and its self-test, and the table of sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import kvcache_ops
+import numpy as np
+import onnxruntime
+import pytest
+import yaml
+from kvcache_ops import CacheSpec, _doctor, _selftest
+from kvcache_ops._command import main
+from safetensors.numpy import load_file
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_the_embedded_cases_are_golden_ones() -> None:
+    """The same arrays and attributes; of every kind of cache, and of attention."""
+    given = list(_selftest.cases())
+    for case in given:
+        (folder,) = GOLDEN.glob(f"*cases/{case.name}")
+        text, tensors = yaml.safe_load((folder / "case.yaml").read_text()), load_file(folder / "tensors.safetensors")
+        assert (case.op_type, case.attributes) == (text.get("operator", "KeyValueCache"), text["attributes"])
+        assert 2 <= len(case.inputs) == len(case.expected) <= len(text["steps"])
+        embedded = dict(case.state)
+        for step, (inputs, expected) in enumerate(zip(case.inputs, case.expected)):
+            embedded |= {f"{step}.{name}": array for name, array in (inputs | expected).items()}
+        steps = tuple(f"{step}." for step in range(len(case.inputs)))
+        assert embedded.keys() == {name for name in tensors if name.startswith((*steps, "cache", "scale"))}
+        for name, array in embedded.items():
+            assert array.dtype == tensors[name].dtype and array.tobytes() == tensors[name].tobytes()
+    assert {case.state["cache"].dtype.name for case in given} == {"float32", "float16", "int8", "uint8"}
+    assert {case.op_type for case in given} == {"KeyValueCache", "MultiHeadCacheAttention"}
+
+
+def test_doctor() -> None:
+    """As a user calls it: what there is, two self-tests, exit code 0."""
+    run = subprocess.run([sys.executable, "-m", "kvcache_ops", "doctor"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0 and not run.stderr, run
+    lines = {name: text.strip() for name, _, text in (line.partition(":") for line in run.stdout.splitlines())}
+    assert lines["kvcache_ops"] == f"{kvcache_ops.__version__}, {kvcache_ops.library_path()}"
+    assert "portable" in lines["instruction sets"] and "calls use cpu-" in lines["instruction sets"]
+    assert lines["CUDA"].startswith(("found", "not found: "))
+    assert lines["onnxruntime"].startswith(f"{onnxruntime.__version__}, supported")
+    count = len(list(_selftest.cases()))
+    for name in ("self-test, run()", "self-test, onnxruntime"):
+        assert lines[name].startswith(f"{count} of {count} golden cases pass")
+    assert lines["result"] == "everything that is here works"
+
+
+def test_the_self_test_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In whatever way the calls are made; the case is named, and the exit code is 1."""
+    given = list(_selftest.cases())[:2]
+    given[1].expected[1]["cache"].view(np.uint8).reshape(-1)[-1] ^= 1
+    monkeypatch.setattr(_doctor, "cases", lambda: given)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("1 of 2 golden cases pass") == 2
+    assert out.count(f"{given[1].name}: AssertionError: {given[1].name}, step 1: cache differs in 1 places") == 2
+    assert "something does not work" in out
+
+
+def test_the_self_test_holds_attention_to_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element outside of it is enough."""
+    (case, *_) = [case for case in _selftest.cases() if case.op_type == "MultiHeadCacheAttention"]
+    _selftest.through_run(case)
+    case.expected[0]["attn_output"].reshape(-1)[3] += 2 * case.expected[0]["tolerance"].reshape(-1)[3]
+    with pytest.raises(AssertionError, match="attn_output differs in 1 places"):
+        _selftest.through_run(case)
+
+
+def test_cases_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged installation is told, not a crash."""
+    monkeypatch.setattr(_selftest, "FILE", "missing.npz")
+    assert main(["doctor"]) == 1
+    assert "the cases of the package cannot be read: FileNotFoundError" in capsys.readouterr().out
+
+
+def test_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not asked to run anything."""
+    monkeypatch.setattr(onnxruntime, "__version__", "1.19.2")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "onnxruntime is 1.19.2, which is too old: kvcache_ops works with onnxruntime 1.20 and later" in out
+    assert "self-test, onnxruntime" not in out
+
+
+def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is optional: all else works. One that is installed and cannot be imported is a fault."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert main(["doctor"]) == 1
+    monkeypatch.setattr(_doctor, "_installed", lambda package: None)
+    capsys.readouterr()
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "not found (" in out and "self-test, run():" in out and "self-test, onnxruntime" not in out
+
+
+def test_size(capsys: pytest.CaptureFixture[str]) -> None:
+    """The numbers of LLaMA 8B: two bytes for each element of keys and values in float16, and so on."""
+    assert main(["size", "--layers", "32", "--heads", "8", "--head-dim", "128"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["cache", "scale", "group", "current", "bytes", "per", "token", "tokens", "per", "GiB"]
+    rows = {}
+    for line in lines:
+        cache, scale, group, *_, taken, tokens = line.split()
+        rows[cache, scale, group] = (int(taken.replace(",", "")), int(tokens.replace(",", "")))
+    elements = 32 * 2 * 8 * 128
+    assert rows["float16", "-", "-"] == (elements * 2, 8192)
+    assert rows["float32", "-", "-"] == (elements * 4, 4096)
+    assert rows["int8", "-", "-"] == (elements, 16384)
+    for group in (8, 32, 128):
+        for cache, half_bytes in (("int8", 2), ("int4", 1)):
+            for scale, size in (("float32", 4), ("float16", 2)):
+                taken = elements * half_bytes // 2 + elements // group * size
+                assert rows[cache, scale, str(group)] == (taken, 2**30 // taken)
+    assert len(rows) == len(lines) == 15
+
+
+def test_sizes_of_other_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are asked for; where none of the usual ones divides a head, the head is one."""
+    assert main(["size", "--layers", "2", "--heads", "1", "--head-dim", "96", "--quant-group", "48"]) == 0
+    assert {line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]} == {"-", "48"}
+    assert main(["size", "--layers", "2", "--heads", "1", "--head-dim", "36"]) == 0
+    assert {line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]} == {"-", "36"}
+    spec = CacheSpec(1, 1, 36, num_layers=2, quant_bit=4, quant_group=36)
+    assert spec.bytes_per_token == 2 * 2 * (18 + 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--head-dim", "100", "--quant-group", "32"], "head_dim_not_divisible: head_dim is 100"),
+        (["--head-dim", "0"], "spec_range: head_dim is 0, expected at least 1"),
+        (["--head-dim", "128", "--layers", "0"], "attribute_out_of_range: attribute num_layer is 0"),
+    ],
+)
+def test_sizes_that_are_refused(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the library's sentence and exit code 2, and no half of a table."""
+    assert main(["size", "--layers", "32", "--heads", "8", *arguments]) == 2
+    out = capsys.readouterr()
+    assert out.err.startswith(text) and not out.out
