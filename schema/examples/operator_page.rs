@@ -17,7 +17,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let check = std::env::args().any(|argument| argument == "--check");
     let mut outdated = false;
     for (file, schema) in schemas::schemas() {
-        let (name, page) = (format!("{}.md", text(&schema["name"])), page(file, &schema)?);
+        let (name, page) = (format!("{}.md", title(&schema)), page(file, &schema)?);
         let path = docs.join(&name);
         if !check {
             std::fs::create_dir_all(&docs)?;
@@ -40,7 +40,7 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
     let mut md = String::new();
     writeln!(md, "<!-- Generated from schema/{file}; edit that file, then run")?;
     writeln!(md, "     `cargo run -p kvcache-schema --example operator_page`. -->")?;
-    writeln!(md, "# {}\n\n{}\n", text(&schema["name"]), text(&schema["summary"]))?;
+    writeln!(md, "# {}\n\n{}\n", title(schema), text(&schema["summary"]))?;
     writeln!(md, "Domains {}; version {}.\n", list(&schema["domains"]), text(&schema["version"]))?;
 
     writeln!(md, "Dimensions:\n")?;
@@ -54,9 +54,7 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
         vec![code(&row["name"]), default, range(row, schema), text(&row["meaning"])]
     })?;
 
-    if !rows(&schema["cache_modes"]).is_empty() {
-        cache(&mut md, schema)?;
-    }
+    cache(&mut md, schema)?;
 
     for (title, key) in [("Inputs", "inputs"), ("Outputs", "outputs")] {
         writeln!(md, "\n## {title}\n")?;
@@ -97,18 +95,28 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
     Ok(md)
 }
 
-/// How an operator with a cache addresses it: the sections on modes and layouts.
-fn cache(md: &mut String, schema: &Value) -> std::fmt::Result {
-    writeln!(md, "\n## Cache modes\n")?;
-    table(md, &["cache_mode", "name", "shape of cachestarts", "meaning"], rows(&schema["cache_modes"]), |row| {
-        vec![text(&row["code"]), text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
-    })?;
+/// The name of an operator's page: its own, unless the schema gives another.
+fn title(schema: &Value) -> String {
+    text(if schema["page"].is_null() { &schema["name"] } else { &schema["page"] })
+}
 
-    writeln!(md, "\n## Cache layouts\n")?;
-    table(md, &["cache_layout", "name", "cache", "scale"], rows(&schema["cache_layouts"]), |row| {
-        let with_inner = |inner: &str| shape(&rows(&row["axes"]).iter().cloned().chain([inner.into()]).collect());
-        vec![text(&row["code"]), text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
-    })
+/// How an operator with a cache addresses it: the sections on modes and layouts, where it has any.
+fn cache(md: &mut String, schema: &Value) -> std::fmt::Result {
+    let (modes, layouts) = (rows(&schema["cache_modes"]), rows(&schema["cache_layouts"]));
+    if !modes.is_empty() {
+        writeln!(md, "\n## Cache modes\n")?;
+        table(md, &["cache_mode", "name", "shape of cachestarts", "meaning"], modes, |row| {
+            vec![text(&row["code"]), text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
+        })?;
+    }
+    if !layouts.is_empty() {
+        writeln!(md, "\n## Cache layouts\n")?;
+        table(md, &["cache_layout", "name", "cache", "scale"], layouts, |row| {
+            let with_inner = |inner: &str| shape(&rows(&row["axes"]).iter().cloned().chain([inner.into()]).collect());
+            vec![text(&row["code"]), text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
+        })?;
+    }
+    Ok(())
 }
 
 fn rows(value: &Value) -> &[Value] {

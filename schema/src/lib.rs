@@ -4,8 +4,9 @@
 //! [`SCHEMA`] holds the operator as data (the text of `key_value_cache.yaml`); the types beside it are the same facts
 //! for Rust. A test compares the two, so neither can drift. [`multi_head_attention`] and
 //! [`multi_head_cache_attention`] say the same of the operators that attend over packed keys and values and straight
-//! over the cache; their YAML names the facts that are `KeyValueCache`'s instead of repeating them. This crate states facts, and derives strides and sizes from
-//! them; it refuses nothing: every rule about values is enforced in `kvcache-op`.
+//! over the cache, and [`static_key_value_cache`] of the operator of static batching; their YAML names the facts that are
+//! `KeyValueCache`'s instead of repeating them. This crate states facts, and derives strides and sizes from them; it
+//! refuses nothing: every rule about values is enforced in `kvcache-op`.
 
 mod attention_attributes;
 mod attributes;
@@ -17,6 +18,9 @@ pub mod multi_head_attention;
 pub mod multi_head_cache_attention;
 mod quant;
 pub mod shape;
+mod static_attributes;
+mod static_cache_layout;
+pub mod static_key_value_cache;
 
 pub use attention_attributes::{AttentionAttributes, CacheAttentionAttributes};
 pub use attributes::{AttributeSpec, Attributes};
@@ -25,6 +29,8 @@ pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;
 pub use element::ElementType;
 pub use quant::{QuantBit, SCALE_FLOOR};
+pub use static_attributes::StaticAttributes;
+pub use static_cache_layout::{StaticAxis, StaticCacheDims, StaticCacheLayout, StaticCacheStrides};
 
 /// The operator's name in a graph.
 pub const NAME: &str = "KeyValueCache";

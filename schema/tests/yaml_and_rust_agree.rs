@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use kvcache_schema::{
     AttentionAttributes, AttributeSpec, Attributes, Axis, CacheAttentionAttributes, CacheLayout, CacheMode, DOMAINS,
-    ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR, SCHEMA, TypeCombination, VERSION, multi_head_attention,
-    multi_head_cache_attention,
+    ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR, SCHEMA, StaticAttributes, StaticAxis, StaticCacheLayout,
+    TypeCombination, VERSION, multi_head_attention, multi_head_cache_attention, static_key_value_cache,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -19,6 +19,7 @@ struct Schema {
     domains: Vec<String>,
     version: u32,
     attributes: Vec<Attribute>,
+    #[serde(default)]
     cache_modes: Vec<Mode>,
     cache_layouts: Vec<Layout>,
     inputs: Vec<Operand>,
@@ -94,9 +95,9 @@ fn schema() -> Schema {
     serde_yaml::from_str(SCHEMA).expect("key_value_cache.yaml has the structure this test knows")
 }
 
-/// The schema of the operator called `name`, every `as_in` resolved.
-fn operator<T: DeserializeOwned>(name: &str) -> T {
-    let schema = schemas::schemas().into_iter().find(|(_, schema)| schema["name"] == name).expect("it has a schema").1;
+/// The schema in a file, every `as_in` resolved.
+fn operator<T: DeserializeOwned>(file: &str) -> T {
+    let schema = schemas::schemas().into_iter().find(|&(name, _)| name == file).expect("it has a schema").1;
     serde_yaml::from_value(schema).expect("the schema has the structure this test knows")
 }
 
@@ -117,20 +118,25 @@ fn names_domains_and_version() {
 #[test]
 fn attributes_defaults_and_ranges() {
     let schema = schema();
-    attributes_agree(schema.attributes.iter(), &Attributes::SPEC);
+    attributes_agree(schema.attributes.iter(), &Attributes::SPEC, &schema.cache_layouts);
     for rust in &Attributes::SPEC {
         assert_eq!(rust.value(&Attributes::default()), rust.default, "{}", rust.name);
     }
 }
 
-fn attributes_agree<'a, A: 'a>(yaml: impl Iterator<Item = &'a Attribute>, rust: &[AttributeSpec<A>]) {
+/// `layouts` are the operator's, if it has any.
+fn attributes_agree<'a, A: 'a>(
+    yaml: impl Iterator<Item = &'a Attribute>,
+    rust: &[AttributeSpec<A>],
+    layouts: &[Layout],
+) {
     let yaml: Vec<_> = yaml.collect();
     assert_eq!(yaml.len(), rust.len());
     for (yaml, rust) in yaml.into_iter().zip(rust) {
         let max = match yaml.codes_of.as_deref() {
             None => yaml.max,
             Some("cache_modes") => schema().cache_modes.last().map(|mode| mode.code),
-            Some("cache_layouts") => schema().cache_layouts.last().map(|layout| layout.code),
+            Some("cache_layouts") => layouts.last().map(|layout| layout.code),
             Some(other) => panic!("{other} is no list of codes"),
         };
         assert_eq!((&*yaml.name, yaml.required), (rust.name, rust.required));
@@ -205,26 +211,52 @@ fn quantization_constants() {
 
 #[test]
 fn attention_over_packed_keys_and_values() {
-    let yaml: Operator = operator(multi_head_attention::NAME);
+    let yaml: Operator = operator("multi_head_attention.yaml");
     operator_agrees(&yaml, &multi_head_attention::INPUTS, &multi_head_attention::OUTPUTS);
-    attributes_agree(yaml.attributes.iter(), &AttentionAttributes::SPEC);
+    attributes_agree(yaml.attributes.iter(), &AttentionAttributes::SPEC, &[]);
 }
 
 #[test]
 fn attention_over_the_cache() {
-    let yaml: Operator = operator(multi_head_cache_attention::NAME);
+    let yaml: Operator = operator("multi_head_cache_attention.yaml");
     operator_agrees(&yaml, &multi_head_cache_attention::INPUTS, &multi_head_cache_attention::OUTPUTS);
     let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::SPEC.len());
-    attributes_agree(attention.iter(), &AttentionAttributes::SPEC);
+    attributes_agree(attention.iter(), &AttentionAttributes::SPEC, &[]);
     let not_an_attribute = CacheAttentionAttributes::NOT_AN_ATTRIBUTE;
     let rust: Vec<_> = Attributes::SPEC.into_iter().filter(|spec| spec.name != not_an_attribute).collect();
     assert_eq!(rust.len(), Attributes::SPEC.len() - 1);
-    attributes_agree(cache.iter(), &rust);
+    attributes_agree(cache.iter(), &rust, &schema().cache_layouts);
 
-    let yaml: Schema = operator(multi_head_cache_attention::NAME);
+    let yaml: Schema = operator("multi_head_cache_attention.yaml");
     assert_eq!(combinations(&yaml), multi_head_cache_attention::combinations().collect::<Vec<_>>());
     assert_eq!(yaml.types["T2"], schema().types["T2"]);
     assert_eq!(yaml.types["T3"], schema().types["T3"]);
+}
+
+#[test]
+fn static_batching() {
+    let yaml: Schema = operator("static_key_value_cache.yaml");
+    assert_eq!((&*yaml.name, yaml.version), (NAME, VERSION));
+    assert_eq!(yaml.domains, static_key_value_cache::DOMAINS);
+    assert_eq!(yaml.inputs.iter().map(|input| &*input.name).collect::<Vec<_>>(), static_key_value_cache::INPUTS);
+    assert_eq!(yaml.outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), OUTPUTS);
+    attributes_agree(yaml.attributes.iter(), &StaticAttributes::SPEC, &yaml.cache_layouts);
+    let axes = |layout: StaticCacheLayout| {
+        layout.axes().map(|axis| match axis {
+            StaticAxis::Batch => serde_yaml::Value::from("MaxB"),
+            StaticAxis::Position => "MaxS".into(),
+            StaticAxis::Layer => "L".into(),
+            StaticAxis::Kv => 2.into(),
+            StaticAxis::Head => "H".into(),
+        })
+    };
+    assert_eq!(yaml.cache_layouts.len(), StaticCacheLayout::ALL.len());
+    for (yaml, rust) in yaml.cache_layouts.iter().zip(StaticCacheLayout::ALL) {
+        assert_eq!((yaml.code, &yaml.name), (rust.code(), &format!("{rust:?}")));
+        assert_eq!(yaml.axes, axes(rust), "{rust:?}");
+    }
+    assert_eq!(combinations(&yaml), TypeCombination::LEGAL);
+    assert_eq!(yaml.types, schema().types);
 }
 
 fn operator_agrees(yaml: &Operator, inputs: &[&str], outputs: &[&str]) {

@@ -1,13 +1,14 @@
 //! The schemas of all operators, with every `as_in` replaced by what it stands for.
 
-use kvcache_schema::{SCHEMA, multi_head_attention, multi_head_cache_attention};
+use kvcache_schema::{SCHEMA, multi_head_attention, multi_head_cache_attention, static_key_value_cache};
 use serde_yaml::{Mapping, Value};
 
 /// The file of each schema in this crate's folder, and its text. A schema refers to earlier ones.
-pub const SCHEMAS: [(&str, &str); 3] = [
+pub const SCHEMAS: [(&str, &str); 4] = [
     ("key_value_cache.yaml", SCHEMA),
     ("multi_head_attention.yaml", multi_head_attention::SCHEMA),
     ("multi_head_cache_attention.yaml", multi_head_cache_attention::SCHEMA),
+    ("static_key_value_cache.yaml", static_key_value_cache::SCHEMA),
 ];
 
 /// The file and the content of each schema.
