@@ -92,6 +92,11 @@ impl EmulatedCuda {
         let (cachestarts, pages) = match problem.indices().addressing {
             Addressing::Offset { cachestarts } => (cachestarts, Pages::Offset),
             Addressing::Paged { cachestarts, max_p, page_size } => (cachestarts, Pages::Paged { max_p, page_size }),
+            Addressing::Strided { stride } => {
+                // The kernels take the sequences of such a call to be equal.
+                let start_pos = problem.indices().start_pos.first().map_or(0, |&start_pos| start_pos as usize);
+                (&[][..], Pages::Strided { stride, start_pos })
+            }
         };
         let indices = [problem.indices().seqstarts, problem.indices().start_pos, cachestarts];
         let indices = indices.map(|indices| {

@@ -2,7 +2,8 @@
 //!
 //! The host knows types, dimensions, strides, device addresses, and the number of rows of `current_key` and of `key`,
 //! which are the shapes of tensors that somebody has allocated. Lengths and slots stay on the device: the kernels read
-//! `seqstarts`, `start_pos` and `cachestarts` there.
+//! `seqstarts`, `start_pos` and `cachestarts` there. (In static batching the rows give them, and there is nothing to
+//! read.)
 //!
 //! - `kvstarts` is not needed on the device. Sequence b has `start_pos[b] + seqlen[b]` tokens in `key`, and every block
 //!   makes the running sum over the batch for itself, once: an L2 read of three int64 a sequence and one scan.
@@ -16,7 +17,7 @@
 
 use crate::problem::Geometry;
 
-/// How `cachestarts` is indexed.
+/// How `cachestarts` is indexed, if at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// `cache_mode` 0.
@@ -27,6 +28,14 @@ pub enum Pages {
         max_p: usize,
         /// Tokens in a page, at least 1.
         page_size: usize,
+    },
+    /// Static batching: token t of sequence b has slot `b * stride + t`. The sequences share the rows equally, and the
+    /// host has checked them: `seqstarts`, `start_pos` and `cachestarts` are not read.
+    Strided {
+        /// Slots from the first token of a sequence to that of the next.
+        stride: usize,
+        /// The position of each sequence's first current token.
+        start_pos: usize,
     },
 }
 
@@ -54,11 +63,11 @@ pub struct DeviceProblem {
     pub cache: u64,
     /// `scale`: its first element; not accessed without quantization.
     pub scale: u64,
-    /// int64, shape (B + 1).
+    /// int64, shape (B + 1); not read in static batching.
     pub seqstarts: u64,
-    /// int64, shape (B).
+    /// int64, shape (B); not read in static batching.
     pub start_pos: u64,
-    /// int64, shape (B) or (B, MaxP).
+    /// int64, shape (B) or (B, MaxP); not read in static batching.
     pub cachestarts: u64,
     /// The status word: 8 aligned bytes, which the caller zeroes once. See [`Status`](super::Status).
     pub status: u64,

@@ -77,7 +77,7 @@ impl DeviceProblem {
         };
         let module = self.module();
         let kernel = if units.wide { module.store_wide } else { module.store_narrow };
-        self.launch(module, kernel, self.current_rows, units)
+        self.launch(module, kernel, self.current_rows, self.first_stored(), units)
     }
 
     /// The launch that loads all tokens; `None` if there is nothing to load.
@@ -98,7 +98,7 @@ impl DeviceProblem {
         };
         let module = self.module();
         let kernel = if units.wide { module.load_wide } else { module.load_narrow };
-        self.launch(module, kernel, self.output_rows, units)
+        self.launch(module, kernel, self.output_rows, 0, units)
     }
 
     fn module(&self) -> &'static Module {
@@ -122,11 +122,21 @@ impl DeviceProblem {
             && is_aligned(self.cache, cache_bytes)
     }
 
+    /// The slot from which on a store counts: in static batching that of the first sequence's first current token.
+    fn first_stored(&self) -> usize {
+        match self.pages {
+            Pages::Strided { start_pos, .. } => start_pos,
+            Pages::Offset | Pages::Paged { .. } => 0,
+        }
+    }
+
+    /// A phase's launch; slots count from `first_slot`.
     fn launch(
         &self,
         module: &'static Module,
         kernel: &'static str,
         rows: usize,
+        first_slot: usize,
         units: Units,
     ) -> Result<Option<Launch>, TooLarge> {
         let Geometry { batch, num_heads, head_dim, num_repeat, quant, cache, .. } = self.geometry;
@@ -147,11 +157,12 @@ impl DeviceProblem {
         };
         let total = (rows as u64).checked_mul(u64::from(per_token)).filter(|&total| total < 1 << 62);
         let total = total.ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: 1 << 62 })?;
-        let (max_p, page_size) = match self.pages {
-            Pages::Offset => (1, i64::MAX as usize),
-            Pages::Paged { max_p, page_size } => (max_p, page_size),
+        let (max_p, page_size, sequence_stride) = match self.pages {
+            Pages::Offset => (1, i64::MAX as usize, 0),
+            Pages::Paged { max_p, page_size } => (max_p, page_size, 0),
+            Pages::Strided { stride, .. } => (0, rows / batch, stride),
         };
-        let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(0, 0, 0);
+        let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(first_slot, 0, 0);
 
         let round = self.round(total, per_token);
         let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
@@ -169,6 +180,7 @@ impl DeviceProblem {
             max_t: wide("max_t", self.max_t)?,
             max_p: wide("max_p", max_p)?,
             page_size: wide("page_size", page_size)?,
+            sequence_stride: wide("the stride of sequences", sequence_stride)?,
             cache_strides: strides(cache)?,
             scale_strides: quant.map_or(Ok(Strides::default()), |quant| strides(quant.scale))?,
             batch: narrow("batch", batch)?,
@@ -180,7 +192,7 @@ impl DeviceProblem {
             units_per_token: Divisor::new(per_token),
             units_per_head: Divisor::new(units.per_head as u32),
             units_per_group: Divisor::new(units.per_group as u32),
-            reserved: 0,
+            is_static: matches!(self.pages, Pages::Strided { .. }).into(),
         };
         Ok(Some(Launch { module, kernel, grid: blocks.min(most) as u32, parameters }))
     }

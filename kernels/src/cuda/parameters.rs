@@ -51,8 +51,11 @@ pub struct Parameters {
     pub max_t: i64,
     /// Entries in a row of `cachestarts`; 1 in offset mode.
     pub max_p: i64,
-    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page.
+    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page. In static batching a page is
+    /// a sequence's rows.
     pub page_size: i64,
+    /// Static batching: slots from a sequence to the next.
+    pub sequence_stride: i64,
     /// Strides of `cache`.
     pub cache_strides: Strides,
     /// Strides of `scale`.
@@ -75,15 +78,15 @@ pub struct Parameters {
     pub units_per_head: Divisor,
     /// Units of work in a group; 1 where a unit is a group or there is none.
     pub units_per_group: Divisor,
-    /// Zero: explicit padding.
-    pub reserved: u32,
+    /// Not 0 in static batching, which has no `seqstarts`, `start_pos` and `cachestarts`.
+    pub is_static: u32,
 }
 
 const _: () = {
-    assert!(size_of::<Parameters>() == 224);
+    assert!(size_of::<Parameters>() == 232);
     assert!(std::mem::offset_of!(Parameters, rows) == 80);
-    assert!(std::mem::offset_of!(Parameters, batch) == 160);
-    assert!(std::mem::offset_of!(Parameters, units_per_token) == 184);
+    assert!(std::mem::offset_of!(Parameters, batch) == 168);
+    assert!(std::mem::offset_of!(Parameters, units_per_token) == 192);
 };
 
 impl Divisor {

@@ -37,6 +37,7 @@ struct Parameters {
     i64 max_t;
     i64 max_p;
     i64 page_size;
+    i64 sequence_stride;
     Strides cache_strides;
     Strides scale_strides;
     u32 batch;
@@ -48,13 +49,13 @@ struct Parameters {
     Divisor units_per_token;
     Divisor units_per_head;
     Divisor units_per_group;
-    u32 reserved;
+    u32 is_static;
 };
 
-static_assert(sizeof(Parameters) == 224, "as in parameters.rs");
+static_assert(sizeof(Parameters) == 232, "as in parameters.rs");
 // NVRTC has no offsetof; the CPU build of this file checks for both.
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Parameters, rows) == 80, "as in parameters.rs");
-static_assert(offsetof(Parameters, batch) == 160, "as in parameters.rs");
-static_assert(offsetof(Parameters, units_per_token) == 184, "as in parameters.rs");
+static_assert(offsetof(Parameters, batch) == 168, "as in parameters.rs");
+static_assert(offsetof(Parameters, units_per_token) == 192, "as in parameters.rs");
 #endif
