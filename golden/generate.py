@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the golden cases: inputs from the catalogue, outputs from the oracle.
 
-generate.py            writes golden/cases and golden/attention_cases anew
+generate.py            writes golden/cases, golden/static_cases and golden/attention_cases anew
 generate.py --check    writes nothing; names every file that differs from what would be written
 generate.py --list     names the cases and the rule that each tests
 """
@@ -17,11 +17,13 @@ import catalogue
 import catalogue.attention
 import catalogue.attention.folder
 import catalogue.folder
+import catalogue.static_batching
 
 GOLDEN = Path(__file__).resolve().parent
 # The folder of each operator's cases, what makes them, and what writes them.
 SUITES = {
     "cases": (catalogue.all_cases, catalogue.folder.files),
+    "static_cases": (catalogue.static_batching.all_cases, catalogue.folder.files),
     "attention_cases": (catalogue.attention.all_cases, catalogue.attention.folder.files),
 }
 

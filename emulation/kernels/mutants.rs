@@ -10,7 +10,7 @@ pub struct Mutant {
     pub to: &'static str,
 }
 
-pub const MUTANTS: [Mutant; 17] = [
+pub const MUTANTS: [Mutant; 18] = [
     Mutant {
         name: "wrong_shuffle_distance",
         types: "f16_i8_f16",
@@ -45,6 +45,13 @@ pub const MUTANTS: [Mutant; 17] = [
         file: "call.cuh",
         from: "p.cachestarts + b * p.max_p + page",
         to: "p.cachestarts + (b + 1) * p.max_p + page",
+    },
+    Mutant {
+        name: "sequence_without_its_stride",
+        types: "f16_f16",
+        file: "call.cuh",
+        from: "return b * p.sequence_stride + (row - b * p.page_size);",
+        to: "return row;",
     },
     Mutant {
         name: "quotient_not_rounded_to_half",

@@ -88,6 +88,16 @@ class Case:
         return self
 
     @property
+    def input_names(self) -> tuple[str, ...]:
+        """The inputs that a call is given, in their order."""
+        return INPUTS
+
+    @property
+    def domain(self) -> str | None:
+        """The operator's domain, where it is not that of dynamic batching."""
+        return None
+
+    @property
     def set_attributes(self) -> Attributes:
         """The attributes with the defaults for those that the case leaves out."""
         return Attributes(**self.attributes)

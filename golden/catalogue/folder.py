@@ -6,8 +6,6 @@ import numpy as np
 import yaml
 from safetensors.numpy import save
 
-from oracle.call import INPUTS
-
 from .case import Case, Success
 
 
@@ -22,7 +20,7 @@ def tensors(case: Case) -> dict[str, np.ndarray]:
     if case.first_scale is not None:
         named["scale"] = case.first_scale
     for i, step in enumerate(case.steps):
-        named |= {f"{i}.{name}": getattr(step.inputs, name) for name in INPUTS}
+        named |= {f"{i}.{name}": getattr(step.inputs, name) for name in case.input_names}
         if isinstance(step, Success):
             named |= {f"{i}.key": step.key, f"{i}.value": step.value, f"{i}.cache": stored(case, step.cache)}
             if step.scale is not None:
@@ -66,6 +64,7 @@ def case_yaml(case: Case) -> str:
     types = {"T1": case.types.T1, "T2": case.types.T2, "T3": case.types.T3}
     document: dict[str, object] = {
         "about": case.about,
+        **({} if case.domain is None else {"domain": case.domain}),
         "types": Short((name, element) for name, element in types.items() if element is not None),
         "attributes": Short(case.attributes),
     }

@@ -41,6 +41,13 @@ def cases() -> Iterator[Case]:
         case = begin(name, about, f"{T1} int{quant_bit}", max_t=6, quant_bit=quant_bit)
         yield case.refuse("scale_missing", ["scale"], *batch)
 
+    for quant_bit, T1 in ((8, "f16"), (4, "f32")):
+        about = f"quant_bit {quant_bit} needs a scale, and the given one is what exports without one give: shape [0]."
+        name = f"refuse-scale-empty-{T1}-int{quant_bit}"
+        scale = np.zeros(0, np.float16)
+        case = begin(name, about, f"{T1} int{quant_bit} f16", max_t=6, scale=scale, quant_bit=quant_bit)
+        yield case.refuse("scale_missing", ["scale", "quant_bit", quant_bit], *batch)
+
     about = "current_value is float32, then int8, and current_key is float16."
     case = begin("refuse-type-of-current-value", about, "f16 f16", max_t=6)
     for other in ("float32", "int8"):

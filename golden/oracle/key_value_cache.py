@@ -70,19 +70,9 @@ def store(
     attributes: Attributes,
 ) -> None:
     """Stores the token current (H, Dh) of T1 into its slot."""
-    num_heads, head_dim = current.shape
-    quant_group = attributes.quant_group
-    for h in range(num_heads):
+    for h, x in enumerate(current):
         row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
-        if attributes.quant_bit == 0:
-            with np.errstate(over="ignore", invalid="ignore"):  # float32 beyond float16 becomes Inf; NaN stays NaN
-                cache[row] = current[h]
-            continue
-        for d in range(0, head_dim, quant_group):
-            codes, step = quantize(current[h, d : d + quant_group], attributes.quant_bit)
-            cache[row][d : d + quant_group] = codes
-            with np.errstate(over="ignore"):  # a float32 step beyond a float16 scale becomes Inf
-                scale[row][d // quant_group] = step
+        store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
 
 
 def load(
@@ -94,17 +84,35 @@ def load(
     attributes: Attributes,
 ) -> None:
     """Loads the token output (H * num_repeat, Dh) of T1 from its slot."""
-    num_heads = output.shape[0] // attributes.num_repeat
-    head_dim = output.shape[1]
-    quant_group = attributes.quant_group
-    for h in range(num_heads):
+    for repeated, x in enumerate(output):
+        h = repeated // attributes.num_repeat
         row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
-        for r in range(attributes.num_repeat):
-            repeated = output[h * attributes.num_repeat + r]
-            if attributes.quant_bit == 0:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    repeated[:] = cache[row]
-                continue
-            for d in range(0, head_dim, quant_group):
-                group = slice(d, d + quant_group)
-                repeated[group] = dequantize(cache[row][group], scale[row][d // quant_group], output.dtype.type)
+        load_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
+
+
+def store_head(
+    x: np.ndarray, cache: np.ndarray, scale: np.ndarray | None, row: tuple[int, ...], quant_bit: int, quant_group: int
+) -> None:
+    """Stores the head x (Dh) of T1 in a row of cache and scale."""
+    if quant_bit == 0:
+        with np.errstate(over="ignore", invalid="ignore"):  # float32 beyond float16 becomes Inf; NaN stays NaN
+            cache[row] = x
+        return
+    for d in range(0, len(x), quant_group):
+        codes, step = quantize(x[d : d + quant_group], quant_bit)
+        cache[row][d : d + quant_group] = codes
+        with np.errstate(over="ignore"):  # a float32 step beyond a float16 scale becomes Inf
+            scale[row][d // quant_group] = step
+
+
+def load_head(
+    x: np.ndarray, cache: np.ndarray, scale: np.ndarray | None, row: tuple[int, ...], quant_bit: int, quant_group: int
+) -> None:
+    """Loads the head x (Dh) of T1 from a row of cache and scale."""
+    if quant_bit == 0:
+        with np.errstate(over="ignore", invalid="ignore"):
+            x[:] = cache[row]
+        return
+    for d in range(0, len(x), quant_group):
+        group = slice(d, d + quant_group)
+        x[group] = dequantize(cache[row][group], scale[row][d // quant_group], x.dtype.type)

@@ -97,9 +97,15 @@ def rank_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attr
         inputs.max_seqlen.ndim in (0, 1),
         inputs.max_kvlen.ndim in (0, 1),
         cache.ndim == 5,
-        attributes.quant_bit == 0 or scale.ndim == 5,
     )
     yield from ("rank_mismatch" for legal in ranks if not legal)
+    yield from scale_rank_rules(scale, 5, attributes.quant_bit)
+
+
+def scale_rank_rules(scale: np.ndarray | None, rank: int, quant_bit: int) -> Iterator[str]:
+    """A scale that is needed has its rank; one without elements, of another rank, stands for none."""
+    if quant_bit != 0 and scale.ndim != rank:
+        yield "rank_mismatch" if scale.size else "scale_missing"
 
 
 def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes) -> Iterator[str]:

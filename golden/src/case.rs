@@ -6,9 +6,9 @@ use kvcache_schema::{Attributes, ElementType};
 
 use crate::tensor::Tensor;
 
-/// A node with its state, and calls that are made one after the other.
+/// A node with its state, and calls that are made one after the other; its attributes are `A`, and a call is given `I`.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub struct Case<A = Attributes, I = StepInputs> {
     /// The name of its folder.
     pub name: String,
     /// Its folder.
@@ -18,7 +18,7 @@ pub struct Case {
     /// The types of the node.
     pub types: Types,
     /// The attributes of the node.
-    pub attributes: Attributes,
+    pub attributes: A,
     /// How NaNs are compared.
     pub nan: NanRule,
     /// `cache` before the first call.
@@ -26,7 +26,7 @@ pub struct Case {
     /// `scale` before the first call, if given.
     pub scale: Option<Tensor>,
     /// The calls.
-    pub steps: Vec<Step>,
+    pub steps: Vec<Step<I>>,
 }
 
 /// The types of a node.
@@ -51,9 +51,9 @@ pub enum NanRule {
 
 /// One call.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct Step<I = StepInputs> {
     /// What the call is given.
-    pub inputs: StepInputs,
+    pub inputs: I,
     /// What it must do.
     pub expected: Expected,
 }

@@ -1,19 +1,21 @@
 //! The interface to an implementation under test, and the result of a call.
 
-use crate::case::{Case, Outputs};
+use kvcache_schema::Attributes;
+
+use crate::case::{Case, Outputs, StepInputs};
 use crate::tensor::Tensor;
 
-/// An implementation of the operator.
-pub trait Implementation {
+/// An implementation of the operator whose cases have attributes `A` and inputs `I`.
+pub trait Implementation<A = Attributes, I = StepInputs> {
     /// Makes the node of the case and runs its calls, one after the other on the same state; gives the result of each.
     ///
     /// # Errors
     /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here
     /// but an [`Outcome::Refused`].
-    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String>;
+    fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String>;
 
     /// Why the implementation cannot run this case, if so; the case is then counted as skipped.
-    fn cannot_run(&self, _case: &Case) -> Option<String> {
+    fn cannot_run(&self, _case: &Case<A, I>) -> Option<String> {
         None
     }
 }

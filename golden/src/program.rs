@@ -23,8 +23,8 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-impl Implementation for Program {
-    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+impl<A, I> Implementation<A, I> for Program {
+    fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
         let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
         let result = folder.path().join("result.safetensors");
         let output = Command::new(&self.path)
@@ -41,7 +41,7 @@ impl Implementation for Program {
 }
 
 /// The results in a result file, one for each call.
-fn results(case: &Case, bytes: &[u8]) -> Result<Vec<CallResult>, String> {
+fn results<A, I>(case: &Case<A, I>, bytes: &[u8]) -> Result<Vec<CallResult>, String> {
     let unreadable = |error: safetensors::SafeTensorError| format!("the program's result cannot be read: {error}");
     let file = SafeTensors::deserialize(bytes).map_err(unreadable)?;
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(unreadable)?;

@@ -38,6 +38,8 @@ pub(crate) enum Cause {
     Type(String),
     #[error("no operator is called {0}")]
     Operator(String),
+    #[error("domain is {got:?}, expected {expected:?}")]
+    Domain { got: Option<String>, expected: Option<&'static str> },
     #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
     Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
 }
@@ -46,6 +48,8 @@ pub(crate) enum Cause {
 #[serde(deny_unknown_fields)]
 struct CaseFile {
     about: String,
+    /// Where it is not that of dynamic batching.
+    domain: Option<String>,
     types: TypesFile,
     #[serde(default)]
     attributes: BTreeMap<String, i64>,
@@ -101,7 +105,20 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
-    read_folders(folder, read_case)
+    read_folders(folder, |folder| {
+        read_case(folder, None, Attributes::set, |tensor| {
+            Ok(StepInputs {
+                current_key: tensor("current_key")?,
+                current_value: tensor("current_value")?,
+                seqstarts: tensor("seqstarts")?,
+                kvstarts: tensor("kvstarts")?,
+                cachestarts: tensor("cachestarts")?,
+                start_pos: tensor("start_pos")?,
+                max_seqlen: tensor("max_seqlen")?,
+                max_kvlen: tensor("max_kvlen")?,
+            })
+        })
+    })
 }
 
 /// What the subfolders of `folder` hold, by name.
@@ -123,17 +140,26 @@ pub(crate) fn read_folders<C>(
     folders.into_iter().map(|folder| read_case(&folder).map_err(at(&folder))).collect()
 }
 
-/// The case in `folder`.
-fn read_case(folder: &Path) -> Result<Case, Cause> {
+/// The case in `folder`, of the operator of a domain, if that is not dynamic batching's. `set` sets an attribute by its
+/// name, if there is one; `inputs` makes a call's inputs from what gives them by name.
+pub(crate) fn read_case<A: Default, I>(
+    folder: &Path,
+    domain: Option<&'static str>,
+    set: impl Fn(&mut A, &str, i64) -> bool,
+    inputs: impl Fn(&dyn Fn(&str) -> Result<Tensor, Cause>) -> Result<I, Cause>,
+) -> Result<Case<A, I>, Cause> {
     let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
     if file.steps.is_empty() {
         return Err(Cause::NoSteps);
     }
+    if file.domain.as_deref() != domain {
+        return Err(Cause::Domain { got: file.domain, expected: domain });
+    }
     let bytes = fs::read(folder.join("tensors.safetensors"))?;
     let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
-    let mut attributes = Attributes::default();
+    let mut attributes = A::default();
     for (name, &value) in &file.attributes {
-        if !attributes.set(name, value) {
+        if !set(&mut attributes, name, value) {
             return Err(Cause::Attribute(name.clone()));
         }
     }
@@ -141,16 +167,7 @@ fn read_case(folder: &Path) -> Result<Case, Cause> {
     let scale = |name: &str| t3.map(|_| tensors.get(name)).transpose();
     let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
         let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
-        let inputs = StepInputs {
-            current_key: tensor("current_key")?,
-            current_value: tensor("current_value")?,
-            seqstarts: tensor("seqstarts")?,
-            kvstarts: tensor("kvstarts")?,
-            cachestarts: tensor("cachestarts")?,
-            start_pos: tensor("start_pos")?,
-            max_seqlen: tensor("max_seqlen")?,
-            max_kvlen: tensor("max_kvlen")?,
-        };
+        let inputs = inputs(&tensor)?;
         let expected = match step.error {
             Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
             None => Expected::Success(Box::new(After {

@@ -45,7 +45,7 @@ impl fmt::Display for Report {
 }
 
 /// Runs the cases on an implementation.
-pub fn run(implementation: &dyn Implementation, cases: &[Case]) -> Report {
+pub fn run<A, I>(implementation: &dyn Implementation<A, I>, cases: &[Case<A, I>]) -> Report {
     report(
         cases,
         |case| (&case.name, &case.about),

@@ -23,11 +23,7 @@ impl Config {
         ranges(&Attributes::SPEC, attributes)?;
         let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
         self::layer_idx(layer_idx as usize, num_layer as usize)?;
-        let quant = QuantBit::from_code(quant_bit);
-        if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
-            let expected = "an even number, because quant_bit is 4".to_owned();
-            return Err(Error::AttributeOutOfRange { name: "quant_group", got: quant_group, expected });
-        }
+        let quant = quant(quant_bit, quant_group)?;
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
         let (Some(mode), Some(layout)) = (mode, layout) else {
@@ -60,6 +56,16 @@ pub(crate) fn ranges<A>(specs: &[AttributeSpec<A>], attributes: &A) -> Result<()
         }
     }
     Ok(())
+}
+
+/// The quantization of a node whose attributes are in their own ranges; checks that its groups are whole bytes.
+pub(crate) fn quant(quant_bit: i64, quant_group: i64) -> Result<Option<QuantBit>, Error> {
+    let quant = QuantBit::from_code(quant_bit);
+    if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
+        let expected = "an even number, because quant_bit is 4".to_owned();
+        return Err(Error::AttributeOutOfRange { name: "quant_group", got: quant_group, expected });
+    }
+    Ok(quant)
 }
 
 /// Checks that a layer is one of those that the cache has.

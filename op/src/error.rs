@@ -42,7 +42,9 @@ pub enum Error {
     },
 
     /// A quantized cache without scales.
-    #[error("scale is absent, expected a tensor of float32 or float16 because quant_bit is {quant_bit}")]
+    #[error(
+        "scale is absent or has no elements, expected a tensor of float32 or float16 because quant_bit is {quant_bit}"
+    )]
     ScaleMissing {
         /// The attribute `quant_bit`.
         quant_bit: i64,
@@ -144,12 +146,35 @@ pub enum Error {
     },
 
     /// A negative `start_pos`.
-    #[error("start_pos is {got} at batch {b}, expected at least 0")]
+    #[error("start_pos is {got}{}, expected at least 0", at_batch(*b))]
     StartPosNegative {
-        /// The sequence.
-        b: usize,
+        /// The sequence; none in static batching, where it is that of all.
+        b: Option<usize>,
         /// Its entry.
         got: i64,
+    },
+
+    /// Static batching: more sequences than the cache has room for.
+    #[error("current_key has {batch} sequences, expected at most MaxB = {max_b}, those of cache")]
+    BatchTooLarge {
+        /// The sequences of the call (B).
+        batch: usize,
+        /// The sequences of the cache (MaxB).
+        max_b: usize,
+    },
+
+    /// Static batching: tokens behind the last position of the cache.
+    #[error(
+        "start_pos is {start_pos} with {seqlen} tokens in current_key, expected start_pos + S <= MaxS = {max_s}, the \
+         positions of cache"
+    )]
+    PositionRange {
+        /// The input.
+        start_pos: usize,
+        /// The current tokens of each sequence (S).
+        seqlen: usize,
+        /// The positions of each sequence in the cache (MaxS).
+        max_s: usize,
     },
 
     /// A sequence whose kvlen is not start_pos + seqlen.
@@ -402,6 +427,8 @@ impl Error {
             Self::StartsDecrease { .. } => "starts_decrease",
             Self::StartsTotal { .. } => "starts_total",
             Self::StartPosNegative { .. } => "start_pos_negative",
+            Self::BatchTooLarge { .. } => "batch_too_large",
+            Self::PositionRange { .. } => "position_range",
             Self::KvlenMismatch { .. } => "kvlen_mismatch",
             Self::MaxTooSmall { .. } => "max_too_small",
             Self::CacheRange { .. } => "cache_range",

@@ -32,30 +32,39 @@ pub struct InputDims<'a> {
 ///
 /// An input of a wrong rank is ignored here; it is an error when the operator runs.
 pub(crate) fn infer(config: &Config, inputs: &InputDims<'_>) -> [Dim; 3] {
-    let axis = |shape: Option<&[Dim]>, rank: usize, axis: usize| {
-        shape.filter(|shape| shape.len() == rank).map_or(Dim::Unknown, |shape| shape[axis].clone())
-    };
     let best = |current_axis: usize, cache_axis: usize| {
-        [
+        best_known([
             axis(inputs.current_key, 3, current_axis),
             axis(inputs.current_value, 3, current_axis),
             axis(inputs.cache, 5, cache_axis),
-        ]
-        .into_iter()
-        .min_by_key(|dim| match dim {
-            Dim::Known(_) => 0,
-            Dim::Symbol(_) => 1,
-            Dim::Unknown => 2,
-        })
-        .unwrap_or(Dim::Unknown)
+        ])
     };
     let total = inputs.total_kvlen.map_or(Dim::Unknown, Dim::Known);
-    let heads = match best(1, head_axis(config.layout)) {
-        Dim::Known(num_heads) => num_heads.checked_mul(config.num_repeat).map_or(Dim::Unknown, Dim::Known),
-        name @ Dim::Symbol(_) if config.num_repeat == 1 => name,
-        _ => Dim::Unknown,
+    [total, repeated(best(1, head_axis(config.layout)), config.num_repeat), best(2, 4)]
+}
+
+/// The length of an axis of a tensor that should have this rank.
+pub(crate) fn axis(shape: Option<&[Dim]>, rank: usize, axis: usize) -> Dim {
+    shape.filter(|shape| shape.len() == rank).map_or(Dim::Unknown, |shape| shape[axis].clone())
+}
+
+/// Of lengths that should be equal, the one of which most is known.
+pub(crate) fn best_known(dims: impl IntoIterator<Item = Dim>) -> Dim {
+    let ignorance = |dim: &Dim| match dim {
+        Dim::Known(_) => 0,
+        Dim::Symbol(_) => 1,
+        Dim::Unknown => 2,
     };
-    [total, heads, best(2, 4)]
+    dims.into_iter().min_by_key(ignorance).unwrap_or(Dim::Unknown)
+}
+
+/// The heads of the outputs.
+pub(crate) fn repeated(heads: Dim, num_repeat: usize) -> Dim {
+    match heads {
+        Dim::Known(num_heads) => num_heads.checked_mul(num_repeat).map_or(Dim::Unknown, Dim::Known),
+        name @ Dim::Symbol(_) if num_repeat == 1 => name,
+        _ => Dim::Unknown,
+    }
 }
 
 /// The axis of the heads in the shape of a cache.

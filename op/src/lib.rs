@@ -16,6 +16,7 @@ mod infer;
 mod inputs;
 mod layers;
 mod operator;
+mod static_batching;
 mod tensor;
 mod validate;
 #[cfg(feature = "rayon")]
@@ -35,10 +36,12 @@ pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{
-    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType,
+    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, StaticAttributes,
+    StaticCacheLayout,
 };
 pub use layers::Layers;
 pub use operator::KeyValueCache;
+pub use static_batching::{StaticCall, StaticInputDims, StaticInputs, StaticKeyValueCache, StaticLayers};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
 use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination, shape};
-use ndarray::Array3;
+use ndarray::{Array, Array3, IntoDimension};
 
 use crate::attributes::Config;
 use crate::backend::Backend;
@@ -187,7 +187,7 @@ impl KeyValueCache {
     ) -> Result<(Array3<T>, Array3<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
         let shape = call.output_shape();
-        let (mut key, mut value) = (allocate::<T>("key", shape)?, allocate::<T>("value", shape)?);
+        let (mut key, mut value) = (allocate::<T, _>("key", shape)?, allocate::<T, _>("value", shape)?);
         // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call
         // is over; a call writes outputs and does not read them.
         let outputs = unsafe {
@@ -203,12 +203,15 @@ impl KeyValueCache {
 }
 
 /// An output of this shape, uninitialized. Its size is the caller's, so a failed allocation is an error, not an abort.
-pub(crate) fn allocate<T>(output: &'static str, shape: [usize; 3]) -> Result<Array3<MaybeUninit<T>>, Error> {
-    let out_of_memory = || Error::OutOfMemory { output, shape: shape.into() };
-    let len = shape::elements(&shape).ok_or_else(out_of_memory)?;
+pub(crate) fn allocate<T, S>(output: &'static str, shape: S) -> Result<Array<MaybeUninit<T>, S::Dim>, Error>
+where
+    S: IntoDimension + AsRef<[usize]> + Copy,
+{
+    let out_of_memory = || Error::OutOfMemory { output, shape: shape.as_ref().into() };
+    let len = shape::elements(shape.as_ref()).ok_or_else(out_of_memory)?;
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
     // SAFETY: `try_reserve_exact` has made room for `len` elements, and a `MaybeUninit` needs no value.
     unsafe { elements.set_len(len) };
-    Array3::from_shape_vec(shape, elements).map_err(|_| out_of_memory())
+    Array::from_shape_vec(shape.into_dimension(), elements).map_err(|_| out_of_memory())
 }

@@ -8,14 +8,19 @@ use std::sync::Mutex;
 
 use golden::Player;
 use kvcache_emulation_kernels::{EmulatedCuda, Order};
+use kvcache_golden::{run, static_batching};
 use kvcache_kernels::cuda::MODULES;
 
 fn all_cases_pass(kernel: EmulatedCuda) {
     let cases = kvcache_golden::cases().expect("the golden cases can be read");
-    let report = kvcache_golden::run(&Player(kernel), &cases);
-    println!("{kernel:?}: {report}");
-    assert!(report.failures.is_empty(), "{kernel:?}: {report}");
-    assert_eq!(report.passed, cases.len());
+    let static_cases = static_batching::cases().expect("the golden cases can be read");
+    let reports =
+        [(run(&Player(kernel), &cases), cases.len()), (run(&Player(kernel), &static_cases), static_cases.len())];
+    for (report, cases) in reports {
+        println!("{kernel:?}: {report}");
+        assert!(report.failures.is_empty(), "{kernel:?}: {report}");
+        assert_eq!(report.passed, cases);
+    }
 }
 
 /// Together the two launch every kernel.

@@ -8,8 +8,8 @@ mod golden;
 
 use golden::Player;
 use kvcache_emulation_kernels::{Build, EmulatedCuda, FAITHFUL, MUTANTS, Order};
-use kvcache_golden::{CallResult, Case, Implementation, run};
-use kvcache_op::ElementType;
+use kvcache_golden::{CallResult, Case, Implementation, Report, Types, run, static_batching};
+use kvcache_op::{ElementType, StaticAttributes};
 
 /// Kernels for one combination of types.
 struct Partial(Player, &'static Build);
@@ -20,9 +20,26 @@ impl Implementation for Partial {
     }
 
     fn cannot_run(&self, case: &Case) -> Option<String> {
-        let t3 = case.types.t3.filter(|_| case.attributes.quant_bit != 0);
+        self.lacks(case.types, case.attributes.quant_bit)
+    }
+}
+
+impl Implementation<StaticAttributes, static_batching::StepInputs> for Partial {
+    fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
+        self.0.run(case)
+    }
+
+    fn cannot_run(&self, case: &static_batching::Case) -> Option<String> {
+        self.lacks(case.types, case.attributes.quant_bit)
+    }
+}
+
+impl Partial {
+    /// Why a case of these types cannot be run, if so.
+    fn lacks(&self, types: Types, quant_bit: i64) -> Option<String> {
+        let t3 = types.t3.filter(|_| quant_bit != 0);
         let types: Vec<_> =
-            [Some(case.types.t1), Some(case.types.t2), t3].into_iter().flatten().map(ElementType::short_name).collect();
+            [Some(types.t1), Some(types.t2), t3].into_iter().flatten().map(ElementType::short_name).collect();
         (types.join("_") != self.1.types).then(|| "other types".to_owned())
     }
 }
@@ -30,16 +47,20 @@ impl Implementation for Partial {
 /// How often the golden cases fail on kernels, and the first failure.
 fn failures(build: &'static Build) -> (usize, String) {
     let cases = kvcache_golden::cases().expect("the golden cases can be read");
+    let static_cases = static_batching::cases().expect("the golden cases can be read");
     let mut found = (0, String::new());
     for unaligned in [false, true] {
         for order in [Order::Forward, Order::Backward] {
             let kernel = EmulatedCuda { build: Some(build), unaligned, order, ..EmulatedCuda::default() };
-            let report = run(&Partial(Player(kernel), build), &cases);
-            assert!(report.passed + report.failures.len() > 5, "{build:?}: no case has its types");
-            if let Some(failure) = report.failures.first().filter(|_| found.0 == 0) {
-                found.1 = format!("{}: {}", failure.case, failure.difference);
+            let partial = Partial(Player(kernel), build);
+            let reports: [Report; 2] = [run(&partial, &cases), run(&partial, &static_cases)];
+            for report in reports {
+                assert!(report.passed + report.failures.len() > 2, "{build:?}: no case has its types");
+                if let Some(failure) = report.failures.first().filter(|_| found.0 == 0) {
+                    found.1 = format!("{}: {}", failure.case, failure.difference);
+                }
+                found.0 += report.failures.len();
             }
-            found.0 += report.failures.len();
         }
     }
     found

@@ -115,7 +115,12 @@ impl<'a> DeviceCall<'a> {
     /// [`launch_raw`](Self::launch_raw).
     unsafe fn run(&self, outputs: &DeviceOutputs<'a>, status: u64, queue: &Queue<'_>) -> Result<(), Error> {
         let DeviceOutputs { key, value } = outputs;
-        validate::outputs(self.geometry.t1, self.output_shape, self.extents.clone(), [&key.tensor, &value.tensor])?;
+        validate::outputs(
+            self.geometry.t1,
+            (&self.output_shape, validate::OUTPUT_SHAPE),
+            self.extents.clone(),
+            [&key.tensor, &value.tensor],
+        )?;
         let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
         let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
         let operands = cuda::DeviceProblem {

@@ -141,9 +141,11 @@ pub(crate) fn layer<'a>(
     })
 }
 
-const CURRENT: [&str; 2] = ["current_key", "current_value"];
+/// The names of the tensors of current tokens.
+pub(crate) const CURRENT: [&str; 2] = ["current_key", "current_value"];
 
-fn read_current(extents: &mut Extents, current: [&TensorRef<'_>; 2]) -> Result<(), Error> {
+/// Checks the memory of the current tokens.
+pub(crate) fn read_current(extents: &mut Extents, current: [&TensorRef<'_>; 2]) -> Result<(), Error> {
     CURRENT.into_iter().zip(current).try_for_each(|(name, tensor)| extents.read(name, tensor.into()))
 }
 
@@ -161,7 +163,7 @@ pub(crate) fn output_shape(geometry: &Geometry, total_kvlen: usize) -> Result<[u
 impl CheckedCall<'_> {
     /// The pointers of a call with these outputs, which are checked here.
     pub(crate) fn pointers(&self, key: &TensorMut<'_>, value: &TensorMut<'_>) -> Result<Pointers, Error> {
-        outputs(self.geometry.t1, self.output_shape, self.extents.clone(), [key, value])?;
+        outputs(self.geometry.t1, (&self.output_shape, OUTPUT_SHAPE), self.extents.clone(), [key, value])?;
         let &Self { current, cache, scale, .. } = self;
         Ok(Pointers { current, cache, scale, outputs: [key.data, value.data] })
     }
@@ -181,22 +183,26 @@ impl<'a> CheckedCall<'a> {
     }
 }
 
+/// What decides the shape of a call's outputs.
+pub(crate) const OUTPUT_SHAPE: &str = "the shape (kvstarts[B], H * num_repeat, Dh) of this call";
+
 /// Checks the outputs of a call of which everything else has been checked: their type, the shape that they must have,
-/// and that they share no memory with the call's other tensors.
+/// with what decides it, and that they share no memory with the call's other tensors.
 pub(crate) fn outputs(
     t1: ElementType,
-    output_shape: [usize; 3],
+    (output_shape, reason): (&[usize], &'static str),
     mut extents: Extents,
     outputs: [&TensorMut<'_>; 2],
 ) -> Result<(), Error> {
     for (name, output) in OUTPUTS.into_iter().zip(outputs) {
         equal_type(name, output.element, t1)?;
-        shapes::equal(name, &output.shape, &output_shape, "the shape (kvstarts[B], H * num_repeat, Dh) of this call")?;
+        shapes::equal(name, &output.shape, output_shape, reason)?;
         extents.write(name, output.into())?;
     }
     Ok(())
 }
 
-fn overflow(input: &'static str, shape: &Shape) -> Error {
+/// The error of a tensor whose size does not fit in 64 bits.
+pub(crate) fn overflow(input: &'static str, shape: &Shape) -> Error {
     Error::SizeOverflow { input, shape: shape.clone() }
 }

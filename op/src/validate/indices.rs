@@ -27,7 +27,7 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
     for b in 0..dims.batch {
         let (seqlen, kvlen) = (seqstarts[b + 1] - seqstarts[b], kvstarts[b + 1] - kvstarts[b]);
         if start_pos[b] < 0 {
-            return Err(Error::StartPosNegative { b, got: start_pos[b] });
+            return Err(Error::StartPosNegative { b: Some(b), got: start_pos[b] });
         }
         if kvlen - seqlen != start_pos[b] {
             return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
@@ -42,7 +42,7 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
         CacheMode::Paged => Addressing::Paged { cachestarts, max_p: dims.max_p, page_size: config.page_size },
     };
     let indices = Indices { seqstarts, kvstarts, start_pos, addressing };
-    slots(&indices, dims)?;
+    slots(config, cachestarts, &indices, dims)?;
     write_conflicts(&indices, dims)?;
     Ok(indices)
 }
@@ -109,22 +109,24 @@ pub(crate) fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Resul
 }
 
 /// Checks that every token of the call has a slot in the cache.
-fn slots(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
+fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
     let max_t = dims.cache.max_t;
     let inside = |start: i64, len: usize| {
         usize::try_from(start).is_ok_and(|start| start.checked_add(len).is_some_and(|end| end <= max_t))
     };
-    for b in 0..dims.batch {
-        let kvlen = indices.sequence(b).all.len();
-        match indices.addressing {
-            Addressing::Offset { cachestarts } => {
-                if !inside(cachestarts[b], kvlen) {
-                    return Err(Error::CacheRange { b, start: cachestarts[b], kvlen, max_t });
+    let kvlen = |b: usize| indices.sequence(b).all.len();
+    match config.mode {
+        CacheMode::Offset => {
+            for (b, &start) in cachestarts.iter().enumerate() {
+                if !inside(start, kvlen(b)) {
+                    return Err(Error::CacheRange { b, start, kvlen: kvlen(b), max_t });
                 }
             }
-            Addressing::Paged { max_p, page_size, .. } => {
-                pages(b, kvlen, page_size, max_p)?;
-                for segment in indices.addressing.segments(b, 0..kvlen) {
+        }
+        CacheMode::Paged => {
+            for b in 0..dims.batch {
+                pages(b, kvlen(b), config.page_size, dims.max_p)?;
+                for segment in indices.addressing.segments(b, 0..kvlen(b)) {
                     if !inside(segment.start, segment.len) {
                         let (page, used) = (segment.page, segment.len);
                         return Err(Error::PageRange { b, page, start: segment.start, used, max_t });

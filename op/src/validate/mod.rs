@@ -2,13 +2,13 @@
 
 mod call;
 pub(crate) mod indices;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod shapes;
 mod types;
 
-pub(crate) use call::{CheckedCall, call, layer};
+pub(crate) use call::{CURRENT, CheckedCall, call, layer, outputs, overflow, read_current};
 #[cfg(feature = "cuda")]
-pub(crate) use call::{CheckedTensors, output_shape, outputs, tensors};
+pub(crate) use call::{CheckedTensors, OUTPUT_SHAPE, output_shape, tensors};
 #[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use memory::Extents;

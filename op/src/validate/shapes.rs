@@ -1,6 +1,6 @@
 //! Checks ranks and shapes, and that all inputs agree on B, H, Dh, L and MaxT.
 
-use kvcache_schema::{CacheDims, CacheMode};
+use kvcache_schema::{CacheDims, CacheMode, QuantBit};
 
 use crate::attributes::Config;
 use crate::error::Error;
@@ -48,7 +48,7 @@ pub(super) fn check(
     scalar_or_one_axis("max_kvlen", &inputs.max_kvlen.shape)?;
     let cache_shape = rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
-        let _: [usize; 5] = rank("scale", &scale.shape)?;
+        scale_rank::<5>(&scale.shape, config.quant)?;
     }
 
     if let Some([key, value]) = current {
@@ -122,6 +122,15 @@ pub(crate) fn equal(input: &'static str, shape: &Shape, expected: &[usize], reas
 /// The axes of a tensor that must have `N` of them.
 pub(crate) fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result<[usize; N], Error> {
     shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), expected: N })
+}
+
+/// Checks the rank of a scale that is needed. One without elements, of another rank, is what exports give in place of
+/// none.
+pub(crate) fn scale_rank<const N: usize>(shape: &Shape, quant: Option<QuantBit>) -> Result<(), Error> {
+    match quant {
+        Some(bits) if shape.len() != N && shape.contains(&0) => Err(Error::ScaleMissing { quant_bit: bits.code() }),
+        _ => rank::<N>("scale", shape).map(|_| ()),
+    }
 }
 
 /// Checks that a tensor has no axis or one.

@@ -1,0 +1,65 @@
+"""Batches and positions: none, some and all of the cache's sequences and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from oracle.static_batching import STATIC_LAYOUTS
+
+from .case import StaticCase, begin
+
+TYPES = ((0, "f32 f32"), (8, "f16 int8 f16"), (4, "f32 int4 f16"))
+
+
+def cases() -> Iterator[StaticCase]:
+    """Everything of this module."""
+    for (quant_bit, types), cache_layout in product(TYPES, STATIC_LAYOUTS):
+        label = f"layout{cache_layout}-{types.replace(' ', '-')}"
+        yield from edges(label, types, dict(quant_bit=quant_bit, cache_layout=cache_layout))
+    yield from no_room()
+    yield from chains()
+
+
+def edges(label: str, types: str, attributes: dict[str, int]) -> Iterator[StaticCase]:
+    """Batches of none and of all, calls without tokens, and a cache that is filled to its last position."""
+    about = "B = 0: empty outputs with start_pos 0, then 3, the cache as it was."
+    yield begin(f"batch-of-none-{label}", about, types, **attributes).call(0, 0, 2).call(0, 3, 1)
+
+    about = "S = 0: nothing is stored, the past of 4 is loaded; then there is none."
+    yield begin(f"only-loads-{label}", about, types, **attributes).call(2, 4, 0).call(3, 0, 0)
+
+    about = "Every sequence and every position of the cache, in one call and then in two."
+    case = begin(f"cache-full-{label}", about, types, max_b=2, max_s=5, num_repeat=2, **attributes)
+    yield case.call(2, 0, 5).call(2, 0, 4).call(2, 4, 1)
+
+    about = "One sequence of a cache for three: the rows behind it keep every byte."
+    yield begin(f"one-of-three-{label}", about, types, **attributes).call(1, 2, 3)
+
+    about = "One sequence and one position."
+    yield begin(f"cache-of-one-slot-{label}", about, types, max_b=1, max_s=1, **attributes).call(1, 0, 1)
+
+
+def no_room() -> Iterator[StaticCase]:
+    """Caches of no sequences and of no positions."""
+    for cache_layout in STATIC_LAYOUTS:
+        about = "A cache without sequences and a batch without sequences."
+        case = begin(f"no-sequences-layout{cache_layout}", about, "f16 f16", max_b=0, cache_layout=cache_layout)
+        yield case.call(0, 0, 3)
+        about = "A cache without positions and sequences without tokens."
+        case = begin(f"no-positions-layout{cache_layout}", about, "f32 f32", max_s=0, cache_layout=cache_layout)
+        yield case.call(2, 0, 0)
+    about = "Neither heads nor anything to move."
+    yield begin("no-heads", about, "f16 int8 f16", num_heads=0, quant_bit=8).call(2, 1, 2)
+
+
+def chains() -> Iterator[StaticCase]:
+    """Several calls on one cache, as a server makes them."""
+    for number, (quant_bit, types) in enumerate(
+        ((0, "f16 f16"), (0, "f16 f32"), (0, "int8 int8"), (8, "f32 int8 f16"), (4, "f16 int4 f32"))
+    ):
+        about = "A prompt of 3 tokens, two decode steps, a chunk of 2; then a smaller batch begins anew."
+        label = types.replace(" ", "-")
+        attributes = dict(quant_bit=quant_bit, cache_layout=number % 2, num_layer=2, layer_idx=number % 2, num_repeat=2)
+        case = begin(f"chain-{label}", about, types, num_heads=1, max_s=8, **attributes)
+        yield case.call(3, 0, 3).call(3, 3, 1).call(3, 4, 1).call(3, 5, 2).call(2, 0, 2).call(2, 2, 1)

@@ -1,0 +1,78 @@
+"""Values: bits that must be kept, roundings, and values that are not finite. The arithmetic's own cases are those of
+dynamic batching; these show that it is the same here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from oracle.static_batching import STATIC_LAYOUTS
+
+from .. import groups
+from ..arithmetic import NON_FINITE_WHY, QMAX, T1S
+from ..bits import random_bits
+from ..conversion import NAN_WHY
+from .case import StaticCase, begin
+
+
+def cases() -> Iterator[StaticCase]:
+    """Everything of this module."""
+    yield from bits_kept()
+    yield from converted()
+    for (T1, T3), quant_bit, cache_layout in product((("f32", "f32"), ("f16", "f32")), (8, 4), STATIC_LAYOUTS):
+        if (T1 == "f32") == (cache_layout == 0):
+            yield rounding(T1, T3, quant_bit, cache_layout)
+            yield non_finite(T1, T3, quant_bit, cache_layout)
+
+
+def bits_kept() -> Iterator[StaticCase]:
+    """Where T1 is T2, bytes are copied, those of a NaN too."""
+    for (T, element), cache_layout in product((("f32", "float32"), ("f16", "float16")), STATIC_LAYOUTS):
+        name = f"random-bits-kept-{T}-layout{cache_layout}"
+        values = random_bits(f"{name} current", (2, 3, 2, 8), element)
+        case = begin(
+            name, "Random bit patterns are stored and loaded as they are.", f"{T} {T}", cache_layout=cache_layout
+        )
+        yield case.call(2, 1, 3, current_key=values, current_value=values[::-1].copy())
+
+
+def converted() -> Iterator[StaticCase]:
+    """Between float types: ties, overflow, denormals, NaN and infinities."""
+    finite = [1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, -(2**-25), 1.5 * 2**-24, -0.0, 3.4e38]
+    values = np.array(finite * 2, np.float32).reshape(2, 1, 1, 8)
+    about = "float32 into a float16 cache: round to nearest, ties to even."
+    case = begin("f32-to-f16-cache", about, "f32 f16", num_heads=1, max_s=2)
+    yield case.call(2, 1, 1, current_key=values, current_value=-values)
+    special = np.array([np.nan, np.inf, -np.inf, -np.nan, 1, -1, 0, 65504] * 2).reshape(2, 1, 1, 8)
+    for T1, T2, element in (("f32", "f16", np.float32), ("f16", "f32", np.float16)):
+        about = "NaN and infinities pass through a cache of the other float type."
+        case = begin(f"{T1}-to-{T2}-cache-nan-inf", about, f"{T1} {T2}", num_heads=1, max_s=2, any_nan=NAN_WHY)
+        yield case.call(2, 1, 1, current_key=special.astype(element), current_value=-special.astype(element))
+
+
+def rounding(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
+    """Quotients at and beside ties."""
+    parts = [groups.ties(T1S[T1], QMAX[quant_bit]), groups.near_ties(T1S[T1], QMAX[quant_bit])]
+    values = np.concatenate([*parts, groups.around_eps(T1S[T1], QMAX[quant_bit])])
+    values = values[: len(values) // 2 * 2].reshape(2, 1, 1, -1)
+    name = f"rounding-{T1}-int{quant_bit}-{T3}-layout{cache_layout}"
+    about = "Quotients of k + 1/2, one float beside, and steps around 1e-5."
+    attributes = dict(quant_bit=quant_bit, quant_group=groups.GROUP, cache_layout=cache_layout)
+    sizes = dict(num_heads=1, head_dim=values.shape[-1], max_b=2, max_s=1)
+    case = begin(name, about, f"{T1} int{quant_bit} {T3}", **sizes, **attributes)
+    return case.call(2, 0, 1, current_key=values, current_value=-values)
+
+
+def non_finite(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
+    """NaN and Inf make their group load as NaN, in this call and in the next, and change no other group or sequence."""
+    values = np.tile(np.array([1, -2, 3, 0.5, -0.25, 0, 4, -4], T1S[T1]), (2, 2, 2, 2))
+    values[0, 1, 0, 3] = np.nan
+    values[1, 0, 1, 8] = np.inf
+    values[1, 1, 1, 15] = -np.inf
+    name = f"non-finite-{T1}-int{quant_bit}-{T3}-layout{cache_layout}"
+    about = "A NaN and infinities in three groups: these load as NaN, then and in the next call; no other group does."
+    attributes = dict(quant_bit=quant_bit, quant_group=8, cache_layout=cache_layout)
+    case = begin(name, about, f"{T1} int{quant_bit} {T3}", head_dim=16, any_nan=NON_FINITE_WHY, **attributes)
+    return case.call(2, 1, 2, current_key=values, current_value=values[:, ::-1].copy()).call(2, 3, 1)

@@ -1,0 +1,179 @@
+//! The operator: checked attributes, and the ways to make a call.
+
+use kvcache_kernels::Workers;
+use kvcache_schema::{ElementType, StaticAttributes, TypeCombination};
+use ndarray::Array4;
+
+use super::attributes::StaticConfig;
+use super::call::StaticCall;
+use super::infer::{self, StaticInputDims};
+use super::inputs::StaticInputs;
+use super::layers::StaticLayers;
+use super::validate as checks;
+use crate::backend::Backend;
+use crate::call::Outputs;
+use crate::error::Error;
+use crate::infer::Dim;
+use crate::operator::allocate;
+use crate::tensor::{Element, TensorMut, TensorRef};
+use crate::validate;
+
+/// The operator `KeyValueCache` of static batching with checked attributes.
+///
+/// It holds no other state and can be used by several threads at once.
+///
+/// ```
+/// use kvcache_op::{Serial, StaticAttributes, StaticInputs, StaticKeyValueCache};
+/// use ndarray::{Array4, Array6};
+///
+/// # fn main() -> Result<(), kvcache_op::Error> {
+/// let op = StaticKeyValueCache::new(StaticAttributes { num_repeat: 4, ..StaticAttributes::default() })?;
+/// let mut cache = Array6::<f32>::zeros((8, 1, 2, 1024, 2, 64)); // (MaxB, L, 2, MaxS, H, Dh): cache_layout 0
+/// let current = Array4::<f32>::ones((3, 5, 2, 64)); // three sequences of 5 tokens
+/// let inputs =
+///     StaticInputs { current_key: (&current).into(), current_value: (&current).into(), start_pos: (&7).into() };
+/// let (key, _value) = op.run_alloc::<f32>(&inputs, (&mut cache).into(), None, &Serial)?;
+/// assert_eq!(key.dim(), (3, 12, 8, 64));
+/// assert_eq!((key[[2, 6, 7, 63]], key[[2, 7, 7, 63]]), (0.0, 1.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct StaticKeyValueCache {
+    attributes: StaticAttributes,
+    config: StaticConfig,
+    backend: Backend,
+}
+
+impl StaticKeyValueCache {
+    /// The operator with these attributes, on the fast CPU kernel.
+    ///
+    /// # Errors
+    /// [`Error::AttributeOutOfRange`].
+    pub fn new(attributes: StaticAttributes) -> Result<Self, Error> {
+        Ok(Self { config: StaticConfig::new(&attributes)?, attributes, backend: Backend::default() })
+    }
+
+    /// The same operator on another kernel.
+    #[must_use]
+    pub fn with_backend(self, backend: Backend) -> Self {
+        Self { backend, ..self }
+    }
+
+    /// The attributes as they were checked.
+    #[cfg(feature = "cuda")]
+    pub(super) fn config(&self) -> &StaticConfig {
+        &self.config
+    }
+
+    /// The attributes that the operator was made with.
+    pub fn attributes(&self) -> &StaticAttributes {
+        &self.attributes
+    }
+
+    /// Checks that the types of `current_key`, `current_value`, `cache` and `scale` go together.
+    ///
+    /// # Errors
+    /// [`Error::IllegalTypes`], [`Error::ScaleMissing`], [`Error::TypeMismatch`].
+    pub fn check_types(
+        &self,
+        current_key: ElementType,
+        current_value: ElementType,
+        cache: ElementType,
+        scale: Option<ElementType>,
+    ) -> Result<(), Error> {
+        let quant_bit = self.attributes.quant_bit;
+        validate::types(TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale }, current_value)
+    }
+
+    /// The shape of `key` and of `value`, as far as it is known before a call.
+    pub fn infer_shape(&self, inputs: &StaticInputDims<'_>) -> [Dim; 4] {
+        infer::infer(&self.config, inputs)
+    }
+
+    /// Checks a call; nothing is written yet. [`StaticCall::output_shape`] is then known, and [`StaticCall::run`] does
+    /// the work.
+    ///
+    /// # Errors
+    /// Every [`Error`] that concerns the inputs, `cache` or `scale`.
+    pub fn check<'a>(
+        &self,
+        inputs: &StaticInputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+    ) -> Result<StaticCall<'a>, Error> {
+        let StaticInputs { current_key, current_value, start_pos } = inputs;
+        let t3 = scale.as_ref().map(|scale| scale.element);
+        self.check_types(current_key.element, current_value.element, cache.element, t3)?;
+        let current = checks::Current::Tensors([current_key, current_value]);
+        let checked = checks::tensors(&self.config, current_key.element, current, start_pos, &cache, scale.as_ref())?;
+        // SAFETY: `start_pos` is a `TensorRef` of the host, whose type, shape and memory have just been checked.
+        let checked = unsafe { checked.at(start_pos) }?;
+        Ok(StaticCall::new(self.backend, checked))
+    }
+
+    /// Checks what the calls of all layers of one step have in common: the sequences, cache and scale. `t1` is the type
+    /// of each layer's `current_key` and `current_value`, `batch` and `seqlen` are their first two axes. The attribute
+    /// `layer_idx` is not used; [`StaticLayers::layer`] makes the call of one layer, and checks what is its own.
+    ///
+    /// # Errors
+    /// Every [`Error`] that concerns `start_pos`, `cache` or `scale`.
+    pub fn check_layers<'a>(
+        &self,
+        t1: ElementType,
+        [batch, seqlen]: [usize; 2],
+        start_pos: &TensorRef<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+    ) -> Result<StaticLayers<'a>, Error> {
+        self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
+        let current = checks::Current::Later([batch, seqlen]);
+        let checked = checks::tensors(&self.config, t1, current, start_pos, &cache, scale.as_ref())?;
+        // SAFETY: as in `check`.
+        let checked = unsafe { checked.at(start_pos) }?;
+        Ok(StaticLayers::new(self.config.num_layer, self.backend, checked))
+    }
+
+    /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
+    /// for usual batches.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run<'a>(
+        &self,
+        inputs: &StaticInputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        outputs: Outputs<'a>,
+        workers: &dyn Workers,
+    ) -> Result<(), Error> {
+        self.check(inputs, cache, scale)?.run(outputs, workers)
+    }
+
+    /// As [`run`](Self::run), with outputs allocated here: `key` and `value`, of the type of `current_key`.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run_alloc<'a, T: Element>(
+        &self,
+        inputs: &StaticInputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        workers: &dyn Workers,
+    ) -> Result<(Array4<T>, Array4<T>), Error> {
+        let call = self.check(inputs, cache, scale)?;
+        let shape = call.output_shape();
+        let (mut key, mut value) = (allocate::<T, _>("key", shape)?, allocate::<T, _>("value", shape)?);
+        // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call
+        // is over; a call writes outputs and does not read them.
+        let outputs = unsafe {
+            Outputs {
+                key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),
+                value: TensorMut::from_raw_parts(T::TYPE, shape, value.as_mut_ptr().cast()),
+            }
+        };
+        call.run(outputs, workers)?;
+        // SAFETY: `run` has returned `Ok`, so it has written every element of both outputs.
+        Ok(unsafe { (key.assume_init(), value.assume_init()) })
+    }
+}
