@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file
 
 from compare import assert_same_arrays, assert_same_bits, assert_within
 from node import OPERATORS, node_model, run_node, session_of, types_of
+from test_golden import in_signature
 
 CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "golden/attention_cases").glob("*/case.yaml"))
-
-# The types in the operators' signatures: an input of another type is refused by ONNX Runtime itself, which names it and
-# the type as the cases ask, but has no kinds of errors.
-ROWS = {"float32", "float16", "int8"}
-SIGNATURE = dict(query=ROWS, key=ROWS, value=ROWS, current_key=ROWS, current_value=ROWS)
-SIGNATURE |= dict(cache=ROWS | {"uint8"}, scale={"float32", "float16"})  # uint8: packed int4
-ANY = "attn_mask"
-
-
-def in_signature(inputs: dict[str, np.ndarray]) -> bool:
-    """Whether the operators are registered for arrays of these types."""
-    return all(x.dtype.name in SIGNATURE.get(name, {"int64"}) for name, x in inputs.items() if name != ANY)
 
 
 def test_there_are_cases() -> None:
@@ -50,7 +38,7 @@ def test_case(folder: Path) -> None:
             before = {name: array.copy() for name, array in state.items()}
             with pytest.raises(Exception) as refusal:
                 run_node(session_of(model), inputs, int4_shape)
-            for mention in [f"{step['error']}: "] * in_signature(inputs) + step["mentions"]:
+            for mention in [f"{step['error']}: "] * in_signature(case["operator"], inputs) + step["mentions"]:
                 assert str(mention) in str(refusal.value)
             assert_same_arrays(state, before)
         else:

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from onnx import TensorProto
 from safetensors.numpy import load_file
 
 from compare import assert_same_bits
-from device_call import DeviceArray, device_call, why_no_gpu
-from node import INPUTS, node_model, types_of
+from device_call import DeviceArray, device_call, device_session, why_no_gpu
+from node import INPUTS, OPERATORS, node_model, types_of
 from oracle_call import oracle_call
 from ragged import RaggedCache
-from setting import LEGAL_TYPES, Setting
+from setting import FLOAT, LEGAL_TYPES, Setting
 from test_golden import CASES
 from test_random import random_current, random_setting
 
@@ -31,6 +32,16 @@ def gpu() -> None:
         pytest.exit(f"NOT RUN, nothing of the CUDA provider is tested: {why_no_gpu()}", returncode=77)
     if why_no_gpu():
         pytest.skip(why_no_gpu())
+
+
+@pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
+def test_an_operator_without_a_kernel_is_refused(operator: str) -> None:
+    """Its node would run on the CPU, on copies of the cache: refused when the session is made."""
+    required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
+    rows = ("query", "key", "value", "current_key", "current_value", "cache")
+    types = {name: FLOAT if name in rows else TensorProto.INT64 for name in required}
+    with pytest.raises(Exception, match=f"{operator} node 'cached': there is no CUDA kernel"):
+        device_session(node_model(types, dict(num_heads=2, head_dim=8), operator=operator))
 
 
 def legal(folder: Path) -> bool:

@@ -46,14 +46,14 @@ pub(crate) enum Error {
         output: &'static str,
     },
     /// An input that has elements of a type that no operator knows.
-    #[error("type_mismatch: {name} is of type {got}, expected {expected}")]
+    #[error("type_mismatch: {name} is of type {}, expected {}", name_of(*got), names(expected))]
     ElementType {
         /// The input.
         name: &'static str,
         /// Its type.
         got: TensorElementType,
-        /// The type it must have.
-        expected: ElementType,
+        /// The types that operators take.
+        expected: &'static [ElementType],
     },
     /// A required input or output is not there.
     #[error("{name} is missing")]
@@ -104,4 +104,14 @@ pub(crate) enum Error {
     /// A panic, caught before it reached the runtime.
     #[error("the operator panicked, which is a defect of this library: {0}")]
     Panic(String),
+}
+
+/// The name of a type as the operators would spell it, like `bool` or `float64`.
+fn name_of(element: TensorElementType) -> String {
+    format!("{element:?}").to_lowercase()
+}
+
+/// The types' names, in words.
+fn names(types: &[ElementType]) -> String {
+    types.iter().map(|element| element.name()).collect::<Vec<_>>().join(" or ")
 }

@@ -36,8 +36,8 @@ impl NodeKernel {
         definition: &'static Definition,
         types: &NodeTypes,
     ) -> Result<Self, Error> {
-        let compute = (definition.on_cpu)(&Node::new(context, definition, types)?)?;
-        Ok(Self { definition, types: types.clone(), compute })
+        let node = Node::new(context, definition, types)?;
+        Ok(Self { definition, types: node.types().clone(), compute: (definition.on_cpu)(&node)? })
     }
 
     fn run(&self, context: &ComputeContext) -> Result<(), Error> {

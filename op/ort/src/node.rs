@@ -4,29 +4,30 @@ use std::ptr;
 
 use kvcache_op::ElementType;
 use ort::operator::KernelContext;
-use ort::value::DynTensorValueType;
+use ort::sys::{ONNXTensorElementDataType, OrtTypeInfo};
+use ort::value::{DynTensorValueType, TensorElementType};
 use ort::{AsPointer, ortsys};
 
 use crate::attributes::{self, NodeAttributes};
 use crate::definition::{Definition, Role};
 use crate::error::Error;
-use crate::node_types::NodeTypes;
+use crate::node_types::{NodeTypes, element_type};
 
 /// A node for which a kernel is being made, on any provider.
 pub(crate) struct Node<'a> {
     context: &'a KernelContext<'a>,
-    types: &'a NodeTypes,
+    types: NodeTypes,
 }
 
 impl<'a> Node<'a> {
     /// The node that `context` describes, for which ONNX Runtime has chosen the operator of these types.
     ///
     /// # Errors
-    /// If what the node writes would not be the caller's.
+    /// If what the node writes would not be the caller's, or an input is of a type that no operator knows.
     pub(crate) fn new(
         context: &'a KernelContext<'a>,
         definition: &'static Definition,
-        types: &'a NodeTypes,
+        types: &NodeTypes,
     ) -> Result<Self, Error> {
         if definition.has_state() && is_retyped(context)? {
             return Err(Error::Retyped { output: definition.outputs[0] });
@@ -37,10 +38,15 @@ impl<'a> Node<'a> {
             constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
         };
         let mut inputs = definition.inputs.iter().enumerate();
-        match inputs.find(|&(index, name)| Role::of(name).is_state() && is_held(index)) {
-            Some((_, name)) => Err(Error::Initializer { name }),
-            None => Ok(Self { context, types }),
+        if let Some((_, name)) = inputs.find(|&(index, name)| Role::of(name).is_state() && is_held(index)) {
+            return Err(Error::Initializer { name });
         }
+        Ok(Self { context, types: types.completed(|index| read_type(context, index, definition.inputs[index]))? })
+    }
+
+    /// The types of its inputs.
+    pub(crate) fn types(&self) -> &NodeTypes {
+        &self.types
     }
 
     /// Its attributes; absent ones have their defaults.
@@ -51,21 +57,69 @@ impl<'a> Node<'a> {
         attributes::of_kernel(self.context)
     }
 
-    /// The type of its input at `index`, which must have one.
+    /// The type of its input at `index`, which is not optional, or which it has.
     pub(crate) fn element(&self, index: usize) -> ElementType {
-        self.types.input(index).expect("an input of a type that the operator is chosen by")
+        self.types.input(index).expect("an input that the node has, of a type that was read")
     }
 
     /// Whether it has an input at `index`: an optional one may be left out, or have the empty name.
     pub(crate) fn has_input(&self, index: usize) -> Result<bool, Error> {
-        // `KernelContext::inputs` would do, but fails for an input with the empty name.
-        let (mut count, mut name_len) = (0, 0);
-        ortsys![unsafe KernelInfo_GetInputCount(self.context.ptr(), &mut count)?];
-        if index >= count {
-            return Ok(false);
+        has_input(self.context, index)
+    }
+}
+
+/// Whether the node has an input at `index`.
+fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
+    // `KernelContext::inputs` would do, but fails for an input with the empty name.
+    let (mut count, mut name_len) = (0, 0);
+    ortsys![unsafe KernelInfo_GetInputCount(context.ptr(), &mut count)?];
+    if index >= count {
+        return Ok(false);
+    }
+    ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut name_len)?];
+    Ok(name_len > 1) // the closing NUL counts
+}
+
+/// The type of the input at `index`, called `name`; `None` if the node does not have it, or if it is a mask of a type
+/// that no operator knows, which may turn out to have no elements.
+fn read_type(context: &KernelContext<'_>, index: usize, name: &'static str) -> Result<Option<ElementType>, Error> {
+    if !has_input(context, index)? {
+        return Ok(None);
+    }
+    let info = TypeInfo::of_input(context, index)?;
+    let (role, got) = (Role::of(name), info.element()?);
+    match element_type(got) {
+        None if role != Role::Mask => Err(Error::ElementType { name, got, expected: role.types() }),
+        // The operator refuses one of another role.
+        known => Ok(known),
+    }
+}
+
+/// The runtime's description of an input's type.
+struct TypeInfo(*mut OrtTypeInfo);
+
+impl TypeInfo {
+    fn of_input(context: &KernelContext<'_>, index: usize) -> Result<Self, Error> {
+        let mut info = ptr::null_mut();
+        ortsys![unsafe KernelInfo_GetInputTypeInfo(context.ptr(), index, &mut info)?];
+        Ok(Self(info))
+    }
+
+    /// The type of the elements of a tensor, which every input is by the operators' definitions.
+    fn element(&self) -> Result<TensorElementType, Error> {
+        let mut tensor = ptr::null();
+        ortsys![unsafe CastTypeInfoToTensorInfo(self.0, &mut tensor)?];
+        let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        if !tensor.is_null() {
+            ortsys![unsafe GetTensorElementType(tensor, &mut element)?];
         }
-        ortsys![unsafe KernelInfo_GetInputName(self.context.ptr(), index, ptr::null_mut(), &mut name_len)?];
-        Ok(name_len > 1) // the closing NUL counts
+        Ok(element.into())
+    }
+}
+
+impl Drop for TypeInfo {
+    fn drop(&mut self) {
+        ortsys![unsafe ReleaseTypeInfo(self.0)];
     }
 }
 

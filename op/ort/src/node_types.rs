@@ -7,24 +7,43 @@ use ort::value::TensorElementType;
 
 use crate::definition::Role;
 
-/// The types of a node's inputs, by position. ONNX Runtime chooses among the operators of one name by the types of a
-/// node's inputs, and checks what a caller feeds against the model: in a call tensors have the types of the operator
-/// chosen. An input that may be of any type, and one that the node leaves out, say nothing.
+/// The types of a node's inputs, by position; `None` where a node leaves the input out, or where it may be any.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct NodeTypes(Arc<[Option<ElementType>]>);
 
 impl NodeTypes {
-    /// Every choice of types that an operator with these inputs is registered for.
+    /// Every choice of types that an operator with these inputs is registered for. ONNX Runtime chooses among them by
+    /// the types of a node's inputs; an input whose type is `None` plays no part in that.
+    ///
+    /// - The first input decides the type of the outputs.
+    /// - The cache cannot be left open: the oldest runtimes do not count int4 among all types.
+    /// - An index of another type is refused by the runtime itself, which names it and the type.
+    /// - All others are read from the node: a refusal then names them and their types, and the operators are few, for
+    ///   the runtime goes through all of them for each node.
     pub(crate) fn all(inputs: &[&str]) -> Vec<Self> {
         let mut choices = vec![Vec::with_capacity(inputs.len())];
-        for types in inputs.iter().map(|input| Role::of(input).types()) {
+        for (index, role) in inputs.iter().map(|input| Role::of(input)).enumerate() {
+            let types: Vec<_> = match role {
+                Role::Rows if index > 0 => vec![None],
+                Role::Scale | Role::Mask => vec![None],
+                Role::Rows | Role::Cache | Role::Index => role.types().iter().copied().map(Some).collect(),
+            };
             let longer = |choice: Vec<_>| types.iter().map(move |&element| [choice.as_slice(), &[element]].concat());
             choices = choices.into_iter().flat_map(longer).collect();
         }
         choices.into_iter().map(|choice| Self(choice.into())).collect()
     }
 
-    /// The type of the input at `index`; `None` if it may be any.
+    /// The same types, and of each input without one what `read` gives.
+    pub(crate) fn completed<E>(
+        &self,
+        mut read: impl FnMut(usize) -> Result<Option<ElementType>, E>,
+    ) -> Result<Self, E> {
+        let complete = |(index, &known): (usize, &Option<_>)| if known.is_some() { Ok(known) } else { read(index) };
+        Ok(Self(self.0.iter().enumerate().map(complete).collect::<Result<_, E>>()?))
+    }
+
+    /// The type of the input at `index`, if it has one.
     pub(crate) fn input(&self, index: usize) -> Option<ElementType> {
         self.0[index]
     }
@@ -60,14 +79,18 @@ mod tests {
     #[test]
     fn every_choice_of_types_is_there_once() {
         for (inputs, expected) in [
-            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 3 * 3 * 4 * 2),
-            (&["query", "key", "attn_mask"], 3 * 3),
+            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 3 * 4),
+            (&["query", "key", "attn_mask"], 3),
         ] {
             let choices = NodeTypes::all(inputs);
             assert_eq!(choices.len(), expected);
             assert_eq!(choices.iter().collect::<HashSet<_>>().len(), expected);
-            for (index, input) in inputs.iter().enumerate() {
-                assert!(choices.iter().all(|types| Role::of(input).types().contains(&types.input(index))));
+            for types in choices {
+                let read = types.completed(|index| Ok::<_, ()>(Some(Role::of(inputs[index]).types()[1]))).unwrap();
+                for (index, input) in inputs.iter().enumerate() {
+                    assert!(Role::of(input).types().contains(&read.input(index).unwrap()));
+                    assert!(types.input(index).is_none_or(|known| read.input(index) == Some(known)));
+                }
             }
         }
     }

@@ -3,8 +3,7 @@
 //! A node has a dozen tensors, and a call may move a few kilobytes only, so what counts is how often the runtime is
 //! asked. `ort` makes a value of each tensor, with its type and the names of its dimensions, in three allocations. Here
 //! a tensor's address and shape are asked for, and nothing else:
-//! - its type is the one that the runtime has chosen the operator by (see [`NodeTypes`]), or is asked for with the
-//!   shape;
+//! - its type is the node's (see [`NodeTypes`]), since the runtime checks what a caller feeds against the model;
 //! - it lies where the provider's operator wants it: the runtime copies what lies elsewhere before the call;
 //! - an output has the shape that was asked for.
 //!
@@ -21,7 +20,7 @@ use ort::{AsPointer, ortsys};
 use smallvec::{SmallVec, smallvec};
 
 use crate::api_1_24::TypeAndShapeReference;
-use crate::definition::Definition;
+use crate::definition::{Definition, Role};
 use crate::error::Error;
 use crate::node_types::{NodeTypes, element_type};
 use crate::runtime::tensor_type_and_shape_reference;
@@ -49,8 +48,8 @@ impl<'a> CallTensors<'a> {
     pub(crate) fn read(&self, index: usize) -> Result<TensorRef<'a>, Error> {
         let (element, value) = self.input(index)?;
         let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: the runtime's tensor has this type, by the choice of the operator, and this shape and address, as it
-        // has just said. It is contiguous, initialized, and stays for 'a.
+        // SAFETY: the runtime's tensor has the node's type, and this shape and address, as it has just said. It is
+        // contiguous, initialized, and stays for 'a.
         Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
     }
 
@@ -64,7 +63,7 @@ impl<'a> CallTensors<'a> {
         if shape.contains(&0) {
             return Ok(None);
         }
-        let (name, expected) = (self.definition.inputs[index], self.types.t1());
+        let (name, expected) = (self.definition.inputs[index], Role::Mask.types());
         let element = element_type(got).ok_or(Error::ElementType { name, got, expected })?;
         // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
         // initialized, and stays for 'a.
@@ -89,9 +88,9 @@ impl<'a> CallTensors<'a> {
         Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 
-    /// The type and handle of the input at `index`, which the node has, and whose type the operator is chosen by.
+    /// The type and handle of the input at `index`, which the node has.
     pub(crate) fn input(&self, index: usize) -> Result<(ElementType, NonNull<OrtValue>), Error> {
-        let element = self.types.input(index).expect("an input of a type that the operator is chosen by");
+        let element = self.types.input(index).expect("an input that the node has, of a type that was read");
         Ok((element, self.value(index)?))
     }
 

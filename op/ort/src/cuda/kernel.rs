@@ -56,7 +56,12 @@ impl CudaKernel {
         let ordinal = usize::try_from(allocator.memory_info().device_id()).unwrap_or(usize::MAX);
         let compute = on_device(&node, ordinal)?;
         // The runtime's context is the device's primary one.
-        Ok(Self { definition, types: types.clone(), compute, status: StatusWord::new(&primary_context(ordinal)?)? })
+        Ok(Self {
+            definition,
+            types: node.types().clone(),
+            compute,
+            status: StatusWord::new(&primary_context(ordinal)?)?,
+        })
     }
 
     fn run(&self, context: &ComputeContext) -> Result<(), Error> {
