@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from kvcache_ops.manager import Append, CacheSpec, CapacityError, HostMemory, Ma
 from managed import make, make_spec
 from node import node_model, node_types
 from setting import FLOAT
-
-README = Path(__file__).resolve().parents[1] / "python/README.md"
 
 SIGNATURES = {
     CacheSpec: "(*, num_layer, num_heads, head_dim, max_t, cache_type='float16', scale_type=None, quant_bit=0, "
@@ -173,10 +170,3 @@ def test_the_library_is_registered() -> None:
     model = node_model(node_types(FLOAT, FLOAT), {})
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["key", "value"]
-
-
-def test_the_example_of_the_readme_runs() -> None:
-    """As it stands; it ends with assertions of its own."""
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert "assert" in code
-    exec(compile(code, README.name, "exec"), {})
