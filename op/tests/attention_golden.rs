@@ -5,6 +5,8 @@
 mod attention;
 #[path = "common/backends.rs"]
 mod backends;
+#[path = "common/memory.rs"]
+mod memory;
 
 use attention::Attention;
 use kvcache_golden::attention::{cases, run};

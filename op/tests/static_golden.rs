@@ -2,6 +2,8 @@
 
 #[path = "common/backends.rs"]
 mod backends;
+#[path = "common/memory.rs"]
+mod memory;
 #[path = "common/static_operator.rs"]
 mod static_operator;
 

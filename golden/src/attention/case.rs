@@ -1,6 +1,7 @@
 //! A case: a node, its state, and calls with the expected results.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use kvcache_schema::{CacheAttentionAttributes, ElementType, multi_head_attention, multi_head_cache_attention};
 
@@ -42,6 +43,8 @@ impl Operator {
 pub struct Case {
     /// The name of its folder.
     pub name: String,
+    /// Its folder.
+    pub folder: PathBuf,
     /// The rule of the specification that it tests.
     pub about: String,
     /// The operator.

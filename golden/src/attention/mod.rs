@@ -7,6 +7,7 @@
 mod case;
 mod compare;
 mod implementation;
+mod program;
 mod read;
 mod run;
 

@@ -91,6 +91,7 @@ fn read_case(folder: &Path) -> Result<Case, Cause> {
     });
     Ok(Case {
         name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        folder: folder.to_owned(),
         about: file.about,
         operator,
         attributes,

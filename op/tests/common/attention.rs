@@ -1,15 +1,13 @@
 //! The attention operators as the conformance suite sees them.
 
-#[path = "memory.rs"]
-mod memory;
-
 use kvcache_golden::attention::{CallResult, Case, Implementation, Operator, Step};
 use kvcache_golden::{Outcome, Tensor};
 use kvcache_op::{
     AttentionBackend, AttentionCall, AttentionInputs, Backend, CacheAttentionInputs, Error, IndexInputs, Inputs,
     MultiHeadAttention, MultiHeadCacheAttention, Workers,
 };
-use memory::{read, write};
+
+use crate::memory::{read, write};
 
 /// Backends of the operators, on some threads.
 pub struct Attention<W> {

@@ -1,11 +1,9 @@
 //! The operator as the conformance suite sees it.
 
-#[path = "memory.rs"]
-mod memory;
-
 use kvcache_golden::{CallResult, Case, Implementation, Outcome, Outputs, Step, Tensor};
 use kvcache_op::{Backend, Error, IndexInputs, Inputs, KeyValueCache, Workers};
-use memory::{read, write};
+
+use crate::memory::{read, write};
 
 /// A backend of the operator, on some threads.
 pub struct Operator<W> {

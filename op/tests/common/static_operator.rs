@@ -1,12 +1,10 @@
 //! The operator of static batching as the conformance suite sees it.
 
-#[path = "memory.rs"]
-mod memory;
-
 use kvcache_golden::static_batching::{Case, Step, StepInputs};
 use kvcache_golden::{CallResult, Implementation, Outcome, Outputs, Tensor};
 use kvcache_op::{Backend, Error, StaticAttributes, StaticInputs, StaticKeyValueCache, Workers};
-use memory::{read, write};
+
+use crate::memory::{read, write};
 
 /// A backend of the operator, on some threads.
 pub struct StaticOperator<W> {
