@@ -1,0 +1,17 @@
+"""Whole PMX exports in ONNX Runtime.
+
+    model = kvcache_ops.pmx.lower(onnx.load("export/model_slice_0/model.onnx"))
+    onnx.save(model, "model.onnx")
+
+Needs the package `onnx`, which `pip install kvcache_ops[onnx]` brings.
+"""
+
+from __future__ import annotations
+
+from kvcache_ops._optional import require
+
+require("onnx")
+
+from kvcache_ops.pmx._lower import lower  # noqa: E402
+
+__all__ = ["lower"]

@@ -1,0 +1,180 @@
+"""Makes a PMX export run in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.pmx._attention import ATTENTION_OPSET
+from kvcache_ops.pmx._call import Call, Refusal
+from kvcache_ops.pmx._functions import Functions
+from kvcache_ops.pmx._masks import known_shapes, open_masks, without_absent
+from kvcache_ops.pmx._operators import DYNAMIC_DOMAINS, PACKED_ATTENTION, STATIC_DOMAINS, is_native, lowering_of
+from kvcache_ops.pmx._opset import lift, opset_of
+
+# The first opset that has the operators which the functions are made of, in the form in which they use them.
+FUNCTION_OPSET = 18
+# What only MultiHeadAttention has of the attributes of MultiHeadCacheAttention; KeyValueCache has the others.
+_ATTENTION_ATTRIBUTES = {"num_heads", "head_dim", "is_causal", "is_alibi", "num_kv_heads"}
+
+
+def lower(
+    model: ModelProto,
+    *,
+    attention: Literal["native", "onnx"] = "native",
+    mask_rank: Literal[2, 3] | None = None,
+) -> ModelProto:
+    """The export `model` as a model that ONNX Runtime runs with the operators of this package; `model` is not changed.
+
+    Every operator of the domains `opmx` and `opmx.dynamic_batching` (in old exports `pmx` and `pmx.dynamic_batching`)
+    that the package has no operator for becomes a model-local function of the same domain. Graph inputs and outputs
+    keep their names, order and types: `kv_cache` and `kv_scale` are written in place as before.
+
+    `attention`: "native" leaves attention to this package's operators; "onnx" makes `KeyValueCache` and one `Attention`
+    of ONNX (opset 23) of it, for runtimes and tools that have that. Its memory is tokens times keys of the whole batch.
+
+    `mask_rank`: exports declare an attention mask of the shape [0], which no runtime lets a caller fill. 2 makes it
+    [total_seqlen, mask_columns], 3 [num_heads, total_seqlen, mask_columns]; the caller then gives one in every call.
+    None leaves it [0] and unused, except where the model was exported with `auto_causal=False` (is_causal 0), which
+    needs a mask: there it means 2.
+
+    Weights are neither read nor converted: they may be external data of any size, loaded or not.
+
+    Raises `KvCacheError` with the kind "unsupported" for a model with nodes that cannot be lowered, all of which it
+    names with the reason; with "mask" for a `mask_rank` without a mask; with "opset" where onnx cannot lift the model.
+    """
+    if attention not in ("native", "onnx"):
+        raise KvCacheError(f"attention is {attention!r}, expected 'native' or 'onnx'", "argument")
+    if mask_rank not in (None, 2, 3):
+        raise KvCacheError(f"mask_rank is {mask_rank!r}, expected 2, 3 or None", "argument")
+    lowered = ModelProto()
+    lowered.CopyFrom(model)
+    if not any(_is_pmx(node) for graph in _graphs(lowered.graph) for node in graph.node):
+        return lowered
+    lift(lowered, ATTENTION_OPSET if attention == "onnx" else FUNCTION_OPSET)
+    open_masks(lowered, mask_rank)
+    lowering = _Lowering(lowered, attention)
+    for graph in _graphs(lowered.graph):
+        lowering.rewrite(graph)
+    if lowering.refused:
+        kinds = "\n".join(f"  {reason}" for reason in lowering.refused)
+        raise KvCacheError(f"{len(lowering.refused)} nodes cannot be lowered:\n{kinds}", "unsupported")
+    return lowered
+
+
+class _Lowering:
+    """The rewriting of one model, graph by graph. `refused` names what could not be lowered."""
+
+    def __init__(self, model: ModelProto, attention: str) -> None:
+        self.refused: list[str] = []
+        self._attention = attention
+        self._functions = Functions(model, opset_of(model))
+        self._local = {(function.domain, function.name) for function in model.functions}
+        self._shapes = known_shapes(model.graph)
+
+    def rewrite(self, graph: GraphProto) -> None:
+        """Puts what ONNX Runtime knows in the place of every node that it does not."""
+        shapes = self._shapes | known_shapes(graph)
+        makers = {name: node for node in graph.node for name in node.output}
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            if not _is_pmx(node) or (node.domain, node.op_type) in self._local:
+                nodes.append(node)
+                continue
+            node = without_absent(node, shapes)
+            for part in self._parts(node):
+                if is_native(part):
+                    nodes.extend(_as_the_library_takes_it(part, makers))
+                else:
+                    self._lower_node(part, shapes)
+                    nodes.append(part)
+        # They are copied before the originals go.
+        kept = [_copy(node) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(kept)
+
+    def _parts(self, node: NodeProto) -> list[NodeProto]:
+        """The nodes that take the place of an attention node where ONNX's Attention is wanted."""
+        if self._attention == "native" or not is_native(node) or node.op_type == "KeyValueCache":
+            return [node]
+        if node.op_type == "MultiHeadAttention":
+            node.op_type = PACKED_ATTENTION
+            return [node]
+        return _split(node)
+
+    def _lower_node(self, node: NodeProto, shapes: dict[str, list[int | str | None]]) -> None:
+        try:
+            lowering = lowering_of(node)
+            if lowering is None:
+                raise Refusal("the operator is not known here")
+            node.op_type = self._functions.stand_for(node, lowering(Call(node, shapes)))
+        except Refusal as reason:
+            self.refused.append(f"{node.domain}::{node.op_type} {node.name!r}: {reason}")
+
+
+def _is_pmx(node: NodeProto) -> bool:
+    return node.domain in STATIC_DOMAINS or node.domain in DYNAMIC_DOMAINS
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and those inside its nodes, these first."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+    yield graph
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _split(node: NodeProto) -> list[NodeProto]:
+    """A MultiHeadCacheAttention as a KeyValueCache and the attention over what that gives."""
+    query, current_key, current_value, *rest = node.input
+    seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen, cache, *optional = rest
+    rows = [f"{node.output[0]}/{name}" for name in ("key", "value")]
+    steps = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, cache]
+    scale = [name for name in optional[:1] if name]
+    stored = helper.make_node(
+        "KeyValueCache", [current_key, current_value, *steps, *scale], rows, f"{node.name}/KeyValueCache"
+    )
+    inputs = [query, *rows, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, *optional[1:]]
+    attended = helper.make_node(PACKED_ATTENTION, inputs, node.output, f"{node.name}/{PACKED_ATTENTION}")
+    for part in (stored, attended):
+        part.domain = node.domain
+    for attribute in node.attribute:
+        part = attended if attribute.name in _ATTENTION_ATTRIBUTES else stored
+        part.attribute.append(attribute)
+    return [stored, attended]
+
+
+def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> list[NodeProto]:
+    """The node with what the library expects of it, behind what else it needs."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type != "MultiHeadAttention" and "quant_group" in attributes:
+        # Exports without quantization write 0 for what has no effect there.
+        quant_bit = attributes.get("quant_bit")
+        if attributes["quant_group"].i == 0 and (quant_bit is None or quant_bit.i == 0):
+            node.attribute.remove(attributes["quant_group"])
+    index = {"KeyValueCache": 1, "MultiHeadCacheAttention": 2}.get(node.op_type)
+    if index is None:
+        return [node]
+    maker = makers.get(node.input[index])
+    if maker is None or maker.op_type == "Reshape":
+        return [node]
+    # Among nodes without float16 kernels some versions of ONNX Runtime make this one float32, which would store into a
+    # copy of the cache. They do not where one of its inputs comes from a Reshape.
+    value, name = node.input[index], f"{node.name}/current_value"
+    shape = helper.make_node(
+        "Constant", [], [f"{name}/shape"], f"{name}/shape", value=numpy_helper.from_array(np.zeros(3, np.int64))
+    )
+    kept = helper.make_node("Reshape", [value, f"{name}/shape"], [name], name)
+    node.input[index] = name
+    return [shape, kept, node]

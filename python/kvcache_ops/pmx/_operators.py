@@ -1,0 +1,60 @@
+"""Which operators are lowered, and to what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnx import NodeProto
+
+from kvcache_ops.pmx import _activations, _alibi, _experts, _linear, _norms, _positions
+from kvcache_ops.pmx._attention import multi_head_attention
+from kvcache_ops.pmx._body import Function
+from kvcache_ops.pmx._call import Call
+
+# The domains of exports since 2024-04-23, and those of earlier ones.
+STATIC_DOMAINS = frozenset({"opmx", "pmx"})
+DYNAMIC_DOMAINS = frozenset({"opmx.dynamic_batching", "pmx.dynamic_batching"})
+# What the library has in the dynamic domains.
+NATIVE = frozenset({"KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention"})
+# What stands for MultiHeadAttention where the library's operator is not to be used. The name is one that no runtime
+# and no library has.
+PACKED_ATTENTION = "PackedAttention"
+
+_STATIC: dict[str, Callable[[Call], Function]] = {
+    "ALiBiSlope": _alibi.alibi_slope,
+    "ColumnParallelLinear": _linear.linear,
+    "GELU": _activations.gelu,
+    "GeGLU": _activations.geglu,
+    "LayerNorm": _norms.layer_norm,
+    "Linear": _linear.linear,
+    "MoeColumnParallelLinear": _experts.moe_linear,
+    "MoeReduce": _experts.moe_reduce,
+    "MoeRowParallelLinear": _experts.moe_linear,
+    "MoeSelect": _experts.moe_select,
+    "ParallelEmbedding": _linear.parallel_embedding,
+    "RMSNorm": _norms.rms_norm,
+    "Reshape": _linear.reshape,
+    "RowParallelLinear": _linear.linear,
+    "SiLU": _activations.silu,
+    "SwiGLU": _activations.swiglu,
+    "Swish": _activations.swish,
+    "TensorParallelRMSNorm": _norms.tensor_parallel_rms_norm,
+}
+_DYNAMIC: dict[str, Callable[[Call], Function]] = {
+    "ALiBiMask": _alibi.alibi_mask,
+    PACKED_ATTENTION: multi_head_attention,
+    "PositionIndex": _positions.position_index,
+    "RotaryPositionEmbedding": _positions.rotary_position_embedding,
+}
+
+
+def is_native(node: NodeProto) -> bool:
+    """Whether the library has an operator for the node."""
+    return node.domain in DYNAMIC_DOMAINS and node.op_type in NATIVE
+
+
+def lowering_of(node: NodeProto) -> Callable[[Call], Function] | None:
+    """What makes the function that stands for the node's operator, if there is one."""
+    if node.domain in STATIC_DOMAINS:
+        return _STATIC.get(node.op_type)
+    return _DYNAMIC.get(node.op_type) if node.domain in DYNAMIC_DOMAINS else None

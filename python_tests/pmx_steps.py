@@ -1,0 +1,80 @@
+"""Three ragged steps on one cache, and the runs of an export over them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+
+from kvcache import cache_shape, create_session
+from node import quiet_options
+from pmx_numpy import NumpyModel
+from pmx_params import Params
+from ragged import RaggedCache
+
+# The sequences of each step, by number, and how many tokens each gets; the first ones decode.
+STEPS = [([0, 1, 2], [5, 1, 3], 0), ([1, 0, 3], [1, 1, 7], 2), ([3, 0, 2, 1], [1, 1, 4, 2], 2)]
+
+
+class Steps:
+    """The inputs of the steps, and the memory that the steps share."""
+
+    def __init__(self, params: Params, seed: int = 3, steps: list = STEPS) -> None:
+        random = np.random.default_rng(seed)
+        ragged = RaggedCache(random, [9, 8, 9, 10], params.page_size if params.cache_mode else None)
+        self.inputs = [self._inputs(params, random, ragged, *step) for step in steps]
+        axes = dict(num_layer=params.num_layers, num_heads=params.num_kv_heads, max_t=ragged.max_t)
+        shape = cache_shape(params.cache_layout, **axes, last=params.head_dim)
+        self.cache = np.zeros(shape, np.int8 if params.cache_quant_bit else params.element)
+        self.scale = None
+        if params.cache_quant_bit:
+            groups = params.head_dim // params.cache_quant_group
+            self.scale = np.zeros(cache_shape(params.cache_layout, **axes, last=groups), params.element)
+
+    @staticmethod
+    def _inputs(
+        params: Params, random: np.random.Generator, ragged: RaggedCache, members: list, seqlens: list, decoding: int
+    ) -> dict[str, np.ndarray]:
+        step = ragged.step(random, members, seqlens)
+        step["max_seqlen"], step["max_kvlen"] = step["max_seqlen"].reshape(1), step["max_kvlen"].reshape(1)
+        step["token_ids"] = random.integers(0, params.vocab_size, sum(seqlens))
+        step["decoding_batches"] = np.array([decoding])
+        step["attn_mask"] = np.zeros(0, params.element)
+        return step
+
+    def with_masks(self, params: Params, rank: int = 2, *, causal: bool = False) -> Steps:
+        """The steps with a mask each: random values, or causal blocks as a caller gives them without auto_causal."""
+        random = np.random.default_rng(11)
+        for step in self.inputs:
+            tokens, keys = int(step["seqstarts"][-1]), int(step["kvstarts"][-1])
+            columns = -(-keys // 16) * 16  # the exporter's own padding
+            shape = (tokens, columns) if rank == 2 else (params.num_heads, tokens, columns)
+            mask = np.zeros(shape) if causal else random.standard_normal(shape)
+            for b in range(len(step["start_pos"])) if causal else ():
+                rows = slice(*step["seqstarts"][b : b + 2])
+                keys_of = slice(*step["kvstarts"][b : b + 2])
+                n, m = rows.stop - rows.start, keys_of.stop - keys_of.start
+                mask[..., rows, keys_of] = np.where(np.tri(n, m, m - n) == 1, 0.0, -np.inf)
+            step["attn_mask"] = mask.astype(params.element)
+        return self
+
+    def expected(self, params: Params, weights: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The logits of the numpy model; afterwards `cache` and `scale` are what it has stored."""
+        model = NumpyModel(params, weights)
+        return [model.logits(step, self.cache, self.scale) for step in self.inputs]
+
+    def run(
+        self, model: ModelProto, params: Params, options: onnxruntime.SessionOptions | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | None]:
+        """The logits of the lowered model, and what it has stored in the caller's own arrays."""
+        session = create_session(model.SerializeToString(), options or quiet_options())
+        cache, scale = np.zeros_like(self.cache), None if self.scale is None else np.zeros_like(self.scale)
+        memory = {"kv_cache": cache, "kv_scale": scale, "kv_scale.1": np.zeros(0, params.element)}
+        names = [value.name for value in session.get_inputs()]
+        logits = []
+        for step in self.inputs:
+            fed = step | memory
+            if not step["attn_mask"].size:
+                fed = fed | {"attn_mask": np.zeros(0, params.element)}
+            logits += session.run(None, {name: fed[name] for name in names})
+        return logits, cache, scale
