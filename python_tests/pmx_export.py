@@ -31,7 +31,9 @@ class Exporter:
         getattr(self, f"_{self.params.family}")()
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "vocab_size"])
         initializers = [numpy_helper.from_array(array, name) for name, array in self.weights.items()]
-        graph = helper.make_graph(self.nodes, "main_graph", self._inputs(), [logits], initializers)
+        graph = helper.make_graph(
+            self.nodes, "main_graph", self._inputs(), [logits], initializers, value_info=self._value_info()
+        )
         opsets = [helper.make_opsetid("", 11)]
         opsets += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in self.nodes} - {""})]
         return helper.make_model(graph, ir_version=6, opset_imports=opsets, producer_name="pytorch")
@@ -53,6 +55,16 @@ class Exporter:
             declare("max_kvlen", int64, [1]),
             declare("kv_cache", TensorProto.INT8 if quantized else element, [*params.cache_shape, params.head_dim]),
             declare(self.scale, element, scale),
+        ]
+
+    def _value_info(self) -> list[ValueInfoProto]:
+        """The exporter's types of MoeSelect's outputs are in another order than the outputs, so they are wrong."""
+        element, int64 = ELEMENTS[self.params.element], TensorProto.INT64
+        return [
+            helper.make_tensor_value_info(name, element_type, None)
+            for node in self.nodes
+            if node.op_type == "MoeSelect"
+            for name, element_type in zip(node.output, [element, int64, int64, element])
         ]
 
     def _node(self, place: str, op: str, *inputs: str, outputs: int = 1, **attributes: object) -> list[str]:

@@ -68,17 +68,20 @@ class Params:
 def bigcode(**changes: object) -> Params:
     """The form of the StarCoder family: one key head, positions in an embedding, biases everywhere."""
     biases = dict.fromkeys(["attn_wqkv_bias_term", "attn_wo_bias_term", "ffn_linear_bias_term"], True)
-    return Params(**{"family": "bigcode", "num_kv_heads": 1, "cache_layout": 3, **biases, **changes})
+    sizes = dict(num_kv_heads=1, cache_layout=3, page_size=128)
+    return Params(**{"family": "bigcode", **sizes, **biases, **changes})
 
 
 def falcon(**changes: object) -> Params:
     """The form of the Falcon family: one LayerNorm for attention and feed forward, which run side by side."""
-    return Params(**{"family": "falcon", "num_kv_heads": 1, **changes})
+    sizes = dict(num_kv_heads=1, page_size=128, max_position_embeddings=2048)
+    return Params(**{"family": "falcon", **sizes, **changes})
 
 
 def mixtral(**changes: object) -> Params:
     """The form of the Mixtral family: experts, and biases of query, key and value."""
-    return Params(**{"family": "mixtral", "attn_wqkv_bias_term": True, **changes})
+    sizes = dict(page_size=128, max_position_embeddings=2048)
+    return Params(**{"family": "mixtral", "attn_wqkv_bias_term": True, **sizes, **changes})
 
 
 def random_weights(params: Params, seed: int = 7) -> dict[str, np.ndarray]:

@@ -12,8 +12,9 @@ from pmx_numpy import NumpyModel
 from pmx_params import Params
 from ragged import RaggedCache
 
-# The sequences of each step, by number, and how many tokens each gets; the first ones decode.
-STEPS = [([0, 1, 2], [5, 1, 3], 0), ([1, 0, 3], [1, 1, 7], 2), ([3, 0, 2, 1], [1, 1, 4, 2], 2)]
+# The sequences of each step, by number, how many tokens each gets, and how many of them decode: prompts, one of a
+# single token; a long prompt beside decoding ones and one that has no token; chunks of prompts beside decoding ones.
+STEPS = [([0, 1, 2], [5, 1, 3], 0), ([1, 0, 2, 3], [1, 1, 0, 7], 2), ([3, 0, 2, 1], [1, 1, 4, 2], 2)]
 
 
 class Steps:
@@ -74,7 +75,5 @@ class Steps:
         logits = []
         for step in self.inputs:
             fed = step | memory
-            if not step["attn_mask"].size:
-                fed = fed | {"attn_mask": np.zeros(0, params.element)}
             logits += session.run(None, {name: fed[name] for name in names})
         return logits, cache, scale

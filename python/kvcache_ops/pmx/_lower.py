@@ -57,6 +57,8 @@ def lower(
         return lowered
     lift(lowered, ATTENTION_OPSET if attention == "onnx" else FUNCTION_OPSET)
     open_masks(lowered, mask_rank)
+    # The exporter's types of inner values are wrong for MoeSelect, and nothing needs them.
+    del lowered.graph.value_info[:]
     lowering = _Lowering(lowered, attention)
     for graph in _graphs(lowered.graph):
         lowering.rewrite(graph)
