@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from kvcache_ops.pmx import lower
 from onnx import ModelProto
 
-from kvcache_ops.pmx import lower
 from node import quiet_options
 from pmx_export import export
 from pmx_params import Params, bigcode, falcon, mixtral, random_weights
@@ -54,9 +54,7 @@ def with_element(params: Params, element: str) -> Params:
     return Params(**{**vars(params), "element": element})
 
 
-def compare(
-    params: Params, steps: Steps, model: ModelProto, options: onnxruntime.SessionOptions | None = None
-) -> None:
+def compare(params: Params, steps: Steps, model: ModelProto, options: onnxruntime.SessionOptions | None = None) -> None:
     """Logits and stored rows are those of the numpy model, up to the rounding of the model's type."""
     logits, cache, scale = steps.run(model, params, options)
     expected = steps.expected(params, random_weights(params))

@@ -22,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("export", type=Path, help="the model that the PMX exporter wrote")
     command.add_argument("model", type=Path, help="where to write the model that runs")
     command.add_argument(
-        "--attention", choices=["native", "onnx"], default="native", help="this package's attention, or ONNX's (opset 23)"
+        "--attention",
+        choices=["native", "onnx"],
+        default="native",
+        help="this package's operator, or ONNX's of opset 23",
     )
     command.add_argument(
         "--mask-rank", type=int, choices=[2, 3], help="let the caller give an attention mask of this rank in every call"

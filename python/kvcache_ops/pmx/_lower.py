@@ -9,6 +9,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._schemas import by_domain_and_name
 from kvcache_ops.pmx._attention import ATTENTION_OPSET
 from kvcache_ops.pmx._call import Call, Refusal
 from kvcache_ops.pmx._functions import Functions
@@ -101,12 +102,12 @@ class _Lowering:
 
     def _parts(self, node: NodeProto) -> list[NodeProto]:
         """The nodes that take the place of an attention node where ONNX's Attention is wanted."""
-        if self._attention == "native" or not is_native(node) or node.op_type == "KeyValueCache":
-            return [node]
-        if node.op_type == "MultiHeadAttention":
-            node.op_type = PACKED_ATTENTION
-            return [node]
-        return _split(node)
+        if self._attention == "onnx" and node.domain in DYNAMIC_DOMAINS:
+            if node.op_type == "MultiHeadCacheAttention":
+                return _split(node)
+            if node.op_type == "MultiHeadAttention":
+                node.op_type = PACKED_ATTENTION
+        return [node]
 
     def _lower_node(self, node: NodeProto, shapes: dict[str, list[int | str | None]]) -> None:
         try:
@@ -160,13 +161,12 @@ def _split(node: NodeProto) -> list[NodeProto]:
 def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> list[NodeProto]:
     """The node with what the library expects of it, behind what else it needs."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
-    if node.op_type != "MultiHeadAttention" and "quant_group" in attributes:
-        # Exports without quantization write 0 for what has no effect there.
-        quant_bit = attributes.get("quant_bit")
-        if attributes["quant_group"].i == 0 and (quant_bit is None or quant_bit.i == 0):
-            node.attribute.remove(attributes["quant_group"])
-    index = {"KeyValueCache": 1, "MultiHeadCacheAttention": 2}.get(node.op_type)
-    if index is None:
+    quant_bit, quant_group = (attributes.get(name) for name in ("quant_bit", "quant_group"))
+    # Exports without quantization write 0 for what has no effect there.
+    if quant_group is not None and quant_group.i == 0 and (quant_bit is None or quant_bit.i == 0):
+        node.attribute.remove(quant_group)
+    index = by_domain_and_name()[node.domain, node.op_type].input_index("current_value")
+    if index is None or index >= len(node.input):
         return [node]
     maker = makers.get(node.input[index])
     if maker is None or maker.op_type == "Reshape":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from onnx import NodeProto
 
+from kvcache_ops._schemas import by_domain_and_name
 from kvcache_ops.pmx import _activations, _alibi, _experts, _linear, _norms, _positions
 from kvcache_ops.pmx._attention import multi_head_attention
 from kvcache_ops.pmx._body import Function
@@ -14,8 +15,6 @@ from kvcache_ops.pmx._call import Call
 # The domains of exports since 2024-04-23, and those of earlier ones.
 STATIC_DOMAINS = frozenset({"opmx", "pmx"})
 DYNAMIC_DOMAINS = frozenset({"opmx.dynamic_batching", "pmx.dynamic_batching"})
-# What the library has in the dynamic domains.
-NATIVE = frozenset({"KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention"})
 # What stands for MultiHeadAttention where the library's operator is not to be used. The name is one that no runtime
 # and no library has.
 PACKED_ATTENTION = "PackedAttention"
@@ -50,7 +49,7 @@ _DYNAMIC: dict[str, Callable[[Call], Function]] = {
 
 def is_native(node: NodeProto) -> bool:
     """Whether the library has an operator for the node."""
-    return node.domain in DYNAMIC_DOMAINS and node.op_type in NATIVE
+    return (node.domain, node.op_type) in by_domain_and_name()
 
 
 def lowering_of(node: NodeProto) -> Callable[[Call], Function] | None:

@@ -1,0 +1,85 @@
+"""What the operators are, as data: schema/*.yaml of the repository, in the form that python/schemas.py gives it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Dimensions = list[str | int] | str
+"""The shape of a tensor in the specification's symbols, or words for it."""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute, an integer; without a default it is required."""
+
+    name: str
+    default: int | None
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output. `type` is "int64", or the name of a set of types."""
+
+    name: str
+    type: str
+    shape: Dimensions
+    meaning: str
+    optional: bool
+    in_out: bool
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator, in each of its domains."""
+
+    name: str
+    domains: tuple[str, ...]
+    version: int
+    text: str
+    attributes: tuple[Attribute, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    types: dict[str, list[str]]
+
+    def input_index(self, name: str) -> int | None:
+        """The position of an input, if the operator has it."""
+        names = [tensor.name for tensor in self.inputs]
+        return names.index(name) if name in names else None
+
+
+@cache
+def operators() -> tuple[Operator, ...]:
+    """All operators of the package."""
+    text = files("kvcache_ops").joinpath("_schemas.json").read_text(encoding="utf-8")
+    return tuple(_operator(data) for data in json.loads(text))
+
+
+@cache
+def by_domain_and_name() -> dict[tuple[str, str], Operator]:
+    """The operators by where a node finds them."""
+    return {(domain, operator.name): operator for operator in operators() for domain in operator.domains}
+
+
+def _operator(data: dict[str, Any]) -> Operator:
+    rules = "".join(f"\n\n{rule['title']}: {rule['text']}" for rule in data["rules"])
+    dimensions = "\n".join(f"{name}: {meaning}" for name, meaning in data["dimensions"].items())
+    return Operator(
+        name=data["name"],
+        domains=tuple(data["domains"]),
+        version=data["version"],
+        text=f"{data['summary']}\n\n{dimensions}{rules}",
+        attributes=tuple(Attribute(a["name"], a.get("default"), a["meaning"]) for a in data["attributes"]),
+        inputs=tuple(map(_tensor, data["inputs"])),
+        outputs=tuple(map(_tensor, data["outputs"])),
+        types=data["types"],
+    )
+
+
+def _tensor(data: dict[str, Any]) -> Tensor:
+    optional, in_out = data.get("optional", False), data.get("in_out", False)
+    return Tensor(data["name"], data["type"], data["shape"], data["meaning"], optional, in_out)

@@ -1,0 +1,59 @@
+"""The operators' schemas as `onnx` has them: checker, shape inference, printer and onnxscript go by these."""
+
+from __future__ import annotations
+
+from onnx import defs, helper
+
+from kvcache_ops._schemas import Attribute, Operator, Tensor, operators
+from kvcache_ops.onnx._shapes import inference
+
+_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+
+
+def register() -> None:
+    """Registers every operator in each of its domains, but for those that are registered already."""
+    for operator in operators():
+        for domain in operator.domains:
+            if not defs.has(operator.name, domain=domain, max_inclusive_version=operator.version):
+                defs.register_schema(_schema(operator, domain))
+
+
+def _schema(operator: Operator, domain: str) -> defs.OpSchema:
+    schema = defs.OpSchema(
+        operator.name,
+        domain,
+        operator.version,
+        operator.text,
+        inputs=[_parameter(tensor) for tensor in operator.inputs],
+        outputs=[_parameter(tensor) for tensor in operator.outputs],
+        type_constraints=[
+            (name, [_type(element) for element in elements], f"{name}: {', '.join(elements)}")
+            for name, elements in operator.types.items()
+        ],
+        attributes=[_attribute(attribute) for attribute in operator.attributes],
+    )
+    schema.set_type_and_shape_inference_function(inference(operator))
+    return schema
+
+
+def _parameter(tensor: Tensor) -> defs.OpSchema.FormalParameter:
+    options = defs.OpSchema.FormalParameterOption
+    shape = tensor.shape if isinstance(tensor.shape, str) else f"({', '.join(map(str, tensor.shape))})"
+    return defs.OpSchema.FormalParameter(
+        tensor.name,
+        "tensor(int64)" if tensor.type == "int64" else tensor.type,
+        f"{tensor.meaning}{' Written in place.' if tensor.in_out else ''} Shape: {shape}.",
+        param_option=options.Optional if tensor.optional else options.Single,
+    )
+
+
+def _attribute(attribute: Attribute) -> defs.OpSchema.Attribute:
+    if attribute.default is None:
+        kind = defs.OpSchema.AttrType.INT
+        return defs.OpSchema.Attribute(attribute.name, kind, attribute.meaning, required=True)
+    default = helper.make_attribute(attribute.name, attribute.default)
+    return defs.OpSchema.Attribute(attribute.name, default, attribute.meaning)
+
+
+def _type(element: str) -> str:
+    return _TYPES.get(element, f"tensor({element})")
