@@ -3,7 +3,8 @@
 # make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
 #                  test-cuda, test-sanitize, test-python, each of which can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
-#                  bench-manager against memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of both,
+#                  bench-attention against loops that only read, matrix products and peers, bench-manager against
+#                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
 #                  make bench-operator BENCH="--table" for the README's table
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
@@ -197,13 +198,19 @@ test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel build
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
 
 .PHONY: bench
-bench: bench-operator bench-manager
+bench: bench-operator bench-attention bench-manager
 
 .PHONY: bench-operator
 bench-operator: .venv/ready build
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
 		$(VENV) bench/cpu/bench.py $(BENCH)
+
+.PHONY: bench-attention
+bench-attention: .venv/ready build
+	cargo build --release --locked -p kvcache-bench
+	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
+		$(VENV) bench/attention/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
 
 .PHONY: bench-manager
 bench-manager: .venv/wheel

@@ -122,6 +122,8 @@ def load() -> ctypes.CDLL:
         "bench_answer_written": (pointer, to_pointer),
         "bench_scramble": (pointer, ctypes.c_uint8),
         "bench_compare": (pointer, pointer),
+        "bench_attention_new": (pointer, to_pointer),
+        "bench_attention_measure": (pointer, pointer, size, to_sample),
         "bench_case_new": (ctypes.c_char_p, pointer, size, to_pointer),
         "bench_case_check": (pointer,),
         "bench_case_measure": (pointer, ctypes.c_char_p, ctypes.POINTER(Meter)),
@@ -130,7 +132,8 @@ def load() -> ctypes.CDLL:
     for name, arguments in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = number, (*arguments, ctypes.POINTER(ErrorText))
-    for name in ("kvcache_call_free", "bench_team_free", "bench_answer_free", "bench_case_free"):
+    kinds = "kvcache_call", "bench_team", "bench_answer", "bench_attention", "bench_case"
+    for name in (f"{kind}_free" for kind in kinds):
         function = getattr(library, name)
         function.restype, function.argtypes = None, (pointer,)
     return library

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from binding_peer import ManagerPeer, check_same_batch
 from case import Case
-from measure import Contender, Spread, times
+from figures import Group, Row
+from measure import Contender
 from native import Native
 from scheduler_steps import SchedulerPeer, check_same_step
 
@@ -17,51 +17,6 @@ PAGE_SIZE, ROOM = 16, 96  # rows behind the prompt of each sequence
 NS_PER_SEQUENCE = 60
 LAYOUTS = range(4)
 WIDTHS = {16: "float16", 8: "int8", 4: "int4"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A figure of some contenders' times: `figure` makes it of one round's, in their order."""
-
-    name: str
-    contenders: list[Contender]
-    figure: Callable[..., float]
-    at_most: float | None = None
-    at_least: float | None = None
-    unit: str = ""
-
-    @property
-    def spread(self) -> Spread:
-        """The figure's spread over the rounds that all contenders took part in."""
-        rounds = times(*self.contenders)
-        return Spread.of([self.figure(*(each[i] for each in rounds)) for i in rounds[0]])
-
-    @property
-    def goal(self) -> str:
-        """The goal in words."""
-        if self.at_most is not None:
-            return f"<= {self.at_most:g}"
-        return f">= {self.at_least:g}" if self.at_least is not None else ""
-
-    @property
-    def met(self) -> bool:
-        """Whether the median is as it should be."""
-        median = self.spread.median
-        return (self.at_most is None or median <= self.at_most) and (self.at_least is None or median >= self.at_least)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that are measured in the same rounds."""
-
-    name: str
-    rows: list[Row]
-    cases: list[Case] = field(default_factory=list)
-
-    @property
-    def contenders(self) -> list[Contender]:
-        """All that take part, each once."""
-        return list({id(contender): contender for row in self.rows for contender in row.contenders}.values())
 
 
 def pages_of(kvlen: int) -> int:

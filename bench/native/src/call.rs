@@ -39,7 +39,7 @@ pub struct BoundCall {
 }
 
 /// A tensor's type, shape and memory.
-struct Tensor {
+pub(crate) struct Tensor {
     element: ElementType,
     shape: Shape,
     data: *mut u8,
@@ -135,7 +135,7 @@ impl BoundCall {
 }
 
 impl Tensor {
-    fn new(description: &TensorDescription) -> Result<Self, String> {
+    pub(crate) fn new(description: &TensorDescription) -> Result<Self, String> {
         let TensorDescription { element, rank, shape, data } = *description;
         let element = match element {
             1 => ElementType::Float32,
@@ -151,16 +151,20 @@ impl Tensor {
         Ok(Self { element, shape: dims.iter().map(dim).collect::<Result<_, _>>()?, data })
     }
 
+    /// The tensor, to read.
+    ///
     /// # Safety
     /// The memory is valid for reads of the tensor as long as the result is used.
-    unsafe fn borrow(&self) -> TensorRef<'static> {
+    pub(crate) unsafe fn borrow(&self) -> TensorRef<'static> {
         // SAFETY: this function's condition.
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.clone(), self.data) }
     }
 
+    /// The tensor, to write.
+    ///
     /// # Safety
     /// The memory is valid for reads and writes of the tensor as long as the result is used, which nobody else does.
-    unsafe fn borrow_mut(&self) -> TensorMut<'static> {
+    pub(crate) unsafe fn borrow_mut(&self) -> TensorMut<'static> {
         // SAFETY: this function's conditions.
         unsafe { TensorMut::from_raw_parts(self.element, self.shape.clone(), self.data) }
     }

@@ -1,5 +1,5 @@
-//! An operator that does nothing, with the inputs and outputs of `KeyValueCache`: what a call of any custom operator
-//! costs.
+//! Operators that do nothing, with the inputs and outputs of `KeyValueCache` and of `MultiHeadCacheAttention`: what a
+//! call of any custom operator costs.
 
 use std::ffi::CString;
 use std::ops::RangeInclusive;
@@ -10,10 +10,10 @@ use ort::sys::{ORT_API_VERSION, OrtApiBase, OrtErrorCode, OrtSessionOptions, Ort
 use ort::value::TensorElementType;
 use ort::{AsPointer, ortsys};
 
-/// The domain that the operator `Empty` is registered in.
+/// The domain that the operators `Empty` and `EmptyAttention` are registered in.
 const DOMAIN: &str = "kvcache.bench";
 
-/// Registers the operator in session options: what ONNX Runtime calls when it is given this library.
+/// Registers the operators in session options: what ONNX Runtime calls when it is given this library.
 ///
 /// # Safety
 /// `options` and `base` are valid, and come from the one ONNX Runtime of the process.
@@ -51,23 +51,48 @@ fn register(options: *mut OrtSessionOptions) -> ort::Result<()> {
     // SAFETY: as above.
     unsafe impl Sync for Domain {}
     static MADE: OnceLock<Option<Domain>> = OnceLock::new();
-    let make = || OperatorDomain::new(DOMAIN)?.add(Empty { quantized: false })?.add(Empty { quantized: true });
+    let make = || Empty::all().into_iter().try_fold(OperatorDomain::new(DOMAIN)?, OperatorDomain::add);
     let made = MADE.get_or_init(|| make().ok().map(Domain));
-    let domain = made.as_ref().ok_or_else(|| ort::Error::new("the operator cannot be described"))?;
+    let domain = made.as_ref().ok_or_else(|| ort::Error::new("the operators cannot be described"))?;
     ortsys![unsafe AddCustomOpDomain(options, domain.0.ptr().cast_mut())?];
     Ok(())
 }
 
-/// The operator on float16 values, with a cache of float16 or, quantized, of int8; scales are float16.
+/// An operator of one choice of types.
 struct Empty {
-    quantized: bool,
+    name: &'static str,
+    required: Vec<TensorElementType>,
+    /// The last input, which may be left out.
+    optional: Option<TensorElementType>,
+    outputs: Vec<TensorElementType>,
+}
+
+impl Empty {
+    /// Those of the calls that are measured.
+    fn all() -> [Self; 4] {
+        use TensorElementType::{Float16, Float32, Int8};
+        [Self::cache(Float16), Self::cache(Int8), Self::attention(Float16), Self::attention(Float32)]
+    }
+
+    /// `KeyValueCache` on float16 values, with a cache of float16 or, quantized, of int8; scales are float16.
+    fn cache(t2: TensorElementType) -> Self {
+        use TensorElementType::{Float16, Int64};
+        let required = vec![Float16, Float16, Int64, Int64, Int64, Int64, Int64, Int64, t2];
+        Self { name: "Empty", required, optional: Some(Float16), outputs: vec![Float16; 2] }
+    }
+
+    /// `MultiHeadCacheAttention` with values and a cache of one type.
+    fn attention(t1: TensorElementType) -> Self {
+        let required = [vec![t1; 3], vec![TensorElementType::Int64; 7], vec![t1]].concat();
+        Self { name: "EmptyAttention", required, optional: None, outputs: vec![t1] }
+    }
 }
 
 impl Operator for Empty {
     type Kernel<'attr> = Nothing;
 
     fn name(&self) -> &str {
-        "Empty"
+        self.name
     }
 
     fn versions(&self) -> RangeInclusive<u32> {
@@ -75,14 +100,12 @@ impl Operator for Empty {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        use TensorElementType::{Float16, Int8, Int64};
-        let cache = if self.quantized { Int8 } else { Float16 };
-        let required = [Float16, Float16, Int64, Int64, Int64, Int64, Int64, Int64, cache].map(OperatorInput::required);
-        required.into_iter().chain([OperatorInput::optional(Float16)])
+        let required = self.required.iter().copied().map(OperatorInput::required);
+        required.chain(self.optional.map(OperatorInput::optional))
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [TensorElementType::Float16; 2].map(OperatorOutput::required)
+        self.outputs.iter().copied().map(OperatorOutput::required)
     }
 
     fn create_kernel<'attr>(&self, _: &KernelContext<'attr>) -> ort::Result<Nothing> {

@@ -5,10 +5,15 @@
 //! is held against, on a [`Team`] of threads whose share of the processors is watched, and compares any contender's
 //! answer with the reference kernel's. All memory is the driver's, so that every contender works on the same pages.
 //!
-//! A third, [`manager`], measures the cache manager: its cases have their own memory and check their own answers.
+//! [`attention_abi`] makes and measures calls of `MultiHeadCacheAttention`, for which the driver has an oracle of its
+//! own.
+//!
+//! [`manager`] measures the cache manager: its cases have their own memory and check their own answers.
 
 mod allocations;
 mod answer;
+mod attention;
+pub mod attention_abi;
 pub mod bench_abi;
 mod call;
 mod empty;
@@ -24,6 +29,7 @@ mod sample;
 mod team;
 
 pub use answer::Answer;
+pub use attention::{AttentionDescription, BoundAttention};
 pub use call::{BoundCall, CallDescription, TensorDescription};
 pub use empty::RegisterCustomOps;
 pub use error_text::{ErrorText, OK, REFUSED};

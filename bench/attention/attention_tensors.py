@@ -1,0 +1,142 @@
+"""A case's tensors, and the right answer by numpy in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from attention_case import AttentionCase
+from cases import INT4, PAGE_SIZE
+from kvcache import NUMPY_TYPES, cache_shape
+from native import WrongAnswer
+from tensors import CACHE_LIMIT, NUM_LAYER, ROTATION, Arena, place, random_pattern, repeat, starts
+
+# Scores have this deviation: weights are then neither equal nor all in one key.
+SCORES = 3
+
+# Where a call has more queries than this, so many of each sequence are compared with the oracle, the last one included.
+QUERIES = 64
+
+
+@dataclass(frozen=True)
+class AttentionTensors:
+    """A case's tensors. A cold case is measured on one of `layers` after another."""
+
+    case: AttentionCase
+    attributes: dict[str, int]
+    layers: list[int]
+    inputs: dict[str, np.ndarray]
+    cache_shape: tuple[int, ...]
+    output: np.ndarray
+
+    def slots(self, b: int) -> np.ndarray:
+        """The slot of every token of a sequence."""
+        t, cachestarts = np.arange(self.case.lengths.kvlens[b]), self.inputs["cachestarts"]
+        return cachestarts[b, t // PAGE_SIZE] + t % PAGE_SIZE if self.case.paged else cachestarts[b] + t
+
+    def rows(self, name: str, layer_idx: int, kv: int, b: int) -> np.ndarray:
+        """A sequence's keys or values, or their scales, (tokens, heads, elements); two int4 codes are a byte."""
+        shape, slots = (*self.cache_shape[:-1], -1), self.slots(b)
+        x = self.inputs[name].reshape(shape)
+        match self.case.cache_layout:
+            case 0:
+                return x[slots, layer_idx, kv]
+            case 1:
+                return x[layer_idx, slots, kv]
+            case 2:
+                return x[layer_idx, kv, slots]
+            case _:
+                return x[layer_idx, kv][:, slots].transpose(1, 0, 2)
+
+    def values(self, layer_idx: int, kv: int, b: int) -> np.ndarray:
+        """A sequence's keys or values as float64, each a number of T1 as `KeyValueCache` gives it."""
+        form, x = self.case.format, self.rows("cache", layer_idx, kv, b)
+        if form.t2 == INT4:
+            x = np.stack([(x << 4).view(np.int8) >> 4, x.view(np.int8) >> 4], -1).reshape(*x.shape[:-1], -1)
+        if form.t3 is not None:
+            t3 = NUMPY_TYPES[form.t3]
+            scale = np.repeat(self.rows("scale", layer_idx, kv, b), form.quant_group, axis=-1)
+            x = x.astype(t3) * scale
+        return x.astype(NUMPY_TYPES[form.t1]).astype(np.float64)
+
+    def expect(self, layer_idx: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows of the output, and what a call on this layer must give there, by what the cache holds."""
+        heads, expected = self.case.heads, []
+        seqstarts = self.inputs["seqstarts"]
+        for b, (n, m) in enumerate(zip(self.case.lengths.seqlens, self.case.lengths.kvlens)):
+            chosen = np.unique(np.linspace(0, n - 1, min(n, QUERIES)).astype(np.int64))
+            rows = seqstarts[b] + chosen
+            query = self.inputs["query"][rows].astype(np.float64).reshape(len(rows), heads.key, -1, heads.dim)
+            key, value = (self.values(layer_idx, kv, b).transpose(1, 0, 2) for kv in range(2))
+            scores = np.einsum("qkgd,ktd->kgqt", query, key, optimize=True) / np.sqrt(heads.dim)
+            scores[..., np.arange(m) > (m - n + chosen)[:, None]] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            answer = np.einsum("kgqt,ktd->qkgd", weights, value, optimize=True)
+            expected.append((rows, answer.reshape(len(rows), heads.query, heads.dim)))
+        return expected
+
+    def check(self, who: str, expected: list[tuple[np.ndarray, np.ndarray]], output: np.ndarray) -> None:
+        """Raises `WrongAnswer` unless an output is right."""
+        for b, (rows, answer) in enumerate(expected):
+            got, largest = output[rows].astype(np.float64), np.abs(answer).max()
+            error = np.abs(got - answer).max()
+            if not error <= self.case.tolerance * largest:
+                raise WrongAnswer(f"{self.case.name}: {who}: sequence {b} is off by {error:.3g} of {largest:.3g}")
+
+
+def tensors_of(case: AttentionCase, arena: Arena) -> AttentionTensors:
+    """The case's tensors, in regions of the arena that are its own."""
+    lengths, form, heads = case.lengths, case.format, case.heads
+    layer_bytes = case.traffic.read
+    num_rotated = min(64, max(2, ceil(ROTATION / layer_bytes))) if case.cold else 1
+    max_t, cachestarts = place(case)
+    limit = CACHE_LIMIT // (max_t * case.token_bytes)
+    num_layer = max(num_rotated, min(NUM_LAYER, limit)) if case.cold and case.cache_layout == 0 else num_rotated
+    axes = dict(num_layer=num_layer, num_heads=heads.key, max_t=max_t)
+    shape = cache_shape(case.cache_layout, **axes, last=heads.dim)
+    tokens = sum(lengths.seqlens)
+
+    def random(name: str, element_type: int, shape: tuple[int, ...], factor: float, positive: bool = False):
+        array = arena.tensor(f"{case.name} {name}", element_type, shape)
+        pattern = random_pattern(array.dtype, positive)
+        repeat(array.reshape(-1), pattern if factor == 1 else (pattern * factor).astype(array.dtype))
+        return array
+
+    current = (tokens, heads.key, heads.dim)
+    inputs = {
+        "query": random("query", form.t1, (tokens, heads.query, heads.dim), SCORES),
+        "current_key": random("current_key", form.t1, current, 1),
+        "current_value": random("current_value", form.t1, current, 1),
+        "seqstarts": starts(lengths.seqlens),
+        "kvstarts": starts(lengths.kvlens),
+        "cachestarts": cachestarts,
+        "start_pos": np.array(lengths.kvlens, np.int64) - np.array(lengths.seqlens, np.int64),
+        "decoding_batches": np.array([sum(n == 1 for n in lengths.seqlens)], np.int64),
+        "max_seqlen": np.array([max(lengths.seqlens)], np.int64),
+        "max_kvlen": np.array([max(lengths.kvlens)], np.int64),
+        "cache": random("cache", form.t2, shape, 1),
+    }
+    if form.t3 is not None:
+        scale_shape = cache_shape(case.cache_layout, **axes, last=heads.dim // form.quant_group)
+        # Codes are equally frequent, so that values have about the deviation 1.
+        inputs["scale"] = random("scale", form.t3, scale_shape, 2 / 2 ** (form.quant_bit - 1), positive=True)
+    attributes = {
+        "num_heads": heads.query,
+        "head_dim": heads.dim,
+        "is_causal": 1,
+        "is_alibi": 0,
+        "num_kv_heads": heads.key,
+        "num_layer": num_layer,
+        "layer_idx": 0,
+        "quant_bit": form.quant_bit,
+        "quant_group": form.quant_group,
+        "cache_mode": int(case.paged),
+        "cache_layout": case.cache_layout,
+        "page_size": PAGE_SIZE,
+    }
+    layers = [i * num_layer // num_rotated for i in range(num_rotated)]
+    output = arena.tensor(f"{case.name} output", form.t1, (tokens, heads.query, heads.dim))
+    return AttentionTensors(case, attributes, layers, inputs, shape, output)

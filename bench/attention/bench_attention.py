@@ -1,0 +1,34 @@
+"""The benchmark of attention: over loops that only read, matrix products, peers, and an operator that does nothing.
+
+    bench_attention.py                     everything; writes attention.md and attention.json in target/bench
+    bench_attention.py --quick             fewer rounds, and a sample of the calls
+    bench_attention.py --filter prefill    only the groups whose names contain a word
+
+Contenders are measured in turn, in one process; figures are ratios within a round, medians with quartiles. An answer
+that differs from numpy's in float64 by more than the number format explains ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from attention_goals import THREADS, groups
+from figures import arguments, run
+from native import Native
+
+OUT = Path(__file__).resolve().parents[2] / "target/bench"
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    parser = arguments(__doc__, rounds=15, quick_rounds=7, out=OUT)
+    parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
+    chosen = parser.parse_args()
+    chosen.rounds = chosen.rounds or (7 if chosen.quick else 15)
+    run(groups(Native((1, THREADS)), chosen), "Attention", "attention", chosen)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
