@@ -1,0 +1,134 @@
+"""The attention operators as functions of torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor  # type: ignore[import-not-found,unused-ignore]
+
+from kvcache_ops.torch._operator import Operator
+
+
+def _shape(inputs: dict[str, Any], attributes: dict[str, int], all_keys: Callable[[], Any]) -> Any:
+    """That of the queries."""
+    return inputs["query"].shape
+
+
+_PACKED = Operator("MultiHeadAttention", _shape)
+_CACHED = Operator("MultiHeadCacheAttention", _shape)
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seqstarts: Tensor,
+    kvstarts: Tensor,
+    decoding_batches: Tensor,
+    max_seqlen: Tensor,
+    max_kvlen: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    num_heads: int,
+    head_dim: int,
+    is_causal: int = 1,
+    is_alibi: int = 0,
+    num_kv_heads: int = 0,
+) -> Tensor:
+    """Attention of a ragged batch: the queries of each sequence over all keys and values of that sequence.
+
+    query: (seqstarts[B], Hq, Dh), float32 or float16, rotated already. key, value: (kvstarts[B], Hk, Dh).
+    seqstarts, kvstarts: (B + 1), where each sequence's queries and its keys begin; int64, as the next three.
+    decoding_batches: scalar or (1): that many sequences, from the first, have no causal mask. max_seqlen, max_kvlen:
+    scalars or (1), upper bounds.
+    attn_mask: (seqstarts[B], W) or (Hq, seqstarts[B], W), W at least kvstarts[B]: added to the scores.
+    num_heads and head_dim are Hq and Dh; num_kv_heads is Hk, 0 stands for Hq. The other attributes are the operator's.
+
+    Returns (seqstarts[B], Hq, Dh), of query's type. Eagerly and in compiled functions it raises KvCacheError.
+    """
+    inputs = dict(
+        query=query,
+        key=key,
+        value=value,
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        decoding_batches=decoding_batches,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+        attn_mask=attn_mask,
+    )
+    attributes = dict(
+        num_heads=num_heads, head_dim=head_dim, is_causal=is_causal, is_alibi=is_alibi, num_kv_heads=num_kv_heads
+    )
+    (attn_output,) = _PACKED(inputs, attributes)
+    return attn_output
+
+
+def multi_head_cache_attention(
+    query: Tensor,
+    current_key: Tensor,
+    current_value: Tensor,
+    seqstarts: Tensor,
+    kvstarts: Tensor,
+    cachestarts: Tensor,
+    start_pos: Tensor,
+    decoding_batches: Tensor,
+    max_seqlen: Tensor,
+    max_kvlen: Tensor,
+    cache: Tensor,
+    scale: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    *,
+    num_heads: int,
+    head_dim: int,
+    is_causal: int = 1,
+    is_alibi: int = 0,
+    num_kv_heads: int = 0,
+    num_layer: int = 1,
+    layer_idx: int = 0,
+    quant_bit: int = 0,
+    quant_group: int = 8,
+    cache_mode: int = 0,
+    cache_layout: int = 0,
+    page_size: int = 128,
+) -> Tensor:
+    """Stores as `key_value_cache` does, then attends as `multi_head_attention` does, straight over the cache.
+
+    The inputs are theirs: query (seqstarts[B], Hq, Dh), current_key and current_value (seqstarts[B], Hk, Dh), the index
+    tensors, decoding_batches, then cache and scale, which are written in place, and attn_mask.
+
+    Returns (seqstarts[B], Hq, Dh), of query's type. Eagerly and in compiled functions it raises KvCacheError with its
+    `kind`, and has then written nothing.
+    """
+    inputs = dict(
+        query=query,
+        current_key=current_key,
+        current_value=current_value,
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        cachestarts=cachestarts,
+        start_pos=start_pos,
+        decoding_batches=decoding_batches,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+        cache=cache,
+        scale=scale,
+        attn_mask=attn_mask,
+    )
+    attributes = dict(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        is_causal=is_causal,
+        is_alibi=is_alibi,
+        num_kv_heads=num_kv_heads,
+        num_layer=num_layer,
+        layer_idx=layer_idx,
+        quant_bit=quant_bit,
+        quant_group=quant_group,
+        cache_mode=cache_mode,
+        cache_layout=cache_layout,
+        page_size=page_size,
+    )
+    (attn_output,) = _CACHED(inputs, attributes)
+    return attn_output
