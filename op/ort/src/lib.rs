@@ -16,8 +16,9 @@
 //!     .commit_from_file("model.onnx")?;
 //! ```
 //!
-//! `tests/session` is a Rust program of this kind; it is bound to no version of the `ort` crate. A Rust program that
-//! needs no graph calls `kvcache-op` instead.
+//! `tests/session` is a Rust program of this kind; it is bound to no version of the `ort` crate. One that uses the very
+//! version of `ort` that this crate does can link the operators instead, and [`register`] them without a second file. A
+//! Rust program that needs no graph calls `kvcache-op`.
 //!
 //! # What it does
 //! - It registers each operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.
@@ -112,4 +113,4 @@ mod workers;
 
 /// The interface of ONNX Runtime that the library needs: that of version 1.20 and later.
 pub use ort::sys::ORT_API_VERSION;
-pub use register::RegisterCustomOps;
+pub use register::{RegisterCustomOps, register};

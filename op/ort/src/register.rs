@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 use ort::operator::OperatorDomain;
+use ort::session::builder::SessionBuilder;
 use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use ort::{AsPointer, ortsys};
 
@@ -53,6 +54,27 @@ pub unsafe extern "system" fn RegisterCustomOps(
         // SAFETY: every runtime has version 1 of the interface, so it is not null.
         Err(error) => unsafe { status(GetApi(1), &error.to_string()) },
     }
+}
+
+/// Registers the operators, as they are linked into this program, in the options of a session of the `ort` crate: no
+/// second file is needed.
+///
+/// This crate depends on one version of `ort` with its feature `alternative-backend`, and so does the program then: it
+/// opens ONNX Runtime by itself, gives `ort` the interface (`ort::set_api`), and passes here what `OrtGetApiBase` gives.
+/// `tests/session/runtime.rs` in the repository is such a program. One that shall not be bound to a version registers
+/// the shared library by its path.
+///
+/// # Errors
+/// If the runtime is older than version 1.20, if another copy of it in this process has registered the operators, or if
+/// they have been registered in these options already.
+///
+/// # Safety
+/// `base` is of the ONNX Runtime whose interface `ort` was given, which is never unloaded.
+pub unsafe fn register(builder: &mut SessionBuilder, base: &OrtApiBase) -> ort::Result<()> {
+    // SAFETY: the options are borrowed, and of the same runtime as `base`, see `# Safety`.
+    let status = unsafe { RegisterCustomOps(builder.ptr_mut(), base) };
+    // SAFETY: the status is the call's above, and is released once, here.
+    unsafe { ort::Error::result_from_status(status) }
 }
 
 /// An operator domain. It lives as long as the process, as it must: sessions keep pointers to it.

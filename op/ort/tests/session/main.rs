@@ -1,4 +1,4 @@
-//! The library as a Rust program uses it: registered by its path in a session of the `ort` crate.
+//! The library as a Rust program uses it: registered by its path in a session of the `ort` crate, or linked.
 //!
 //! What the session gives is compared with what the operator gives when it is called directly.
 
@@ -18,15 +18,19 @@ use ort::value::{DynTensor, TensorElementType, TensorRefMut};
 
 use crate::call::{Call, HEAD_DIM, MAX_T, NUM_HEADS, STEPS, attributes};
 use crate::model::{FLOAT, FLOAT16, INT4, Node};
-use crate::runtime::session;
+use crate::runtime::{session, session_in_process};
 
 const CACHE_SHAPE: [usize; 5] = [2, 2, NUM_HEADS, MAX_T, HEAD_DIM];
 
 #[test]
 fn decoding_gives_the_operators_bits_and_writes_the_callers_cache() -> ort::Result<()> {
     let operator = KeyValueCache::new(attributes()).unwrap();
-    for domain in DOMAINS {
-        let mut session = session(&Node::new((FLOAT, FLOAT, None), &attributes()).in_domain(domain).model())?;
+    let model = |domain| Node::new((FLOAT, FLOAT, None), &attributes()).in_domain(domain).model();
+    for (domain, mut session) in [
+        (DOMAINS[0], session(&model(DOMAINS[0]))?),
+        (DOMAINS[1], session(&model(DOMAINS[1]))?),
+        (DOMAINS[0], session_in_process(&model(DOMAINS[0]))?),
+    ] {
         let mut cache = Array5::<f32>::from_elem(CACHE_SHAPE, 0.5);
         let mut expected_cache = cache.clone();
         for step in STEPS {

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 use ort::environment::Environment;
@@ -14,9 +14,22 @@ use ort::sys::{ORT_API_VERSION, OrtApiBase};
 /// Sessions are made one after the other: ONNX Runtime 1.20 may fail to make two with custom operators at the same
 /// time.
 pub fn session(model: &[u8]) -> ort::Result<Session> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     Session::builder(environment())?.with_operator_library(operator_library())?.commit_from_memory(model)
+}
+
+/// A session of `model` with the operators that are linked into this program.
+pub fn session_in_process(model: &[u8]) -> ort::Result<Session> {
+    let _turn = turn();
+    let mut builder = Session::builder(environment())?;
+    // SAFETY: the environment is that of this runtime, which is never closed.
+    unsafe { kvcache_ort::register(&mut builder, base()) }?;
+    builder.commit_from_memory(model)
+}
+
+fn turn() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The environment of the runtime.
