@@ -88,7 +88,7 @@ WHEELS := $(TARGET)/wheels
 .PHONY: wheel
 wheel: .venv/ready
 	rm -rf "$(WHEELS)"
-	$(VENV) -m maturin build --quiet --release --manifest-path python/Cargo.toml --out "$(WHEELS)"
+	$(VENV) -m maturin build --quiet --release --locked --manifest-path python/Cargo.toml --out "$(WHEELS)"
 
 # Installs it into an environment.
 .venv/wheel .venv-oldest/wheel .venv-middle/wheel: %/wheel: %/ready wheel
