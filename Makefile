@@ -1,4 +1,4 @@
-# make run         the main job: the built library in ONNX Runtime, decoding      make build  that library alone
+# make run         the main job: the package in ONNX Runtime, decoding       make build  the operator library alone
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests
 # make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
 #                  test-cuda, test-sanitize, test-python, each of which can be called alone
@@ -24,8 +24,6 @@ MIDDLE := .venv-middle/bin/python
 # Where cargo builds, unless the user has said so. (No functions of make on paths: they split at spaces.)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
-# The library that examples and tests load.
-export KVCACHE_ORT_LIB := $(TARGET)/release/libkvcache_ort.so
 # Panic messages hold the paths of sources: those of dependencies shall not begin with the builder's home. All calls of
 # cargo get the flag, so that none rebuilds what another has built; in this variable it may contain spaces.
 ifndef RUSTFLAGS
@@ -38,7 +36,7 @@ ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/
 CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-python/cuda,kvcache-bench-device/cuda
 
 .PHONY: run
-run: .venv/wheel build
+run: .venv/wheel
 	$(VENV) examples/continuous_batching.py
 	$(VENV) examples/forking.py
 	$(VENV) examples/context_shift.py
@@ -163,7 +161,7 @@ fuzz:
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
 # place of the CPU's.
 .PHONY: test-cuda
-test-cuda: .venv/ready
+test-cuda: .venv/wheel
 	cargo build --locked -p kvcache-emulation-driver
 	mkdir -p "$(TARGET)/emulation"
 	ln -sf ../debug/libkvcache_cuda_driver.so "$(TARGET)/emulation/libcuda.so"
@@ -192,7 +190,7 @@ bench-gpu: build-gpu
 
 # The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
 .PHONY: test-python
-test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel build
+test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
@@ -201,9 +199,10 @@ test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel build
 bench: bench-operator bench-attention bench-manager
 
 .PHONY: bench-operator
-bench-operator: .venv/ready build
+bench-operator: .venv/wheel build
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
+	KVCACHE_ORT_LIB="$(TARGET)/release/libkvcache_ort.so" \
+		KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
 		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: bench-attention

@@ -53,7 +53,8 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
         page_size=arguments.page_size,
         threads=arguments.threads,
     )
-    print(f"{name}: cache {list(engine.cache.shape)}, {engine.cache.bytes_per_token:.0f} bytes per token", flush=True)
+    spec = engine.cache.spec
+    print(f"{name}: cache {list(spec.cache_shape)}, {spec.bytes_per_token} bytes per token", flush=True)
     scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
     requests = [
         Request(f"#{i:02}", prompt, arguments.new_tokens, arrives=3 * i)
@@ -87,7 +88,7 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
         sys.exit(f"{name}: {stats['used']} slots were never given back")
     difference, same = compare(requests, Recomputation(decoder, FORMATS[name], threads=arguments.threads))
     bound = BOUNDS[name] if arguments.bound is None else arguments.bound
-    return Report(name, engine.cache.bytes_per_token, tokens / seconds, difference, bound, same)
+    return Report(name, spec.bytes_per_token, tokens / seconds, difference, bound, same)
 
 
 def compare(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:

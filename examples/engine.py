@@ -8,7 +8,7 @@ from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, Rope, St
 
 from decoder import Decoder, build_decoder
 from key_values import CachedKeyValues
-from kvcache import TYPE_NAMES, Cache, CacheFormat, bind, create_session
+from kvcache import TYPE_NAMES, CacheFormat, bind, create_session
 from packing import logits_by_append
 
 
@@ -59,14 +59,13 @@ class Engine:
         source = CachedKeyValues(decoder, format, **places, given_mask=given_mask)
         self._session = create_session(build_decoder(decoder, source, expose=expose), session_options(threads))
         spec = cache_spec(decoder, format, max_t=max_t, **places, **policies)
-        self.cache = Cache(
-            format,
+        self.cache = format.spec(
             num_layer=decoder.num_layer,
             num_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,
             max_t=max_t,
             cache_layout=cache_layout,
-        )
+        ).allocate()
         self.memory = HostMemory(spec, self.cache.cache, self.cache.scale)
         self.manager = Manager(spec)
         self._outputs = [x.name for x in self._session.get_outputs()]

@@ -1,7 +1,7 @@
-"""The operator library in Python: find it, register it, allocate a cache, bind the cache in place.
+"""What the examples add to `kvcache_ops`: the formats that they show, the library that they load, bound arrays.
 
     session = create_session(model_with_key_value_cache_nodes)
-    cache = Cache(FORMATS["int4"], num_layer=6, num_heads=2, head_dim=64, max_t=4096)
+    cache = FORMATS["int4"].spec(num_layer=6, num_heads=2, head_dim=64, max_t=4096).allocate()
     binding = session.io_binding()
     cache.bind(binding)                                   # once: the operator writes through this memory
     bind(binding, "current_key", current_key)             # for each call
@@ -11,9 +11,8 @@
 `cache` and `scale` are graph inputs that the operator also writes. That works because ONNX Runtime hands the operator
 the caller's own memory: bind contiguous arrays, keep them alive while sessions use them, and never feed a copy. With
 a contiguous numpy array `session.run(None, {"cache": array, ...})` writes the array as well; int4, which numpy does
-not have, is bound by pointer as here. A read-only array is written all the same, and one in a read-only mapping (a
-file opened with `mmap_mode="r"`) ends the process by a signal. Read the cache after the call, not by another node of
-the graph, and let it come from a graph input or a subgraph's outer scope: the state of a Scan or Loop may be a copy.
+not have, is fed as one of `cache.ortvalues()`. Read the cache after the call, not by another node of the graph, and let
+it come from a graph input or a subgraph's outer scope: the state of a Scan or Loop may be a copy.
 """
 
 from __future__ import annotations
@@ -23,12 +22,16 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import kvcache_ops
 import numpy as np
 import onnxruntime
-import yaml
+from kvcache_ops import CacheSpec
 from onnx import TensorProto
 
-DOMAIN = "opmx.dynamic_batching"
+DOMAIN = kvcache_ops.DOMAIN
+
+# The axes of `cache` for each `cache_layout`.
+LAYOUT_AXES = kvcache_ops.CACHE_LAYOUTS
 
 NUMPY_TYPES = {
     TensorProto.FLOAT: np.float32,
@@ -49,20 +52,12 @@ TYPE_NAMES = {
 
 BITS = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16, TensorProto.INT8: 8, TensorProto.INT4: 4, TensorProto.INT64: 64}
 
-# What the operator is, as data.
-SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
-
-# The axes of `cache` for each `cache_layout`; `scale` has them too, with Dh / quant_group in the place of Dh.
-LAYOUT_AXES = tuple((*map(str, layout["axes"]), "Dh") for layout in SCHEMA["cache_layouts"])
-
 
 def find_library() -> Path:
-    """The built operator library: `KVCACHE_ORT_LIB` if that is set, else the release build of this repository."""
-    named = os.environ.get("KVCACHE_ORT_LIB")
-    library = Path(named) if named else Path(__file__).resolve().parents[1] / "target/release/libkvcache_ort.so"
+    """The operator library: that of `kvcache_ops`, or another build of it that `KVCACHE_ORT_LIB` names."""
+    library = Path(os.environ.get("KVCACHE_ORT_LIB") or kvcache_ops.library_path())
     if not library.is_file():
-        origin = "KVCACHE_ORT_LIB names" if named else "this repository builds"
-        raise FileNotFoundError(f"no file at {library}, where {origin} the operator library: run `make build`")
+        raise FileNotFoundError(f"no file at {library}, where KVCACHE_ORT_LIB names the operator library")
     return library
 
 
@@ -82,6 +77,24 @@ class CacheFormat:
     scale_type: int | None = None
     quant_bit: int = 0
     quant_group: int = 8
+
+    def spec(
+        self, *, num_layer: int, num_heads: int, head_dim: int, max_t: int, cache_layout: int = 0, **paging: int
+    ) -> CacheSpec:
+        """The cache of a model in this format."""
+        return CacheSpec(
+            max_t,
+            num_heads,
+            head_dim,
+            TYPE_NAMES[self.current_type],
+            num_layer,
+            cache_layout,
+            self.quant_bit,
+            self.quant_group,
+            TYPE_NAMES[self.cache_type],
+            None if self.scale_type is None else TYPE_NAMES[self.scale_type],
+            **paging,
+        )
 
 
 FORMATS = {
@@ -119,38 +132,3 @@ def bind(
     if array.nbytes != size:  # ONNX Runtime believes the shape, and the operator would leave the array's memory
         raise ValueError(f"{name} has {array.nbytes} bytes, and {list(shape)} takes {size}")
     binding.bind_input(name, "cpu", 0, element_type, shape, array.ctypes.data)
-
-
-class Cache:
-    """The memory of `cache`, and of `scale` where the format has one, for all layers of a model."""
-
-    def __init__(
-        self, format: CacheFormat, *, num_layer: int, num_heads: int, head_dim: int, max_t: int, cache_layout: int = 0
-    ):
-        axes = dict(num_layer=num_layer, num_heads=num_heads, max_t=max_t)
-        self.format = format
-        self.max_t = max_t
-        self.axes = LAYOUT_AXES[cache_layout]
-        self.shape = cache_shape(cache_layout, **axes, last=head_dim)
-        stored = head_dim // 2 if format.cache_type == TensorProto.INT4 else head_dim
-        self.cache = np.zeros((*self.shape[:-1], stored), NUMPY_TYPES[format.cache_type])
-        self.scale = None
-        if format.scale_type is not None:
-            scale_shape = cache_shape(cache_layout, **axes, last=head_dim // format.quant_group)
-            self.scale = np.zeros(scale_shape, NUMPY_TYPES[format.scale_type])
-
-    def bind(self, binding: onnxruntime.IOBinding) -> None:
-        """Binds the memory in place; one binding serves every later run."""
-        bind(binding, "cache", self.cache, self.format.cache_type, self.shape)
-        if self.scale is not None:
-            bind(binding, "scale", self.scale)
-
-    def rows(self, slots: np.ndarray) -> list[np.ndarray]:
-        """Copies of slots, (slots, L, 2, H, Dh) of the cache, of int4 (..., Dh / 2), and the same of the scale."""
-        order = [self.axes.index(axis) for axis in ("MaxT", "L", "2", "H", "Dh")]
-        return [x.transpose(order)[slots] for x in (self.cache, self.scale) if x is not None]
-
-    @property
-    def bytes_per_token(self) -> float:
-        """What one token costs in all layers, scales included."""
-        return (self.cache.nbytes + (0 if self.scale is None else self.scale.nbytes)) / self.max_t

@@ -7,12 +7,13 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
+from kvcache_ops import Cache
 from kvcache_ops.manager import CacheSpec, HostMemory, Manager, Rope, Step
 
 from codec import encode, shifted
 from engine import step_inputs
 from key_shift import frequencies
-from kvcache import LAYOUT_AXES, NUMPY_TYPES, TYPE_NAMES, Cache, CacheFormat
+from kvcache import LAYOUT_AXES, NUMPY_TYPES, TYPE_NAMES, CacheFormat
 from layers import layers_model, run_layers
 from node import session_of
 from setting import INT4, INT8, Memory, Setting
@@ -124,7 +125,7 @@ class Managed:
     def __post_init__(self) -> None:
         format, spec = self.rules.format, self.rules.spec(self.places)
         sizes = dict(num_layer=NUM_LAYER, num_heads=NUM_HEADS, head_dim=HEAD_DIM, max_t=self.places.max_t)
-        self.cache = Cache(format, **sizes, cache_layout=self.places.cache_layout)
+        self.cache = format.spec(**sizes, cache_layout=self.places.cache_layout).allocate()
         self.fill_with_nan(np.arange(self.places.max_t))
         self.memory = HostMemory(spec, self.cache.cache, self.cache.scale)
         self.manager = Manager(spec)
@@ -148,7 +149,7 @@ class Managed:
         for array in (self.cache.cache, self.cache.scale):
             if array is not None:
                 filler = np.nan if array.dtype.kind == "f" else 0x5A
-                array[(slice(None),) * self.cache.axes.index("MaxT") + (slots,)] = filler
+                array[(slice(None),) * self.cache.spec.axes.index("MaxT") + (slots,)] = filler
 
     def bytes(self) -> bytes:
         """All of the memory."""
@@ -163,6 +164,6 @@ class Managed:
             }
             for layer in range(NUM_LAYER)
         ]
-        int4_shape = self.cache.shape if self.rules.format.cache_type == INT4 else None
+        int4_shape = self.cache.spec.cache_shape if self.rules.format.cache_type == INT4 else None
         memory = Memory(self.cache.cache, self.cache.scale, int4_shape)
         return run_layers(self.session, currents, step_inputs(step, INDEX_NAMES), memory)

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from kvcache import FORMATS, LAYOUT_AXES, Cache, bind
+from kvcache import FORMATS, LAYOUT_AXES, bind
 from node import session_of
 from setting import INT4, Setting
 
@@ -41,12 +41,13 @@ def test_packed_arrays_of_another_size_than_the_shape_asks_for(binding: onnxrunt
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
 def test_the_memory_of_every_format_can_be_bound(binding: onnxruntime.IOBinding, name: str, cache_layout: int) -> None:
-    """`Cache` allocates what its shapes ask for, and counts it right."""
-    sizes = dict(num_layer=3, num_heads=2, head_dim=64, max_t=5)
-    cache = Cache(FORMATS[name], **sizes, cache_layout=cache_layout)
-    bind(binding, "cache", cache.cache, cache.format.cache_type, cache.shape)
+    """A format's spec allocates what its shapes ask for, and counts it right."""
+    format = FORMATS[name]
+    spec = format.spec(num_layer=3, num_heads=2, head_dim=64, max_t=5, cache_layout=cache_layout)
+    cache = spec.allocate()
+    bind(binding, "cache", cache.cache, format.cache_type, spec.cache_shape)
     if cache.scale is not None:
-        assert cache.scale.shape == (*cache.shape[:4], 64 // cache.format.quant_group)
-    scales = 0 if cache.scale is None else 64 // cache.format.quant_group * 16
+        assert cache.scale.shape == (*spec.cache_shape[:4], 64 // format.quant_group)
+    scales = 0 if cache.scale is None else 64 // format.quant_group * 16
     bits = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}[name]
-    assert cache.bytes_per_token == 3 * 2 * 2 * (64 * bits + scales) / 8
+    assert spec.bytes_per_token == 3 * 2 * 2 * (64 * bits + scales) / 8

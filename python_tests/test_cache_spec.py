@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 from borrowed import CUDA, READ_ONLY, Lender
 from compare import assert_same_bits
-from kvcache import SCHEMA
 from node import INPUTS, node_model, node_types
+from schema_text import SCHEMA
 
 ONNX_TYPES = {
     "float32": TensorProto.FLOAT,
@@ -98,7 +98,7 @@ def test_attributes_are_all_of_the_nodes() -> None:
         ({"dtype": "int8"}, "illegal_types", "current_key (T1) is int8"),
         ({"dtype": "bfloat16"}, "type_unknown", 'dtype is "bfloat16", expected one of float32, float16, int8, int4'),
         ({"dtype": np.float32}, "type_unknown", "expected the name of a type"),
-        ({"quant_bit": 0, "scale_dtype": "float16"}, "scale_unexpected", "expected None because quant_bit is 0"),
+        ({"quant_bit": 0, "cache_dtype": None}, "scale_unexpected", "scale_dtype is 'float16', expected None because"),
         ({"max_tokens": 0}, "spec_range", "max_tokens is 0, expected at least 1"),
         ({"num_kv_heads": -1}, "spec_range", "num_kv_heads is -1"),
         ({"head_dim": 2.0}, "spec_range", "head_dim is 2.0, expected an int"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 
-from kvcache import DOMAIN, SCHEMA
+from kvcache import DOMAIN, LAYOUT_AXES
 from node import INPUTS
 from oracle.call import Types
 from oracle.layouts import LAYOUTS
 from oracle.rules import types_go_together
+from schema_text import SCHEMA
 from setting import LEGAL_TYPES, TYPE_NAMES, Setting
 from test_refusals import DEFAULTS, DOMAINS
 
@@ -30,6 +31,7 @@ def test_layouts() -> None:
     """The oracle has a table of its own; everything else reads the schema's."""
     axes = {layout["code"]: tuple(map(str, layout["axes"])) for layout in SCHEMA["cache_layouts"]}
     assert axes == LAYOUTS and list(axes) == list(range(len(axes)))
+    assert LAYOUT_AXES == tuple((*outer, "Dh") for outer in axes.values())
 
 
 def test_types() -> None:

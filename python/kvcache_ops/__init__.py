@@ -11,11 +11,11 @@ hold which tokens. `python -m kvcache_ops doctor` says what works on this machin
 """
 
 from kvcache_ops import _native
-from kvcache_ops._cache import Cache, CacheSpec
+from kvcache_ops._cache import CACHE_LAYOUTS, Cache, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._indices import StepIndices, step_indices
 from kvcache_ops._int4 import pack_int4, unpack_int4
-from kvcache_ops._nodes import make_node
+from kvcache_ops._nodes import DOMAIN, make_node
 from kvcache_ops._operators import (
     check,
     check_multi_head_attention,
@@ -29,6 +29,8 @@ from kvcache_ops._registration import library_path, register
 __version__: str = _native.__version__
 
 __all__ = [
+    "CACHE_LAYOUTS",
+    "DOMAIN",
     "Cache",
     "CacheSpec",
     "KvCacheError",

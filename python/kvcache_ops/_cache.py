@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 CacheShape = tuple[int, int, int, int, int]
 
+CACHE_LAYOUTS = tuple((*axes, "Dh") for axes in _native.cache_layouts())
+"""The axes of `cache` by `cache_layout`; `scale` has them too, with Dh / quant_group in the place of Dh."""
+
 LINE = 64
 """Bytes of a cache line, to which memory is aligned."""
 
@@ -130,7 +133,7 @@ class CacheSpec:
     @property
     def axes(self) -> tuple[str, ...]:
         """The names of the axes of `cache` and `scale`, outermost first: MaxT, L, 2, H in the layout's order, Dh."""
-        return (*_native.cache_axes(self.cache_layout), "Dh")
+        return CACHE_LAYOUTS[self.cache_layout]
 
     def allocate(self) -> Cache:
         """New memory for this cache: zeros, aligned to 64 bytes.

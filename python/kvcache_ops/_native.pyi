@@ -16,8 +16,8 @@ __all__ = [
     "__version__",
     "address_of",
     "attribute_names",
-    "cache_axes",
     "cache_geometry",
+    "cache_layouts",
     "check",
     "check_node",
     "cuda",
@@ -274,7 +274,7 @@ def find_slot(
 ) -> tuple[int | None, int]: ...
 def address_of(name: str, array: Any, dtype: str, expected: list[int]) -> int: ...
 def attribute_names(op_type: str) -> list[str]: ...
-def cache_axes(cache_layout: int) -> list[str]: ...
+def cache_layouts() -> list[list[str]]: ...
 def cache_geometry(
     attributes: dict[str, int],
     dtype: str,

@@ -36,7 +36,7 @@ mod _native {
     use super::memory::HostMemory;
     #[pymodule_export]
     use super::operator::{
-        address_of, attribute_names, cache_axes, cache_geometry, check, check_node, cuda, domains, input_names,
+        address_of, attribute_names, cache_geometry, cache_layouts, check, check_node, cuda, domains, input_names,
         instruction_sets, legal_types, oldest_onnxruntime, output_names, pack_int4, run, unpack_int4,
     };
     #[pymodule_export]

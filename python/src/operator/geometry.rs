@@ -74,18 +74,16 @@ pub fn address_of(name: &str, array: &Bound<'_, PyAny>, dtype: &str, expected: V
     Ok(address)
 }
 
-/// The axes of `cache` and `scale` for a `cache_layout`, outermost first, without the innermost one.
+/// The axes of `cache` and `scale` by `cache_layout`, outermost first, without the innermost one.
 #[pyfunction]
-pub fn cache_axes(cache_layout: i64) -> PyResult<Vec<&'static str>> {
+pub fn cache_layouts() -> Vec<Vec<&'static str>> {
     let name = |axis| match axis {
         Axis::Token => "MaxT",
         Axis::Layer => "L",
         Axis::Kv => "2",
         Axis::Head => "H",
     };
-    CacheLayout::from_code(cache_layout)
-        .map(|layout| layout.axes().map(name).to_vec())
-        .ok_or_else(|| Refused::new("spec_range", format!("there is no cache_layout {cache_layout}")).into())
+    CacheLayout::ALL.into_iter().map(|layout| layout.axes().map(name).to_vec()).collect()
 }
 
 fn element(name: &str, got: &str) -> PyResult<ElementType> {

@@ -14,5 +14,5 @@ pub use facts::{
     attribute_names, check_node, cuda, domains, input_names, instruction_sets, legal_types, oldest_onnxruntime,
     output_names,
 };
-pub use geometry::{address_of, cache_axes, cache_geometry};
+pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};
