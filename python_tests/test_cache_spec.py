@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -228,6 +229,14 @@ def test_bindings_and_ortvalues_keep_the_memory() -> None:
     key, _ = session.run(None, inputs | values)
     assert_same_bits("key", binding.copy_outputs_to_cpu()[0], key)
     assert all((other == 85).all() for other in others)
+
+
+def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache needs it for OrtValues alone."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(KvCacheError, match=r"ortvalues\(\) needs the package onnxruntime") as refusal:
+        INT4.allocate().ortvalues()
+    assert refusal.value.kind == "package_missing"
 
 
 def test_the_managers_specification() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._optional import load
 
 if TYPE_CHECKING:
     from kvcache_ops import manager
@@ -241,7 +241,7 @@ class Cache:
 
         They keep the memory alive. Those of int4 have the type and the shape that the operator expects.
         """
-        ort_value = _import("onnxruntime", "ortvalues()").OrtValue
+        ort_value = load("onnxruntime", "ortvalues()").OrtValue
         values = {}
         for name, array, dtype, shape, _ in self._tensors():
             if not isinstance(array, np.ndarray):
@@ -260,12 +260,3 @@ class Cache:
         order = [self.spec.axes.index(axis) for axis in ("MaxT", "L", "2", "H", "Dh")]
         arrays = [np.asarray(array) for array in self if array is not None]
         return [array.transpose(order)[slots] for array in arrays]
-
-
-def _import(package: str, what: str) -> Any:
-    """An optional package."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        message = f"{what} needs the package {package.partition('.')[0]}: {error}"
-        raise KvCacheError(message, "package_missing") from error

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvcache_ops import _native
-from kvcache_ops._cache import _import
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._operators import Attributes, node_attributes
+from kvcache_ops._optional import load
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -40,7 +40,7 @@ def make_node(
     "input_unknown", "input_missing", "scale_missing", "output_count", "attribute_unknown", "attribute_missing",
     "attribute_type", "attribute_out_of_range".
     """
-    helper = _import("onnx.helper", "make_node")
+    helper = load("onnx.helper", "make_node")
     names = _native.input_names(op_type)
     if domain not in _native.domains():
         expected = ", ".join(_native.domains())

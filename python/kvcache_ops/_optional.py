@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
+
+from kvcache_ops._errors import KvCacheError
 
 
 def require(name: str, extra: str | None = None) -> None:
@@ -12,3 +15,13 @@ def require(name: str, extra: str | None = None) -> None:
     except ImportError as error:
         hint = f"pip install 'kvcache_ops[{extra or name}]'"
         raise ImportError(f"this part of kvcache_ops needs the package {name}: {hint}", name=name) from error
+
+
+def load(module: str, what: str) -> Any:
+    """A module of such a package, for a function, which is called `what`. Raises KvCacheError "package_missing"."""
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        message = f"{what} needs the package {package}: {error}; pip install 'kvcache_ops[{package}]'"
+        raise KvCacheError(message, "package_missing") from error
