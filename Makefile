@@ -1,5 +1,6 @@
 # make run         the main job: the package in ONNX Runtime, decoding       make build  the operator library alone
-# make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests
+# make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests;
+#                  wheel-release: as it is published, for old systems too; test-wheel: that one, with each of PYTHONS
 # make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
 #                  test-cuda, test-sanitize, test-python, each of which can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
@@ -87,6 +88,35 @@ WHEELS := $(TARGET)/wheels
 wheel: .venv/ready
 	rm -rf "$(WHEELS)"
 	$(VENV) -m maturin build --quiet --release --locked --manifest-path python/Cargo.toml --out "$(WHEELS)"
+
+# The package as it is published: the source distribution, which has no golden cases, and a wheel built from it for every
+# system with glibc 2.17 or later. Zig's linker knows the symbols of that version; auditwheel checks what has come out.
+PUBLISHED := $(TARGET)/published
+RELEASE_PYTHON := $(CURDIR)/.venv-release/bin/python
+.PHONY: wheel-release
+wheel-release: .venv-release/ready
+	rm -rf "$(PUBLISHED)"
+	$(RELEASE_PYTHON) -m maturin sdist --quiet --manifest-path python/Cargo.toml --out "$(PUBLISHED)"
+	! tar -tzf "$(PUBLISHED)"/*.tar.gz | grep -E '\.safetensors$$'
+	mkdir "$(PUBLISHED)/source"
+	tar -xzf "$(PUBLISHED)"/*.tar.gz -C "$(PUBLISHED)/source" --strip-components 1
+	cd "$(PUBLISHED)/source" && PATH="$(CURDIR)/.venv-release/bin:$$PATH" $(RELEASE_PYTHON) -m maturin build --quiet \
+		--release --zig --compatibility manylinux_2_17 --out "$(PUBLISHED)"
+	rm -rf "$(PUBLISHED)/source"
+	$(RELEASE_PYTHON) -m auditwheel show "$(PUBLISHED)"/*.whl | grep 'manylinux_2_17_x86_64'
+
+# Installs the published wheel as a user would, with each of PYTHONS, and runs its page and its self-test.
+PYTHONS ?= $(PYTHON)
+.PHONY: test-wheel
+test-wheel: wheel-release
+	for python in $(PYTHONS); do \
+		rm -rf "$(TARGET)/installed" && $$python -m venv "$(TARGET)/installed" && \
+		"$(TARGET)/installed/bin/python" -m pip install --quiet --disable-pip-version-check \
+			"$(PUBLISHED)"/*.whl onnx onnxruntime pytest && \
+		"$(TARGET)/installed/bin/python" -m kvcache_ops doctor && \
+		"$(TARGET)/installed/bin/python" -m pytest --quiet --confcutdir=python_tests/none \
+			python_tests/test_package_page.py python_tests/test_int4.py python_tests/test_step_indices.py || exit 1; \
+	done
 
 # Installs it into an environment.
 .venv/wheel .venv-oldest/wheel .venv-middle/wheel: %/wheel: %/ready wheel
@@ -251,6 +281,11 @@ docs:
 	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r kernels/src/cuda/requirements.txt
 	touch $@
 
+.venv-release/ready: requirements-release.txt
+	$(PYTHON) -m venv .venv-release
+	$(RELEASE_PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-release.txt
+	touch $@
+
 # For test-gpu and bench-gpu, where it is wanted: the machine's own Python serves as well.
 .venv-gpu/ready: requirements-gpu.txt
 	$(PYTHON) -m venv .venv-gpu
@@ -259,4 +294,4 @@ docs:
 
 .PHONY: clean
 clean:
-	rm -rf target .venv .venv-oldest .venv-middle .venv-cuda .venv-gpu
+	rm -rf target .venv .venv-oldest .venv-middle .venv-cuda .venv-gpu .venv-release

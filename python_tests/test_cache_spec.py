@@ -92,6 +92,7 @@ def test_attributes_are_all_of_the_nodes() -> None:
         ({"head_dim": 30}, "head_dim_not_divisible", "head_dim is 30"),
         ({"quant_group": 3, "head_dim": 9}, "attribute_out_of_range", "an even number, because quant_bit is 4"),
         ({"quant_bit": 3}, "attribute_out_of_range", "attribute quant_bit is 3, expected one of [0, 4, 8]"),
+        ({"quant_bit": [4]}, "attribute_type", "attribute quant_bit is [4], expected an int"),
         ({"cache_layout": 4}, "attribute_out_of_range", "attribute cache_layout is 4"),
         ({"page_size": 0}, "attribute_out_of_range", "attribute page_size is 0"),
         ({"num_layers": 1.5}, "attribute_type", "attribute num_layer is 1.5"),

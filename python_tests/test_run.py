@@ -75,7 +75,7 @@ def test_one_output_may_be_given(expected: dict) -> None:
 def test_indices_may_be_ints_and_lists(expected: dict) -> None:
     """They are copied anyway; the bounds as plain numbers."""
     lists = {name: array.tolist() for name, array in INDICES._asdict().items()}
-    lists |= {"max_seqlen": 3, "max_kvlen": 6}
+    lists |= {"max_seqlen": 3, "max_kvlen": np.int64(6)}
     key, _ = kvcache_ops.run(SPEC, **operands() | lists, layer_idx=1, num_repeat=2)
     assert_same_bits("key", key, expected["key"])
 

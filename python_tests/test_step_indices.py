@@ -61,6 +61,8 @@ def test_no_sequences() -> None:
         (([1], [0], {"cachestarts": [0, 1]}), "indices_length", "cachestarts has 2 sequences, expected 1"),
         (([1], [0], {"cachestarts": None, "pages": []}), "indices_length", "pages has 0 sequences"),
         (([1], [0], {"cachestarts": None, "pages": [[0, 8]], "max_pages": 1}), "indices_range", "at least 2"),
+        (([1], [0], {"cachestarts": None, "pages": 5}), "indices_type", "pages are 5, expected a list of lists"),
+        (([1], [0], {"cachestarts": None, "pages": [[0]], "max_pages": 2.0}), "indices_type", "max_pages is 2.0"),
         (([1], [0], {"cachestarts": None, "pages": [["0"]]}), "indices_type", "pages[0] is ['0']"),
     ],
 )

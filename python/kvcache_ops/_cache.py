@@ -64,7 +64,7 @@ class CacheSpec:
     page_size: int = 128
 
     def __post_init__(self) -> None:
-        quantized = {8: "int8", 4: "int4"}.get(self.quant_bit)
+        quantized = {8: "int8", 4: "int4"}.get(self.quant_bit) if isinstance(self.quant_bit, int | np.integer) else None
         if self.cache_dtype is None:
             object.__setattr__(self, "cache_dtype", quantized or self.dtype)
         if self.scale_dtype is None and quantized:

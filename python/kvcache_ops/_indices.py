@@ -66,7 +66,11 @@ def step_indices(
         raise KvCacheError("the lengths of a sequence do not fit in 64 bits", "indices_range")
     if (cachestarts is None) == (pages is None):
         raise KvCacheError("expected one of cachestarts and pages", "indices_slots")
-    slots = _ints("cachestarts", cachestarts) if cachestarts is not None else _page_table(pages or (), max_pages)
+    slots = (
+        _ints("cachestarts", cachestarts)
+        if cachestarts is not None
+        else _page_table(() if pages is None else pages, max_pages)
+    )
     if len(slots) != len(new):
         name = "pages" if cachestarts is None else "cachestarts"
         raise KvCacheError(f"{name} has {len(slots)} sequences, expected {new.size}, as seqlens", "indices_length")
@@ -93,6 +97,10 @@ def _ints(name: str, numbers: Sequence[int] | _Ints) -> _Ints:
 
 def _page_table(pages: Sequence[Sequence[int] | _Ints], max_pages: int | None) -> _Ints:
     """Rows of page starts, filled up with -1: (B, MaxP)."""
+    if not isinstance(pages, Sequence | np.ndarray) or isinstance(pages, str):
+        raise KvCacheError(f"pages are {pages!r}, expected a list of lists", "indices_type")
+    if max_pages is not None and not isinstance(max_pages, int | np.integer):
+        raise KvCacheError(f"max_pages is {max_pages!r}, expected an int", "indices_type")
     rows = [_ints(f"pages[{b}]", row) for b, row in enumerate(pages)]
     longest = max((row.size for row in rows), default=0)
     columns = longest if max_pages is None else max_pages

@@ -46,22 +46,28 @@ def make_node(
         expected = ", ".join(_native.domains())
         raise KvCacheError(f"domain is {domain!r}, expected one of {expected}", "domain_unknown")
     if not isinstance(inputs, Mapping):
-        if isinstance(inputs, str) or len(inputs) > len(names):
-            got = f"{len(inputs)} inputs"
-            raise KvCacheError(
-                f"{op_type} gets {got}, expected at most {len(names)}: {', '.join(names)}", "input_unknown"
-            )
+        if not _are_names(inputs) or len(inputs) > len(names):
+            message = f"{op_type} gets inputs {inputs!r}, expected names for at most {len(names)}: {', '.join(names)}"
+            raise KvCacheError(message, "input_unknown")
         inputs = dict(zip(names, inputs))
+    elif not _are_names(list(inputs.values())):
+        raise KvCacheError(f"{op_type} gets inputs {inputs!r}, expected names by names", "input_unknown")
     given = {input_name: value for input_name, value in inputs.items() if value}
     chosen = node_attributes(op_type, attributes, more)
     _native.check_node(op_type, chosen, list(given))
     results = _native.output_names(op_type)
-    if isinstance(outputs, str) or len(outputs) != len(results):
-        raise KvCacheError(
-            f"{op_type} gets outputs {outputs!r}, expected names for {', '.join(results)}", "output_count"
-        )
+    if not _are_names(outputs) or len(outputs) != len(results):
+        message = f"{op_type} gets outputs {outputs!r}, expected names for {', '.join(results)}"
+        raise KvCacheError(message, "output_count")
     values = [given.get(input_name, "") for input_name in names]
     while not values[-1]:  # a runtime before 1.24 does not take an empty name at the end
         values.pop()
     node: NodeProto = helper.make_node(op_type, values, list(outputs), name=name, domain=domain, **chosen)
     return node
+
+
+def _are_names(values: object) -> bool:
+    """Whether this is a list of names, and not one name."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return False
+    return all(isinstance(value, str) for value in values)

@@ -37,8 +37,11 @@ Attributes = CacheSpec | Mapping[str, int]
 
 def node_attributes(op_type: str, given: Attributes | None, more: Mapping[str, int]) -> dict[str, int]:
     """The attributes of a node: of a CacheSpec, those that the operator has; `more` replaces them."""
-    if not isinstance(given, CacheSpec):
+    if given is None or isinstance(given, Mapping):
         return {**(given or {}), **more}
+    if not isinstance(given, CacheSpec):
+        message = f"attributes are a {type(given).__name__}, expected a CacheSpec or ints by name"
+        raise KvCacheError(message, "attribute_type")
     facts = given.attributes() | {"num_kv_heads": given.num_kv_heads, "head_dim": given.head_dim}
     return {name: facts[name] for name in _native.attribute_names(op_type) if name in facts} | dict(more)
 
@@ -218,10 +221,10 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *indices_and_mask: Any
 
 def _step(*indices: Indices) -> list[Any]:
     """Index inputs as tensors: an int or a list becomes an array of int64."""
-    return [_array(numbers) if isinstance(numbers, int | list | tuple) else numbers for numbers in indices]
+    return [_array(numbers) if isinstance(numbers, int | np.integer | list | tuple) else numbers for numbers in indices]
 
 
-def _array(numbers: int | Sequence[Any]) -> Any:
+def _array(numbers: Any) -> Any:
     try:
         array = np.asarray(numbers)
     except ValueError as error:
