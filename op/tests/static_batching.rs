@@ -19,6 +19,15 @@ fn run(call: &RandomStaticCall, backend: Backend, workers: &dyn Workers) -> Afte
     call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
 }
 
+fn layout(call: &RandomStaticCall) -> StaticCacheLayout {
+    StaticCacheLayout::from_code(call.attributes.cache_layout).unwrap()
+}
+
+/// The axis of the sequences in the shape of a cache.
+fn batch_axis(layout: StaticCacheLayout) -> usize {
+    layout.axes().iter().position(|&axis| axis == StaticAxis::Batch).unwrap()
+}
+
 /// Sequence `b` of a tensor whose axis of the sequences is `axis`, as a tensor without that axis.
 fn sequence(tensor: &Tensor, axis: usize, b: usize) -> Tensor {
     let (element, shape) = (tensor.element(), tensor.shape());
@@ -31,10 +40,10 @@ fn sequence(tensor: &Tensor, axis: usize, b: usize) -> Tensor {
 
 /// What dynamic batching leaves behind of sequence `b` alone, in a cache of its own.
 fn dynamic(call: &RandomStaticCall, b: usize) -> After {
-    let axis = call.layout.axes().iter().position(|&axis| axis == StaticAxis::Batch).unwrap();
+    let axis = batch_axis(layout(call));
     let mut cache = sequence(&call.cache, axis, b);
     let mut scale = call.scale.as_ref().map(|scale| sequence(scale, axis, b));
-    let layout = match call.layout {
+    let layout = match layout(call) {
         StaticCacheLayout::BatchMajor => CacheLayout::KvMajor,
         StaticCacheLayout::LayerMajor => CacheLayout::HeadMajor,
     };
@@ -81,8 +90,8 @@ proptest! {
             prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
         }
         // Sequences of the call, and those that the cache has beside them.
-        let axis = call.layout.axes().iter().position(|&axis| axis == StaticAxis::Batch).unwrap();
-        for b in 0..call.dims.max_b {
+        let axis = batch_axis(layout(&call));
+        for b in 0..call.cache.shape()[axis] {
             let of = |tensor: &Tensor| sequence(tensor, axis, b);
             let (cache, scale) = (of(&reference.cache), reference.scale.as_ref().map(of));
             if b < call.current[0].shape()[0] {

@@ -1,9 +1,11 @@
 //! The CUDA kernels match the reference kernel bit for bit, on random calls.
 
+#[path = "common/devices.rs"]
+mod devices;
 #[path = "../../../op/tests/common/random.rs"]
 mod random;
 
-use kvcache_emulation_kernels::{EmulatedCuda, Order};
+use devices::devices;
 use kvcache_kernels::{Kernel, Serial};
 use kvcache_op::Backend;
 use proptest::prelude::*;
@@ -11,17 +13,6 @@ use random::{After, RandomCall, calls};
 
 fn run(call: &RandomCall, kernel: &dyn Kernel) -> After {
     call.run(Backend::Reference, |call, outputs| kernel.run(&mut call.bind(outputs).unwrap(), &Serial))
-}
-
-fn devices() -> impl Strategy<Value = EmulatedCuda> {
-    let order = prop_oneof![Just(Order::Forward), Just(Order::Backward), any::<u32>().prop_map(Order::Random)];
-    // Without multiprocessors, small calls have long rounds.
-    (any::<bool>(), 0..4u32, order).prop_map(|(unaligned, multiprocessors, order)| EmulatedCuda {
-        unaligned,
-        multiprocessors,
-        order,
-        ..EmulatedCuda::default()
-    })
 }
 
 proptest! {

@@ -47,24 +47,40 @@ pub struct DeviceOutputs<'a> {
     pub value: DeviceMut<'a>,
 }
 
-/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
+/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet. Its outputs
+/// have `RANK` axes: three, or in static batching four.
 #[derive(Debug)]
-pub struct DeviceCall<'a> {
-    pub(super) geometry: Geometry,
-    pub(super) max_t: usize,
-    pub(super) pages: Pages,
-    pub(super) current_rows: usize,
-    pub(super) exact_rows: bool,
-    pub(super) output_shape: [usize; 3],
-    pub(super) extents: Extents,
-    pub(super) inputs: DeviceInputs<'a>,
-    pub(super) cache: DeviceMut<'a>,
-    pub(super) scale: Option<DeviceMut<'a>>,
+pub struct DeviceCall<'a, const RANK: usize = 3> {
+    pub(crate) geometry: Geometry,
+    pub(crate) max_t: usize,
+    pub(crate) pages: Pages,
+    pub(crate) current_rows: usize,
+    pub(crate) output_rows: usize,
+    pub(crate) exact_rows: bool,
+    pub(crate) output_shape: [usize; RANK],
+    /// What decides the outputs' shape.
+    pub(crate) shape_reason: &'static str,
+    pub(crate) extents: Extents,
+    /// `current_key` and `current_value`.
+    pub(crate) current: [DeviceRef<'a>; 2],
+    /// None in static batching.
+    pub(crate) indices: Option<DeviceIndices<'a>>,
+    pub(crate) cache: DeviceMut<'a>,
+    pub(crate) scale: Option<DeviceMut<'a>>,
 }
 
-impl<'a> DeviceCall<'a> {
-    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub fn output_shape(&self) -> [usize; 3] {
+/// The index inputs that the device reads.
+#[derive(Debug)]
+pub(crate) struct DeviceIndices<'a> {
+    pub(crate) seqstarts: DeviceRef<'a>,
+    pub(crate) cachestarts: DeviceRef<'a>,
+    pub(crate) start_pos: DeviceRef<'a>,
+}
+
+impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
+    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh), in static batching (B, `start_pos` + S,
+    /// H * `num_repeat`, Dh).
+    pub fn output_shape(&self) -> [usize; RANK] {
         self.output_shape
     }
 
@@ -117,26 +133,29 @@ impl<'a> DeviceCall<'a> {
         let DeviceOutputs { key, value } = outputs;
         validate::outputs(
             self.geometry.t1,
-            (&self.output_shape, validate::OUTPUT_SHAPE),
+            (&self.output_shape, self.shape_reason),
             self.extents.clone(),
             [&key.tensor, &value.tensor],
         )?;
         let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
         let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
+        let [seqstarts, start_pos, cachestarts] = self.indices.as_ref().map_or([0; 3], |indices| {
+            [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(|input| address(&input.tensor))
+        });
         let operands = cuda::DeviceProblem {
             geometry: self.geometry,
             max_t: self.max_t,
             pages: self.pages,
             current_rows: self.current_rows,
-            output_rows: self.output_shape[0],
+            output_rows: self.output_rows,
             exact_rows: self.exact_rows,
-            current: [address(&self.inputs.current_key.tensor), address(&self.inputs.current_value.tensor)],
+            current: self.current.each_ref().map(|current| address(&current.tensor)),
             outputs: [address_mut(key), address_mut(value)],
             cache: address_mut(&self.cache),
             scale: self.scale.as_ref().map_or(0, address_mut),
-            seqstarts: address(&self.inputs.indices.seqstarts.tensor),
-            start_pos: address(&self.inputs.indices.start_pos.tensor),
-            cachestarts: address(&self.inputs.indices.cachestarts.tensor),
+            seqstarts,
+            start_pos,
+            cachestarts,
             status,
             multiprocessors: queue.multiprocessors(),
         };
@@ -148,13 +167,13 @@ impl<'a> DeviceCall<'a> {
 
     /// The uses of slices by this call, with the tensors' names.
     fn uses<'b>(&'b self, outputs: &'b DeviceOutputs<'a>) -> [(&'static str, Option<&'b Usage<'a>>); 9] {
-        let inputs = &self.inputs;
+        let indices = self.indices.as_ref();
         [
-            ("current_key", inputs.current_key.usage.as_ref()),
-            ("current_value", inputs.current_value.usage.as_ref()),
-            ("seqstarts", inputs.indices.seqstarts.usage.as_ref()),
-            ("cachestarts", inputs.indices.cachestarts.usage.as_ref()),
-            ("start_pos", inputs.indices.start_pos.usage.as_ref()),
+            ("current_key", self.current[0].usage.as_ref()),
+            ("current_value", self.current[1].usage.as_ref()),
+            ("seqstarts", indices.and_then(|indices| indices.seqstarts.usage.as_ref())),
+            ("cachestarts", indices.and_then(|indices| indices.cachestarts.usage.as_ref())),
+            ("start_pos", indices.and_then(|indices| indices.start_pos.usage.as_ref())),
             ("cache", self.cache.usage.as_ref()),
             ("scale", self.scale.as_ref().and_then(|scale| scale.usage.as_ref())),
             (OUTPUTS[0], outputs.key.usage.as_ref()),

@@ -73,6 +73,7 @@
 mod call;
 mod error;
 mod operator;
+mod static_operator;
 mod tensor;
 
 pub use call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
@@ -80,4 +81,5 @@ pub use error::Error;
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,
 };
+pub use static_operator::StaticDeviceInputs;
 pub use tensor::{DeviceMut, DeviceRef};

@@ -4,7 +4,7 @@ use cudarc::driver::CudaStream;
 use kvcache_kernels::cuda::{Pages, Queue, cudarc};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::call::{DeviceCall, DeviceInputs, OutputRows};
+use super::call::{DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
 use super::error::Error;
 use super::tensor::DeviceMut;
 use crate::inputs::IndexInputs;
@@ -63,9 +63,16 @@ impl KeyValueCache {
                 CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
             },
             current_rows: current_key.shape[0],
+            output_rows,
             exact_rows,
+            shape_reason: validate::OUTPUT_SHAPE,
             extents,
-            inputs,
+            current: [inputs.current_key, inputs.current_value],
+            indices: Some(DeviceIndices {
+                seqstarts: inputs.indices.seqstarts,
+                cachestarts: inputs.indices.cachestarts,
+                start_pos: inputs.indices.start_pos,
+            }),
             cache,
             scale,
         })

@@ -11,7 +11,7 @@ use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 #[derive(Debug)]
 pub struct DeviceRef<'a> {
     /// The tensor; its address is a device address, which the host never dereferences.
-    pub(super) tensor: TensorRef<'a>,
+    pub(crate) tensor: TensorRef<'a>,
     pub(super) usage: Option<Usage<'a>>,
 }
 
@@ -19,7 +19,7 @@ pub struct DeviceRef<'a> {
 #[derive(Debug)]
 pub struct DeviceMut<'a> {
     /// As in [`DeviceRef`].
-    pub(super) tensor: TensorMut<'a>,
+    pub(crate) tensor: TensorMut<'a>,
     pub(super) usage: Option<Usage<'a>>,
 }
 

@@ -7,18 +7,18 @@ use crate::error::Error;
 
 /// Attributes that have been checked, as the types that they stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StaticConfig {
-    pub(super) num_layer: usize,
-    pub(super) layer_idx: usize,
-    pub(super) quant: Option<QuantBit>,
-    pub(super) quant_group: usize,
-    pub(super) num_repeat: usize,
-    pub(super) layout: StaticCacheLayout,
+pub(crate) struct StaticConfig {
+    pub(crate) num_layer: usize,
+    pub(crate) layer_idx: usize,
+    pub(crate) quant: Option<QuantBit>,
+    pub(crate) quant_group: usize,
+    pub(crate) num_repeat: usize,
+    pub(crate) layout: StaticCacheLayout,
 }
 
 impl StaticConfig {
     /// Checks every attribute: first its own range, then the rules that involve a second attribute.
-    pub(super) fn new(attributes: &StaticAttributes) -> Result<Self, Error> {
+    pub(crate) fn new(attributes: &StaticAttributes) -> Result<Self, Error> {
         attributes::ranges(&StaticAttributes::SPEC, attributes)?;
         let &StaticAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_layout } = attributes;
         attributes::layer_idx(layer_idx as usize, num_layer as usize)?;

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use kvcache_kernels::{Addressing, Indices, Problem, Workers};
 use smallvec::SmallVec;
 
-use super::validate::{CheckedCall, Sequences};
+use super::checks::{CheckedCall, Sequences};
 use crate::backend::Backend;
 use crate::call::Outputs;
 use crate::error::Error;

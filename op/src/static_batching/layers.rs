@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::call::StaticCall;
-use super::validate::CheckedCall;
+use super::checks::CheckedCall;
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::tensor::TensorRef;

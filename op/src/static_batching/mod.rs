@@ -2,11 +2,11 @@
 
 mod attributes;
 mod call;
+pub(crate) mod checks;
 mod infer;
 mod inputs;
 mod layers;
 mod operator;
-mod validate;
 
 pub use call::StaticCall;
 pub use infer::StaticInputDims;

@@ -6,10 +6,10 @@ use ndarray::Array4;
 
 use super::attributes::StaticConfig;
 use super::call::StaticCall;
+use super::checks;
 use super::infer::{self, StaticInputDims};
 use super::inputs::StaticInputs;
 use super::layers::StaticLayers;
-use super::validate as checks;
 use crate::backend::Backend;
 use crate::call::Outputs;
 use crate::error::Error;
@@ -62,7 +62,7 @@ impl StaticKeyValueCache {
 
     /// The attributes as they were checked.
     #[cfg(feature = "cuda")]
-    pub(super) fn config(&self) -> &StaticConfig {
+    pub(crate) fn config(&self) -> &StaticConfig {
         &self.config
     }
 

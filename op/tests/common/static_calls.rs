@@ -16,8 +16,6 @@ use random_tensors::{Output, random};
 #[derive(Debug, Clone)]
 pub struct RandomStaticCall {
     pub attributes: StaticAttributes,
-    pub layout: StaticCacheLayout,
-    pub dims: StaticCacheDims,
     pub t1: ElementType,
     pub current: [Tensor; 2],
     pub start_pos: i64,
@@ -89,8 +87,6 @@ pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = Ra
                         num_repeat: num_repeat as i64,
                         cache_layout: layout.code(),
                     },
-                    layout,
-                    dims,
                     t1: types.t1,
                     current: [random(types.t1, current.clone(), &mut rng), random(types.t1, current, &mut rng)],
                     start_pos: start_pos as i64,

@@ -165,18 +165,18 @@ pub fn launch(
 }
 
 /// A buffer to be written by a call.
-struct Writable<'a> {
+pub struct Writable<'a> {
     element: ElementType,
     shape: Vec<usize>,
     view: CudaViewMut<'a, u8>,
 }
 
 impl<'a> Writable<'a> {
-    fn new(buffer: &'a mut Buffer) -> Self {
+    pub fn new(buffer: &'a mut Buffer) -> Self {
         Self { element: buffer.element, shape: buffer.shape.clone(), view: buffer.view_mut() }
     }
 
-    fn tensor<'b>(&'b mut self, stream: &'b CudaStream) -> DeviceMut<'b> {
+    pub fn tensor<'b>(&'b mut self, stream: &'b CudaStream) -> DeviceMut<'b> {
         DeviceMut::from_bytes(self.element, self.shape.as_slice(), &mut self.view, stream)
     }
 }

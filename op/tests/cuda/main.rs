@@ -16,6 +16,7 @@ mod golden;
 mod graphs;
 mod large;
 mod oracle;
+mod static_batching;
 mod status;
 mod streams;
 
@@ -29,10 +30,12 @@ use random::memory;
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 20] = [
+const TESTS: [Test; 22] = [
     ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::every_case", golden::every_case),
     ("golden::every_case_unaligned", golden::every_case_unaligned),
+    ("static_batching::every_case", static_batching::every_case),
+    ("static_batching::every_case_unaligned", static_batching::every_case_unaligned),
     ("status::golden_cases_that_the_host_cannot_refuse", status::golden_cases_that_the_host_cannot_refuse),
     ("status::random_bad_pages", status::random_bad_pages),
     ("status::keeps_the_first_finding", status::keeps_the_first_finding),

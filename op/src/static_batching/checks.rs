@@ -13,7 +13,7 @@ use crate::validate::{self, CURRENT, Extents, equal_type, indices, memory, shape
 
 /// The current tokens of a call.
 #[derive(Clone, Copy)]
-pub(super) enum Current<'t, 'a> {
+pub(crate) enum Current<'t, 'a> {
     /// `current_key` and `current_value`.
     Tensors([&'t TensorRef<'a>; 2]),
     /// They come later, with these first two axes. H and Dh are then what `cache` says.
@@ -22,18 +22,18 @@ pub(super) enum Current<'t, 'a> {
 
 /// The sequences of a call, which are all alike.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sequences {
+pub(crate) struct Sequences {
     /// Current tokens (S).
-    pub(super) seqlen: usize,
+    pub(crate) seqlen: usize,
     /// The position of the first current token.
-    pub(super) start_pos: usize,
+    pub(crate) start_pos: usize,
     /// From one to the next, in slots.
-    pub(super) stride: usize,
+    pub(crate) stride: usize,
 }
 
 /// What is known of a call whose types, shapes and memory have been checked, but no value of any tensor.
-pub(super) struct CheckedTensors {
-    pub(super) geometry: Geometry,
+pub(crate) struct CheckedTensors {
+    pub(crate) geometry: Geometry,
     seqlen: usize,
     /// Positions of each sequence in the cache (MaxS).
     max_s: usize,
@@ -46,20 +46,20 @@ pub(super) struct CheckedTensors {
 
 /// What is known of a call of which everything but the outputs has been checked.
 #[derive(Debug, Clone)]
-pub(super) struct CheckedCall {
-    pub(super) geometry: Geometry,
-    pub(super) sequences: Sequences,
+pub(crate) struct CheckedCall {
+    pub(crate) geometry: Geometry,
+    pub(crate) sequences: Sequences,
     current: [*const u8; 2],
     cache: *mut u8,
     scale: *mut u8,
     /// The memory of every tensor checked so far.
-    extents: Extents,
+    pub(crate) extents: Extents,
     /// The shape that `key` and `value` must have.
-    pub(super) output_shape: [usize; 4],
+    pub(crate) output_shape: [usize; 4],
 }
 
 /// Checks types, shapes and memory. [`validate::types`] has found T1, T2 and T3 to be a legal combination.
-pub(super) fn tensors(
+pub(crate) fn tensors(
     config: &StaticConfig,
     t1: ElementType,
     current: Current<'_, '_>,
@@ -182,12 +182,21 @@ fn shapes(
     Ok(Dims { batch, seqlen, cache: dims, scale: scale_dims })
 }
 
+/// What decides the shape of a call's outputs.
+pub(crate) const OUTPUT_SHAPE: &str = "the shape (B, start_pos + S, H * num_repeat, Dh) of this call";
+
 impl CheckedTensors {
+    /// An upper bound of the slots' numbers.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn slots(&self) -> usize {
+        self.geometry.cache_len.checked_div(self.geometry.cache.token).unwrap_or(0)
+    }
+
     /// Checks the value of `start_pos`, whose type, shape and memory have been checked, and the size of the outputs.
     ///
     /// # Safety
     /// `start_pos` is in host memory.
-    pub(super) unsafe fn at(self, start_pos: &TensorRef<'_>) -> Result<CheckedCall, Error> {
+    pub(crate) unsafe fn at(self, start_pos: &TensorRef<'_>) -> Result<CheckedCall, Error> {
         let Self { geometry, seqlen, max_s, stride, current, cache, scale, extents } = self;
         let got = indices::values(start_pos)[0];
         let Ok(start_pos) = usize::try_from(got) else {
@@ -210,7 +219,7 @@ impl CheckedTensors {
 impl CheckedCall {
     /// The call of one layer: this one, of which everything but the current tokens has been checked, with those of the
     /// layer.
-    pub(super) fn layer(
+    pub(crate) fn layer(
         &self,
         num_layer: usize,
         layer_idx: usize,
@@ -234,15 +243,10 @@ impl CheckedCall {
     }
 
     /// The pointers of a call with these outputs, which are checked here.
-    pub(super) fn pointers(&self, key: &TensorMut<'_>, value: &TensorMut<'_>) -> Result<Pointers, Error> {
-        self.check_outputs([key, value])?;
+    pub(crate) fn pointers(&self, key: &TensorMut<'_>, value: &TensorMut<'_>) -> Result<Pointers, Error> {
+        let expected = (&self.output_shape[..], OUTPUT_SHAPE);
+        validate::outputs(self.geometry.t1, expected, self.extents.clone(), [key, value])?;
         let &Self { current, cache, scale, .. } = self;
         Ok(Pointers { current, cache, scale, outputs: [key.data, value.data] })
-    }
-
-    /// Checks `key` and `value`.
-    pub(super) fn check_outputs(&self, outputs: [&TensorMut<'_>; 2]) -> Result<(), Error> {
-        let reason = "the shape (B, start_pos + S, H * num_repeat, Dh) of this call";
-        validate::outputs(self.geometry.t1, (&self.output_shape, reason), self.extents.clone(), outputs)
     }
 }

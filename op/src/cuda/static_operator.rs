@@ -1,0 +1,82 @@
+//! The operator of static batching on a device: checking a call, and loading its kernels.
+
+use cudarc::driver::CudaStream;
+use kvcache_kernels::cuda::{Pages, Queue, cudarc};
+use kvcache_schema::ElementType;
+
+use super::call::DeviceCall;
+use super::error::Error;
+use super::tensor::{DeviceMut, DeviceRef};
+use crate::static_batching::{StaticKeyValueCache, checks};
+use crate::tensor::TensorRef;
+
+/// The inputs of a call of static batching that are only read, for a call on a device.
+#[derive(Debug)]
+pub struct StaticDeviceInputs<'a> {
+    /// T1, shape (B, S, H, Dh).
+    pub current_key: DeviceRef<'a>,
+    /// T1, shape (B, S, H, Dh).
+    pub current_value: DeviceRef<'a>,
+    /// int64, a scalar or of shape (1), in memory of the host, since it decides the outputs' shape.
+    pub start_pos: TensorRef<'a>,
+}
+
+impl StaticKeyValueCache {
+    /// Checks a call on a device, as on the host; nothing is launched yet, and no driver is needed. The host knows all
+    /// that there is to check, so the status word stays 0.
+    ///
+    /// # Errors
+    /// Every [`Error`](crate::Error) that concerns the inputs, `cache` or `scale`.
+    pub fn check_device<'a>(
+        &self,
+        inputs: StaticDeviceInputs<'a>,
+        cache: DeviceMut<'a>,
+        scale: Option<DeviceMut<'a>>,
+    ) -> Result<DeviceCall<'a, 4>, crate::Error> {
+        let StaticDeviceInputs { current_key, current_value, start_pos } = inputs;
+        let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
+        let (t1, t3) = (current_key.tensor.element, scale_tensor.map(|scale| scale.element));
+        self.check_types(t1, current_value.tensor.element, cache.tensor.element, t3)?;
+        let current = checks::Current::Tensors([&current_key.tensor, &current_value.tensor]);
+        let checked = checks::tensors(self.config(), t1, current, &start_pos, &cache.tensor, scale_tensor)?;
+        let max_t = checked.slots();
+        // SAFETY: `start_pos` is a `TensorRef` of the host in `StaticDeviceInputs`.
+        let checked = unsafe { checked.at(&start_pos) }?;
+        let checks::Sequences { seqlen, start_pos, stride } = checked.sequences;
+        let [batch, kvlen, ..] = checked.output_shape;
+        Ok(DeviceCall {
+            geometry: checked.geometry,
+            max_t,
+            pages: Pages::Strided { stride, start_pos },
+            // No more than there are elements in the tensors, whose sizes fit, unless these are empty.
+            current_rows: batch.saturating_mul(seqlen),
+            output_rows: batch.saturating_mul(kvlen),
+            exact_rows: true,
+            output_shape: checked.output_shape,
+            shape_reason: checks::OUTPUT_SHAPE,
+            extents: checked.extents,
+            current: [current_key, current_value],
+            indices: None,
+            cache,
+            scale,
+        })
+    }
+
+    /// Loads the kernels for these types into the stream's context, as
+    /// [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device) does; they are the same.
+    ///
+    /// # Errors
+    /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
+    pub fn prepare_device(
+        &self,
+        t1: ElementType,
+        t2: ElementType,
+        t3: Option<ElementType>,
+        stream: &CudaStream,
+    ) -> Result<(), Error> {
+        self.check_types(t1, t1, t2, t3)?;
+        // A scale that is given without quantization is not used.
+        let t3 = self.config().quant.and(t3);
+        Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
+    }
+}

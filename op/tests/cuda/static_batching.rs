@@ -1,0 +1,118 @@
+//! The golden suite of static batching.
+
+use std::env;
+use std::error::Error;
+use std::path::Path;
+
+use kvcache_golden::static_batching::{Case, Step, StepInputs, read_cases};
+use kvcache_golden::{CallResult, Implementation, Outcome, Outputs, run};
+use kvcache_op::cuda::{self, DeviceOutputs, StaticDeviceInputs};
+use kvcache_op::{StaticAttributes, StaticKeyValueCache};
+use libtest_mimic::Failed;
+
+use crate::device::{Buffer, Gpu, Writable, shift};
+use crate::memory::read;
+
+/// The golden cases.
+fn cases() -> Result<Vec<Case>, Failed> {
+    Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
+        Some(folder) => read_cases(&Path::new(&folder).with_file_name("static_cases"))?,
+        None => kvcache_golden::static_batching::cases()?,
+    })
+}
+
+/// The operator on the GPU as the conformance suite sees it.
+struct OnDevice<'a> {
+    gpu: &'a Gpu,
+    unaligned: bool,
+}
+
+impl OnDevice<'_> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, Box<dyn Error>> {
+        let of = |tensor| Buffer::of(self.gpu, tensor, shift(tensor.element(), self.unaligned));
+        let mut cache = of(&case.cache)?;
+        let mut scale = case.scale.as_ref().map(of).transpose()?;
+        let mut results = Vec::new();
+        for step in &case.steps {
+            let outcome = match StaticKeyValueCache::new(case.attributes.clone()) {
+                Ok(op) => self.call(&op, step, &mut cache, scale.as_mut()),
+                Err(error) => Err(cuda::Error::from(error).into()),
+            };
+            let outcome = match outcome.map_err(|error| error.downcast::<cuda::Error>()) {
+                Ok(outputs) => Outcome::Done(outputs),
+                Err(Ok(error)) if matches!(*error, cuda::Error::Operator(_)) => {
+                    Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
+                }
+                Err(Ok(error)) => return Err(error),
+                Err(Err(error)) => return Err(error),
+            };
+            if let Some(status) = self.gpu.status.take() {
+                return Err(format!("the device found something wrong: {status}").into());
+            }
+            let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
+            results.push(CallResult { outcome, cache: cache.download(self.gpu)?, scale });
+        }
+        Ok(results)
+    }
+
+    /// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU.
+    fn call(
+        &self,
+        op: &StaticKeyValueCache,
+        step: &Step,
+        cache: &mut Buffer,
+        scale: Option<&mut Buffer>,
+    ) -> Result<Outputs, Box<dyn Error>> {
+        let (gpu, stream) = (self.gpu, &*self.gpu.stream);
+        let StepInputs { current_key, current_value, start_pos } = &step.inputs;
+        let t1 = current_key.element();
+        let current = [
+            Buffer::of(gpu, current_key, shift(t1, self.unaligned))?,
+            Buffer::of(gpu, current_value, shift(current_value.element(), self.unaligned))?,
+        ];
+        let [current_key, current_value] = current.each_ref().map(Buffer::view);
+        let inputs = StaticDeviceInputs {
+            current_key: current[0].read(&current_key, stream),
+            current_value: current[1].read(&current_value, stream),
+            start_pos: read(start_pos),
+        };
+        let mut cache = Writable::new(cache);
+        let mut scale = scale.map(Writable::new);
+        let scale = scale.as_mut().map(|scale| scale.tensor(stream));
+        let call = op.check_device(inputs, cache.tensor(stream), scale).map_err(cuda::Error::from)?;
+        let shape = call.output_shape();
+        let output = || Buffer::untouched(gpu, t1, &shape, shift(t1, self.unaligned));
+        let [mut key, mut value] = [output()?, output()?];
+        {
+            let (mut key, mut value) = (Writable::new(&mut key), Writable::new(&mut value));
+            let outputs = DeviceOutputs { key: key.tensor(stream), value: value.tensor(stream) };
+            call.launch(outputs, &gpu.status, stream)?;
+        }
+        stream.synchronize()?;
+        Ok(Outputs { key: key.download(gpu)?, value: value.download(gpu)? })
+    }
+}
+
+impl Implementation<StaticAttributes, StepInputs> for OnDevice<'_> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        self.run(case).map_err(|error| error.to_string())
+    }
+}
+
+/// The host refuses everything itself, so every case is run.
+fn all_cases_pass(gpu: &Gpu, unaligned: bool) -> Result<(), Failed> {
+    let cases = cases()?;
+    let report = run(&OnDevice { gpu, unaligned }, &cases);
+    if report.passed < cases.len() {
+        return Err(report.to_string().into());
+    }
+    Ok(())
+}
+
+pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
+    all_cases_pass(gpu, false)
+}
+
+pub fn every_case_unaligned(gpu: &Gpu) -> Result<(), Failed> {
+    all_cases_pass(gpu, true)
+}
