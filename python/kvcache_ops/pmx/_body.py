@@ -41,7 +41,8 @@ class Body:
         for _ in range(outputs):
             names.append(f"{op_type}_{self._names}")
             self._names += 1
-        self.nodes.append(helper.make_node(op_type, list(inputs), names, **attributes))
+        # With names, as ONNX Runtime 1.20 may make two nodes of one name of nodes without any.
+        self.nodes.append(helper.make_node(op_type, list(inputs), names, names[0], **attributes))
         return names
 
     def constant(self, value: npt.NDArray[np.generic]) -> str:

@@ -31,15 +31,18 @@ def known_shapes(graph: GraphProto) -> dict[str, list[int | str | None]]:
 
 
 def without_absent(node: NodeProto, shapes: Shapes) -> NodeProto:
-    """The node without masks and scales that have no elements."""
+    """The node without masks and scales that have no elements, as far as they come last.
+
+    Before a mask such a scale stays, which the library takes as none: ONNX Runtime 1.20 crashes on the empty name.
+    """
     copy = NodeProto()
     copy.CopyFrom(node)
-    if node.domain in DYNAMIC_DOMAINS:
-        for index in _optional(node):
-            if index < len(copy.input) and 0 in shapes.get(copy.input[index], ()):
-                copy.input[index] = ""
-    while copy.input and copy.input[-1] == "":
-        del copy.input[-1]
+    optional = _optional(node)
+    for index in reversed(range(len(node.input))):
+        name = node.input[index]
+        if name and not (index in optional and 0 in shapes.get(name, ())):
+            break
+        del copy.input[index]
     return copy
 
 
@@ -68,6 +71,8 @@ def _masked(nodes: Collection[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
 
 
 def _optional(node: NodeProto) -> list[int]:
+    if node.domain not in DYNAMIC_DOMAINS:
+        return []
     return [index for index in (_MASKS.get(node.op_type), _SCALES.get(node.op_type)) if index is not None]
 
 
