@@ -14,7 +14,7 @@
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
 # make test-executors    the examples for candle; not part of make test, since their builds are long
 # make header      writes the C header anew
-# make docs        writes the operators' pages in docs/ and the pictures of docs/manager.md anew
+# make docs        writes the operators' pages in docs/, the pictures of docs/manager.md and the package's schemas anew
 # make ptx         compiles the embedded PTX anew
 # make clean       removes all that was built or installed here
 
@@ -257,9 +257,10 @@ ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py
 
 .PHONY: docs
-docs:
+docs: .venv/ready
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
 	$(PYTHON) docs/pictures.py
+	$(VENV) python/schemas.py
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv

@@ -14,7 +14,7 @@ def register() -> None:
     """Registers every operator in each of its domains, but for those that are registered already."""
     for operator in operators():
         for domain in operator.domains:
-            if not defs.has(operator.name, domain=domain, max_inclusive_version=operator.version):
+            if not defs.has(operator.name, operator.version, domain):
                 defs.register_schema(_schema(operator, domain))
 
 
@@ -32,7 +32,9 @@ def _schema(operator: Operator, domain: str) -> defs.OpSchema:
         ],
         attributes=[_attribute(attribute) for attribute in operator.attributes],
     )
-    schema.set_type_and_shape_inference_function(inference(operator))
+    # Before 1.19 onnx takes no inference functions from Python: there shapes stay open.
+    if hasattr(schema, "set_type_and_shape_inference_function"):
+        schema.set_type_and_shape_inference_function(inference(operator))
     return schema
 
 

@@ -42,10 +42,12 @@ def _run(operator: Operator, attributes: dict[str, Any], inputs: list[Any]) -> t
     packed = {}
     for index, tensor in enumerate(operator.inputs):
         array = inputs[index]
-        if not tensor.in_out or array is None:
+        if array is None:
             continue
-        # The library asks for memory that it may write, and onnx.reference has copied what is not contiguous.
-        if array.dtype.name == "int4":
+        if not tensor.in_out:
+            # The evaluator's own operators give views.
+            inputs[index] = np.ascontiguousarray(array)
+        elif array.dtype.name == "int4":
             packed[index] = array
             inputs[index] = pack_int4(array.astype(np.int8))
     results = _native.run(operator.name, attributes, inputs, [None] * len(operator.outputs))

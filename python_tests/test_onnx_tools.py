@@ -1,0 +1,258 @@
+"""kvcache_ops.onnx: checker, shape inference, printer, onnxscript and the reference evaluator know the operators."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import kvcache_ops.onnx
+import numpy as np
+import pytest
+from kvcache_ops import KvCacheError
+from kvcache_ops.pmx import lower
+from onnx import ModelProto, TensorProto, checker, defs, helper, parser, printer, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from compare import assert_same_arrays, assert_same_bits
+from graph import IR_VERSION, OPSET
+from node import INPUTS, node_types
+from oracle_call import oracle_call, pack_int4, unpack_int4
+from pmx_export import export
+from pmx_params import Params, mixtral, random_weights
+from pmx_steps import Steps
+from ragged import RaggedCache
+from setting import FLOAT, HALF, INT4, INT8, LEGAL_TYPES, Setting
+
+ROOT = Path(__file__).resolve().parents[1]
+DOMAINS = ["opmx.dynamic_batching", "pmx.dynamic_batching"]
+ATTENTION_INPUTS = ["query", "key", "value", *INPUTS[2:4], "decoding_batches", "max_seqlen", "max_kvlen"]
+infers_shapes = pytest.mark.skipif(
+    not hasattr(defs.OpSchema, "set_type_and_shape_inference_function"),
+    reason="this onnx takes no inference functions from Python",
+)
+
+
+def cache_model(domain: str = DOMAINS[0], *, types: dict[str, int] | None = None, **attributes: object) -> ModelProto:
+    """A KeyValueCache of 2 heads of 4 elements, with int4 caches and scales unless `types` says something else."""
+    types = types or node_types(HALF, INT4, HALF)
+    rows, memory = ["tokens", 2, 4], ["max_t", 1, 2, 2, 4]
+    shapes = {"current_key": rows, "current_value": rows, "cache": memory, "scale": memory}
+    node = helper.make_node("KeyValueCache", list(types), ["key", "value"], "cached", domain=domain, **attributes)
+    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name, ["b"])) for name in types if name]
+    outputs = [helper.make_tensor_value_info(name, HALF, [None] * 3) for name in ("key", "value")]
+    return model_of(helper.make_graph([node], "graph", inputs, outputs), domain)
+
+
+def model_of(graph: object, domain: str) -> ModelProto:
+    """The model of one graph."""
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
+
+
+def dims(value: object) -> list[int | str | None]:
+    """A shape as a list; None where a dimension is open."""
+    kinds = {"dim_value": lambda dim: dim.dim_value, "dim_param": lambda dim: dim.dim_param, None: lambda _: None}
+    return [kinds[dim.WhichOneof("value")](dim) for dim in value.type.tensor_type.shape.dim]
+
+
+def test_the_schemas_are_those_of_the_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's data is what the repository's schemas give."""
+    monkeypatch.setattr(sys, "argv", ["schemas.py", "--check"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "python/schemas.py"), run_name="__main__")
+    assert end.value.code == 0
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", ["KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention"])
+def test_schemas_in_both_domains(name: str, domain: str) -> None:
+    """Names, defaults and what is required are the specification's."""
+    schema = defs.get_schema(name, 1, domain)
+    attributes = {a.name: a for a in schema.attributes.values()}
+    if name != "MultiHeadAttention":
+        assert attributes["page_size"].default_value.i == 128 and not attributes["page_size"].required
+        assert "Written in place." in next(i for i in schema.inputs if i.name == "cache").description
+    if name != "KeyValueCache":
+        assert attributes["num_heads"].required and attributes["is_causal"].default_value.i == 1
+    last = schema.inputs[-1]
+    assert last.option == defs.OpSchema.FormalParameterOption.Optional
+
+
+@pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx", "import kvcache_ops.pmx"])
+def test_the_order_of_imports_does_not_matter(first: str) -> None:
+    """onnx.reference can be imported before and after, although two domains have one operator."""
+    code = f"{first}; import kvcache_ops.onnx, onnx.reference, importlib; importlib.reload(kvcache_ops.onnx)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_the_checker(domain: str) -> None:
+    """Right nodes pass, with a scale, without, and with the empty name; what is wrong is named."""
+    checker.check_model(cache_model(domain, quant_bit=4, quant_group=4))
+    checker.check_model(cache_model(domain, types=node_types(HALF, HALF)))
+    checker.check_model(cache_model(domain, types=node_types(HALF, HALF) | {"": HALF}))
+    with pytest.raises(checker.ValidationError, match="num_repaet"):
+        checker.check_model(cache_model(domain, num_repaet=2))
+    with pytest.raises(checker.ValidationError, match="num_repeat"):
+        checker.check_model(cache_model(domain, num_repeat=2.0))
+    few = node_types(HALF, HALF)
+    del few["cache"]
+    with pytest.raises(checker.ValidationError, match="input"):
+        checker.check_model(cache_model(domain, types=few))
+    with pytest.raises(Exception, match="cache"):
+        checker.check_model(cache_model(domain, types=node_types(HALF, TensorProto.BOOL)), full_check=True)
+    attention = helper.make_node("MultiHeadAttention", ATTENTION_INPUTS, ["o"], domain=domain, head_dim=4)
+    with pytest.raises(checker.ValidationError, match="num_heads"):
+        checker.check_node(attention, _context(domain))
+
+
+def _context(domain: str) -> object:
+    """What the checker needs to know of a model to check a node."""
+    context = checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET, domain: 1}
+    return context
+
+
+@infers_shapes
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_shapes_of_the_cache(domain: str) -> None:
+    """Heads are repeated, the rows stay open."""
+    model = shape_inference.infer_shapes(cache_model(domain, num_repeat=3), strict_mode=True)
+    for value in model.graph.output:
+        assert dims(value)[1:] == [6, 4] and not isinstance(dims(value)[0], int)
+        assert value.type.tensor_type.elem_type == HALF
+
+
+@infers_shapes
+@pytest.mark.parametrize("op_type", ["MultiHeadAttention", "MultiHeadCacheAttention"])
+def test_shapes_of_attention(op_type: str) -> None:
+    """The output is like the query, names of dimensions included."""
+    names = [i.name for i in defs.get_schema(op_type, 1, DOMAINS[0]).inputs]
+    node = helper.make_node(op_type, names, ["attn_output"], domain=DOMAINS[0], num_heads=8, head_dim=4)
+    inputs = [helper.make_tensor_value_info("query", FLOAT, ["tokens", 8, 4])]
+    graph = helper.make_graph([node], "graph", inputs, [helper.make_tensor_value_info("attn_output", FLOAT, None)])
+    (value,) = shape_inference.infer_shapes(model_of(graph, DOMAINS[0])).graph.output
+    assert dims(value) == ["tokens", 8, 4]
+
+
+@infers_shapes
+@pytest.mark.parametrize("seed", range(30))
+def test_shape_functions_never_raise(seed: int) -> None:
+    """Nodes with inputs of any rank and type, too few of them, and attributes of wrong types."""
+    random = np.random.default_rng(seed)
+    op_type = ["KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention"][seed % 3]
+    names = [i.name for i in defs.get_schema(op_type, 1, DOMAINS[0]).inputs][: random.integers(0, 14)]
+    values = [2**62, -(2**62), 0, 2.5, "three", [1, 2]]
+    attributes = {name: values[random.integers(len(values))] for name in ("num_repeat", "num_heads", "head_dim")}
+    node = helper.make_node(op_type, names, ["a", "b"][: 2 - (seed % 3 > 0)], domain=DOMAINS[0], **attributes)
+    lengths = [None, "n", 0, 2**40, 3]
+    inputs = []
+    for name in names:
+        shape = [lengths[random.integers(len(lengths))] for _ in range(random.integers(0, 5))]
+        element = int(random.choice([FLOAT, HALF, INT8, TensorProto.STRING]))
+        inputs.append(helper.make_tensor_value_info(name, element, shape if random.integers(4) else None))
+    outputs = [helper.make_tensor_value_info("a", FLOAT, None)]
+    shape_inference.infer_shapes(model_of(helper.make_graph([node], "graph", inputs, outputs), DOMAINS[0]))
+
+
+def test_printer_and_parser() -> None:
+    """The text of a model is the model, but for the node's name, which older versions leave out."""
+    model = cache_model(num_repeat=3)
+    again = parser.parse_model(printer.to_text(model))
+    again.graph.node[0].name = model.graph.node[0].name
+    assert again.graph.node[0] == model.graph.node[0]
+
+
+def test_onnxscript() -> None:
+    """The operators can be called in a script, with the attributes' defaults left out."""
+    onnxscript = pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    opmx = kvcache_ops.onnx.opset()
+
+    @onnxscript.script(default_opset=opmx)
+    def attend(query, key, value, ss, ks, cs, sp, decoding, ms, mk, cache):
+        return opmx.MultiHeadCacheAttention(
+            query, key, value, ss, ks, cs, sp, decoding, ms, mk, cache, num_heads=8, head_dim=4
+        )
+
+    (node,) = attend.to_function_proto().node
+    assert (node.domain, node.op_type, len(node.input)) == (DOMAINS[0], "MultiHeadCacheAttention", 11)
+    assert {a.name: a.i for a in node.attribute} == {"num_heads": 8, "head_dim": 4}
+
+
+def evaluate(setting: Setting, domain: str) -> None:
+    """Two calls of the evaluator on one cache are the oracle's, in outputs and in what is stored."""
+    random = np.random.default_rng(5)
+    ragged = RaggedCache(random, [6, 7, 4], setting.page_size if setting.cache_mode else None)
+    memory = setting.memory(random, ragged.max_t)
+    types = node_types(setting.t1, setting.t2, setting.t3)
+    given = {name: value for name, value in setting.attributes.items() if value != getattr(Setting(), name)}
+    model = cache_model(domain, types=types, **given)
+    evaluator = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
+    for members, seqlens in [([0, 2], [4, 1]), ([2, 1, 0], [1, 6, 2])]:
+        inputs = setting.current(random, sum(seqlens)) | ragged.step(random, members, seqlens)
+        expected = memory.copy()
+        wanted = oracle_call(setting, inputs, expected)
+        fed = inputs | memory.arrays
+        if memory.int4_shape is not None:
+            import ml_dtypes
+
+            fed["cache"] = unpack_int4(memory.cache, memory.int4_shape).astype(ml_dtypes.int4)
+        got = evaluator.run(None, fed)
+        if memory.int4_shape is not None:
+            memory.cache[:] = pack_int4(fed["cache"].astype(np.int8), memory.cache)
+        for name, array, oracle in zip(("key", "value"), got, wanted, strict=True):
+            assert_same_bits(name, array, oracle)
+        assert_same_arrays(memory.arrays, expected.arrays)
+
+
+@pytest.mark.parametrize("types", LEGAL_TYPES, ids=str)
+def test_the_evaluator_stores_in_place(types: tuple[int, int, int | None, int]) -> None:
+    """Every combination of types, in a mode and layout each."""
+    t1, t2, t3, quant_bit = types
+    if t2 == INT4:
+        pytest.importorskip("ml_dtypes", reason="this onnx has no int4 arrays")
+    for domain, (cache_mode, cache_layout) in zip(DOMAINS, [(0, 0), (1, 3)]):
+        forms = dict(cache_mode=cache_mode, cache_layout=cache_layout, page_size=2, num_repeat=2)
+        evaluate(Setting(t1, t2, t3, quant_bit, num_layer=2, layer_idx=1, **forms), domain)
+
+
+def test_the_evaluator_refuses_as_the_library_does() -> None:
+    """A call that is not legal: the library's sentence, and nothing stored."""
+    setting = Setting(HALF, HALF)
+    random = np.random.default_rng(1)
+    ragged = RaggedCache(random, [4])
+    memory = setting.memory(random, ragged.max_t)
+    before = memory.copy()
+    inputs = setting.current(random, 2) | ragged.step(random, [0], [2])
+    inputs["start_pos"] = inputs["start_pos"] - 1
+    evaluator = ReferenceEvaluator(cache_model(types=node_types(HALF, HALF)), new_ops=kvcache_ops.onnx.reference_ops())
+    with pytest.raises(KvCacheError, match="start_pos"):
+        evaluator.run(None, inputs | memory.arrays)
+    assert_same_arrays(memory.arrays, before.arrays)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Params(element="float32", cache_mode=1),
+        Params(element="float32", fused_kvcache=False, alibi="mask", cache_quant_bit=8),
+        mixtral(element="float32"),
+    ],
+    ids=lambda params: f"{params.family}-{params.alibi}",
+)
+def test_the_evaluator_runs_lowered_exports(params: Params) -> None:
+    """A whole lowered model, function by function, without ONNX Runtime."""
+    weights = random_weights(params)
+    model = lower(export(params, weights))
+    evaluator = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
+    steps = Steps(params)
+    cache, scale = steps.cache.copy(), None if steps.scale is None else steps.scale.copy()
+    memory = {"kv_cache": cache, "kv_scale": scale, "kv_scale.1": np.zeros(0, params.element)}
+    names = [value.name for value in model.graph.input]
+    logits = [evaluator.run(None, {name: (step | memory)[name] for name in names})[0] for step in steps.inputs]
+    for actual, wanted in zip(logits, steps.expected(params, weights), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-5)
+    limit = 2e-5 if scale is None else 1
+    np.testing.assert_allclose(cache.astype(float), steps.cache.astype(float), rtol=0, atol=limit)
