@@ -1,0 +1,268 @@
+"""What lowering keeps, what it refuses, and the command that does it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from kvcache_ops import KvCacheError
+from kvcache_ops.pmx import lower
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from pmx_export import export
+from pmx_node import node_model
+from pmx_params import Params, mixtral, random_weights
+from pmx_steps import Steps
+
+PARAMS = Params(element="float32")
+
+
+def small_export(**changes: object) -> ModelProto:
+    """An export of the LLaMA family."""
+    params = Params(**changes)
+    return export(params, random_weights(params))
+
+
+@pytest.mark.parametrize("element", ["float32", "float16"])
+@pytest.mark.parametrize("quant_bit", [0, 8])
+def test_what_stays(quant_bit: int, element: str) -> None:
+    """Inputs, outputs, weights and nodes keep names, order and types; the export itself is not changed."""
+    model = small_export(element=element, cache_quant_bit=quant_bit)
+    before = model.SerializeToString(deterministic=True)
+    lowered = lower(model)
+    assert model.SerializeToString(deterministic=True) == before
+    assert list(lowered.graph.input) == list(model.graph.input)
+    assert list(lowered.graph.output) == list(model.graph.output)
+    assert list(lowered.graph.initializer) == list(model.graph.initializer)
+    names = {node.name for node in lowered.graph.node}
+    assert {node.name for node in model.graph.node if node.domain} <= names
+    assert {entry.domain: entry.version for entry in lowered.opset_import}[""] == 18 and lowered.ir_version == 8
+    attention = [node for node in lowered.graph.node if node.op_type == "MultiHeadCacheAttention"]
+    assert [node.input[10] for node in attention] == ["kv_cache", "kv_cache"]
+    assert [len(node.input) for node in attention] == [12, 12] if quant_bit else [11, 11]
+
+
+def test_twice_is_once() -> None:
+    """What has been lowered is left as it is."""
+    lowered = lower(small_export())
+    assert lower(lowered).SerializeToString(deterministic=True) == lowered.SerializeToString(deterministic=True)
+
+
+def test_other_models_are_left_alone() -> None:
+    """A model without PMX operators is not even lifted."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = helper.make_graph([node], "graph", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    assert lower(model) == model
+
+
+def test_a_later_opset_stays() -> None:
+    """An export of opset 21 keeps it, and so do its functions."""
+    model = small_export(element="float32", fused_qkv=False)
+    model.opset_import[0].version = 21
+    model.ir_version = 10
+    lowered = lower(model)
+    versions = {f.opset_import[0].version for f in lowered.functions} | {lowered.opset_import[0].version}
+    assert versions == {21}
+    params = Params(element="float32", fused_qkv=False)
+    steps = Steps(params)
+    expected = Steps(params).expected(params, random_weights(params))
+    for actual, wanted in zip(steps.run(lowered, params)[0], expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-5)
+
+
+def test_nodes_of_one_form_share_a_function() -> None:
+    """Layers do not multiply functions."""
+    params = mixtral(num_layers=1)
+    one = lower(export(params, random_weights(params)))
+    params = mixtral(num_layers=5)
+    five = lower(export(params, random_weights(params)))
+    names = [(f.domain, f.name) for f in five.functions]
+    assert len(set(names)) == len(names) and len(five.functions) == len(one.functions)
+
+
+def test_nodes_in_a_branch() -> None:
+    """Nodes of subgraphs are lowered too."""
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        node = helper.make_node("SiLU", ["x"], [name], f"/{name}", domain="opmx")
+        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"])
+        branches[name] = helper.make_graph([node], name, [], [value])
+    node = helper.make_node("If", ["condition"], ["y"], **branches)
+    inputs = [
+        helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    opsets = [helper.make_opsetid("", 11), helper.make_opsetid("opmx", 1)]
+    model = helper.make_model(helper.make_graph([node], "graph", inputs, [output]), opset_imports=opsets, ir_version=6)
+    lowered = lower(model)
+    assert [f.name for f in lowered.functions] == ["SiLU"]
+    from kvcache import create_session
+
+    x = np.array([-1.0, 2.0], np.float32)
+    (y,) = create_session(lowered.SerializeToString()).run(None, {"condition": np.array(True), "x": x})
+    np.testing.assert_allclose(y, x / (1 + np.exp(-x)), rtol=1e-6)
+
+
+def test_all_that_cannot_be_lowered_is_named_at_once() -> None:
+    """Each node with its operator and the reason, in one error."""
+    model = small_export()
+    embedding, norm = model.graph.node[0], model.graph.node[1]
+    next(a for a in embedding.attribute if a.name == "padding_idx").i = 3
+    next(a for a in norm.attribute if a.name == "axis").i = -2
+    for domain, op_type in [("opmx", "VisionEmbedding"), ("opmx.dynamic_batching", "InsertEmbedding")]:
+        model.graph.node.append(helper.make_node(op_type, [], [op_type], f"/{op_type}", domain=domain))
+    with pytest.raises(KvCacheError) as refusal:
+        lower(model)
+    assert refusal.value.kind == "unsupported"
+    assert str(refusal.value).splitlines() == [
+        "4 nodes cannot be lowered:",
+        "  opmx::ParallelEmbedding '/tok_embeddings/ParallelEmbedding': padding_idx 3 is not supported, expected -1",
+        "  opmx::RMSNorm '/layers.0/attention_norm/RMSNorm': axis -2 is not supported, expected -1",
+        "  opmx::VisionEmbedding '/VisionEmbedding': the operator is not known here",
+        "  opmx.dynamic_batching::InsertEmbedding '/InsertEmbedding': the operator is not known here",
+    ]
+
+
+X, W = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
+TURNED = {"q": X, "k": X, "seqstarts": np.zeros(2, np.int64), "start_pos": np.zeros(1, np.int64)}
+DYNAMIC = "opmx.dynamic_batching"
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes", "domain", "words"),
+    [
+        ("MultiHeadCacheAttention", {"x": X}, {}, "opmx", "the operator is not known here"),
+        ("RowParallelLinear", {"x": X, "w": W}, {"in_features": 8}, "opmx", "axis 1 of the weight is 4, expected"),
+        ("ColumnParallelLinear", {"x": X, "w": W}, {"out_features": 6}, "opmx", "axis 0 of the weight is 3, expected"),
+        ("ParallelEmbedding", {"x": X, "w": W}, {"embedding_dims": 8}, "opmx", "one device's slice of a model"),
+        ("ParallelEmbedding", {"x": X, "w": W}, {"max_norm": 2.0}, "opmx", "max_norm 2.0 is not supported"),
+        ("TensorParallelRMSNorm", {"x": X, "w": W[0]}, {"input_is_parallel": 0}, "opmx", "input_is_parallel 0"),
+        ("SiLU", {"x": X, "y": X, "z": X}, {}, "opmx", "3 inputs, expected at most 2"),
+        ("RMSNorm", {"x": X, "w": W[0]}, {"axis": 1.5}, "opmx", "attribute axis is FLOAT, expected an integer"),
+        ("SwiGLU", {"x": X}, {"beta": 1}, "opmx", "attribute beta is INT, expected a float"),
+        ("MoeSelect", {"x": X, "s": X}, {"num_experts_per_token": 1}, "opmx", "attribute num_experts is missing"),
+        (
+            "MoeSelect",
+            {"x": X, "s": X},
+            {"num_experts": 4, "num_experts_per_token": 5},
+            "opmx",
+            "num_experts_per_token 5, expected 1 to num_experts 4",
+        ),
+        ("RotaryPositionEmbedding", TURNED, {"scaling_type": "yarn"}, DYNAMIC, "scaling_type 'yarn' is not known"),
+        ("RotaryPositionEmbedding", TURNED, {"scaling_type": 1}, DYNAMIC, "is INT, expected a string"),
+        ("RotaryPositionEmbedding", TURNED, {"rotary_dim": 3}, DYNAMIC, "rotary_dim 3, expected an even number"),
+        ("ALiBiMask", {"a": X[0], "b": X[0]}, {"num_heads": 0, "data_type": 1}, DYNAMIC, "num_heads 0, expected"),
+        ("ALiBiMask", {"a": X[0], "b": X[0]}, {"num_heads": 4, "data_type": 16}, DYNAMIC, "data_type 16, expected"),
+    ],
+)
+def test_refusals(op_type: str, inputs: dict, attributes: dict, domain: str, words: str) -> None:
+    """What a node can have wrong, each in words of its own."""
+    weights = ("w",) if "w" in inputs else ()
+    with pytest.raises(KvCacheError) as refusal:
+        lower(node_model(op_type, inputs, attributes, ["y"], domain=domain, weights=weights))
+    assert refusal.value.kind == "unsupported" and words in str(refusal.value)
+    assert f"{domain}::{op_type} '/it'" in str(refusal.value)
+
+
+@pytest.mark.parametrize("options", [{"attention": "flash"}, {"mask_rank": 4}])
+def test_arguments(options: dict) -> None:
+    """Options that there are not."""
+    with pytest.raises(KvCacheError, match="expected") as refusal:
+        lower(small_export(), **options)
+    assert refusal.value.kind == "argument"
+
+
+def test_a_mask_that_is_not_there() -> None:
+    """A rank for a mask that the model does not take."""
+    model = small_export()
+    for node in model.graph.node:
+        if node.op_type == "MultiHeadCacheAttention":
+            del node.input[12:]
+    with pytest.raises(KvCacheError, match="no mask without elements") as refusal:
+        lower(model, mask_rank=2)
+    assert refusal.value.kind == "mask"
+
+
+def test_weights_are_not_touched() -> None:
+    """Weights of any size in a file that need not be there: neither read nor needed."""
+    model = small_export()
+    weight = next(t for t in model.graph.initializer if t.name == "tok_embeddings.weight")
+    rows = 2**33  # half a terabyte
+    weight.ClearField("raw_data")
+    weight.dims[0], weight.data_location = rows, TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="nowhere.bin")
+    for attribute in model.graph.node[0].attribute:
+        if attribute.name == "num_embeddings":
+            attribute.i = rows
+    lowered = lower(model)
+    assert next(t for t in lowered.graph.initializer if t.name == weight.name) == weight
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command's output and exit code."""
+    line = [sys.executable, "-m", "kvcache_ops.pmx", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """An export with its weights in a file beside it, as large models have them, runs from its own folder."""
+    model = export(PARAMS, random_weights(PARAMS))
+    source, target = tmp_path / "export.onnx", tmp_path / "model.onnx"
+    onnx.save(model, source, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    done = command("lower", source, target)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "opset 18" in done.stdout and "opmx::RMSNorm_2" in done.stdout
+    assert target.stat().st_size < source.stat().st_size + 60000
+    import onnxruntime
+
+    from kvcache import find_library
+    from node import quiet_options
+
+    options = quiet_options()
+    options.register_custom_ops_library(str(find_library()))
+    session = onnxruntime.InferenceSession(str(target), options, providers=["CPUExecutionProvider"])
+    steps = Steps(PARAMS)
+    memory = {"kv_cache": steps.cache.copy(), "kv_scale.1": np.zeros(0, np.float32)}
+    got = session.run(None, {i.name: (steps.inputs[0] | memory)[i.name] for i in session.get_inputs()})[0]
+    np.testing.assert_allclose(got, steps.expected(PARAMS, random_weights(PARAMS))[0], rtol=0, atol=3e-5)
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    refused = command("lower", source, elsewhere / "model.onnx")
+    assert refused.returncode == 1 and "weights.bin beside it" in refused.stderr and not list(elsewhere.iterdir())
+
+
+def test_the_command_refuses(tmp_path: Path) -> None:
+    """In the words of `lower`, without a traceback."""
+    model = node_model("VisionEmbedding", {"x": X}, {}, ["y"])
+    onnx.save(model, tmp_path / "export.onnx")
+    for source, words in [("export.onnx", "opmx::VisionEmbedding '/it'"), ("missing.onnx", "missing.onnx")]:
+        done = command("lower", tmp_path / source, tmp_path / "model.onnx")
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_without_the_package_onnx() -> None:
+    """What to install is said."""
+    for module in ("onnx", "pmx"):
+        code = f"import sys; sys.modules['onnx'] = None; import kvcache_ops; import kvcache_ops.{module}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "ImportError" in done.stderr and "pip install 'kvcache_ops[onnx]'" in done.stderr
+
+
+def test_empty_constants() -> None:
+    """Constants of ONNX nodes count as tensors without elements, too."""
+    model = small_export()
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["empty"], value=numpy_helper.from_array(X[:0, 0])))
+    for node in model.graph.node:
+        if node.op_type == "MultiHeadCacheAttention":
+            node.input[11] = node.input[12] = "empty"
+    attention = [node for node in lower(model).graph.node if node.op_type == "MultiHeadCacheAttention"]
+    assert [len(node.input) for node in attention] == [11, 11]
