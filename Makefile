@@ -10,7 +10,7 @@
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
-# make golden      writes the golden cases anew
+# make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
 # make test-executors    the examples for candle; not part of make test, since their builds are long
 # make header      writes the C header anew
@@ -248,8 +248,9 @@ bench-manager: .venv/wheel
 		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
 .PHONY: golden
-golden: .venv/ready
+golden: .venv/wheel
 	$(VENV) golden/generate.py
+	$(VENV) python/selftest/write_cases.py
 
 # Writes the embedded PTX anew.
 .PHONY: ptx
