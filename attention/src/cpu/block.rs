@@ -5,18 +5,17 @@
 
 use std::ops::Range;
 
-use super::call::{Call, QueryRow};
+use super::call::Call;
 use super::generic::fold::Sums;
-use super::generic::panel::Pack;
-use super::generic::read_rows::Rows;
+use super::generic::panel::{BLOCK, Pack};
+use super::generic::query_row::QueryRow;
+use super::generic::read_rows::Read;
+use super::generic::rows::{Next, Rows};
 use super::generic::scores::Products;
-use super::generic::softmax::{Block, HIDDEN, SUMS, Weights};
+use super::generic::softmax::{Block, HIDDEN, SUMS};
 use super::generic::weigh::Values;
 use super::scratch::LINE;
 use super::source::Offsets;
-
-/// Keys in a block, the first of which is key 0 of a sequence.
-pub(super) const BLOCK: usize = 64;
 
 const KEY: usize = 0;
 const VALUE: usize = 1;
@@ -74,8 +73,6 @@ impl State {
 
 /// Query rows that share a key head.
 pub(super) struct Queries<'a> {
-    /// The key head.
-    pub(super) head: usize,
     pub(super) rows: &'a [QueryRow],
     /// Each row's elements as float32, `width` of them.
     pub(super) query: *const f32,
@@ -86,7 +83,7 @@ pub(super) struct Queries<'a> {
 /// Memory for one block of keys.
 #[derive(Clone, Copy)]
 pub(super) struct BlockMemory {
-    panels: *mut f32,
+    panel: *mut f32,
     rows: *mut f32,
     room: *mut f32,
     weights: *mut f32,
@@ -104,162 +101,122 @@ impl BlockMemory {
         let rows = memory.wrapping_add(BLOCK * call.width);
         let room = rows.wrapping_add(BLOCK * call.width);
         let weights = room.wrapping_add(Self::room_len(call));
-        Self { panels: memory, rows, room, weights, rescale: weights.wrapping_add(queries * BLOCK) }
+        Self { panel: memory, rows, room, weights, rescale: weights.wrapping_add(queries * BLOCK) }
     }
 
+    /// A register of every scale.
     fn room_len(call: &Call<'_>) -> usize {
-        call.scale_lanes.groups().next_multiple_of(LINE) + LINE
+        call.groups.count.next_multiple_of(LINE) * LINE
     }
 }
 
-/// Adds one block of keys to what the query rows have summed. `offsets` are those of its `keys`, which begin with a
-/// block and are not more than one.
+/// The rows of a block of keys, of one head.
+#[derive(Clone, Copy)]
+pub(super) struct KeyRows<'a> {
+    /// The key head.
+    pub(super) head: usize,
+    /// The rows of the block's tokens.
+    pub(super) offsets: &'a Offsets,
+}
+
+impl<'a> KeyRows<'a> {
+    /// The first `len` rows, of keys or of values, which are followed by `next`.
+    fn rows<'b>(self, call: &'b Call<'_>, kv: usize, len: usize, next: KeyRows<'b>) -> Rows<'b>
+    where
+        'a: 'b,
+    {
+        let (from, scale) = call.source.head(kv, self.head);
+        Rows {
+            from,
+            offsets: &self.offsets.cache[..len],
+            scale,
+            scale_offsets: &self.offsets.scale[..len],
+            len: call.geometry.head_dim,
+            groups: &call.groups,
+            next: next.next(call, kv),
+        }
+    }
+
+    /// The rows as those that follow.
+    fn next<'b>(self, call: &Call<'_>, kv: usize) -> Next<'b>
+    where
+        'a: 'b,
+    {
+        let (from, scale) = call.source.head(kv, self.head);
+        Next { from, offsets: &self.offsets.cache, scale, scale_offsets: &self.offsets.scale }
+    }
+}
+
+/// Adds one block of keys to what the query rows have summed. The rows are those of its `keys`, which begin with a
+/// block and are not more than one; those of `next` are read next.
 ///
 /// # Safety
-/// The instruction set is supported. The keys are rows of the sequence that the query rows belong to; queries, state
+/// The instruction set is supported. The keys are those of the sequence that the query rows belong to; queries, state
 /// and memory are those of as many rows, and nobody else's.
 pub(super) unsafe fn attend_block(
     call: &Call<'_>,
     queries: &Queries<'_>,
     keys: Range<usize>,
-    offsets: &Offsets,
+    [here, next]: [KeyRows<'_>; 2],
     memory: BlockMemory,
 ) {
     let Call { functions, width, .. } = *call;
-    let Queries { head, rows, query, state } = *queries;
+    let Queries { rows, query, state } = *queries;
     let padded = keys.len().next_multiple_of(SUMS);
-    let BlockMemory { panels, weights, rescale, .. } = memory;
-    // SAFETY: see `# Safety`. `read` gives as many rows as there are keys, padded to whole registers.
+    let BlockMemory { panel, room, weights, rescale, .. } = memory;
+    // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last.
     unsafe {
-        let key_rows = read(call, KEY, head, offsets, keys.len(), memory);
-        (functions.pack_keys)(&Pack { rows: &key_rows[..padded], width, panels });
+        (functions.pack)(&Pack { rows: here.rows(call, KEY, padded, next), panel, room });
         (functions.scores)(&Products {
             query,
             query_step: width,
             queries: rows.len(),
             head_dim: call.geometry.head_dim,
-            panels,
-            width,
-            registers: padded / functions.lanes,
+            panel,
+            keys: padded,
             scores: weights,
-            scores_step: BLOCK,
         });
-        let mut hidden = false;
-        for (r, row) in rows.iter().enumerate() {
-            let weights = softmax(call, row, &keys, weights.add(r * BLOCK), state.row(r));
-            *rescale.add(r) = weights.rescale;
-            hidden |= weights.hidden;
-        }
-        let value_rows = read(call, VALUE, head, offsets, keys.len(), memory);
-        let value_rows = &value_rows[..keys.len()];
-        if hidden {
-            for r in 0..rows.len() {
-                weigh_seen(call, value_rows, weights.add(r * BLOCK), *rescale.add(r), state.row(r));
-            }
-        } else {
-            (functions.weigh)(&Values {
-                weights,
-                weights_step: BLOCK,
-                queries: rows.len(),
-                rows: value_rows,
-                width,
-                rescale,
-                sums: state.values,
-            });
-        }
-    }
-}
-
-/// The rows of a block's keys or values as float32: where they are, or read into memory. The last one is repeated up to
-/// a whole number of registers.
-///
-/// # Safety
-/// As for [`attend_block`].
-unsafe fn read(
-    call: &Call<'_>,
-    kv: usize,
-    head: usize,
-    offsets: &Offsets,
-    len: usize,
-    memory: BlockMemory,
-) -> [*const f32; BLOCK] {
-    let (from, scale) = call.source.head(kv, head);
-    let mut rows = [std::ptr::null(); BLOCK];
-    if call.in_place {
-        for (row, &offset) in rows.iter_mut().zip(&offsets.cache[..len]) {
-            *row = from.wrapping_add(offset).cast();
-        }
-    } else {
-        // SAFETY: see `# Safety`: the rows are inside of the tensors, and the memory has BLOCK rows of whole registers.
-        unsafe {
-            (call.functions.read_rows)(&Rows {
-                from,
-                offsets: &offsets.cache[..len],
-                scale,
-                scale_offsets: &offsets.scale[..len],
-                lanes: &call.scale_lanes,
-                room: memory.room,
-                len: call.geometry.head_dim,
-                to: memory.rows,
-                to_step: call.width,
-            });
-        }
-        for (i, row) in rows[..len].iter_mut().enumerate() {
-            *row = memory.rows.wrapping_add(i * call.width);
-        }
-    }
-    let last = rows[len - 1];
-    rows[len..].fill(last);
-    rows
-}
-
-/// The weights of one query row in place of its products.
-///
-/// # Safety
-/// As for [`attend_block`].
-unsafe fn softmax(call: &Call<'_>, row: &QueryRow, keys: &Range<usize>, scores: *mut f32, state: State) -> Weights {
-    let visible = row.visible.saturating_sub(keys.start).min(keys.len());
-    // SAFETY: see `# Safety`.
-    unsafe {
-        (call.functions.softmax)(&Block {
-            scores,
-            len: keys.len().next_multiple_of(SUMS),
-            keys: keys.len(),
-            visible,
+        let hidden = (functions.softmax)(&Block {
+            rows,
+            keys: keys.clone(),
+            scores: weights,
             factor: call.factor,
-            mask: call.mask_from(row, keys.start),
-            slope: row.slope,
-            distance: (keys.start as i64 - row.position) as f32,
             max: state.max,
             sums: state.weights,
-        })
-    }
-}
-
-/// Adds the weighted values of the keys that one query row sees.
-///
-/// # Safety
-/// As for [`attend_block`].
-unsafe fn weigh_seen(call: &Call<'_>, rows: &[*const f32], weights: *mut f32, rescale: f32, state: State) {
-    let (mut seen_weights, mut seen_rows) = ([0.0; BLOCK], [std::ptr::null(); BLOCK]);
-    let mut seen = 0;
-    // SAFETY: see `# Safety`: there is a weight for each row.
-    unsafe {
-        for (t, &row) in rows.iter().enumerate() {
-            let weight = *weights.add(t);
-            if weight.to_bits() != HIDDEN.to_bits() {
-                (seen_weights[seen], seen_rows[seen]) = (weight, row);
-                seen += 1;
-            }
-        }
-        (call.functions.weigh)(&Values {
-            weights: seen_weights.as_ptr(),
-            weights_step: BLOCK,
-            queries: 1,
-            rows: &seen_rows[..seen],
-            width: call.width,
-            rescale: &rescale,
-            sums: state.values,
+            rescale,
         });
+        let values = here.rows(call, VALUE, keys.len(), next);
+        let scratch_offsets: [usize; BLOCK];
+        let values = if call.in_place {
+            let Rows { from, offsets, next, .. } = values;
+            Values { weights, queries: rows.len(), from, offsets, width, next: Some(next), rescale, sums: state.values }
+        } else {
+            (functions.read)(&Read { rows: values, to: memory.rows, to_step: width });
+            scratch_offsets = std::array::from_fn(|t| t * width * size_of::<f32>());
+            let (from, offsets) = (memory.rows.cast_const().cast(), &scratch_offsets[..keys.len()]);
+            Values { weights, queries: rows.len(), from, offsets, width, next: None, rescale, sums: state.values }
+        };
+        if !hidden {
+            return (functions.weigh)(&values);
+        }
+        let (offsets, mut seen_weights, mut seen_offsets) = (values.offsets, [0.0; BLOCK], [0; BLOCK]);
+        for r in 0..rows.len() {
+            let mut seen = 0;
+            for (t, &offset) in offsets.iter().enumerate() {
+                let weight = *weights.add(r * BLOCK + t);
+                if weight.to_bits() != HIDDEN.to_bits() {
+                    (seen_weights[seen], seen_offsets[seen]) = (weight, offset);
+                    seen += 1;
+                }
+            }
+            (functions.weigh)(&Values {
+                weights: seen_weights.as_ptr(),
+                queries: 1,
+                offsets: &seen_offsets[..seen],
+                rescale: rescale.add(r),
+                sums: state.row(r).values,
+                ..values
+            });
+        }
     }
 }

@@ -4,7 +4,8 @@ use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType;
 
 use super::dispatch::{Functions, functions};
-use super::generic::read_rows::ScaleLanes;
+use super::generic::query_row::QueryRow;
+use super::generic::rows::Groups;
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem, Keys, RaggedRows};
@@ -15,8 +16,7 @@ pub(super) struct Call<'a> {
     pub(super) indices: AttentionIndices<'a>,
     pub(super) functions: Functions,
     pub(super) source: Source<'a>,
-    /// Which scale each element of a row has; empty without scales.
-    pub(super) scale_lanes: ScaleLanes,
+    pub(super) groups: Groups,
     /// Whether rows are float32 in whole registers, which are used where they are.
     pub(super) in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
@@ -33,20 +33,6 @@ pub(super) struct Call<'a> {
 // SAFETY: `AttentionProblem::assume_checked`: nobody else writes what is read here, and each element of `attn_output`
 // is written by the one task that has its query row.
 unsafe impl Sync for Call<'_> {}
-
-/// What one query row of one head sees.
-#[derive(Clone, Copy)]
-pub(super) struct QueryRow {
-    /// So many keys, the first ones, but for the mask.
-    pub(super) visible: usize,
-    /// Its row of `attn_mask` from the sequence's first column on, or null.
-    pub(super) mask: *const u8,
-    /// ALiBi's slope, and the key at whose distance it begins: 0 without.
-    pub(super) slope: f32,
-    pub(super) position: i64,
-    /// Its elements of `query` and `attn_output`, in bytes.
-    pub(super) at: usize,
-}
 
 impl<'a> Call<'a> {
     pub(super) fn new(problem: &'a AttentionProblem<'_>, instructions: InstructionSet) -> Self {
@@ -65,8 +51,7 @@ impl<'a> Call<'a> {
             indices: *problem.indices(),
             functions,
             source: Source::new(problem),
-            scale_lanes: quant
-                .map_or_else(ScaleLanes::default, |quant| ScaleLanes::new(head_dim, quant.group, functions.lanes)),
+            groups: quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes)),
             in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32)
                 && head_dim.is_multiple_of(functions.lanes),
             width: head_dim.next_multiple_of(functions.lanes),
@@ -115,10 +100,5 @@ impl<'a> Call<'a> {
     /// A row's elements of `attn_output`.
     pub(super) fn output(&self, row: &QueryRow) -> *mut u8 {
         self.pointers.attn_output.wrapping_add(row.at)
-    }
-
-    /// The mask from key `t` on.
-    pub(super) fn mask_from(&self, row: &QueryRow, t: usize) -> *const u8 {
-        if row.mask.is_null() { row.mask } else { row.mask.wrapping_add(t * self.t1_bytes) }
     }
 }

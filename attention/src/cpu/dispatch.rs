@@ -4,11 +4,11 @@ use half::f16;
 use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
 
-use super::generic::elements::{Float, Int4, Int8};
+use super::generic::elements::{Codes, Element, Float, Int4, Int8};
 use super::generic::fold::{Finish, Fold, ReadQuery};
 use super::generic::outline::{Outline, Outlined};
-use super::generic::panel::PackKeys;
-use super::generic::read_rows::{ReadRows, Rows, Scaled, Unscaled};
+use super::generic::panel::{Pack, PackCodes, PackFloats};
+use super::generic::read_rows::{Read, ReadCodes, ReadFloats};
 use super::generic::scores::Scores;
 use super::generic::softmax::Softmax;
 use super::generic::weigh::Weigh;
@@ -16,8 +16,11 @@ use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{avx2::Avx2, avx512::Avx512};
 
-/// Reads rows of keys or values as float32.
-pub(crate) type ReadRowsFunction = for<'a> unsafe fn(&Rows<'a>);
+/// Packs keys of a call's types.
+pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
+
+/// Reads rows of a call's types as float32.
+pub(crate) type ReadFunction = for<'a> unsafe fn(&Read<'a>);
 
 /// The functions of one call. They may be called where the instruction set is supported.
 #[derive(Clone, Copy)]
@@ -25,8 +28,8 @@ pub(crate) struct Functions {
     /// Float32 values in a register.
     pub(crate) lanes: usize,
     pub(crate) read_query: Outlined<ReadQuery<f32>>,
-    pub(crate) read_rows: ReadRowsFunction,
-    pub(crate) pack_keys: Outlined<PackKeys>,
+    pub(crate) pack: PackFunction,
+    pub(crate) read: ReadFunction,
     pub(crate) scores: Outlined<Scores>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) weigh: Outlined<Weigh>,
@@ -48,33 +51,48 @@ pub(crate) fn functions(instructions: InstructionSet, types: Types) -> Functions
     }
 }
 
+/// The functions that read keys and values.
+#[derive(Clone, Copy)]
+struct Readers {
+    pack: PackFunction,
+    read: ReadFunction,
+}
+
 /// The one match on a call's types.
 fn for_types<S: Outline>(types: Types) -> Functions {
     let (t1, t2, t3) = types;
-    let read_rows = match (t1, t2, t3) {
-        (Float32, Float32, _) => S::outlined::<ReadRows<f32, Unscaled, false>>(),
-        (Float16, Float32, _) => S::outlined::<ReadRows<f32, Unscaled, true>>(),
-        (_, Float16, _) => S::outlined::<ReadRows<f16, Unscaled, false>>(),
-        (Float32, I8, Some(Float32)) => S::outlined::<ReadRows<Int8, Scaled<f32>, false>>(),
-        (Float16, I8, Some(Float32)) => S::outlined::<ReadRows<Int8, Scaled<f32>, true>>(),
-        (_, I8, Some(Float16)) => S::outlined::<ReadRows<Int8, Scaled<f16>, true>>(),
-        (Float32, I4, Some(Float32)) => S::outlined::<ReadRows<Int4, Scaled<f32>, false>>(),
-        (Float16, I4, Some(Float32)) => S::outlined::<ReadRows<Int4, Scaled<f32>, true>>(),
-        (_, I4, Some(Float16)) => S::outlined::<ReadRows<Int4, Scaled<f16>, true>>(),
+    let readers = match (t1, t2, t3) {
+        (Float32, Float32, _) => floats::<S, f32, false>(),
+        (Float16, Float32, _) => floats::<S, f32, true>(),
+        (_, Float16, _) => floats::<S, f16, false>(),
+        (Float32, I8, Some(Float32)) => codes::<S, Int8, f32, false>(),
+        (Float16, I8, Some(Float32)) => codes::<S, Int8, f32, true>(),
+        (_, I8, Some(Float16)) => codes::<S, Int8, f16, true>(),
+        (Float32, I4, Some(Float32)) => codes::<S, Int4, f32, false>(),
+        (Float16, I4, Some(Float32)) => codes::<S, Int4, f32, true>(),
+        (_, I4, Some(Float16)) => codes::<S, Int4, f16, true>(),
         types => unreachable!("a problem has a legal combination of types, not {types:?}"),
     };
     match t1 {
-        Float16 => for_t1::<S, f16>(read_rows),
-        _ => for_t1::<S, f32>(read_rows),
+        Float16 => for_t1::<S, f16>(readers),
+        _ => for_t1::<S, f32>(readers),
     }
 }
 
-fn for_t1<S: Outline, T1: Float>(read_rows: ReadRowsFunction) -> Functions {
+fn floats<S: Outline, E: Element, const ROUND: bool>() -> Readers {
+    Readers { pack: S::outlined::<PackFloats<E, ROUND>>(), read: S::outlined::<ReadFloats<E, ROUND>>() }
+}
+
+fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
+    Readers { pack: S::outlined::<PackCodes<Q, T, ROUND>>(), read: S::outlined::<ReadCodes<Q, T, ROUND>>() }
+}
+
+fn for_t1<S: Outline, T1: Float>(Readers { pack, read }: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
-        read_rows,
-        pack_keys: S::outlined::<PackKeys>(),
+        pack,
+        read,
         scores: S::outlined::<Scores>(),
         softmax: S::outlined::<Softmax<T1>>(),
         weigh: S::outlined::<Weigh>(),

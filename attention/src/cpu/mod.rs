@@ -5,7 +5,7 @@
 //! 1. A product is the sum over `head_dim` from the first element to the last, each added by a fused multiply-add. The
 //!    score is `product * (1 / sqrt(head_dim))`, or with a mask or ALiBi a fused multiply-add of the two and the bias,
 //!    which is a fused multiply-add of slope, distance and the mask's number.
-//! 2. Keys are taken by blocks of [`BLOCK`](block::BLOCK), the first of which begins at key 0 of the sequence. A block
+//! 2. Keys are taken by blocks of [`BLOCK`](generic::panel::BLOCK), the first of which begins at key 0 of the sequence. A block
 //!    raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
 //! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted

@@ -74,6 +74,21 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn code_i8(words: [f32; LANES], i: usize) -> [f32; LANES] {
+        words.map(|word| f32::from(word.to_bits().to_le_bytes()[i % 4] as i8))
+    }
+
+    #[inline(always)]
+    unsafe fn code_i4(words: [f32; LANES], i: usize) -> [f32; LANES] {
+        words.map(|word| ((word.to_bits().to_le() << (28 - 4 * (i % 8))) as i32 >> 28) as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn f16_to_f32(x: f16) -> f32 {
+        x.to_f32_const()
+    }
+
+    #[inline(always)]
     unsafe fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         each(|i| a[i] + b[i])
     }
@@ -117,6 +132,11 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn if_less(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
         each(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(x: [f32; LANES]) -> f32 {
+        x.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
     #[inline(always)]

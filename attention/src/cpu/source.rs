@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvcache_kernels::{Addressing, CacheBytes, TensorBytes};
 
-use super::block::BLOCK;
+use super::generic::panel::BLOCK;
 use crate::problem::{AttentionProblem, Keys};
 
 /// The rows of keys and values of a call. All that it names is inside of the tensors.
@@ -25,7 +25,9 @@ enum TokenRows<'a> {
     Slots(Addressing<'a>),
 }
 
-/// How many bytes behind a head's first row those of some tokens begin, and their scales.
+/// How many bytes behind a head's first row those of the tokens of a block begin, and their scales. What is behind the
+/// last token is as the last.
+#[derive(Clone, Copy)]
 pub(super) struct Offsets {
     pub(super) cache: [usize; BLOCK],
     pub(super) scale: [usize; BLOCK],
@@ -83,6 +85,7 @@ impl<'a> Source<'a> {
     /// The rows of at most [`BLOCK`] tokens of sequence `b`.
     pub(super) fn offsets(&self, b: usize, tokens: Range<usize>) -> Offsets {
         let mut offsets = Offsets::default();
+        let len = tokens.len();
         let mut at = 0;
         let mut run = |first: usize, len: usize| {
             for row in first..first + len {
@@ -96,6 +99,11 @@ impl<'a> Source<'a> {
             TokenRows::Slots(addressing) => {
                 addressing.runs(b, tokens).for_each(|slots| run(slots.slot, slots.len));
             }
+        }
+        if let Some(last) = len.checked_sub(1) {
+            let (cache, scale) = (offsets.cache[last], offsets.scale[last]);
+            offsets.cache[len..].fill(cache);
+            offsets.scale[len..].fill(scale);
         }
         offsets
     }

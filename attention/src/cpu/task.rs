@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::block::{BLOCK, BlockMemory, Queries, State, attend_block};
-use super::call::{Call, QueryRow};
+use super::block::{BlockMemory, KeyRows, Queries, State, attend_block};
+use super::call::Call;
 use super::generic::fold::{Result, Row};
+use super::generic::panel::BLOCK;
+use super::generic::query_row::QueryRow;
 use super::schedule::{PIECE, Split, Task, Unit};
 use super::scratch;
-use super::source::Offsets;
 
 /// What the tasks of a call share.
 pub(super) struct Shared<'a> {
@@ -105,19 +106,26 @@ unsafe fn attend_piece(
     piece: usize,
 ) {
     let rows = unit.rows(call.group());
-    for first in (piece * PIECE..unit.keys.min((piece + 1) * PIECE)).step_by(BLOCK) {
-        let keys = first..unit.keys.min(first + BLOCK);
-        let offsets: Offsets = call.source.offsets(unit.b, keys.clone());
+    let block = |first: usize| first..unit.keys.min(first + BLOCK);
+    let first = piece * PIECE;
+    let mut next_offsets = call.source.offsets(unit.b, block(first));
+    for first in (first..unit.keys.min(first + PIECE)).step_by(BLOCK) {
+        let offsets = next_offsets;
+        let next = first + BLOCK;
+        next_offsets = if next < unit.keys { call.source.offsets(unit.b, block(next)) } else { offsets };
         for (i, head) in unit.heads.clone().enumerate() {
             let row = i * rows;
             let queries = Queries {
-                head,
                 rows: &queries[row..][..rows],
                 query: query.wrapping_add(row * call.width),
                 state: state.row(row),
             };
+            let next = match head + 1 {
+                head if head < unit.heads.end => KeyRows { head, offsets: &offsets },
+                _ => KeyRows { head: unit.heads.start, offsets: &next_offsets },
+            };
             // SAFETY: see `# Safety`; the block is one of the piece, and the offsets are its own.
-            unsafe { attend_block(call, &queries, keys.clone(), &offsets, memory) }
+            unsafe { attend_block(call, &queries, block(first), [KeyRows { head, offsets: &offsets }, next], memory) }
         }
     }
 }

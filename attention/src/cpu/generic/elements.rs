@@ -20,8 +20,8 @@ pub(crate) trait Float: Copy {
     unsafe fn write<S: Simd>(to: *mut Self, x: S::F32);
     /// Writes the first `n < LANES` lanes.
     unsafe fn write_some<S: Simd>(to: *mut Self, x: S::F32, n: usize);
-    /// Rounds to this type, to nearest, ties to even.
-    unsafe fn round<S: Simd>(x: S::F32) -> S::F32;
+    /// The number as float32.
+    unsafe fn to_f32<S: Simd>(self) -> f32;
 }
 
 impl Float for f32 {
@@ -50,8 +50,8 @@ impl Float for f32 {
     }
 
     #[inline(always)]
-    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
-        x
+    unsafe fn to_f32<S: Simd>(self) -> f32 {
+        self
     }
 }
 
@@ -81,26 +81,38 @@ impl Float for f16 {
     }
 
     #[inline(always)]
-    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
-        unsafe { S::round_f16(x) }
+    unsafe fn to_f32<S: Simd>(self) -> f32 {
+        unsafe { S::f16_to_f32(self) }
     }
 }
 
-/// What a cache holds, before any scale.
+/// What keys and values are made of, before any scale.
 ///
 /// # Safety
 /// As for [`Simd`], whose functions these choose from.
 pub(crate) trait Element {
-    /// Elements in `BYTES` bytes.
-    const ELEMENTS: usize = 1;
-    /// The bytes of `ELEMENTS` elements.
-    const BYTES: usize;
+    /// The bytes of so many elements, which are whole bytes.
+    fn bytes(len: usize) -> usize;
     /// Reads a register.
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32;
 }
 
+/// Codes of a quantized cache.
+///
+/// # Safety
+/// As for [`Simd`], whose functions these choose from.
+pub(crate) trait Codes: Element {
+    /// Codes in 32 bits.
+    const IN_WORD: usize;
+    /// Code `i` of each lane's 32 bits.
+    unsafe fn code<S: Simd>(words: S::F32, i: usize) -> S::F32;
+}
+
 impl Element for f32 {
-    const BYTES: usize = 4;
+    #[inline(always)]
+    fn bytes(len: usize) -> usize {
+        4 * len
+    }
 
     #[inline(always)]
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
@@ -109,7 +121,10 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
-    const BYTES: usize = 2;
+    #[inline(always)]
+    fn bytes(len: usize) -> usize {
+        2 * len
+    }
 
     #[inline(always)]
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
@@ -121,7 +136,10 @@ impl Element for f16 {
 pub(crate) struct Int8;
 
 impl Element for Int8 {
-    const BYTES: usize = 1;
+    #[inline(always)]
+    fn bytes(len: usize) -> usize {
+        len
+    }
 
     #[inline(always)]
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
@@ -129,15 +147,35 @@ impl Element for Int8 {
     }
 }
 
+impl Codes for Int8 {
+    const IN_WORD: usize = 4;
+
+    #[inline(always)]
+    unsafe fn code<S: Simd>(words: S::F32, i: usize) -> S::F32 {
+        unsafe { S::code_i8(words, i) }
+    }
+}
+
 /// Codes of four bits: two a byte, the first in the low nibble.
 pub(crate) struct Int4;
 
 impl Element for Int4 {
-    const ELEMENTS: usize = 2;
-    const BYTES: usize = 1;
+    #[inline(always)]
+    fn bytes(len: usize) -> usize {
+        len / 2
+    }
 
     #[inline(always)]
     unsafe fn read<S: Simd>(from: *const u8) -> S::F32 {
         unsafe { S::read_i4(from) }
+    }
+}
+
+impl Codes for Int4 {
+    const IN_WORD: usize = 8;
+
+    #[inline(always)]
+    unsafe fn code<S: Simd>(words: S::F32, i: usize) -> S::F32 {
+        unsafe { S::code_i4(words, i) }
     }
 }

@@ -1,169 +1,170 @@
-//! Reads rows of a cache as float32, with the roundings of `KeyValueCache`: of the product of code and scale to T3,
-//! then of the value to T1. Where one of them is float16, one rounding to float16 is both.
+//! Reads rows as float32, with the roundings of `KeyValueCache`: of the product of code and scale to T3, then of the
+//! value to T1. Where one of them is float16, one rounding to float16 is both.
 
 use std::marker::PhantomData;
 
-use half::f16;
-
-use super::elements::{Element, Float};
+use super::elements::{Codes, Element, Float};
 use super::outline::Function;
+use super::rows::Rows;
 use super::simd::{MOST_LANES, Simd};
 
-/// Rows of one head, and where they are written to.
+/// Rows, and where they are written to.
 ///
-/// Every row's elements and scales can be read, and `to` be written in whole registers for every row.
-pub(crate) struct Rows<'a> {
-    /// The head's first row, and how many bytes behind it each row begins.
-    pub(crate) from: *const u8,
-    pub(crate) offsets: &'a [usize],
-    /// The same of the scales; not accessed without.
-    pub(crate) scale: *const u8,
-    pub(crate) scale_offsets: &'a [usize],
-    /// Which scale each lane has.
-    pub(crate) lanes: &'a ScaleLanes,
-    /// Room for the scales of a row as float32, and a register more.
-    pub(crate) room: *mut f32,
-    /// Elements in a row.
-    pub(crate) len: usize,
-    /// Where the first row is written, in whole registers.
+/// The rows and their scales can be read; in `to` whole registers can be written.
+pub(crate) struct Read<'a> {
+    pub(crate) rows: Rows<'a>,
+    /// Where the first row is written, and how many elements behind it the next, a multiple of a register.
     pub(crate) to: *mut f32,
-    /// Elements from one written row to the next, a multiple of a register.
     pub(crate) to_step: usize,
 }
 
-/// For each register of a row, which scales its lanes have.
-#[derive(Debug, Default)]
-pub(crate) struct ScaleLanes {
-    /// Scales of a row.
-    groups: usize,
-    /// The scale of each register's first lane.
-    first: Vec<usize>,
-    /// For each lane of each register, how far behind the first its scale is.
-    lanes: Vec<[u32; MOST_LANES]>,
-}
+/// Reads floats E, with `ROUND` rounded to float16.
+pub(crate) struct ReadFloats<E, const ROUND: bool>(PhantomData<E>);
 
-impl ScaleLanes {
-    /// For rows of `len` elements in groups of `group`, in registers of `lanes`.
-    pub(crate) fn new(len: usize, group: usize, lanes: usize) -> Self {
-        let starts = (0..len).step_by(lanes);
-        Self {
-            groups: len / group,
-            first: starts.clone().map(|start| start / group).collect(),
-            lanes: starts
-                .map(|start| std::array::from_fn(|i| ((start + i % lanes) / group - start / group) as u32))
-                .collect(),
+/// Reads codes Q with scales T; with `ROUND` products are rounded to float16.
+pub(crate) struct ReadCodes<Q, T, const ROUND: bool>(PhantomData<(Q, T)>);
+
+/// A register of elements, or the last one of a row, of which `left` elements are the row's.
+#[inline(always)]
+pub(crate) unsafe fn read<S: Simd, E: Element>(from: *const u8, left: usize) -> S::F32 {
+    // SAFETY: `left` elements can be read; where they are fewer than a register, they are copied.
+    unsafe {
+        if left >= S::LANES {
+            return E::read::<S>(from);
         }
-    }
-
-    /// Scales of a row.
-    pub(crate) fn groups(&self) -> usize {
-        self.groups
+        let mut tail = [0u8; MOST_LANES * 4];
+        tail.as_mut_ptr().copy_from_nonoverlapping(from, E::bytes(left));
+        E::read::<S>(tail.as_ptr())
     }
 }
 
-/// What rows are multiplied with.
-pub(crate) trait Scale {
-    /// Prepares the scales of a row.
-    ///
-    /// # Safety
-    /// The instruction set is enabled, and the row has scales.
-    unsafe fn prepare<S: Simd>(rows: &Rows<'_>, row: usize);
-
-    /// A register of elements, multiplied.
-    ///
-    /// # Safety
-    /// The instruction set is enabled, and the scales of the row have been prepared.
-    unsafe fn multiply<S: Simd>(rows: &Rows<'_>, register: usize, x: S::F32) -> S::F32;
+/// `x`, or with `ROUND` rounded to float16.
+#[inline(always)]
+pub(crate) unsafe fn rounded<S: Simd, const ROUND: bool>(x: S::F32) -> S::F32 {
+    // SAFETY: the instruction set is enabled.
+    unsafe { if ROUND { S::round_f16(x) } else { x } }
 }
 
-/// Nothing.
-pub(crate) struct Unscaled;
-
-impl Scale for Unscaled {
-    #[inline(always)]
-    unsafe fn prepare<S: Simd>(_: &Rows<'_>, _: usize) {}
-
-    #[inline(always)]
-    unsafe fn multiply<S: Simd>(_: &Rows<'_>, _: usize, x: S::F32) -> S::F32 {
-        x
-    }
-}
-
-/// Scales of type T.
-pub(crate) struct Scaled<T>(PhantomData<T>);
-
-impl<T: Float> Scale for Scaled<T> {
-    #[inline(always)]
-    unsafe fn prepare<S: Simd>(rows: &Rows<'_>, row: usize) {
-        let groups = rows.lanes.groups;
-        // SAFETY: the row's scales can be read, and the room has a register more than they take.
-        unsafe {
-            let from: *const T = rows.scale.add(rows.scale_offsets[row]).cast();
-            let mut i = 0;
-            while i + S::LANES <= groups {
-                S::write_f32(rows.room.add(i), T::read::<S>(from.add(i)));
-                i += S::LANES;
-            }
-            if i < groups {
-                S::write_f32(rows.room.add(i), T::read_some::<S>(from.add(i), groups - i));
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply<S: Simd>(rows: &Rows<'_>, register: usize, x: S::F32) -> S::F32 {
-        // SAFETY: a register can be read from any of the scales on: the room has one more than they take.
-        unsafe {
-            let scales = S::read_f32(rows.room.add(rows.lanes.first[register]));
-            S::mul(x, S::permute(scales, rows.lanes.lanes[register].as_ptr()))
-        }
-    }
-}
-
-/// Reads elements E, multiplied with scales C and, with `ROUND`, rounded to float16.
-pub(crate) struct ReadRows<E, C, const ROUND: bool>(PhantomData<(E, C)>);
-
-impl<E: Element, C: Scale, const ROUND: bool> ReadRows<E, C, ROUND> {
-    /// The value of a register of elements.
-    ///
-    /// # Safety
-    /// As for [`Scale::multiply`].
-    #[inline(always)]
-    unsafe fn value<S: Simd>(rows: &Rows<'_>, register: usize, x: S::F32) -> S::F32 {
-        // SAFETY: see `# Safety`.
-        unsafe {
-            let x = C::multiply::<S>(rows, register, x);
-            if ROUND { f16::round::<S>(x) } else { x }
-        }
-    }
-}
-
-impl<E: Element, C: Scale, const ROUND: bool> Function for ReadRows<E, C, ROUND> {
-    type Arguments<'a> = Rows<'a>;
+impl<E: Element, const ROUND: bool> Function for ReadFloats<E, ROUND> {
+    type Arguments<'a> = Read<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(rows: &Rows<'_>) {
+    unsafe fn run<S: Simd>(&Read { ref rows, to, to_step }: &Read<'_>) {
+        let len = rows.len;
         for (i, &offset) in rows.offsets.iter().enumerate() {
-            // SAFETY: see `# Safety`; a register ends inside of the row, but for the last one, of whose bytes those of
-            // the row are copied.
+            rows.next.prefetch(i, 0..E::bytes(len));
+            // SAFETY: the row can be read, and whole registers be written.
             unsafe {
-                C::prepare::<S>(rows, i);
-                let (from, to) = (rows.from.add(offset), rows.to.add(i * rows.to_step));
+                let (from, to) = (rows.from.add(offset), to.add(i * to_step));
                 let mut at = 0;
-                while at + S::LANES <= rows.len {
-                    let x = E::read::<S>(from.add(at / E::ELEMENTS * E::BYTES));
-                    S::write_f32(to.add(at), Self::value::<S>(rows, at / S::LANES, x));
+                while at + S::LANES <= len {
+                    S::write_f32(to.add(at), rounded::<S, ROUND>(E::read::<S>(from.add(E::bytes(at)))));
                     at += S::LANES;
                 }
-                if at < rows.len {
-                    let mut tail = [0u8; MOST_LANES * 4];
-                    let bytes = (rows.len - at) / E::ELEMENTS * E::BYTES;
-                    tail.as_mut_ptr().copy_from_nonoverlapping(from.add(at / E::ELEMENTS * E::BYTES), bytes);
-                    let x = E::read::<S>(tail.as_ptr());
-                    S::write_f32(to.add(at), Self::value::<S>(rows, at / S::LANES, x));
+                if at < len {
+                    let x = read::<S, E>(from.add(E::bytes(at)), len - at);
+                    S::write_f32(to.add(at), rounded::<S, ROUND>(x));
                 }
             }
+        }
+    }
+}
+
+impl<Q: Codes, T: Float, const ROUND: bool> Function for ReadCodes<Q, T, ROUND> {
+    type Arguments<'a> = Read<'a>;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&Read { ref rows, to, to_step }: &Read<'_>) {
+        let group = rows.groups.group;
+        for (i, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
+            rows.next.prefetch(i, 0..Q::bytes(rows.len));
+            rows.next.prefetch_scales(i, rows.groups.count * size_of::<T>());
+            // SAFETY: the row and its scales can be read, and whole registers be written.
+            unsafe {
+                let (from, scales, to) = (rows.from.add(offset), rows.scale.add(scale).cast(), to.add(i * to_step));
+                if group.is_multiple_of(S::LANES) {
+                    long_groups::<S, Q, T, ROUND>(rows, from, scales, to);
+                } else if S::LANES.is_multiple_of(group) {
+                    short_groups::<S, Q, T, ROUND>(rows, from, scales, to);
+                } else {
+                    other_groups::<S, Q, T, ROUND>(rows, from, scales, to);
+                }
+            }
+        }
+    }
+}
+
+/// A row of groups of whole registers.
+#[inline(always)]
+unsafe fn long_groups<S: Simd, Q: Codes, T: Float, const ROUND: bool>(
+    rows: &Rows<'_>,
+    from: *const u8,
+    scales: *const T,
+    to: *mut f32,
+) {
+    let group = rows.groups.group;
+    // SAFETY: the group's registers are inside of the row.
+    unsafe {
+        for g in 0..rows.groups.count {
+            let s = S::splat((*scales.add(g)).to_f32::<S>());
+            for at in (g * group..(g + 1) * group).step_by(S::LANES) {
+                let x = S::mul(Q::read::<S>(from.add(Q::bytes(at))), s);
+                S::write_f32(to.add(at), rounded::<S, ROUND>(x));
+            }
+        }
+    }
+}
+
+/// A row of groups that divide a register: one register of scales is for `group` registers of codes.
+#[inline(always)]
+unsafe fn short_groups<S: Simd, Q: Codes, T: Float, const ROUND: bool>(
+    rows: &Rows<'_>,
+    from: *const u8,
+    scales: *const T,
+    to: *mut f32,
+) {
+    let (groups, len) = (rows.groups, rows.len);
+    // SAFETY: at < len, and the scales from g on are the row's.
+    unsafe {
+        for g in (0..groups.count).step_by(S::LANES) {
+            let s = match groups.count - g {
+                left if left >= S::LANES => T::read::<S>(scales.add(g)),
+                left => T::read_some::<S>(scales.add(g), left),
+            };
+            let mut at = g * groups.group;
+            for lanes in &groups.lanes {
+                if at >= len {
+                    break;
+                }
+                let codes = read::<S, Q>(from.add(Q::bytes(at)), len - at);
+                let x = S::mul(codes, S::permute(s, lanes.as_ptr()));
+                S::write_f32(to.add(at), rounded::<S, ROUND>(x));
+                at += S::LANES;
+            }
+        }
+    }
+}
+
+/// A row of any groups.
+#[inline(always)]
+unsafe fn other_groups<S: Simd, Q: Codes, T: Float, const ROUND: bool>(
+    rows: &Rows<'_>,
+    from: *const u8,
+    scales: *const T,
+    to: *mut f32,
+) {
+    let (group, len) = (rows.groups.group, rows.len);
+    // SAFETY: at + i < len for every scale that is read.
+    unsafe {
+        for at in (0..len).step_by(S::LANES) {
+            let mut of_lanes = [0.0; MOST_LANES];
+            for (i, of_lane) in of_lanes.iter_mut().enumerate().take(S::LANES.min(len - at)) {
+                *of_lane = (*scales.add((at + i) / group)).to_f32::<S>();
+            }
+            let x = S::mul(read::<S, Q>(from.add(Q::bytes(at)), len - at), S::read_f32(of_lanes.as_ptr()));
+            S::write_f32(to.add(at), rounded::<S, ROUND>(x));
         }
     }
 }

@@ -40,6 +40,13 @@ pub(crate) trait Simd {
     /// Reads a register of int4, two a byte.
     unsafe fn read_i4(from: *const u8) -> Self::F32;
 
+    /// Code `i` of the four int8 in each lane's 32 bits.
+    unsafe fn code_i8(words: Self::F32, i: usize) -> Self::F32;
+    /// Code `i` of the eight int4 in each lane's 32 bits.
+    unsafe fn code_i4(words: Self::F32, i: usize) -> Self::F32;
+    /// The number as float32.
+    unsafe fn f16_to_f32(x: f16) -> f32;
+
     /// `a + b`
     unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a - b`
@@ -56,6 +63,8 @@ pub(crate) trait Simd {
     unsafe fn if_equal(a: Self::F32, b: Self::F32, then: Self::F32, otherwise: Self::F32) -> Self::F32;
     /// `then` where `a < b`, else `otherwise`.
     unsafe fn if_less(a: Self::F32, b: Self::F32, then: Self::F32, otherwise: Self::F32) -> Self::F32;
+    /// The largest lane, where none is NaN.
+    unsafe fn max_lane(x: Self::F32) -> f32;
     /// How many lanes of both are equal.
     unsafe fn count_equal(a: Self::F32, b: Self::F32) -> usize;
     /// 2 to the power of n, -126 <= n <= 127, where `x` is `n + 1.5 * 2^23`; anything where it is not.

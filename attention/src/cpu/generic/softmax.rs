@@ -1,10 +1,13 @@
-//! The weights of a block of keys, from their products with a query.
+//! The weights of a block of keys, from their products with queries.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::elements::Float;
 use super::exp::exp;
 use super::outline::Function;
+use super::panel::BLOCK;
+use super::query_row::QueryRow;
 use super::simd::{MOST_LANES, Simd};
 
 /// Partial sums of weights: that of key t is added to partial sum `t % SUMS`.
@@ -13,34 +16,20 @@ pub(crate) const SUMS: usize = 16;
 /// The weight of a key that the query does not see: -0. A seen key's is +0 where it underflows.
 pub(crate) const HIDDEN: f32 = -0.0;
 
-/// The products of one query with the keys of a block, and what is known of the keys before.
-pub(crate) struct Block {
-    /// So many products, in whole [`SUMS`]; they become weights.
+/// The products of some queries with the keys of a block, and what is known of the keys before.
+pub(crate) struct Block<'a> {
+    pub(crate) rows: &'a [QueryRow],
+    /// The block's keys.
+    pub(crate) keys: Range<usize>,
+    /// For each row as many products, rounded up to whole [`SUMS`], one row each [`BLOCK`]; they become weights.
     pub(crate) scores: *mut f32,
-    pub(crate) len: usize,
-    /// So many of them, the first, are those of keys.
-    pub(crate) keys: usize,
-    /// How many of the keys the query sees, but for the mask.
-    pub(crate) visible: usize,
     /// What products are multiplied with.
     pub(crate) factor: f32,
-    /// `visible` elements of a row of `attn_mask`, or null.
-    pub(crate) mask: *const u8,
-    /// What the bias grows by from one key to the next, and how many keys behind the query's own the first is. Both are
-    /// 0 without ALiBi.
-    pub(crate) slope: f32,
-    pub(crate) distance: f32,
-    /// The largest score so far, and [`SUMS`] partial sums of weights.
+    /// For each row the largest score so far, and [`SUMS`] partial sums of weights.
     pub(crate) max: *mut f32,
     pub(crate) sums: *mut f32,
-}
-
-/// What came of a block.
-pub(crate) struct Weights {
-    /// What has been summed before is to be multiplied with it.
-    pub(crate) rescale: f32,
-    /// Whether there are keys among them that the query does not see. Their weight is [`HIDDEN`].
-    pub(crate) hidden: bool,
+    /// For each row what has been summed before is to be multiplied with.
+    pub(crate) rescale: *mut f32,
 }
 
 /// Turns products into weights; the mask is of type T.
@@ -58,87 +47,98 @@ const COUNT: [f32; MOST_LANES] = {
 };
 
 impl<T: Float> Function for Softmax<T> {
-    type Arguments<'a> = Block;
-    type Output = Weights;
+    type Arguments<'a> = Block<'a>;
+    /// Whether there are keys that some query does not see. Their weight is [`HIDDEN`].
+    type Output = bool;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(block: &Block) -> Weights {
-        let hidden = f32::NEG_INFINITY;
-        // SAFETY: there are `len` scores, whole registers; `visible` elements of a mask; one maximum and SUMS sums.
-        unsafe {
-            let before = *block.max;
-            let mut largest = S::splat(before);
-            let mut unseen = 0;
-            for at in (0..block.len).step_by(S::LANES) {
-                let to = block.scores.add(at);
-                let score = score::<S, T>(block, at, S::read_f32(to));
-                unseen += S::count_equal(score, S::splat(hidden));
-                largest = S::max(score, largest);
-                S::write_f32(to, score);
-            }
-            let largest = horizontal_max::<S>(largest);
-            // Nothing seen so far: any number will do, as all weights are 0, or NaN.
-            let reference = if largest == hidden { 0.0 } else { largest };
-            let mut rescale = 1.0;
-            if largest != before {
-                rescale = exp_of::<S>(before - reference);
-                *block.max = largest;
-                for i in (0..SUMS).step_by(S::LANES) {
-                    let sums = block.sums.add(i);
-                    S::write_f32(sums, S::mul(S::read_f32(sums), S::splat(rescale)));
-                }
-            }
-            for at in (0..block.len).step_by(SUMS) {
-                for i in (0..SUMS).step_by(S::LANES) {
-                    let (scores, sums) = (block.scores.add(at + i), block.sums.add(i));
-                    let score = S::read_f32(scores);
-                    let weights = exp::<S>(S::sub(score, S::splat(reference)));
-                    S::write_f32(scores, S::if_equal(score, S::splat(hidden), S::splat(HIDDEN), weights));
-                    S::write_f32(sums, S::add(S::read_f32(sums), weights));
-                }
-            }
-            Weights { rescale, hidden: unseen > block.len - block.keys }
+    unsafe fn run<S: Simd>(block: &Block<'_>) -> bool {
+        let mut hidden = false;
+        for r in 0..block.rows.len() {
+            // SAFETY: the block has so many rows.
+            hidden |= unsafe { row::<S, T>(block, r) };
         }
+        hidden
     }
 }
 
-/// The scores of a register of keys from `at` on: `product * factor + bias`; -inf where the query does not see the key.
 #[inline(always)]
-unsafe fn score<S: Simd, T: Float>(block: &Block, at: usize, product: S::F32) -> S::F32 {
+unsafe fn row<S: Simd, T: Float>(block: &Block<'_>, r: usize) -> bool {
     let hidden = f32::NEG_INFINITY;
-    // SAFETY: the instruction set is enabled; of the mask only what is visible is read.
+    let (keys, len) = (block.keys.len(), block.keys.len().next_multiple_of(SUMS));
+    let row = &block.rows[r];
+    let visible = row.visible.saturating_sub(block.keys.start).min(keys);
+    let biased = !row.mask.is_null() || row.slope != 0.0;
+    // SAFETY: each row has `len` scores, one maximum and SUMS sums.
     unsafe {
-        let mut score = S::mul(product, S::splat(block.factor));
-        let numbers = S::read_f32(COUNT.as_ptr());
-        let seen = block.visible.saturating_sub(at);
-        if !block.mask.is_null() || block.slope != 0.0 {
-            let mut bias = S::splat(0.0);
-            if !block.mask.is_null() {
-                let mask = block.mask.cast::<T>().wrapping_add(at);
-                bias = match seen {
-                    seen if seen >= S::LANES => T::read::<S>(mask),
-                    seen => T::read_some::<S>(mask, seen),
-                };
+        let (scores, sums, max) = (block.scores.add(r * BLOCK), block.sums.add(r * SUMS), block.max.add(r));
+        let before = *max;
+        let mut largest = S::splat(before);
+        let mut unseen = 0;
+        for at in (0..len).step_by(S::LANES) {
+            let product = S::read_f32(scores.add(at));
+            let mut score = S::mul(product, S::splat(block.factor));
+            if biased {
+                score = biased_score::<S, T>(block, row, at, visible, product);
             }
-            let distance = S::add(numbers, S::splat(block.distance + at as f32));
-            bias = S::mul_add(S::splat(block.slope), distance, bias);
-            score = S::if_equal(bias, S::splat(hidden), bias, S::mul_add(product, S::splat(block.factor), bias));
+            if visible < at + S::LANES {
+                let seen = S::splat(visible.saturating_sub(at) as f32);
+                score = S::if_less(S::read_f32(COUNT.as_ptr()), seen, score, S::splat(hidden));
+            }
+            unseen += S::count_equal(score, S::splat(hidden));
+            largest = S::max(score, largest);
+            S::write_f32(scores.add(at), score);
         }
-        if seen < S::LANES {
-            score = S::if_less(numbers, S::splat(seen as f32), score, S::splat(hidden));
+        let largest = S::max_lane(largest);
+        // Nothing seen so far: any number will do, as all weights are 0, or NaN.
+        let reference = if largest == hidden { 0.0 } else { largest };
+        let mut rescale = 1.0;
+        if largest != before {
+            rescale = exp_of::<S>(before - reference);
+            *max = largest;
         }
-        score
+        *block.rescale.add(r) = rescale;
+        for i in (0..SUMS).step_by(S::LANES) {
+            let mut sum = S::mul(S::read_f32(sums.add(i)), S::splat(rescale));
+            for at in (i..len).step_by(SUMS) {
+                let score = S::read_f32(scores.add(at));
+                let weight = exp::<S>(S::sub(score, S::splat(reference)));
+                let weight = S::if_equal(score, S::splat(hidden), S::splat(HIDDEN), weight);
+                S::write_f32(scores.add(at), weight);
+                sum = S::add(sum, weight);
+            }
+            S::write_f32(sums.add(i), sum);
+        }
+        unseen > len - keys
     }
 }
 
-/// The largest lane.
+/// The scores of a register of keys from `at` on: `product * factor + bias`, and -inf where the bias is. The keys from
+/// `visible` on have any.
 #[inline(always)]
-unsafe fn horizontal_max<S: Simd>(x: S::F32) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; MOST_LANES];
-    // SAFETY: the array has a register's lanes.
-    unsafe { S::write_f32(lanes.as_mut_ptr(), x) }
-    // No lane is NaN.
-    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+unsafe fn biased_score<S: Simd, T: Float>(
+    block: &Block<'_>,
+    row: &QueryRow,
+    at: usize,
+    visible: usize,
+    product: S::F32,
+) -> S::F32 {
+    let first = block.keys.start + at;
+    // SAFETY: of the mask, only what is visible is read.
+    unsafe {
+        let mut bias = S::splat(0.0);
+        if !row.mask.is_null() {
+            let mask = row.mask.cast::<T>().wrapping_add(first);
+            bias = match visible.saturating_sub(at) {
+                seen if seen >= S::LANES => T::read::<S>(mask),
+                seen => T::read_some::<S>(mask, seen),
+            };
+        }
+        let distance = S::add(S::read_f32(COUNT.as_ptr()), S::splat((first as i64 - row.position) as f32));
+        bias = S::mul_add(S::splat(row.slope), distance, bias);
+        let score = S::mul_add(product, S::splat(block.factor), bias);
+        S::if_equal(bias, S::splat(f32::NEG_INFINITY), bias, score)
+    }
 }
 
 /// [`exp`] of one number.

@@ -1,17 +1,21 @@
 //! Sums of weighted values.
 
 use super::outline::Function;
+use super::panel::BLOCK;
+use super::rows::Next;
 use super::simd::Simd;
 
 /// Weights of some queries, rows of values, and the sums that they are added to.
 pub(crate) struct Values<'a> {
-    /// For each of `queries` queries a row of weights, one for each of `rows`; one row each `weights_step` elements.
+    /// For each of `queries` queries a row of weights, one for each row of values; one row each [`BLOCK`] elements.
     pub(crate) weights: *const f32,
-    pub(crate) weights_step: usize,
     pub(crate) queries: usize,
-    /// Rows of `width` float32, whole registers.
-    pub(crate) rows: &'a [*const f32],
+    /// Rows of `width` float32, whole registers, by how many bytes behind `from` they begin.
+    pub(crate) from: *const u8,
+    pub(crate) offsets: &'a [usize],
     pub(crate) width: usize,
+    /// Rows that are read soon, at least as many.
+    pub(crate) next: Option<Next<'a>>,
     /// For each query what its sums are multiplied with before, and a row of sums, one each `width` elements.
     pub(crate) rescale: *const f32,
     pub(crate) sums: *mut f32,
@@ -54,25 +58,41 @@ unsafe fn columns<S: Simd, const Q: usize>(values: &Values<'_>, query: usize) {
     // SAFETY: `left` registers are left of each row.
     unsafe {
         while left >= 8 && 8 * Q <= S::ACCUMULATORS.max(8) {
-            tile::<S, Q, 8>(values, query, values.width - left * S::LANES);
+            some::<S, Q, 8>(values, query, values.width - left * S::LANES);
             left -= 8;
         }
         while left >= 4 && 4 * Q <= S::ACCUMULATORS {
-            tile::<S, Q, 4>(values, query, values.width - left * S::LANES);
+            some::<S, Q, 4>(values, query, values.width - left * S::LANES);
             left -= 4;
         }
         while left >= 2 {
-            tile::<S, Q, 2>(values, query, values.width - left * S::LANES);
+            some::<S, Q, 2>(values, query, values.width - left * S::LANES);
             left -= 2;
         }
         if left == 1 {
-            tile::<S, Q, 1>(values, query, values.width - S::LANES);
+            some::<S, Q, 1>(values, query, values.width - S::LANES);
+        }
+    }
+}
+
+/// C registers of the sums of Q queries; the first queries of all prefetch what comes next.
+#[inline(always)]
+unsafe fn some<S: Simd, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
+    // SAFETY: the same conditions.
+    unsafe {
+        match query {
+            0 if values.next.is_some() => tile::<S, Q, C, true>(values, query, at),
+            _ => tile::<S, Q, C, false>(values, query, at),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn tile<S: Simd, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
+unsafe fn tile<S: Simd, const Q: usize, const C: usize, const NEXT: bool>(
+    values: &Values<'_>,
+    query: usize,
+    at: usize,
+) {
     // SAFETY: Q queries from `query` on are there, and C registers from `at` on in each row.
     unsafe {
         let mut sums = [[S::splat(0.0); C]; Q];
@@ -83,14 +103,18 @@ unsafe fn tile<S: Simd, const Q: usize, const C: usize>(values: &Values<'_>, que
                 *sum = S::mul(S::read_f32(from), rescale);
             }
         }
-        let weights = values.weights.add(query * values.weights_step);
-        for (t, row) in values.rows.iter().enumerate() {
+        let weights = values.weights.add(query * BLOCK);
+        for (t, &offset) in values.offsets.iter().enumerate() {
+            if NEXT && let Some(next) = &values.next {
+                next.prefetch(t, at * 4..(at + C * S::LANES) * 4);
+            }
+            let row = values.from.add(offset).cast::<f32>();
             let mut registers = [S::splat(0.0); C];
             for (c, register) in registers.iter_mut().enumerate() {
                 *register = S::read_f32(row.add(at + c * S::LANES));
             }
             for (i, sums) in sums.iter_mut().enumerate() {
-                let weight = S::splat(*weights.add(i * values.weights_step + t));
+                let weight = S::splat(*weights.add(i * BLOCK + t));
                 for (sum, &register) in sums.iter_mut().zip(&registers) {
                     *sum = S::mul_add(weight, register, *sum);
                 }

@@ -80,6 +80,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn code_i8(words: __m256, i: usize) -> __m256 {
+        unsafe {
+            let top = _mm256_sllv_epi32(_mm256_castps_si256(words), _mm256_set1_epi32(24 - 8 * i as i32));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn code_i4(words: __m256, i: usize) -> __m256 {
+        unsafe {
+            let top = _mm256_sllv_epi32(_mm256_castps_si256(words), _mm256_set1_epi32(28 - 4 * i as i32));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16_to_f32(x: f16) -> f32 {
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits())))) }
+    }
+
+    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_add_ps(a, b) }
     }
@@ -118,6 +139,15 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn if_less(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
         unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(x: __m256) -> f32 {
+        unsafe {
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
     }
 
     #[inline(always)]

@@ -28,6 +28,9 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 /// The signed value of four bits.
 const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
 
+/// The lowest byte of each lane.
+const LOW_BYTES: __mmask64 = 0x1111_1111_1111_1111;
+
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Simd for Avx512 {
@@ -83,6 +86,32 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn code_i8(words: __m512, i: usize) -> __m512 {
+        unsafe {
+            // The code plus 128 becomes the low bits of 2^23 plus so much.
+            let codes = _mm512_xor_si512(_mm512_castps_si512(words), _mm512_set1_epi8(-128));
+            let byte = _mm512_set4_epi32(12 + i as i32, 8 + i as i32, 4 + i as i32, i as i32);
+            let offset = _mm512_set1_ps(8_388_608.0);
+            let sum = _mm512_mask_shuffle_epi8(_mm512_castps_si512(offset), LOW_BYTES, codes, byte);
+            _mm512_sub_ps(_mm512_castsi512_ps(sum), _mm512_set1_ps(8_388_608.0 + 128.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn code_i4(words: __m512, i: usize) -> __m512 {
+        unsafe {
+            // A permutation looks at the low four bits of a lane alone.
+            let lanes = _mm512_srlv_epi32(_mm512_castps_si512(words), _mm512_set1_epi32(4 * i as i32));
+            _mm512_permutexvar_ps(lanes, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16_to_f32(x: f16) -> f32 {
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits())))) }
+    }
+
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_add_ps(a, b) }
     }
@@ -121,6 +150,21 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn if_less(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
         unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), then) }
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(x: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps((1 << n) - 1, from) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((1 << n) - 1, from.cast())) }
     }
 
     #[inline(always)]
