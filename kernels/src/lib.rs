@@ -1,13 +1,4 @@
-//! The kernels of `KeyValueCache`: how bytes move between the current tokens, the cache and the outputs.
-//!
-//! A [`Kernel`] gets a [`Problem`]: one call of the operator, whose tensors `kvcache-op` has already checked. It stores
-//! the current tokens into the cache, then loads all tokens of every sequence from it. [`Reference`] reads like the
-//! specification, and every other kernel must match it bit for bit: [`Cpu`] and, with the feature `cuda`, the CUDA
-//! kernels. Kernels start no threads; the caller hands them [`Workers`].
-//!
-//! What they share is public: [`Addressing`] maps tokens to slots, [`CacheBytes`] and [`CacheRows`] map slots to bytes,
-//! a [`SharedSlice`] is a cache of which a call owns a part, [`quantize`] is the codec of one quantized head, and a
-//! [`Rope`] turns keys to other positions.
+#![doc = include_str!("../README.md")]
 
 mod addressing;
 mod cache_bytes;

@@ -1,12 +1,4 @@
-//! What `dynamic_batching.KeyValueCache` and the attention operators beside it **are**, with no dependency on how they
-//! are computed.
-//!
-//! [`SCHEMA`] holds the operator as data (the text of `key_value_cache.yaml`); the types beside it are the same facts
-//! for Rust. A test compares the two, so neither can drift. [`multi_head_attention`] and
-//! [`multi_head_cache_attention`] say the same of the operators that attend over packed keys and values and straight
-//! over the cache, and [`static_key_value_cache`] of the operator of static batching; their YAML names the facts that are
-//! `KeyValueCache`'s instead of repeating them. This crate states facts, and derives strides and sizes from them; it
-//! refuses nothing: every rule about values is enforced in `kvcache-op`.
+#![doc = include_str!("../README.md")]
 
 mod attention_attributes;
 mod attributes;

@@ -1,24 +1,6 @@
-//! The operators `KeyValueCache`, `MultiHeadAttention` and `MultiHeadCacheAttention` as a custom operator library of
-//! ONNX Runtime.
-//!
-//! This crate builds a shared library with one symbol, [`RegisterCustomOps`]. Programs in every language register it
-//! with the runtime by its path:
-//!
-//! ```python
-//! options = onnxruntime.SessionOptions()
-//! options.register_custom_ops_library("target/release/libkvcache_ort.so")
-//! session = onnxruntime.InferenceSession("model.onnx", options)
-//! ```
-//!
-//! ```rust,ignore
-//! let session = Session::builder(&environment)?
-//!     .with_operator_library("target/release/libkvcache_ort.so")?
-//!     .commit_from_file("model.onnx")?;
-//! ```
-//!
-//! `tests/session` is a Rust program of this kind; it is bound to no version of the `ort` crate. One that uses the very
-//! version of `ort` that this crate does can link the operators instead, and [`register`] them without a second file. A
-//! Rust program that needs no graph calls `kvcache-op`.
+#![doc = include_str!("../README.md")]
+//! `tests/session` is a Rust program of both kinds. One that registers the library by its path is bound to no version of
+//! `ort`. A Rust program that needs no graph calls `kvcache-op`.
 //!
 //! # What it does
 //! - It registers each operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.
