@@ -12,7 +12,7 @@
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
-# make test-executors    the examples for candle; not part of make test, since their builds are long
+# make test-executors    the examples for candle and tract; not part of make test, since their builds are long
 # make header      writes the C header anew
 # make docs        writes the operators' pages in docs/, the pictures of docs/manager.md and the package's schemas anew
 # make ptx         compiles the embedded PTX anew
@@ -76,6 +76,7 @@ test-capi:
 .PHONY: test-executors
 test-executors:
 	cd examples/candle && cargo test --locked && cargo run --locked --example decode
+	cd examples/tract && cargo test --locked
 
 .PHONY: header
 header:
