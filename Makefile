@@ -115,7 +115,7 @@ test-wheel: wheel-release
 		"$(TARGET)/installed/bin/python" -m pip install --quiet --disable-pip-version-check \
 			"$(PUBLISHED)"/*.whl onnx onnxruntime pytest && \
 		"$(TARGET)/installed/bin/python" -m kvcache_ops doctor && \
-		"$(TARGET)/installed/bin/python" -m pytest --quiet --confcutdir=python_tests/none \
+		"$(TARGET)/installed/bin/python" -m pytest --quiet --noconftest \
 			python_tests/test_package_page.py python_tests/test_int4.py python_tests/test_step_indices.py || exit 1; \
 	done
 
