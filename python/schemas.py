@@ -30,6 +30,8 @@ def part(schemas: dict[str, dict[str, Any]], page: str, key: str) -> Any:
     if key in LISTS:
         label = "title" if key == "rules" else "name"
         return [entry(schemas, key, label, item) for item in value]
+    if isinstance(value, dict) and list(value) == ["as_in"]:
+        return part(schemas, value["as_in"], key)
     if isinstance(value, dict):
         return {
             name: part(schemas, item["as_in"], key)[name] if isinstance(item, dict) else item

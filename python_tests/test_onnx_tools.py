@@ -126,6 +126,20 @@ def test_shapes_of_the_cache(domain: str) -> None:
 
 
 @infers_shapes
+def test_shapes_of_static_batching() -> None:
+    """The operator of the same name in the domain of static batching has shapes of its own."""
+    types = {name: HALF for name in ("current_key", "current_value")} | {"start_pos": TensorProto.INT64, "cache": HALF}
+    node = helper.make_node("KeyValueCache", list(types), ["key", "value"], domain="opmx", num_repeat=2)
+    shapes = {name: ["batch", 3, 2, 4] for name in ("current_key", "current_value")}
+    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name)) for name in types]
+    outputs = [helper.make_tensor_value_info(name, HALF, None) for name in ("key", "value")]
+    model = shape_inference.infer_shapes(model_of(helper.make_graph([node], "graph", inputs, outputs), "opmx"))
+    for value in model.graph.output:
+        batch, length, *heads = dims(value)
+        assert batch == "batch" and not isinstance(length, int) and heads == [4, 4]
+
+
+@infers_shapes
 @pytest.mark.parametrize("op_type", ["MultiHeadAttention", "MultiHeadCacheAttention"])
 def test_shapes_of_attention(op_type: str) -> None:
     """The output is like the query, names of dimensions included."""

@@ -18,12 +18,18 @@ from kvcache_ops._schemas import Operator, operators
 
 
 def reference_ops() -> list[type[OpRun]]:
-    """A class for each operator in each of its domains, as `ReferenceEvaluator(new_ops=...)` takes them.
+    """A class for each operator of dynamic batching in each of its domains, for `ReferenceEvaluator(new_ops=...)`.
 
     `cache` and `scale` are written in place in the arrays that are fed: contiguous ones of numpy. An int4 cache is an
     array of `ml_dtypes.int4`, one element in a byte.
     """
-    return [_class_of(operator, domain) for operator in operators() for domain in operator.domains]
+    runs = [operator for operator in operators() if _runs(operator)]
+    return [_class_of(operator, domain) for operator in runs for domain in operator.domains]
+
+
+def _runs(operator: Operator) -> bool:
+    """Whether the library runs the operator from Python: of two operators of one name it is one."""
+    return _native.input_names(operator.name) == [tensor.name for tensor in operator.inputs]
 
 
 def _class_of(operator: Operator, domain: str) -> type[OpRun]:
