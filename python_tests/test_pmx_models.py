@@ -14,8 +14,8 @@ from pmx_export import export
 from pmx_params import Params, bigcode, falcon, mixtral, random_weights
 from pmx_steps import Steps
 
-# ONNX Runtime has the Attention of opset 23 from 1.23 on, where onnx 1.18 and later know it.
-HAS_ATTENTION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 23)
+# Where ONNX Runtime has the Attention of opset 23.
+HAS_ATTENTION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 24)
 ATTENTIONS = ["native", "onnx"] if HAS_ATTENTION else ["native"]
 BIASES = dict(attn_wqkv_bias_term=True, attn_wo_bias_term=True, ffn_linear_bias_term=True)
 APART = dict(fused_qkv=False, fused_ffn_glu=False)

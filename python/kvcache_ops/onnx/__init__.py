@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_ops._optional import require
 
-require("onnx")
+require("onnx", "kvcache_ops[onnx]")
 
 # Before the schemas: onnx.reference cannot be imported once one operator is registered in two domains.
 import onnx.reference  # noqa: E402, F401
@@ -37,7 +37,7 @@ def opset(domain: str = "opmx.dynamic_batching") -> Opset:
 
     Needs the package `onnxscript`.
     """
-    require("onnxscript")
+    require("onnxscript", "onnxscript")
     from onnxscript.values import Opset
 
     return Opset(domain, 1)

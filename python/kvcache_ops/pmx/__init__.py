@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kvcache_ops._optional import require
 
-require("onnx")
+require("onnx", "kvcache_ops[onnx]")
 
 from kvcache_ops.pmx._lower import lower  # noqa: E402
 
