@@ -8,12 +8,12 @@ from typing import Any
 from kvcache_ops._errors import KvCacheError
 
 
-def require(name: str, install: str) -> None:
-    """Raises an ImportError that says to `pip install` something where the package `name` is not there."""
+def require(name: str) -> None:
+    """Raises an ImportError that says what to install where the package `name` is not there."""
     try:
         import_module(name)
     except ImportError as error:
-        hint = f"pip install '{install}'"
+        hint = f"pip install 'kvcache_ops[{name}]'"
         raise ImportError(f"this part of kvcache_ops needs the package {name}: {hint}", name=name) from error
 
 

@@ -7,16 +7,16 @@ registers their schemas in all their domains: `onnx.checker` then names a misspe
 
     onnx.reference.ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
 
-Needs the package `onnx`, which `pip install kvcache_ops[onnx]` brings.
+Needs the package `onnx`, which `pip install 'kvcache_ops[onnx]'` brings.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcache_ops._optional import require
+from kvcache_ops._optional import load, require
 
-require("onnx", "kvcache_ops[onnx]")
+require("onnx")
 
 # Before the schemas: onnx.reference cannot be imported once one operator is registered in two domains.
 import onnx.reference  # noqa: E402, F401
@@ -35,9 +35,8 @@ register()
 def opset(domain: str = "opmx.dynamic_batching") -> Opset:
     """The operators of a domain for onnxscript: `opset().KeyValueCache(...)` in an `@onnxscript.script` function.
 
-    Needs the package `onnxscript`.
+    Needs the package `onnxscript`. Raises KvCacheError "package_missing" without it.
     """
-    require("onnxscript", "onnxscript")
-    from onnxscript.values import Opset
-
-    return Opset(domain, 1)
+    values = load("onnxscript.values", "opset()")
+    opset: Opset = values.Opset(domain, 1)
+    return opset

@@ -3,14 +3,14 @@
     model = kvcache_ops.pmx.lower(onnx.load("export/model_slice_0/model.onnx"))
     onnx.save(model, "model.onnx")
 
-Needs the package `onnx`, which `pip install kvcache_ops[onnx]` brings.
+Needs the package `onnx`, which `pip install 'kvcache_ops[onnx]'` brings.
 """
 
 from __future__ import annotations
 
 from kvcache_ops._optional import require
 
-require("onnx", "kvcache_ops[onnx]")
+require("onnx")
 
 from kvcache_ops.pmx._lower import lower  # noqa: E402
 

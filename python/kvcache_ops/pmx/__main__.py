@@ -15,7 +15,7 @@ from kvcache_ops.pmx import lower
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; its exit code."""
+    """Runs the command; gives the exit status: 0, 1 for a file that cannot be read or written, 2 for a refusal."""
     parser = argparse.ArgumentParser(prog="python -m kvcache_ops.pmx", description="Whole PMX exports in ONNX Runtime.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("lower", help="make a PMX export run in ONNX Runtime with kvcache_ops")
@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         _lower(options.export, options.model, options.attention, options.mask_rank)
-    except (KvCacheError, OSError) as error:
+    except KvCacheError as error:
+        print(f"{error.kind}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
