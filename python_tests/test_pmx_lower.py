@@ -155,6 +155,10 @@ DYNAMIC = "opmx.dynamic_batching"
             "opmx",
             "num_experts_per_token 5, expected 1 to num_experts 4",
         ),
+        ("Linear", {"x": X, "w": W}, {"bias_term": 1}, "opmx", "bias_term 1, but the bias is missing"),
+        ("LayerNorm", {"x": X}, {"elementwise_affine": 1}, "opmx", "input W is missing"),
+        ("RMSNorm", {"x": X, "": W[0]}, {}, "opmx", "input W is missing"),
+        ("GELU", {}, {}, "opmx", "input X is missing"),
         ("RotaryPositionEmbedding", TURNED, {"scaling_type": "yarn"}, DYNAMIC, "scaling_type 'yarn' is not known"),
         ("RotaryPositionEmbedding", TURNED, {"scaling_type": 1}, DYNAMIC, "is INT, expected a string"),
         ("RotaryPositionEmbedding", TURNED, {"rotary_dim": 3}, DYNAMIC, "rotary_dim 3, expected an even number"),
@@ -171,12 +175,66 @@ def test_refusals(op_type: str, inputs: dict, attributes: dict, domain: str, wor
     assert f"{domain}::{op_type} '/it'" in str(refusal.value)
 
 
+def test_operators_in_functions() -> None:
+    """A function that the model came with is not looked into, so it is refused."""
+    model = small_export()
+    node = helper.make_node("SiLU", ["x"], ["y"], "/inner", domain="opmx")
+    model.functions.append(
+        helper.make_function("local", "Outer", ["x"], ["y"], [node], [helper.make_opsetid("opmx", 1)])
+    )
+    with pytest.raises(KvCacheError, match="opmx::SiLU '/inner': it is in the function local::Outer"):
+        lower(model)
+
+
+def test_more_outputs_than_there_are() -> None:
+    """And a sum that the node says not to have."""
+    for op_type, outputs, words in [("SiLU", ["a", "b"], "2 outputs"), ("RMSNorm", ["a", "b"], "with skip_term 0")]:
+        with pytest.raises(KvCacheError, match=words):
+            lower(node_model(op_type, {"x": X, "w": W[0]}, {}, outputs))
+
+
+@pytest.mark.parametrize("attention", ["native", "onnx"])
+@pytest.mark.parametrize("seed", range(12))
+def test_broken_exports(seed: int, attention: str) -> None:
+    """Whatever is missing or of another type: a typed error or a model, never anything else."""
+    random = np.random.default_rng(seed)
+    params = [Params(), mixtral(), Params(fused_kvcache=False, alibi="mask")][seed % 3]
+    for _ in range(12):
+        model = export(params, random_weights(params))
+        for _ in range(random.integers(1, 4)):
+            node = model.graph.node[random.integers(len(model.graph.node))]
+            change = random.integers(5)
+            if change == 0 and node.input:
+                del node.input[random.integers(len(node.input)) :]
+            elif change == 1 and node.input:
+                node.input[random.integers(len(node.input))] = ""
+            elif change == 2 and node.attribute:
+                del node.attribute[random.integers(len(node.attribute))]
+            elif change == 3 and node.attribute:
+                name = node.attribute[random.integers(len(node.attribute))].name
+                (index,) = (i for i, attribute in enumerate(node.attribute) if attribute.name == name)
+                del node.attribute[index]
+                node.attribute.append(helper.make_attribute(name, [1.5, "text", -3, [1, 2]][random.integers(4)]))
+            else:
+                node.output.append(f"more_{len(node.output)}")
+        try:
+            lower(model, attention=attention)
+        except KvCacheError as error:
+            assert error.kind in ("unsupported", "opset")
+
+
 @pytest.mark.parametrize("options", [{"attention": "flash"}, {"mask_rank": 4}])
 def test_arguments(options: dict) -> None:
     """Options that there are not."""
     with pytest.raises(KvCacheError, match="expected") as refusal:
         lower(small_export(), **options)
     assert refusal.value.kind == "argument"
+
+
+def test_a_path_is_no_model() -> None:
+    """A model is loaded by onnx, with its weights or without."""
+    with pytest.raises(KvCacheError, match="model is a str"):
+        lower("model.onnx")  # type: ignore[arg-type]
 
 
 def test_a_mask_that_is_not_there() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from kvcache_ops.pmx._call import Refusal
+
 FLOAT = int(TensorProto.FLOAT)
 INT64 = int(TensorProto.INT64)
 # What a Slice takes for "to the end".
@@ -86,6 +88,15 @@ class Body:
         return self.multiple("Split", 2, x, axis=-1, num_outputs=2)
 
     def returns(self, inputs: list[str], *outputs: str) -> Function:
-        """The finished function. An output that is one of the inputs goes through an Identity."""
+        """The finished function. An output that is one of the inputs goes through an Identity.
+
+        Raises a Refusal if it needs an input that is not among `inputs`.
+        """
         names = [self.node("Identity", name) if name in inputs else name for name in outputs]
+        known = set(inputs)
+        for node in self.nodes:
+            for name in node.input:
+                if name not in known:
+                    raise Refusal(f"input {name} is missing")
+            known.update(node.output)
         return Function(inputs, names, self.nodes)

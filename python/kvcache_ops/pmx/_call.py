@@ -51,11 +51,14 @@ class Call:
         return index < len(self.node.input) and self.node.input[index] != ""
 
     def names(self, *names: str) -> list[str]:
-        """The names of the inputs for the function: the first ones of `names`, as many as the node has."""
+        """The names of the inputs for the function: of `names` the first ones, as many as the node has.
+
+        Inputs that the node leaves out have other names, by which nothing finds them.
+        """
         given = len(self.node.input)
         if given > len(names):
             raise Refusal(f"{given} inputs, expected at most {len(names)}")
-        return list(names[:given])
+        return [name if self.has_input(index) else f"no_{name}" for index, name in enumerate(names[:given])]
 
     def dimension(self, index: int, axis: int) -> int | None:
         """The length of an axis of the input at `index`, where it is known before any run."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvcache_ops.pmx._body import INT64, Body, Function
 from kvcache_ops.pmx._call import Call, Refusal
+from kvcache_ops.pmx._linear import check_bias
 
 
 def moe_select(call: Call) -> Function:
@@ -48,6 +49,9 @@ def moe_linear(call: Call) -> Function:
                 f"axis {axis} of the weight is {got}, expected {name} {expected}: one device's slice of a model that "
                 "was exported for several is not supported"
             )
+    if experts < 1:
+        raise Refusal(f"num_experts {experts}, expected at least 1")
+    check_bias(call, 3)
     body = Body()
     flat_x = body.node("Reshape", "X", body.node("Concat", body.integers(-1), _last(body, "X"), axis=0))
     weights = body.multiple("Split", experts, body.node("Transpose", "W", perm=[0, 2, 1]), axis=0, num_outputs=experts)

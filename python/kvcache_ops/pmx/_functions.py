@@ -16,10 +16,6 @@ class Functions:
         self._names = {(function.domain, function.name) for function in model.functions}
         self._by_content: dict[tuple[str, str, bytes], str] = {}
 
-    def __contains__(self, node: object) -> bool:
-        """Whether the model itself says what the node's operator is."""
-        return isinstance(node, NodeProto) and (node.domain, node.op_type) in self._names
-
     def stand_for(self, node: NodeProto, function: Function) -> str:
         """Adds `function`, unless the model has it, and gives its name: the operator's own for its first form.
 

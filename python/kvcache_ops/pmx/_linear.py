@@ -23,6 +23,7 @@ def linear(call: Call) -> Function:
     """X times the transposed weight, plus the bias where there is one."""
     for name, axis in [("out_features", 0), ("in_features", 1)]:
         _whole_weight(call, 1, axis, name)
+    check_bias(call, 2)
     body = Body()
     y = body.node("MatMul", "X", body.node("Transpose", "W", perm=[1, 0]))
     if call.has_input(2):
@@ -34,6 +35,13 @@ def reshape(call: Call) -> Function:
     """The tensor in another shape: 0 keeps a dimension, -1 is what is left."""
     body = Body()
     return body.returns(call.names("data", "shape"), body.node("Reshape", "data", "shape"))
+
+
+def check_bias(call: Call, index: int) -> None:
+    """Refuses a node whose attribute bias_term says something else than its inputs."""
+    given = call.has_input(index)
+    if call.flag("bias_term", given) != given:
+        raise Refusal(f"bias_term {call.integer('bias_term')}, but the bias is {'given' if given else 'missing'}")
 
 
 def _whole_weight(call: Call, index: int, axis: int, attribute: str) -> None:

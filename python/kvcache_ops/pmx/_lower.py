@@ -43,24 +43,29 @@ def lower(
     None leaves it [0] and unused, except where the model was exported with `auto_causal=False` (is_causal 0), which
     needs a mask: there it means 2.
 
-    Weights are neither read nor converted: they may be external data of any size, loaded or not.
+    Weights are copied where the model holds them, and else neither read nor converted: they may be external data of
+    any size that is not loaded.
 
     Raises `KvCacheError` with the kind "unsupported" for a model with nodes that cannot be lowered, all of which it
     names with the reason; with "mask" for a `mask_rank` without a mask; with "opset" where onnx cannot lift the model.
     """
+    if not isinstance(model, ModelProto):
+        raise KvCacheError(f"model is a {type(model).__name__}, expected an onnx.ModelProto", "argument")
     if attention not in ("native", "onnx"):
         raise KvCacheError(f"attention is {attention!r}, expected 'native' or 'onnx'", "argument")
     if mask_rank not in (None, 2, 3):
         raise KvCacheError(f"mask_rank is {mask_rank!r}, expected 2, 3 or None", "argument")
     lowered = ModelProto()
     lowered.CopyFrom(model)
-    if not any(_is_pmx(node) for graph in _graphs(lowered.graph) for node in graph.node):
+    bodies = [*_graphs(lowered.graph), *lowered.functions]
+    if not any(_is_pmx(node) for body in bodies for node in body.node):
         return lowered
     lift(lowered, ATTENTION_OPSET if attention == "onnx" else FUNCTION_OPSET)
     open_masks(lowered, mask_rank)
     # The exporter's types of inner values are wrong for MoeSelect, and nothing needs them.
     del lowered.graph.value_info[:]
     lowering = _Lowering(lowered, attention)
+    lowering.refuse_functions(lowered)
     for graph in _graphs(lowered.graph):
         lowering.rewrite(graph)
     if lowering.refused:
@@ -79,6 +84,14 @@ class _Lowering:
         self._local = {(function.domain, function.name) for function in model.functions}
         self._shapes = known_shapes(model.graph)
 
+    def refuse_functions(self, model: ModelProto) -> None:
+        """Functions that the model came with are left as they are, so they may have no PMX operators in them."""
+        for function in model.functions:
+            for node in function.node:
+                if _is_pmx(node) and (node.domain, node.op_type) not in self._local:
+                    place = f"it is in the function {function.domain}::{function.name}"
+                    self.refused.append(f"{node.domain}::{node.op_type} {node.name!r}: {place}")
+
     def rewrite(self, graph: GraphProto) -> None:
         """Puts what ONNX Runtime knows in the place of every node that it does not."""
         shapes = self._shapes | known_shapes(graph)
@@ -88,13 +101,17 @@ class _Lowering:
             if not _is_pmx(node) or (node.domain, node.op_type) in self._local:
                 nodes.append(node)
                 continue
+            operator = f"{node.domain}::{node.op_type}"
             node = without_absent(node, shapes)
-            for part in self._parts(node):
-                if is_native(part):
-                    nodes.extend(_as_the_library_takes_it(part, makers))
-                else:
-                    self._lower_node(part, shapes)
-                    nodes.append(part)
+            try:
+                for part in self._parts(node):
+                    if is_native(part):
+                        nodes.extend(_as_the_library_takes_it(part, makers))
+                    else:
+                        self._lower_node(part, shapes)
+                        nodes.append(part)
+            except Refusal as reason:
+                self.refused.append(f"{operator} {node.name!r}: {reason}")
         # They are copied before the originals go.
         kept = [_copy(node) for node in nodes]
         del graph.node[:]
@@ -110,13 +127,13 @@ class _Lowering:
         return [node]
 
     def _lower_node(self, node: NodeProto, shapes: dict[str, list[int | str | None]]) -> None:
-        try:
-            lowering = lowering_of(node)
-            if lowering is None:
-                raise Refusal("the operator is not known here")
-            node.op_type = self._functions.stand_for(node, lowering(Call(node, shapes)))
-        except Refusal as reason:
-            self.refused.append(f"{node.domain}::{node.op_type} {node.name!r}: {reason}")
+        lowering = lowering_of(node)
+        if lowering is None:
+            raise Refusal("the operator is not known here")
+        function = lowering(Call(node, shapes))
+        if len(node.output) > len(function.outputs):
+            raise Refusal(f"{len(node.output)} outputs, expected at most {len(function.outputs)}")
+        node.op_type = self._functions.stand_for(node, function)
 
 
 def _is_pmx(node: NodeProto) -> bool:
@@ -140,6 +157,8 @@ def _copy(node: NodeProto) -> NodeProto:
 
 def _split(node: NodeProto) -> list[NodeProto]:
     """A MultiHeadCacheAttention as a KeyValueCache and the attention over what that gives."""
+    if len(node.input) < 11:
+        raise Refusal(f"{len(node.input)} inputs, expected at least 11")
     query, current_key, current_value, *rest = node.input
     seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen, cache, *optional = rest
     rows = [f"{node.output[0]}/{name}" for name in ("key", "value")]
@@ -158,12 +177,16 @@ def _split(node: NodeProto) -> list[NodeProto]:
     return [stored, attended]
 
 
+def _is_zero(attribute: AttributeProto) -> bool:
+    return attribute.type == AttributeProto.INT and attribute.i == 0
+
+
 def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> list[NodeProto]:
     """The node with what the library expects of it, behind what else it needs."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
     quant_bit, quant_group = (attributes.get(name) for name in ("quant_bit", "quant_group"))
     # Exports without quantization write 0 for what has no effect there.
-    if quant_group is not None and quant_group.i == 0 and (quant_bit is None or quant_bit.i == 0):
+    if quant_group is not None and _is_zero(quant_group) and (quant_bit is None or _is_zero(quant_bit)):
         node.attribute.remove(quant_group)
     index = by_domain_and_name()[node.domain, node.op_type].input_index("current_value")
     if index is None or index >= len(node.input):
