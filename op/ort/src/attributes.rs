@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes};
+use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, StaticAttributes};
 use ort::AsPointer;
 use ort::operator::{KernelContext, ShapeInferenceContext};
 
@@ -23,6 +23,16 @@ pub(crate) trait NodeAttributes: Default {
 impl NodeAttributes for Attributes {
     fn names() -> impl Iterator<Item = &'static str> {
         Self::NAMES.into_iter()
+    }
+
+    fn set(&mut self, name: &str, value: i64) -> bool {
+        self.set(name, value)
+    }
+}
+
+impl NodeAttributes for StaticAttributes {
+    fn names() -> impl Iterator<Item = &'static str> {
+        Self::SPEC.iter().map(|spec| spec.name)
     }
 
     fn set(&mut self, name: &str, value: i64) -> bool {
@@ -138,6 +148,7 @@ mod tests {
             assert_eq!(A::names().count(), expected);
         }
         check::<Attributes>(8);
+        check::<StaticAttributes>(6);
         check::<AttentionAttributes>(5);
         check::<CacheAttentionAttributes>(12);
     }

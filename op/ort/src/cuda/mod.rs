@@ -5,6 +5,7 @@ mod key_value_cache;
 mod memory;
 mod operator;
 mod operators;
+mod static_key_value_cache;
 mod tensor;
 
 pub(crate) use operator::CudaOperator;

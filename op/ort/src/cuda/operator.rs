@@ -7,7 +7,7 @@ use ort::operator::{KernelContext, Operator, OperatorInput, OperatorOutput, Shap
 
 use super::kernel::{CudaKernel, OnDevice};
 use super::memory::EMULATED;
-use super::operators::on_device;
+use super::operators::{is_on_host, on_device};
 use crate::node::naming_the_node;
 use crate::operator::TypedOperator;
 use crate::unwind::guard;
@@ -30,9 +30,6 @@ impl CudaOperator {
     }
 }
 
-/// The inputs that the host reads: `kvstarts[B]` is the outputs' length, and the bounds are checked.
-const ON_HOST: [&str; 3] = ["kvstarts", "max_seqlen", "max_kvlen"];
-
 impl Operator for CudaOperator {
     type Kernel<'attr> = CudaKernel;
 
@@ -49,8 +46,8 @@ impl Operator for CudaOperator {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        let names = self.typed.definition.inputs.iter();
-        self.typed.inputs().into_iter().zip(names).map(|(input, name)| match ON_HOST.contains(name) {
+        let definition = self.typed.definition;
+        self.typed.inputs().into_iter().zip(definition.inputs).map(|(input, name)| match is_on_host(definition, name) {
             true => input.memory_type(MemoryType::CPUInput),
             false => input,
         })

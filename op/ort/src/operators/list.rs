@@ -3,10 +3,12 @@
 use super::key_value_cache::KEY_VALUE_CACHE;
 use super::multi_head_attention::MULTI_HEAD_ATTENTION;
 use super::multi_head_cache_attention::MULTI_HEAD_CACHE_ATTENTION;
+use super::static_key_value_cache::STATIC_KEY_VALUE_CACHE;
 use crate::definition::Definition;
 
 /// Every operator that the library registers.
-pub(crate) static OPERATORS: [&Definition; 3] = [&KEY_VALUE_CACHE, &MULTI_HEAD_ATTENTION, &MULTI_HEAD_CACHE_ATTENTION];
+pub(crate) static OPERATORS: [&Definition; 4] =
+    [&KEY_VALUE_CACHE, &MULTI_HEAD_ATTENTION, &MULTI_HEAD_CACHE_ATTENTION, &STATIC_KEY_VALUE_CACHE];
 
 #[cfg(test)]
 mod tests {

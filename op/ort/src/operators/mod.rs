@@ -4,8 +4,11 @@ mod key_value_cache;
 mod list;
 mod multi_head_attention;
 mod multi_head_cache_attention;
+mod static_key_value_cache;
 mod stored;
 
 #[cfg(feature = "cuda")]
 pub(crate) use key_value_cache::{KEY_VALUE_CACHE, KeyValueCacheNode};
 pub(crate) use list::OPERATORS;
+#[cfg(feature = "cuda")]
+pub(crate) use static_key_value_cache::{STATIC_KEY_VALUE_CACHE, StaticKeyValueCacheNode};
