@@ -55,7 +55,12 @@ FUSED_INPUTS = (
     "attn_mask",
 )
 
-# The inputs and outputs of each operator, by position.
+STATIC_INPUTS = ("current_key", "current_value", "start_pos", "cache", "scale")
+
+# The domains of static batching, in which `KeyValueCache` has other inputs.
+STATIC_DOMAINS = ("opmx", "pmx")
+
+# The inputs and outputs of each operator of dynamic batching, by position.
 OPERATORS = {
     "KeyValueCache": (INPUTS, ("key", "value")),
     "MultiHeadAttention": (PACKED_INPUTS, ("attn_output",)),
@@ -81,7 +86,7 @@ def node_model(
 ) -> bytes:
     """The model; what `shapes` does not name has an open rank, so that every call reaches the operator."""
     shapes = shapes or {}
-    signature, results = OPERATORS[operator]
+    signature, results = (STATIC_INPUTS, ("key", "value")) if domain in STATIC_DOMAINS else OPERATORS[operator]
     given = types.keys() | {tensor.name for tensor in initializers}
     last = max(index for index, name in enumerate(signature) if name in given)
     if RUNTIME < (1, 24):  # these crash on an empty name, so what is left out in the middle has no elements
