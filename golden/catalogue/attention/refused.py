@@ -85,6 +85,10 @@ def types() -> Iterator[AttentionCase]:
     about = "quant_bit 8 without a scale."
     case = over_cache("refuse-scale-missing", about, "f32 int8", (4, 2), 8, **QUANT)
     yield case.refuse("scale_missing", ["scale"], *BATCH)
+    about = "quant_bit 8 with the scale that exports without one give: shape [0]."
+    case = over_cache("refuse-scale-empty", about, "f16 int8 f16", (4, 2), 8, **QUANT)
+    case.cached.scale = case.cached.first_scale = np.zeros(0, np.float16)
+    yield case.refuse("scale_missing", ["scale", "quant_bit"], *BATCH)
     case = over_cache("refuse-types", "A float16 cache with quant_bit 8.", "f32 f16 f32", (4, 2), 8, **QUANT)
     yield case.refuse("illegal_types", ["float32", "float16", "quant_bit"], *BATCH)
 
