@@ -161,12 +161,13 @@ test-layout: .venv/ready
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
 
-# The CPU kernels and the CUDA kernels on the CPU under AddressSanitizer, the latter also under UBSan: golden cases and
-# random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
+# The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
+# UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
 .PHONY: test-sanitize
 test-sanitize:
 	RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --release --locked \
-		--target x86_64-unknown-linux-gnu -p kvcache-op --test golden --test agree --test layers
+		--target x86_64-unknown-linux-gnu -p kvcache-op -p kvcache-attention --test golden --test agree --test layers \
+		--test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory. What fails is left in

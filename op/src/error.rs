@@ -28,7 +28,7 @@ pub enum Error {
         "illegal types for quant_bit {quant_bit}: current_key (T1) is {t1}, cache (T2) is {t2}, scale (T3) is {}; \
          expected one of {}",
         t3.map_or("absent", ElementType::name),
-        legal_types(*quant_bit)
+        legal_types(*quant_bit, t1s)
     )]
     IllegalTypes {
         /// The type of `current_key`.
@@ -39,6 +39,8 @@ pub enum Error {
         t3: Option<ElementType>,
         /// The attribute `quant_bit`.
         quant_bit: i64,
+        /// The types that the operator has for `current_key`.
+        t1s: &'static [ElementType],
     },
 
     /// A quantized cache without scales.
@@ -456,9 +458,9 @@ impl Error {
     }
 }
 
-/// The rows of the table of types for a `quant_bit`, in words.
-fn legal_types(quant_bit: i64) -> String {
-    let rows = TypeCombination::LEGAL.into_iter().filter(|row| row.quant_bit == quant_bit);
+/// The rows of the table of types for a `quant_bit` and these T1, in words.
+fn legal_types(quant_bit: i64, t1s: &[ElementType]) -> String {
+    let rows = TypeCombination::LEGAL.into_iter().filter(|row| row.quant_bit == quant_bit && t1s.contains(&row.t1));
     let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
     rows.map(names).collect::<Vec<_>>().join(", ")
 }

@@ -49,6 +49,19 @@ fn cache() -> Array5<f32> {
 }
 
 #[test]
+fn illegal_types_are_told_which_would_be_legal_here() {
+    use ElementType::{Float16, Float32, Int8};
+    let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
+    let error = op.check_types(Float32, Float32, Float32, Int8, None).unwrap_err();
+    assert_eq!(error.kind(), "illegal_types");
+    let message = error.to_string();
+    assert!(
+        message.ends_with("expected one of float32 x float32, float32 x float16, float16 x float32, float16 x float16")
+    );
+    assert_eq!(op.check_types(Float16, Float16, Float16, Float32, None), Ok(()));
+}
+
+#[test]
 fn the_layers_of_a_step_are_the_calls_of_each() {
     let mut expected_cache = cache();
     let mut step_cache = cache();

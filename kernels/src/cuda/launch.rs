@@ -308,6 +308,24 @@ mod tests {
         assert_eq!((rows, problem.load().unwrap().unwrap().parameters.rows), (5, 9));
     }
 
+    /// Three sequences of five tokens after two, each in 100 slots.
+    #[test]
+    fn sequences_of_static_batching_are_pages_at_a_stride() {
+        let base = problem(Float32, Float32, None, 2, 16);
+        let problem = DeviceProblem {
+            geometry: Geometry { batch: 3, ..base.geometry },
+            pages: Pages::Strided { stride: 100, start_pos: 2 },
+            current_rows: 15,
+            output_rows: 21,
+            ..base
+        };
+        let [store, load] = [problem.store(), problem.load()].map(|launch| launch.unwrap().unwrap().parameters);
+        assert_eq!([store, load].map(|p| (p.is_static, p.page_size, p.sequence_stride)), [(1, 5, 100), (1, 7, 100)]);
+        assert_eq!(store.cache - load.cache, 2 * 4 * base.geometry.cache.token as u64);
+        let dynamic = base.store().unwrap().unwrap().parameters;
+        assert_eq!((dynamic.is_static, dynamic.sequence_stride), (0, 0));
+    }
+
     #[test]
     fn nothing_to_do_is_no_launch() {
         let some = problem(Float32, Float32, None, 2, 4);

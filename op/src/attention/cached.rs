@@ -1,6 +1,7 @@
 //! The operator `MultiHeadCacheAttention`.
 
 use kvcache_attention::{AttentionGeometry, AttentionIndices, Mask};
+use kvcache_schema::multi_head_cache_attention::T1;
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
 
 use super::backend::AttentionBackend;
@@ -113,7 +114,8 @@ impl MultiHeadCacheAttention {
     ) -> Result<(), Error> {
         attention::t1("current_key", current_key)?;
         let quant_bit = self.attributes.cache.quant_bit;
-        validate::types(TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale }, current_value)?;
+        let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
+        validate::types(got, current_value, &T1)?;
         equal_type("query", query, current_key)
     }
 

@@ -83,7 +83,8 @@ impl StaticKeyValueCache {
         scale: Option<ElementType>,
     ) -> Result<(), Error> {
         let quant_bit = self.attributes.quant_bit;
-        validate::types(TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale }, current_value)
+        let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
+        validate::types(got, current_value, &ElementType::T1)
     }
 
     /// The shape of `key` and of `value`, as far as it is known before a call.

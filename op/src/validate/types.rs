@@ -4,15 +4,20 @@ use kvcache_schema::{ElementType, TypeCombination};
 
 use crate::error::Error;
 
-/// Checks the types of the inputs that are not indices against the table of types.
-pub(crate) fn types(got: TypeCombination, current_value: ElementType) -> Result<(), Error> {
+/// Checks the types of the inputs that are not indices against those rows of the table of types whose T1 is one of `t1s`,
+/// which are the operator's.
+pub(crate) fn types(
+    got: TypeCombination,
+    current_value: ElementType,
+    t1s: &'static [ElementType],
+) -> Result<(), Error> {
     let TypeCombination { quant_bit, t1, t2, t3 } = got;
     if !got.is_legal() {
         let legal = |t3| TypeCombination { t3, ..got }.is_legal();
         if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
             return Err(Error::ScaleMissing { quant_bit });
         }
-        return Err(Error::IllegalTypes { t1, t2, t3, quant_bit });
+        return Err(Error::IllegalTypes { t1, t2, t3, quant_bit, t1s });
     }
     equal_type("current_value", current_value, t1)
 }
