@@ -17,15 +17,15 @@ use super::generic::weigh::Values;
 use super::scratch::LINE;
 use super::source::Offsets;
 
-const KEY: usize = 0;
-const VALUE: usize = 1;
+pub(super) const KEY: usize = 0;
+pub(super) const VALUE: usize = 1;
 
 /// What query rows have summed over some keys: for each row a maximum, partial sums of weights and sums of values.
 #[derive(Clone, Copy)]
 pub(super) struct State {
-    max: *mut f32,
-    weights: *mut f32,
-    values: *mut f32,
+    pub(super) max: *mut f32,
+    pub(super) weights: *mut f32,
+    pub(super) values: *mut f32,
     width: usize,
 }
 
@@ -83,11 +83,11 @@ pub(super) struct Queries<'a> {
 /// Memory for one block of keys.
 #[derive(Clone, Copy)]
 pub(super) struct BlockMemory {
-    panel: *mut f32,
-    rows: *mut f32,
-    room: *mut f32,
-    weights: *mut f32,
-    rescale: *mut f32,
+    pub(super) panel: *mut f32,
+    pub(super) rows: *mut f32,
+    pub(super) room: *mut f32,
+    pub(super) weights: *mut f32,
+    pub(super) rescale: *mut f32,
 }
 
 impl BlockMemory {
@@ -121,7 +121,7 @@ pub(super) struct KeyRows<'a> {
 
 impl<'a> KeyRows<'a> {
     /// The first `len` rows, of keys or of values, which are followed by `next`.
-    fn rows<'b>(self, call: &'b Call<'_>, kv: usize, len: usize, next: KeyRows<'b>) -> Rows<'b>
+    pub(super) fn rows<'b>(self, call: &'b Call<'_>, kv: usize, len: usize, next: KeyRows<'b>) -> Rows<'b>
     where
         'a: 'b,
     {

@@ -11,7 +11,9 @@ use super::generic::panel::{Pack, PackCodes, PackFloats};
 use super::generic::read_rows::{Read, ReadCodes, ReadFloats};
 use super::generic::scores::Scores;
 use super::generic::softmax::Softmax;
+use super::generic::softmax_rows::SoftmaxRows;
 use super::generic::weigh::Weigh;
+use super::generic::weigh_rows::{PackValues, WeighRows};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{avx2::Avx2, avx512::Avx512};
@@ -32,7 +34,10 @@ pub(crate) struct Functions {
     pub(crate) read: ReadFunction,
     pub(crate) scores: Outlined<Scores>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
+    pub(crate) softmax_rows: Outlined<SoftmaxRows>,
     pub(crate) weigh: Outlined<Weigh>,
+    pub(crate) pack_values: Outlined<PackValues>,
+    pub(crate) weigh_rows: Outlined<WeighRows>,
     pub(crate) fold: Outlined<Fold>,
     pub(crate) finish: Outlined<Finish<f32>>,
 }
@@ -95,7 +100,10 @@ fn for_t1<S: Outline, T1: Float>(Readers { pack, read }: Readers) -> Functions {
         read,
         scores: S::outlined::<Scores>(),
         softmax: S::outlined::<Softmax<T1>>(),
+        softmax_rows: S::outlined::<SoftmaxRows>(),
         weigh: S::outlined::<Weigh>(),
+        pack_values: S::outlined::<PackValues>(),
+        weigh_rows: S::outlined::<WeighRows>(),
         fold: S::outlined::<Fold>(),
         finish: S::outlined::<Finish<T1>>(),
     }

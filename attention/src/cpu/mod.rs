@@ -23,9 +23,9 @@
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
-//! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `block` (query rows of one key
-//! head over one block of keys); `call` (the operands) and `source` (rows to addresses); `dispatch` (which functions);
-//! `x86_64` and `portable`; `generic` (the functions over any vector registers).
+//! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `prompt` (many query rows of one
+//! key head over one block of keys); `block` (a few of them); `call` (the operands) and `source` (rows to addresses);
+//! `dispatch` (which functions); `x86_64` and `portable`; `generic` (the functions over any vector registers).
 
 mod block;
 mod call;
@@ -33,6 +33,7 @@ mod dispatch;
 mod generic;
 mod kernel;
 mod portable;
+mod prompt;
 mod schedule;
 mod scratch;
 mod source;

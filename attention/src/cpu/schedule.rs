@@ -2,13 +2,14 @@
 //!
 //! How it is cut decides nothing but who computes what: the sums of a query row are those of whole pieces, in order.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// Keys in a piece, the first of which is key 0 of a sequence; whole blocks.
 pub(super) const PIECE: usize = 1024;
 
 /// Query rows of one key head that are computed together, at most, unless one query has more.
-const MOST_ROWS: usize = 64;
+const MOST_ROWS: usize = 512;
 
 /// Query rows of all key heads that are computed together, at most, unless one key head has more.
 const MOST_ROWS_OF_HEADS: usize = 256;
@@ -34,6 +35,8 @@ pub(super) struct Unit {
     pub(super) heads: Range<usize>,
     /// So many keys are seen, the first ones.
     pub(super) keys: usize,
+    /// All queries of the sequence, times its keys.
+    pub(super) work: usize,
     /// If it is several tasks: what they share.
     pub(super) split: Option<Split>,
 }
@@ -110,6 +113,7 @@ impl Schedule {
         let Size { num_kv_heads, group, heads_are_adjacent, threads, .. } = size;
         let most_queries = (MOST_ROWS / group).max(1);
         for (b, queries) in batch {
+            let work = queries * queries.checked_sub(1).map_or(0, |last| visible(b, last));
             for first in (0..queries).step_by(most_queries) {
                 let queries = first..queries.min(first + most_queries);
                 let heads = match heads_are_adjacent {
@@ -119,7 +123,7 @@ impl Schedule {
                 let keys = visible(b, queries.end - 1);
                 for head in (0..num_kv_heads).step_by(heads) {
                     let heads = head..num_kv_heads.min(head + heads);
-                    schedule.units.push(Unit { b, queries: queries.clone(), heads, keys, split: None });
+                    schedule.units.push(Unit { b, queries: queries.clone(), heads, keys, work, split: None });
                 }
             }
         }
@@ -139,11 +143,13 @@ impl Schedule {
             let firsts = (0..pieces.max(1)).step_by(at_once);
             schedule.tasks.extend(firsts.map(|first| Task { unit: i, pieces: first..pieces.min(first + at_once) }));
         }
-        if schedule.parallel {
+        if cost >= PARALLEL_COST {
+            // Sequences with more work first, so that what is left at the end is little; key head by key head, whose
+            // keys and values may then still be in a cache; the queries that see most first.
             let units = &schedule.units;
             schedule.tasks.sort_by_key(|task| {
-                let unit = &units[task.unit];
-                std::cmp::Reverse(unit.cost(&size, unit.keys.min(task.pieces.end * PIECE) - task.pieces.start * PIECE))
+                let Unit { b, ref queries, ref heads, work, .. } = units[task.unit];
+                (Reverse(work), b, heads.start, Reverse(queries.start), task.pieces.start)
             });
         }
         schedule

@@ -7,6 +7,7 @@ use super::call::Call;
 use super::generic::fold::{Result, Row};
 use super::generic::panel::BLOCK;
 use super::generic::query_row::QueryRow;
+use super::prompt::{MANY_ROWS, attend_many_rows};
 use super::schedule::{PIECE, Split, Task, Unit};
 use super::scratch;
 
@@ -124,8 +125,9 @@ unsafe fn attend_piece(
                 head if head < unit.heads.end => KeyRows { head, offsets: &offsets },
                 _ => KeyRows { head: unit.heads.start, offsets: &next_offsets },
             };
+            let attend = if rows < MANY_ROWS { attend_block } else { attend_many_rows };
             // SAFETY: see `# Safety`; the block is one of the piece, and the offsets are its own.
-            unsafe { attend_block(call, &queries, block(first), [KeyRows { head, offsets: &offsets }, next], memory) }
+            unsafe { attend(call, &queries, block(first), [KeyRows { head, offsets: &offsets }, next], memory) }
         }
     }
 }

@@ -11,4 +11,6 @@ pub(super) mod rows;
 pub(super) mod scores;
 pub(super) mod simd;
 pub(super) mod softmax;
+pub(super) mod softmax_rows;
 pub(super) mod weigh;
+pub(super) mod weigh_rows;

@@ -36,7 +36,7 @@ pub(crate) struct Block<'a> {
 pub(crate) struct Softmax<T>(PhantomData<T>);
 
 /// The numbers from 0 on.
-const COUNT: [f32; MOST_LANES] = {
+pub(super) const COUNT: [f32; MOST_LANES] = {
     let mut count = [0.0; MOST_LANES];
     let mut i = 0;
     while i < MOST_LANES {

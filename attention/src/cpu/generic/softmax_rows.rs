@@ -1,0 +1,97 @@
+//! The weights of a block of keys for many queries at once, where nothing is added to the products.
+//!
+//! Each row's sums are those of [`Softmax`](super::softmax::Softmax), to the bit. The maxima of a register of rows are
+//! found together, and so are the factors of what has been summed before.
+
+use super::exp::exp;
+use super::outline::Function;
+use super::panel::BLOCK;
+use super::simd::{MOST_LANES, Simd};
+use super::softmax::{COUNT, SUMS};
+
+/// The products of some queries with the keys of a block, and what is known of the keys before.
+pub(crate) struct BlockRows<'a> {
+    /// For each query a row of products, one row each [`BLOCK`] elements. Those of the keys that it sees become weights.
+    pub(crate) scores: *mut f32,
+    /// How many keys, the first ones, each query sees.
+    pub(crate) seen: &'a [usize],
+    /// What products are multiplied with.
+    pub(crate) factor: f32,
+    /// For each query the largest score so far, and [`SUMS`] partial sums of weights.
+    pub(crate) max: *mut f32,
+    pub(crate) sums: *mut f32,
+    /// For each query: what has been summed before is to be multiplied with it.
+    pub(crate) rescale: *mut f32,
+}
+
+/// Turns the products of many queries into weights.
+pub(crate) struct SoftmaxRows;
+
+impl Function for SoftmaxRows {
+    type Arguments<'a> = BlockRows<'a>;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(rows: &BlockRows<'_>) {
+        for (i, seen) in rows.seen.chunks(S::LANES).enumerate() {
+            // SAFETY: as many rows as `seen` are there from `i * LANES` on.
+            unsafe { some_rows::<S>(rows, i * S::LANES, seen) }
+        }
+    }
+}
+
+/// The weights of a register of rows, or of fewer, from `first` on.
+#[inline(always)]
+unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize]) {
+    let hidden = f32::NEG_INFINITY;
+    let mut lanes = [hidden; MOST_LANES];
+    let (mut references, mut rescales) = ([0.0; MOST_LANES], [0.0; MOST_LANES]);
+    // SAFETY: each row has its products up to a whole register; a maximum, SUMS sums and a factor. The arrays have a
+    // register's lanes, of which only those of rows are written back.
+    unsafe {
+        let numbers = S::read_f32(COUNT.as_ptr());
+        let mut maxima = S::zeros();
+        for (i, maximum) in maxima.as_mut().iter_mut().enumerate() {
+            let seen = seen.get(i).copied().unwrap_or(0);
+            let scores = rows.scores.wrapping_add((first + i) * BLOCK);
+            *maximum = S::splat(hidden);
+            for at in (0..seen).step_by(S::LANES) {
+                let mut score = S::mul(S::read_f32(scores.add(at)), S::splat(rows.factor));
+                if seen - at < S::LANES {
+                    score = S::if_less(numbers, S::splat((seen - at) as f32), score, S::splat(hidden));
+                }
+                *maximum = S::max(score, *maximum);
+                S::write_f32(scores.add(at), score);
+            }
+        }
+
+        lanes.as_mut_ptr().copy_from_nonoverlapping(rows.max.add(first), seen.len());
+        let before = S::read_f32(lanes.as_ptr());
+        let mut largest = before;
+        for &column in S::transpose(maxima).as_ref() {
+            largest = S::max(column, largest);
+        }
+        // Nothing seen so far: any number will do, as all weights are 0, or NaN.
+        let reference = S::if_equal(largest, S::splat(hidden), S::splat(0.0), largest);
+        let rescale = S::if_equal(largest, before, S::splat(1.0), exp::<S>(S::sub(before, reference)));
+        S::write_f32(lanes.as_mut_ptr(), largest);
+        S::write_f32(references.as_mut_ptr(), reference);
+        S::write_f32(rescales.as_mut_ptr(), rescale);
+        rows.max.add(first).copy_from_nonoverlapping(lanes.as_ptr(), seen.len());
+        rows.rescale.add(first).copy_from_nonoverlapping(rescales.as_ptr(), seen.len());
+
+        for (i, &seen) in seen.iter().enumerate() {
+            let (scores, sums) = (rows.scores.add((first + i) * BLOCK), rows.sums.add((first + i) * SUMS));
+            let (reference, rescale) = (S::splat(references[i]), S::splat(rescales[i]));
+            for part in (0..SUMS).step_by(S::LANES) {
+                let mut sum = S::mul(S::read_f32(sums.add(part)), rescale);
+                for at in (part..seen).step_by(SUMS) {
+                    let weights = exp::<S>(S::sub(S::read_f32(scores.add(at)), reference));
+                    S::write_f32(scores.add(at), weights);
+                    sum = S::add(sum, weights);
+                }
+                S::write_f32(sums.add(part), sum);
+            }
+        }
+    }
+}

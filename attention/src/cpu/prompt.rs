@@ -1,0 +1,89 @@
+//! Many query rows that share a key head, over one block of keys: prompts, of which a block of keys serves so many rows
+//! that its values are worth packing, too.
+//!
+//! The sums are those of [`attend_block`](super::block::attend_block), to the bit.
+
+use std::ops::Range;
+
+use super::block::{BlockMemory, KEY, KeyRows, Queries, VALUE};
+use super::call::Call;
+use super::generic::panel::{BLOCK, Pack};
+use super::generic::read_rows::Read;
+use super::generic::rows::Rows;
+use super::generic::scores::Products;
+use super::generic::softmax::{Block, SUMS};
+use super::generic::softmax_rows::BlockRows;
+use super::generic::weigh_rows::{PackRows, ValuePanels};
+
+/// From so many query rows on, packing values is worth it.
+pub(super) const MANY_ROWS: usize = 16;
+
+/// Keys whose products with some queries are left out together, where these see none of them.
+const KEYS: usize = 32;
+
+/// Adds one block of keys to what the query rows have summed, as [`attend_block`](super::block::attend_block) does.
+///
+/// # Safety
+/// As for [`attend_block`](super::block::attend_block).
+pub(super) unsafe fn attend_many_rows(
+    call: &Call<'_>,
+    queries: &Queries<'_>,
+    keys: Range<usize>,
+    [here, next]: [KeyRows<'_>; 2],
+    memory: BlockMemory,
+) {
+    let Call { functions, width, .. } = *call;
+    let BlockMemory { panel, room, weights, rescale, .. } = memory;
+    let padded = keys.len().next_multiple_of(SUMS);
+    // A row sees no less than the one before it: the first ones may see nothing of the block.
+    let blind = queries.rows.partition_point(|row| row.visible <= keys.start);
+    let rows = &queries.rows[blind..];
+    let (state, query) = (queries.state.row(blind), queries.query.wrapping_add(blind * width));
+    let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
+    // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last.
+    unsafe {
+        (functions.pack)(&Pack { rows: here.rows(call, KEY, padded, next), panel, room });
+        for first in (0..padded).step_by(KEYS) {
+            let without = seen.partition_point(|&seen| seen <= first);
+            (functions.scores)(&Products {
+                query: query.add(without * width),
+                query_step: width,
+                queries: rows.len() - without,
+                head_dim: call.geometry.head_dim,
+                panel: panel.add(first),
+                keys: KEYS.min(padded - first),
+                scores: weights.add(without * BLOCK + first),
+            });
+        }
+        let (factor, max, sums) = (call.factor, state.max, state.weights);
+        let mut hidden = false;
+        if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
+            (functions.softmax_rows)(&BlockRows { scores: weights, seen: &seen, factor, max, sums, rescale });
+        } else {
+            hidden =
+                (functions.softmax)(&Block { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale });
+            // Without a mask, the hidden keys are those that are not seen.
+            hidden &= rows.iter().any(|row| !row.mask.is_null());
+        }
+        let values = here.rows(call, VALUE, keys.len(), next);
+        if call.in_place {
+            let Rows { from, offsets, next, .. } = values;
+            (functions.pack_values)(&PackRows { from, offsets, width, next: Some(next), panels: panel });
+        } else {
+            (functions.read)(&Read { rows: values, to: memory.rows, to_step: width });
+            let offsets: [usize; BLOCK] = std::array::from_fn(|t| t * width * size_of::<f32>());
+            let (from, offsets) = (memory.rows.cast_const().cast(), &offsets[..keys.len()]);
+            (functions.pack_values)(&PackRows { from, offsets, width, next: None, panels: panel });
+        }
+        (functions.weigh_rows)(&ValuePanels {
+            weights,
+            seen: &seen,
+            hidden,
+            panels: panel,
+            keys: keys.len(),
+            width,
+            rescale,
+            sums: state.values,
+        });
+    }
+}

@@ -1,0 +1,79 @@
+//! Prompts that are longer than any block, piece or task of a kernel: however they are cut into calls, each token's
+//! output has the same bits.
+
+#[path = "common/call.rs"]
+mod call;
+#[path = "common/kernels.rs"]
+mod kernels;
+#[path = "common/model.rs"]
+mod model;
+
+use kernels::kernels;
+use kvcache_schema::{
+    AttentionAttributes, CacheLayout, CacheMode, ElementType, TypeCombination, multi_head_cache_attention,
+};
+use model::{Model, Part, Placement};
+
+/// A sequence of which no number is NaN, and one with some.
+const SEQUENCES: [usize; 2] = [0, 3];
+
+const PLACEMENT: Placement = Placement {
+    layout: CacheLayout::HeadMajor,
+    mode: CacheMode::Paged,
+    page_size: 16,
+    num_layer: 2,
+    layer_idx: 1,
+    shuffle: 5,
+};
+
+/// Calls that give each sequence so many tokens one after the other.
+fn calls(lengths: &[usize]) -> Vec<Vec<Part>> {
+    let parts = |&tokens: &usize| SEQUENCES.map(|sequence| Part { sequence, tokens, decoding: false }).to_vec();
+    lengths.iter().map(parts).collect()
+}
+
+/// Each cut gives what the first one gives.
+fn cuts_agree(model: &Model, cuts: &[&[usize]]) {
+    // The reference has neither blocks nor pieces.
+    for kernel in kernels().into_iter().skip(1) {
+        let whole = model.run(&*kernel, &PLACEMENT, &calls(cuts[0]));
+        for cut in &cuts[1..] {
+            assert!(whole == model.run(&*kernel, &PLACEMENT, &calls(cut)), "{}, {cut:?}, {model:?}", kernel.name());
+        }
+    }
+}
+
+fn model(types: TypeCombination, heads: [i64; 3], is_alibi: bool, mask: Option<usize>) -> Model {
+    let [num_heads, num_kv_heads, head_dim] = heads;
+    let is_alibi = i64::from(is_alibi);
+    let attention = AttentionAttributes { num_heads, num_kv_heads, head_dim, is_causal: 1, is_alibi };
+    Model { types, attention, quant_group: 8, mask, seed: 11 }
+}
+
+fn combinations() -> impl Iterator<Item = TypeCombination> {
+    multi_head_cache_attention::combinations()
+}
+
+#[test]
+fn prompts_of_every_type() {
+    for types in combinations() {
+        cuts_agree(&model(types, [4, 2, 24], false, None), &[&[70], &[64, 5, 1]]);
+    }
+}
+
+#[test]
+fn prompts_of_any_heads_under_masks() {
+    let float32 = |types: &TypeCombination| types.t1 == ElementType::Float32 && types.t2 == ElementType::Float32;
+    let types = combinations().find(float32).expect("float32 is legal");
+    for (heads, is_alibi, mask) in
+        [([8, 1, 8], false, None), ([3, 3, 40], false, Some(2)), ([7, 1, 8], true, None), ([4, 2, 16], true, Some(3))]
+    {
+        cuts_agree(&model(types, heads, is_alibi, mask), &[&[75], &[64, 11], &[13, 1, 1, 60]]);
+    }
+}
+
+#[test]
+fn prompts_longer_than_a_piece() {
+    let types = combinations().find(|types| types.t1 == ElementType::Float16).expect("float16 is legal");
+    cuts_agree(&model(types, [1, 1, 8], false, None), &[&[1050], &[1000, 49, 1]]);
+}
