@@ -38,7 +38,7 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
-class Lender:
+class Exporter:
     """A tensor on the memory of a numpy array, which it exports as it is told to."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Lender:
         return self.device, 0
 
 
-class OldLender(Lender):
+class OldExporter(Exporter):
     """One of the time before versions."""
 
     def __dlpack__(self) -> object:  # type: ignore[override]

@@ -16,7 +16,7 @@ from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
 from kvcache_ops.manager import HostMemory, Manager
 from onnx import TensorProto
 
-from borrowed import CUDA, READ_ONLY, Lender
+from borrowed import CUDA, READ_ONLY, Exporter
 from compare import assert_same_bits
 from node import INPUTS, node_model, node_types
 from schema_text import SCHEMA
@@ -125,7 +125,7 @@ def test_too_much_memory() -> None:
 INT4 = spec_of((4, "float32", "int4", "float32"))
 
 
-def spread(array: np.ndarray) -> np.ndarray:
+def strided(array: np.ndarray) -> np.ndarray:
     """The same shape, not contiguous."""
     return np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
 
@@ -141,10 +141,10 @@ def frozen(array: np.ndarray) -> np.ndarray:
     [
         ("cache", frozen, "read_only"),
         ("scale", frozen, "read_only"),
-        ("cache", lambda x: Lender(x, flags=READ_ONLY), "read_only"),
-        ("cache", spread, "not_contiguous"),
-        ("scale", lambda x: Lender(spread(x)), "not_contiguous"),
-        ("cache", lambda x: Lender(x, device=CUDA), "device"),
+        ("cache", lambda x: Exporter(x, flags=READ_ONLY), "read_only"),
+        ("cache", strided, "not_contiguous"),
+        ("scale", lambda x: Exporter(strided(x)), "not_contiguous"),
+        ("cache", lambda x: Exporter(x, device=CUDA), "device"),
         ("cache", lambda x: x.view(np.int8), "type_mismatch"),
         ("scale", lambda x: x.astype(np.float16), "type_mismatch"),
         ("cache", lambda x: x[..., :2], "not_contiguous"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
 
-from borrowed import CUDA, IS_COPIED, PINNED, READ_ONLY, Lender, OldLender
+from borrowed import CUDA, IS_COPIED, PINNED, READ_ONLY, Exporter, OldExporter
 from compare import assert_same_bits
 
 SPEC = CacheSpec(max_tokens=32, num_kv_heads=2, head_dim=8, dtype="float32", num_layers=2, quant_bit=4)
@@ -52,10 +52,10 @@ def test_tensors_of_other_libraries(expected: dict, no_strides: bool, offset: in
     """What exports versioned DLPack is read and written in place, outputs too."""
     inputs = operands()
     how = dict(no_strides=no_strides, offset=offset, device=PINNED if device == "pinned" else 1)
-    lent = {name: Lender(array, **how) for name, array in inputs.items()}
+    exported = {name: Exporter(array, **how) for name, array in inputs.items()}
     outputs = {name: np.full_like(expected[name], np.nan) for name in ("key", "value")}
-    given = {name: Lender(array, **how) for name, array in outputs.items()}
-    got = kvcache_ops.run(SPEC, **lent, **given, layer_idx=1, num_repeat=2)
+    given = {name: Exporter(array, **how) for name, array in outputs.items()}
+    got = kvcache_ops.run(SPEC, **exported, **given, layer_idx=1, num_repeat=2)
     assert got == tuple(given.values())
     for name, array in outputs.items():
         assert_same_bits(name, array, expected[name])
@@ -112,7 +112,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def spread(array: np.ndarray) -> np.ndarray:
+def strided(array: np.ndarray) -> np.ndarray:
     """The same numbers, not next to each other."""
     wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
     wide[..., ::2] = array
@@ -131,27 +131,32 @@ REFUSALS = {
     "cache-read-only": ("cache", read_only, "read_only", "cache is read-only, expected writable memory"),
     "scale-read-only": ("scale", read_only, "read_only", "scale is read-only"),
     "key-read-only": ("key", read_only, "read_only", "key is read-only"),
-    "cache-lent-read-only": ("cache", lambda x: Lender(x, flags=READ_ONLY), "read_only", "cache is read-only"),
-    "cache-lent-as-a-copy": ("cache", lambda x: Lender(x, flags=IS_COPIED), "copied", "lends a copy of its memory"),
-    "cache-spread": ("cache", spread, "not_contiguous", "cache is not contiguous (shape [32, 2, 2, 2, 8])"),
+    "cache-exported-read-only": ("cache", lambda x: Exporter(x, flags=READ_ONLY), "read_only", "cache is read-only"),
+    "cache-exported-as-a-copy": (
+        "cache",
+        lambda x: Exporter(x, flags=IS_COPIED),
+        "copied",
+        "exports a copy of its memory",
+    ),
+    "cache-strided": ("cache", strided, "not_contiguous", "cache is not contiguous (shape [32, 2, 2, 2, 8])"),
     "cache-fortran": ("cache", np.asfortranarray, "not_contiguous", "cache is not contiguous"),
-    "cache-lent-spread": ("cache", lambda x: Lender(spread(x)), "not_contiguous", "cache is not contiguous"),
+    "cache-exported-strided": ("cache", lambda x: Exporter(strided(x)), "not_contiguous", "cache is not contiguous"),
     "cache-a-list": ("cache", np.ndarray.tolist, "not_a_tensor", "cache is a list, expected a numpy array"),
     "cache-none": ("cache", lambda _: None, "input_missing", "cache is absent"),
     "cache-of-floats": ("cache", lambda x: x.astype(np.float16), "illegal_types", "cache (T2) is float16"),
     "cache-one-nibble-each": ("cache", lambda x: x.astype(np.int8), "illegal_types", "cache (T2) is int8"),
     "cache-unpacked": ("cache", lambda x: np.repeat(x, 2, axis=-1), "shape_mismatch", "cache has 16 in axis 4"),
     "cache-flat": ("cache", lambda x: x.reshape(-1), "rank_mismatch", "cache has rank 1"),
-    "cache-on-a-gpu": ("cache", lambda x: Lender(x, device=CUDA), "device", "cache is on device cuda:0"),
-    "cache-of-old-dlpack": ("cache", OldLender, "dlpack_version", "does not export versioned DLPack"),
-    "cache-of-new-dlpack": ("cache", lambda x: Lender(x, version=(2, 0)), "dlpack_version", "exports DLPack 2.0"),
-    "cache-capsule-name": ("cache", lambda x: Lender(x, name=b"dltensor"), "dlpack_version", "versioned DLPack"),
-    "cache-lent-int4": ("cache", lambda x: Lender(x, code=0, bits=4), "type_mismatch", "cache is of type int4"),
+    "cache-on-a-gpu": ("cache", lambda x: Exporter(x, device=CUDA), "device", "cache is on device cuda:0"),
+    "cache-of-old-dlpack": ("cache", OldExporter, "dlpack_version", "does not export versioned DLPack"),
+    "cache-of-new-dlpack": ("cache", lambda x: Exporter(x, version=(2, 0)), "dlpack_version", "exports DLPack 2.0"),
+    "cache-capsule-name": ("cache", lambda x: Exporter(x, name=b"dltensor"), "dlpack_version", "versioned DLPack"),
+    "cache-exported-int4": ("cache", lambda x: Exporter(x, code=0, bits=4), "type_mismatch", "cache is of type int4"),
     "scale-none": ("scale", lambda _: None, "scale_missing", "scale is absent"),
     "scale-misaligned": ("scale", shifted, "misaligned", "expected a multiple of 4"),
-    "scale-bfloat16": ("scale", lambda x: Lender(x, code=4, bits=16), "type_mismatch", "scale is of type bfloat16"),
+    "scale-bfloat16": ("scale", lambda x: Exporter(x, code=4, bits=16), "type_mismatch", "scale is of type bfloat16"),
     "scale-swapped-bytes": ("scale", lambda x: x.astype(">f4"), "type_mismatch", f"scale is of type >f4, {FLOATS}"),
-    "current-spread": ("current_key", spread, "not_contiguous", "current_key is not contiguous"),
+    "current-strided": ("current_key", strided, "not_contiguous", "current_key is not contiguous"),
     "current-double": ("current_key", np.float64, "type_mismatch", f"current_key is of type float64, {FLOATS}"),
     "current-bytes": ("current_key", lambda x: x.astype(np.uint8), "type_mismatch", "current_key is of type uint8"),
     "current-half": ("current_value", np.float16, "type_mismatch", "current_value is of type float16"),
@@ -163,18 +168,18 @@ REFUSALS = {
     "indices-negative": ("kvstarts", lambda _: [0, -3, 6], "starts_decrease", "decreases from 0 to -3"),
     "key-shape": ("key", lambda x: x[:-1], "shape_mismatch", "key has 8 in axis 0"),
     "key-half": ("key", lambda x: x.astype(np.float16), "type_mismatch", "key is of type float16"),
-    "key-spread": ("key", spread, "not_contiguous", "key is not contiguous"),
+    "key-strided": ("key", strided, "not_contiguous", "key is not contiguous"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_is_refused(case: str) -> None:
     """By kind and text, before the first byte of the cache is written; nothing is ever copied."""
-    name, spoil, kind, text = REFUSALS[case]
+    name, change, kind, text = REFUSALS[case]
     inputs = operands()
     inputs["key"] = np.zeros((9, 2, 8), np.float32)
     before = copies(inputs)
-    given = inputs | {name: spoil(inputs[name])}
+    given = inputs | {name: change(inputs[name])}
     with pytest.raises(KvCacheError) as refusal:
         kvcache_ops.run(SPEC, **given)
     assert refusal.value.kind == kind and text in str(refusal.value)
@@ -220,7 +225,7 @@ def test_attributes_that_are_refused(attributes: dict, kind: str, text: str) -> 
 def test_an_interrupt_while_a_tensor_is_borrowed_stays_one() -> None:
     """What another library raises becomes a refusal, but for what ends programs."""
 
-    class Failing(Lender):
+    class Failing(Exporter):
         error: BaseException = KeyboardInterrupt()
 
         def __dlpack__(self, **_: object) -> object:
@@ -231,7 +236,9 @@ def test_an_interrupt_while_a_tensor_is_borrowed_stays_one() -> None:
     with pytest.raises(KeyboardInterrupt):
         kvcache_ops.run(SPEC, **inputs)
     Failing.error = BufferError("not today")
-    with pytest.raises(KvCacheError, match="the Failing does not lend its memory: BufferError: not today") as refusal:
+    with pytest.raises(
+        KvCacheError, match="the memory of the Failing cannot be borrowed: BufferError: not today"
+    ) as refusal:
         kvcache_ops.run(SPEC, **inputs)
     assert refusal.value.kind == "not_borrowed" and refusal.value.__cause__ is Failing.error
 
@@ -315,7 +322,7 @@ def test_indices_may_change_meanwhile() -> None:
 
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="numpy before 2.1 has no versioned DLPack")
 def test_memory_that_an_export_alone_keeps() -> None:
-    """What a tensor lends lives until the call is over, also if nobody else has it."""
+    """What a tensor exports lives until the call is over, also if nobody else has it."""
 
     class Temporary:
         def __init__(self, array: np.ndarray):

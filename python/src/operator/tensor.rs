@@ -70,7 +70,7 @@ impl<'py> Tensor<'py> {
             return Err(Refused::from(Error::NotContiguous { input: name, shape }).into());
         }
         if given.copied {
-            let message = format!("{name}: the tensor lends a copy of its memory, expected the memory itself");
+            let message = format!("{name}: the tensor exports a copy of its memory, expected the memory itself");
             return Err(Refused::new("copied", message).into());
         }
         if given.read_only && access != Access::Read {
