@@ -118,7 +118,8 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
             return error; // KeyboardInterrupt and the like
         }
         let refused: PyErr =
-            Refused::new("not_borrowed", format!("{name}: the memory of the {class} cannot be borrowed: {error}")).into();
+            Refused::new("not_borrowed", format!("{name}: the memory of the {class} cannot be borrowed: {error}"))
+                .into();
         refused.set_cause(py, Some(error));
         refused
     };
