@@ -1,4 +1,4 @@
-"""The guide to PMX exports does what it says."""
+"""The guides to PMX exports and to ONNX tools do what they say."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from pmx_export import export
 from pmx_params import Params, random_weights
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/pmx.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(page: str, language: str) -> list[str]:
     """The blocks of a language, each behind as many empty lines as are before it, so that tracebacks name its lines."""
-    text = PAGE.read_text()
+    text = (DOCS / page).read_text()
     found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in found]
 
@@ -36,20 +36,34 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return home
 
 
-def test_the_python_blocks_run(folder: Path) -> None:
-    """As they stand, one after the other, in one program; each has assertions of its own."""
+def run_blocks(page: str, count: int) -> None:
+    """Runs the Python blocks as they stand, in one program; each has assertions of its own."""
     names: dict[str, object] = {}
-    code = blocks("python")
-    assert len(code) == 4
+    code = blocks(page, "python")
+    assert len(code) == count
     for block in code:
         assert "assert" in block
-        exec(compile(block, PAGE.name, "exec"), names)
+        exec(compile(block, page, "exec"), names)
+
+
+def test_the_guide_to_exports(folder: Path) -> None:
+    """It leaves a model beside the export."""
+    run_blocks("pmx.md", 4)
     assert (folder / "lowered.onnx").exists()
+
+
+@pytest.mark.skipif(
+    not hasattr(onnx.defs.OpSchema, "set_type_and_shape_inference_function"),
+    reason="this onnx takes no inference functions from Python",
+)
+def test_the_guide_to_tools() -> None:
+    """In whatever order the tests are run."""
+    run_blocks("onnx.md", 3)
 
 
 def test_the_command_runs(folder: Path) -> None:
     """It writes the model that the blocks run."""
-    (block,) = blocks("sh")
+    (block,) = blocks("pmx.md", "sh")
     (line,) = (line for line in block.split("\n") if line.startswith("python"))
     subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True, capture_output=True)
     assert onnx.load(folder / "lowered.onnx", load_external_data=False).functions
