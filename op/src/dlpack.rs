@@ -2,7 +2,8 @@
 
 use std::slice;
 
-pub use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
+pub use dlpark::DlpackFlags;
+pub use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLTensor};
 use kvcache_schema::ElementType;
 
 use crate::error::Error;
@@ -69,24 +70,42 @@ pub fn element_of(input: &'static str, dtype: DLDataType) -> Result<ElementType,
     }
 }
 
-/// What a `DLTensor` says.
+/// What a `DLTensor` says of its memory.
 #[derive(Debug)]
-struct Parsed {
-    element: ElementType,
-    shape: Shape,
-    data: *mut u8,
-    defect: Option<Defect>,
+pub struct Described {
+    /// Its shape, in elements.
+    pub shape: Shape,
+    /// Its first byte.
+    pub data: *mut u8,
+    /// Whether it is contiguous in row-major order.
+    pub contiguous: bool,
 }
 
+/// Checks that memory is the host's; `input` is the tensor's name in errors.
+///
+/// # Errors
+/// [`Error::DeviceMemory`].
+pub fn on_host(input: &'static str, device: DLDevice) -> Result<(), Error> {
+    let name = match device.device_type {
+        DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST => return Ok(()),
+        DLDeviceType::CUDA => "cuda".to_owned(),
+        DLDeviceType::METAL => "metal".to_owned(),
+        DLDeviceType::ROCM => "rocm".to_owned(),
+        DLDeviceType::CUDAMANAGED => "cuda managed".to_owned(),
+        other => format!("DLPack type {}", other.0),
+    };
+    Err(Error::DeviceMemory { input, device: format!("{name}:{}", device.device_id) })
+}
+
+/// Shape, address and order of a tensor; `input` is its name in errors.
+///
+/// # Errors
+/// [`Error::InvalidDlTensor`].
+///
 /// # Safety
 /// `shape` and, if not null, `strides` of `tensor` are valid for reads of `ndim` numbers.
-unsafe fn parse(input: &'static str, tensor: &DLTensor) -> Result<Parsed, Error> {
+pub unsafe fn described(input: &'static str, tensor: &DLTensor) -> Result<Described, Error> {
     let invalid = |reason: String| Error::InvalidDlTensor { input, reason };
-    let device = tensor.device.device_type;
-    if ![DLDeviceType::CPU, DLDeviceType::CUDAHOST, DLDeviceType::ROCMHOST].contains(&device) {
-        return Err(Error::DeviceMemory { input, device_type: device.0 as i64 });
-    }
-    let element = element_of(input, tensor.dtype)?;
     let rank = usize::try_from(tensor.ndim)
         .ok()
         .filter(|&rank| rank <= MAX_RANK)
@@ -106,12 +125,26 @@ unsafe fn parse(input: &'static str, tensor: &DLTensor) -> Result<Parsed, Error>
         return Err(invalid("data is null".to_owned()));
     }
     let offset = usize::try_from(tensor.byte_offset).map_err(|error| invalid(format!("byte_offset: {error}")))?;
-    Ok(Parsed {
-        element,
-        shape,
-        data: tensor.data.cast::<u8>().wrapping_add(offset),
-        defect: (!contiguous).then_some(Defect::NotContiguous),
-    })
+    Ok(Described { shape, data: tensor.data.cast::<u8>().wrapping_add(offset), contiguous })
+}
+
+/// What a tensor of the operators is made of.
+#[derive(Debug)]
+struct Parsed {
+    element: ElementType,
+    shape: Shape,
+    data: *mut u8,
+    defect: Option<Defect>,
+}
+
+/// # Safety
+/// As for [`described`].
+unsafe fn parse(input: &'static str, tensor: &DLTensor) -> Result<Parsed, Error> {
+    on_host(input, tensor.device)?;
+    let element = element_of(input, tensor.dtype)?;
+    // SAFETY: this function's conditions.
+    let Described { shape, data, contiguous } = unsafe { described(input, tensor) }?;
+    Ok(Parsed { element, shape, data, defect: (!contiguous).then_some(Defect::NotContiguous) })
 }
 
 /// The numbers behind a pointer; `None` if it is null though there are some.
@@ -211,7 +244,10 @@ mod tests {
         let good = tensor(&mut data, &mut shape, None);
         let refused = |tensor: DLTensor| parsed(&tensor).unwrap_err();
         let device = DLDevice { device_type: DLDeviceType::CUDA, device_id: 1 };
-        assert_eq!(refused(DLTensor { device, ..good }), Error::DeviceMemory { input: "cache", device_type: 2 });
+        assert_eq!(
+            refused(DLTensor { device, ..good }),
+            Error::DeviceMemory { input: "cache", device: "cuda:1".to_owned() }
+        );
         let dtype = DLDataType { code: DLDataTypeCode::BFLOAT, bits: 16, lanes: 1 };
         assert_eq!(refused(DLTensor { dtype, ..good }).kind(), "element_type");
         for broken in [

@@ -368,12 +368,12 @@ pub enum Error {
 
     /// A tensor of another framework that is not in memory of the host.
     #[cfg(feature = "dlpack")]
-    #[error("{input} is in memory of device type {device_type} (of DLPack), expected memory of the host")]
+    #[error("{input} is on device {device}, expected memory of the CPU")]
     DeviceMemory {
         /// The tensor's name.
         input: &'static str,
-        /// DLPack's `device_type`.
-        device_type: i64,
+        /// The device and its number, as in `cuda:0`.
+        device: String,
     },
 
     /// A tensor of another framework with elements of a type that no input has.
@@ -448,7 +448,7 @@ impl Error {
             #[cfg(feature = "cuda")]
             Self::SliceLength { .. } => "slice_length",
             #[cfg(feature = "dlpack")]
-            Self::DeviceMemory { .. } => "device_memory",
+            Self::DeviceMemory { .. } => "device",
             #[cfg(feature = "dlpack")]
             Self::UnknownElementType { .. } => "element_type",
             #[cfg(feature = "dlpack")]

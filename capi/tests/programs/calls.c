@@ -118,7 +118,7 @@ int main(void)
     kvstarts_data[1] = 4;
     DLTensor broken = cache;
     broken.device.device_type = kDLCUDA;
-    refused(kvcache_check(op, &inputs, &broken, NULL, shape), "device_memory", "cache");
+    refused(kvcache_check(op, &inputs, &broken, NULL, shape), "device", "cuda:0");
     broken = cache;
     broken.dtype.code = kDLBfloat;
     broken.dtype.bits = 16;
