@@ -20,8 +20,9 @@ from node import quiet_options
 EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
 DEVICE = "cpu" if EMULATED else "cuda"
 
-# What the operator reads on the host.
+# What the operators read on the host; in static batching `start_pos` too.
 ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen")
+STATIC_ON_HOST = ("start_pos",)
 
 
 @lru_cache(maxsize=1)
@@ -83,14 +84,17 @@ def device_call(
     """One call of a one-node model: key and value. The state stays on the GPU and is changed there."""
     session = device_session(model)
     binding = session.io_binding()
-    arrays = {name: DeviceArray(array) for name, array in inputs.items() if name not in ON_HOST}
+    is_static = "kvstarts" not in inputs
+    on_host = STATIC_ON_HOST if is_static else ON_HOST
+    arrays = {name: DeviceArray(array) for name, array in inputs.items() if name not in on_host}
     for name, array in (arrays | state).items():
         array.bind(binding, name)
-    for name in ON_HOST:
+    for name in on_host:
         binding.bind_cpu_input(name, inputs[name])
     current = inputs["current_key"]
-    _, num_heads, head_dim = current.shape
-    shape = (int(inputs["kvstarts"][-1]), num_heads * num_repeat, head_dim)
+    *rows, num_heads, head_dim = current.shape
+    rows = [rows[0], inputs["start_pos"].item() + rows[1]] if is_static else [int(inputs["kvstarts"][-1])]
+    shape = (*rows, num_heads * num_repeat, head_dim)
     key, value = outputs = [DeviceArray(np.zeros(shape, current.dtype)) for _ in range(2)]
     for name, output in zip(("key", "value"), outputs):
         output.bind_output(binding, name)

@@ -17,12 +17,14 @@ from safetensors.numpy import load_file
 
 from compare import assert_same_bits
 from device_call import DeviceArray, device_call, device_session, why_no_gpu
-from node import INPUTS, OPERATORS, node_model, types_of
+from kvcache import DOMAIN
+from node import INPUTS, OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_of
 from oracle_call import oracle_call
 from ragged import RaggedCache
 from setting import FLOAT, LEGAL_TYPES, Setting
 from test_golden import CASES
 from test_random import random_current, random_setting
+from test_static_batching import CASES as STATIC_CASES
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -52,6 +54,17 @@ def legal(folder: Path) -> bool:
 @pytest.mark.parametrize("folder", [folder for folder in CASES if legal(folder)], ids=lambda folder: folder.name)
 def test_golden_case(folder: Path) -> None:
     """The oracle's bytes, step by step."""
+    run_case(folder, DOMAIN, INPUTS)
+
+
+@pytest.mark.parametrize("folder", [folder for folder in STATIC_CASES if legal(folder)], ids=lambda folder: folder.name)
+def test_static_golden_case(folder: Path) -> None:
+    """The same in static batching."""
+    run_case(folder, STATIC_DOMAINS[0], STATIC_INPUTS)
+
+
+def run_case(folder: Path, domain: str, signature: tuple[str, ...]) -> None:
+    """Runs the steps of a legal case, of the operator that has these inputs in this domain."""
     case = yaml.safe_load((folder / "case.yaml").read_text())
     tensors = load_file(folder / "tensors.safetensors")
     int4_shape = tuple(case["int4"]["cache"]) if "int4" in case else None
@@ -59,9 +72,10 @@ def test_golden_case(folder: Path) -> None:
     host = {name: tensors[name] for name in ("cache", "scale") if name in tensors}
     state = {name: DeviceArray(array, int4_shape if name == "cache" else None) for name, array in host.items()}
     for i, _ in enumerate(case["steps"]):
-        inputs = {name: tensors[f"{i}.{name}"] for name in INPUTS if f"{i}.{name}" in tensors and name not in state}
+        given = [name for name in signature if name not in state and f"{i}.{name}" in tensors]
+        inputs = {name: tensors[f"{i}.{name}"] for name in given}
         attributes = case.get("attributes", {})
-        model = node_model(types_of(inputs | host, int4_shape is not None), attributes)
+        model = node_model(types_of(inputs | host, int4_shape is not None), attributes, domain=domain)
         key, value = device_call(model, inputs, state, attributes.get("num_repeat", 1))
         got = dict(key=key, value=value) | {name: array.numpy() for name, array in state.items()}
         for name, array in got.items():
