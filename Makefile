@@ -9,12 +9,13 @@
 #                  make bench-operator BENCH="--table" for the README's table
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
+# make test-torch  kvcache_ops.torch, with an environment of 5.5 GB
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
 # make test-executors    the examples for candle and tract; not part of make test, since their builds are long
 # make header      writes the C header anew
-# make docs        writes the operators' pages in docs/, the pictures of docs/manager.md and the package's schemas anew
+# make docs        writes the operators' pages in docs/, the pictures and plots, and the package's schemas anew
 # make ptx         compiles the embedded PTX anew
 # make clean       removes all that was built or installed here
 
@@ -43,6 +44,7 @@ run: .venv/wheel
 	$(VENV) examples/context_shift.py
 	$(VENV) examples/preemption.py
 	$(VENV) examples/resuming.py
+	$(VENV) examples/writing.py
 
 # With the CUDA provider's operator; the library links nothing of CUDA and serves the CPU wherever there is none.
 .PHONY: build
@@ -120,7 +122,7 @@ test-wheel: wheel-release
 	done
 
 # Installs it into an environment.
-.venv/wheel .venv-oldest/wheel .venv-middle/wheel: %/wheel: %/ready wheel
+.venv/wheel .venv-oldest/wheel .venv-middle/wheel .venv-torch/wheel: %/wheel: %/ready wheel
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 .PHONY: test
@@ -131,7 +133,7 @@ lint: .venv/wheel
 	$(VENV) -m ruff check
 	$(VENV) -m ruff format --check
 	$(VENV) -m mypy --strict python/kvcache_ops
-	$(VENV) -m mypy.stubtest kvcache_ops
+	$(VENV) -m mypy.stubtest kvcache_ops --allowlist python/stubtest.txt
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features $(CUDA_FEATURES) -- -D warnings
@@ -145,6 +147,7 @@ test-rust: .venv/ready build
 	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
 	cargo run --quiet --locked -p kvcache-manager --example serve > /dev/null
 	$(VENV) docs/pictures.py --check
+	$(VENV) docs/quality.py --check
 
 .PHONY: test-golden
 test-golden: .venv/ready
@@ -227,6 +230,11 @@ test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel
 	$(OLDEST) -m pytest python_tests
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
 
+# What needs torch, gigabytes of it: kvcache_ops.torch, and that the committed graphs are what torch exports.
+.PHONY: test-torch
+test-torch: .venv-torch/wheel
+	PYTHONPATH=examples/austen .venv-torch/bin/python -m pytest python_tests/with_torch
+
 .PHONY: bench
 bench: bench-operator bench-attention bench-manager
 
@@ -263,6 +271,7 @@ ptx: .venv-cuda/ready
 docs: .venv/ready
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
 	$(PYTHON) docs/pictures.py
+	$(PYTHON) docs/quality.py
 	$(VENV) python/schemas.py
 
 .venv/ready: requirements.txt
@@ -278,6 +287,11 @@ docs: .venv/ready
 .venv-middle/ready: requirements-middle.txt
 	$(PYTHON) -m venv .venv-middle
 	$(MIDDLE) -m pip install --quiet --disable-pip-version-check -r requirements-middle.txt
+	touch $@
+
+.venv-torch/ready: requirements-torch.txt
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.txt
 	touch $@
 
 .venv-cuda/ready: kernels/src/cuda/requirements.txt
@@ -298,4 +312,4 @@ docs: .venv/ready
 
 .PHONY: clean
 clean:
-	rm -rf target .venv .venv-oldest .venv-middle .venv-cuda .venv-gpu .venv-release
+	rm -rf target .venv .venv-oldest .venv-middle .venv-cuda .venv-gpu .venv-release .venv-torch

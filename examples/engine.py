@@ -51,13 +51,19 @@ class Engine:
         given_mask: bool = False,
         threads: int = 0,
         expose: bool = False,
+        model: bytes | None = None,
         **policies,
     ):
-        """`policies` are the manager's: window, sink, defrag_threshold, ...; `expose` is `build_decoder`'s."""
+        """`policies` are the manager's: window, sink, defrag_threshold, ...; `expose` is `build_decoder`'s.
+
+        `model` is a graph of that decoder in the place of the one that `build_decoder` makes.
+        """
         self.decoder = decoder
         places = dict(mode=mode, page_size=page_size, cache_layout=cache_layout, key_form=key_form)
-        source = CachedKeyValues(decoder, format, **places, given_mask=given_mask)
-        self._session = create_session(build_decoder(decoder, source, expose=expose), session_options(threads))
+        if model is None:
+            source = CachedKeyValues(decoder, format, **places, given_mask=given_mask)
+            model = build_decoder(decoder, source, expose=expose)
+        self._session = create_session(model, session_options(threads))
         spec = cache_spec(decoder, format, max_t=max_t, **places, **policies)
         self.cache = format.spec(
             num_layer=decoder.num_layer,

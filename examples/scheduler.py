@@ -18,6 +18,11 @@ from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager, Step
 from packing import logits_by_append
 
 
+def likeliest(logits: np.ndarray) -> int:
+    """The token of the largest logit."""
+    return int(logits.argmax())
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt and what has been generated for it; `logits` keeps every step's output, with its first token's index."""
@@ -26,6 +31,7 @@ class Request:
     prompt: list[int]
     max_new_tokens: int
     arrives: int = 0
+    choose: Callable[[np.ndarray], int] = likeliest  # from the last token's logits to the next token
     tokens: list[int] = field(init=False)
     seq: int | None = None  # its sequence in the manager while it runs
     stored: int = 0  # how many of its tokens the sequence has
@@ -75,7 +81,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def step(self, now: int, run: Callable[[Step], np.ndarray]) -> Turn:
-        """One step of all that run: `run` gives the logits of the step's tokens, each takes its likeliest next one."""
+        """One step of all that run: `run` gives the logits of the step's tokens, each chooses its next one."""
         joined = self._join(now)
         if not self.running:
             return Turn(0, 0, [], [], [])
@@ -90,7 +96,7 @@ class Scheduler:
             request.logits.append((request.stored, rows))
             request.computed += len(rows)
             request.stored = len(request.tokens)
-            request.tokens.append(int(rows[-1].argmax()))
+            request.tokens.append(request.choose(rows[-1]))
         batch = len(self.running)
         preempted = [request for request in preempted if request not in joined]
         joined = [request for request in joined if request in self.running]

@@ -1,0 +1,211 @@
+"""The trained model: what torch has exported, in ONNX Runtime over the operator's cache, against numpy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from kvcache import DOMAIN, find_library
+from numpy_llama import NumpyLlama
+from perplexity import perplexity
+from scheduler import Request, Scheduler
+from trained import FOLDER, KEPT_AS, TRAINED, held_back_text, tokenizer, trained_engine
+from writing import BEGINNINGS, RECORD, Sampler, recorded
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GRAPHS = {"KeyValueCache": "decoder.onnx", "MultiHeadCacheAttention": "decoder_fused.onnx"}
+FUSED = (False, True)
+WINDOW = 512
+
+
+@pytest.fixture(scope="module")
+def model() -> NumpyLlama:
+    """The model in numpy."""
+    return NumpyLlama(FOLDER / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    """The beginning of the held-back text: windows enough to tell formats apart."""
+    return tokenizer().encode(held_back_text())[: 8 * WINDOW + 100]
+
+
+@pytest.fixture(scope="module")
+def truth(model: NumpyLlama, tokens: list[int]) -> float:
+    """The perplexity that numpy finds, all in float64."""
+    return model.perplexity(tokens, WINDOW)
+
+
+@pytest.mark.parametrize("fused", FUSED)
+def test_the_perplexity_of_a_float32_cache_is_numpys(fused: bool, tokens: list[int], truth: float) -> None:
+    """Exported by torch, run by ONNX Runtime over pages; the rest is float32 rounding."""
+    measured = perplexity(trained_engine(KEPT_AS["float32"], max_t=1024, fused=fused), tokens, WINDOW)
+    assert measured == pytest.approx(truth, rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", FUSED)
+def test_fewer_bits_and_larger_groups_cost_quality(fused: bool, tokens: list[int], truth: float) -> None:
+    """float16 and int8 cost next to nothing, int4 the more the larger its groups are, and no format much."""
+    worse = {}
+    for name, format in KEPT_AS.items():
+        engine = trained_engine(format, max_t=1024, fused=fused)
+        worse[name] = perplexity(engine, tokens, WINDOW) / truth - 1
+    assert abs(worse["float16"]) < 1e-4
+    assert abs(worse["int8, groups of 8"]) < 5e-4 and abs(worse["int8, groups of 32"]) < 1e-3
+    assert 1e-3 < worse["int4, groups of 8"] < worse["int4, groups of 16"] < worse["int4, groups of 32"] < 0.05
+
+
+@pytest.mark.parametrize("fused", FUSED)
+@pytest.mark.parametrize("name", KEPT_AS)
+def test_token_by_token_it_is_the_same(name: str, fused: bool, model: NumpyLlama) -> None:
+    """A window in one step, in pieces, and token by token see the same cache; float32 is numpy's as well."""
+    tokens = tokenizer().encode(held_back_text())[:96]
+    engine = trained_engine(KEPT_AS[name], max_t=512, fused=fused, threads=1)
+    whole, pieces = engine.manager.create(), engine.manager.create(salt=b"apart")
+    at_once = engine.decode({whole: tokens})[whole]
+    lengths = [40, 1, 1, 17, *[1] * 37]
+    starts = np.cumsum([0, *lengths])
+    assert starts[-1] == len(tokens)
+    parts = [engine.decode({pieces: tokens[a:b]})[pieces] for a, b in pairwise(starts)]
+    # a code on the border between two is tipped by the order of a sum, in few of a million elements
+    bound = 1e-3 if KEPT_AS[name].quant_bit == 0 else 0.5
+    difference = np.abs(np.concatenate(parts) - at_once)
+    assert difference.max() < bound and np.median(difference) < 1e-2
+    if name == "float32":
+        assert np.abs(at_once - model.logits(tokens)).max() < 1e-3
+
+
+@pytest.mark.parametrize("fused", FUSED)
+def test_who_else_is_in_the_batch_changes_no_word(fused: bool, model: NumpyLlama) -> None:
+    """What is written in continuous batching is what each request gets alone, and what numpy would write."""
+    new_tokens = 24
+    prompts = [tokenizer().encode("\n" + beginning) for beginning in BEGINNINGS[:6]]
+
+    def served(indices: list[int], max_batch: int) -> list[list[int]]:
+        engine = trained_engine(KEPT_AS["float32"], max_t=1024, fused=fused)
+        scheduler = Scheduler(engine.manager, engine.memory, max_batch)
+        requests = [Request(str(i), prompts[i], new_tokens, arrives=3 * n) for n, i in enumerate(indices)]
+        for request in requests:
+            scheduler.submit(request)
+        step = 0
+        while scheduler.waiting or scheduler.running:
+            scheduler.step(step, engine.run)
+            step += 1
+        return [request.tokens for request in requests]
+
+    together = served(list(range(6)), max_batch=4)
+    assert [together[0], together[2], together[5]] == [served([i], max_batch=1)[0] for i in (0, 2, 5)]
+    for written in together[:2]:
+        alone = list(written[:-new_tokens])
+        while len(alone) < len(written):
+            alone.append(int(model.logits(alone)[-1].argmax()))
+        assert written == alone
+
+
+def test_a_sampler_follows_its_seed_and_the_probabilities() -> None:
+    """The same numbers for the same seed, and each token as often as it should be."""
+    logits = np.log(np.array([0.5, 0.3, 0.2]))
+    one, same, sharp = Sampler(1, 1.0), Sampler(1, 1.0), Sampler(2, 0.5)
+    drawn = [one(logits) for _ in range(4000)]
+    assert drawn == [same(logits) for _ in range(4000)]
+    assert np.bincount(drawn) / 4000 == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
+    squares = np.array([0.25, 0.09, 0.04])
+    assert np.bincount([sharp(logits) for _ in range(4000)]) / 4000 == pytest.approx(squares / squares.sum(), abs=0.03)
+
+
+@pytest.mark.parametrize(("op_type", "file"), GRAPHS.items())
+def test_the_exported_graph_is_nodes_of_ours_and_standard_operators(op_type: str, file: str) -> None:
+    """One node of each layer, the cache a graph input that no other node reads, symbols in the shapes, no weights."""
+    model = onnx.load(FOLDER / file, load_external_data=False)
+    ours = [node for node in model.graph.node if node.domain == DOMAIN]
+    assert [node.op_type for node in ours] == [op_type] * TRAINED.num_layer
+    assert [attribute(node, "layer_idx") for node in ours] == list(range(TRAINED.num_layer))
+    assert {node.domain for node in model.graph.node} == {"", DOMAIN}
+    readers = [node for node in model.graph.node if {"cache", "scale"} & set(node.input)]
+    assert readers == ours and all({"cache", "scale"} <= set(node.input) for node in ours)
+    shapes = {
+        value.name: [dimension.dim_param or dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+        for value in model.graph.input
+    }
+    assert shapes["seqstarts"] == shapes["kvstarts"] == ["batch + 1"]
+    assert shapes["cachestarts"] == ["batch", "MaxP"] and shapes["cache"] == [4, 2, 2, "MaxT", 32]
+    assert {entry.domain: entry.version for entry in model.opset_import} == {"": 20, DOMAIN: 1}
+    assert model.ir_version <= 10, "ONNX Runtime 1.20 reads it"
+    assert (FOLDER / file).stat().st_size < 40_000
+
+
+def attribute(node: onnx.NodeProto, name: str) -> int:
+    """An attribute of a node."""
+    return next(entry.i for entry in node.attribute if entry.name == name)
+
+
+@pytest.mark.parametrize("file", GRAPHS.values())
+def test_the_graphs_weights_are_the_files(file: str) -> None:
+    """Each is a place in the file of weights, of the type and shape that the file says, and all of them are used."""
+    raw = (FOLDER / "weights.safetensors").read_bytes()
+    header_size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + header_size])
+    header.pop("__metadata__", None)
+    model = onnx.load(FOLDER / file, load_external_data=False)
+    outside = [x for x in model.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
+    assert {x.name for x in outside} == set(header)
+    for tensor in outside:
+        entry = header[tensor.name]
+        place = {item.key: item.value for item in tensor.external_data}
+        begin, end = entry["data_offsets"]
+        assert (entry["dtype"], entry["shape"]) == ("F16", list(tensor.dims)) and tensor.data_type == 10
+        assert place["location"] == "weights.safetensors"
+        assert (int(place["offset"]), int(place["length"])) == (8 + header_size + begin, end - begin)
+    assert len(raw) < 2_000_000
+
+
+@pytest.mark.parametrize("file", GRAPHS.values())
+def test_onnx_runtime_opens_the_graph_from_its_file(file: str) -> None:
+    """No rewriting, no feeding of weights: a path is enough, and the int8 cache of the export is written in place."""
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(find_library()))
+    session = onnxruntime.InferenceSession(str(FOLDER / file), options, providers=["CPUExecutionProvider"])
+    cache, scale = np.zeros((4, 2, 2, 64, 32), np.int8), np.zeros((4, 2, 2, 64, 1), np.float16)
+    feeds = dict(token_ids=[5, 6, 7], positions=[0, 1, 0], seqstarts=[0, 2, 3], kvstarts=[0, 2, 3])
+    feeds |= dict(cachestarts=[[16], [32]], start_pos=[0, 0], max_seqlen=2, max_kvlen=2)
+    arrays = {name: np.array(value, np.int64) for name, value in feeds.items()}
+    (logits,) = session.run(["logits"], arrays | dict(cache=cache, scale=scale))
+    assert logits.shape == (3, TRAINED.vocab_size) and np.isfinite(logits).all()
+    written = np.flatnonzero(cache.any(axis=(0, 1, 2, 4)))
+    assert written.tolist() == [16, 17, 32]
+
+
+def test_the_record_is_what_the_formats_cost() -> None:
+    """docs/quality.csv has every format in order, with the bytes that its arrays have."""
+    rows = recorded()
+    assert list(rows) == list(KEPT_AS)
+    for name, format in KEPT_AS.items():
+        assert rows[name].bytes_per_token == trained_engine(format, max_t=64).cache.spec.bytes_per_token
+        assert 1 < rows[name].perplexity < inf
+
+
+def test_the_example_checks_itself(tmp_path: Path) -> None:
+    """It prints what was written and what was measured; a record that says otherwise ends it with 1."""
+    command = [sys.executable, "writing.py", "--new-tokens", "12", "--formats", "int8, groups of 32"]
+    good = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=300)
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "It is a truth universally acknowledged, that" in good.stdout
+    other = tmp_path / "quality.csv"
+    text = RECORD.read_text()
+    wrong = recorded()["int8, groups of 32"].perplexity
+    assert f"{wrong:.4f}" in text
+    other.write_text(text.replace(f"{wrong:.4f}", f"{wrong * 1.01:.4f}"))
+    script = f"import sys, pathlib, writing; writing.RECORD = pathlib.Path({str(other)!r}); sys.exit(writing.main())"
+    bad = subprocess.run(
+        [sys.executable, "-c", script, *command[2:]], cwd=EXAMPLES, capture_output=True, text=True, timeout=300
+    )
+    assert bad.returncode == 1 and "WRONG: expected" in bad.stdout, bad.stdout + bad.stderr
