@@ -246,9 +246,10 @@ bench-operator: .venv/wheel build
 		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: bench-attention
-bench-attention: .venv/ready build
+bench-attention: .venv/wheel build
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
+	KVCACHE_ORT_LIB="$(TARGET)/release/libkvcache_ort.so" \
+		KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
 		$(VENV) bench/attention/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
 
 .PHONY: bench-manager

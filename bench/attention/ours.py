@@ -129,7 +129,8 @@ def bound(tensors: AttentionTensors, model: bytes, threads: int, library: str) -
         packed = name == "cache" and array.dtype == np.uint8
         bind(binding, name, array, *((TensorProto.INT4, tensors.cache_shape) if packed else ()))
     bind_output(binding, "attn_output", tensors.output)
-    return caller(session, binding)
+    run = caller(session, binding)
+    return lambda tensors=tensors: run()  # the tensors live as long as their binding
 
 
 def operator(tensors: AttentionTensors, threads: int, expected: Expected) -> Contender:

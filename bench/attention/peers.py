@@ -70,7 +70,7 @@ def group_query_attention(tensors: AttentionTensors, threads: int, expected: Exp
             bind(binding, f"past_{past}", array)
             bind_output(binding, f"present_{past}", array)
         bind_output(binding, "output", output)
-        runs.append(keeping(caller(session, binding), held, inputs, lengths))
+        runs.append(keeping(caller(session, binding), held, inputs, lengths, output))
     rows = output.reshape(-1, heads.query, heads.dim)
     verify(tensors, "GroupQueryAttention", threads, expected, rows, runs[0])
     name = f"{case.format.name}, GroupQueryAttention"
@@ -96,7 +96,7 @@ def standard(tensors: AttentionTensors, threads: int, expected: Expected, arena:
                 bind(binding, name, array)
         binding.bind_input("visible", "cpu", 0, TensorProto.BOOL, visible.shape, visible.ctypes.data)
         bind_output(binding, "attn_output", output)
-        runs.append(keeping(caller(session, binding), visible))
+        runs.append(keeping(caller(session, binding), tensors, visible, output))
     verify(tensors, "standard operators", threads, expected, output, runs[0])
     name = f"{case.format.name}, KeyValueCache and standard operators"
     return Contender(name, "attention", threads, timed(runs, busy_threads=threads), cold=case.cold)
