@@ -1,10 +1,12 @@
-"""Continuous batching with `KeyValueCache` in ONNX Runtime, for several cache formats; `make run` runs this.
+"""Continuous batching in ONNX Runtime, for several cache formats; `make run` runs this.
 
 Readers' questions, as bytes, arrive one after another at a small decoder; they join and leave its batch between
 steps, their keys and values live in pages of one cache, and the pages of the instruction they all begin with are
-shared. The weights are random numbers from a seed (nothing is downloaded), so the answers mean nothing; the logits
-are right or wrong all the same, and every one is compared with a recomputation of its whole sequence without a cache.
-The exit status is 1 if one is further off than its bound.
+shared. The decoder attends by `MultiHeadCacheAttention`, straight over the cache; beside it stand the same decoder
+with `KeyValueCache` and `MultiHeadAttention`, and with `KeyValueCache` and standard operators. The weights are random
+numbers from a seed (nothing is downloaded), so the answers mean nothing; the logits are right or wrong all the same,
+and every one is compared with a recomputation of its whole sequence without a cache. The exit status is 1 if one is
+further off than its bound.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ import onnxruntime
 from decoder import Decoder
 from engine import Engine
 from kvcache import FORMATS, find_library
-from questions import QUESTIONS, prompts
+from questions import prompts
 from recomputation import BOUNDS, Recomputation
 from scheduler import Request, Scheduler
+from traffic import HOW, bytes_moved
 
 
 @dataclass
 class Report:
-    """What one cache format came to."""
+    """What one cache format and one graph came to."""
 
     name: str
+    attention: str
     bytes_per_token: float
+    bytes_moved: float
     tokens_per_second: float
     difference: float
     bound: float
@@ -42,9 +47,19 @@ class Report:
         return bool(self.difference <= self.bound)
 
 
-def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: bool) -> Report:
-    """Serves all requests with one cache format, then compares every logit with recomputation."""
-    print(f"\n{name}: loading the decoder", flush=True)
+# What `Engine` attends by, and how the table calls it.
+GRAPHS = {
+    "fused": "MultiHeadCacheAttention",
+    "packed": "KeyValueCache, MultiHeadAttention",
+    "standard": "KeyValueCache, standard ops",
+}
+
+
+def serve(
+    name: str, attention: str, decoder: Decoder, arguments: argparse.Namespace, recomputation: Recomputation
+) -> Report:
+    """Serves all requests with one cache format and graph, then compares every logit with recomputation."""
+    title = f"{name}, {GRAPHS[attention]}"
     engine = Engine(
         decoder,
         FORMATS[name],
@@ -52,9 +67,12 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
         mode=arguments.mode,
         page_size=arguments.page_size,
         threads=arguments.threads,
+        attention=attention,
     )
     spec = engine.cache.spec
-    print(f"{name}: cache {list(spec.cache_shape)}, {spec.bytes_per_token} bytes per token", flush=True)
+    detailed = (name, attention) == (arguments.formats[0], arguments.attention[0])
+    if detailed:
+        print(f"{title}: cache {list(spec.cache_shape)}", flush=True)
     scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
     requests = [
         Request(f"#{i:02}", prompt, arguments.new_tokens, arrives=3 * i)
@@ -69,7 +87,7 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
         turn = scheduler.step(step, engine.run)
         seconds += time.perf_counter() - begin
         tokens += turn.tokens
-        if step % 25 == 0 or (detailed and turn.events):
+        if detailed and (step % 25 == 0 or turn.events):
             stats = engine.manager.stats()
             print(
                 f"  step {step:4}: {turn.batch} in the batch, {turn.tokens:4} tokens, "
@@ -80,15 +98,16 @@ def serve(name: str, decoder: Decoder, arguments: argparse.Namespace, detailed: 
 
     stats = engine.manager.stats()
     print(
-        f"{name}: {tokens} tokens in {step} steps, {stats['prefix_hits']} more were shared; recomputing every sequence",
+        f"{title}: {tokens} tokens in {step} steps, {stats['prefix_hits']} more were shared; recomputing all sequences",
         flush=True,
     )
     engine.manager.check()
     if stats["used"]:
         sys.exit(f"{name}: {stats['used']} slots were never given back")
-    difference, same = compare(requests, Recomputation(decoder, FORMATS[name], threads=arguments.threads))
+    difference, same = compare(requests, recomputation)
     bound = BOUNDS[name] if arguments.bound is None else arguments.bound
-    return Report(name, spec.bytes_per_token, tokens / seconds, difference, bound, same)
+    moved = sum(bytes_moved(decoder, FORMATS[name], spec.bytes_per_token, attention, *step) for step in engine.attended)
+    return Report(name, attention, spec.bytes_per_token, moved / tokens, tokens / seconds, difference, bound, same)
 
 
 def compare(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:
@@ -110,8 +129,9 @@ def parse_arguments(decoder: Decoder) -> argparse.Namespace:
     parser.add_argument(
         "--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="cache formats to serve with"
     )
-    parser.add_argument("--requests", type=int, default=len(QUESTIONS), help="how many questions arrive")
-    parser.add_argument("--new-tokens", type=int, default=64, help="how many tokens each gets as its answer")
+    parser.add_argument("--attention", nargs="+", choices=GRAPHS, help="what attends; all that can")
+    parser.add_argument("--requests", type=int, default=12, help="how many questions arrive")
+    parser.add_argument("--new-tokens", type=int, default=32, help="how many tokens each gets as its answer")
     parser.add_argument("--mode", choices=("paged", "runs", "cells"), default="paged", help="how rows are kept")
     parser.add_argument("--max-batch", type=int, default=8, help="how many requests run at once")
     parser.add_argument("--pages", type=int, default=72, help="pages in the cache")
@@ -119,6 +139,10 @@ def parse_arguments(decoder: Decoder) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="threads inside an operator; 0 takes all cores")
     parser.add_argument("--bound", type=float, help="largest difference allowed, in the place of each format's own")
     arguments = parser.parse_args()
+    possible = ["standard"] if arguments.mode == "cells" else list(GRAPHS)
+    arguments.attention = arguments.attention or possible
+    if not set(arguments.attention) <= set(possible):
+        parser.error(f"--attention is {' '.join(arguments.attention)}: expected standard, which alone serves cells")
     for name in ("requests", "new_tokens", "max_batch", "pages", "page_size"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected at least 1")
@@ -143,15 +167,23 @@ def main() -> int:
         f"{decoder.head_dim}, random weights (seed {decoder.seed}); byte tokens of {arguments.requests} questions, "
         f"{arguments.new_tokens} new tokens each"
     )
-    reports = [serve(name, decoder, arguments, detailed=i == 0) for i, name in enumerate(arguments.formats)]
+    reports = []
+    for name in arguments.formats:
+        recomputation = Recomputation(decoder, FORMATS[name], threads=arguments.threads)
+        reports += [serve(name, attention, decoder, arguments, recomputation) for attention in arguments.attention]
 
-    print("\ncache format  bytes/token  tokens/s  largest logit difference    bound  same likeliest token")
+    print(
+        "\ncache format  bytes kept/token  attention by                       MB moved/token  tokens/s  "
+        "largest logit difference    bound  same likeliest token"
+    )
     for report in reports:
         print(
-            f"{report.name:12}  {report.bytes_per_token:11.0f}  {report.tokens_per_second:8.0f}  "
+            f"{report.name:12}  {report.bytes_per_token:16.0f}  {GRAPHS[report.attention]:33}  "
+            f"{report.bytes_moved / 1e6:14.2f}  {report.tokens_per_second:8.0f}  "
             f"{report.difference:24.2g}  {report.bound:7.2g}  {report.same_choices:20.1%}"
             + ("" if report.within else "  BEYOND THE BOUND")
         )
+    print(HOW)
     within = all(report.within for report in reports)
     print("every logit is within its bound of full recomputation" if within else "wrong: see BEYOND THE BOUND above")
     return 0 if within else 1

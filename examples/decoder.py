@@ -1,15 +1,15 @@
 """A small transformer decoder as an ONNX graph, for a packed ragged batch.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU; standard operators throughout. Rotation goes by `positions`,
-an input: once a sequence has been edited, a token's position is not its row. Where attention takes its keys and values
-from is a choice: see key_values.py.
+RMSNorm, rotary positions, grouped-query attention, SwiGLU. Rotation goes by `positions`, an input: once a sequence has
+been edited, a token's position is not its row. Attention is a choice: by the library's operators, which
+operator_attention.py puts in, or by standard ones over the keys and values of a source in key_values.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from onnx import TensorProto
@@ -65,8 +65,19 @@ def _weights(decoder: Decoder) -> dict[str, np.ndarray]:
     }
 
 
+@runtime_checkable
+class Attention(Protocol):
+    """What attends, over keys and values that it keeps itself. Keys come rotated by their positions."""
+
+    def declare(self, graph: Graph, seqstarts: str) -> None:
+        """Adds the graph inputs it needs."""
+
+    def attend(self, graph: Graph, layer: int, query: str, current_key: str, current_value: str) -> str:
+        """From this call's query (tokens, Hq, Dh), keys and values (tokens, Hkv, Dh) to (tokens, Hq, Dh), float32."""
+
+
 class KeyValueSource(Protocol):
-    """Where attention takes its keys and values from."""
+    """Where attention by standard operators takes its keys and values from."""
 
     key_form: str
     """"roped": keys come and go rotated by their positions; "raw": they do so as projected, and are rotated behind."""
@@ -78,20 +89,25 @@ class KeyValueSource(Protocol):
         """From this call's (tokens, Hkv, Dh) float32 to all keys and values, (keys, H, Dh) float32."""
 
 
-def build_decoder(decoder: Decoder, source: KeyValueSource, *, expose: bool = False) -> bytes:
+def build_decoder(decoder: Decoder, source: KeyValueSource | Attention, *, expose: bool = False) -> bytes:
     """The decoder as a model: `token_ids`, `positions`, `seqstarts` (and what `source` needs) to all tokens' `logits`.
 
-    With `expose` each layer's `current_key_i`, `current_value_i`, `key_i` and `value_i` are outputs as well.
+    With `expose`, where `source` is one of keys and values, each layer's `current_key_i`, `current_value_i`, `key_i`
+    and `value_i` are outputs as well.
     """
     weights = _weights(decoder)
     graph = Graph()
     token_ids = graph.input("token_ids", TensorProto.INT64, ["tokens"])
     positions = graph.input("positions", TensorProto.INT64, ["tokens"])
     seqstarts = graph.input("seqstarts", TensorProto.INT64, ["B+1"])
-    key_positions, visible = source.declare(graph, seqstarts, positions)
     rotate = _rotary(graph, decoder, positions)
-    raw = source.key_form == "raw"
-    rotate_keys = _rotary(graph, decoder, key_positions) if raw else None  # an empty cell's -1 takes the last angles
+    raw = False
+    if isinstance(source, Attention):
+        source.declare(graph, seqstarts)
+    else:
+        key_positions, visible = source.declare(graph, seqstarts, positions)
+        raw = source.key_form == "raw"
+        rotate_keys = _rotary(graph, decoder, key_positions) if raw else None  # an empty cell's -1: the last angles
 
     x = graph.node("Gather", graph.constant(weights["embedding"]), token_ids)
     for layer in range(decoder.num_layer):
@@ -102,15 +118,19 @@ def build_decoder(decoder: Decoder, source: KeyValueSource, *, expose: bool = Fa
         current_value = _heads(graph, linear("value", normal), decoder.num_kv_heads)
         if not raw:
             current_key = rotate(current_key)
-        key, value = source(graph, layer, current_key, current_value)
-        if expose:
-            for name, exposed in dict(
-                current_key=current_key, current_value=current_value, key=key, value=value
-            ).items():
-                graph.output(f"{name}_{layer}", exposed, TensorProto.FLOAT)
-        if raw:
-            key = rotate_keys(key)
-        x = graph.node("Add", x, linear("attention_out", _attention(graph, decoder, query, key, value, visible)))
+        if isinstance(source, Attention):
+            mixed = source.attend(graph, layer, query, current_key, current_value)
+        else:
+            key, value = source(graph, layer, current_key, current_value)
+            if expose:
+                for name, exposed in dict(
+                    current_key=current_key, current_value=current_value, key=key, value=value
+                ).items():
+                    graph.output(f"{name}_{layer}", exposed, TensorProto.FLOAT)
+            if raw:
+                key = rotate_keys(key)
+            mixed = _attention(graph, decoder, query, key, value, visible)
+        x = graph.node("Add", x, linear("attention_out", graph.node("Reshape", mixed, graph.int64(0, -1))))
         normal = _rms_norm(graph, x)
         gate = linear("gate", normal)
         gated = graph.node("Mul", graph.node("Mul", gate, graph.node("Sigmoid", gate)), linear("up", normal))
@@ -154,7 +174,7 @@ def _rotary(graph: Graph, decoder: Decoder, positions: str):
 
 
 def _attention(graph: Graph, decoder: Decoder, query: str, key: str, value: str, visible: str) -> str:
-    """Attention of a packed ragged batch: a key that is not visible gets a weight of exactly zero."""
+    """Attention of a packed ragged batch, (tokens, Hq, Dh): a key that is not visible gets a weight of exactly zero."""
     query = graph.node("Transpose", query, perm=[1, 0, 2])
     key = graph.node("Transpose", key, perm=[1, 2, 0])
     value = graph.node("Transpose", value, perm=[1, 0, 2])
@@ -162,5 +182,4 @@ def _attention(graph: Graph, decoder: Decoder, query: str, key: str, value: str,
     masked = graph.node("Where", visible, scores, graph.constant(np.float32(-np.inf)))
     zero = graph.constant(np.float32(0))
     probabilities = graph.node("Where", visible, graph.node("Softmax", masked, axis=-1), zero)
-    mixed = graph.node("Transpose", graph.node("MatMul", probabilities, value), perm=[1, 0, 2])
-    return graph.node("Reshape", mixed, graph.int64(0, -1))
+    return graph.node("Transpose", graph.node("MatMul", probabilities, value), perm=[1, 0, 2])

@@ -6,9 +6,10 @@ import numpy as np
 import onnxruntime
 from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, Rope, Step
 
-from decoder import Decoder, build_decoder
+from decoder import Attention, Decoder, KeyValueSource, build_decoder
 from key_values import CachedKeyValues
 from kvcache import TYPE_NAMES, CacheFormat, bind, create_session
+from operator_attention import OperatorAttention
 from packing import logits_by_append
 
 
@@ -35,6 +36,18 @@ def cache_spec(decoder: Decoder, format: CacheFormat, **places) -> CacheSpec:
     )
 
 
+def attention_source(
+    decoder: Decoder, format: CacheFormat, attention: str, places: dict, given_mask: bool
+) -> KeyValueSource | Attention:
+    """What `build_decoder` takes for this kind of attention, over a cache whose rows lie as `places` says."""
+    if attention == "standard":
+        return CachedKeyValues(decoder, format, **places, given_mask=given_mask)
+    if places["mode"] == "cells" or places["key_form"] == "raw" or given_mask:
+        raise ValueError(f"{attention} attention takes no cells, raw keys or given mask: expected standard attention")
+    places = {name: place for name, place in places.items() if name != "key_form"}
+    return OperatorAttention(decoder, format, fused=attention == "fused", **places)
+
+
 class Engine:
     """A decoder with a cache of `max_t` slots for all of its layers, and the manager of that cache."""
 
@@ -51,17 +64,20 @@ class Engine:
         given_mask: bool = False,
         threads: int = 0,
         expose: bool = False,
+        attention: str = "standard",
         model: bytes | None = None,
         **policies,
     ):
         """`policies` are the manager's: window, sink, defrag_threshold, ...; `expose` is `build_decoder`'s.
 
+        `attention` is "fused" (`MultiHeadCacheAttention`), "packed" (`KeyValueCache` and `MultiHeadAttention`) or
+        "standard" (`KeyValueCache` and standard operators), which alone serves cells, raw keys and a given mask.
         `model` is a graph of that decoder in the place of the one that `build_decoder` makes.
         """
         self.decoder = decoder
         places = dict(mode=mode, page_size=page_size, cache_layout=cache_layout, key_form=key_form)
         if model is None:
-            source = CachedKeyValues(decoder, format, **places, given_mask=given_mask)
+            source = attention_source(decoder, format, attention, places, given_mask)
             model = build_decoder(decoder, source, expose=expose)
         self._session = create_session(model, session_options(threads))
         spec = cache_spec(decoder, format, max_t=max_t, **places, **policies)
@@ -76,6 +92,7 @@ class Engine:
         self.manager = Manager(spec)
         self._outputs = [x.name for x in self._session.get_outputs()]
         self.inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
+        self.attended: list[tuple[int, int]] = []  # of each step: its tokens, and the rows that they attended over
         self._binding = self._session.io_binding()
         self.cache.bind(self._binding)
 
@@ -86,6 +103,7 @@ class Engine:
     def outputs(self, step: Step) -> dict[str, np.ndarray]:
         """The same; all outputs of the decoder."""
         arrays = step_inputs(step, self.inputs)
+        self.attended.append((int(arrays["seqstarts"][-1]), int(arrays["kvstarts"][-1])))
         for name, array in arrays.items():
             bind(self._binding, name, array)
         for name in self._outputs:  # anew, or they would keep the shapes of the last step

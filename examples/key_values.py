@@ -51,19 +51,8 @@ class CachedKeyValues:
 
     def declare(self, graph: Graph, seqstarts: str, positions: str) -> tuple[str, str]:
         """The operator's index inputs, the cache that all layers share, `key_positions`, and `mask` if it is given."""
-        axes = list(LAYOUT_AXES[self._attributes["cache_layout"]])
-        kvstarts = graph.input("kvstarts", TensorProto.INT64, ["B+1"])
-        self._inputs = [
-            seqstarts,
-            kvstarts,
-            graph.input("cachestarts", TensorProto.INT64, ["B", "MaxP"] if self._mode == "paged" else ["B"]),
-            graph.input("start_pos", TensorProto.INT64, ["B"]),
-            graph.input("max_seqlen", TensorProto.INT64, []),
-            graph.input("max_kvlen", TensorProto.INT64, []),
-            graph.input("cache", self._format.cache_type, axes),
-        ]
-        if self._format.scale_type is not None:
-            self._inputs.append(graph.input("scale", self._format.scale_type, [*axes[:4], "Dh/quant_group"]))
+        self._inputs = cache_inputs(graph, self._format, self._mode, self._attributes["cache_layout"], seqstarts)
+        kvstarts = self._inputs[1]
         self._num_tokens = graph.node("Shape", positions)
         key_positions = self._attended(graph, graph.input("key_positions", TensorProto.INT64, ["kv_tokens"]))
         if not self._given_mask:
@@ -87,6 +76,23 @@ class CachedKeyValues:
         if self._mode != "cells":
             return keys
         return graph.node("Slice", keys, self._num_tokens, graph.int64(2**31 - 1), graph.int64(0))
+
+
+def cache_inputs(graph: Graph, format: CacheFormat, mode: str, cache_layout: int, seqstarts: str) -> list[str]:
+    """Declares what `KeyValueCache` takes behind the current keys and values; all names, in its order."""
+    axes = list(LAYOUT_AXES[cache_layout])
+    inputs = [
+        seqstarts,
+        graph.input("kvstarts", TensorProto.INT64, ["B+1"]),
+        graph.input("cachestarts", TensorProto.INT64, ["B", "MaxP"] if mode == "paged" else ["B"]),
+        graph.input("start_pos", TensorProto.INT64, ["B"]),
+        graph.input("max_seqlen", TensorProto.INT64, []),
+        graph.input("max_kvlen", TensorProto.INT64, []),
+        graph.input("cache", format.cache_type, axes),
+    ]
+    if format.scale_type is not None:
+        inputs.append(graph.input("scale", format.scale_type, [*axes[:4], "Dh/quant_group"]))
+    return inputs
 
 
 class RecomputedKeyValues:

@@ -185,6 +185,37 @@ def test_logits_are_those_of_full_recomputation(name: str, mode: str, page_size:
     assert worst_difference(served, recomputation) <= BOUNDS[name]
 
 
+@pytest.mark.parametrize(("mode", "page_size"), [("paged", 3), ("paged", 16), ("runs", 1)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_librarys_attention_gives_these_logits_too(name: str, mode: str, page_size: int) -> None:
+    """By one node for each layer or by two: the same bits, as near to full recomputation as float16 queries are."""
+    logits = []
+    for attention in ("fused", "packed"):
+        engine = Engine(
+            DECODER,
+            FORMATS[name],
+            max_t=192,
+            mode=mode,
+            page_size=page_size,
+            cache_layout=page_size % len(LAYOUT_AXES),
+            attention=attention,
+        )
+        served = requests()
+        serve(engine, served)
+        bound = max(BOUNDS[name], 2e-5 if name == "float32" else 5e-3)
+        assert worst_difference(served, Recomputation(DECODER, FORMATS[name])) <= bound
+        logits.append([rows for request in served for _, rows in request.logits])
+    for fused, packed in zip(*logits, strict=True):
+        assert_same_bits("logits", fused, packed)
+
+
+def test_attention_that_the_library_does_not_have() -> None:
+    """Cells, raw keys and a given mask need the standard operators: refused in words."""
+    for option in (dict(mode="cells"), dict(key_form="raw"), dict(given_mask=True)):
+        with pytest.raises(ValueError, match="expected standard attention"):
+            Engine(DECODER, FORMATS["float32"], max_t=32, attention="fused", **option)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_who_finds_no_room_waits_and_computes_little_again(mode: str) -> None:
     """The youngest is preempted where the cache is full, comes back when another has left, and ends with its answer."""
@@ -262,7 +293,7 @@ def test_the_example_checks_itself() -> None:
     good = subprocess.run([*command, *FORMATS], cwd=EXAMPLES, capture_output=True, text=True, timeout=300)
     assert good.returncode == 0, good.stdout + good.stderr
     for name in FORMATS:
-        assert f"\n{name} " in good.stdout
+        assert good.stdout.count(f"\n{name} ") == 3, "fused, packed and standard"
     cells = subprocess.run(
         [*command, "float16", "--mode", "cells"], cwd=EXAMPLES, capture_output=True, text=True, timeout=300
     )
