@@ -1,5 +1,5 @@
-//! The conformance suite of `dynamic_batching.KeyValueCache`; in [`attention`], of the operators that attend over its keys
-//! and values; in [`static_batching`], of the `KeyValueCache` of static batching.
+//! The conformance suite of `dynamic_batching.KeyValueCache`; in [`attention`], of the operators that attend over its
+//! keys and values; in [`static_batching`], of the `KeyValueCache` of static batching.
 //!
 //! A [`Case`] is a folder of two files: `case.yaml` (attributes, types, what each call must do) and
 //! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come

@@ -1,5 +1,5 @@
-//! The cases of `KeyValueCache` of static batching. They are like those of dynamic batching but for their attributes and
-//! inputs, and [`run`](crate::run) runs them, too.
+//! The cases of `KeyValueCache` of static batching. They are like those of dynamic batching but for their attributes
+//! and inputs, and [`run`](crate::run) runs them, too.
 
 use std::path::Path;
 
