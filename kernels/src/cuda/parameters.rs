@@ -51,8 +51,8 @@ pub struct Parameters {
     pub max_t: i64,
     /// Entries in a row of `cachestarts`; 1 in offset mode.
     pub max_p: i64,
-    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page. In static batching a page is
-    /// a sequence's rows.
+    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page. In static batching a page
+    /// is a sequence's rows.
     pub page_size: i64,
     /// Static batching: slots from a sequence to the next.
     pub sequence_stride: i64,

@@ -137,8 +137,8 @@ impl Setting {
         operands
     }
 
-    /// Whether two shapes of a tensor differ in a length that is the caller's choice: with another the call is legal, or
-    /// another tensor or slot does not go with it.
+    /// Whether two shapes of a tensor differ in a length that is the caller's choice: with another the call is legal,
+    /// or another tensor or slot does not go with it.
     pub fn is_callers_own(&self, name: &str, shape: &[usize], other: &[usize]) -> bool {
         let axis = match name {
             "cache" | "scale" => self.axes().iter().position(|axis| axis.as_str() == Some("MaxT")),
