@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kvcache_ops
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -44,10 +45,11 @@ class Graph:
         """Adds a node of one output."""
         return self.nodes(op_type, 1, *inputs, **attributes)[0]
 
-    def nodes(self, op_type: str, outputs: int, *inputs: str, **attributes) -> list[str]:
-        """Adds a node of several outputs."""
+    def nodes(self, op_type: str, outputs: int, *inputs: str, domain: str = "", **attributes) -> list[str]:
+        """Adds a node of several outputs; those of the operators' domains are checked."""
         names = [f"{op_type}_{len(self._nodes)}_{i}" for i in range(outputs)]
-        self._nodes.append(helper.make_node(op_type, list(inputs), names, name=names[0], **attributes))
+        make = kvcache_ops.make_node if domain else helper.make_node
+        self._nodes.append(make(op_type, inputs, names, domain=domain, name=names[0], **attributes))
         return names
 
     def serialize(self) -> bytes:
