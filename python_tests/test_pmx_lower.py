@@ -175,6 +175,18 @@ def test_refusals(op_type: str, inputs: dict, attributes: dict, domain: str, wor
     assert f"{domain}::{op_type} '/it'" in str(refusal.value)
 
 
+def test_static_batching() -> None:
+    """Its KeyValueCache is the library's; what stands around it in such exports is refused."""
+    inputs = {name: X for name in ("current_key", "current_value")} | {"start_pos": np.zeros(1, np.int64), "cache": X}
+    model = node_model("KeyValueCache", inputs, {"quant_bit": 0, "quant_group": 0}, ["key", "value"])
+    (node,) = lower(model).graph.node
+    assert (node.domain, node.op_type, list(node.input)) == ("opmx", "KeyValueCache", list(inputs))
+    assert [attribute.name for attribute in node.attribute] == ["quant_bit"]
+    model.graph.node.append(helper.make_node("MultiHeadAttention", [], ["y"], "/static", domain="opmx"))
+    with pytest.raises(KvCacheError, match="opmx::MultiHeadAttention '/static': the operator is not known here"):
+        lower(model)
+
+
 def test_operators_in_functions() -> None:
     """A function that the model came with is not looked into, so it is refused."""
     model = small_export()

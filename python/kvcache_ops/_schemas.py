@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -52,19 +51,6 @@ class Operator:
         return names.index(name) if name in names else None
 
 
-@cache
-def operators() -> tuple[Operator, ...]:
-    """All operators of the package."""
-    text = files("kvcache_ops").joinpath("_schemas.json").read_text(encoding="utf-8")
-    return tuple(_operator(data) for data in json.loads(text))
-
-
-@cache
-def by_domain_and_name() -> dict[tuple[str, str], Operator]:
-    """The operators by where a node finds them."""
-    return {(domain, operator.name): operator for operator in operators() for domain in operator.domains}
-
-
 def _operator(data: dict[str, Any]) -> Operator:
     rules = "".join(f"\n\n{rule['title']}: {rule['text']}" for rule in data["rules"])
     dimensions = "\n".join(f"{name}: {meaning}" for name, meaning in data["dimensions"].items())
@@ -83,3 +69,15 @@ def _operator(data: dict[str, Any]) -> Operator:
 def _tensor(data: dict[str, Any]) -> Tensor:
     optional, in_out = data.get("optional", False), data.get("in_out", False)
     return Tensor(data["name"], data["type"], data["shape"], data["meaning"], optional, in_out)
+
+
+def _read() -> tuple[Operator, ...]:
+    text = files("kvcache_ops").joinpath("_schemas.json").read_text(encoding="utf-8")
+    return tuple(_operator(data) for data in json.loads(text))
+
+
+OPERATORS = _read()
+"""All operators of the package."""
+
+BY_DOMAIN_AND_NAME = {(domain, operator.name): operator for operator in OPERATORS for domain in operator.domains}
+"""The operators by where a node finds them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import defs, helper
 
-from kvcache_ops._schemas import Attribute, Operator, Tensor, operators
+from kvcache_ops._schemas import OPERATORS, Attribute, Operator, Tensor
 from kvcache_ops.onnx._shapes import inference
 
 _TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
@@ -12,7 +12,7 @@ _TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
 def register() -> None:
     """Registers every operator in each of its domains, but for those that are registered already."""
-    for operator in operators():
+    for operator in OPERATORS:
         for domain in operator.domains:
             if not defs.has(operator.name, operator.version, domain):
                 defs.register_schema(_schema(operator, domain))

@@ -14,7 +14,7 @@ from onnx.reference.op_run import OpRun
 
 from kvcache_ops import _native
 from kvcache_ops._int4 import pack_int4, unpack_int4
-from kvcache_ops._schemas import Operator, operators
+from kvcache_ops._schemas import OPERATORS, Operator
 
 
 def reference_ops() -> list[type[OpRun]]:
@@ -23,7 +23,7 @@ def reference_ops() -> list[type[OpRun]]:
     `cache` and `scale` are written in place in the arrays that are fed: contiguous ones of numpy. An int4 cache is an
     array of `ml_dtypes.int4`, one element in a byte.
     """
-    runs = [operator for operator in operators() if _runs(operator)]
+    runs = [operator for operator in OPERATORS if _runs(operator)]
     return [_class_of(operator, domain) for operator in runs for domain in operator.domains]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._schemas import by_domain_and_name
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.pmx._attention import ATTENTION_OPSET
 from kvcache_ops.pmx._call import Call, Refusal
 from kvcache_ops.pmx._functions import Functions
@@ -188,7 +188,7 @@ def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> l
     # Exports without quantization write 0 for what has no effect there.
     if quant_group is not None and _is_zero(quant_group) and (quant_bit is None or _is_zero(quant_bit)):
         node.attribute.remove(quant_group)
-    index = by_domain_and_name()[node.domain, node.op_type].input_index("current_value")
+    index = BY_DOMAIN_AND_NAME[node.domain, node.op_type].input_index("current_value")
     if index is None or index >= len(node.input):
         return [node]
     maker = makers.get(node.input[index])

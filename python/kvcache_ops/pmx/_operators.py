@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from onnx import NodeProto
 
-from kvcache_ops._schemas import by_domain_and_name
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.pmx import _activations, _alibi, _experts, _linear, _norms, _positions
 from kvcache_ops.pmx._attention import multi_head_attention
 from kvcache_ops.pmx._body import Function
@@ -49,7 +49,7 @@ _DYNAMIC: dict[str, Callable[[Call], Function]] = {
 
 def is_native(node: NodeProto) -> bool:
     """Whether the library has an operator for the node."""
-    return (node.domain, node.op_type) in by_domain_and_name()
+    return (node.domain, node.op_type) in BY_DOMAIN_AND_NAME
 
 
 def lowering_of(node: NodeProto) -> Callable[[Call], Function] | None:
