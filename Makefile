@@ -159,10 +159,12 @@ test-golden: .venv/ready
 test-layout: .venv/ready
 	$(VENV) golden/add_layout.py
 
+CUDA_FOLDERS := kernels/src/cuda attention/src/cuda
+
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
 .PHONY: test-ptx
 test-ptx: .venv-cuda/ready
-	.venv-cuda/bin/python kernels/src/cuda/generate.py --check
+	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check
 
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
 # UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
@@ -266,7 +268,7 @@ golden: .venv/wheel
 # Writes the embedded PTX anew.
 .PHONY: ptx
 ptx: .venv-cuda/ready
-	.venv-cuda/bin/python kernels/src/cuda/generate.py
+	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS)
 
 .PHONY: docs
 docs: .venv/ready

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod masking;
 mod memory;
 mod problem;

@@ -7,18 +7,21 @@ use std::{env, fs, io};
 mod mutants;
 
 use kvcache_schema::TypeCombination;
-use mutants::{MUTANTS, Mutant};
+use kvcache_schema::multi_head_cache_attention;
+use mutants::{ATTENTION_MUTANTS, MUTANTS, Mutant};
 
 fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
-    let sources = Path::new("../../kernels/src/cuda/kernel");
+    let sources = [Path::new("../../kernels/src/cuda/kernel"), Path::new("../../attention/src/cuda/kernel")];
     println!("cargo::rerun-if-changed=shim");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=mutants.rs");
-    println!("cargo::rerun-if-changed={}", sources.display());
+    for folder in sources {
+        println!("cargo::rerun-if-changed={}", folder.display());
+    }
 
     let sanitize = env::var_os("CARGO_FEATURE_SANITIZE").is_some();
-    let compile = |library: &str, sources: &Path, file: &str, defines: &[(&str, &str)], warnings: bool| {
+    let compile = |library: &str, sources: &[&Path], file: &str, defines: &[(&str, &str)], warnings: bool| {
         let mut build = cc::Build::new();
         // No contraction to fused multiply-adds; pragmas for unrolling are for the GPU only.
         build
@@ -28,7 +31,7 @@ fn main() -> io::Result<()> {
             .flag("-ffp-contract=off")
             .flag("-Wno-unknown-pragmas")
             .include("shim");
-        build.include(sources).file(Path::new("shim").join(file)).warnings(warnings).extra_warnings(warnings);
+        build.includes(sources).file(Path::new("shim").join(file)).warnings(warnings).extra_warnings(warnings);
         if sanitize {
             build.flags(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-fno-omit-frame-pointer"]);
         }
@@ -44,35 +47,43 @@ fn main() -> io::Result<()> {
         }
     }
 
-    let mut builds = String::new();
-    let count = TypeCombination::LEGAL.len();
-    write!(builds, "/// The kernels as they are.\npub static FAITHFUL: [Build; {count}] = [\n").ok();
-    let mut externs = String::from("unsafe extern \"C\" {\n");
-    for types in TypeCombination::LEGAL.map(TypeCombination::name) {
-        compile(&types, sources, "kernels.cpp", &defines(&types, &types, &types), true);
-        entry(&mut builds, &mut externs, &types, &types, &types);
-    }
-    let count = MUTANTS.len();
-    write!(builds, "];\n\n/// The kernels with one bug each.\npub static MUTANTS: [Build; {count}] = [\n").ok();
-    for Mutant { name, types, file, from, to } in MUTANTS {
-        let folder = out.join(name);
-        fs::create_dir_all(&folder)?;
-        for source in fs::read_dir(sources)? {
-            let source = source?.path();
-            fs::copy(&source, folder.join(source.file_name().unwrap_or_default()))?;
+    let mut builds = Builds::default();
+    let combinations: Vec<_> = TypeCombination::LEGAL.map(TypeCombination::name).into();
+    let with_scores: Vec<_> = multi_head_cache_attention::combinations().map(TypeCombination::name).collect();
+    let suites = [
+        ("FAITHFUL", "MUTANTS", combinations, &MUTANTS[..], "kernels.cpp", "launch"),
+        ("ATTENTION", "ATTENTION_MUTANTS", with_scores, &ATTENTION_MUTANTS[..], "attention.cpp", "launch_attention"),
+    ];
+    for (faithful, mutated, combinations, mutants, file, entry) in suites {
+        builds.begin(faithful, "The kernels as they are", combinations.len());
+        for types in &combinations {
+            let namespace = format!("{entry}_{types}");
+            compile(&namespace, &sources, file, &defines(types, &namespace, types), true);
+            builds.add(types, types, &format!("{entry}_{types}"));
         }
-        let text = fs::read_to_string(folder.join(file))?;
-        assert_eq!(text.matches(from).count(), 1, "{name}: {file} has not {from:?} once");
-        fs::write(folder.join(file), text.replace(from, to))?;
-        let symbol = format!("{types}_{name}");
-        compile(name, &folder, "kernels.cpp", &defines(types, &symbol, &symbol), false);
-        entry(&mut builds, &mut externs, name, types, &symbol);
+        builds.end();
+        builds.begin(mutated, "The kernels with one bug each", mutants.len());
+        for Mutant { name, types, file: mutated, from, to } in mutants {
+            let folder = out.join(name);
+            fs::create_dir_all(&folder)?;
+            for source in sources.into_iter().map(fs::read_dir).collect::<io::Result<Vec<_>>>()?.into_iter().flatten() {
+                let source = source?.path();
+                fs::copy(&source, folder.join(source.file_name().unwrap_or_default()))?;
+            }
+            let text = fs::read_to_string(folder.join(mutated))?;
+            assert_eq!(text.matches(from).count(), 1, "{name}: {mutated} has not {from:?} once");
+            fs::write(folder.join(mutated), text.replace(from, to))?;
+            let symbol = format!("{types}_{name}");
+            compile(name, &[&folder], file, &defines(types, &symbol, &symbol), false);
+            builds.add(name, types, &format!("{entry}_{symbol}"));
+        }
+        builds.end();
     }
-    builds.push_str("];\n");
-    compile("arithmetic", sources, "arithmetic.cpp", &defines("f16_i8_f16", "arithmetic", "arithmetic"), true);
+    compile("arithmetic", &sources, "arithmetic.cpp", &defines("f16_i8_f16", "arithmetic", "arithmetic"), true);
+    compile("exponential", &sources, "exponential.cpp", &[("NAMESPACE", "exponential_")], true);
     // Last, so that it follows the objects that need it on the linker's command line.
-    compile("shim", sources, "shim.cpp", &[], true);
-    fs::write(out.join("builds.rs"), format!("{externs}}}\n\n{builds}"))
+    compile("shim", &sources, "shim.cpp", &[], true);
+    fs::write(out.join("builds.rs"), format!("unsafe extern \"C\" {{\n{}}}\n{}", builds.externs, builds.lists))
 }
 
 /// What `kernels.cpp` must know.
@@ -95,8 +106,24 @@ fn defines<'a>(types: &str, namespace: &'a str, symbol: &'a str) -> [(&'static s
     ]
 }
 
-/// Declares a build in the generated Rust.
-fn entry(builds: &mut String, externs: &mut String, name: &str, types: &str, symbol: &str) {
-    writeln!(externs, "    fn kvcache_launch_{symbol}(kernel: u32, launch: *const ShimLaunch) -> i32;").ok();
-    writeln!(builds, "    Build {{ name: \"{name}\", types: \"{types}\", launch: kvcache_launch_{symbol} }},").ok();
+/// The generated Rust: declarations of what has been compiled, and lists of it.
+#[derive(Default)]
+struct Builds {
+    externs: String,
+    lists: String,
+}
+
+impl Builds {
+    fn begin(&mut self, list: &str, about: &str, len: usize) {
+        write!(self.lists, "\n/// {about}.\npub static {list}: [Build; {len}] = [\n").ok();
+    }
+
+    fn add(&mut self, name: &str, types: &str, entry: &str) {
+        writeln!(self.externs, "    fn kvcache_{entry}(kernel: u32, launch: *const ShimLaunch) -> i32;").ok();
+        writeln!(self.lists, "    Build {{ name: \"{name}\", types: \"{types}\", launch: kvcache_{entry} }},").ok();
+    }
+
+    fn end(&mut self) {
+        self.lists.push_str("];\n");
+    }
 }

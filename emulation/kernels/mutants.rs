@@ -10,6 +10,74 @@ pub struct Mutant {
     pub to: &'static str,
 }
 
+/// Bugs in the attention kernels.
+pub const ATTENTION_MUTANTS: [Mutant; 9] = [
+    Mutant {
+        name: "causal_mask_lost",
+        types: "f16_i8_f16",
+        file: "attend.cuh",
+        from: "if (slot < 0 || t >= tile.visible[r]) {",
+        to: "if (slot < 0) {",
+    },
+    Mutant {
+        name: "threads_not_added",
+        types: "f16_i4_f16",
+        file: "attend.cuh",
+        from: "for (u32 at = d + shares.row(); at",
+        to: "for (u32 at = d + 2 * shares.row(); at",
+    },
+    Mutant {
+        name: "one_plane_of_the_mask",
+        types: "f32_f32",
+        file: "attend.cuh",
+        from: "head * p.mask_plane + ",
+        to: "",
+    },
+    Mutant {
+        name: "barrier_before_the_weights_lost",
+        types: "f16_f16",
+        file: "attend.cuh",
+        from: "            __syncthreads();\n            weigh<T1>",
+        to: "            weigh<T1>",
+    },
+    Mutant {
+        name: "key_head_of_another_group",
+        types: "f32_i8_f32",
+        file: "attend.cuh",
+        from: "unit.h * heads + ",
+        to: "unit.h + ",
+    },
+    Mutant {
+        name: "scores_not_scaled",
+        types: "f32_i4_f32",
+        file: "attend.cuh",
+        from: "__fmul_rn(product, p.factor)",
+        to: "product",
+    },
+    Mutant {
+        name: "keys_for_values",
+        types: "f16_f32",
+        file: "attend.cuh",
+        from: "HeadRow<T1, T2, T3>(p, 1, slot, unit.h)",
+        to: "HeadRow<T1, T2, T3>(p, 0, slot, unit.h)",
+    },
+    Mutant {
+        name: "hidden_values_added",
+        types: "f32_f16",
+        file: "attend.cuh",
+        from: "if (!(weight < 0.0f)) {",
+        to: "{",
+    },
+    Mutant {
+        name: "values_not_rounded",
+        types: "f32_i8_f16",
+        file: "rows.cuh",
+        from: "value_of<T1>(value_of_code<T1, T3>(code_in<T2>(word, i), scale))",
+        to: "__fmul_rn(code_in<T2>(word, i), value_of<T3>(scale))",
+    },
+];
+
+/// Bugs in the kernels of `KeyValueCache`.
 pub const MUTANTS: [Mutant; 18] = [
     Mutant {
         name: "wrong_shuffle_distance",

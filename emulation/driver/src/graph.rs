@@ -4,7 +4,7 @@ use std::ffi::c_ulonglong;
 
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
-use crate::kernel::run;
+use crate::kernel::{run, run_attention};
 use crate::memory::copy;
 use crate::out::Out;
 use crate::state::{Node, driver};
@@ -33,6 +33,7 @@ extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> CUresult {
         let nodes = state.graphs.get(&executable).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         nodes.iter().try_for_each(|node| match node {
             Node::Launch(launch) => run(state, launch),
+            Node::Attention(launch) => run_attention(state, launch),
             &Node::Copy { to, from, len } => copy(state, to, from, len),
         })
     })

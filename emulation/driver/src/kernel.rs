@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_uint, c_void};
 
-use kvcache_emulation_kernels::{Access, FAITHFUL, Operand, Order};
+use kvcache_attention::cuda::AttentionParameters;
+use kvcache_emulation_kernels::{ATTENTION, Access, Build, FAITHFUL, KernelParameters, Operand, Order};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
-use kvcache_kernels::cuda::{BLOCK, Launch, MODULES, Parameters};
+use kvcache_kernels::cuda::{BLOCK, CacheKernel, Launch, MODULES, Module, Parameters};
 
 use crate::context::current;
 use crate::memory::find;
@@ -25,7 +26,7 @@ extern "C" fn cuModuleLoadDataEx(
         let context = current()?;
         state.not_captured()?;
         let image = text(image);
-        let known = MODULES.iter().find(|module| module.ptx().is_ok_and(|ptx| ptx == image));
+        let known = modules().find(|module| module.ptx().is_ok_and(|ptx| ptx == image));
         let new = state.new_handle();
         let loaded = LoadedModule { context, module: known.ok_or(CUresult::CUDA_ERROR_INVALID_PTX)? };
         state.modules.insert(new, loaded);
@@ -41,7 +42,7 @@ extern "C" fn cuModuleGetFunction(function: Out<usize>, module: usize, name: *co
             state.modules.get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let name = text(name);
         let kernel =
-            module.kernels().into_iter().find(|kernel| *kernel == name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+            module.kernels.iter().copied().find(|kernel| *kernel == name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         let new = state.new_handle();
         state.functions.insert(new, Function { context, module, kernel });
         function.put(new);
@@ -81,38 +82,78 @@ extern "C" fn cuLaunchKernel(
         if shape != (true, 1, 1, BLOCK, 1, 1, 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: the driver API requires an array with a pointer to each parameter, and the kernels have one, of this
-        // type.
-        let parameters = unsafe { (*parameters).cast::<Parameters>().read() };
-        let launch = Launch { module, kernel, grid: grid_x, parameters };
-        match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
-            Some(capture) => {
-                capture.nodes.push(Node::Launch(Box::new(launch)));
+        let node = if attends(module) {
+            // SAFETY: the driver API requires an array with a pointer to each parameter, and the kernels of these
+            // modules have one, of this type.
+            let parameters = unsafe { (*parameters).cast::<AttentionParameters>().read() };
+            Node::Attention(Box::new(Launch { module, kernel, grid: grid_x, parameters }))
+        } else {
+            // SAFETY: as above.
+            let parameters = unsafe { (*parameters).cast::<Parameters>().read() };
+            Node::Launch(Box::new(Launch { module, kernel, grid: grid_x, parameters }))
+        };
+        match (state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()), &node) {
+            (Some(capture), _) => {
+                capture.nodes.push(node);
                 Ok(())
             }
-            None => run(state, &launch),
+            (None, Node::Attention(launch)) => run_attention(state, launch),
+            (None, Node::Launch(launch)) => run(state, launch),
+            (None, Node::Copy { .. }) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
     })
+}
+
+/// Every module of the kernels.
+fn modules() -> impl Iterator<Item = &'static Module> {
+    MODULES.iter().chain(&kvcache_attention::cuda::MODULES)
+}
+
+/// Whether the kernels of a module are those of attention.
+fn attends(module: &'static Module) -> bool {
+    kvcache_attention::cuda::MODULES.iter().any(|other| std::ptr::eq(other, module))
 }
 
 /// Runs a launch. It may access the allocations that its parameters point to, and no others.
 pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     let p = node.parameters;
-    let is_store = [node.module.store_wide, node.module.store_narrow].contains(&node.kernel);
+    let stores = [CacheKernel::StoreWide, CacheKernel::StoreNarrow];
+    let is_store = stores.iter().any(|&store| node.module.kernel(store) == node.kernel);
     let (cache, values) = match is_store {
         true => (Access::Write, p.current.map(|at| (at, Access::Read))),
         false => (Access::Read, p.outputs.map(|at| (at, Access::Write))),
     };
     let indices = [p.seqstarts, p.start_pos, p.cachestarts].map(|at| (at, Access::Read));
     let others = [(p.cache, cache), (p.scale, cache), (p.status, Access::Atomic)];
+    launch(state, &FAITHFUL, node, values.into_iter().chain(indices).chain(others))
+}
+
+/// The same for an attention kernel.
+pub(crate) fn run_attention(state: &mut State, node: &Launch<AttentionParameters>) -> Result<(), CUresult> {
+    let p = node.parameters;
+    let combines = node.module.kernels.last() == Some(&node.kernel);
+    let scratch = if combines { Access::Read } else { Access::Write };
+    let reads = [p.rows, p.scales, [p.query, p.mask], [p.seqstarts, p.tokens.seqstarts]].concat();
+    let reads = reads.into_iter().chain([p.tokens.start_pos, p.tokens.cachestarts]).map(|at| (at, Access::Read));
+    let others = [(p.scratch, scratch), (p.output, Access::Write), (p.tokens.status, Access::Atomic)];
+    launch(state, &ATTENTION, node, reads.chain(others))
+}
+
+/// Runs a launch that accesses the allocations of these addresses so.
+fn launch<P: KernelParameters>(
+    state: &mut State,
+    builds: &'static [Build],
+    node: &Launch<P>,
+    accesses: impl Iterator<Item = (u64, Access)>,
+) -> Result<(), CUresult> {
     let mut operands = BTreeMap::new();
-    for (address, access) in values.into_iter().chain(indices).chain(others) {
+    for (address, access) in accesses {
         if let Some((memory, _)) = find(state, address) {
             operands.insert(memory.0.address(), Operand { memory: &memory.0, access });
         }
     }
     let operands: Vec<_> = operands.into_values().collect();
-    let Some(build) = FAITHFUL.iter().find(|build| build.types == node.module.types) else {
+    let Some(build) = builds.iter().find(|build| build.types == node.module.types) else {
         return Err(CUresult::CUDA_ERROR_NOT_FOUND);
     };
     match kvcache_emulation_kernels::launch(build, node, &operands, Order::Forward) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use kvcache_attention::cuda::AttentionParameters;
 use kvcache_emulation_kernels::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 use kvcache_kernels::cuda::{Launch, Module};
@@ -53,6 +54,7 @@ pub(crate) struct Function {
 #[derive(Clone)]
 pub(crate) enum Node {
     Launch(Box<Launch>),
+    Attention(Box<Launch<AttentionParameters>>),
     Copy { to: u64, from: u64, len: usize },
 }
 

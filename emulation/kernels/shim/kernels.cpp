@@ -23,7 +23,7 @@ extern "C" int NAME(launch, TYPES)(uint32_t kernel, const ShimLaunch* launch) {
         call<NAME(load_wide, TYPES)>,
         call<NAME(load_narrow, TYPES)>,
     };
-    return shim::run(ENTRIES[kernel], &batch, sizeof batch, *launch);
+    return shim::run(ENTRIES[kernel], {{&batch, sizeof batch}}, *launch);
 }
 
 }  // namespace NAMESPACE

@@ -335,7 +335,7 @@ uint64_t together(Collective collective, unsigned mask, uint64_t value, unsigned
     return self.value;
 }
 
-int run(void (*kernel)(const void*), void* shared, size_t shared_len, const ShimLaunch& launch) {
+int run(void (*kernel)(const void*), std::initializer_list<Shared> shared, const ShimLaunch& launch) {
     Block& block = current;
     block.make_room(launch.block);
     block.kernel = kernel;
@@ -343,7 +343,9 @@ int run(void (*kernel)(const void*), void* shared, size_t shared_len, const Shim
     block.failed = false;
     for (block.block = 0; block.block < launch.grid; ++block.block) {
         // Shared memory starts with arbitrary contents.
-        std::memset(shared, 0xa5, shared_len);
+        for (const Shared& variable : shared) {
+            std::memset(variable.data, 0xa5, variable.len);
+        }
         if (!block.run_block()) {
             return 1;
         }

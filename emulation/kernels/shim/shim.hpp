@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 
 // The interface for the launcher in Rust: shim.rs has the same.
 extern "C" {
@@ -63,8 +64,14 @@ void access(const void* at, size_t len, unsigned kind);
 // `argument` selects; that of SyncThreads is whether any thread's value is not 0.
 uint64_t together(Collective, unsigned mask, uint64_t value, unsigned argument, int line);
 
+// A variable in shared memory.
+struct Shared {
+    void* data;
+    size_t len;
+};
+
 // Runs a kernel: 0, or 1 after a fault.
-int run(void (*kernel)(const void* parameters), void* shared, size_t shared_len, const ShimLaunch&);
+int run(void (*kernel)(const void* parameters), std::initializer_list<Shared>, const ShimLaunch&);
 
 inline float of_gpu(float x) {
     if (std::isnan(x)) {
@@ -174,6 +181,7 @@ inline float __uint_as_float(unsigned bits) {
 inline float __fadd_rn(float a, float b) { return shim::of_gpu(a + b); }
 inline float __fmul_rn(float a, float b) { return shim::of_gpu(a * b); }
 inline float __fmaf_rn(float a, float b, float c) { return shim::of_gpu(std::fma(a, b, c)); }
+inline float __fdiv_rn(float a, float b) { return shim::of_gpu(a / b); }
 inline float __frcp_rn(float x) { return shim::of_gpu(1.0f / x); }
 
 // One unit in the last place off, which is as much as a GPU may be.

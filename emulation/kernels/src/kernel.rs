@@ -56,18 +56,18 @@ impl From<TooLarge> for Failure {
 }
 
 /// A problem in device memory.
-struct Uploaded {
-    problem: DeviceProblem,
+pub(crate) struct Uploaded {
+    pub(crate) problem: DeviceProblem,
     current: [DeviceMemory; 2],
     outputs: [DeviceMemory; 2],
-    cache: DeviceMemory,
-    scale: DeviceMemory,
-    indices: [DeviceMemory; 3],
-    status: DeviceMemory,
+    pub(crate) cache: DeviceMemory,
+    pub(crate) scale: DeviceMemory,
+    pub(crate) indices: [DeviceMemory; 3],
+    pub(crate) status: DeviceMemory,
 }
 
 impl EmulatedCuda {
-    fn upload(&self, problem: &Problem<'_>) -> Uploaded {
+    pub(crate) fn upload(&self, problem: &Problem<'_>) -> Uploaded {
         let geometry = *problem.geometry();
         let Geometry { num_heads, head_dim, num_repeat, t1, t2, quant, cache_len, cache, .. } = geometry;
         let (current_rows, output_rows) = (problem.total_seqlen(), problem.total_kvlen());
@@ -186,7 +186,7 @@ impl EmulatedCuda {
 ///
 /// # Safety
 /// `to` is valid for writes of as many bytes.
-unsafe fn download(from: &DeviceMemory, to: *mut u8) {
+pub(crate) unsafe fn download(from: &DeviceMemory, to: *mut u8) {
     if !from.bytes().is_empty() {
         // SAFETY: `to` is valid for as many bytes: see `# Safety`; a DeviceMemory is an allocation of its own.
         unsafe { to.copy_from_nonoverlapping(from.bytes().as_ptr(), from.bytes().len()) }

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use kvcache_attention::cuda::AttentionParameters;
 use kvcache_kernels::cuda::{BLOCK, Launch, Parameters};
 use thiserror::Error;
 
@@ -50,19 +51,40 @@ pub struct Fault {
     pub message: String,
 }
 
-/// An upper bound of a block's collective operations: it scans the batch, and shuffles in each of at most all rounds.
-fn max_collectives(parameters: &Parameters) -> u64 {
-    let units = parameters.rows as u64 * u64::from(parameters.units_per_token.value);
-    1000 + 200 * units.div_ceil(u64::from(parameters.round))
+/// The parameter of a kernel.
+pub trait KernelParameters {
+    /// An upper bound of a block's collective operations.
+    fn max_collectives(&self) -> u64;
+}
+
+impl KernelParameters for Parameters {
+    /// It scans the batch, and shuffles in each of at most all rounds.
+    fn max_collectives(&self) -> u64 {
+        let units = self.rows as u64 * u64::from(self.units_per_token.value);
+        1000 + 200 * units.div_ceil(u64::from(self.round))
+    }
+}
+
+impl KernelParameters for AttentionParameters {
+    /// It scans the batch, and each warp shuffles for each row of a tile in each block of 64 keys.
+    fn max_collectives(&self) -> u64 {
+        let blocks = self.tokens.rows as u64 / 64 + 2;
+        1000 + 1000 * (self.units + 1) * blocks
+    }
 }
 
 /// Runs a launch with the kernels of `build`, which must be for the launch's types.
 ///
 /// # Errors
 /// [`Fault`].
-pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: Order) -> Result<(), Fault> {
+pub fn launch<P: KernelParameters>(
+    build: &Build,
+    launch: &Launch<P>,
+    operands: &[Operand<'_>],
+    order: Order,
+) -> Result<(), Fault> {
     assert_eq!(build.types, launch.module.types);
-    let kernel = launch.module.kernels().into_iter().position(|kernel| kernel == launch.kernel);
+    let kernel = launch.module.kernels.iter().position(|kernel| *kernel == launch.kernel);
     let kernel = kernel.unwrap_or_else(|| unreachable!("{} is in no module", launch.kernel));
     let mut writers: Vec<Vec<u64>> = operands
         .iter()
@@ -94,7 +116,7 @@ pub fn launch(build: &Build, launch: &Launch, operands: &[Operand<'_>], order: O
             Order::Backward => 1,
             Order::Random(seed) => u64::from(seed) + 2,
         },
-        max_collectives: max_collectives(&launch.parameters),
+        max_collectives: launch.parameters.max_collectives(),
         message: message.as_mut_ptr().cast(),
         message_len: message.len() as u64,
     };

@@ -31,5 +31,5 @@ pub(crate) struct ShimLaunch {
     pub(crate) message_len: u64,
 }
 
-/// The entry point of one build: runs kernel 0 to 3, in the order of `Module::kernels`. Not 0 after a fault.
+/// The entry point of one build: runs a kernel by its place in `Module::kernels`. Not 0 after a fault.
 pub(crate) type Entry = unsafe extern "C" fn(kernel: u32, launch: *const ShimLaunch) -> i32;

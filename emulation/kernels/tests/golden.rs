@@ -30,7 +30,7 @@ fn aligned_and_unaligned() {
     for unaligned in [false, true] {
         all_cases_pass(EmulatedCuda { unaligned, launched: Some(&LAUNCHED), ..EmulatedCuda::default() });
     }
-    let kernels = MODULES.iter().flat_map(|module| module.kernels());
+    let kernels = MODULES.iter().flat_map(|module| module.kernels.iter().copied());
     assert_eq!(*LAUNCHED.lock().unwrap(), kernels.collect());
 }
 

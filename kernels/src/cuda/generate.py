@@ -1,10 +1,10 @@
 """Compiles the CUDA kernels to PTX, ahead of time: `ptx/<types>.ptx.z`, one module for each combination of types.
 
-    python kernels/src/cuda/generate.py            writes the modules anew
-    python kernels/src/cuda/generate.py --check    fails if they differ from what the sources give, or if ptxas finds
-                                                   that a kernel spills registers or needs a stack
+    python kernels/src/cuda/generate.py FOLDER...            writes the modules anew
+    python kernels/src/cuda/generate.py FOLDER... --check    fails if they differ from what the sources give, or if
+                                                             ptxas finds that a kernel spills registers or needs a stack
 
-Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the
+A folder has a `modules.yaml`, which says what to compile, and its sources in `kernel/`. Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the
 same text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are
 written in the compiler's version of PTX but use nothing that an older one does not have, and so say that they are of
 the older: a driver refuses whatever is newer than itself. The assembler of that older CUDA checks them, too.
@@ -24,17 +24,9 @@ from pathlib import Path
 import yaml
 
 HERE = Path(__file__).parent
-SOURCES = HERE / "kernel"
-MODULES = HERE / "ptx"
 SCHEMA = HERE.parents[2] / "schema/key_value_cache.yaml"
 
 SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "i8", "int4": "i4"}
-# A module for each row of the table of types, named by its T1, T2 and T3; ptx.rs embeds them.
-TYPES = [
-    "_".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
-    for row in yaml.safe_load(SCHEMA.read_text())["combinations"]
-]
-KERNELS = ["store_wide", "store_narrow", "load_wide", "load_narrow"]
 
 OLDEST = "75"
 # The version of PTX that the modules need: that of CUDA 12.4, which is the oldest driver's (driver.rs has it).
@@ -44,8 +36,7 @@ PTXAS, OLDEST_PTXAS = "cu13/bin/ptxas", "cuda_nvcc/bin/ptxas"
 # The architectures that ptxas checks: each generation of GPUs, from the oldest.
 ARCHITECTURES = ["75", "80", "90", "100", "120"]
 OLDEST_PTXAS_ARCHITECTURES = ["75", "80", "90"]
-# Registers a thread may use with 4 blocks of 256 threads resident on a multiprocessor.
-MOST_REGISTERS = 64
+# Of one folder's modules.
 MOST_BYTES = 1_000_000
 
 
@@ -55,6 +46,30 @@ def wheel(file: str) -> Path:
         for path in sorted(Path(folder).rglob(file)):
             return path
     sys.exit(f"{file} is in no nvidia package: install {HERE / 'requirements.txt'}")
+
+
+class Folder:
+    """Kernels: their sources, and the modules made of them."""
+
+    def __init__(self, path: Path) -> None:
+        modules = yaml.safe_load((path / "modules.yaml").read_text())
+        self.path = path
+        self.source = path / "kernel" / modules["source"]
+        folders = [path / "kernel", *(path / folder for folder in modules["headers"])]
+        self.headers = sorted((header for folder in folders for header in folder.glob("*.cuh")), key=lambda at: at.name)
+        self.kernels = modules["kernels"]
+        self.ptx = path / "ptx"
+        # A module for each row of the table of types, named by its T1, T2 and T3; ptx.rs embeds them.
+        self.types = [
+            "_".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
+            for row in yaml.safe_load(SCHEMA.read_text())["combinations"]
+            if row["T1"] in modules["T1"]
+        ]
+
+    def embedded(self, name: str) -> str | None:
+        """The text of a module in the tree."""
+        path = self.ptx / name
+        return zlib.decompress(path.read_bytes()).decode() if path.exists() else None
 
 
 class Nvrtc:
@@ -76,10 +91,10 @@ class Nvrtc:
         # `value` ends before the terminating NUL, which ptxas does not accept.
         return text.value.decode()
 
-    def ptx(self, types: str) -> str:
+    def ptx(self, folder: Folder, types: str) -> str:
         """The module for a combination of types."""
         t1, t2, t3 = [*(part.upper() for part in types.split("_")), "None"][:3]
-        headers = sorted(SOURCES.glob("*.cuh"))
+        headers = folder.headers
         texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
         names = (ctypes.c_char_p * len(headers))(*(header.name.encode() for header in headers))
         options = [
@@ -95,8 +110,8 @@ class Nvrtc:
             f"-DSCALES={t3}",
         ]
         program = ctypes.c_void_p()
-        source = (SOURCES / "kernels.cu").read_bytes()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source, b"kernels.cu", len(headers), texts, names)
+        source, name = folder.source.read_bytes(), folder.source.name.encode()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source, name, len(headers), texts, names)
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         failed = self._call("nvrtcCompileProgram", program, len(options), encoded)
         log = self._text(program, "ProgramLog").strip()
@@ -127,63 +142,65 @@ def resources(ptx: str, ptxas: str, architecture: str) -> list[str]:
     ]
 
 
-def embedded(name: str) -> str | None:
-    """The text of a module in the tree."""
-    path = MODULES / name
-    return zlib.decompress(path.read_bytes()).decode() if path.exists() else None
-
-
-def complaints(line: str) -> list[str]:
+def complaints(line: str, kernels: dict[str, int]) -> list[str]:
     """The resources of a kernel that are beyond the limits."""
     taken = {}
     for what in ["stack frame", "spill stores", "spill loads"]:
         found = re.search(rf"(\d+) bytes {what}", line)
         taken[what] = int(found[1]) if found else None
     registers = re.search(r"Used (\d+) registers", line)
+    most_registers = next(most for name, most in kernels.items() if f" kvcache_{name}_" in line)
     wrong = [f"{what}: {count}" for what, count in taken.items() if count != 0]
-    if registers is None or int(registers[1]) > MOST_REGISTERS:
+    if registers is None or int(registers[1]) > most_registers:
         wrong.append(f"registers: {registers and registers[1]}")
     return wrong
 
 
-def main() -> None:
-    """Writes the modules, or checks them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing, and ask ptxas")
-    parser.add_argument("--verbose", action="store_true", help="print what each kernel takes")
-    arguments = parser.parse_args()
-
-    nvrtc = Nvrtc()
-    modules = {f"{types}.ptx.z": nvrtc.ptx(types) for types in TYPES}
-    if not arguments.check:
-        MODULES.mkdir(exist_ok=True)
-        for stale in {path.name for path in MODULES.iterdir()} - modules.keys():
-            (MODULES / stale).unlink()
+def make(folder: Folder, nvrtc: Nvrtc, check: bool, verbose: bool) -> None:
+    """Writes the modules of a folder, or checks them."""
+    modules = {f"{types}.ptx.z": nvrtc.ptx(folder, types) for types in folder.types}
+    if not check:
+        folder.ptx.mkdir(exist_ok=True)
+        for stale in {path.name for path in folder.ptx.iterdir()} - modules.keys():
+            (folder.ptx / stale).unlink()
         for name, ptx in modules.items():
             # Compressed again only if the text differs: versions of zlib give different bytes.
-            if embedded(name) != ptx:
-                (MODULES / name).write_bytes(zlib.compress(ptx.encode(), 9))
-    failures = [f"{name} is not what the sources give" for name, ptx in modules.items() if embedded(name) != ptx]
-    failures += [f"{path.name} is no module" for path in MODULES.iterdir() if path.name not in modules]
+            if folder.embedded(name) != ptx:
+                (folder.ptx / name).write_bytes(zlib.compress(ptx.encode(), 9))
+    failures = [f"{name} is not what the sources give" for name, ptx in modules.items() if folder.embedded(name) != ptx]
+    failures += [f"{path.name} is no module" for path in folder.ptx.iterdir() if path.name not in modules]
     if failures:
-        sys.exit("\n".join([*failures, "run generate.py"]))
+        sys.exit("\n".join([str(folder.path), *failures, "run make ptx"]))
 
     assemblers = [(PTXAS, architecture) for architecture in ARCHITECTURES]
     assemblers += [(OLDEST_PTXAS, architecture) for architecture in OLDEST_PTXAS_ARCHITECTURES]
     jobs = [(ptx, *assembler) for ptx in modules.values() for assembler in assemblers]
     with ThreadPoolExecutor() as pool:
         lines = [line for found in pool.map(lambda job: resources(*job), jobs) for line in found]
-    if arguments.verbose:
+    if verbose:
         print("\n".join(lines))
-    if len(lines) != len(jobs) * len(KERNELS):
-        sys.exit(f"ptxas saw {len(lines)} kernels, expected {len(jobs) * len(KERNELS)}")
-    failures = [f"{line}\n    {', '.join(wrong)}" for line in lines if (wrong := complaints(line))]
+    if len(lines) != len(jobs) * len(folder.kernels):
+        sys.exit(f"ptxas saw {len(lines)} kernels, expected {len(jobs) * len(folder.kernels)}")
+    failures = [f"{line}\n    {', '.join(wrong)}" for line in lines if (wrong := complaints(line, folder.kernels))]
     if failures:
         sys.exit("\n".join(failures))
-    size = sum(path.stat().st_size for path in MODULES.iterdir())
+    size = sum(path.stat().st_size for path in folder.ptx.iterdir())
     if size >= MOST_BYTES:
         sys.exit(f"the modules take {size} bytes, which is too much for the repository")
-    print(f"{len(modules)} modules in {size} bytes, {len(lines)} kernels without spills, stacks or too many registers")
+    what = f"{len(modules)} modules in {size} bytes, {len(lines)} kernels"
+    print(f"{folder.path}: {what} without spills, stacks or too many registers")
+
+
+def main() -> None:
+    """Writes the modules, or checks them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="+", type=Path, help="a folder with a modules.yaml")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing, and ask ptxas")
+    parser.add_argument("--verbose", action="store_true", help="print what each kernel takes")
+    arguments = parser.parse_args()
+    nvrtc = Nvrtc()
+    for folder in arguments.folder:
+        make(Folder(folder), nvrtc, arguments.check, arguments.verbose)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ use kvcache_schema::{CacheStrides, ElementType};
 
 use super::device_problem::{DeviceProblem, Pages};
 use super::parameters::{Divisor, Parameters, Strides};
-use super::ptx::{self, Module};
+use super::ptx::{self, CacheKernel, Module};
 use crate::cache_bytes::CacheBytes;
 use crate::problem::Geometry;
 
@@ -30,9 +30,9 @@ const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
 /// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
 const WIDE_BYTES: usize = 16;
 
-/// One launch of a kernel.
+/// One launch of a kernel, whose one parameter is a `P`.
 #[derive(Debug, Clone, Copy)]
-pub struct Launch {
+pub struct Launch<P = Parameters> {
     /// The module that holds the kernel.
     pub module: &'static Module,
     /// The kernel's name in its module.
@@ -40,7 +40,7 @@ pub struct Launch {
     /// Blocks, along the first axis. A block has [`BLOCK`] threads along the first axis and no dynamic shared memory.
     pub grid: u32,
     /// The kernel's one parameter.
-    pub parameters: Parameters,
+    pub parameters: P,
 }
 
 /// A dimension that does not fit the kernels' integer arithmetic.
@@ -75,9 +75,8 @@ impl DeviceProblem {
         } else {
             Units { wide: false, per_head: head_dim / quant.map_or(1, |quant| quant.group), per_group: 1 }
         };
-        let module = self.module();
-        let kernel = if units.wide { module.store_wide } else { module.store_narrow };
-        self.launch(module, kernel, self.current_rows, self.first_stored(), units)
+        let kernel = if units.wide { CacheKernel::StoreWide } else { CacheKernel::StoreNarrow };
+        self.launch(kernel, self.current_rows, self.first_stored(), units)
     }
 
     /// The launch that loads all tokens; `None` if there is nothing to load.
@@ -96,14 +95,19 @@ impl DeviceProblem {
             let per_group = quant.map_or(1, |quant| quant.group / unit);
             Units { wide: false, per_head: head_dim / unit, per_group }
         };
-        let module = self.module();
-        let kernel = if units.wide { module.load_wide } else { module.load_narrow };
-        self.launch(module, kernel, self.output_rows, 0, units)
+        let kernel = if units.wide { CacheKernel::LoadWide } else { CacheKernel::LoadNarrow };
+        self.launch(kernel, self.output_rows, 0, units)
     }
 
-    fn module(&self) -> &'static Module {
-        let Geometry { t1, t2, quant, .. } = self.geometry;
-        ptx::module(t1, t2, quant.map(|quant| quant.t3))
+    /// The parameters by which kernels elsewhere find all tokens of all sequences: lengths, slots, strides, cache and
+    /// scale. Units are elements.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn tokens(&self) -> Result<Parameters, TooLarge> {
+        let Geometry { head_dim, quant, .. } = self.geometry;
+        let per_group = quant.map_or(1, |quant| quant.group);
+        self.parameters(self.output_rows, 0, &Units { wide: false, per_head: head_dim, per_group })
     }
 
     /// Elements that a lane of a wide kernel moves at once.
@@ -133,41 +137,52 @@ impl DeviceProblem {
     /// A phase's launch; slots count from `first_slot`.
     fn launch(
         &self,
-        module: &'static Module,
-        kernel: &'static str,
+        kernel: CacheKernel,
         rows: usize,
         first_slot: usize,
         units: Units,
     ) -> Result<Option<Launch>, TooLarge> {
-        let Geometry { batch, num_heads, head_dim, num_repeat, quant, cache, .. } = self.geometry;
-        let per_token = units.per_head.saturating_mul(num_heads);
-        if rows == 0 || batch == 0 || per_token == 0 {
+        let Geometry { batch, num_heads, t1, t2, quant, .. } = self.geometry;
+        if rows == 0 || batch == 0 || units.per_head == 0 || num_heads == 0 {
             return Ok(None);
         }
+        let parameters = self.parameters(rows, first_slot, &units)?;
+        let Parameters { units_per_token: Divisor { value: per_token, .. }, .. } = parameters;
+        let total = (rows as u64).checked_mul(u64::from(per_token)).filter(|&total| total < 1 << 62);
+        let total = total.ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: 1 << 62 })?;
+        let round = self.round(total, per_token);
+        let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
+        let most = u64::from(self.multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
+        let module = ptx::module(t1, t2, quant.map(|quant| quant.t3));
+        Ok(Some(Launch {
+            module,
+            kernel: module.kernel(kernel),
+            grid: blocks.min(most) as u32,
+            parameters: Parameters { round, ..parameters },
+        }))
+    }
+
+    /// The parameters of a launch that moves so many rows, but for the length of rounds.
+    fn parameters(&self, rows: usize, first_slot: usize, units: &Units) -> Result<Parameters, TooLarge> {
+        let Geometry { batch, num_heads, head_dim, num_repeat, quant, cache, .. } = self.geometry;
         const LIMIT: usize = i32::MAX as usize - 2 * LONGEST_ROUND as usize;
         let narrow = |what, got: usize| match got {
             0..=LIMIT => Ok(got as u32),
             _ => Err(TooLarge { what, got, limit: LIMIT }),
         };
-        let per_token = narrow("num_heads * head_dim", per_token)?;
+        let per_token = narrow("num_heads * head_dim", units.per_head.saturating_mul(num_heads))?;
         let wide = |what, got: usize| i64::try_from(got).map_err(|_| TooLarge { what, got, limit: i64::MAX as usize });
         let strides = |strides: CacheStrides| -> Result<Strides, TooLarge> {
             let stride = |got| wide("a stride of cache or scale", got);
             Ok(Strides { token: stride(strides.token)?, kv: stride(strides.kv)?, head: stride(strides.head)? })
         };
-        let total = (rows as u64).checked_mul(u64::from(per_token)).filter(|&total| total < 1 << 62);
-        let total = total.ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: 1 << 62 })?;
         let (max_p, page_size, sequence_stride) = match self.pages {
             Pages::Offset => (1, i64::MAX as usize, 0),
             Pages::Paged { max_p, page_size } => (max_p, page_size, 0),
-            Pages::Strided { stride, .. } => (0, rows / batch, stride),
+            Pages::Strided { stride, .. } => (0, rows.checked_div(batch).unwrap_or(0), stride),
         };
         let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(first_slot, 0, 0);
-
-        let round = self.round(total, per_token);
-        let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
-        let most = u64::from(self.multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
-        let parameters = Parameters {
+        Ok(Parameters {
             current: self.current,
             outputs: self.outputs,
             cache: self.cache.wrapping_add(cache_at as u64),
@@ -187,14 +202,13 @@ impl DeviceProblem {
             head_dim: narrow("head_dim", head_dim)?,
             num_repeat: narrow("num_repeat", num_repeat)?,
             group: narrow("quant_group", quant.map_or(1, |quant| quant.group))?,
-            round,
+            round: WARP,
             exact_rows: self.exact_rows.into(),
             units_per_token: Divisor::new(per_token),
             units_per_head: Divisor::new(units.per_head as u32),
             units_per_group: Divisor::new(units.per_group as u32),
             is_static: matches!(self.pages, Pages::Strided { .. }).into(),
-        };
-        Ok(Some(Launch { module, kernel, grid: blocks.min(most) as u32, parameters }))
+        })
     }
 
     /// The length of a round, in units: the one with which the busiest warp ends first. Long rounds need fewer look-ups
@@ -271,7 +285,8 @@ mod tests {
     /// Whether the store is wide, and whether the load is.
     fn wide(problem: DeviceProblem) -> (bool, bool) {
         let (store, load) = (problem.store().unwrap().unwrap(), problem.load().unwrap().unwrap());
-        (store.kernel == store.module.store_wide, load.kernel == load.module.load_wide)
+        let is = |launch: Launch, kernel| launch.kernel == launch.module.kernel(kernel);
+        (is(store, CacheKernel::StoreWide), is(load, CacheKernel::LoadWide))
     }
 
     #[test]

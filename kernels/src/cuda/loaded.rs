@@ -3,24 +3,25 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use cudarc::driver::{result, sys};
 
 use super::context::Current;
 use super::error::{Error, reason};
-use super::ptx::{MODULES, Module};
+use super::ptx::Module;
 
 /// The modules that one context has loaded.
 pub(super) struct Loaded {
     pub(super) multiprocessors: u32,
-    modules: [OnceLock<Functions>; MODULES.len()],
+    /// Few: a process runs models of few types.
+    modules: RwLock<Vec<(&'static Module, Functions)>>,
     /// Held while a module is loaded, so that none is loaded twice.
     loading: Mutex<()>,
 }
 
 /// The handles of a module's kernels, in the order of [`Module::kernels`].
-type Functions = [Function; 4];
+type Functions = Box<[Function]>;
 
 /// A kernel's handle, valid as long as its context lives.
 struct Function(sys::CUfunction);
@@ -47,7 +48,7 @@ impl Loaded {
         current.keep()?;
         let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
         let loaded = contexts.get_or_insert_default().entry(id).or_insert_with(|| {
-            let modules = [const { OnceLock::new() }; MODULES.len()];
+            let modules = RwLock::default();
             Box::leak(Box::new(Self { multiprocessors, modules, loading: Mutex::new(()) }))
         });
         Ok(loaded)
@@ -55,26 +56,24 @@ impl Loaded {
 
     /// The kernel of that name in a module, if the module is loaded.
     pub(super) fn get(&self, module: &'static Module, kernel: &str) -> Option<sys::CUfunction> {
-        let functions = self.place(module).get()?;
-        let i = module.kernels().iter().position(|name| *name == kernel)?;
+        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        let (_, functions) = modules.iter().find(|(loaded, _)| ptr::eq(*loaded, module))?;
+        let i = module.kernels.iter().position(|name| *name == kernel)?;
         Some(functions[i].0)
     }
 
     /// Loads a module into the current context, which must be this one.
     pub(super) fn load(&self, module: &'static Module) -> Result<(), Error> {
-        let place = self.place(module);
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.get().is_none() {
+        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        let is_loaded = modules.iter().any(|(loaded, _)| ptr::eq(*loaded, module));
+        drop(modules);
+        if !is_loaded {
+            // Other modules stay in use meanwhile; no other thread loads this one, since `loading` is held.
             let functions = load(module)?;
-            // No other thread has set it, since `loading` is held.
-            place.get_or_init(|| functions);
+            self.modules.write().unwrap_or_else(PoisonError::into_inner).push((module, functions));
         }
         Ok(())
-    }
-
-    fn place(&self, module: &'static Module) -> &OnceLock<Functions> {
-        let place = MODULES.iter().position(|other| other.types == module.types);
-        &self.modules[place.unwrap_or_else(|| unreachable!("{} is one of the modules", module.types))]
     }
 }
 
@@ -113,6 +112,5 @@ fn load(module: &'static Module) -> Result<Functions, Error> {
         unsafe { sys::cuFuncLoad(function) }.result().map_err(|error| failed(reason(error)))?;
         Ok::<_, Error>(Function(function))
     };
-    let [store_wide, store_narrow, load_wide, load_narrow] = module.kernels();
-    Ok([function(store_wide)?, function(store_narrow)?, function(load_wide)?, function(load_narrow)?])
+    module.kernels.iter().map(|&name| function(name)).collect()
 }

@@ -91,7 +91,7 @@ const _: () = {
 
 impl Divisor {
     /// Division by `value`, which is at least 1 and less than 2^31.
-    pub(super) fn new(value: u32) -> Self {
+    pub fn new(value: u32) -> Self {
         let shift = value.next_power_of_two().trailing_zeros();
         let rest = (1u64 << shift) - u64::from(value);
         // Below 2^32, since rest < value.

@@ -11,28 +11,37 @@ use kvcache_schema::{ElementType, TypeCombination};
 pub struct Module {
     /// The types, as in the kernels' names: T1, T2 and, with quantization, T3.
     pub types: &'static str,
+    /// The names of the module's kernels.
+    pub kernels: &'static [&'static str],
     /// zlib-compressed PTX.
     compressed: &'static [u8],
+}
+
+/// The kernels of a module in [`MODULES`], by their places in [`Module::kernels`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheKernel {
     /// Stores with 16-byte accesses.
-    pub store_wide: &'static str,
+    StoreWide,
     /// Stores with accesses of one element: any alignment, head and group.
-    pub store_narrow: &'static str,
+    StoreNarrow,
     /// Loads with 16-byte accesses.
-    pub load_wide: &'static str,
+    LoadWide,
     /// Loads with accesses of one element: any alignment, head and group.
-    pub load_narrow: &'static str,
+    LoadNarrow,
 }
 
 macro_rules! modules {
     ($($types:literal),*) => {
-        [$(Module {
-            types: $types,
-            compressed: include_bytes!(concat!("ptx/", $types, ".ptx.z")),
-            store_wide: concat!("kvcache_store_wide_", $types),
-            store_narrow: concat!("kvcache_store_narrow_", $types),
-            load_wide: concat!("kvcache_load_wide_", $types),
-            load_narrow: concat!("kvcache_load_narrow_", $types),
-        }),*]
+        [$(Module::new(
+            $types,
+            &[
+                concat!("kvcache_store_wide_", $types),
+                concat!("kvcache_store_narrow_", $types),
+                concat!("kvcache_load_wide_", $types),
+                concat!("kvcache_load_narrow_", $types),
+            ],
+            include_bytes!(concat!("ptx/", $types, ".ptx.z")),
+        )),*]
     };
 }
 
@@ -60,9 +69,14 @@ impl fmt::Debug for Module {
 }
 
 impl Module {
-    /// The names of the module's kernels.
-    pub const fn kernels(&self) -> [&'static str; 4] {
-        [self.store_wide, self.store_narrow, self.load_wide, self.load_narrow]
+    /// A module of these types and kernels, from zlib-compressed PTX.
+    pub const fn new(types: &'static str, kernels: &'static [&'static str], compressed: &'static [u8]) -> Self {
+        Self { types, kernels, compressed }
+    }
+
+    /// The name of one of the kernels of a module in [`MODULES`].
+    pub const fn kernel(&self, kernel: CacheKernel) -> &'static str {
+        self.kernels[kernel as usize]
     }
 
     /// The module's PTX text.
@@ -94,7 +108,7 @@ mod tests {
             let ptx = module.ptx().unwrap();
             // The oldest driver and GPU that the module is for.
             assert!(ptx.contains("\n.version 8.4\n.target sm_75\n"));
-            for kernel in module.kernels() {
+            for kernel in module.kernels {
                 assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
             }
         }

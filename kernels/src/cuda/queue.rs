@@ -68,7 +68,15 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Module`].
     pub fn prepare(&self, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> Result<(), Error> {
-        self.loaded.load(ptx::module(t1, t2, t3))
+        self.prepare_module(ptx::module(t1, t2, t3))
+    }
+
+    /// Loads a module, unless the context has it.
+    ///
+    /// # Errors
+    /// [`Error::Module`].
+    pub fn prepare_module(&self, module: &'static Module) -> Result<(), Error> {
+        self.loaded.load(module)
     }
 
     /// Launches a call on the stream: its store, then its load.
@@ -88,21 +96,38 @@ impl<'a> Queue<'a> {
     ///
     /// Of two current tokens with the same slot, the bytes of either may remain.
     pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
-        let launches = [problem.store()?, problem.load()?];
-        let mut functions = [ptr::null_mut(); 2];
-        for (function, launch) in functions.iter_mut().zip(&launches) {
-            if let Some(launch) = launch {
-                *function = self.function(launch.module, launch.kernel)?;
-            }
-        }
-        for (function, launch) in functions.into_iter().zip(launches) {
-            if let Some(launch) = launch {
-                // SAFETY: `function` has been looked up above by the launch's module and kernel; the memory is as
-                // `launch` asks for: see `# Safety`.
-                unsafe { self.launch(function, launch) }?;
-            }
+        let store = problem.store()?.map(|store| self.ready(store)).transpose()?;
+        let load = problem.load()?.map(|load| self.ready(load)).transpose()?;
+        for launch in [store, load].into_iter().flatten() {
+            // SAFETY: a launch of `DeviceProblem` has the parameters of its kernel; the memory is accessible as the
+            // launch needs it: see `# Safety`.
+            unsafe { launch.launch() }?;
         }
         Ok(())
+    }
+
+    /// Allocates memory in the stream's order, for launches that follow; it is freed in that order, too. Nothing waits.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also for a stream that is being captured.
+    pub fn scratch(&self, bytes: usize) -> Result<Scratch<'_>, Error> {
+        // SAFETY: the stream is a default one or lives for `'a`, and its context is current as long as the queue lives.
+        let address = unsafe { result::malloc_async(self.stream, bytes) };
+        let address = address.map_err(Error::driver("allocating scratch memory"))?;
+        Ok(Scratch { address, stream: self.stream, queue: PhantomData })
+    }
+
+    /// Makes a launch ready: its module is loaded then.
+    ///
+    /// # Errors
+    /// [`Error::NotPrepared`], [`Error::Module`].
+    pub fn ready<P>(&self, launch: Launch<P>) -> Result<Ready<'_, P>, Error> {
+        Ok(Ready {
+            function: self.function(launch.module, launch.kernel)?,
+            launch,
+            stream: self.stream,
+            queue: PhantomData,
+        })
     }
 
     /// A kernel of a module. Loads the module if it is not, unless the stream is being captured.
@@ -126,17 +151,55 @@ impl<'a> Queue<'a> {
         let status = status.map_err(Error::driver("finding out whether the stream is captured"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
+}
 
-    /// Launches one kernel.
+/// Memory of a stream: freed, when this is dropped, behind all that the stream has been given by then.
+pub struct Scratch<'q> {
+    address: sys::CUdeviceptr,
+    stream: sys::CUstream,
+    queue: PhantomData<&'q Queue<'q>>,
+}
+
+impl Scratch<'_> {
+    /// The address on the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the memory comes from `malloc_async` on this stream, and is not used by what the stream is given
+        // later; the queue's context is current. A failure has nobody to go to.
+        let _freed = unsafe { result::free_async(self.address, self.stream) };
+    }
+}
+
+/// A launch whose kernel is loaded in the context of a queue.
+pub struct Ready<'q, P> {
+    function: sys::CUfunction,
+    launch: Launch<P>,
+    stream: sys::CUstream,
+    queue: PhantomData<&'q Queue<'q>>,
+}
+
+impl<P> Ready<'_, P> {
+    /// Launches the kernel on the queue's stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
     ///
     /// # Safety
-    /// `function` is the kernel that the launch names, of this queue's context; the rest is as for [`run`](Self::run).
-    unsafe fn launch(&self, function: sys::CUfunction, mut launch: Launch) -> Result<(), Error> {
+    /// The kernel has one parameter, a `P` by value, is compiled for [`BLOCK`] threads and uses no dynamic shared
+    /// memory. Whenever the stream executes the launch, the addresses in the parameter are accessible to the device as
+    /// the kernel accesses them.
+    pub unsafe fn launch(mut self) -> Result<(), Error> {
+        let grid = (self.launch.grid, 1, 1);
         // The driver copies the parameters before it returns.
-        let mut parameters = [ptr::from_mut(&mut launch.parameters).cast::<c_void>()];
-        // SAFETY: the kernel has one parameter, a `Parameters` by value, is compiled for `BLOCK` threads and uses no
-        // dynamic shared memory; the addresses in it are accessible as in `# Safety` of `run`.
-        unsafe { result::launch_kernel(function, (launch.grid, 1, 1), (BLOCK, 1, 1), 0, self.stream, &mut parameters) }
+        let mut parameters = [ptr::from_mut(&mut self.launch.parameters).cast::<c_void>()];
+        // SAFETY: the kernel is called as it is compiled, and its addresses are accessible: see `# Safety`. The
+        // function belongs to the context of the stream, which is current as long as the queue lives.
+        unsafe { result::launch_kernel(self.function, grid, (BLOCK, 1, 1), 0, self.stream, &mut parameters) }
             .map_err(Error::driver("launching a kernel"))
     }
 }

@@ -34,11 +34,11 @@ pub enum Finding {
     /// `start_pos` is negative.
     #[error("start_pos is negative")]
     StartPos = 2,
-    /// There are more tokens than `current_key` or `key` has rows.
-    #[error("more tokens than rows of current_key or key")]
+    /// There are more tokens than `query`, `current_key` or `key` has rows.
+    #[error("more tokens than rows of query, current_key or key")]
     TooManyTokens = 3,
     /// There are fewer tokens than rows, and the call asked for exact rows. They are moved all the same.
-    #[error("fewer tokens than rows of current_key or key")]
+    #[error("fewer tokens than rows of query, current_key or key")]
     TooFewTokens = 4,
     /// A token's page is past the end of its row of `cachestarts`.
     #[error("more pages than a row of cachestarts has")]
@@ -46,6 +46,9 @@ pub enum Finding {
     /// A token's slot is outside the cache.
     #[error("cachestarts leads to a slot outside the cache")]
     Slot = 6,
+    /// `kvstarts` does not start at 0, or falls.
+    #[error("kvstarts does not start at 0 or falls")]
+    Kvstarts = 7,
 }
 
 impl Status {
@@ -58,6 +61,7 @@ impl Status {
             4 => Finding::TooFewTokens,
             5 => Finding::TooManyPages,
             6 => Finding::Slot,
+            7 => Finding::Kvstarts,
             _ => return None,
         };
         let batch = (word >> TOKEN_BITS) as u32 & ((1 << BATCH_BITS) - 1);

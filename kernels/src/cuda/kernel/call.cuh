@@ -18,9 +18,12 @@ enum Finding : u32 {
     TOO_FEW_TOKENS = 4,
     TOO_MANY_PAGES = 5,
     SLOT = 6,
+    KVSTARTS = 7,
 };
 
-enum Phase { STORE, LOAD };
+// Which tokens a kernel goes over: the current ones, all of them, or all of them where `seqstarts` is the `kvstarts` of
+// packed keys and values.
+enum Phase { STORE, LOAD, PACKED };
 
 // The prefix sum of the sequences' rows, by chunks: equal numbers of sequences, one chunk for each thread of a block.
 struct Batch {
@@ -52,7 +55,7 @@ __device__ __forceinline__ u32 chunk_len(const Parameters& p) { return (p.batch 
 template <Phase PHASE>
 __device__ __forceinline__ i64 rows_of(const Parameters& p, u32 b) {
     const i64 seqlen = __ldg(p.seqstarts + b + 1) - __ldg(p.seqstarts + b);
-    return PHASE == STORE ? seqlen : __ldg(p.start_pos + b) + seqlen;
+    return PHASE == LOAD ? __ldg(p.start_pos + b) + seqlen : seqlen;
 }
 
 // Checks all lengths and fills `batch`, in every block alike. False if a length is wrong.
@@ -71,11 +74,11 @@ __device__ bool read_lengths(const Parameters& p) {
     for (u64 b = first; b < first + chunk_len(p) && b < p.batch; ++b) {
         const i64 start = __ldg(p.seqstarts + b);
         const i64 end = __ldg(p.seqstarts + b + 1);
-        const i64 past = __ldg(p.start_pos + b);
+        const i64 past = PHASE == PACKED ? 0 : __ldg(p.start_pos + b);
         if (start < 0 || end < start || (b == 0 && start != 0)) {
             // A negative start without a fall here: seqstarts has fallen, or not started at 0, in an earlier sequence.
             if (end < start || b == 0) {
-                report(p.status, SEQSTARTS, b, 0);
+                report(p.status, PHASE == PACKED ? KVSTARTS : SEQSTARTS, b, 0);
             }
             bad = true;
         } else if (past < 0) {
@@ -120,6 +123,26 @@ __device__ bool read_lengths(const Parameters& p) {
     return total <= p.rows;
 }
 
+// The slot of a token of sequence b, or -1, reported, if that is not inside the cache.
+//
+// Unsigned: a negative entry of cachestarts becomes too large, and no sum overflows.
+__device__ __forceinline__ i64 slot_at(const Parameters& p, u32 b, u64 token) {
+    const u64 page_size = p.page_size;
+    const u64 page = token < page_size ? 0 : token / page_size;
+    if (page >= static_cast<u64>(p.max_p)) {
+        report(p.status, TOO_MANY_PAGES, b, token);
+        return -1;
+    }
+    const u64 start = __ldg(p.cachestarts + b * p.max_p + page);
+    const u64 skip = token - page * page_size;
+    const u64 max_t = p.max_t;
+    if (start >= max_t || skip >= max_t - start) {
+        report(p.status, SLOT, b, token);
+        return -1;
+    }
+    return start + skip;
+}
+
 // The slot of a row of current_key or key, or -1, reported, if that is not inside the cache.
 template <Phase PHASE>
 __device__ __forceinline__ i64 slot_of(const Parameters& p, i64 row) {
@@ -146,25 +169,11 @@ __device__ __forceinline__ i64 slot_of(const Parameters& p, i64 row) {
             t -= rows;
         }
     }
-    // Unsigned from here on: a negative entry of cachestarts becomes too large, and no sum overflows.
     u64 token = t;
     if (PHASE == STORE) {
         token += __ldg(p.start_pos + b);
     }
-    const u64 page_size = p.page_size;
-    const u64 page = token < page_size ? 0 : token / page_size;
-    if (page >= static_cast<u64>(p.max_p)) {
-        report(p.status, TOO_MANY_PAGES, b, token);
-        return -1;
-    }
-    const u64 start = __ldg(p.cachestarts + b * p.max_p + page);
-    const u64 skip = token - page * page_size;
-    const u64 max_t = p.max_t;
-    if (start >= max_t || skip >= max_t - start) {
-        report(p.status, SLOT, b, token);
-        return -1;
-    }
-    return start + skip;
+    return slot_at(p, b, token);
 }
 
 // The place of a lane's unit.

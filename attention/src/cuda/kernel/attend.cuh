@@ -1,0 +1,495 @@
+// Attends with one tile of query rows over the keys of a piece, or of all pieces.
+//
+// The order of all sums is fixed by the position of the keys in their sequence:
+// - A score is the sum of partial sums, one for each 16 bytes of T1 among 64 elements, added as a tree.
+// - Keys are taken in blocks of 64. The weights of a block are added as a tree over its keys, then to those of the
+//   earlier blocks of the piece. Where a block has a larger score, the earlier sums are multiplied for it first.
+// - The threads that share an element of the output have equal parts of each block (as many as head_dim allows), and
+//   their sums are added at the end of the piece.
+// Keys that a query does not see are not part of its sums in any way.
+#pragma once
+
+#include "exponential.cuh"
+#include "rows.cuh"
+#include "work.cuh"
+
+// Keys of a block.
+constexpr u32 KEYS = 64;
+// Lanes that share a key's inner products: together they read 64 elements at once.
+template <class T1>
+constexpr u32 LANES = 64 / PACK<T1>;
+// Rows whose sums the threads exchange at a time, with two elements of each from every thread.
+constexpr u32 ROWS_AT_ONCE = 4;
+constexpr u32 EXCHANGED = 2 * BLOCK;
+// The weight of a key that is not seen.
+constexpr float HIDDEN = -1.0f;
+
+// A unit of work: the rows of a tile, and the pieces that they attend over.
+struct Unit {
+    u64 number;
+    Sequence sequence;
+    u32 h;
+    u32 rows;
+    i64 first_row;
+    i64 first_piece;
+    i64 pieces;
+    // One past the last key that a row of the tile may see in these pieces.
+    i64 end;
+    // Whether these are all pieces, so that the sums are the output's.
+    bool is_whole;
+    bool is_empty;
+};
+
+// Unit `number`: a piece of a decoding step, or a tile.
+__device__ __forceinline__ Unit unit_at(const AttentionParameters& p, u64 number) {
+    Unit unit;
+    unit.number = number;
+    if (number < p.step_units) {
+        const u64 head = number / p.tiles_per_step;
+        const i64 slot = head / p.num_kv_heads;
+        unit.sequence = sequence_of_piece(p, slot);
+        unit.h = head - slot * p.num_kv_heads;
+        unit.first_row = static_cast<i64>(number - head * p.tiles_per_step) * TILE;
+        unit.first_piece = slot - unit.sequence.first_slot();
+        unit.pieces = 1;
+        unit.is_whole = unit.sequence.pieces() == 1;
+        unit.is_empty = !unit.sequence.is_step(p) || unit.first_piece >= unit.sequence.pieces();
+    } else {
+        const u64 rest = number - p.step_units;
+        const i64 slot = rest / p.num_kv_heads;
+        unit.sequence = sequence_of_tile(p, slot);
+        unit.h = rest - slot * p.num_kv_heads;
+        unit.first_row = (slot - first_tile(p, unit.sequence.b)) * TILE;
+        unit.first_piece = 0;
+        unit.pieces = unit.sequence.pieces();
+        unit.is_whole = true;
+        unit.is_empty = unit.sequence.is_step(p);
+    }
+    const i64 left = unit.sequence.rows(p) - unit.first_row;
+    unit.is_empty = unit.is_empty || left <= 0;
+    unit.rows = left < TILE ? left : TILE;
+    const i64 last = unit.sequence.visible((unit.first_row + unit.rows - 1) / p.heads_per_key);
+    unit.end = min64(last, (unit.first_piece + unit.pieces) * PIECE);
+    return unit;
+}
+
+struct Tile {
+    Unit unit;
+    // Queries, in the order in which lanes read them.
+    float q[TILE][MAX_HEAD_DIM];
+    union {
+        // Of two blocks of keys: inner products, then weights.
+        float weights[2][TILE][KEYS];
+        float exchange[ROWS_AT_ONCE][EXCHANGED];
+    };
+    // Of two blocks of keys; -1 where there is no key.
+    i64 slots[2][KEYS];
+    // What a row's sums are multiplied by before the block's weights are added.
+    float rescale[TILE];
+    // The largest score and the sum of weights of a piece, and of all pieces so far.
+    float piece_maximum[TILE];
+    float piece_sum[TILE];
+    float maximum[TILE];
+    float sum[TILE];
+    Merge merge[TILE];
+    // The sums of weighted values of all pieces so far.
+    float totals[TILE][MAX_HEAD_DIM];
+    // For each row: the keys that it may see, the position behind which keys are, and the element of the mask that
+    // belongs to the first key.
+    i64 visible[TILE];
+    i64 position[TILE];
+    i64 mask_at[TILE];
+    i64 output_at[TILE];
+    float slope[TILE];
+};
+
+__shared__ Tile tile;
+
+// How the threads of a block share the elements of a value.
+struct Shares {
+    u32 shift;
+
+    __device__ __forceinline__ explicit Shares(u32 head_dim) : shift(head_dim <= 64 ? 5 : head_dim <= 128 ? 6 : 7) {}
+
+    // Threads for a key: each has two neighboring elements.
+    __device__ __forceinline__ u32 threads() const { return 1 << shift; }
+
+    // Elements of a row, rounded up.
+    __device__ __forceinline__ u32 row() const { return 2 << shift; }
+};
+
+// The place of element d of a query: lanes read four elements at a time, each next to those of the next lane.
+template <class T1>
+__device__ __forceinline__ u32 query_place(u32 d) {
+    const u32 pack = d / PACK<T1>;
+    const u32 i = d % PACK<T1>;
+    return ((pack / LANES<T1> * (PACK<T1> / 4) + i / 4) * LANES<T1> + pack % LANES<T1>) * 4 + i % 4;
+}
+
+// Adds the sums of a piece to those of earlier ones: what both are multiplied by. A piece without a visible key has
+// no part in it.
+__device__ __forceinline__ Merge merge_piece(float& maximum, float& sum, float piece_maximum, float piece_sum) {
+    if (piece_sum == 0.0f) {
+        return {1.0f, HIDDEN};
+    }
+    const float largest = larger(maximum, piece_maximum);
+    Merge merge;
+    merge.earlier = maximum == largest ? 1.0f : exponential(__fadd_rn(maximum, -largest));
+    merge.added = piece_maximum == largest ? 1.0f : exponential(__fadd_rn(piece_maximum, -largest));
+    sum = __fadd_rn(__fmul_rn(sum, merge.earlier), __fmul_rn(piece_sum, merge.added));
+    maximum = largest;
+    return merge;
+}
+
+__device__ __forceinline__ float merged(const Merge& merge, float earlier, float added) {
+    return __fadd_rn(__fmul_rn(earlier, merge.earlier), __fmul_rn(added, merge.added));
+}
+
+// Writes an element of the output.
+template <class T1>
+__device__ __forceinline__ void write_output(const AttentionParameters& p, i64 at, float total, float sum) {
+    const float x = sum == 0.0f ? 0.0f : __fdiv_rn(total, sum);
+    write(p.output + bytes_of_elements<T1>(at), bits_of<T1>(x));
+}
+
+// Where the sums of a row of a unit are: the largest score, the sum of weights, then those of weighted values.
+__device__ __forceinline__ u8* scratch_of(const AttentionParameters& p, u64 unit, u32 r) {
+    return p.scratch + (unit * p.rows_per_tile + r) * (2 + p.tokens.head_dim) * sizeof(float);
+}
+
+__device__ __forceinline__ float shuffle_xor(float x, u32 distance) {
+    return __uint_as_float(__shfl_xor_sync(ALL_LANES, __float_as_uint(x), distance));
+}
+
+// What each row must know, and its query.
+template <class T1>
+__device__ __forceinline__ void read_queries(const AttentionParameters& p, const Unit& unit, const Shares& shares) {
+    const u32 head_dim = p.tokens.head_dim;
+    const u32 heads = p.heads_per_key;
+    const auto token_and_head = [&](u32 r, i64& i, u32& head) {
+        i = (unit.first_row + r) / heads;
+        head = unit.h * heads + (unit.first_row + r - i * heads);
+        return unit.sequence.first_query + i;
+    };
+    if (threadIdx.x < unit.rows) {
+        const u32 r = threadIdx.x;
+        i64 i;
+        u32 head;
+        const i64 token = token_and_head(r, i, head);
+        tile.maximum[r] = negative_infinity();
+        tile.sum[r] = 0.0f;
+        tile.visible[r] = unit.sequence.visible(i);
+        tile.position[r] = unit.sequence.keys + i - unit.sequence.queries;
+        tile.mask_at[r] = head * p.mask_plane + token * p.mask_width + unit.sequence.first_key;
+        tile.output_at[r] = (token * p.num_heads + head) * head_dim;
+        tile.slope[r] = p.alibi_heads == 0 ? 0.0f : alibi_slope(head, p.alibi_heads);
+    }
+    const u32 padded = (head_dim + PACK<T1> - 1) / PACK<T1> * PACK<T1>;
+#pragma unroll 1
+    for (u32 e = threadIdx.x; e < unit.rows * shares.row(); e += BLOCK) {
+        const u32 r = e >> (shares.shift + 1);
+        const u32 d = e & (shares.row() - 1);
+        if (d < padded) {
+            i64 i;
+            u32 head;
+            const i64 at = (token_and_head(r, i, head) * p.num_heads + head) * head_dim + d;
+            const u8* query = p.query + bytes_of_elements<T1>(at);
+            tile.q[r][query_place<T1>(d)] = d < head_dim ? value_of<T1>(read<typename T1::Bits>(query)) : 0.0f;
+            tile.totals[r][d] = 0.0f;
+        }
+    }
+}
+
+// Looks up the slots of a block of keys that starts at t.
+__device__ __forceinline__ void read_slots(const AttentionParameters& p, const Unit& unit, u32 buffer, i64 t) {
+    if (threadIdx.x < KEYS) {
+        t += threadIdx.x;
+        tile.slots[buffer][threadIdx.x] = t < unit.end ? slot_at(p.tokens, unit.sequence.b, t) : -1;
+    }
+}
+
+// The inner products of all rows with a block of keys that starts at t.
+template <class T1, class T2, class T3, bool WIDE>
+__device__ __forceinline__ void multiply_keys(const AttentionParameters& p, const Unit& unit, u32 buffer, i64 t,
+                                              i64 end) {
+    constexpr u32 WIDTH = LANES<T1>;
+    constexpr u32 MOST = MAX_HEAD_DIM / WIDTH / PACK<T1>;
+    const u32 lane = threadIdx.x % WIDTH;
+    const u32 packs = (p.tokens.head_dim + PACK<T1> - 1) / PACK<T1>;
+#pragma unroll 1
+    for (u32 first = 0; first < KEYS; first += BLOCK / WIDTH) {
+        // The same for all lanes of a warp, which shuffle.
+        if (t + first + threadIdx.x / WARP * (WARP / WIDTH) >= end) {
+            break;
+        }
+        const u32 key = first + threadIdx.x / WIDTH;
+        const i64 slot = tile.slots[buffer][key];
+        const HeadRow<T1, T2, T3> row(p, 0, slot, unit.h);
+        float k[MOST][PACK<T1>] = {};
+#pragma unroll
+        for (u32 i = 0; i < MOST; ++i) {
+            if (slot >= 0 && lane + i * WIDTH < packs) {
+                row.template elements<WIDE>((lane + i * WIDTH) * PACK<T1>, k[i]);
+            }
+        }
+#pragma unroll 1
+        for (u32 r = 0; r < unit.rows; ++r) {
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < MOST; ++i) {
+                if (lane + i * WIDTH < packs) {
+#pragma unroll
+                    for (u32 j = 0; j < PACK<T1>; j += 4) {
+                        const float* q = &tile.q[r][((i * (PACK<T1> / 4) + j / 4) * WIDTH + lane) * 4];
+#pragma unroll
+                        for (u32 e = 0; e < 4; ++e) {
+                            sum = __fmaf_rn(q[e], k[i][j + e], sum);
+                        }
+                    }
+                }
+            }
+#pragma unroll
+            for (u32 distance = WIDTH / 2; distance > 0; distance /= 2) {
+                sum = __fadd_rn(sum, shuffle_xor(sum, distance));
+            }
+            if (lane == r % WIDTH) {
+                tile.weights[buffer][r][key] = sum;
+            }
+        }
+    }
+}
+
+// The score of row r and the key at t; minus infinity if the row does not see it.
+template <class T1>
+__device__ __forceinline__ float score(const AttentionParameters& p, u32 r, i64 t, i64 slot, float product) {
+    if (slot < 0 || t >= tile.visible[r]) {
+        return negative_infinity();
+    }
+    float bias = 0.0f;
+    if (p.mask != nullptr) {
+        bias = value_of<T1>(read<typename T1::Bits>(p.mask + bytes_of_elements<T1>(tile.mask_at[r] + t)));
+    }
+    if (p.alibi_heads != 0) {
+        bias = __fadd_rn(bias, __fmul_rn(tile.slope[r], static_cast<float>(t - tile.position[r])));
+    }
+    // Whatever the product: NaN does not reach whom a mask hides it from.
+    return bias == negative_infinity() ? bias : __fadd_rn(__fmul_rn(product, p.factor), bias);
+}
+
+// Makes weights of a block's inner products, for the rows of this warp.
+template <class T1>
+__device__ __forceinline__ void weigh(const AttentionParameters& p, const Unit& unit, u32 buffer, i64 t,
+                                      float (&maximum)[TILE * WARP / BLOCK], float (&sum)[TILE * WARP / BLOCK]) {
+    const u32 lane = threadIdx.x % WARP;
+#pragma unroll
+    for (u32 i = 0; i < TILE * WARP / BLOCK; ++i) {
+        const u32 r = threadIdx.x / WARP + i * (BLOCK / WARP);
+        if (r >= unit.rows) {
+            break;
+        }
+        float scores[KEYS / WARP];
+        float largest = maximum[i];
+#pragma unroll
+        for (u32 j = 0; j < KEYS / WARP; ++j) {
+            const u32 key = j * WARP + lane;
+            scores[j] = score<T1>(p, r, t + key, tile.slots[buffer][key], tile.weights[buffer][r][key]);
+            largest = larger(largest, scores[j]);
+        }
+#pragma unroll
+        for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
+            largest = larger(largest, shuffle_xor(largest, distance));
+        }
+        float weights = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < KEYS / WARP; ++j) {
+            float weight = HIDDEN;
+            if (scores[j] != negative_infinity()) {
+                weight = exponential(__fadd_rn(scores[j], -largest));
+                weights = __fadd_rn(weights, weight);
+            }
+            tile.weights[buffer][r][j * WARP + lane] = weight;
+        }
+#pragma unroll
+        for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
+            weights = __fadd_rn(weights, shuffle_xor(weights, distance));
+        }
+        const float rescale = maximum[i] == largest ? 1.0f : exponential(__fadd_rn(maximum[i], -largest));
+        maximum[i] = largest;
+        sum[i] = __fadd_rn(__fmul_rn(sum[i], rescale), weights);
+        if (lane == 0) {
+            tile.rescale[r] = rescale;
+        }
+    }
+}
+
+// Adds the weighted values of a block of keys that starts at t: of this thread's two elements and its keys.
+template <class T1, class T2, class T3, bool WIDE>
+__device__ __forceinline__ void add_values(const AttentionParameters& p, const Unit& unit, const Shares& shares,
+                                           u32 buffer, i64 t, i64 end, float (&sums)[TILE][2]) {
+    // Values whose reads are in flight.
+    constexpr u32 N = 4;
+    const u32 d = 2 * (threadIdx.x & (shares.threads() - 1));
+    const u32 share = KEYS / (BLOCK / shares.threads());
+    const u32 first = (threadIdx.x >> shares.shift) * share;
+#pragma unroll
+    for (u32 r = 0; r < TILE; ++r) {
+        if (r < unit.rows) {
+            sums[r][0] = __fmul_rn(sums[r][0], tile.rescale[r]);
+            sums[r][1] = __fmul_rn(sums[r][1], tile.rescale[r]);
+        }
+    }
+#pragma unroll 1
+    for (u32 key = first; key < first + share && t + key < end; key += N) {
+        float v[N][2] = {};
+#pragma unroll
+        for (u32 j = 0; j < N; ++j) {
+            const i64 slot = tile.slots[buffer][key + j];
+            if (slot >= 0 && d < p.tokens.head_dim) {
+                HeadRow<T1, T2, T3>(p, 1, slot, unit.h).template elements<WIDE>(d, v[j]);
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < TILE; ++r) {
+            if (r < unit.rows) {
+#pragma unroll
+                for (u32 j = 0; j < N; ++j) {
+                    const float weight = tile.weights[buffer][r][key + j];
+                    // A NaN is added.
+                    if (!(weight < 0.0f)) {
+                        sums[r][0] = __fmaf_rn(weight, v[j][0], sums[r][0]);
+                        sums[r][1] = __fmaf_rn(weight, v[j][1], sums[r][1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Attends with the rows of a unit over its pieces.
+template <class T1, class T2, class T3, bool WIDE>
+__device__ __forceinline__ void attend_tile(const AttentionParameters& p, const Unit& unit) {
+    constexpr u32 ROUNDS = TILE / ROWS_AT_ONCE;
+    const u32 thread = threadIdx.x;
+    const Shares shares(p.tokens.head_dim);
+    i64 t = unit.first_piece * PIECE;
+    u32 buffer = 0;
+    read_queries<T1>(p, unit, shares);
+    read_slots(p, unit, buffer, t);
+    __syncthreads();
+
+    // One piece at least, which may be empty.
+    do {
+        const i64 piece_end = min64(unit.end, (t / PIECE + 1) * PIECE);
+        float maxima[TILE * WARP / BLOCK];
+        float weights[TILE * WARP / BLOCK];
+#pragma unroll
+        for (u32 i = 0; i < TILE * WARP / BLOCK; ++i) {
+            maxima[i] = negative_infinity();
+            weights[i] = 0.0f;
+        }
+        float sums[TILE][2] = {};
+#pragma unroll 1
+        for (; t < piece_end; t += KEYS) {
+            multiply_keys<T1, T2, T3, WIDE>(p, unit, buffer, t, piece_end);
+            __syncthreads();
+            weigh<T1>(p, unit, buffer, t, maxima, weights);
+            read_slots(p, unit, buffer ^ 1, t + KEYS);
+            __syncthreads();
+            add_values<T1, T2, T3, WIDE>(p, unit, shares, buffer, t, piece_end, sums);
+            buffer ^= 1;
+        }
+#pragma unroll
+        for (u32 i = 0; i < TILE * WARP / BLOCK; ++i) {
+            const u32 r = thread / WARP + i * (BLOCK / WARP);
+            if (thread % WARP == 0 && r < unit.rows) {
+                tile.piece_maximum[r] = maxima[i];
+                tile.piece_sum[r] = weights[i];
+            }
+        }
+        __syncthreads();
+        if (thread < unit.rows) {
+            if (unit.is_whole) {
+                tile.merge[thread] = merge_piece(tile.maximum[thread], tile.sum[thread], tile.piece_maximum[thread],
+                                                 tile.piece_sum[thread]);
+            } else {
+                u8* scratch = scratch_of(p, unit.number, thread);
+                write(scratch, tile.piece_maximum[thread]);
+                write(scratch + sizeof(float), tile.piece_sum[thread]);
+            }
+        }
+#pragma unroll
+        for (u32 round = 0; round < ROUNDS; ++round) {
+            if (round * ROWS_AT_ONCE < unit.rows) {
+#pragma unroll
+                for (u32 i = 0; i < ROWS_AT_ONCE; ++i) {
+                    tile.exchange[i][2 * thread] = sums[round * ROWS_AT_ONCE + i][0];
+                    tile.exchange[i][2 * thread + 1] = sums[round * ROWS_AT_ONCE + i][1];
+                }
+                __syncthreads();
+#pragma unroll 1
+                for (u32 e = thread; e < ROWS_AT_ONCE * shares.row(); e += BLOCK) {
+                    const u32 i = e >> (shares.shift + 1);
+                    const u32 d = e & (shares.row() - 1);
+                    const u32 r = round * ROWS_AT_ONCE + i;
+                    if (r >= unit.rows || d >= p.tokens.head_dim) {
+                        continue;
+                    }
+                    float added = tile.exchange[i][d];
+#pragma unroll 1
+                    for (u32 at = d + shares.row(); at < EXCHANGED; at += shares.row()) {
+                        added = __fadd_rn(added, tile.exchange[i][at]);
+                    }
+                    float& total = tile.totals[r][d];
+                    if (!unit.is_whole) {
+                        write(scratch_of(p, unit.number, r) + (2 + d) * sizeof(float), added);
+                    } else if (!(tile.merge[r].added < 0.0f)) {
+                        total = merged(tile.merge[r], total, added);
+                    }
+                }
+                __syncthreads();
+            }
+        }
+    } while (t < unit.end);
+    if (!unit.is_whole) {
+        return;
+    }
+#pragma unroll 1
+    for (u32 e = thread; e < unit.rows * shares.row(); e += BLOCK) {
+        const u32 r = e >> (shares.shift + 1);
+        const u32 d = e & (shares.row() - 1);
+        if (d < p.tokens.head_dim) {
+            write_output<T1>(p, tile.output_at[r] + d, tile.totals[r][d], tile.sum[r]);
+        }
+    }
+}
+
+template <class T1, class T2, class T3, bool WIDE>
+__device__ __forceinline__ void attend(const AttentionParameters& p) {
+    if (!read_all_lengths(p)) {
+        return;
+    }
+#pragma unroll 1
+    for (u64 number = blockIdx.x; number < p.units; number += gridDim.x) {
+        // The unit before may still be in use.
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            tile.unit = unit_at(p, number);
+        }
+        __syncthreads();
+        if (!tile.unit.is_empty) {
+            attend_tile<T1, T2, T3, WIDE>(p, tile.unit);
+        }
+    }
+}
+
+// 16-byte accesses, of T1's elements, to keys.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void attend_wide(const AttentionParameters& p) {
+    attend<T1, T2, T3, true>(p);
+}
+
+// Accesses to one element, or for int4 a byte, of keys and values: any alignment, head and group.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void attend_narrow(const AttentionParameters& p) {
+    attend<T1, T2, T3, false>(p);
+}

@@ -1,0 +1,39 @@
+// The parameter of the attention kernels, passed by value. parameters.rs declares the same and documents each field;
+// launch.rs fills it.
+#pragma once
+
+#include "parameters.cuh"
+
+struct AttentionParameters {
+    Parameters tokens;    // all tokens: lengths, slots and strides; its tensors are not used, but for the indices
+    const u8* rows[2];    // T2, the first key and the first value
+    const u8* scales[2];  // T3, of the first key and of the first value
+    const u8* query;      // T1 (query_rows, Hq, Dh)
+    const u8* mask;       // T1, null if there is none
+    u8* output;           // T1 (query_rows, Hq, Dh)
+    u8* scratch;          // float32 (step_units, rows_per_tile, 2 + Dh)
+    const i64* seqstarts;  // (B + 1)
+    i64 query_rows;
+    i64 mask_width;
+    i64 mask_plane;
+    i64 decoding_batches;
+    u64 step_units;
+    u64 units;
+    u32 heads_per_key;
+    u32 num_heads;
+    u32 num_kv_heads;
+    u32 most_step_rows;
+    u32 tiles_per_step;
+    u32 rows_per_tile;
+    float factor;
+    u32 is_causal;
+    u32 alibi_heads;
+    u32 packed;
+};
+
+static_assert(sizeof(AttentionParameters) == 392, "as in parameters.rs");
+#ifndef __CUDACC_RTC__
+static_assert(offsetof(AttentionParameters, rows) == 232, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, seqstarts) == 296, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, heads_per_key) == 352, "as in parameters.rs");
+#endif

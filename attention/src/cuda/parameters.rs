@@ -1,0 +1,67 @@
+//! The parameter of the attention kernels, passed by value; `attention_parameters.cuh` declares the same for the
+//! device.
+
+use kvcache_kernels::cuda::Parameters;
+
+/// The one parameter of every attention kernel. `attention_parameters.cuh` mirrors it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionParameters {
+    /// All tokens of all sequences: their lengths, slots and strides. Over packed keys and values their `kvstarts` is
+    /// both the `seqstarts` and the `cachestarts` here.
+    pub tokens: Parameters,
+    /// The first key and the first value that a slot, or a row, of 0 has: T2.
+    pub rows: [u64; 2],
+    /// Their scales: T3; not accessed without quantization.
+    pub scales: [u64; 2],
+    /// `query`: T1, shape (`query_rows`, Hq, Dh).
+    pub query: u64,
+    /// `attn_mask`: T1; 0 if there is none.
+    pub mask: u64,
+    /// `attn_output`: T1, shape (`query_rows`, Hq, Dh).
+    pub output: u64,
+    /// The sums of pieces: float32, shape (`step_units`, `rows_per_tile`, 2 + Dh); not accessed where no sequence has
+    /// two pieces.
+    pub scratch: u64,
+    /// int64, shape (B + 1).
+    pub seqstarts: u64,
+    /// Rows of `query` and `attn_output`.
+    pub query_rows: i64,
+    /// Elements from one row of `attn_mask` to the next.
+    pub mask_width: i64,
+    /// Elements from the plane of one query head to that of the next; 0 where all share one.
+    pub mask_plane: i64,
+    /// So many sequences, the first ones, have no causal mask.
+    pub decoding_batches: i64,
+    /// Units of work of decoding steps: pieces of keys, for each key head and each tile.
+    pub step_units: u64,
+    /// Those, and then the tiles of all other sequences.
+    pub units: u64,
+    /// Query heads that use the same key head.
+    pub heads_per_key: u32,
+    /// Query heads (Hq).
+    pub num_heads: u32,
+    /// Key heads (Hk).
+    pub num_kv_heads: u32,
+    /// A sequence of at most so many query rows for each key head is a decoding step.
+    pub most_step_rows: u32,
+    /// Tiles of `most_step_rows`.
+    pub tiles_per_step: u32,
+    /// Rows in a tile of a decoding step.
+    pub rows_per_tile: u32,
+    /// `1 / sqrt(Dh)`.
+    pub factor: f32,
+    /// Whether queries of one sequence do not see what is behind them.
+    pub is_causal: u32,
+    /// The largest power of two that is at most Hq, where scores have ALiBi's bias; else 0.
+    pub alibi_heads: u32,
+    /// Whether keys and values are packed, so that `tokens` has no `start_pos`.
+    pub packed: u32,
+}
+
+const _: () = {
+    assert!(size_of::<AttentionParameters>() == 392);
+    assert!(std::mem::offset_of!(AttentionParameters, rows) == 232);
+    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 296);
+    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 352);
+};

@@ -1,0 +1,75 @@
+//! The embedded PTX, compiled ahead of time by `kernels/src/cuda/generate.py`: the module for each combination of types.
+
+use kvcache_kernels::cuda::Module;
+use kvcache_schema::{ElementType, TypeCombination};
+
+/// The kernels of a module in [`MODULES`], by their places in [`Module::kernels`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionKernelName {
+    /// Attends with wide accesses to keys and values.
+    AttendWide,
+    /// Attends with accesses of one element: any alignment, head and group.
+    AttendNarrow,
+    /// Adds the pieces of decoding steps.
+    Combine,
+}
+
+macro_rules! modules {
+    ($($types:literal),*) => {
+        [$(Module::new(
+            $types,
+            &[
+                concat!("kvcache_attend_wide_", $types),
+                concat!("kvcache_attend_narrow_", $types),
+                concat!("kvcache_combine_", $types),
+            ],
+            include_bytes!(concat!("ptx/", $types, ".ptx.z")),
+        )),*]
+    };
+}
+
+/// Every module: one for each legal combination of types of `MultiHeadCacheAttention`. Packed keys and values are
+/// served by those in which T2 is T1.
+pub static MODULES: [Module; 12] = modules![
+    "f32_f32",
+    "f32_f16",
+    "f16_f32",
+    "f16_f16",
+    "f32_i8_f32",
+    "f32_i8_f16",
+    "f16_i8_f32",
+    "f16_i8_f16",
+    "f32_i4_f32",
+    "f32_i4_f16",
+    "f16_i4_f32",
+    "f16_i4_f16"
+];
+
+/// The module for a legal combination of T1, T2 and, with quantization, T3.
+pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
+    let row = TypeCombination::LEGAL.iter().find(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
+    let module = row.and_then(|row| MODULES.iter().find(|module| module.types == row.name()));
+    module.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use kvcache_schema::multi_head_cache_attention::combinations;
+
+    use super::*;
+
+    #[test]
+    fn every_combination_has_its_module() {
+        assert_eq!(combinations().count(), MODULES.len());
+        for row in combinations() {
+            let module = module(row.t1, row.t2, row.t3);
+            assert_eq!(module.types, row.name());
+            let ptx = module.ptx().unwrap();
+            // The oldest driver and GPU that the module is for.
+            assert!(ptx.contains("\n.version 8.4\n.target sm_75\n"));
+            for kernel in module.kernels {
+                assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Launching a call.
+
+use kvcache_kernels::cuda::{Error, Queue};
+
+use super::device_attention::DeviceAttention;
+
+/// Launches a call on a stream.
+///
+/// # Errors
+/// [`Error::TooLarge`], [`Error::NotPrepared`], [`Error::Module`]: nothing has been launched. [`Error::Driver`]: the
+/// first launches may have been.
+///
+/// # Safety
+/// - The types are a legal combination, `num_kv_heads` divides `num_heads`, and a mask is as wide as there are rows of
+///   keys. Of a cache, `Queue::run`'s conditions hold, without its outputs.
+/// - While the stream executes the call (for a captured call: each replay), each address is aligned for its type and
+///   accessible to the device for its tensor's shape: `attn_output` and scratch memory for writes and reads, the status
+///   word for atomic access to its 8 bytes, the others for reads. `attn_output` and scratch memory overlap nothing
+///   else.
+/// - During that time nothing else writes what the call reads or accesses what it writes.
+pub unsafe fn run(queue: &Queue<'_>, call: &DeviceAttention) -> Result<(), Error> {
+    let launches = call.launches()?;
+    let store = launches.store.map(|store| queue.ready(store)).transpose()?;
+    let attend = launches.attend.map(|attend| queue.ready(attend)).transpose()?;
+    let combine = launches.combine.map(|combine| queue.ready(combine)).transpose()?;
+    if let Some(store) = store {
+        // SAFETY: a launch of `DeviceProblem` has the parameter of its kernel, whose addresses are accessible: see
+        // `# Safety`.
+        unsafe { store.launch() }?;
+    }
+    for launch in [attend, combine].into_iter().flatten() {
+        // SAFETY: a launch of `DeviceAttention` has the parameter of its kernel, whose addresses are accessible: see
+        // `# Safety`.
+        unsafe { launch.launch() }?;
+    }
+    Ok(())
+}

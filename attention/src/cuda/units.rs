@@ -1,0 +1,75 @@
+//! How the work of a call is cut into units: see `kernel/work.cuh`.
+
+use kvcache_kernels::cuda::TooLarge;
+
+use super::device_attention::{DeviceAttention, DeviceKeys, MAX_HEAD_DIM};
+use crate::problem::AttentionGeometry;
+
+/// Query rows that a block attends for at once, as in the kernels.
+const TILE: usize = 16;
+
+/// Keys of a piece, as in the kernels.
+const PIECE: usize = 512;
+
+/// The most units that a call may have.
+const MOST_UNITS: usize = 1 << 62;
+
+/// The units of a call, and what they need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Units {
+    /// A sequence of at most so many query rows for each key head is a decoding step.
+    pub(super) most_step_rows: usize,
+    /// Tiles of so many rows.
+    pub(super) tiles_per_step: usize,
+    /// Rows in a tile of a decoding step.
+    pub(super) rows_per_tile: usize,
+    /// Units of decoding steps: pieces.
+    pub(super) step_units: usize,
+    /// Those, and the tiles of other sequences.
+    pub(super) units: usize,
+    /// Tiles of all decoding steps whose pieces must be added; 0 where no sequence can have two pieces.
+    pub(super) combined: usize,
+    /// The sums of all pieces.
+    pub(super) scratch_bytes: usize,
+}
+
+impl DeviceAttention {
+    /// The units of this call.
+    pub(super) fn units(&self) -> Result<Units, TooLarge> {
+        let AttentionGeometry { batch, num_heads, num_kv_heads, head_dim, .. } = self.geometry;
+        if head_dim > MAX_HEAD_DIM {
+            return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM });
+        }
+        let heads = num_heads / num_kv_heads.max(1);
+        let most = heads.max(TILE);
+        let most_step_rows = self.max_seqlen.saturating_mul(heads).clamp(heads, most);
+        let tiles_per_step = most_step_rows.div_ceil(TILE);
+        let rows_per_tile = most_step_rows.min(TILE);
+        let key_rows = match &self.keys {
+            DeviceKeys::Packed(packed) => packed.rows,
+            DeviceKeys::Cache(problem) => problem.output_rows,
+        };
+        let product = |factors: &[usize]| factors.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+        let counted = || {
+            let slots = (key_rows / PIECE).checked_add(batch)?;
+            let step_units = product(&[slots, num_kv_heads, tiles_per_step])?;
+            let rows = product(&[self.query_rows, heads])?;
+            // No sequence has more rows than there are.
+            let tiles = if rows <= most_step_rows { 0 } else { product(&[rows / TILE + batch, num_kv_heads])? };
+            let combined = if key_rows <= PIECE { 0 } else { product(&[batch, num_kv_heads, tiles_per_step])? };
+            let sums = product(&[step_units, rows_per_tile, 2 + head_dim, size_of::<f32>()])?;
+            let scratch_bytes = if combined == 0 { 0 } else { sums };
+            let units = step_units.checked_add(tiles).filter(|&units| units < MOST_UNITS)?;
+            (sums < MOST_UNITS).then_some(Units {
+                most_step_rows,
+                tiles_per_step,
+                rows_per_tile,
+                step_units,
+                units,
+                combined,
+                scratch_bytes,
+            })
+        };
+        counted().ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: MOST_UNITS })
+    }
+}
