@@ -13,5 +13,5 @@ mod run;
 
 pub use case::{After, Case, Operator, Step};
 pub use implementation::{CallResult, Implementation};
-pub use read::cases;
+pub use read::{cases, read_cases};
 pub use run::run;

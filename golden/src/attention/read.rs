@@ -40,7 +40,15 @@ struct TypesFile {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn cases() -> Result<Vec<Case>, ReadError> {
-    read_folders(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/attention_cases")), read_case)
+    read_cases(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/attention_cases")))
+}
+
+/// The cases in the folders of `folder`, by name.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
+    read_folders(folder, read_case)
 }
 
 /// The case in `folder`.

@@ -61,9 +61,9 @@ use crate::validate::{self, CheckedCall, equal_type, shapes};
 #[derive(Debug, Clone)]
 pub struct MultiHeadCacheAttention {
     attributes: CacheAttentionAttributes,
-    config: AttentionConfig,
+    pub(super) config: AttentionConfig,
     /// Of the cache; `num_repeat` is 0, since nothing is loaded.
-    cache: Config,
+    pub(super) cache: Config,
     backend: AttentionBackend,
     store: Backend,
 }

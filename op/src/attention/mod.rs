@@ -4,6 +4,8 @@ mod backend;
 mod cached;
 mod call;
 mod config;
+#[cfg(feature = "cuda")]
+mod device;
 mod inputs;
 mod packed;
 mod validate;
@@ -11,5 +13,7 @@ mod validate;
 pub use backend::AttentionBackend;
 pub use cached::{AttentionLayers, MultiHeadCacheAttention};
 pub use call::AttentionCall;
+#[cfg(feature = "cuda")]
+pub use device::{DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs};
 pub use inputs::{AttentionInputs, CacheAttentionInputs};
 pub use packed::MultiHeadAttention;

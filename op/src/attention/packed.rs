@@ -46,7 +46,7 @@ use crate::validate::{Extents, equal_type, indices, shapes};
 #[derive(Debug, Clone)]
 pub struct MultiHeadAttention {
     attributes: AttentionAttributes,
-    config: AttentionConfig,
+    pub(super) config: AttentionConfig,
     backend: AttentionBackend,
 }
 
@@ -93,6 +93,37 @@ impl MultiHeadAttention {
     pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
         let config = &self.config;
         let t1 = inputs.query.element;
+        let CheckedTensors { batch, tokens, total_kvlen, mut extents } = self.check_tensors(inputs)?;
+        let decoding_batches = validate::decoding_batches(&inputs.decoding_batches, batch, &mut extents)?;
+
+        let (seqstarts, kvstarts) = (indices::values(&inputs.seqstarts), indices::values(&inputs.kvstarts));
+        for (input, starts, of, expected) in
+            [("seqstarts", seqstarts, "query", tokens), ("kvstarts", kvstarts, "key", total_kvlen)]
+        {
+            indices::starts(input, starts)?;
+            if usize::try_from(starts[batch]) != Ok(expected) {
+                return Err(Error::StartsTotal { input, of, got: starts[batch], expected });
+            }
+        }
+        indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
+        indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
+        let attn_mask = inputs.attn_mask.as_ref();
+        let attn_mask = validate::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
+        Ok(AttentionCall {
+            backend: self.backend,
+            geometry: validate::geometry(config, t1, batch, decoding_batches),
+            indices: AttentionIndices { seqstarts, kvstarts },
+            keys: CheckedKeys::Packed([inputs.key.data, inputs.value.data]),
+            query: inputs.query.data,
+            attn_mask,
+            extents,
+        })
+    }
+
+    /// Checks types, shapes and memory of what is neither `decoding_batches` nor the mask, but no value of any tensor.
+    pub(super) fn check_tensors(&self, inputs: &AttentionInputs<'_>) -> Result<CheckedTensors, Error> {
+        let config = &self.config;
+        let t1 = inputs.query.element;
         self.check_types(t1, inputs.key.element, inputs.value.element)?;
         let index_inputs = [
             ("seqstarts", &inputs.seqstarts),
@@ -122,30 +153,17 @@ impl MultiHeadAttention {
         for (name, tensor) in rows.into_iter().chain(index_inputs) {
             extents.read(name, tensor.into())?;
         }
-        let batch = starts - 1;
-        let decoding_batches = validate::decoding_batches(&inputs.decoding_batches, batch, &mut extents)?;
-
-        let (seqstarts, kvstarts) = (indices::values(&inputs.seqstarts), indices::values(&inputs.kvstarts));
-        for (input, starts, of, expected) in
-            [("seqstarts", seqstarts, "query", tokens), ("kvstarts", kvstarts, "key", total_kvlen)]
-        {
-            indices::starts(input, starts)?;
-            if usize::try_from(starts[batch]) != Ok(expected) {
-                return Err(Error::StartsTotal { input, of, got: starts[batch], expected });
-            }
-        }
-        indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
-        indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
-        let attn_mask = inputs.attn_mask.as_ref();
-        let attn_mask = validate::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
-        Ok(AttentionCall {
-            backend: self.backend,
-            geometry: validate::geometry(config, t1, batch, decoding_batches),
-            indices: AttentionIndices { seqstarts, kvstarts },
-            keys: CheckedKeys::Packed([inputs.key.data, inputs.value.data]),
-            query: inputs.query.data,
-            attn_mask,
-            extents,
-        })
+        Ok(CheckedTensors { batch: starts - 1, tokens, total_kvlen, extents })
     }
+}
+
+/// What is known of a call whose types, shapes and memory have been checked.
+pub(super) struct CheckedTensors {
+    pub(super) batch: usize,
+    /// Rows of `query`.
+    pub(super) tokens: usize,
+    /// Rows of `key` and `value`.
+    pub(super) total_kvlen: usize,
+    /// The memory of every tensor checked so far.
+    pub(super) extents: Extents,
 }

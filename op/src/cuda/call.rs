@@ -137,12 +137,22 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
             self.extents.clone(),
             [&key.tensor, &value.tensor],
         )?;
+        let outputs = [key, value].map(|output| output.tensor.data.addr() as u64);
+        let operands = self.problem(outputs, status, queue.multiprocessors());
+        // SAFETY: `check_device` and `validate::outputs` above have checked types, shapes, alignment and overlap; each
+        // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
+        // for; `status` is as for `launch_raw`, see `# Safety`.
+        Ok(unsafe { queue.run(&operands) }?)
+    }
+
+    /// The call with outputs at these addresses of the device.
+    pub(crate) fn problem(&self, outputs: [u64; 2], status: u64, multiprocessors: u32) -> cuda::DeviceProblem {
         let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
         let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
         let [seqstarts, start_pos, cachestarts] = self.indices.as_ref().map_or([0; 3], |indices| {
             [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(|input| address(&input.tensor))
         });
-        let operands = cuda::DeviceProblem {
+        cuda::DeviceProblem {
             geometry: self.geometry,
             max_t: self.max_t,
             pages: self.pages,
@@ -150,23 +160,28 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
             output_rows: self.output_rows,
             exact_rows: self.exact_rows,
             current: self.current.each_ref().map(|current| address(&current.tensor)),
-            outputs: [address_mut(key), address_mut(value)],
+            outputs,
             cache: address_mut(&self.cache),
             scale: self.scale.as_ref().map_or(0, address_mut),
             seqstarts,
             start_pos,
             cachestarts,
             status,
-            multiprocessors: queue.multiprocessors(),
-        };
-        // SAFETY: `check_device` and `validate::outputs` above have checked types, shapes, alignment and overlap; each
-        // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
-        // for; `status` is as for `launch_raw`, see `# Safety`.
-        Ok(unsafe { queue.run(&operands) }?)
+            multiprocessors,
+        }
     }
 
     /// The uses of slices by this call, with the tensors' names.
-    fn uses<'b>(&'b self, outputs: &'b DeviceOutputs<'a>) -> [(&'static str, Option<&'b Usage<'a>>); 9] {
+    fn uses<'b>(
+        &'b self,
+        outputs: &'b DeviceOutputs<'a>,
+    ) -> impl Iterator<Item = (&'static str, Option<&'b Usage<'a>>)> {
+        let outputs = [(OUTPUTS[0], outputs.key.usage.as_ref()), (OUTPUTS[1], outputs.value.usage.as_ref())];
+        self.input_uses().into_iter().chain(outputs)
+    }
+
+    /// Those of all but the outputs.
+    pub(crate) fn input_uses(&self) -> [(&'static str, Option<&Usage<'a>>); 7] {
         let indices = self.indices.as_ref();
         [
             ("current_key", self.current[0].usage.as_ref()),
@@ -176,8 +191,6 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
             ("start_pos", indices.and_then(|indices| indices.start_pos.usage.as_ref())),
             ("cache", self.cache.usage.as_ref()),
             ("scale", self.scale.as_ref().and_then(|scale| scale.usage.as_ref())),
-            (OUTPUTS[0], outputs.key.usage.as_ref()),
-            (OUTPUTS[1], outputs.value.usage.as_ref()),
         ]
     }
 }

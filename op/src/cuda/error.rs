@@ -22,6 +22,15 @@ pub enum Error {
         input: &'static str,
     },
 
+    /// Scratch memory that is too small, or not aligned to 4 bytes.
+    #[error("scratch has {got} bytes, expected at least {expected}, aligned to 4")]
+    Scratch {
+        /// Its bytes; 0 if there is none.
+        got: usize,
+        /// The bytes that the call needs.
+        expected: usize,
+    },
+
     /// A slice of another context than the stream's.
     #[error("{input} is in memory of another CUDA context than the stream's")]
     OtherContext {
@@ -36,6 +45,7 @@ impl Error {
         match self {
             Self::Operator(error) => error.kind(),
             Self::Launch(error) => error.kind(),
+            Self::Scratch { .. } => "scratch",
             Self::OtherStream { .. } => "other_stream",
             Self::OtherContext { .. } => "other_cuda_context",
         }

@@ -59,6 +59,13 @@
 //!
 //! Whatever values the index inputs have, nothing outside the tensors is read or written.
 //!
+//! # Attention
+//! `MultiHeadAttention::check_device` and `MultiHeadCacheAttention::check_device` give a [`DeviceAttentionCall`]. It is
+//! launched with the output and with [scratch memory](DeviceAttentionCall::scratch_bytes), which calls of one stream can
+//! share. The order of sums is the kernels' own, fixed by a token's sequence alone: the bits are not those of the CPU.
+//! Heads have 256 elements at most. A key whose slot is wrong takes no part, and is reported; with a wrong length
+//! nothing is written. No GPU has run these kernels yet: they are proven on the emulated driver.
+//!
 //! # Streams of other libraries
 //! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take plain addresses,
 //! streams and status words.
@@ -78,6 +85,10 @@ mod tensor;
 
 pub use call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use error::Error;
+pub(crate) use operator::check_call;
+pub(crate) use tensor::Usage;
+
+pub use crate::attention::{DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs};
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,
 };

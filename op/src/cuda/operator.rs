@@ -7,6 +7,7 @@ use kvcache_schema::{CacheMode, ElementType};
 use super::call::{DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
 use super::error::Error;
 use super::tensor::DeviceMut;
+use crate::attributes::Config;
 use crate::inputs::IndexInputs;
 use crate::operator::KeyValueCache;
 use crate::validate;
@@ -25,57 +26,9 @@ impl KeyValueCache {
         scale: Option<DeviceMut<'a>>,
     ) -> Result<DeviceCall<'a>, crate::Error> {
         let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
-        let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
-        let t3 = scale_tensor.map(|scale| scale.element);
+        let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         self.check_types(current_key.element, current_value.element, cache.tensor.element, t3)?;
-        let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {
-            OutputRows::Kvstarts(kvstarts) => (kvstarts, true),
-            // No input at all then, so nothing can be wrong with it; its shape is that of `seqstarts`.
-            OutputRows::AtMost(_) => (&inputs.indices.seqstarts.tensor, false),
-        };
-        let indices = IndexInputs {
-            seqstarts: inputs.indices.seqstarts.tensor.clone(),
-            kvstarts: kvstarts.clone(),
-            cachestarts: inputs.indices.cachestarts.tensor.clone(),
-            start_pos: inputs.indices.start_pos.tensor.clone(),
-            max_seqlen: inputs.indices.max_seqlen.clone(),
-            max_kvlen: inputs.indices.max_kvlen.clone(),
-        };
-        let config = self.config();
-        let current = Some([current_key, current_value]);
-        let validate::CheckedTensors { geometry, dims, extents } =
-            validate::tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
-        let output_rows = match inputs.indices.kvstarts {
-            // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
-            OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &indices, &dims) }?,
-            OutputRows::AtMost(rows) => {
-                // SAFETY: `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
-                unsafe { validate::bounds_on_host(&indices, &[]) }?;
-                rows
-            }
-        };
-        Ok(DeviceCall {
-            output_shape: validate::output_shape(&geometry, output_rows)?,
-            geometry,
-            max_t: dims.cache.max_t,
-            pages: match config.mode {
-                CacheMode::Offset => Pages::Offset,
-                CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
-            },
-            current_rows: current_key.shape[0],
-            output_rows,
-            exact_rows,
-            shape_reason: validate::OUTPUT_SHAPE,
-            extents,
-            current: [inputs.current_key, inputs.current_value],
-            indices: Some(DeviceIndices {
-                seqstarts: inputs.indices.seqstarts,
-                cachestarts: inputs.indices.cachestarts,
-                start_pos: inputs.indices.start_pos,
-            }),
-            cache,
-            scale,
-        })
+        check_call(self.config(), inputs, cache, scale)
     }
 
     /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
@@ -95,4 +48,62 @@ impl KeyValueCache {
         let t3 = self.config().quant.and(t3);
         Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
     }
+}
+
+/// The check of a call whose types go together.
+pub(crate) fn check_call<'a>(
+    config: &Config,
+    inputs: DeviceInputs<'a>,
+    cache: DeviceMut<'a>,
+    scale: Option<DeviceMut<'a>>,
+) -> Result<DeviceCall<'a>, crate::Error> {
+    let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
+    let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
+    let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {
+        OutputRows::Kvstarts(kvstarts) => (kvstarts, true),
+        // No input at all then, so nothing can be wrong with it; its shape is that of `seqstarts`.
+        OutputRows::AtMost(_) => (&inputs.indices.seqstarts.tensor, false),
+    };
+    let indices = IndexInputs {
+        seqstarts: inputs.indices.seqstarts.tensor.clone(),
+        kvstarts: kvstarts.clone(),
+        cachestarts: inputs.indices.cachestarts.tensor.clone(),
+        start_pos: inputs.indices.start_pos.tensor.clone(),
+        max_seqlen: inputs.indices.max_seqlen.clone(),
+        max_kvlen: inputs.indices.max_kvlen.clone(),
+    };
+    let current = Some([current_key, current_value]);
+    let validate::CheckedTensors { geometry, dims, extents } =
+        validate::tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
+    let output_rows = match inputs.indices.kvstarts {
+        // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
+        OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &indices, &dims) }?,
+        OutputRows::AtMost(rows) => {
+            // SAFETY: `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
+            unsafe { validate::bounds_on_host(&indices, &[]) }?;
+            rows
+        }
+    };
+    Ok(DeviceCall {
+        output_shape: validate::output_shape(&geometry, output_rows)?,
+        geometry,
+        max_t: dims.cache.max_t,
+        pages: match config.mode {
+            CacheMode::Offset => Pages::Offset,
+            CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
+        },
+        current_rows: current_key.shape[0],
+        output_rows,
+        exact_rows,
+        shape_reason: validate::OUTPUT_SHAPE,
+        extents,
+        current: [inputs.current_key, inputs.current_value],
+        indices: Some(DeviceIndices {
+            seqstarts: inputs.indices.seqstarts,
+            cachestarts: inputs.indices.cachestarts,
+            start_pos: inputs.indices.start_pos,
+        }),
+        cache,
+        scale,
+    })
 }

@@ -12,7 +12,7 @@ use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 pub struct DeviceRef<'a> {
     /// The tensor; its address is a device address, which the host never dereferences.
     pub(crate) tensor: TensorRef<'a>,
-    pub(super) usage: Option<Usage<'a>>,
+    pub(crate) usage: Option<Usage<'a>>,
 }
 
 /// A tensor in device memory, to be written.
@@ -20,13 +20,13 @@ pub struct DeviceRef<'a> {
 pub struct DeviceMut<'a> {
     /// As in [`DeviceRef`].
     pub(crate) tensor: TensorMut<'a>,
-    pub(super) usage: Option<Usage<'a>>,
+    pub(crate) usage: Option<Usage<'a>>,
 }
 
 /// The use of a cudarc slice by a stream. Its start has made the stream wait for earlier uses on other streams; it ends
 /// when this is dropped, which must be after the call is enqueued.
 #[derive(Debug)]
-pub(super) struct Usage<'a> {
+pub(crate) struct Usage<'a> {
     stream: &'a CudaStream,
     same_context: bool,
     _end: SyncOnDrop<'a>,
@@ -123,7 +123,7 @@ impl<'a> DeviceMut<'a> {
 
 impl Usage<'_> {
     /// Checks that a call on `stream` may use the tensor called `input`.
-    pub(super) fn check(&self, input: &'static str, stream: &CudaStream) -> Result<(), Error> {
+    pub(crate) fn check(&self, input: &'static str, stream: &CudaStream) -> Result<(), Error> {
         if !self.same_context {
             return Err(Error::OtherContext { input });
         }

@@ -104,10 +104,20 @@ impl Extents {
         self.add(name, memory, true)
     }
 
+    /// The same; gives its bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn write_bytes(&mut self, name: &'static str, memory: Memory<'_>) -> Result<usize, Error> {
+        self.add_bytes(name, memory, true)
+    }
+
     fn add(&mut self, name: &'static str, memory: Memory<'_>, written: bool) -> Result<(), Error> {
+        self.add_bytes(name, memory, written).map(drop)
+    }
+
+    fn add_bytes(&mut self, name: &'static str, memory: Memory<'_>, written: bool) -> Result<usize, Error> {
         let (address, bytes) = (memory.address, memory.check(name)?);
         if bytes == 0 {
-            return Ok(());
+            return Ok(0);
         }
         let new = Extent { name, start: address, end: address.saturating_add(bytes), written };
         for old in &self.0 {
@@ -117,7 +127,7 @@ impl Extents {
             }
         }
         self.0.push(new);
-        Ok(())
+        Ok(bytes)
     }
 }
 

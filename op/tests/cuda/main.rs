@@ -5,12 +5,17 @@
 //! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` is the folder of
 //! the golden cases, where the sources are not where they were at build time.
 
+#[path = "../common/attention_device_check.rs"]
+mod attention_device_check;
+#[path = "../common/attention.rs"]
+mod attention_on_host;
 #[path = "../common/device_check.rs"]
 mod device_check;
 #[path = "../common/random.rs"]
 mod random;
 
 mod agree;
+mod attention;
 mod device;
 mod golden;
 mod graphs;
@@ -30,7 +35,7 @@ use random::memory;
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 22] = [
+const TESTS: [Test; 28] = [
     ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::every_case", golden::every_case),
     ("golden::every_case_unaligned", golden::every_case_unaligned),
@@ -52,6 +57,12 @@ const TESTS: [Test; 22] = [
     ("graphs::captured_and_replayed", graphs::captured_and_replayed),
     ("graphs::replayed_while_sequences_grow", graphs::replayed_while_sequences_grow),
     ("graphs::unprepared_kernels_do_not_break_a_capture", graphs::unprepared_kernels_do_not_break_a_capture),
+    ("attention::every_case", attention::every_case),
+    ("attention::every_case_unaligned", attention::every_case_unaligned),
+    ("attention::what_the_host_cannot_refuse", attention::what_the_host_cannot_refuse),
+    ("attention::long_heads_are_refused", attention::long_heads_are_refused),
+    ("attention::long_sequences", attention::long_sequences),
+    ("attention::scratch_is_checked", attention::scratch_is_checked),
     ("large::more_than_two_to_the_31_elements", large::more_than_two_to_the_31_elements),
 ];
 

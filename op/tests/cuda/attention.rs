@@ -1,0 +1,291 @@
+//! The attention operators: golden cases, the status word, and bits that depend on a token's own sequence alone.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::error::Error;
+use std::path::Path;
+
+use kvcache_golden::attention::{CallResult, Case, Implementation, Operator, Step, cases, read_cases, run};
+use kvcache_golden::{Expected, Outcome, Tensor};
+use kvcache_op::cuda::cudarc::driver::{CudaStream, CudaView, CudaViewMut};
+use kvcache_op::cuda::{self, DeviceMut, DeviceRef, Finding};
+use kvcache_op::{AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, ElementType, Serial};
+use libtest_mimic::Failed;
+
+use crate::attention_device_check::{OnDevice, check, left_to_device};
+use crate::attention_on_host::Attention;
+use crate::device::{Buffer, Gpu, shift};
+use crate::oracle::numbers;
+use crate::status::of_numbers;
+
+/// The golden cases.
+fn attention_cases() -> Result<Vec<Case>, Failed> {
+    Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
+        // Beside those of `KeyValueCache`.
+        Some(folder) => read_cases(&Path::new(&folder).with_file_name("attention_cases"))?,
+        None => cases()?,
+    })
+}
+
+/// Tensors of a call in the GPU's memory.
+struct InMemory<'a> {
+    stream: &'a CudaStream,
+    inputs: &'a BTreeMap<&'static str, (&'a Buffer, CudaView<'a, u8>)>,
+    cache: Option<(&'a Tensor, &'a mut CudaViewMut<'a, u8>)>,
+    scale: Option<(&'a Tensor, &'a mut CudaViewMut<'a, u8>)>,
+}
+
+impl<'a> OnDevice<'a> for InMemory<'a> {
+    fn input(&mut self, name: &'static str) -> DeviceRef<'a> {
+        let (buffer, view) = &self.inputs[name];
+        buffer.read(view, self.stream)
+    }
+
+    fn cache(&mut self) -> DeviceMut<'a> {
+        let (tensor, view) = self.cache.take().expect("a case of a cache has one");
+        DeviceMut::from_bytes(tensor.element(), tensor.shape(), view, self.stream)
+    }
+
+    fn scale(&mut self) -> Option<DeviceMut<'a>> {
+        let (tensor, view) = self.scale.take()?;
+        Some(DeviceMut::from_bytes(tensor.element(), tensor.shape(), view, self.stream))
+    }
+}
+
+/// Cache and scale of a case, on the GPU.
+struct State {
+    cache: Option<Buffer>,
+    scale: Option<Buffer>,
+}
+
+impl State {
+    fn new(gpu: &Gpu, case: &Case, unaligned: bool) -> Result<Self, Box<dyn Error>> {
+        let of = |tensor: &Tensor| Buffer::of(gpu, tensor, shift(tensor.element(), unaligned));
+        Ok(Self { cache: case.cache.as_ref().map(of).transpose()?, scale: case.scale.as_ref().map(of).transpose()? })
+    }
+}
+
+/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU.
+fn call(gpu: &Gpu, case: &Case, step: &Step, state: &mut State, unaligned: bool) -> Result<Tensor, Box<dyn Error>> {
+    let mut buffers = BTreeMap::new();
+    for (&name, tensor) in &step.inputs {
+        buffers.insert(name, Buffer::of(gpu, tensor, shift(tensor.element(), unaligned))?);
+    }
+    let views = buffers.iter().map(|(&name, buffer)| (name, (buffer, buffer.view()))).collect();
+    let mut cache = state.cache.as_mut().map(Buffer::view_mut);
+    let mut scale = state.scale.as_mut().map(Buffer::view_mut);
+    let mut device = InMemory {
+        stream: &gpu.stream,
+        inputs: &views,
+        cache: case.cache.as_ref().zip(cache.as_mut()),
+        scale: case.scale.as_ref().zip(scale.as_mut()),
+    };
+    let call = check(case, step, &mut device).map_err(cuda::Error::from)?;
+    let mut output = Buffer::untouched(gpu, case.t1, &call.output_shape(), shift(case.t1, unaligned))?;
+    let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[call.scratch_bytes()?], 0)?;
+    {
+        let shape = call.output_shape();
+        let (mut output, mut scratch) = (output.view_mut(), scratch.view_mut());
+        let scratch_len = call.scratch_bytes()?;
+        let attn_output = DeviceMut::from_bytes(case.t1, shape, &mut output, &gpu.stream);
+        let scratch = DeviceMut::from_bytes(ElementType::Int8, [scratch_len], &mut scratch, &gpu.stream);
+        call.launch(attn_output, Some(scratch), &gpu.status, &gpu.stream)?;
+    }
+    gpu.stream.synchronize()?;
+    output.download(gpu)
+}
+
+/// The operators on the GPU as the conformance suite sees them.
+struct AttentionOnDevice<'a> {
+    gpu: &'a Gpu,
+    unaligned: bool,
+}
+
+impl AttentionOnDevice<'_> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, Box<dyn Error>> {
+        let mut state = State::new(self.gpu, case, self.unaligned)?;
+        let mut results = Vec::new();
+        for step in &case.steps {
+            let output = call(self.gpu, case, step, &mut state, self.unaligned);
+            let outcome = match output.map_err(|error| error.downcast::<cuda::Error>()) {
+                Ok(output) => Outcome::Done(output),
+                Err(Ok(error)) if matches!(*error, cuda::Error::Operator(_)) => {
+                    Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
+                }
+                Err(Ok(error)) => return Err(error),
+                Err(Err(error)) => return Err(error),
+            };
+            if let Some(status) = self.gpu.status.take() {
+                return Err(format!("the device found something wrong: {status}").into());
+            }
+            let download =
+                |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(self.gpu)).transpose();
+            results.push(CallResult { outcome, cache: download(&state.cache)?, scale: download(&state.scale)? });
+        }
+        Ok(results)
+    }
+}
+
+impl Implementation for AttentionOnDevice<'_> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        self.run(case).map_err(|error| error.to_string())
+    }
+
+    fn cannot_run(&self, case: &Case) -> Option<String> {
+        let kind = case.steps.iter().find_map(|step| left_to_device(case, step))?;
+        Some(format!("{kind} is found by the device and reported by the status word, in another test"))
+    }
+}
+
+fn all_cases_pass(gpu: &Gpu, unaligned: bool) -> Result<(), Failed> {
+    let cases = attention_cases()?;
+    let report = run(&AttentionOnDevice { gpu, unaligned }, &cases);
+    println!("{} passed, {} failed, {} skipped", report.passed, report.failures.len(), report.skipped.len());
+    if !report.failures.is_empty() {
+        return Err(report.to_string().into());
+    }
+    if report.passed < 200 { Err(format!("only {} cases have been run", report.passed).into()) } else { Ok(()) }
+}
+
+pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
+    all_cases_pass(gpu, false)
+}
+
+pub fn every_case_unaligned(gpu: &Gpu) -> Result<(), Failed> {
+    all_cases_pass(gpu, true)
+}
+
+/// An int64 input, and what is changed of it.
+type Change = (&'static str, fn(&mut Vec<i64>));
+
+/// A golden case, with an int64 input of its first step changed.
+fn changed(name: &str, (input, change): Change) -> Result<Case, Failed> {
+    let mut cases = attention_cases()?;
+    let place = cases.iter().position(|case| case.name == name).ok_or(format!("there is no golden case {name}"))?;
+    let mut case = cases.swap_remove(place);
+    let tensor = case.steps[0].inputs.get_mut(input).ok_or("there is no such input")?;
+    let mut values = numbers(tensor).to_vec();
+    change(&mut values);
+    *tensor = of_numbers(&values, tensor.shape());
+    Ok(case)
+}
+
+/// Wrong lengths and slots are found by the device. With a wrong length nothing is written; a key with a wrong slot
+/// takes no part.
+pub fn what_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
+    let checks: [(&str, Change, Finding, bool); 5] = [
+        ("packed-causal1-decoding0", ("seqstarts", |starts| starts[0] = 1), Finding::Seqstarts, false),
+        ("packed-causal1-decoding0", ("kvstarts", |starts| starts[1] = -1), Finding::Kvstarts, false),
+        ("layout0-paged-f32-f32", ("start_pos", |start_pos| start_pos[0] = -1), Finding::StartPos, false),
+        ("layout0-paged-f32-f32", ("cachestarts", |starts| starts[0] = 1 << 40), Finding::Slot, true),
+        ("layout0-offset-f16-f16", ("cachestarts", |starts| starts[0] = -7), Finding::Slot, true),
+    ];
+    for (name, change, finding, writes) in checks {
+        let case = changed(name, change)?;
+        let mut state = State::new(gpu, &case, false)?;
+        let output = call(gpu, &case, &case.steps[0], &mut state, false)?;
+        let status = gpu.status.take().ok_or(format!("{name}: nothing was found"))?;
+        assert_eq!(status.finding, finding, "{name}");
+        let untouched = output.bytes().iter().all(|&byte| byte == crate::device::UNTOUCHED);
+        assert_eq!(untouched, !writes, "{name}");
+    }
+    Ok(())
+}
+
+/// Heads that are too long are refused when the kernels are prepared.
+pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
+    let attributes = CacheAttentionAttributes {
+        attention: AttentionAttributes { num_heads: 1, head_dim: 264, ..Default::default() },
+        ..Default::default()
+    };
+    let op = kvcache_op::MultiHeadCacheAttention::new(attributes)?;
+    let error = op.prepare_device(ElementType::Float32, ElementType::Float32, None, &gpu.stream).unwrap_err();
+    assert_eq!(error.kind(), "too_large");
+    assert_eq!(error.to_string(), "head_dim is 264, expected at most 256 on a CUDA device");
+    Ok(())
+}
+
+/// A number that follows from its place.
+fn number(i: usize) -> f32 {
+    ((i * 2_654_435_761) >> 8) as u16 as f32 / 8192.0 - 4.0
+}
+
+/// Two sequences of more than a piece of keys, one of them with three queries.
+fn long_case(max_seqlen: i64) -> Case {
+    let floats = |shape: [usize; 3], seed: usize| {
+        let numbers = (0..shape.iter().product()).flat_map(|i| number(i + seed).to_le_bytes());
+        Tensor::new(ElementType::Float32, shape.to_vec(), &numbers.collect::<Vec<_>>()).expect("the bytes of its shape")
+    };
+    let inputs = BTreeMap::from([
+        ("query", floats([4, 4, 24], 1)),
+        ("key", floats([1800, 2, 24], 1000)),
+        ("value", floats([1800, 2, 24], 500_000)),
+        ("seqstarts", of_numbers(&[0, 1, 4], &[3])),
+        ("kvstarts", of_numbers(&[0, 1100, 1800], &[3])),
+        ("decoding_batches", of_numbers(&[1], &[1])),
+        ("max_seqlen", of_numbers(&[max_seqlen], &[1])),
+        ("max_kvlen", of_numbers(&[1100], &[1])),
+    ]);
+    Case {
+        name: "long".to_owned(),
+        folder: std::path::PathBuf::new(),
+        about: "Sequences of several pieces.".to_owned(),
+        operator: Operator::MultiHeadAttention,
+        attributes: CacheAttentionAttributes {
+            attention: AttentionAttributes { num_heads: 4, num_kv_heads: 2, head_dim: 24, ..Default::default() },
+            ..Default::default()
+        },
+        t1: ElementType::Float32,
+        cache: None,
+        scale: None,
+        steps: vec![Step { inputs, expected: Expected::Refusal { kind: String::new(), mentions: Vec::new() } }],
+    }
+}
+
+/// Whether each piece is a unit of work or a block goes over all of them: the same bits, close to the CPU's.
+pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
+    let mut outputs = Vec::new();
+    // All queries are decoding steps, or those of the first sequence only.
+    for max_seqlen in [3, 0] {
+        let case = long_case(max_seqlen);
+        let mut state = State::new(gpu, &case, false)?;
+        outputs.push(call(gpu, &case, &case.steps[0], &mut state, false)?);
+        assert_eq!(gpu.status.take(), None);
+    }
+    assert!(outputs[0] == outputs[1], "the bits depend on how the work is cut");
+    let host = Attention { backend: AttentionBackend::Reference, store: Backend::Reference, workers: Serial };
+    let Outcome::Done(expected) = host.run(&long_case(3))?.swap_remove(0).outcome else {
+        return Err("the host refuses the call".into());
+    };
+    let floats = |tensor: &Tensor| -> Vec<f32> {
+        tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+    };
+    let difference = floats(&outputs[0]).into_iter().zip(floats(&expected)).map(|(a, b)| (a - b).abs());
+    let difference = difference.fold(0.0, f32::max);
+    if difference < 2e-5 { Ok(()) } else { Err(format!("{difference} from the reference").into()) }
+}
+
+/// Scratch memory that is missing, or too small, is refused before anything is launched.
+pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
+    for given in [None, Some(100)] {
+        let case = long_case(3);
+        let step = &case.steps[0];
+        let mut buffers = BTreeMap::new();
+        for (&name, tensor) in &step.inputs {
+            buffers.insert(name, Buffer::of(gpu, tensor, 0)?);
+        }
+        let views = buffers.iter().map(|(&name, buffer)| (name, (buffer, buffer.view()))).collect();
+        let mut device = InMemory { stream: &gpu.stream, inputs: &views, cache: None, scale: None };
+        let call = check(&case, step, &mut device)?;
+        let expected = call.scratch_bytes()?;
+        let mut output = Buffer::untouched(gpu, case.t1, &call.output_shape(), 0)?;
+        let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[100], 0)?;
+        let shape = call.output_shape();
+        let (mut output, mut scratch) = (output.view_mut(), scratch.view_mut());
+        let attn_output = DeviceMut::from_bytes(case.t1, shape, &mut output, &gpu.stream);
+        let scratch = given.map(|len| DeviceMut::from_bytes(ElementType::Int8, [len], &mut scratch, &gpu.stream));
+        let error = call.launch(attn_output, scratch, &gpu.status, &gpu.stream).unwrap_err();
+        assert_eq!(error, cuda::Error::Scratch { got: given.unwrap_or(0), expected });
+    }
+    Ok(())
+}
