@@ -20,8 +20,9 @@ from node import quiet_options
 EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
 DEVICE = "cpu" if EMULATED else "cuda"
 
-# What the operators read on the host; in static batching `start_pos` too.
-ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen")
+# What the operators read on the host; in static batching `start_pos` too. `MultiHeadAttention` reads `kvstarts` on the
+# device.
+ON_HOST = ("kvstarts", "max_seqlen", "max_kvlen", "decoding_batches")
 STATIC_ON_HOST = ("start_pos",)
 
 
@@ -82,22 +83,36 @@ def device_call(
     model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray], num_repeat: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """One call of a one-node model: key and value. The state stays on the GPU and is changed there."""
+    current = inputs["current_key"]
+    *rows, num_heads, head_dim = current.shape
+    is_static = "kvstarts" not in inputs
+    rows = [rows[0], inputs["start_pos"].item() + rows[1]] if is_static else [int(inputs["kvstarts"][-1])]
+    shape = (*rows, num_heads * num_repeat, head_dim)
+    key, value = (DeviceArray(np.zeros(shape, current.dtype)) for _ in range(2))
+    _run(model, inputs, state, dict(key=key, value=value))
+    return key.numpy(), value.numpy()
+
+
+def device_attention(model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray]) -> np.ndarray:
+    """One call of a one-node model of an attention operator: attn_output. The state is changed on the GPU."""
+    attn_output = DeviceArray(np.zeros_like(inputs["query"]))
+    _run(model, inputs, state, dict(attn_output=attn_output))
+    return attn_output.numpy()
+
+
+def _run(
+    model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray], outputs: dict[str, DeviceArray]
+) -> None:
     session = device_session(model)
     binding = session.io_binding()
-    is_static = "kvstarts" not in inputs
-    on_host = STATIC_ON_HOST if is_static else ON_HOST
+    names = ON_HOST if "kvstarts" in inputs else STATIC_ON_HOST
+    on_host = [name for name in names if name in inputs and not (name == "kvstarts" and "key" in inputs)]
     arrays = {name: DeviceArray(array) for name, array in inputs.items() if name not in on_host}
     for name, array in (arrays | state).items():
         array.bind(binding, name)
     for name in on_host:
         binding.bind_cpu_input(name, inputs[name])
-    current = inputs["current_key"]
-    *rows, num_heads, head_dim = current.shape
-    rows = [rows[0], inputs["start_pos"].item() + rows[1]] if is_static else [int(inputs["kvstarts"][-1])]
-    shape = (*rows, num_heads * num_repeat, head_dim)
-    key, value = outputs = [DeviceArray(np.zeros(shape, current.dtype)) for _ in range(2)]
-    for name, output in zip(("key", "value"), outputs):
+    for name, output in outputs.items():
         output.bind_output(binding, name)
     session.run_with_iobinding(binding)
     binding.synchronize_outputs()
-    return key.numpy(), value.numpy()

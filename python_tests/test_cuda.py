@@ -15,13 +15,14 @@ import yaml
 from onnx import TensorProto
 from safetensors.numpy import load_file
 
-from compare import assert_same_bits
-from device_call import DeviceArray, device_call, device_session, why_no_gpu
+from compare import assert_same_bits, assert_within
+from device_call import DeviceArray, device_attention, device_call, device_session, why_no_gpu
 from kvcache import DOMAIN
 from node import INPUTS, OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_of
 from oracle_call import oracle_call
 from ragged import RaggedCache
 from setting import FLOAT, LEGAL_TYPES, Setting
+from test_attention_golden import CASES as ATTENTION_CASES
 from test_golden import CASES
 from test_random import random_current, random_setting
 from test_static_batching import CASES as STATIC_CASES
@@ -37,13 +38,13 @@ def gpu() -> None:
 
 
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
-def test_an_operator_without_a_kernel_is_refused(operator: str) -> None:
-    """Its node would run on the CPU, on copies of the cache: refused when the session is made."""
+def test_heads_that_are_too_long_are_refused(operator: str) -> None:
+    """The node would fail in every call: refused when the session is made."""
     required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
     rows = ("query", "key", "value", "current_key", "current_value", "cache")
     types = {name: FLOAT if name in rows else TensorProto.INT64 for name in required}
-    with pytest.raises(Exception, match=f"{operator} node 'cached': there is no CUDA kernel"):
-        device_session(node_model(types, dict(num_heads=2, head_dim=8), operator=operator))
+    with pytest.raises(Exception, match=f"{operator} node 'cached': .*head_dim is 264, expected at most 256"):
+        device_session(node_model(types, dict(num_heads=2, head_dim=264), operator=operator))
 
 
 def legal(folder: Path) -> bool:
@@ -80,6 +81,26 @@ def run_case(folder: Path, domain: str, signature: tuple[str, ...]) -> None:
         got = dict(key=key, value=value) | {name: array.numpy() for name, array in state.items()}
         for name, array in got.items():
             assert_same_bits(f"step {i}: {name}", array, np.asarray(tensors[f"{i}.{name}"]), any_nan)
+
+
+@pytest.mark.parametrize("folder", [folder for folder in ATTENTION_CASES if legal(folder)], ids=lambda at: at.name)
+def test_golden_case_of_attention(folder: Path) -> None:
+    """Within the oracle's tolerance, step by step, and the oracle's bytes in the cache."""
+    case = yaml.safe_load((folder / "case.yaml").read_text())
+    tensors = load_file(folder / "tensors.safetensors")
+    int4_shape = tuple(case["int4"]["cache"]) if "int4" in case else None
+    host = {name: tensors[name] for name in ("cache", "scale") if name in tensors}
+    state = {name: DeviceArray(array, int4_shape if name == "cache" else None) for name, array in host.items()}
+    names = [name for name in OPERATORS[case["operator"]][0] if name not in state]
+    for i, _ in enumerate(case["steps"]):
+        inputs = {name: tensors[f"{i}.{name}"] for name in names if f"{i}.{name}" in tensors}
+        types = types_of(inputs | host, int4_shape is not None)
+        model = node_model(types, case["attributes"], operator=case["operator"])
+        got = device_attention(model, inputs, state)
+        expected, tolerance = (tensors[f"{i}.{name}"] for name in ("attn_output", "tolerance"))
+        assert_within(f"step {i}: attn_output", got, expected, tolerance)
+        for name, array in state.items():
+            assert_same_bits(f"step {i}: {name}", array.numpy(), np.asarray(tensors[f"{i}.{name}"]))
 
 
 @pytest.mark.parametrize("seed", range(4 * len(LEGAL_TYPES)))

@@ -58,6 +58,17 @@ impl<'a> CallTensors<'a> {
     /// # Errors
     /// If it has elements of a type that no operator knows. The operator refuses other wrong types.
     pub(crate) fn read_elements(&self, index: usize) -> Result<Option<TensorRef<'a>>, Error> {
+        let Some((element, shape, data)) = self.elements(index)? else { return Ok(None) };
+        // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
+        // initialized, and stays for 'a.
+        Ok(Some(unsafe { TensorRef::from_raw_parts(element, shape, data) }))
+    }
+
+    /// Type, shape and address of that input.
+    ///
+    /// # Errors
+    /// As for `read_elements`.
+    pub(crate) fn elements(&self, index: usize) -> Result<Option<(ElementType, Shape, *mut u8)>, Error> {
         let value = self.value(index)?;
         let (got, shape) = self.type_and_shape(value)?;
         if shape.contains(&0) {
@@ -65,9 +76,7 @@ impl<'a> CallTensors<'a> {
         }
         let (name, expected) = (self.definition.inputs[index], Role::Mask.types());
         let element = element_type(got).ok_or(Error::ElementType { name, got, expected })?;
-        // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
-        // initialized, and stays for 'a.
-        Ok(Some(unsafe { TensorRef::from_raw_parts(element, shape, address(value)?) }))
+        Ok(Some((element, shape, address(value)?)))
     }
 
     /// The input at `index`, to be modified.

@@ -3,6 +3,8 @@
 mod kernel;
 mod key_value_cache;
 mod memory;
+mod multi_head_attention;
+mod multi_head_cache_attention;
 mod operator;
 mod operators;
 mod static_key_value_cache;

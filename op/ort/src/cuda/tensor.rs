@@ -39,6 +39,14 @@ impl<'a> DeviceTensors<'a> {
         Ok(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) })
     }
 
+    /// The input at `index`, which may be of any type, to be read by the device; `None` if it has no elements.
+    pub(crate) fn read_elements(&self, index: usize) -> Result<Option<DeviceRef<'a>>, Error> {
+        let Some((element, shape, data)) = self.tensors.elements(index)? else { return Ok(None) };
+        Place::Device.check(self.definition.inputs[index], self.tensors.input(index)?.1)?;
+        // SAFETY: as in `read`.
+        Ok(Some(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) }))
+    }
+
     /// The input at `index`, to be modified by the device.
     pub(crate) fn modify(&self, index: usize) -> Result<DeviceMut<'a>, Error> {
         let (element, value) = self.tensors.input(index)?;

@@ -2,13 +2,17 @@
 
 mod key_value_cache;
 mod list;
-mod multi_head_attention;
-mod multi_head_cache_attention;
+pub(crate) mod multi_head_attention;
+pub(crate) mod multi_head_cache_attention;
 mod static_key_value_cache;
 mod stored;
 
 #[cfg(feature = "cuda")]
 pub(crate) use key_value_cache::{KEY_VALUE_CACHE, KeyValueCacheNode};
 pub(crate) use list::OPERATORS;
+#[cfg(feature = "cuda")]
+pub(crate) use multi_head_attention::{MULTI_HEAD_ATTENTION, MultiHeadAttentionNode};
+#[cfg(feature = "cuda")]
+pub(crate) use multi_head_cache_attention::{MULTI_HEAD_CACHE_ATTENTION, MultiHeadCacheAttentionNode};
 #[cfg(feature = "cuda")]
 pub(crate) use static_key_value_cache::{STATIC_KEY_VALUE_CACHE, StaticKeyValueCacheNode};

@@ -20,25 +20,25 @@ pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
     on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
 };
 
-const QUERY: usize = position(&INPUTS, "query");
-const KEY: usize = position(&INPUTS, "key");
-const VALUE: usize = position(&INPUTS, "value");
-const SEQSTARTS: usize = position(&INPUTS, "seqstarts");
-const KVSTARTS: usize = position(&INPUTS, "kvstarts");
-const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
-const MAX_SEQLEN: usize = position(&INPUTS, "max_seqlen");
-const MAX_KVLEN: usize = position(&INPUTS, "max_kvlen");
-const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
+pub(crate) const QUERY: usize = position(&INPUTS, "query");
+pub(crate) const KEY: usize = position(&INPUTS, "key");
+pub(crate) const VALUE: usize = position(&INPUTS, "value");
+pub(crate) const SEQSTARTS: usize = position(&INPUTS, "seqstarts");
+pub(crate) const KVSTARTS: usize = position(&INPUTS, "kvstarts");
+pub(crate) const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
+pub(crate) const MAX_SEQLEN: usize = position(&INPUTS, "max_seqlen");
+pub(crate) const MAX_KVLEN: usize = position(&INPUTS, "max_kvlen");
+pub(crate) const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
 
 /// A node of the operator.
-struct MultiHeadAttentionNode {
-    operator: MultiHeadAttention,
-    has_mask: bool,
+pub(crate) struct MultiHeadAttentionNode {
+    pub(crate) operator: MultiHeadAttention,
+    pub(crate) has_mask: bool,
 }
 
 impl MultiHeadAttentionNode {
     /// Checks the attributes of `node`, and that its types go together.
-    fn new(node: &Node<'_>) -> Result<Self, Error> {
+    pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
         let operator = MultiHeadAttention::new(node.attributes()?)?;
         operator.check_types(node.element(QUERY), node.element(KEY), node.element(VALUE))?;
         Ok(Self { operator, has_mask: node.has_input(ATTN_MASK)? })

@@ -21,21 +21,21 @@ pub(crate) static MULTI_HEAD_CACHE_ATTENTION: Definition = Definition {
     on_cpu: |node| Ok(Box::new(MultiHeadCacheAttentionNode::new(node)?)),
 };
 
-const AT: StorePositions = StorePositions::of(&INPUTS);
-const QUERY: usize = position(&INPUTS, "query");
-const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
-const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
+pub(crate) const AT: StorePositions = StorePositions::of(&INPUTS);
+pub(crate) const QUERY: usize = position(&INPUTS, "query");
+pub(crate) const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
+pub(crate) const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
 
 /// A node of the operator.
-struct MultiHeadCacheAttentionNode {
-    operator: MultiHeadCacheAttention,
-    has_scale: bool,
-    has_mask: bool,
+pub(crate) struct MultiHeadCacheAttentionNode {
+    pub(crate) operator: MultiHeadCacheAttention,
+    pub(crate) has_scale: bool,
+    pub(crate) has_mask: bool,
 }
 
 impl MultiHeadCacheAttentionNode {
     /// Checks the attributes of `node`, and that its types go together.
-    fn new(node: &Node<'_>) -> Result<Self, Error> {
+    pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
         let has_scale = node.has_input(AT.scale)?;
         let scale = has_scale.then(|| node.element(AT.scale));
         let operator = MultiHeadCacheAttention::new(node.attributes()?)?;
