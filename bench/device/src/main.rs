@@ -10,6 +10,7 @@
 //! as JSON, one a line. With `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works;
 //! its times mean nothing. Without a GPU the run ends with the exit code 77.
 
+mod attention;
 mod case;
 mod measure;
 mod row;
@@ -59,6 +60,16 @@ fn bench(context: std::sync::Arc<kvcache_op::cuda::cudarc::driver::CudaContext>)
                 count += 1;
             }
             Err(reason) => println!("{:<52} SKIPPED: {reason}", case.name()),
+        }
+    }
+    println!("{}", attention::HEAD);
+    for case in attention::all().into_iter().filter(|case| attention::name(case).contains(&filter)) {
+        match attention::run(&context, &stream, &case)? {
+            Ok(line) => {
+                println!("{line}");
+                count += 1;
+            }
+            Err(reason) => println!("{:<62} SKIPPED: {reason}", attention::name(&case)),
         }
     }
     match count {

@@ -38,7 +38,7 @@ impl Bytes {
 }
 
 /// Bytes that are no NaN and no infinity in any type.
-fn pattern(i: usize) -> u8 {
+pub fn pattern(i: usize) -> u8 {
     (i.wrapping_mul(2_654_435_761) >> 11) as u8 & 0x3b
 }
 
