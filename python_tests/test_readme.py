@@ -1,12 +1,15 @@
-"""The examples of the README and of the manager's page do what they say."""
+"""The examples of the README, of the page about ONNX Runtime and of the manager's page do what they say."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 from kvcache import find_library
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+RUNTIME = ROOT / "docs" / "onnxruntime.md"
 MANAGER = ROOT / "docs" / "manager.md"
 LIBRARY = "target/release/libkvcache_ort.so"
 
@@ -18,11 +21,12 @@ def python_blocks(page: Path) -> list[str]:
     return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in blocks]
 
 
-def test_the_python_example_runs() -> None:
+@pytest.mark.parametrize("page", [README, RUNTIME], ids=lambda page: page.stem)
+def test_the_python_example_runs(page: Path) -> None:
     """The block runs as it stands, but for the place of the library; it ends with assertions of its own."""
-    (code,) = python_blocks(README)
+    (code,) = python_blocks(page)
     assert LIBRARY in code and "assert" in code
-    exec(compile(code.replace(LIBRARY, str(find_library())), README.name, "exec"), {})
+    exec(compile(code.replace(LIBRARY, str(find_library())), page.name, "exec"), {})
 
 
 def test_the_managers_page_runs() -> None:
