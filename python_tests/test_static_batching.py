@@ -207,6 +207,18 @@ def test_a_node_that_cannot_work_is_refused_with_the_session(domain: str) -> Non
     assert "cache is an initializer" in message
 
 
+@pytest.mark.parametrize("scale", ["left out", "empty name", "no elements"])
+def test_a_scale_that_is_not_given(scale: str) -> None:
+    """In each of the ways in which graphs have none."""
+    current = np.ones((1, 1, 2, 8), np.float32)
+    inputs = dict(current_key=current, current_value=current, start_pos=np.array(0, np.int64))
+    inputs |= dict(cache=np.zeros((1, 1, 2, 4, 2, 8), np.float32))
+    inputs |= dict(scale=np.zeros(0, np.float16)) if scale == "no elements" else {}
+    model = node_model(types_of(inputs, False), {}, domain="opmx", empty_scale=scale == "empty name")
+    key, _ = call(session_of(model), inputs)
+    assert_same_bits("key", key, current)
+
+
 def test_the_callers_memory_is_written_and_nothing_else() -> None:
     """The cache at its own address, also as a view with other memory around it."""
     around = np.full(2 * 1 * 2 * 4 * 2 * 8 + 32, 7, np.float32)
