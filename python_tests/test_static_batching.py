@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from compare import assert_same_arrays, assert_same_bits
 from kvcache import ELEMENT_TYPES, NUMPY_TYPES, create_session
 from node import (
+    RUNTIME,
     STATIC_DOMAINS,
     STATIC_INPUTS,
     call,
@@ -210,6 +211,8 @@ def test_a_node_that_cannot_work_is_refused_with_the_session(domain: str) -> Non
 @pytest.mark.parametrize("scale", ["left out", "empty name", "no elements"])
 def test_a_scale_that_is_not_given(scale: str) -> None:
     """In each of the ways in which graphs have none."""
+    if scale == "empty name" and RUNTIME < (1, 24):
+        pytest.skip("ONNX Runtime before 1.24 itself crashes on an empty-named last input")
     current = np.ones((1, 1, 2, 8), np.float32)
     inputs = dict(current_key=current, current_value=current, start_pos=np.array(0, np.int64))
     inputs |= dict(cache=np.zeros((1, 1, 2, 4, 2, 8), np.float32))
