@@ -90,7 +90,10 @@ def requests(new_tokens: int, temperature: float = 0.0) -> list[Request]:
 def serve(name: str, arguments: argparse.Namespace) -> Served:
     """Serves all requests with one cache format, then measures the perplexity."""
     engine = trained_engine(
-        KEPT_AS[name], max_t=arguments.pages * PAGE_SIZE, fused=arguments.fused, threads=arguments.threads
+        KEPT_AS[name],
+        max_t=arguments.pages * PAGE_SIZE,
+        fused=arguments.attention == "fused",
+        threads=arguments.threads,
     )
     scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
     served = requests(arguments.new_tokens, arguments.temperature)
@@ -133,7 +136,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pages", type=int, default=64, help=f"pages in the cache, of {PAGE_SIZE} tokens")
     parser.add_argument("--window", type=int, default=TRAINED.max_positions, help="tokens that perplexity looks back")
     parser.add_argument("--threads", type=int, default=0, help="threads inside an operator; 0 takes all cores")
-    parser.add_argument("--fused", action="store_true", help="the graph whose attention is one operator")
+    parser.add_argument(
+        "--attention",
+        choices=("fused", "standard"),
+        default="fused",
+        help="one operator, or standard ones over what KeyValueCache returns",
+    )
     parser.add_argument("--record", action="store_true", help="writes docs/quality.csv from what all formats gave")
     arguments = parser.parse_args()
     if arguments.record and (arguments.formats, arguments.window) != (list(KEPT_AS), TRAINED.max_positions):
