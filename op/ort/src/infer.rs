@@ -7,8 +7,8 @@ use ort::operator::ShapeInferenceContext;
 use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
 use crate::attributes::{self, NodeAttributes};
-use crate::definition::Definition;
 use crate::error::Error;
+use crate::signature::Signature;
 
 /// A node whose outputs' shape is asked for.
 pub(crate) struct Inference<'a> {
@@ -28,6 +28,9 @@ impl Inference<'_> {
     }
 }
 
+/// An operator's function for the shape of its outputs, as far as a graph knows it.
+pub(crate) type InferShape = fn(&Inference<'_>) -> Result<Vec<Dim>, Error>;
+
 /// Sets the type of the outputs of a node, that of its first input, and their shape.
 ///
 /// ONNX Runtime calls the inference function of one operator for all of the same name, so the types of that one say
@@ -35,15 +38,19 @@ impl Inference<'_> {
 ///
 /// # Errors
 /// ONNX Runtime ignores them; making the kernel fails for the same reason.
-pub(crate) fn infer_shape(context: &mut ShapeInferenceContext, definition: &Definition) -> Result<(), Error> {
+pub(crate) fn infer_shape(
+    context: &mut ShapeInferenceContext,
+    signature: &Signature,
+    infer: InferShape,
+) -> Result<(), Error> {
     let inputs = context.inputs();
     let shapes = inputs.iter().map(dims).collect();
-    let shape = (definition.infer_shape)(&Inference { context, shapes })?;
-    let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, definition.name)).collect();
-    let missing = Error::Missing { name: definition.inputs[0] };
+    let shape = infer(&Inference { context, shapes })?;
+    let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, signature.name)).collect();
+    let missing = Error::Missing { name: signature.inputs[0] };
     let t1 = inputs.first().and_then(ValueType::tensor_type).ok_or(missing)?;
     let output = tensor_type(t1, &shape);
-    (0..definition.outputs.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
+    (0..signature.outputs.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
 /// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0. None of the inputs that

@@ -36,12 +36,12 @@ impl NodeKernel {
         definition: &'static Definition,
         types: &NodeTypes,
     ) -> Result<Self, Error> {
-        let node = Node::new(context, definition, types)?;
+        let node = Node::new(context, &definition.signature, types)?;
         Ok(Self { definition, types: node.types().clone(), compute: (definition.on_cpu)(&node)? })
     }
 
     fn run(&self, context: &ComputeContext) -> Result<(), Error> {
-        let tensors = CallTensors::new(context, self.definition, &self.types);
+        let tensors = CallTensors::new(context, &self.definition.signature, &self.types);
         self.compute.run(&tensors, &Pool::new(context, *THREADS))
     }
 }

@@ -92,6 +92,7 @@ mod operators;
 mod positions;
 mod register;
 mod runtime;
+mod signature;
 mod tensor;
 mod unwind;
 mod workers;

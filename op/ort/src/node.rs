@@ -9,9 +9,9 @@ use ort::value::{DynTensorValueType, TensorElementType};
 use ort::{AsPointer, ortsys};
 
 use crate::attributes::{self, NodeAttributes};
-use crate::definition::{Definition, Role};
 use crate::error::Error;
 use crate::node_types::{NodeTypes, element_type};
+use crate::signature::{Role, Signature};
 
 /// A node for which a kernel is being made, on any provider.
 pub(crate) struct Node<'a> {
@@ -26,22 +26,22 @@ impl<'a> Node<'a> {
     /// If what the node writes would not be the caller's, or an input is of a type that no operator knows.
     pub(crate) fn new(
         context: &'a KernelContext<'a>,
-        definition: &'static Definition,
+        signature: &'static Signature,
         types: &NodeTypes,
     ) -> Result<Self, Error> {
-        if definition.has_state() && is_retyped(context)? {
-            return Err(Error::Retyped { output: definition.outputs[0] });
+        if signature.has_state() && is_retyped(context)? {
+            return Err(Error::Retyped { output: signature.outputs[0] });
         }
         // One without elements holds nothing, and counts as not given.
         let is_held = |index| {
             let constant = context.constant_input::<DynTensorValueType>(index);
             constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
         };
-        let mut inputs = definition.inputs.iter().enumerate();
+        let mut inputs = signature.inputs.iter().enumerate();
         if let Some((_, name)) = inputs.find(|&(index, name)| Role::of(name).is_state() && is_held(index)) {
             return Err(Error::Initializer { name });
         }
-        Ok(Self { context, types: types.completed(|index| read_type(context, index, definition.inputs[index]))? })
+        Ok(Self { context, types: types.completed(|index| read_type(context, index, signature.inputs[index]))? })
     }
 
     /// The types of its inputs.
@@ -127,11 +127,11 @@ impl Drop for TypeInfo {
 /// fails, but not here.
 pub(crate) fn naming_the_node<T>(
     context: &KernelContext<'_>,
-    definition: &'static Definition,
+    signature: &'static Signature,
     f: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
     f().map_err(|reason| Error::Node {
-        operator: definition.name,
+        operator: signature.name,
         name: context.node_name().unwrap_or_default(),
         reason: Box::new(reason),
     })

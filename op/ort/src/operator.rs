@@ -6,11 +6,12 @@ use kvcache_schema::VERSION;
 use ort::operator::{KernelContext, Operator, OperatorInput, OperatorOutput, ShapeInferenceContext};
 use ort::value::TensorElementType;
 
-use crate::definition::{Definition, Role};
+use crate::definition::Definition;
 use crate::infer::infer_shape;
 use crate::kernel::NodeKernel;
 use crate::node::naming_the_node;
 use crate::node_types::{NodeTypes, runtime_type};
+use crate::signature::Role;
 use crate::unwind::guard;
 
 /// An operator for one choice of types, on the CPU provider.
@@ -23,7 +24,7 @@ pub(crate) struct TypedOperator {
 impl TypedOperator {
     /// The operator for every choice of types that it is registered for.
     pub(crate) fn all(definition: &'static Definition) -> impl Iterator<Item = Self> {
-        NodeTypes::all(definition.inputs).into_iter().map(move |types| Self { definition, types })
+        NodeTypes::all(definition.signature.inputs).into_iter().map(move |types| Self { definition, types })
     }
 }
 
@@ -31,7 +32,7 @@ impl Operator for TypedOperator {
     type Kernel<'attr> = NodeKernel;
 
     fn name(&self) -> &str {
-        self.definition.name
+        self.definition.signature.name
     }
 
     fn versions(&self) -> RangeInclusive<u32> {
@@ -39,7 +40,7 @@ impl Operator for TypedOperator {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        self.definition.inputs.iter().enumerate().map(|(index, input)| {
+        self.definition.signature.inputs.iter().enumerate().map(|(index, input)| {
             let element = self.types.input(index).map_or(TensorElementType::Undefined, runtime_type);
             match Role::of(input).is_optional() {
                 true => OperatorInput::optional(element),
@@ -49,15 +50,15 @@ impl Operator for TypedOperator {
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        self.definition.outputs.iter().map(|_| OperatorOutput::required(runtime_type(self.types.t1())))
+        self.definition.signature.outputs.iter().map(|_| OperatorOutput::required(runtime_type(self.types.t1())))
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
         let Self { definition, types } = self;
-        guard(|| naming_the_node(context, definition, || NodeKernel::new(context, definition, types)))
+        guard(|| naming_the_node(context, &definition.signature, || NodeKernel::new(context, definition, types)))
     }
 
     fn infer_shape(&self, context: &mut ShapeInferenceContext) -> ort::Result<()> {
-        guard(|| infer_shape(context, self.definition))
+        guard(|| infer_shape(context, &self.definition.signature, self.definition.infer_shape))
     }
 }

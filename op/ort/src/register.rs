@@ -89,7 +89,7 @@ unsafe impl Sync for Domain {}
 fn domains() -> Result<&'static [Domain], Error> {
     static MADE: OnceLock<Result<Vec<Domain>, String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        let names: BTreeSet<_> = OPERATORS.into_iter().flat_map(|operator| operator.domains).collect();
+        let names: BTreeSet<_> = OPERATORS.into_iter().flat_map(|operator| operator.signature.domains).collect();
         names.into_iter().map(domain).collect::<ort::Result<_>>().map_err(|error| error.to_string())
     });
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
@@ -97,7 +97,7 @@ fn domains() -> Result<&'static [Domain], Error> {
 
 /// The domain of this name, with its operators.
 fn domain(name: &str) -> ort::Result<Domain> {
-    let mut operators = OPERATORS.into_iter().filter(|operator| operator.domains.contains(&name));
+    let mut operators = OPERATORS.into_iter().filter(|operator| operator.signature.domains.contains(&name));
     Ok(Domain(operators.try_fold(OperatorDomain::new(name)?, add)?))
 }
 

@@ -20,10 +20,10 @@ use ort::{AsPointer, ortsys};
 use smallvec::{SmallVec, smallvec};
 
 use crate::api_1_24::TypeAndShapeReference;
-use crate::definition::{Definition, Role};
 use crate::error::Error;
 use crate::node_types::{NodeTypes, element_type};
 use crate::runtime::tensor_type_and_shape_reference;
+use crate::signature::{Role, Signature};
 
 /// The tensors of one call, by their positions in the node.
 ///
@@ -33,15 +33,15 @@ use crate::runtime::tensor_type_and_shape_reference;
 #[derive(Clone, Copy)]
 pub(crate) struct CallTensors<'a> {
     context: &'a ComputeContext,
-    definition: &'static Definition,
+    signature: &'static Signature,
     types: &'a NodeTypes,
     type_and_shape_reference: Option<TypeAndShapeReference>,
 }
 
 impl<'a> CallTensors<'a> {
     /// The tensors of the call that `context` describes, of a node with these types.
-    pub(crate) fn new(context: &'a ComputeContext, definition: &'static Definition, types: &'a NodeTypes) -> Self {
-        Self { context, definition, types, type_and_shape_reference: tensor_type_and_shape_reference() }
+    pub(crate) fn new(context: &'a ComputeContext, signature: &'static Signature, types: &'a NodeTypes) -> Self {
+        Self { context, signature, types, type_and_shape_reference: tensor_type_and_shape_reference() }
     }
 
     /// The input at `index`, to be read.
@@ -74,7 +74,7 @@ impl<'a> CallTensors<'a> {
         if shape.contains(&0) {
             return Ok(None);
         }
-        let (name, expected) = (self.definition.inputs[index], Role::Mask.types());
+        let (name, expected) = (self.signature.inputs[index], Role::Mask.types());
         let element = element_type(got).ok_or(Error::ElementType { name, got, expected })?;
         Ok(Some((element, shape, address(value)?)))
     }
@@ -114,7 +114,7 @@ impl<'a> CallTensors<'a> {
             dims.len(),
             &mut value
         )?];
-        let value = NonNull::new(value).ok_or(Error::Missing { name: self.definition.outputs[index] })?;
+        let value = NonNull::new(value).ok_or(Error::Missing { name: self.signature.outputs[index] })?;
         Ok((self.types.t1(), value))
     }
 
@@ -142,7 +142,7 @@ impl<'a> CallTensors<'a> {
     fn value(&self, index: usize) -> Result<NonNull<OrtValue>, Error> {
         let mut value = ptr::null();
         ortsys![unsafe KernelContext_GetInput(self.context.ptr(), index, &mut value)?];
-        NonNull::new(value.cast_mut()).ok_or(Error::Missing { name: self.definition.inputs[index] })
+        NonNull::new(value.cast_mut()).ok_or(Error::Missing { name: self.signature.inputs[index] })
     }
 }
 

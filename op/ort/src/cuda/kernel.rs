@@ -50,7 +50,7 @@ impl CudaKernel {
         on_device: Option<OnDevice>,
     ) -> Result<Self, Error> {
         let on_device = on_device.ok_or(Error::NoDeviceKernel)?;
-        let node = Node::new(context, definition, types)?;
+        let node = Node::new(context, &definition.signature, types)?;
         let allocator = context.allocator(MemoryType::Default)?;
         // A negative number stands for no device; no device has this one either.
         let ordinal = usize::try_from(allocator.memory_info().device_id()).unwrap_or(usize::MAX);
@@ -69,7 +69,7 @@ impl CudaKernel {
         if let Some(status) = self.status.take() {
             return Err(Error::EarlierCall(status));
         }
-        let tensors = DeviceTensors::new(context, self.definition, &self.types);
+        let tensors = DeviceTensors::new(context, &self.definition.signature, &self.types);
         let stream = context.stream()?.map_or(ptr::null_mut(), |stream| stream.as_ptr().cast());
         // SAFETY: `stream` is the runtime's for this call, on the device of `new`, and the runtime keeps it. The status
         // word lives as long as this kernel, and waits for the device before it is freed.

@@ -47,9 +47,11 @@ impl Operator for CudaOperator {
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
         let definition = self.typed.definition;
-        self.typed.inputs().into_iter().zip(definition.inputs).map(|(input, name)| match is_on_host(definition, name) {
-            true => input.memory_type(MemoryType::CPUInput),
-            false => input,
+        self.typed.inputs().into_iter().zip(definition.signature.inputs).map(|(input, name)| {
+            match is_on_host(definition, name) {
+                true => input.memory_type(MemoryType::CPUInput),
+                false => input,
+            }
         })
     }
 
@@ -59,7 +61,11 @@ impl Operator for CudaOperator {
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
         let TypedOperator { definition, types } = &self.typed;
-        guard(|| naming_the_node(context, definition, || CudaKernel::new(context, definition, types, self.on_device)))
+        guard(|| {
+            naming_the_node(context, &definition.signature, || {
+                CudaKernel::new(context, definition, types, self.on_device)
+            })
+        })
     }
 
     fn infer_shape(&self, context: &mut ShapeInferenceContext) -> ort::Result<()> {

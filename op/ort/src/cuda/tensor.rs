@@ -5,34 +5,34 @@ use kvcache_op::cuda::{DeviceMut, DeviceRef};
 use ort::operator::ComputeContext;
 
 use super::memory::Place;
-use crate::definition::Definition;
 use crate::error::Error;
 use crate::node_types::NodeTypes;
+use crate::signature::Signature;
 use crate::tensor::{CallTensors, address};
 
 /// The tensors of one call on the CUDA provider, by their positions in the node: [`CallTensors`] of which each is
 /// checked to lie where it must.
 pub(crate) struct DeviceTensors<'a> {
-    definition: &'static Definition,
+    signature: &'static Signature,
     tensors: CallTensors<'a>,
 }
 
 impl<'a> DeviceTensors<'a> {
     /// The tensors of the call that `context` describes, of a node with these types.
-    pub(crate) fn new(context: &'a ComputeContext, definition: &'static Definition, types: &'a NodeTypes) -> Self {
-        Self { definition, tensors: CallTensors::new(context, definition, types) }
+    pub(crate) fn new(context: &'a ComputeContext, signature: &'static Signature, types: &'a NodeTypes) -> Self {
+        Self { signature, tensors: CallTensors::new(context, signature, types) }
     }
 
     /// The input at `index`, to be read by the host.
     pub(crate) fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error> {
-        Place::Cpu.check(self.definition.inputs[index], self.tensors.input(index)?.1)?;
+        Place::Cpu.check(self.signature.inputs[index], self.tensors.input(index)?.1)?;
         self.tensors.read(index)
     }
 
     /// The input at `index`, to be read by the device.
     pub(crate) fn read(&self, index: usize) -> Result<DeviceRef<'a>, Error> {
         let (element, value) = self.tensors.input(index)?;
-        Place::Device.check(self.definition.inputs[index], value)?;
+        Place::Device.check(self.signature.inputs[index], value)?;
         let (shape, data) = (self.tensors.shape(value)?, address(value)?);
         // SAFETY: the runtime's tensor has this type, shape and address, as in `CallTensors::read`, in the device's
         // memory, checked above. It stays until the stream of the call is done with it.
@@ -42,7 +42,7 @@ impl<'a> DeviceTensors<'a> {
     /// The input at `index`, which may be of any type, to be read by the device; `None` if it has no elements.
     pub(crate) fn read_elements(&self, index: usize) -> Result<Option<DeviceRef<'a>>, Error> {
         let Some((element, shape, data)) = self.tensors.elements(index)? else { return Ok(None) };
-        Place::Device.check(self.definition.inputs[index], self.tensors.input(index)?.1)?;
+        Place::Device.check(self.signature.inputs[index], self.tensors.input(index)?.1)?;
         // SAFETY: as in `read`.
         Ok(Some(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) }))
     }
@@ -50,7 +50,7 @@ impl<'a> DeviceTensors<'a> {
     /// The input at `index`, to be modified by the device.
     pub(crate) fn modify(&self, index: usize) -> Result<DeviceMut<'a>, Error> {
         let (element, value) = self.tensors.input(index)?;
-        Place::Device.check(self.definition.inputs[index], value)?;
+        Place::Device.check(self.signature.inputs[index], value)?;
         let (shape, data) = (self.tensors.shape(value)?, address(value)?);
         // SAFETY: as in `read`; and the caller lets the operator write this input, as in `CallTensors::modify`.
         Ok(unsafe { DeviceMut::from_raw_parts(element, shape, data.addr() as u64) })
@@ -59,7 +59,7 @@ impl<'a> DeviceTensors<'a> {
     /// The output at `index`, which the runtime makes with this shape in the device's memory.
     pub(crate) fn write(&self, index: usize, shape: &[usize]) -> Result<DeviceMut<'a>, Error> {
         let (element, value) = self.tensors.output(index, shape)?;
-        Place::Device.check(self.definition.outputs[index], value)?;
+        Place::Device.check(self.signature.outputs[index], value)?;
         let data = address(value)?;
         // SAFETY: the runtime has made this output of T1 and this shape, in the device's memory, checked above. It
         // stays until the stream of the call is done with it.

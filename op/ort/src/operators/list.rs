@@ -15,18 +15,20 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::definition::Role;
+    use crate::signature::Role;
 
     #[test]
     fn a_name_in_a_domain_is_one_operator() {
-        let names = OPERATORS.iter().flat_map(|operator| operator.domains.map(|domain| (domain, operator.name)));
+        let names = OPERATORS
+            .iter()
+            .flat_map(|operator| operator.signature.domains.map(|domain| (domain, operator.signature.name)));
         assert_eq!(names.collect::<HashSet<_>>().len(), 2 * OPERATORS.len());
     }
 
     #[test]
     fn the_first_input_of_every_operator_is_of_t1() {
         for operator in OPERATORS {
-            assert_eq!(Role::of(operator.inputs[0]), Role::Rows, "{}", operator.name);
+            assert_eq!(Role::of(operator.signature.inputs[0]), Role::Rows, "{}", operator.signature.name);
         }
     }
 }

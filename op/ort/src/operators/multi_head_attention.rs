@@ -9,13 +9,11 @@ use crate::error::Error;
 use crate::infer::Inference;
 use crate::node::Node;
 use crate::positions::position;
+use crate::signature::Signature;
 use crate::tensor::CallTensors;
 
 pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
-    name: NAME,
-    domains: DOMAINS,
-    inputs: &INPUTS,
-    outputs: &OUTPUTS,
+    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
     infer_shape,
     on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
 };
