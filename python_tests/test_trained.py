@@ -76,10 +76,9 @@ def test_token_by_token_it_is_the_same(name: str, fused: bool, model: NumpyLlama
     starts = np.cumsum([0, *lengths])
     assert starts[-1] == len(tokens)
     parts = [engine.decode({pieces: tokens[a:b]})[pieces] for a, b in pairwise(starts)]
-    # a code on the border between two is tipped by the order of a sum, in few of a million elements
-    bound = 1e-3 if KEPT_AS[name].quant_bit == 0 else 0.5
+    # another order of a sum tips a few elements over the border between two codes, or two float16
     difference = np.abs(np.concatenate(parts) - at_once)
-    assert difference.max() < bound and np.median(difference) < 1e-2
+    assert difference.max() < dict(float32=1e-3, float16=1e-2).get(name, 0.5) and np.median(difference) < 1e-2
     if name == "float32":
         assert np.abs(at_once - model.logits(tokens)).max() < 1e-3
 
