@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::call::Call;
 use super::generic::fold::Sums;
-use super::generic::panel::{BLOCK, Pack};
+use super::generic::panel::{BLOCK, DEPTH, Pack};
 use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
 use super::generic::rows::{Next, Rows};
@@ -80,33 +80,50 @@ pub(super) struct Queries<'a> {
     pub(super) state: State,
 }
 
+/// Rows of values that are read into memory at once: they stay in the first-level cache until they are added.
+const READ_ROWS: usize = 32;
+
 /// Memory for one block of keys.
 #[derive(Clone, Copy)]
 pub(super) struct BlockMemory {
+    /// A panel of keys, and then rows of values or panels of them.
     pub(super) panel: *mut f32,
+    /// Rows of values.
     pub(super) rows: *mut f32,
     pub(super) room: *mut f32,
     pub(super) weights: *mut f32,
     pub(super) rescale: *mut f32,
+    ones: *const f32,
 }
 
 impl BlockMemory {
     /// How much it takes for so many query rows at once.
     pub(super) fn len(call: &Call<'_>, queries: usize) -> usize {
-        2 * BLOCK * call.width + Self::room_len(call) + queries * BLOCK + queries
+        Self::panel_len(call) + BLOCK * call.width + Self::room_len(call) + queries * (BLOCK + 2)
     }
 
     /// The memory in [`len`](Self::len) numbers.
-    pub(super) fn new(memory: *mut f32, call: &Call<'_>, queries: usize) -> Self {
-        let rows = memory.wrapping_add(BLOCK * call.width);
+    ///
+    /// # Safety
+    /// They can be written, and are nobody else's.
+    pub(super) unsafe fn new(memory: *mut f32, call: &Call<'_>, queries: usize) -> Self {
+        let rows = memory.wrapping_add(Self::panel_len(call));
         let room = rows.wrapping_add(BLOCK * call.width);
         let weights = room.wrapping_add(Self::room_len(call));
-        Self { panel: memory, rows, room, weights, rescale: weights.wrapping_add(queries * BLOCK) }
+        let rescale = weights.wrapping_add(queries * BLOCK);
+        let ones = rescale.wrapping_add(queries);
+        // SAFETY: the last `queries` numbers are part of the memory: see `# Safety`.
+        unsafe { std::slice::from_raw_parts_mut(ones, queries).fill(1.0) }
+        Self { panel: memory, rows, room, weights, rescale, ones }
     }
 
-    /// A register of every scale.
+    fn panel_len(call: &Call<'_>) -> usize {
+        BLOCK * call.width.max(DEPTH)
+    }
+
+    /// For each scale of a row those of all rows.
     fn room_len(call: &Call<'_>) -> usize {
-        call.groups.count.next_multiple_of(LINE) * LINE
+        call.groups.count.next_multiple_of(LINE) * BLOCK
     }
 }
 
@@ -120,30 +137,30 @@ pub(super) struct KeyRows<'a> {
 }
 
 impl<'a> KeyRows<'a> {
-    /// The first `len` rows, of keys or of values, which are followed by `next`.
-    pub(super) fn rows<'b>(self, call: &'b Call<'_>, kv: usize, len: usize, next: KeyRows<'b>) -> Rows<'b>
+    /// Some rows, of keys or of values, and what is read in place of them next.
+    pub(super) fn rows<'b>(self, call: &'b Call<'_>, kv: usize, rows: Range<usize>, next: KeyRows<'b>) -> Rows<'b>
     where
         'a: 'b,
     {
         let (from, scale) = call.source.head(kv, self.head);
         Rows {
             from,
-            offsets: &self.offsets.cache[..len],
+            offsets: &self.offsets.cache[rows.clone()],
             scale,
-            scale_offsets: &self.offsets.scale[..len],
+            scale_offsets: &self.offsets.scale[rows.clone()],
             len: call.geometry.head_dim,
             groups: &call.groups,
-            next: next.next(call, kv),
+            next: next.next(call, kv, rows.start),
         }
     }
 
-    /// The rows as those that follow.
-    fn next<'b>(self, call: &Call<'_>, kv: usize) -> Next<'b>
+    /// The rows from `first` on, as those that are read next.
+    fn next<'b>(self, call: &Call<'_>, kv: usize, first: usize) -> Next<'b>
     where
         'a: 'b,
     {
         let (from, scale) = call.source.head(kv, self.head);
-        Next { from, offsets: &self.offsets.cache, scale, scale_offsets: &self.offsets.scale }
+        Next { from, offsets: &self.offsets.cache[first..], scale, scale_offsets: &self.offsets.scale[first..] }
     }
 }
 
@@ -164,18 +181,25 @@ pub(super) unsafe fn attend_block(
     let Queries { rows, query, state } = *queries;
     let padded = keys.len().next_multiple_of(SUMS);
     let BlockMemory { panel, room, weights, rescale, .. } = memory;
+    let head_dim = call.geometry.head_dim;
     // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last.
     unsafe {
-        (functions.pack)(&Pack { rows: here.rows(call, KEY, padded, next), panel, room });
-        (functions.scores)(&Products {
-            query,
-            query_step: width,
-            queries: rows.len(),
-            head_dim: call.geometry.head_dim,
-            panel,
-            keys: padded,
-            scores: weights,
-        });
+        for first in (0..head_dim).step_by(DEPTH) {
+            let elements = first..head_dim.min(first + DEPTH);
+            let depth = elements.len();
+            (functions.pack)(&Pack { rows: here.rows(call, KEY, 0..BLOCK, next), keys: padded, elements, panel, room });
+            (functions.scores)(&Products {
+                query: query.add(first),
+                query_step: width,
+                queries: rows.len(),
+                depth,
+                first: first == 0,
+                panel,
+                from: 0,
+                keys: padded,
+                scores: weights,
+            });
+        }
         let hidden = (functions.softmax)(&Block {
             rows,
             keys: keys.clone(),
@@ -185,37 +209,55 @@ pub(super) unsafe fn attend_block(
             sums: state.weights,
             rescale,
         });
-        let values = here.rows(call, VALUE, keys.len(), next);
-        let scratch_offsets: [usize; BLOCK];
-        let values = if call.in_place {
-            let Rows { from, offsets, next, .. } = values;
-            Values { weights, queries: rows.len(), from, offsets, width, next: Some(next), rescale, sums: state.values }
-        } else {
-            (functions.read)(&Read { rows: values, to: memory.rows, to_step: width });
-            scratch_offsets = std::array::from_fn(|t| t * width * size_of::<f32>());
-            let (from, offsets) = (memory.rows.cast_const().cast(), &scratch_offsets[..keys.len()]);
-            Values { weights, queries: rows.len(), from, offsets, width, next: None, rescale, sums: state.values }
-        };
-        if !hidden {
-            return (functions.weigh)(&values);
+        let mut rescale = rescale.cast_const();
+        let at_once = if call.in_place { BLOCK } else { READ_ROWS };
+        for first in (0..keys.len()).step_by(at_once) {
+            let some = first..keys.len().min(first + at_once);
+            let values = here.rows(call, VALUE, some.clone(), next);
+            let weights = weights.add(first).cast_const();
+            let values = if call.in_place {
+                let Rows { from, offsets, next, .. } = values;
+                let next = Some(next);
+                Values { weights, queries: rows.len(), from, offsets, width, next, rescale, sums: state.values }
+            } else {
+                (functions.read)(&Read { rows: values, to: panel, to_step: width });
+                let (from, offsets) = (panel.cast_const().cast(), &call.scratch_offsets[..some.len()]);
+                Values { weights, queries: rows.len(), from, offsets, width, next: None, rescale, sums: state.values }
+            };
+            match hidden {
+                false => (functions.weigh)(&values),
+                true => weigh_seen(call, &values),
+            }
+            rescale = memory.ones;
         }
-        let (offsets, mut seen_weights, mut seen_offsets) = (values.offsets, [0.0; BLOCK], [0; BLOCK]);
-        for r in 0..rows.len() {
-            let mut seen = 0;
-            for (t, &offset) in offsets.iter().enumerate() {
-                let weight = *weights.add(r * BLOCK + t);
+    }
+}
+
+/// Adds weighted values, for each query those of the keys that it sees.
+///
+/// # Safety
+/// As for [`attend_block`].
+unsafe fn weigh_seen(call: &Call<'_>, values: &Values<'_>) {
+    for r in 0..values.queries {
+        let (mut weights, mut offsets) = ([0.0; BLOCK], [0; BLOCK]);
+        let mut seen = 0;
+        // SAFETY: see `# Safety`: each query has a weight for each row.
+        unsafe {
+            for (t, &offset) in values.offsets.iter().enumerate() {
+                let weight = *values.weights.add(r * BLOCK + t);
                 if weight.to_bits() != HIDDEN.to_bits() {
-                    (seen_weights[seen], seen_offsets[seen]) = (weight, offset);
+                    (weights[seen], offsets[seen]) = (weight, offset);
                     seen += 1;
                 }
             }
-            (functions.weigh)(&Values {
-                weights: seen_weights.as_ptr(),
+            (call.functions.weigh)(&Values {
+                weights: weights.as_ptr(),
                 queries: 1,
-                offsets: &seen_offsets[..seen],
-                rescale: rescale.add(r),
-                sums: state.row(r).values,
-                ..values
+                offsets: &offsets[..seen],
+                next: None,
+                rescale: values.rescale.add(r),
+                sums: values.sums.add(r * call.width),
+                ..*values
             });
         }
     }

@@ -4,6 +4,7 @@ use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType;
 
 use super::dispatch::{Functions, functions};
+use super::generic::panel::BLOCK;
 use super::generic::query_row::QueryRow;
 use super::generic::rows::Groups;
 use super::source::Source;
@@ -21,6 +22,8 @@ pub(super) struct Call<'a> {
     pub(super) in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
+    /// How many bytes behind the first row in scratch memory each begins.
+    pub(super) scratch_offsets: [usize; BLOCK],
     /// What products are multiplied with.
     pub(super) factor: f32,
     /// ALiBi's slope of each query head; empty without.
@@ -46,6 +49,7 @@ impl<'a> Call<'a> {
             }
         };
         let functions = functions(instructions, types);
+        let width = head_dim.next_multiple_of(functions.lanes);
         Self {
             geometry,
             indices: *problem.indices(),
@@ -54,7 +58,8 @@ impl<'a> Call<'a> {
             groups: quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes)),
             in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32)
                 && head_dim.is_multiple_of(functions.lanes),
-            width: head_dim.next_multiple_of(functions.lanes),
+            width,
+            scratch_offsets: std::array::from_fn(|t| t * width * size_of::<f32>()),
             factor: 1.0 / (head_dim as f32).sqrt(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
             pointers: problem.pointers(),

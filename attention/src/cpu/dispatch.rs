@@ -4,10 +4,10 @@ use half::f16;
 use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
 
-use super::generic::elements::{Codes, Element, Float, Int4, Int8};
+use super::generic::elements::{Codes, Float, Int4, Int8};
 use super::generic::fold::{Finish, Fold, ReadQuery};
 use super::generic::outline::{Outline, Outlined};
-use super::generic::panel::{Pack, PackCodes, PackFloats};
+use super::generic::panel::{Pack, PackCodes, PackFloats, PackHalves};
 use super::generic::read_rows::{Read, ReadCodes, ReadFloats};
 use super::generic::scores::Scores;
 use super::generic::softmax::Softmax;
@@ -32,7 +32,7 @@ pub(crate) struct Functions {
     pub(crate) read_query: Outlined<ReadQuery<f32>>,
     pub(crate) pack: PackFunction,
     pub(crate) read: ReadFunction,
-    pub(crate) scores: Outlined<Scores>,
+    pub(crate) scores: Outlined<Scores<f32>>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) softmax_rows: Outlined<SoftmaxRows>,
     pub(crate) weigh: Outlined<Weigh>,
@@ -60,6 +60,7 @@ pub(crate) fn functions(instructions: InstructionSet, types: Types) -> Functions
 #[derive(Clone, Copy)]
 struct Readers {
     pack: PackFunction,
+    scores: Outlined<Scores<f32>>,
     read: ReadFunction,
 }
 
@@ -67,9 +68,13 @@ struct Readers {
 fn for_types<S: Outline>(types: Types) -> Functions {
     let (t1, t2, t3) = types;
     let readers = match (t1, t2, t3) {
-        (Float32, Float32, _) => floats::<S, f32, false>(),
-        (Float16, Float32, _) => floats::<S, f32, true>(),
-        (_, Float16, _) => floats::<S, f16, false>(),
+        (Float32, Float32, _) => floats::<S, false>(),
+        (Float16, Float32, _) => floats::<S, true>(),
+        (_, Float16, _) => Readers {
+            pack: S::outlined::<PackHalves>(),
+            scores: S::outlined::<Scores<f16>>(),
+            read: S::outlined::<ReadFloats<f16, false>>(),
+        },
         (Float32, I8, Some(Float32)) => codes::<S, Int8, f32, false>(),
         (Float16, I8, Some(Float32)) => codes::<S, Int8, f32, true>(),
         (_, I8, Some(Float16)) => codes::<S, Int8, f16, true>(),
@@ -84,21 +89,29 @@ fn for_types<S: Outline>(types: Types) -> Functions {
     }
 }
 
-fn floats<S: Outline, E: Element, const ROUND: bool>() -> Readers {
-    Readers { pack: S::outlined::<PackFloats<E, ROUND>>(), read: S::outlined::<ReadFloats<E, ROUND>>() }
+fn floats<S: Outline, const ROUND: bool>() -> Readers {
+    Readers {
+        pack: S::outlined::<PackFloats<ROUND>>(),
+        scores: S::outlined::<Scores<f32>>(),
+        read: S::outlined::<ReadFloats<f32, ROUND>>(),
+    }
 }
 
 fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
-    Readers { pack: S::outlined::<PackCodes<Q, T, ROUND>>(), read: S::outlined::<ReadCodes<Q, T, ROUND>>() }
+    Readers {
+        pack: S::outlined::<PackCodes<Q, T, ROUND>>(),
+        scores: S::outlined::<Scores<f32>>(),
+        read: S::outlined::<ReadCodes<Q, T, ROUND>>(),
+    }
 }
 
-fn for_t1<S: Outline, T1: Float>(Readers { pack, read }: Readers) -> Functions {
+fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, read }: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
         pack,
         read,
-        scores: S::outlined::<Scores>(),
+        scores,
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
         weigh: S::outlined::<Weigh>(),

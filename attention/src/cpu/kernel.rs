@@ -18,19 +18,30 @@ use crate::problem::{AttentionKernel, AttentionProblem};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AttentionCpu {
     instructions: InstructionSet,
+    parallel_cost: usize,
 }
 
 impl AttentionCpu {
+    /// Multiplications from which on a call is split among threads, unless a caller says otherwise; what is read counts
+    /// as some more. Fewer take no longer than to wake a thread.
+    pub const PARALLEL_COST: usize = 1 << 20;
+
     /// The kernel with the vectors of an instruction set; none if this machine lacks it.
     pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
-        instructions.is_supported().then_some(Self { instructions })
+        instructions.is_supported().then_some(Self { instructions, parallel_cost: Self::PARALLEL_COST })
+    }
+
+    /// The kernel with another threshold for the use of several threads, in place of
+    /// [`PARALLEL_COST`](Self::PARALLEL_COST).
+    pub fn with_parallel_cost(self, parallel_cost: usize) -> Self {
+        Self { parallel_cost, ..self }
     }
 }
 
 impl Default for AttentionCpu {
     /// The kernel with the widest instructions that this machine has.
     fn default() -> Self {
-        Self { instructions: InstructionSet::best() }
+        Self { instructions: InstructionSet::best(), parallel_cost: Self::PARALLEL_COST }
     }
 }
 
@@ -52,6 +63,7 @@ impl AttentionKernel for AttentionCpu {
             head_dim: call.geometry.head_dim,
             heads_are_adjacent: call.source.heads_are_adjacent(),
             threads: workers.threads(),
+            parallel_cost: self.parallel_cost,
         };
         if size.group == 0 || size.head_dim == 0 {
             return;

@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::generic::outline::{Function, Outline, Outlined};
-use super::generic::simd::Simd;
+use super::generic::simd::{HALVES, Registers, Simd};
 
 /// Plain Rust.
 pub(crate) struct Portable;
@@ -156,12 +156,34 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn zeros() -> [[f32; LANES]; LANES] {
-        [[0.0; LANES]; LANES]
+    unsafe fn square(registers: &impl Registers<Self>) -> [[f32; LANES]; LANES] {
+        std::array::from_fn(|i| unsafe { registers.read(i) })
     }
 
     #[inline(always)]
     unsafe fn transpose(rows: [[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
         std::array::from_fn(|i| each(|j| rows[j][i]))
+    }
+
+    #[inline(always)]
+    unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [[f32; LANES]; 4] {
+        let mut columns = [[0.0; LANES]; 4];
+        for r in 0..LANES {
+            let row = unsafe { from.add(*offsets.add(r)).cast::<[f32; 4]>().read_unaligned() };
+            columns.iter_mut().zip(row).for_each(|(column, x)| column[r] = x);
+        }
+        columns
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+        unsafe {
+            for r in 0..Self::HALF_ROWS {
+                let row = from.add(*offsets.add(r)).cast::<[f16; HALVES]>().read_unaligned();
+                for (i, x) in row.into_iter().enumerate() {
+                    to.add(i * step + r).write(x);
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::block::{BlockMemory, KEY, KeyRows, Queries, VALUE};
 use super::call::Call;
-use super::generic::panel::{BLOCK, Pack};
+use super::generic::panel::{BLOCK, DEPTH, Pack};
 use super::generic::read_rows::Read;
 use super::generic::rows::Rows;
 use super::generic::scores::Products;
@@ -34,6 +34,7 @@ pub(super) unsafe fn attend_many_rows(
 ) {
     let Call { functions, width, .. } = *call;
     let BlockMemory { panel, room, weights, rescale, .. } = memory;
+    let head_dim = call.geometry.head_dim;
     let padded = keys.len().next_multiple_of(SUMS);
     // A row sees no less than the one before it: the first ones may see nothing of the block.
     let blind = queries.rows.partition_point(|row| row.visible <= keys.start);
@@ -42,18 +43,24 @@ pub(super) unsafe fn attend_many_rows(
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last.
     unsafe {
-        (functions.pack)(&Pack { rows: here.rows(call, KEY, padded, next), panel, room });
-        for first in (0..padded).step_by(KEYS) {
-            let without = seen.partition_point(|&seen| seen <= first);
-            (functions.scores)(&Products {
-                query: query.add(without * width),
-                query_step: width,
-                queries: rows.len() - without,
-                head_dim: call.geometry.head_dim,
-                panel: panel.add(first),
-                keys: KEYS.min(padded - first),
-                scores: weights.add(without * BLOCK + first),
-            });
+        for d in (0..head_dim).step_by(DEPTH) {
+            let elements = d..head_dim.min(d + DEPTH);
+            let depth = elements.len();
+            (functions.pack)(&Pack { rows: here.rows(call, KEY, 0..BLOCK, next), keys: padded, elements, panel, room });
+            for first in (0..padded).step_by(KEYS) {
+                let without = seen.partition_point(|&seen| seen <= first);
+                (functions.scores)(&Products {
+                    query: query.add(without * width + d),
+                    query_step: width,
+                    queries: rows.len() - without,
+                    depth,
+                    first: d == 0,
+                    panel,
+                    from: first,
+                    keys: KEYS.min(padded - first),
+                    scores: weights.add(without * BLOCK),
+                });
+            }
         }
         let (factor, max, sums) = (call.factor, state.max, state.weights);
         let mut hidden = false;
@@ -65,14 +72,13 @@ pub(super) unsafe fn attend_many_rows(
             // Without a mask, the hidden keys are those that are not seen.
             hidden &= rows.iter().any(|row| !row.mask.is_null());
         }
-        let values = here.rows(call, VALUE, keys.len(), next);
+        let values = here.rows(call, VALUE, 0..keys.len(), next);
         if call.in_place {
             let Rows { from, offsets, next, .. } = values;
             (functions.pack_values)(&PackRows { from, offsets, width, next: Some(next), panels: panel });
         } else {
             (functions.read)(&Read { rows: values, to: memory.rows, to_step: width });
-            let offsets: [usize; BLOCK] = std::array::from_fn(|t| t * width * size_of::<f32>());
-            let (from, offsets) = (memory.rows.cast_const().cast(), &offsets[..keys.len()]);
+            let (from, offsets) = (memory.rows.cast_const().cast(), &call.scratch_offsets[..keys.len()]);
             (functions.pack_values)(&PackRows { from, offsets, width, next: None, panels: panel });
         }
         (functions.weigh_rows)(&ValuePanels {

@@ -17,10 +17,6 @@ const MOST_ROWS_OF_HEADS: usize = 256;
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 8;
 
-/// What a thousand million multiplications and the bytes for them take is a thousand million: a task of less is not
-/// worth a thread's waking.
-const PARALLEL_COST: usize = 1 << 20;
-
 /// What reading a key and a value costs, in query rows.
 const READING: usize = 4;
 
@@ -84,6 +80,8 @@ pub(super) struct Size {
     pub(super) heads_are_adjacent: bool,
     /// How many threads there are.
     pub(super) threads: usize,
+    /// What a call costs from which on it is split among them.
+    pub(super) parallel_cost: usize,
 }
 
 impl Unit {
@@ -128,7 +126,7 @@ impl Schedule {
             }
         }
         let cost: usize = schedule.units.iter().map(|unit| unit.cost(&size, unit.keys)).sum();
-        schedule.parallel = threads > 1 && cost >= PARALLEL_COST;
+        schedule.parallel = threads > 1 && cost >= size.parallel_cost;
         let most = if schedule.parallel { cost / (threads * TASKS_PER_THREAD) } else { usize::MAX };
         for (i, unit) in schedule.units.iter_mut().enumerate() {
             let pieces = unit.pieces();
@@ -143,7 +141,7 @@ impl Schedule {
             let firsts = (0..pieces.max(1)).step_by(at_once);
             schedule.tasks.extend(firsts.map(|first| Task { unit: i, pieces: first..pieces.min(first + at_once) }));
         }
-        if cost >= PARALLEL_COST {
+        if cost >= size.parallel_cost {
             // Sequences with more work first, so that what is left at the end is little; key head by key head, whose
             // keys and values may then still be in a cache; the queries that see most first.
             let units = &schedule.units;

@@ -50,9 +50,9 @@ pub(super) unsafe fn run(call: &Call<'_>, task: &Task, shared: &Shared<'_>) {
         let total = State::new(memory, all_rows, call.width);
         let piece_state = State::new(memory.wrapping_add(state_len), all_rows, call.width);
         let query = memory.wrapping_add(2 * state_len);
-        let block_memory = BlockMemory::new(query.wrapping_add(query_len), call, rows);
         // SAFETY: the memory has room for all of these; the rows are those of the problem.
         unsafe {
+            let block_memory = BlockMemory::new(query.wrapping_add(query_len), call, rows);
             for (r, row) in queries.iter().enumerate() {
                 let to = query.add(r * call.width);
                 (call.functions.read_query)(&Row { from: call.query(row), len: call.geometry.head_dim, to });

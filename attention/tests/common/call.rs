@@ -6,7 +6,7 @@ use kvcache_attention::{
     AttentionGeometry, AttentionIndices, AttentionKernel, AttentionPointers, AttentionProblem, Keys, Mask,
 };
 use kvcache_golden::Tensor;
-use kvcache_kernels::{Addressing, Geometry, Indices, Kernel, Pointers, Problem, Quant, Reference, Serial};
+use kvcache_kernels::{Addressing, Geometry, Indices, Kernel, Pointers, Problem, Quant, Reference, Serial, Workers};
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit};
 
 /// The inputs of a call by name, but for `cache` and `scale`.
@@ -27,6 +27,17 @@ pub fn attend(
     attributes: &CacheAttentionAttributes,
     inputs: &Inputs,
     state: &mut State,
+) -> Tensor {
+    attend_on(kernel, attributes, inputs, state, &Serial)
+}
+
+/// As [`attend`], on the threads of `workers`.
+pub fn attend_on(
+    kernel: &dyn AttentionKernel,
+    attributes: &CacheAttentionAttributes,
+    inputs: &Inputs,
+    state: &mut State,
+    workers: &dyn Workers,
 ) -> Tensor {
     let geometry = geometry(attributes, inputs);
     let query = &inputs["query"];
@@ -51,7 +62,7 @@ pub fn attend(
     let mut problem =
         unsafe { AttentionProblem::assume_checked(geometry, AttentionIndices { seqstarts, kvstarts }, keys, pointers) };
     problem.store(&Reference, &Serial);
-    kernel.attend(&mut problem, &Serial);
+    kernel.attend(&mut problem, workers);
     output
 }
 

@@ -151,6 +151,30 @@ impl Model {
         }
     }
 
+    /// A cache of small numbers, or of codes and scales.
+    #[allow(dead_code, reason = "only some tests attend over tokens that no call has stored")]
+    pub fn filled(&self, attributes: &CacheAttentionAttributes, max_t: usize) -> State {
+        let mut state = self.state(attributes, max_t);
+        let fill = |tensor: &mut Tensor, seed: u64| {
+            let number = |i: usize| hash(&[self.seed, seed, i as u64]);
+            let float = |i: usize| (number(i) >> 40) as f32 / (1 << 24) as f32;
+            let element = tensor.element();
+            for (i, bytes) in tensor.bytes_mut().chunks_exact_mut(4).enumerate() {
+                bytes.copy_from_slice(&match element {
+                    ElementType::Float32 => float(i).to_le_bytes(),
+                    ElementType::Float16 => {
+                        let [low, high] = f16::from_f32(float(i)).to_le_bytes();
+                        [low, high, low, high]
+                    }
+                    _ => (number(i) as u32).to_le_bytes(),
+                });
+            }
+        };
+        state.cache.iter_mut().for_each(|cache| fill(cache, 1));
+        state.scale.iter_mut().for_each(|scale| fill(scale, 2));
+        state
+    }
+
     pub fn inputs(&self, placement: &Placement, places: &[Vec<i64>], lengths: &[usize], parts: &[Part]) -> Inputs {
         let (heads, kv_heads, head_dim) = (self.attention.num_heads as usize, self.kv_heads(), self.head_dim());
         let tokens: usize = parts.iter().map(|part| part.tokens).sum();

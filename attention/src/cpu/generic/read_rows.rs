@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::elements::{Codes, Element, Float};
 use super::outline::Function;
-use super::rows::Rows;
+use super::rows::{LINE, Rows};
 use super::simd::{MOST_LANES, Simd};
 
 /// Rows, and where they are written to.
@@ -52,10 +52,11 @@ impl<E: Element, const ROUND: bool> Function for ReadFloats<E, ROUND> {
     #[inline(always)]
     unsafe fn run<S: Simd>(&Read { ref rows, to, to_step }: &Read<'_>) {
         let len = rows.len;
+        let mut cursor = rows.next.cursor(0..rows.offsets.len(), E::bytes(len));
         for (i, &offset) in rows.offsets.iter().enumerate() {
-            rows.next.prefetch(i, 0..E::bytes(len));
-            // SAFETY: the row can be read, and whole registers be written.
+            // SAFETY: the row can be read, and whole registers be written; as many rows are next.
             unsafe {
+                cursor.advance(E::bytes(len).div_ceil(LINE));
                 let (from, to) = (rows.from.add(offset), to.add(i * to_step));
                 let mut at = 0;
                 while at + S::LANES <= len {
@@ -78,19 +79,43 @@ impl<Q: Codes, T: Float, const ROUND: bool> Function for ReadCodes<Q, T, ROUND> 
     #[inline(always)]
     unsafe fn run<S: Simd>(&Read { ref rows, to, to_step }: &Read<'_>) {
         let group = rows.groups.group;
-        for (i, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
-            rows.next.prefetch(i, 0..Q::bytes(rows.len));
-            rows.next.prefetch_scales(i, rows.groups.count * size_of::<T>());
-            // SAFETY: the row and its scales can be read, and whole registers be written.
-            unsafe {
-                let (from, scales, to) = (rows.from.add(offset), rows.scale.add(scale).cast(), to.add(i * to_step));
-                if group.is_multiple_of(S::LANES) {
-                    long_groups::<S, Q, T, ROUND>(rows, from, scales, to);
-                } else if S::LANES.is_multiple_of(group) {
-                    short_groups::<S, Q, T, ROUND>(rows, from, scales, to);
-                } else {
-                    other_groups::<S, Q, T, ROUND>(rows, from, scales, to);
-                }
+        // SAFETY: the same conditions.
+        unsafe {
+            if group.is_multiple_of(S::LANES) {
+                every_row::<S, Q, T, ROUND, LONG>(rows, to, to_step);
+            } else if S::LANES.is_multiple_of(group) {
+                every_row::<S, Q, T, ROUND, SHORT>(rows, to, to_step);
+            } else {
+                every_row::<S, Q, T, ROUND, OTHER>(rows, to, to_step);
+            }
+        }
+    }
+}
+
+/// Groups of whole registers; groups that divide a register; any others.
+const LONG: u8 = 0;
+const SHORT: u8 = 1;
+const OTHER: u8 = 2;
+
+/// All rows, with groups of a kind.
+#[inline(always)]
+unsafe fn every_row<S: Simd, Q: Codes, T: Float, const ROUND: bool, const KIND: u8>(
+    rows: &Rows<'_>,
+    to: *mut f32,
+    to_step: usize,
+) {
+    let (codes_len, scales_len) = (Q::bytes(rows.len), rows.groups.count * size_of::<T>());
+    let mut cursor = rows.next.cursor(0..rows.offsets.len(), codes_len);
+    for (i, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
+        // SAFETY: the row and its scales can be read, and whole registers be written; as many rows are next.
+        unsafe {
+            cursor.advance(codes_len.div_ceil(LINE));
+            rows.next.prefetch_scales(i, scales_len);
+            let (from, scales, to) = (rows.from.add(offset), rows.scale.add(scale).cast(), to.add(i * to_step));
+            match KIND {
+                LONG => long_groups::<S, Q, T, ROUND>(rows, from, scales, to),
+                SHORT => short_groups::<S, Q, T, ROUND>(rows, from, scales, to),
+                _ => other_groups::<S, Q, T, ROUND>(rows, from, scales, to),
             }
         }
     }
@@ -133,15 +158,18 @@ unsafe fn short_groups<S: Simd, Q: Codes, T: Float, const ROUND: bool>(
                 left if left >= S::LANES => T::read::<S>(scales.add(g)),
                 left => T::read_some::<S>(scales.add(g), left),
             };
-            let mut at = g * groups.group;
-            for lanes in &groups.lanes {
-                if at >= len {
-                    break;
-                }
-                let codes = read::<S, Q>(from.add(Q::bytes(at)), len - at);
-                let x = S::mul(codes, S::permute(s, lanes.as_ptr()));
+            let first = g * groups.group;
+            let whole = ((len - first) / S::LANES).min(groups.lanes.len());
+            let mut at = first;
+            for lanes in &groups.lanes[..whole] {
+                let x = S::mul(Q::read::<S>(from.add(Q::bytes(at))), S::permute(s, lanes.as_ptr()));
                 S::write_f32(to.add(at), rounded::<S, ROUND>(x));
                 at += S::LANES;
+            }
+            if whole < groups.lanes.len() && at < len {
+                let codes = read::<S, Q>(from.add(Q::bytes(at)), len - at);
+                let x = S::mul(codes, S::permute(s, groups.lanes[whole].as_ptr()));
+                S::write_f32(to.add(at), rounded::<S, ROUND>(x));
             }
         }
     }

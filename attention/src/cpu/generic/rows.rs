@@ -1,9 +1,11 @@
 //! Rows of one head of keys or values, as they are in memory.
 
+use std::ops::Range;
+
 use super::simd::MOST_LANES;
 
 /// Bytes in a cache line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// Rows of one head, which can be read.
 pub(crate) struct Rows<'a> {
@@ -54,19 +56,50 @@ impl Groups {
 }
 
 impl Next<'_> {
-    /// Prefetches the bytes of a row in which `at` is the first of some; lines of which it is not the first are left.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, row: usize, bytes: std::ops::Range<usize>) {
-        for at in bytes.step_by(LINE) {
-            prefetch(self.from.wrapping_add(self.offsets[row] + at));
-        }
+    /// Prefetches of some rows of `len` bytes, line by line: processors prefetch by themselves what is read in order.
+    pub(crate) fn cursor(&self, rows: Range<usize>, len: usize) -> Cursor<'_> {
+        let rows = &self.offsets[rows.start.min(self.offsets.len())..rows.end.min(self.offsets.len())];
+        Cursor { from: self.from, rows: rows.iter(), row: self.from, left: 0, lines: len.div_ceil(LINE) }
     }
 
-    /// Prefetches the scales of a row, which take so many bytes.
+    /// Prefetches the scales of a row, which take `len` bytes.
+    ///
+    /// # Safety
+    /// There are more than `row` rows.
     #[inline(always)]
-    pub(crate) fn prefetch_scales(&self, row: usize, len: usize) {
-        for at in (0..len).step_by(LINE) {
-            prefetch(self.scale.wrapping_add(self.scale_offsets[row] + at));
+    pub(crate) unsafe fn prefetch_scales(&self, row: usize, len: usize) {
+        // SAFETY: see `# Safety`.
+        let from = self.scale.wrapping_add(unsafe { *self.scale_offsets.get_unchecked(row) });
+        let mut at = 0;
+        while at < len {
+            prefetch(from.wrapping_add(at));
+            at += LINE;
+        }
+    }
+}
+
+/// Where prefetches have come to.
+pub(crate) struct Cursor<'a> {
+    from: *const u8,
+    rows: std::slice::Iter<'a, usize>,
+    row: *const u8,
+    /// Lines that are left of the row, of so many.
+    left: usize,
+    lines: usize,
+}
+
+impl Cursor<'_> {
+    /// Prefetches the next lines, if there are so many.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self, lines: usize) {
+        for _ in 0..lines {
+            if self.left == 0 {
+                let Some(offset) = self.rows.next() else { return };
+                (self.row, self.left) = (self.from.wrapping_add(*offset), self.lines);
+            }
+            prefetch(self.row);
+            self.row = self.row.wrapping_add(LINE);
+            self.left -= 1;
         }
     }
 }

@@ -5,23 +5,29 @@ use half::f16;
 /// Lanes of the widest register.
 pub(crate) const MOST_LANES: usize = 16;
 
+/// Elements of 16 bits that are transposed at once.
+pub(crate) const HALVES: usize = 8;
+
 /// An instruction set with registers of [`LANES`](Self::LANES) float32.
 ///
 /// # Safety
 /// Every function may be called only where the instruction set is enabled. Pointers need no alignment; they are valid
 /// for a register of elements.
-pub(crate) trait Simd {
+pub(crate) trait Simd: Sized {
     /// Float32 values in a register: a power of two, at most [`MOST_LANES`].
     const LANES: usize;
 
     /// Registers that sums can be kept in while others are multiplied: 8 or 16.
     const ACCUMULATORS: usize;
 
+    /// Elements of 16 bits in a register.
+    const HALF_ROWS: usize = 2 * Self::LANES;
+
     /// A register of float32.
     type F32: Copy;
 
     /// As many registers as each has lanes.
-    type Square: AsRef<[Self::F32]> + AsMut<[Self::F32]>;
+    type Square: AsRef<[Self::F32]>;
 
     /// `x` in every lane.
     unsafe fn splat(x: f32) -> Self::F32;
@@ -71,10 +77,16 @@ pub(crate) trait Simd {
     unsafe fn power_of_two(x: Self::F32) -> Self::F32;
     /// Lane `lanes[i]` of `x` in lane i, for a register of lane numbers.
     unsafe fn permute(x: Self::F32, lanes: *const u32) -> Self::F32;
-    /// Registers of zeros.
-    unsafe fn zeros() -> Self::Square;
+    /// The first registers, read in an unrolled loop.
+    unsafe fn square(registers: &impl Registers<Self>) -> Self::Square;
     /// Lane i of register j becomes lane j of register i.
     unsafe fn transpose(rows: Self::Square) -> Self::Square;
+    /// Of as many rows as a register has lanes, each so many bytes behind `from`, four elements of 32 bits: register i
+    /// has element i of each row.
+    unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [Self::F32; 4];
+    /// Of [`HALF_ROWS`](Self::HALF_ROWS) rows, each so many bytes behind `from`, [`HALVES`] elements of 16 bits: writes
+    /// element i of each row `i * step` elements behind `to`.
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize);
 
     /// The first `n < LANES` elements; the other lanes are 0.
     #[inline(always)]
@@ -97,4 +109,13 @@ pub(crate) trait Simd {
             Self::read_f16(some.as_ptr())
         }
     }
+}
+
+/// Registers by their number. (No closure: what a closure does need not be inlined.)
+///
+/// # Safety
+/// As for [`Simd`].
+pub(crate) trait Registers<S: Simd> {
+    /// Register `i`, less than [`LANES`](Simd::LANES).
+    unsafe fn read(&self, i: usize) -> S::F32;
 }

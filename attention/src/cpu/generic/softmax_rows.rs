@@ -6,7 +6,7 @@
 use super::exp::exp;
 use super::outline::Function;
 use super::panel::BLOCK;
-use super::simd::{MOST_LANES, Simd};
+use super::simd::{MOST_LANES, Registers, Simd};
 use super::softmax::{COUNT, SUMS};
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
@@ -49,22 +49,7 @@ unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize])
     // SAFETY: each row has its products up to a whole register; a maximum, SUMS sums and a factor. The arrays have a
     // register's lanes, of which only those of rows are written back.
     unsafe {
-        let numbers = S::read_f32(COUNT.as_ptr());
-        let mut maxima = S::zeros();
-        for (i, maximum) in maxima.as_mut().iter_mut().enumerate() {
-            let seen = seen.get(i).copied().unwrap_or(0);
-            let scores = rows.scores.wrapping_add((first + i) * BLOCK);
-            *maximum = S::splat(hidden);
-            for at in (0..seen).step_by(S::LANES) {
-                let mut score = S::mul(S::read_f32(scores.add(at)), S::splat(rows.factor));
-                if seen - at < S::LANES {
-                    score = S::if_less(numbers, S::splat((seen - at) as f32), score, S::splat(hidden));
-                }
-                *maximum = S::max(score, *maximum);
-                S::write_f32(scores.add(at), score);
-            }
-        }
-
+        let maxima = S::square(&Maxima { rows, first, seen });
         lanes.as_mut_ptr().copy_from_nonoverlapping(rows.max.add(first), seen.len());
         let before = S::read_f32(lanes.as_ptr());
         let mut largest = before;
@@ -92,6 +77,36 @@ unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize])
                 }
                 S::write_f32(sums.add(part), sum);
             }
+        }
+    }
+}
+
+/// The maxima of the scores of some rows, of each in as many lanes: products become scores.
+struct Maxima<'a> {
+    rows: &'a BlockRows<'a>,
+    first: usize,
+    seen: &'a [usize],
+}
+
+impl<S: Simd> Registers<S> for Maxima<'_> {
+    #[inline(always)]
+    unsafe fn read(&self, i: usize) -> S::F32 {
+        let hidden = f32::NEG_INFINITY;
+        let seen = self.seen.get(i).copied().unwrap_or(0);
+        let scores = self.rows.scores.wrapping_add((self.first + i) * BLOCK);
+        // SAFETY: the row has its products up to a whole register.
+        unsafe {
+            let mut maximum = S::splat(hidden);
+            for at in (0..seen).step_by(S::LANES) {
+                let mut score = S::mul(S::read_f32(scores.add(at)), S::splat(self.rows.factor));
+                if seen - at < S::LANES {
+                    let numbers = S::read_f32(COUNT.as_ptr());
+                    score = S::if_less(numbers, S::splat((seen - at) as f32), score, S::splat(hidden));
+                }
+                maximum = S::max(score, maximum);
+                S::write_f32(scores.add(at), score);
+            }
+            maximum
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::outline::Function;
 use super::panel::BLOCK;
-use super::rows::Next;
+use super::rows::{LINE, Next};
 use super::simd::Simd;
 
 /// Weights of some queries, rows of values, and the sums that they are added to.
@@ -104,9 +104,13 @@ unsafe fn tile<S: Simd, const Q: usize, const C: usize, const NEXT: bool>(
             }
         }
         let weights = values.weights.add(query * BLOCK);
+        // Of the rows that are next, as many as these are of the registers.
+        let rows = [at, at + C * S::LANES].map(|at| values.offsets.len() * at / values.width);
+        let mut cursor =
+            values.next.as_ref().map(|next| next.cursor(rows[0]..rows[1], values.width * size_of::<f32>()));
         for (t, &offset) in values.offsets.iter().enumerate() {
-            if NEXT && let Some(next) = &values.next {
-                next.prefetch(t, at * 4..(at + C * S::LANES) * 4);
+            if NEXT && let Some(cursor) = &mut cursor {
+                cursor.advance((C * S::LANES * size_of::<f32>()).div_ceil(LINE));
             }
             let row = values.from.add(offset).cast::<f32>();
             let mut registers = [S::splat(0.0); C];

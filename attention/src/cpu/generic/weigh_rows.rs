@@ -2,7 +2,7 @@
 
 use super::outline::Function;
 use super::panel::BLOCK;
-use super::rows::Next;
+use super::rows::{LINE, Next};
 use super::simd::Simd;
 use super::softmax::HIDDEN;
 
@@ -31,9 +31,11 @@ impl Function for PackValues {
     #[inline(always)]
     unsafe fn run<S: Simd>(&PackRows { from, offsets, width, next, panels }: &PackRows<'_>) {
         let step = COLUMNS * S::LANES;
+        let row_len = width * size_of::<f32>();
+        let mut cursor = next.as_ref().map(|next| next.cursor(0..offsets.len(), row_len));
         for (t, &offset) in offsets.iter().enumerate() {
-            if let Some(next) = &next {
-                next.prefetch(t, 0..width * size_of::<f32>());
+            if let Some(cursor) = &mut cursor {
+                cursor.advance(row_len.div_ceil(LINE));
             }
             let row = from.wrapping_add(offset).cast::<f32>();
             for first in (0..width).step_by(step) {

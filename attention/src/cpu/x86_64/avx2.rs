@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::super::generic::outline::{Function, Outline, Outlined};
-use super::super::generic::simd::Simd;
+use super::super::generic::simd::{HALVES, Registers, Simd};
 
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
@@ -169,8 +169,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn zeros() -> [__m256; 8] {
-        unsafe { [_mm256_setzero_ps(); 8] }
+    unsafe fn square(r: &impl Registers<Self>) -> [__m256; 8] {
+        unsafe { [r.read(0), r.read(1), r.read(2), r.read(3), r.read(4), r.read(5), r.read(6), r.read(7)] }
     }
 
     #[inline(always)]
@@ -194,6 +194,56 @@ impl Simd for Avx2 {
                 columns[4 + j] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[4 + j]);
             }
             columns
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [__m256; 4] {
+        unsafe {
+            let mut rows = [_mm256_setzero_ps(); 4];
+            for (j, row) in rows.iter_mut().enumerate() {
+                // Rows j and 4 + j.
+                let four = |i: usize| _mm_loadu_ps(from.add(*offsets.add(4 * i + j)).cast());
+                *row = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(four(0)), four(1));
+            }
+            let low = [_mm256_unpacklo_ps(rows[0], rows[1]), _mm256_unpacklo_ps(rows[2], rows[3])];
+            let high = [_mm256_unpackhi_ps(rows[0], rows[1]), _mm256_unpackhi_ps(rows[2], rows[3])];
+            [
+                _mm256_shuffle_ps::<0b01_00_01_00>(low[0], low[1]),
+                _mm256_shuffle_ps::<0b11_10_11_10>(low[0], low[1]),
+                _mm256_shuffle_ps::<0b01_00_01_00>(high[0], high[1]),
+                _mm256_shuffle_ps::<0b11_10_11_10>(high[0], high[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+        unsafe {
+            let mut rows = [_mm256_setzero_si256(); HALVES];
+            for (j, row) in rows.iter_mut().enumerate() {
+                // Rows j and 8 + j.
+                let eight = |i: usize| _mm_loadu_si128(from.add(*offsets.add(8 * i + j)).cast());
+                *row = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(eight(0)), eight(1));
+            }
+            // In each 128 bits: pairs, fours and then all eight of one element.
+            let mut pairs = rows;
+            for i in [0, 2, 4, 6] {
+                pairs[i] = _mm256_unpacklo_epi16(rows[i], rows[i + 1]);
+                pairs[i + 1] = _mm256_unpackhi_epi16(rows[i], rows[i + 1]);
+            }
+            let mut fours = rows;
+            for i in [0, 1, 4, 5] {
+                let at = i / 4 * 4 + i % 4 * 2;
+                fours[at] = _mm256_unpacklo_epi32(pairs[i], pairs[i + 2]);
+                fours[at + 1] = _mm256_unpackhi_epi32(pairs[i], pairs[i + 2]);
+            }
+            for i in 0..4 {
+                let columns =
+                    [_mm256_unpacklo_epi64(fours[i], fours[4 + i]), _mm256_unpackhi_epi64(fours[i], fours[4 + i])];
+                _mm256_storeu_si256(to.add(2 * i * step).cast(), columns[0]);
+                _mm256_storeu_si256(to.add((2 * i + 1) * step).cast(), columns[1]);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::super::generic::outline::{Function, Outline, Outlined};
-use super::super::generic::simd::Simd;
+use super::super::generic::simd::{HALVES, Registers, Simd};
 
 /// AVX-512 F, BW, DQ and VL, with AVX2, FMA and F16C.
 pub(crate) struct Avx512;
@@ -186,8 +186,27 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn zeros() -> [__m512; 16] {
-        unsafe { [_mm512_setzero_ps(); 16] }
+    unsafe fn square(r: &impl Registers<Self>) -> [__m512; 16] {
+        unsafe {
+            [
+                r.read(0),
+                r.read(1),
+                r.read(2),
+                r.read(3),
+                r.read(4),
+                r.read(5),
+                r.read(6),
+                r.read(7),
+                r.read(8),
+                r.read(9),
+                r.read(10),
+                r.read(11),
+                r.read(12),
+                r.read(13),
+                r.read(14),
+                r.read(15),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -217,6 +236,62 @@ impl Simd for Avx512 {
                 columns[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
             }
             columns
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [__m512; 4] {
+        unsafe {
+            let mut rows = [_mm512_setzero_ps(); 4];
+            for (j, row) in rows.iter_mut().enumerate() {
+                // Rows j, 4 + j, 8 + j and 12 + j: loads with a mask, which spare shuffles.
+                let four = |i: usize| _mm_loadu_ps(from.add(*offsets.add(4 * i + j)).cast());
+                *row = _mm512_broadcast_f32x4(four(0));
+                *row = _mm512_mask_broadcast_f32x4(*row, 0x00f0, four(1));
+                *row = _mm512_mask_broadcast_f32x4(*row, 0x0f00, four(2));
+                *row = _mm512_mask_broadcast_f32x4(*row, 0xf000, four(3));
+            }
+            let low = [_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpacklo_ps(rows[2], rows[3])];
+            let high = [_mm512_unpackhi_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[2], rows[3])];
+            [
+                _mm512_shuffle_ps::<0b01_00_01_00>(low[0], low[1]),
+                _mm512_shuffle_ps::<0b11_10_11_10>(low[0], low[1]),
+                _mm512_shuffle_ps::<0b01_00_01_00>(high[0], high[1]),
+                _mm512_shuffle_ps::<0b11_10_11_10>(high[0], high[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+        unsafe {
+            let mut rows = [_mm512_setzero_si512(); HALVES];
+            for (j, row) in rows.iter_mut().enumerate() {
+                // Rows j, 8 + j, 16 + j and 24 + j.
+                let eight = |i: usize| _mm_loadu_si128(from.add(*offsets.add(8 * i + j)).cast());
+                *row = _mm512_broadcast_i32x4(eight(0));
+                *row = _mm512_mask_broadcast_i32x4(*row, 0x00f0, eight(1));
+                *row = _mm512_mask_broadcast_i32x4(*row, 0x0f00, eight(2));
+                *row = _mm512_mask_broadcast_i32x4(*row, 0xf000, eight(3));
+            }
+            // In each 128 bits: pairs, fours and then all eight of one element.
+            let mut pairs = rows;
+            for i in [0, 2, 4, 6] {
+                pairs[i] = _mm512_unpacklo_epi16(rows[i], rows[i + 1]);
+                pairs[i + 1] = _mm512_unpackhi_epi16(rows[i], rows[i + 1]);
+            }
+            let mut fours = rows;
+            for i in [0, 1, 4, 5] {
+                let at = i / 4 * 4 + i % 4 * 2;
+                fours[at] = _mm512_unpacklo_epi32(pairs[i], pairs[i + 2]);
+                fours[at + 1] = _mm512_unpackhi_epi32(pairs[i], pairs[i + 2]);
+            }
+            for i in 0..4 {
+                let columns =
+                    [_mm512_unpacklo_epi64(fours[i], fours[4 + i]), _mm512_unpackhi_epi64(fours[i], fours[4 + i])];
+                _mm512_storeu_si512(to.add(2 * i * step).cast(), columns[0]);
+                _mm512_storeu_si512(to.add((2 * i + 1) * step).cast(), columns[1]);
+            }
         }
     }
 }
