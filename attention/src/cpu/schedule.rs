@@ -17,6 +17,10 @@ const MOST_ROWS_OF_HEADS: usize = 256;
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 8;
 
+/// The same of units with so many query rows that states of pieces, kept by themselves, are much memory.
+const MANY_ROWS: usize = 64;
+const LARGE_TASKS_PER_THREAD: usize = 4;
+
 /// What reading a key and a value costs, in query rows.
 const READING: usize = 4;
 
@@ -127,10 +131,11 @@ impl Schedule {
         }
         let cost: usize = schedule.units.iter().map(|unit| unit.cost(&size, unit.keys)).sum();
         schedule.parallel = threads > 1 && cost >= size.parallel_cost;
-        let most = if schedule.parallel { cost / (threads * TASKS_PER_THREAD) } else { usize::MAX };
         for (i, unit) in schedule.units.iter_mut().enumerate() {
             let pieces = unit.pieces();
-            let at_once = (most / unit.cost(&size, PIECE).max(1)).clamp(1, pieces.max(1));
+            let per_thread = if unit.rows(group) < MANY_ROWS { TASKS_PER_THREAD } else { LARGE_TASKS_PER_THREAD };
+            let most = if schedule.parallel { cost / (threads * per_thread) } else { usize::MAX };
+            let at_once = most.div_ceil(unit.cost(&size, PIECE).max(1)).clamp(1, pieces.max(1));
             if at_once < pieces {
                 let tasks = pieces.div_ceil(at_once);
                 let rows = pieces * unit.rows(group) * unit.heads.len();
