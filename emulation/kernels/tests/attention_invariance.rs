@@ -6,10 +6,14 @@ mod call;
 #[path = "../../../attention/tests/common/model.rs"]
 mod model;
 
-use kvcache_attention::AttentionReference;
+use call::{State, attend};
+use kvcache_attention::{AttentionKernel, AttentionReference};
 use kvcache_emulation_kernels::{EmulatedAttention, Order};
-use kvcache_schema::{AttentionAttributes, CacheLayout, CacheMode, multi_head_cache_attention};
-use model::{Model, Part, Placement};
+use kvcache_golden::Tensor;
+use kvcache_schema::{
+    AttentionAttributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, multi_head_cache_attention,
+};
+use model::{Model, Part, Placement, int64s};
 use proptest::prelude::*;
 
 fn models() -> impl Strategy<Value = Model> {
@@ -75,7 +79,7 @@ fn alone(model: &Model, kernel: &EmulatedAttention, sequence: usize, tokens: usi
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn a_token_depends_on_its_own_sequence_alone(
@@ -91,25 +95,53 @@ proptest! {
     }
 }
 
-/// Several blocks of keys and two pieces: a prompt in one call, and the same in several, whose last token's pieces are
-/// units of work. The numbers are close to the reference's.
+/// A number that follows from its place.
+fn number(i: usize) -> f32 {
+    ((i * 2_654_435_761) >> 8) as u16 as f32 / 8192.0 - 4.0
+}
+
+fn floats(shape: [usize; 3], seed: usize) -> Tensor {
+    let numbers: Vec<u8> = (0..shape.iter().product()).flat_map(|i| number(i + seed).to_le_bytes()).collect();
+    Tensor::new(ElementType::Float32, shape.to_vec(), &numbers).expect("the bytes of its shape")
+}
+
+/// The output of the last `queries` tokens of a sequence of so many keys.
+fn last_rows(kernel: &dyn AttentionKernel, queries: usize, keys: usize) -> Vec<u8> {
+    const HEADS: i64 = 2;
+    let attributes = CacheAttentionAttributes {
+        attention: AttentionAttributes { num_heads: HEADS, num_kv_heads: 1, head_dim: 8, ..Default::default() },
+        ..Default::default()
+    };
+    let rows = |tensor: Tensor, from: usize, to: usize| {
+        let row = tensor.bytes().len() / tensor.shape()[0];
+        let shape = [&[to - from], &tensor.shape()[1..]].concat();
+        Tensor::new(tensor.element(), shape, &tensor.bytes()[from * row..to * row]).expect("the bytes of its shape")
+    };
+    let all = floats([700, HEADS as usize, 8], 3);
+    let inputs = [
+        ("query", rows(all, keys - queries, keys)),
+        ("key", rows(floats([700, 1, 8], 10_000), 0, keys)),
+        ("value", rows(floats([700, 1, 8], 20_000), 0, keys)),
+        ("seqstarts", int64s(vec![2], &[0, queries as i64])),
+        ("kvstarts", int64s(vec![2], &[0, keys as i64])),
+        ("decoding_batches", int64s(vec![1], &[0])),
+    ];
+    attend(kernel, &attributes, &inputs.into(), &mut State { cache: None, scale: None }).bytes().to_vec()
+}
+
+/// Two pieces of several blocks of keys: tokens in one call and in calls of their own, whose pieces are units of work or
+/// not. The numbers are close to the reference's.
 #[test]
 fn long_sequences() {
-    let types = multi_head_cache_attention::combinations().next().expect("there are types");
-    let attention =
-        AttentionAttributes { num_heads: 2, head_dim: 8, num_kv_heads: 1, ..AttentionAttributes::default() };
-    let model = Model { types, attention, quant_group: 8, mask: None, seed: 11 };
-    let part = |tokens| vec![Part { sequence: 0, tokens, decoding: tokens == 1 }];
-    let in_pieces = [part(500), part(70), part(7), part(1)];
-    let placement = Placement { mode: CacheMode::Paged, page_size: 16, ..SIMPLE };
     let tiles = EmulatedAttention { max_seqlen: 0, ..EmulatedAttention::default() };
     let steps = EmulatedAttention { multiprocessors: 3, ..EmulatedAttention::default() };
-    let whole = alone(&model, &tiles, 0, 578);
-    assert!(model.run(&steps, &placement, &in_pieces)[0] == whole);
+    let whole = last_rows(&tiles, 3, 700);
+    assert!(last_rows(&steps, 3, 700) == whole);
+    let alone: Vec<u8> = (698..=700).flat_map(|keys| last_rows(&steps, 1, keys)).collect();
+    assert!(alone == whole);
     let floats =
         |bytes: &[u8]| -> Vec<f32> { bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect() };
-    let reference = model.run(&AttentionReference, &SIMPLE, &[part(578)]).swap_remove(0);
-    for (got, expected) in floats(&whole).into_iter().zip(floats(&reference)) {
+    for (got, expected) in floats(&whole).into_iter().zip(floats(&last_rows(&AttentionReference, 3, 700))) {
         assert!((got - expected).abs() < 2e-5, "{got}, expected {expected}");
     }
 }

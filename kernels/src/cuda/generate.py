@@ -4,10 +4,11 @@
     python kernels/src/cuda/generate.py FOLDER... --check    fails if they differ from what the sources give, or if
                                                              ptxas finds that a kernel spills registers or needs a stack
 
-A folder has a `modules.yaml`, which says what to compile, and its sources in `kernel/`. Needs the packages in requirements.txt beside this file, no GPU and no driver. The same sources and packages give the
-same text. The modules are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are
-written in the compiler's version of PTX but use nothing that an older one does not have, and so say that they are of
-the older: a driver refuses whatever is newer than itself. The assembler of that older CUDA checks them, too.
+A folder has a `modules.yaml`, which says what to compile, and its sources in `kernel/`. Needs the packages in
+requirements.txt beside this file, no GPU and no driver. The same sources and packages give the same text. The modules
+are PTX for the oldest GPU that the compiler knows; a driver compiles them for its own. They are written in the
+compiler's version of PTX but use nothing that an older one does not have, and so say that they are of the older: a
+driver refuses whatever is newer than itself. The assembler of that older CUDA checks them, too.
 """
 
 import argparse

@@ -31,7 +31,8 @@ struct HeadRow {
 
     // Row `slot` of keys (0) or values (1).
     __device__ __forceinline__ HeadRow(const AttentionParameters& p, u32 kv, i64 slot, u32 h)
-        : cells(p.rows[kv] + bytes_of_elements<T2>(slot * p.tokens.cache_strides.token + h * p.tokens.cache_strides.head)),
+        : cells(p.rows[kv] + bytes_of_elements<T2>(slot * p.tokens.cache_strides.token +
+                                                   h * p.tokens.cache_strides.head)),
           scales(nullptr),
           head_dim(p.tokens.head_dim),
           group(p.tokens.units_per_group) {
