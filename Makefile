@@ -203,6 +203,7 @@ test-cuda: .venv/wheel
 	mkdir -p "$(TARGET)/emulation"
 	ln -sf ../debug/libkvcache_cuda_driver.so "$(TARGET)/emulation/libcuda.so"
 	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
+	cargo test --locked -p kvcache-attention --features cuda --lib cuda
 	cargo test --locked -p kvcache-op --features cuda --test device_checks
 	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_REQUIRE_GPU=emulated \
 		cargo test --locked -p kvcache-op --features cuda --test cuda
