@@ -1,9 +1,8 @@
 //! A call of an attention operator whose tensors lie on a device, as the host knows it.
 
-use kvcache_kernels::cuda::{DeviceProblem, TooLarge};
+use kvcache_kernels::cuda::DeviceProblem;
 use kvcache_schema::ElementType;
 
-use super::launch::AttentionLaunches;
 use crate::problem::AttentionGeometry;
 
 /// The longest head that the kernels serve: a tile's queries, and each lane's part of a key, are held on the chip.
@@ -74,23 +73,6 @@ pub struct DeviceMask {
 }
 
 impl DeviceAttention {
-    /// The bytes of scratch memory that the call needs. No others than `geometry`, `keys`, `query_rows` and
-    /// `max_seqlen` decide; the addresses do not.
-    ///
-    /// # Errors
-    /// [`TooLarge`].
-    pub fn scratch_bytes(&self) -> Result<usize, TooLarge> {
-        Ok(self.units()?.scratch_bytes)
-    }
-
-    /// The launches that make the call, in their order.
-    ///
-    /// # Errors
-    /// [`TooLarge`].
-    pub fn launches(&self) -> Result<AttentionLaunches, TooLarge> {
-        AttentionLaunches::new(self)
-    }
-
     /// The types of the module whose kernels make the call: T1, T2 and, with quantization, T3.
     pub(super) fn types(&self) -> (ElementType, ElementType, Option<ElementType>) {
         let t1 = self.geometry.t1;

@@ -76,6 +76,23 @@ fn wide(what: &'static str, got: usize) -> Result<i64, TooLarge> {
 }
 
 impl DeviceAttention {
+    /// The bytes of scratch memory that the call needs. No others than `geometry`, `keys`, `query_rows` and
+    /// `max_seqlen` decide; the addresses do not.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn scratch_bytes(&self) -> Result<usize, TooLarge> {
+        Ok(self.units()?.scratch_bytes)
+    }
+
+    /// The launches that make the call, in their order.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn launches(&self) -> Result<AttentionLaunches, TooLarge> {
+        AttentionLaunches::new(self)
+    }
+
     fn parameters(&self, units: &Units) -> Result<AttentionParameters, TooLarge> {
         let AttentionGeometry { num_heads, num_kv_heads, head_dim, is_causal, is_alibi, decoding_batches, .. } =
             self.geometry;
