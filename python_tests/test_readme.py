@@ -23,9 +23,9 @@ def python_blocks(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", [README, RUNTIME], ids=lambda page: page.stem)
 def test_the_python_example_runs(page: Path) -> None:
-    """The block runs as it stands, but for the place of the library; it ends with assertions of its own."""
+    """The block runs as it stands, but for the place of the library, if it has one; it ends with assertions."""
     (code,) = python_blocks(page)
-    assert LIBRARY in code and "assert" in code
+    assert "assert" in code.splitlines()[-1]
     exec(compile(code.replace(LIBRARY, str(find_library())), page.name, "exec"), {})
 
 
