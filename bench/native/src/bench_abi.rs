@@ -112,7 +112,7 @@ fn measure(call: &mut BoundCall, phase: Phase, team: &Team, iterations: usize) -
     if phase == Phase::Whole {
         let mut last = Ok(());
         let sample = team.measure(iterations, || last = call.run(team));
-        return last.map(|()| sample).map_err(|error| error.to_string());
+        return last.map(|()| sample);
     }
     let mut problem = call.problem().map_err(|error| error.to_string())?;
     Ok(match phase {

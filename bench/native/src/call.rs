@@ -2,8 +2,11 @@
 
 use kvcache_kernels::{Kernel, Problem, Reference};
 use kvcache_op::{
-    Attributes, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial, Shape, TensorMut, TensorRef, Workers,
+    Attributes, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial, Shape, TensorMut, TensorRef,
 };
+
+use crate::c_call::CCall;
+use crate::team::Team;
 
 /// A tensor as the caller describes it.
 #[repr(C)]
@@ -32,6 +35,8 @@ pub struct CallDescription {
 /// An operator with all tensors of a call, which may be made again and again.
 pub struct BoundCall {
     op: KeyValueCache,
+    /// The same, for C.
+    in_c: CCall,
     inputs: Inputs<'static>,
     cache: Tensor,
     scale: Option<Tensor>,
@@ -77,17 +82,19 @@ impl BoundCall {
         };
         let scale = (description.tensors[9].element != 0).then(|| tensor(9)).transpose()?;
         let op = KeyValueCache::new(attributes).map_err(|error| error.to_string())?;
-        let mut call = Self { op, inputs, cache: tensor(8)?, scale, outputs: [tensor(10)?, tensor(11)?] };
+        let in_c = CCall::new(description)?;
+        let mut call = Self { op, in_c, inputs, cache: tensor(8)?, scale, outputs: [tensor(10)?, tensor(11)?] };
         call.problem().map_err(|error| error.to_string())?;
         Ok(call)
     }
 
-    /// Checks the inputs, stores the current tokens and loads all of them: what a user calls.
+    /// Checks the inputs, stores the current tokens and loads all of them: what a user calls, through the C interface.
     ///
     /// # Errors
     /// If the operator refuses the call: somebody has changed its memory.
-    pub(crate) fn run(&mut self, workers: &dyn Workers) -> Result<(), kvcache_op::Error> {
-        self.op.run(&self.inputs, self.cache_mut(), self.scale_mut(), self.outputs_mut(), workers)
+    pub(crate) fn run(&mut self, team: &Team) -> Result<(), String> {
+        // SAFETY: `new` requires such memory, and `&mut self` that nobody else uses the call.
+        unsafe { self.in_c.run(team) }
     }
 
     /// The checked call with its outputs, for the kernels.

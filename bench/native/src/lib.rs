@@ -15,6 +15,7 @@ mod answer;
 mod attention;
 pub mod attention_abi;
 pub mod bench_abi;
+mod c_call;
 mod call;
 mod empty;
 mod error_text;
