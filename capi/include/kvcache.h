@@ -111,11 +111,11 @@ typedef struct kvcache_indices {
  */
 typedef struct kvcache_inputs {
   /**
-   * T1 (float32, float16 or int8), shape (seqstarts[B], H, Dh).
+   * T1 (float32, float16 or int8), shape (`seqstarts[B]`, H, Dh).
    */
   const DLTensor *current_key;
   /**
-   * T1, shape (seqstarts[B], H, Dh).
+   * T1, shape (`seqstarts[B]`, H, Dh).
    */
   const DLTensor *current_value;
   /**
@@ -188,7 +188,7 @@ struct kvcache_error *kvcache_create(const struct kvcache_attributes *attributes
 void kvcache_free(struct kvcache_operator *op);
 
 /**
- * Checks a call without running it, and gives the shape of its outputs: (kvstarts[B], H * num_repeat, Dh). Nothing is
+ * Checks a call without running it, and gives the shape of its outputs: (`kvstarts[B]`, H * num_repeat, Dh). Nothing is
  * written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
  *
  * The caller sees to it:
@@ -202,7 +202,7 @@ struct kvcache_error *kvcache_check(const struct kvcache_operator *op,
 
 /**
  * Stores the current tokens into `cache` (and `scale`, which is NULL where quant_bit is 0), then writes all tokens of
- * all sequences to `key` and `value`: T1, shape (kvstarts[B], H * num_repeat, Dh). `workers` may be NULL: the calling
+ * all sequences to `key` and `value`: T1, shape (`kvstarts[B]`, H * num_repeat, Dh). `workers` may be NULL: the calling
  * thread does it all.
  *
  * Calls on one cache may run at once if none writes slots of a layer that another one reads or writes.
@@ -239,7 +239,7 @@ struct kvcache_error *kvcache_step_begin(const struct kvcache_operator *op,
                                          struct kvcache_step **step);
 
 /**
- * Gives the shape of each layer's key and value: (kvstarts[B], H * num_repeat, Dh).
+ * Gives the shape of each layer's key and value: (`kvstarts[B]`, H * num_repeat, Dh).
  *
  * The caller sees to it:
  * `step` is NULL or has not ended, `shape` NULL or valid for writes of 3 numbers.

@@ -29,9 +29,9 @@ pub struct kvcache_indices {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvcache_inputs {
-    /// T1 (float32, float16 or int8), shape (seqstarts[B], H, Dh).
+    /// T1 (float32, float16 or int8), shape (`seqstarts[B]`, H, Dh).
     pub current_key: *const DLTensor,
-    /// T1, shape (seqstarts[B], H, Dh).
+    /// T1, shape (`seqstarts[B]`, H, Dh).
     pub current_value: *const DLTensor,
     /// The lengths, positions and slots of the sequences.
     pub indices: kvcache_indices,

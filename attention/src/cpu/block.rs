@@ -208,7 +208,8 @@ pub(super) unsafe fn attend_block(
             max: state.max,
             sums: state.weights,
             rescale,
-        });
+        })
+        .any;
         let mut rescale = rescale.cast_const();
         let at_once = if call.in_place { BLOCK } else { READ_ROWS };
         for first in (0..keys.len()).step_by(at_once) {

@@ -56,6 +56,9 @@ impl AttentionKernel for AttentionCpu {
     }
 
     fn attend(&self, problem: &mut AttentionProblem<'_>, workers: &dyn Workers) {
+        if problem.total_seqlen() == 0 {
+            return; // and `num_heads` may be any number
+        }
         let call = Call::new(problem, self.instructions);
         let size = Size {
             num_kv_heads: call.geometry.num_kv_heads,

@@ -63,15 +63,12 @@ pub(super) unsafe fn attend_many_rows(
             }
         }
         let (factor, max, sums) = (call.factor, state.max, state.weights);
-        let mut hidden = false;
-        if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
-            (functions.softmax_rows)(&BlockRows { scores: weights, seen: &seen, factor, max, sums, rescale });
+        let hidden = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
+            (functions.softmax_rows)(&BlockRows { scores: weights, seen: &seen, factor, max, sums, rescale })
         } else {
-            hidden =
-                (functions.softmax)(&Block { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale });
-            // Without a mask, the hidden keys are those that are not seen.
-            hidden &= rows.iter().any(|row| !row.mask.is_null());
-        }
+            let block = Block { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale };
+            (functions.softmax)(&block).among_visible
+        };
         let values = here.rows(call, VALUE, 0..keys.len(), next);
         if call.in_place {
             let Rows { from, offsets, next, .. } = values;

@@ -46,24 +46,33 @@ pub(super) const COUNT: [f32; MOST_LANES] = {
     count
 };
 
+/// Which weights are [`HIDDEN`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Hidden {
+    /// Some row's weight of some key of the block.
+    pub(crate) any: bool,
+    /// Some row's weight of a key that the row sees but for the mask: it is masked, or its score is -inf by itself.
+    pub(crate) among_visible: bool,
+}
+
 impl<T: Float> Function for Softmax<T> {
     type Arguments<'a> = Block<'a>;
-    /// Whether there are keys that some query does not see. Their weight is [`HIDDEN`].
-    type Output = bool;
+    type Output = Hidden;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(block: &Block<'_>) -> bool {
-        let mut hidden = false;
+    unsafe fn run<S: Simd>(block: &Block<'_>) -> Hidden {
+        let mut hidden = Hidden::default();
         for r in 0..block.rows.len() {
             // SAFETY: the block has so many rows.
-            hidden |= unsafe { row::<S, T>(block, r) };
+            let Hidden { any, among_visible } = unsafe { row::<S, T>(block, r) };
+            hidden = Hidden { any: hidden.any | any, among_visible: hidden.among_visible | among_visible };
         }
         hidden
     }
 }
 
 #[inline(always)]
-unsafe fn row<S: Simd, T: Float>(block: &Block<'_>, r: usize) -> bool {
+unsafe fn row<S: Simd, T: Float>(block: &Block<'_>, r: usize) -> Hidden {
     let hidden = f32::NEG_INFINITY;
     let (keys, len) = (block.keys.len(), block.keys.len().next_multiple_of(SUMS));
     let row = &block.rows[r];
@@ -109,7 +118,7 @@ unsafe fn row<S: Simd, T: Float>(block: &Block<'_>, r: usize) -> bool {
             }
             S::write_f32(sums.add(i), sum);
         }
-        unseen > len - keys
+        Hidden { any: unseen > len - keys, among_visible: unseen > len - visible }
     }
 }
 

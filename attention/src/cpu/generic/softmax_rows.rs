@@ -3,11 +3,13 @@
 //! Each row's sums are those of [`Softmax`](super::softmax::Softmax), to the bit. The maxima of a register of rows are
 //! found together, and so are the factors of what has been summed before.
 
+use std::cell::Cell;
+
 use super::exp::exp;
 use super::outline::Function;
 use super::panel::BLOCK;
 use super::simd::{MOST_LANES, Registers, Simd};
-use super::softmax::{COUNT, SUMS};
+use super::softmax::{COUNT, HIDDEN, SUMS};
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
 pub(crate) struct BlockRows<'a> {
@@ -29,27 +31,33 @@ pub(crate) struct SoftmaxRows;
 
 impl Function for SoftmaxRows {
     type Arguments<'a> = BlockRows<'a>;
-    type Output = ();
+    /// Whether there are keys that a query sees, with a score of -inf by their numbers. Their weight is [`HIDDEN`].
+    type Output = bool;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(rows: &BlockRows<'_>) {
+    unsafe fn run<S: Simd>(rows: &BlockRows<'_>) -> bool {
+        let mut hidden = false;
         for (i, seen) in rows.seen.chunks(S::LANES).enumerate() {
             // SAFETY: as many rows as `seen` are there from `i * LANES` on.
-            unsafe { some_rows::<S>(rows, i * S::LANES, seen) }
+            hidden |= unsafe { some_rows::<S>(rows, i * S::LANES, seen) };
         }
+        hidden
     }
 }
 
 /// The weights of a register of rows, or of fewer, from `first` on.
 #[inline(always)]
-unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize]) {
+unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize]) -> bool {
     let hidden = f32::NEG_INFINITY;
     let mut lanes = [hidden; MOST_LANES];
     let (mut references, mut rescales) = ([0.0; MOST_LANES], [0.0; MOST_LANES]);
     // SAFETY: each row has its products up to a whole register; a maximum, SUMS sums and a factor. The arrays have a
     // register's lanes, of which only those of rows are written back.
     unsafe {
-        let maxima = S::square(&Maxima { rows, first, seen });
+        let scores = Maxima { rows, first, seen, unseen: Cell::new(0) };
+        let maxima = S::square(&scores);
+        let unread: usize = seen.iter().map(|seen| seen.next_multiple_of(S::LANES) - seen).sum();
+        let any_hidden = scores.unseen.get() > unread;
         lanes.as_mut_ptr().copy_from_nonoverlapping(rows.max.add(first), seen.len());
         let before = S::read_f32(lanes.as_ptr());
         let mut largest = before;
@@ -71,13 +79,18 @@ unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize])
             for part in (0..SUMS).step_by(S::LANES) {
                 let mut sum = S::mul(S::read_f32(sums.add(part)), rescale);
                 for at in (part..seen).step_by(SUMS) {
-                    let weights = exp::<S>(S::sub(S::read_f32(scores.add(at)), reference));
+                    let score = S::read_f32(scores.add(at));
+                    let mut weights = exp::<S>(S::sub(score, reference));
+                    if any_hidden {
+                        weights = S::if_equal(score, S::splat(hidden), S::splat(HIDDEN), weights);
+                    }
                     S::write_f32(scores.add(at), weights);
                     sum = S::add(sum, weights);
                 }
                 S::write_f32(sums.add(part), sum);
             }
         }
+        any_hidden
     }
 }
 
@@ -86,6 +99,8 @@ struct Maxima<'a> {
     rows: &'a BlockRows<'a>,
     first: usize,
     seen: &'a [usize],
+    /// How many scores are -inf, with those of the last registers' lanes that stand for no key.
+    unseen: Cell<usize>,
 }
 
 impl<S: Simd> Registers<S> for Maxima<'_> {
@@ -103,6 +118,7 @@ impl<S: Simd> Registers<S> for Maxima<'_> {
                     let numbers = S::read_f32(COUNT.as_ptr());
                     score = S::if_less(numbers, S::splat((seen - at) as f32), score, S::splat(hidden));
                 }
+                self.unseen.update(|unseen| unseen + S::count_equal(score, S::splat(hidden)));
                 maximum = S::max(score, maximum);
                 S::write_f32(scores.add(at), score);
             }
