@@ -14,8 +14,8 @@ use kvcache_schema::{
 };
 use model::{Model, Part, Placement};
 
-/// A sequence of which no number is NaN, and one with some.
-const SEQUENCES: [usize; 2] = [0, 3];
+/// A sequence of plain numbers, one with keys that are hidden by their own numbers, and one with NaN.
+const SEQUENCES: [usize; 3] = [0, 2, 3];
 
 const PLACEMENT: Placement = Placement {
     layout: CacheLayout::HeadMajor,
@@ -76,4 +76,16 @@ fn prompts_of_any_heads_under_masks() {
 fn prompts_longer_than_a_piece() {
     let types = combinations().find(|types| types.t1 == ElementType::Float16).expect("float16 is legal");
     cuts_agree(&model(types, [1, 1, 8], false, None), &[&[1050], &[1000, 49, 1]]);
+}
+
+#[test]
+fn a_key_whose_score_is_minus_infinity_by_itself_gives_no_nan() {
+    let float32 = |types: &TypeCombination| types.t1 == ElementType::Float32 && types.t2 == ElementType::Float32;
+    let model = model(combinations().find(float32).expect("float32 is legal"), [2, 1, 8], false, None);
+    for kernel in kernels() {
+        let rows = model.run(&*kernel, &PLACEMENT, &calls(&[40]));
+        let (numbers, _) = rows[2].as_chunks::<4>();
+        let mut last = numbers[39 * 16..].iter().map(|bytes| f32::from_ne_bytes(*bytes));
+        assert!(last.all(f32::is_finite), "{}: the last token sees keys of both kinds", kernel.name());
+    }
 }

@@ -10,7 +10,7 @@ use kvcache_golden::Tensor;
 use kvcache_op::schema::StaticAxis;
 use kvcache_op::{
     Attributes, Backend, CacheLayout, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Rayon, Serial,
-    StaticCacheLayout, StaticKeyValueCache, Workers,
+    StaticAttributes, StaticCacheLayout, StaticInputs, StaticKeyValueCache, TensorMut, TensorRef, Workers,
 };
 use proptest::prelude::*;
 use static_calls::{After, RandomStaticCall, memory, static_calls};
@@ -219,4 +219,25 @@ fn shapes_are_inferred_as_far_as_they_are_known() {
     let cache: Vec<_> = [1, 3, 2, 7, 4, 8].map(Dim::Known).into();
     let inputs = StaticInputDims { cache: Some(&cache), start_pos: Some(0), ..StaticInputDims::default() };
     assert_eq!(layer_major.infer_shape(&inputs), [Dim::Unknown, Dim::Unknown, Dim::Known(21), Dim::Known(8)]);
+}
+
+#[test]
+fn a_batch_of_any_size_whose_tensors_have_no_elements_is_legal() {
+    const BATCH: usize = 1 << 44;
+    let element = ElementType::Float32;
+    // SAFETY: no tensor has an element, so any address serves.
+    let (current, cache, key, value) = unsafe {
+        let data = std::ptr::dangling_mut::<f32>().cast::<u8>();
+        (
+            TensorRef::from_raw_parts(element, [BATCH, 0, 2, 8], data),
+            TensorMut::from_raw_parts(element, &[BATCH, 1, 2, 0, 2, 8][..], data),
+            TensorMut::from_raw_parts(element, [BATCH, 0, 2, 8], data),
+            TensorMut::from_raw_parts(element, [BATCH, 0, 2, 8], data),
+        )
+    };
+    let inputs = StaticInputs { current_key: current.clone(), current_value: current, start_pos: (&0).into() };
+    let op = StaticKeyValueCache::new(StaticAttributes::default()).unwrap();
+    let call = op.check(&inputs, cache, None).unwrap();
+    assert_eq!(call.output_shape(), [BATCH, 0, 2, 8]);
+    call.run(Outputs { key, value }, &Serial).unwrap();
 }

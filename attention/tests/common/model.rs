@@ -60,15 +60,23 @@ enum Of {
 }
 
 impl Model {
-    /// A number between -4 and 4. Every fourth sequence has NaN among its keys and values.
+    /// A number between -4 and 4. Every fourth sequence has NaN among its keys and values; the one before it has keys
+    /// whose score is -inf, with values that are infinite.
     fn number(&self, of: Of, sequence: usize, at: [usize; 3]) -> f32 {
         let at = at.map(|index| index as u64);
         let bits = hash(&[self.seed, of as u64, sequence as u64, at[0], at[1], at[2]]);
         match of {
             Of::Mask if bits.is_multiple_of(5) => f32::NEG_INFINITY,
             Of::Key | Of::Value if sequence % 4 == 3 && bits.is_multiple_of(31) => f32::NAN,
+            Of::Key if sequence % 4 == 2 && at[2] == 0 && self.has_infinite_key(sequence, at[0]) => f32::NEG_INFINITY,
+            Of::Value if sequence % 4 == 2 && self.has_infinite_key(sequence, at[0]) => f32::INFINITY,
+            Of::Query if sequence % 4 == 2 => (bits >> 40) as f32 / (1 << 22) as f32 + 1.0,
             _ => (bits >> 40) as f32 / (1 << 21) as f32 - 4.0,
         }
+    }
+
+    fn has_infinite_key(&self, sequence: usize, token: u64) -> bool {
+        hash(&[self.seed, sequence as u64, token]).is_multiple_of(7)
     }
 
     pub fn attributes(&self, placement: &Placement) -> CacheAttentionAttributes {

@@ -46,14 +46,17 @@ impl<'a> StaticCall<'a> {
     /// As for [`run`](Self::run).
     pub fn with_problem<R>(self, outputs: Outputs<'a>, run: impl FnOnce(&mut Problem<'_>) -> R) -> Result<R, Error> {
         let pointers = self.checked.pointers(&outputs.key, &outputs.value)?;
-        let tables = Tables::new(self.checked.geometry.batch, &self.checked.sequences);
+        let mut geometry = self.checked.geometry;
+        if self.checked.output_shape.contains(&0) {
+            geometry.batch = 0; // no tensor has an element that the call touches, and the batch may be any number
+        }
+        let tables = Tables::new(geometry.batch, &self.checked.sequences);
         // SAFETY: types, shapes, alignment and overlap are those of a `CheckedCall` and of outputs that it has just
         // checked. The tables are of sequences of equal length, no longer than the stride between them, so no two
         // share a slot, and of no more sequences than the cache has. Each tensor's memory is valid for 'a, as a slice
         // or by `from_raw_parts`, for reads or writes of its shape, and borrowed so that no other call writes it.
-        let mut problem = unsafe {
-            Problem::assume_checked(self.checked.geometry, tables.indices(&self.checked.sequences), pointers)
-        };
+        let mut problem =
+            unsafe { Problem::assume_checked(geometry, tables.indices(&self.checked.sequences), pointers) };
         Ok(run(&mut problem))
     }
 }
