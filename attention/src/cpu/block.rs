@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::call::Call;
+use super::dispatch::WeighFunction;
 use super::generic::fold::Sums;
 use super::generic::panel::{BLOCK, DEPTH, Pack};
 use super::generic::query_row::QueryRow;
@@ -211,23 +212,29 @@ pub(super) unsafe fn attend_block(
         })
         .any;
         let mut rescale = rescale.cast_const();
-        let at_once = if call.in_place { BLOCK } else { READ_ROWS };
+        // Rows that several tiles would read had better be read once.
+        let in_place = call.weigh_in_place && (call.in_place || rows.len() <= 4 || rows.len() == 8);
+        let at_once = if in_place { BLOCK } else { READ_ROWS };
         for first in (0..keys.len()).step_by(at_once) {
             let some = first..keys.len().min(first + at_once);
-            let values = here.rows(call, VALUE, some.clone(), next);
-            let weights = weights.add(first).cast_const();
-            let values = if call.in_place {
-                let Rows { from, offsets, next, .. } = values;
-                let next = Some(next);
-                Values { weights, queries: rows.len(), from, offsets, width, next, rescale, sums: state.values }
-            } else {
+            let mut values = here.rows(call, VALUE, some.clone(), next);
+            if !in_place {
                 (functions.read)(&Read { rows: values, to: panel, to_step: width });
-                let (from, offsets) = (panel.cast_const().cast(), &call.scratch_offsets[..some.len()]);
-                Values { weights, queries: rows.len(), from, offsets, width, next: None, rescale, sums: state.values }
+                (values.from, values.offsets) = (panel.cast_const().cast(), &call.scratch_offsets[..some.len()]);
+            }
+            let values = Values {
+                weights: weights.add(first),
+                queries: rows.len(),
+                rows: values,
+                width,
+                prefetch: in_place,
+                rescale,
+                sums: state.values,
             };
+            let weigh = if in_place { functions.weigh_in_place } else { functions.weigh };
             match hidden {
-                false => (functions.weigh)(&values),
-                true => weigh_seen(call, &values),
+                false => weigh(&values),
+                true => weigh_seen(weigh, &values),
             }
             rescale = memory.ones;
         }
@@ -238,26 +245,26 @@ pub(super) unsafe fn attend_block(
 ///
 /// # Safety
 /// As for [`attend_block`].
-unsafe fn weigh_seen(call: &Call<'_>, values: &Values<'_>) {
+unsafe fn weigh_seen(weigh: WeighFunction, values: &Values<'_>) {
     for r in 0..values.queries {
-        let (mut weights, mut offsets) = ([0.0; BLOCK], [0; BLOCK]);
+        let (mut weights, mut offsets, mut scale_offsets) = ([0.0; BLOCK], [0; BLOCK], [0; BLOCK]);
         let mut seen = 0;
         // SAFETY: see `# Safety`: each query has a weight for each row.
         unsafe {
-            for (t, &offset) in values.offsets.iter().enumerate() {
+            for (t, (&offset, &scale)) in values.rows.offsets.iter().zip(values.rows.scale_offsets).enumerate() {
                 let weight = *values.weights.add(r * BLOCK + t);
                 if weight.to_bits() != HIDDEN.to_bits() {
-                    (weights[seen], offsets[seen]) = (weight, offset);
+                    (weights[seen], offsets[seen], scale_offsets[seen]) = (weight, offset, scale);
                     seen += 1;
                 }
             }
-            (call.functions.weigh)(&Values {
+            weigh(&Values {
                 weights: weights.as_ptr(),
                 queries: 1,
-                offsets: &offsets[..seen],
-                next: None,
+                rows: Rows { offsets: &offsets[..seen], scale_offsets: &scale_offsets[..seen], ..values.rows },
+                prefetch: false,
                 rescale: values.rescale.add(r),
-                sums: values.sums.add(r * call.width),
+                sums: values.sums.add(r * values.width),
                 ..*values
             });
         }

@@ -20,6 +20,9 @@ pub(super) struct Call<'a> {
     pub(super) groups: Groups,
     /// Whether rows are float32 in whole registers, which are used where they are.
     pub(super) in_place: bool,
+    /// Whether the kernel weighs rows of values where they are: whole registers of floats, or of codes in suitable
+    /// groups.
+    pub(super) weigh_in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
     /// How many bytes behind the first row in scratch memory each begins.
@@ -50,14 +53,16 @@ impl<'a> Call<'a> {
         };
         let functions = functions(instructions, types);
         let width = head_dim.next_multiple_of(functions.lanes);
+        let groups = quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes));
+        let whole = head_dim.is_multiple_of(functions.lanes);
         Self {
             geometry,
             indices: *problem.indices(),
             functions,
             source: Source::new(problem),
-            groups: quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes)),
-            in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32)
-                && head_dim.is_multiple_of(functions.lanes),
+            in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32) && whole,
+            weigh_in_place: if quant.is_some() { !groups.in_row.is_empty() } else { whole },
+            groups,
             width,
             scratch_offsets: std::array::from_fn(|t| t * width * size_of::<f32>()),
             factor: 1.0 / (head_dim as f32).sqrt(),

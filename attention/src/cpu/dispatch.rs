@@ -12,7 +12,8 @@ use super::generic::read_rows::{Read, ReadCodes, ReadFloats};
 use super::generic::scores::Scores;
 use super::generic::softmax::Softmax;
 use super::generic::softmax_rows::SoftmaxRows;
-use super::generic::weigh::Weigh;
+use super::generic::values::{StoredCodes, StoredFloats};
+use super::generic::weigh::{Values, Weigh};
 use super::generic::weigh_rows::{PackValues, WeighRows};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
@@ -23,6 +24,9 @@ pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
 
 /// Reads rows of a call's types as float32.
 pub(crate) type ReadFunction = for<'a> unsafe fn(&Read<'a>);
+
+/// Weighs values of a call's types.
+pub(crate) type WeighFunction = for<'a> unsafe fn(&Values<'a>);
 
 /// The functions of one call. They may be called where the instruction set is supported.
 #[derive(Clone, Copy)]
@@ -35,7 +39,9 @@ pub(crate) struct Functions {
     pub(crate) scores: Outlined<Scores<f32>>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) softmax_rows: Outlined<SoftmaxRows>,
-    pub(crate) weigh: Outlined<Weigh>,
+    /// Weighs values that are [`read`](Self::read), and those that are where they are.
+    pub(crate) weigh: WeighFunction,
+    pub(crate) weigh_in_place: WeighFunction,
     pub(crate) pack_values: Outlined<PackValues>,
     pub(crate) weigh_rows: Outlined<WeighRows>,
     pub(crate) fold: Outlined<Fold>,
@@ -62,6 +68,7 @@ struct Readers {
     pack: PackFunction,
     scores: Outlined<Scores<f32>>,
     read: ReadFunction,
+    weigh: WeighFunction,
 }
 
 /// The one match on a call's types.
@@ -74,6 +81,7 @@ fn for_types<S: Outline>(types: Types) -> Functions {
             pack: S::outlined::<PackHalves>(),
             scores: S::outlined::<Scores<f16>>(),
             read: S::outlined::<ReadFloats<f16, false>>(),
+            weigh: S::outlined::<Weigh<StoredFloats<f16, false>>>(),
         },
         (Float32, I8, Some(Float32)) => codes::<S, Int8, f32, false>(),
         (Float16, I8, Some(Float32)) => codes::<S, Int8, f32, true>(),
@@ -94,6 +102,7 @@ fn floats<S: Outline, const ROUND: bool>() -> Readers {
         pack: S::outlined::<PackFloats<ROUND>>(),
         scores: S::outlined::<Scores<f32>>(),
         read: S::outlined::<ReadFloats<f32, ROUND>>(),
+        weigh: S::outlined::<Weigh<StoredFloats<f32, ROUND>>>(),
     }
 }
 
@@ -102,10 +111,11 @@ fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
         pack: S::outlined::<PackCodes<Q, T, ROUND>>(),
         scores: S::outlined::<Scores<f32>>(),
         read: S::outlined::<ReadCodes<Q, T, ROUND>>(),
+        weigh: S::outlined::<Weigh<StoredCodes<Q, T, ROUND>>>(),
     }
 }
 
-fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, read }: Readers) -> Functions {
+fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, read, weigh }: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
@@ -114,7 +124,8 @@ fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, read }: Readers) -> Fun
         scores,
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
-        weigh: S::outlined::<Weigh>(),
+        weigh: S::outlined::<Weigh<StoredFloats<f32, false>>>(),
+        weigh_in_place: weigh,
         pack_values: S::outlined::<PackValues>(),
         weigh_rows: S::outlined::<WeighRows>(),
         fold: S::outlined::<Fold>(),

@@ -8,6 +8,7 @@ use super::simd::MOST_LANES;
 pub(crate) const LINE: usize = 64;
 
 /// Rows of one head, which can be read.
+#[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     /// The head's first row, and how many bytes behind it each row begins.
     pub(crate) from: *const u8,
@@ -41,17 +42,30 @@ pub(crate) struct Groups {
     /// Of each register of as many as have a register of scales, which of these each lane has, if groups divide a
     /// register.
     pub(crate) lanes: Vec<[u32; MOST_LANES]>,
+    /// Of each register of a row, which scale each lane has, if groups are [`in_registers`](Self::in_registers).
+    pub(crate) in_row: Vec<[u32; MOST_LANES]>,
 }
 
 impl Groups {
     /// For rows of `len` elements in groups of `group`, in registers of `lanes`.
     pub(crate) fn new(len: usize, group: usize, lanes: usize) -> Self {
+        let count = len / group;
+        let of_register = |k: usize| std::array::from_fn(|i| ((k * lanes + i % lanes) / group) as u32);
         let registers = if lanes.is_multiple_of(group) { group } else { 0 };
+        let in_row = if Self::in_registers(len, group, lanes) { len / lanes } else { 0 };
         Self {
             group,
-            count: len / group,
-            lanes: (0..registers).map(|k| std::array::from_fn(|i| ((k * lanes + i % lanes) / group) as u32)).collect(),
+            count,
+            lanes: (0..registers).map(of_register).collect(),
+            in_row: (0..in_row).map(of_register).collect(),
         }
+    }
+
+    /// Whether a row is whole registers, of which any eight in a row, from a multiple of as many on, have their scales
+    /// in one register. (The narrower registers are too few for this.)
+    fn in_registers(len: usize, group: usize, lanes: usize) -> bool {
+        let one_register = len / group <= lanes || group.is_power_of_two() && group >= 8;
+        lanes == MOST_LANES && len.is_multiple_of(lanes) && one_register
     }
 }
 
