@@ -28,9 +28,6 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 /// The signed value of four bits.
 const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
 
-/// The lowest byte of each lane.
-const LOW_BYTES: __mmask64 = 0x1111_1111_1111_1111;
-
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Simd for Avx512 {
@@ -88,12 +85,16 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn code_i8(words: __m512, i: usize) -> __m512 {
         unsafe {
-            // The code plus 128 becomes the low bits of 2^23 plus so much.
-            let codes = _mm512_xor_si512(_mm512_castps_si512(words), _mm512_set1_epi8(-128));
-            let byte = _mm512_set4_epi32(12 + i as i32, 8 + i as i32, 4 + i as i32, i as i32);
-            let offset = _mm512_set1_ps(8_388_608.0);
-            let sum = _mm512_mask_shuffle_epi8(_mm512_castps_si512(offset), LOW_BYTES, codes, byte);
-            _mm512_sub_ps(_mm512_castsi512_ps(sum), _mm512_set1_ps(8_388_608.0 + 128.0))
+            // The code plus 128 becomes bits of the mantissa of 2^23, or of 2^15 for the second byte of a half.
+            let half =
+                if i < 2 { _mm512_castps_si512(words) } else { _mm512_srli_epi32::<16>(_mm512_castps_si512(words)) };
+            let (bits, flip, offset) = if i % 2 == 0 {
+                (0xff, 0x4b00_0000 | 0x80, 8_388_608.0 + 128.0)
+            } else {
+                (0xff00, 0x4700_0000 | 0x8000, 32_768.0 + 128.0)
+            };
+            let sum = _mm512_xor_si512(_mm512_and_si512(half, _mm512_set1_epi32(bits)), _mm512_set1_epi32(flip));
+            _mm512_sub_ps(_mm512_castsi512_ps(sum), _mm512_set1_ps(offset))
         }
     }
 
