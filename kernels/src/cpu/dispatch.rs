@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use half::f16;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
 
+#[cfg(target_arch = "aarch64")]
+use super::aarch64::neon::Neon;
 use super::elements::{Int4, Int8};
 use super::functions::{Conversion, CopyFunction, RotateFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::convert::{LoadConverted, StoreConverted};
@@ -15,6 +17,7 @@ use super::generic::group::{GroupCodes, GroupFloats, LONG, ODD};
 use super::generic::lanes::FloatLanes;
 use super::generic::outline::Outline;
 use super::generic::quantize::StoreQuantized;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::generic::rotate::RotateHeads;
 use super::portable;
 use super::tiling::Tuning;
@@ -27,6 +30,8 @@ use super::x86_64::{avx2::Avx2, avx512::Avx512, vendor::is_amd};
 pub enum InstructionSet {
     /// Plain Rust, on every machine.
     Portable,
+    /// NEON, of aarch64.
+    Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL, with FMA and F16C.
@@ -37,19 +42,20 @@ pub enum InstructionSet {
 
 impl InstructionSet {
     /// Every instruction set, the best one last.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Fp16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Fp16];
 
     /// Whether this machine has the instructions.
     pub fn is_supported(self) -> bool {
         match self {
             Self::Portable => true,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => Neon::is_supported(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Avx2::is_supported(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => Avx512::<false>::is_supported(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Fp16 => Avx512::<true>::is_supported(),
-            #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
     }
@@ -64,6 +70,7 @@ impl InstructionSet {
     pub(crate) fn kernel_name(self) -> &'static str {
         match self {
             Self::Portable => "cpu-portable",
+            Self::Neon => "cpu-neon",
             Self::Avx2 => "cpu-avx2",
             Self::Avx512 => "cpu-avx512",
             Self::Avx512Fp16 => "cpu-avx512fp16",
@@ -79,6 +86,8 @@ impl InstructionSet {
         group: usize,
     ) -> RowFunctions {
         match self {
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => for_types::<Vector<Neon>>(types, group),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => for_types::<Vector<Avx2>>(types, group),
             #[cfg(target_arch = "x86_64")]
@@ -92,6 +101,8 @@ impl InstructionSet {
     /// Its function that rotates heads; it may be called if [`is_supported`](Self::is_supported).
     pub(crate) fn rotate_function(self) -> RotateFunction {
         match self {
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => Neon::outlined::<RotateHeads>(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Avx2::outlined::<RotateHeads>(),
             #[cfg(target_arch = "x86_64")]
@@ -176,7 +187,7 @@ struct Vector<S>(PhantomData<S>);
 impl<S: Outline> Implementation for Vector<S> {
     fn copies() -> RowFunctions {
         let copy = Stores { plain: S::outlined::<CopyRows>(), stream: S::outlined::<StreamRows>() };
-        RowFunctions { copy, conversion: Conversion::None, streams: true, fence: S::fence }
+        RowFunctions { copy, conversion: Conversion::None, streams: S::STREAMS, fence: S::fence }
     }
 
     fn converted<V: FloatLanes, C: FloatLanes>() -> Conversion {

@@ -2,11 +2,16 @@
 //!
 //! Each file imports only from those below it. From the top: `rotate_keys`; `kernel` (phases); `partition` (tokens to
 //! threads) and `walk` (a thread's tokens to blocks); `movers` (a block by row functions) and `dispatch` (which row
-//! functions); `tiling` and `x86_64`; `generic` (row functions over any vector registers); `portable` (the same in
-//! plain Rust); `elements`, `functions` and `block` (types).
+//! functions); `tiling`, `x86_64` and `aarch64`; `generic` (row functions over any vector registers); `portable` (the
+//! same in plain Rust); `elements`, `functions` and `block` (types).
 
-#![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no instruction set is written for this machine"))]
+#![cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    expect(dead_code, reason = "no instruction set is written for this machine")
+)]
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod block;
 mod dispatch;
 mod elements;

@@ -16,6 +16,9 @@ pub(crate) trait RowFunction {
 
 /// An instruction set for which row functions are compiled.
 pub(crate) trait Outline: Groups {
+    /// Whether the instruction set has non-temporal stores. Where it has none nothing is called with `STREAM`.
+    const STREAMS: bool = true;
+
     /// A row function as an outlined `#[target_feature]` function. To call it, the instruction set must be supported.
     fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows);
 

@@ -1,0 +1,368 @@
+//! NEON: two registers of 4 float32 are one of 8.
+//!
+//! All is in ARMv8.0, conversions from and to float16 too. The default state of the processor is assumed, as the
+//! compiler does: roundings to nearest, ties to even, and no subnormal number flushed to zero.
+
+use std::arch::aarch64::*;
+use std::arch::is_aarch64_feature_detected;
+
+use half::f16;
+
+use super::super::generic::group::Groups;
+use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes};
+use super::super::generic::outline::{Outline, RowFunction};
+use super::super::generic::simd::Simd;
+
+/// NEON, of little-endian machines.
+pub(crate) struct Neon;
+
+impl Neon {
+    /// Whether this machine has the instructions.
+    pub(crate) fn is_supported() -> bool {
+        cfg!(target_endian = "little") && is_aarch64_feature_detected!("neon")
+    }
+}
+
+impl Outline for Neon {
+    /// There are such stores of pairs of registers alone, and no instruction that orders them but barriers of all
+    /// memory: plain stores serve.
+    const STREAMS: bool = false;
+
+    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
+        outlined::<F>
+    }
+
+    fn fence() {}
+}
+
+#[target_feature(enable = "neon")]
+unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
+    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    unsafe { F::run::<Neon>(rows) }
+}
+
+/// Float32 values in two registers.
+const LANES: usize = 8;
+
+/// The bytes of these lanes, in two registers.
+const fn bytes_of_lanes(lanes: [i32; LANES]) -> [u8; 4 * LANES] {
+    let mut bytes = [0; 4 * LANES];
+    let mut i = 0;
+    while i < bytes.len() {
+        bytes[i] = (4 * lanes[i / 4]) as u8 + (i % 4) as u8;
+        i += 1;
+    }
+    bytes
+}
+
+/// [`bytes_of_lanes`] of every table of [`all_scale_lanes`].
+const fn bytes_of_scales(group: usize) -> [[u8; 4 * LANES]; LANES] {
+    let lanes = all_scale_lanes::<LANES>(group);
+    let mut tables = [[0; 4 * LANES]; LANES];
+    let mut k = 0;
+    while k < LANES {
+        tables[k] = bytes_of_lanes(lanes[k]);
+        k += 1;
+    }
+    tables
+}
+
+/// The lanes whose bytes the table names.
+#[inline(always)]
+unsafe fn permute(x: [float32x4_t; 2], bytes: &[u8; 4 * LANES]) -> [float32x4_t; 2] {
+    // SAFETY: the instructions are enabled (see Simd); the table is 32 bytes.
+    unsafe {
+        let x = uint8x16x2_t(vreinterpretq_u8_f32(x[0]), vreinterpretq_u8_f32(x[1]));
+        let [low, high] = [vld1q_u8(bytes.as_ptr()), vld1q_u8(bytes.as_ptr().add(16))];
+        [vreinterpretq_f32_u8(vqtbl2q_u8(x, low)), vreinterpretq_f32_u8(vqtbl2q_u8(x, high))]
+    }
+}
+
+/// The low bytes of eight codes. That of NaN is 0.
+#[inline(always)]
+unsafe fn bytes(codes: [int32x4_t; 2]) -> uint8x8_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let halves = vcombine_s16(vmovn_s32(codes[0]), vmovn_s32(codes[1]));
+        vreinterpret_u8_s8(vmovn_s16(halves))
+    }
+}
+
+/// The low four bits of 16 bytes, two a byte.
+#[inline(always)]
+unsafe fn nibbles(bytes: uint8x16_t) -> uint8x8_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let pairs = vreinterpretq_u16_u8(bytes);
+        let firsts = vandq_u16(pairs, vdupq_n_u16(0x0f));
+        // The second of a pair is its high byte.
+        let seconds = vandq_u16(vshrq_n_u16::<4>(pairs), vdupq_n_u16(0xf0));
+        vmovn_u16(vorrq_u16(firsts, seconds))
+    }
+}
+
+/// Eight int8 as float32.
+#[inline(always)]
+unsafe fn floats(codes: int8x8_t) -> [float32x4_t; 2] {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let codes = vmovl_s8(codes);
+        [vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(codes)))]
+    }
+}
+
+/// Eight float16, rounded to nearest, ties to even.
+#[inline(always)]
+unsafe fn halves(x: [float32x4_t; 2]) -> uint16x8_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let [low, high] = [vreinterpret_u16_f16(vcvt_f16_f32(x[0])), vreinterpret_u16_f16(vcvt_f16_f32(x[1]))];
+        vcombine_u16(low, high)
+    }
+}
+
+/// The values of eight float16.
+#[inline(always)]
+unsafe fn values(halves: uint16x8_t) -> [float32x4_t; 2] {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let [low, high] = [vreinterpret_f16_u16(vget_low_u16(halves)), vreinterpret_f16_u16(vget_high_u16(halves))];
+        [vcvt_f32_f16(low), vcvt_f32_f16(high)]
+    }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Neon {
+    const LANES: usize = LANES;
+    type F32 = [float32x4_t; 2];
+    type Code = [int32x4_t; 2];
+    type Line = [uint8x16_t; 4];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [float32x4_t; 2] {
+        unsafe { [vdupq_n_f32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> [float32x4_t; 2] {
+        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: [float32x4_t; 2]) {
+        unsafe {
+            vst1q_f32(to, x[0]);
+            vst1q_f32(to.add(4), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> [float32x4_t; 2] {
+        unsafe { values(vld1q_u16(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: [float32x4_t; 2]) {
+        unsafe { vst1q_u16(to.cast(), halves(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { values(halves(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> [float32x4_t; 2] {
+        unsafe { floats(vld1_s8(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> [float32x4_t; 2] {
+        unsafe {
+            let bytes = vreinterpret_s8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
+            // The low nibble is moved to the top and back, with its sign.
+            let [firsts, seconds] = [vshr_n_s8::<4>(vshl_n_s8::<4>(bytes)), vshr_n_s8::<4>(bytes)];
+            floats(vzip1_s8(firsts, seconds))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vsubq_f32(a[0], b[0]), vsubq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_sub_from(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vfmsq_f32(c[0], a[0], b[0]), vfmsq_f32(c[1], a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn blend_nan(x: [float32x4_t; 2], otherwise: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe {
+            let [low, high] = [vceqq_f32(x[0], x[0]), vceqq_f32(x[1], x[1])];
+            [vbslq_f32(low, x[0], otherwise[0]), vbslq_f32(high, x[1], otherwise[1])]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn abs(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vabsq_f32(x[0]), vabsq_f32(x[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn max_magnitude(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [larger(a[0], b[0]), larger(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn max_pairs(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [larger_neighbors(a[0], b[0]), larger_neighbors(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn max_fours(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [larger(a[0], a[1]), larger(b[0], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn at_least(x: [float32x4_t; 2], floor: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        // The instruction gives NaN where one is NaN.
+        unsafe { [vmaxq_f32(x[0], floor[0]), vmaxq_f32(x[1], floor[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn codes(x: [float32x4_t; 2]) -> [int32x4_t; 2] {
+        // The instruction gives 0 for NaN.
+        unsafe { [vcvtnq_s32_f32(x[0]), vcvtnq_s32_f32(x[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i8(to: *mut u8, codes: [int32x4_t; 2]) {
+        unsafe { vst1_u8(to, bytes(codes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i4(to: *mut u8, codes: [int32x4_t; 2]) {
+        unsafe {
+            let bytes = bytes(codes);
+            let nibbles = vreinterpret_u32_u8(nibbles(vcombine_u8(bytes, bytes)));
+            to.cast::<u32>().write_unaligned(vget_lane_u32::<0>(nibbles));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two_i8(to: *mut u8, codes: [[int32x4_t; 2]; 2]) {
+        unsafe { vst1q_u8(to, vcombine_u8(bytes(codes[0]), bytes(codes[1]))) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two_i4(to: *mut u8, codes: [[int32x4_t; 2]; 2]) {
+        unsafe { vst1_u8(to, nibbles(vcombine_u8(bytes(codes[0]), bytes(codes[1])))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> [float32x4_t; 2] {
+        unsafe {
+            if n == LANES {
+                return Self::read_f32(from);
+            }
+            let mut some = [0.0; LANES];
+            for (i, some) in some.iter_mut().enumerate().take(n) {
+                *some = from.add(i).read();
+            }
+            Self::read_f32(some.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f16(from: *const f16, n: usize) -> [float32x4_t; 2] {
+        unsafe {
+            if n == LANES {
+                return Self::read_f16(from);
+            }
+            let mut some = [f16::ZERO; LANES];
+            for (i, some) in some.iter_mut().enumerate().take(n) {
+                *some = from.add(i).read();
+            }
+            Self::read_f16(some.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_line(from: *const u8) -> [uint8x16_t; 4] {
+        unsafe { [vld1q_u8(from), vld1q_u8(from.add(16)), vld1q_u8(from.add(32)), vld1q_u8(from.add(48))] }
+    }
+
+    #[inline(always)]
+    unsafe fn write_line(to: *mut u8, line: [uint8x16_t; 4]) {
+        unsafe {
+            for (i, sixteen) in line.into_iter().enumerate() {
+                vst1q_u8(to.add(16 * i), sixteen);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(to: *mut u8, line: [uint8x16_t; 4]) {
+        unsafe { Self::write_line(to, line) }
+    }
+}
+
+/// The larger of each two numbers without signs, in the order of their bits.
+#[inline(always)]
+unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe { vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
+}
+
+/// As [`larger`], of pairs of neighbors: of `a`'s and then of `b`'s.
+#[inline(always)]
+unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe { vreinterpretq_f32_s32(vpmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Groups for Neon {
+    #[inline(always)]
+    unsafe fn permute_maxima<const GROUP: usize>(maxima: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { permute(maxima, &const { bytes_of_lanes(maximum_lanes::<LANES>(GROUP)) }) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_scales<const GROUP: usize>(scales: [float32x4_t; 2], k: usize) -> [float32x4_t; 2] {
+        unsafe { permute(scales, &const { bytes_of_scales(GROUP) }[k]) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> [float32x4_t; 2] {
+        unsafe {
+            match LANES / GROUP {
+                1 => Self::splat(numbers.read()),
+                2 => [vdupq_n_f32(numbers.read()), vdupq_n_f32(numbers.add(1).read())],
+                4 => {
+                    let numbers = vld1q_f32(numbers);
+                    [vzip1q_f32(numbers, numbers), vzip2q_f32(numbers, numbers)]
+                }
+                _ => Self::read_f32(numbers),
+            }
+        }
+    }
+}
