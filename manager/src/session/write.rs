@@ -1,6 +1,5 @@
 //! Writing a session.
 
-use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
@@ -42,7 +41,7 @@ pub(crate) fn write<E: From<SessionError>>(
 /// Writes the entry of a renamed file to disk.
 #[cfg(unix)]
 fn sync_directory(directory: &Path) -> Result<(), SessionError> {
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io("write the directory to disk"))
+    std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(io("write the directory to disk"))
 }
 
 /// Other systems have no such call.
