@@ -10,6 +10,7 @@
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
 # make test-torch  kvcache_ops.torch, with an environment of 5.5 GB
+# make check-targets    the libraries compile for aarch64 (Linux, macOS) and for Windows; needs rustup and the network
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
@@ -174,6 +175,16 @@ test-sanitize:
 		--target x86_64-unknown-linux-gnu -p kvcache-op -p kvcache-attention --test golden --test agree --test layers \
 		--test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
+
+# The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
+# rustup over the network; a machine may have neither, so `make test` does without this.
+CHECKED_TARGETS ?= aarch64-unknown-linux-gnu aarch64-apple-darwin x86_64-pc-windows-msvc
+LIBRARIES := schema kernels attention op manager ort capi
+.PHONY: check-targets
+check-targets:
+	@command -v rustup > /dev/null || { echo "check-targets: there is no rustup, which installs targets" >&2; exit 1; }
+	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup has not got the targets" >&2; exit 1; }
+	cargo clippy --locked $(LIBRARIES:%=-p kvcache-%) --lib $(CHECKED_TARGETS:%=--target %) -- -D warnings
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory. What fails is left in
 # manager/fuzz/artifacts. The sanitizer comes with the stable toolchain, but not its flag. The flags of cargo-fuzz would
