@@ -11,6 +11,7 @@
 #                  make build-gpu builds what they run
 # make test-torch  kvcache_ops.torch, with an environment of 5.5 GB
 # make check-targets    the libraries compile for aarch64 (Linux, macOS) and for Windows; needs rustup and the network
+# make test-aarch64     the CPU kernels and golden cases on aarch64, under qemu; needs a cross compiler, too
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
@@ -185,6 +186,27 @@ check-targets:
 	@command -v rustup > /dev/null || { echo "check-targets: there is no rustup, which installs targets" >&2; exit 1; }
 	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup has not got the targets" >&2; exit 1; }
 	cargo clippy --locked $(LIBRARIES:%=-p kvcache-%) --lib $(CHECKED_TARGETS:%=--target %) -- -D warnings
+
+# The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
+# for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
+# speed. Compiled as for release, but for the long link-time optimization of each test, and with the assertions with
+# which the tests of all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. Left out: a test whose
+# processes start others, which the emulator does not follow.
+QEMU_AARCH64 ?= qemu-aarch64-static
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+AARCH64_ROOT ?= /usr/aarch64-linux-gnu
+.PHONY: test-aarch64
+test-aarch64:
+	@for program in rustup "$(QEMU_AARCH64)" "$(AARCH64_CC)"; do \
+		command -v "$$program" > /dev/null || { echo "test-aarch64: there is no $$program" >&2; exit 1; }; \
+	done
+	rustup target add aarch64-unknown-linux-gnu || { echo "test-aarch64: rustup has not got the target" >&2; exit 1; }
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$(AARCH64_CC)" \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(QEMU_AARCH64) -L $(AARCH64_ROOT)" \
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+		cargo test --release --locked --target aarch64-unknown-linux-gnu \
+			-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests \
+			-- --skip random_calls_stay_inside_their_operands
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory. What fails is left in
 # manager/fuzz/artifacts. The sanitizer comes with the stable toolchain, but not its flag. The flags of cargo-fuzz would

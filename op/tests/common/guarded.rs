@@ -46,7 +46,8 @@ impl Guarded {
             let pages = libc::mmap(null_mut(), len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
             assert!(pages != libc::MAP_FAILED, "{len} bytes: {}", Error::last_os_error());
             let access = libc::PROT_READ | libc::PROT_WRITE;
-            let failed = libc::mprotect(pages.byte_add(room.start), room.len(), access) != 0;
+            // Of no bytes there is nothing to be made accessible, which emulators refuse.
+            let failed = !room.is_empty() && libc::mprotect(pages.byte_add(room.start), room.len(), access) != 0;
             assert!(!failed, "{len} bytes: {}", Error::last_os_error());
             NonNull::new(pages.cast()).expect("mapped memory is not at 0")
         };
