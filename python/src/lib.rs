@@ -15,6 +15,7 @@ mod rope;
 mod shared;
 mod spec;
 mod step;
+mod threads;
 
 use pyo3::pymodule;
 

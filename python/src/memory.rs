@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use kvcache_manager as core;
-use kvcache_manager::op::{Rayon, TensorMut};
+use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{CacheMemory, CacheSpec, Detail, MemoryError, Rope, Rotation, RowCopy};
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
@@ -14,6 +14,7 @@ use pyo3::sync::MutexExt;
 use crate::numbers::type_error;
 use crate::refusal::Refusal;
 use crate::spec::Spec;
+use crate::threads::Threads;
 
 /// The arrays of a cache and of its scales, which a manager and the operator write in place.
 ///
@@ -157,7 +158,7 @@ impl Arrays<'_> {
         let tensor = |address, element, shape| unsafe { TensorMut::from_raw_parts(element, shape, address) };
         let cache = tensor(self.cache, spec.cache_type(), spec.cache_shape());
         let scale = spec.quant().zip(spec.scale_shape()).map(|((_, _, t3), shape)| tensor(self.scale, t3, shape));
-        let memory = core::HostMemory::new(spec, cache, scale, &Rayon)?;
+        let memory = core::HostMemory::new(spec, cache, scale, &Threads)?;
         used(&mut Detaching { py, memory })
     }
 }

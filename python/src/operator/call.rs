@@ -2,7 +2,7 @@
 
 use kvcache_op::{
     AttentionCall, AttentionInputs, CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, Outputs,
-    Rayon, TensorMut, TensorRef,
+    TensorMut, TensorRef,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -10,6 +10,7 @@ use pyo3::types::{PyDict, PyTuple};
 use super::kind::{Kind, Operator};
 use super::refused::Refused;
 use super::tensor::{Access, Tensor};
+use crate::threads::Threads;
 
 /// The inputs that a call may lack.
 pub const OPTIONAL: [&str; 2] = ["scale", "attn_mask"];
@@ -193,8 +194,8 @@ impl<'a> Here<'a> {
         let (call, outputs) = self.0;
         let mut outputs = outputs.into_iter();
         match (call, outputs.next(), outputs.next()) {
-            (Checked::Rows(call), Some(key), Some(value)) => call.run(Outputs { key, value }, &Rayon),
-            (Checked::Attention(call), Some(output), None) => call.run(output, &Rayon),
+            (Checked::Rows(call), Some(key), Some(value)) => call.run(Outputs { key, value }, &Threads),
+            (Checked::Attention(call), Some(output), None) => call.run(output, &Threads),
             _ => unreachable!("there is a tensor for each of the operator's outputs"),
         }
     }

@@ -1,0 +1,94 @@
+"""`os.fork`: a child has the memory of its parent's thread pool, but not its threads, and makes threads of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import kvcache_ops
+import numpy as np
+import pytest
+from kvcache_ops import CacheSpec, step_indices
+from kvcache_ops.manager import HostMemory, Manager
+
+from compare import assert_same_bits
+from managed import make_arrays, make_spec, sequence
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+SECONDS = 60
+"""How long a child may take for a call: far more than it needs."""
+
+
+def rows() -> np.ndarray:
+    """KeyValueCache, 24 MiB of keys and values."""
+    spec = CacheSpec(max_tokens=3072, num_kv_heads=8, head_dim=128, dtype="float32")
+    current = np.random.default_rng(1).standard_normal((3072, 8, 128), np.float32)
+    inputs = (current, -current, *step_indices([3072], [0], cachestarts=[0]))
+    return np.stack(kvcache_ops.run(spec, *inputs, *spec.allocate()))
+
+
+def attention() -> np.ndarray:
+    """MultiHeadAttention of 64 queries and 4096 keys."""
+    random = np.random.default_rng(2)
+    query, key, value = (random.standard_normal((n, 8, 64), np.float32) for n in (64, 4096, 4096))
+    attributes = dict(num_heads=8, head_dim=64)
+    return kvcache_ops.multi_head_attention(attributes, query, key, value, [0, 64], [0, 4096], 0, 64, 4096)
+
+
+def update() -> np.ndarray:
+    """A manager's memory after an edit that rotates 4096 rows and a defragmentation that copies them."""
+    spec = make_spec("runs", max_t=8192, num_layer=2, num_heads=8, head_dim=64)
+    cache, scale = make_arrays(spec)
+    cache[:] = np.random.default_rng(3).standard_normal(cache.shape, np.float32)
+    manager, memory = Manager(spec), HostMemory(spec, cache, scale)
+    first, last = sequence(manager, memory, 1024), sequence(manager, memory, 4096)
+    manager.free(first)
+    manager.seq_add(last, 0, -1, 7)
+    manager.defrag()
+    manager.update(memory)
+    return cache
+
+
+def wait_for(pid: int, seconds: float) -> int:
+    """The exit code of a child; one that has not ended in time is killed."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail(f"the child has not ended after {seconds} s")
+
+
+def call_in_a_fork(call: Callable[[], np.ndarray], path: Path, generations: int = 1) -> None:
+    """Saves the call's result, and the number of threads after it, from a child; and from its child, and so on."""
+    pid = os.fork()
+    if pid:
+        assert wait_for(pid, SECONDS * generations) == 0
+        return
+    code = 1
+    try:
+        np.savez(path / f"{generations}.npz", result=call(), threads=len(os.listdir("/proc/self/task")))
+        if generations > 1:
+            call_in_a_fork(call, path, generations - 1)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("call", [rows, attention, update], ids=lambda call: call.__name__)
+def test_large_calls_in_forked_processes(call: Callable[[], np.ndarray], tmp_path: Path) -> None:
+    """In a child, in its child, and in the parent meanwhile: the same bits, on threads of their own."""
+    expected = call()
+    call_in_a_fork(call, tmp_path, generations=2)
+    for generation in (1, 2):
+        saved = np.load(tmp_path / f"{generation}.npz")
+        assert_same_bits(call.__name__, saved["result"], expected)
+        assert saved["threads"] > 1, "the child's call has been on one thread"
+    assert_same_bits(call.__name__, call(), expected)
