@@ -181,10 +181,11 @@ test-sanitize:
 # rustup over the network; a machine may have neither, so `make test` does without this.
 CHECKED_TARGETS ?= aarch64-unknown-linux-gnu aarch64-apple-darwin x86_64-pc-windows-msvc
 LIBRARIES := schema kernels attention op manager ort capi
-.PHONY: check-targets
-check-targets:
+.PHONY: add-targets check-targets
+add-targets:
 	@command -v rustup > /dev/null || { echo "check-targets: there is no rustup, which installs targets" >&2; exit 1; }
 	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup has not got the targets" >&2; exit 1; }
+check-targets: add-targets
 	cargo clippy --locked $(LIBRARIES:%=-p kvcache-%) --lib $(CHECKED_TARGETS:%=--target %) -- -D warnings
 
 # The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
