@@ -370,6 +370,61 @@ def test_attention_over_a_cache_is_attention_over_its_rows() -> None:
         assert refusal.value.kind == "attribute_missing" and "num_heads" in str(refusal.value)
 
 
+EMPTY = {
+    "float32": np.zeros(0, np.float32),
+    "float16-read-only": read_only(np.zeros(0, np.float16)),
+    "bool": np.zeros(0, bool),
+    "float64-of-rank-4": np.zeros((2, 0, 3, 5)),
+    "strings-of-rank-2": np.zeros((0, 7), "U4"),
+    "bfloat16": Exporter(np.zeros(0, np.uint16), code=4, bits=16, flags=READ_ONLY),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_optional_inputs_without_elements_count_as_not_given(case: str) -> None:
+    """A mask, and a scale where nothing is quantized: exports write both, of any type and rank."""
+    empty = EMPTY[case]
+    plain = replace(SPEC, quant_bit=0, cache_dtype=None, scale_dtype=None)
+    indices = (*INDICES[:4], 0, *INDICES[4:])
+    query = np.random.default_rng(5).standard_normal((4, 2, 8), np.float32)
+    key, value = kvcache_ops.run(plain, **operands(plain))
+    packed = (query, key, value, *INDICES[:2], *indices[4:])
+    expected = kvcache_ops.multi_head_attention(plain, *packed, num_heads=2)
+
+    inputs = operands(plain) | {"scale": empty}
+    for name, got, want in zip(("key", "value"), kvcache_ops.run(plain, **inputs), (key, value)):
+        assert_same_bits(name, got, want)
+    assert kvcache_ops.check(plain, **inputs) == key.shape
+    for mask in (None, empty):
+        got = kvcache_ops.multi_head_attention(plain, *packed, mask, num_heads=2)
+        assert_same_bits("attn_output", got, expected)
+        fused = operands(plain) | {"query": query, "decoding_batches": 0, "scale": empty, "attn_mask": mask}
+        assert_same_bits("attn_output", kvcache_ops.multi_head_cache_attention(plain, **fused, num_heads=2), expected)
+        assert kvcache_ops.check_multi_head_cache_attention(plain, **fused, num_heads=2) == query.shape
+    assert kvcache_ops.check_multi_head_attention(plain, *packed, empty, num_heads=2) == query.shape
+
+    quantized = operands() | {"query": query, "decoding_batches": 0}
+    masked = copies(quantized | {"query": query, "decoding_batches": np.array(0)}) | {"attn_mask": empty}
+    assert_same_bits(
+        "attn_output",
+        kvcache_ops.multi_head_cache_attention(SPEC, **masked, num_heads=2),
+        kvcache_ops.multi_head_cache_attention(SPEC, **quantized, num_heads=2),
+    )
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_other_inputs_without_elements_are_refused(case: str) -> None:
+    """The scale of a quantized cache is one of them."""
+    before = operands()
+    for name in ("seqstarts", "cache", "scale"):
+        inputs = copies(before) | {name: EMPTY[case]}
+        with pytest.raises(KvCacheError) as refusal:
+            kvcache_ops.run(SPEC, **inputs)
+        assert name in str(refusal.value)
+        for written in {"cache", "scale"} - {name}:
+            assert_same_bits(written, inputs[written], before[written])
+
+
 def test_a_cache_is_its_own_pair_of_tensors() -> None:
     """`*cache` are the last two inputs; without quantization the second is None."""
     spec = CacheSpec(max_tokens=8, num_kv_heads=1, head_dim=4, dtype="float32")

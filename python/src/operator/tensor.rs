@@ -39,15 +39,23 @@ impl<'py> Tensor<'py> {
     /// `KvCacheError` of kind `not_a_tensor`, `type_mismatch`, `not_contiguous`, `read_only`, or what [`dlpack::borrow`]
     /// says.
     pub fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
-        let given = if let Ok(array) = object.cast::<PyUntypedArray>() {
-            Given::numpy(array)
-        } else if object.hasattr("__dlpack__")? {
-            Given::dlpack(name, object)?
-        } else {
-            let class = object.get_type().name()?;
-            let message = format!("{name} is a {class}, expected a numpy array or a tensor that exports DLPack");
-            return Err(Refused::new("not_a_tensor", message).into());
-        };
+        Self::checked(name, object, Given::new(name, object)?, access)
+    }
+
+    /// The same, but `None` for a tensor without elements, of whatever type and rank.
+    ///
+    /// # Errors
+    /// As for `new`; without elements `not_a_tensor`, or what [`dlpack::borrow`] says.
+    pub fn with_elements(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Option<Self>> {
+        let given = Given::new(name, object)?;
+        if given.shape.contains(&0) {
+            return Ok(None);
+        }
+        Self::checked(name, object, given, access).map(Some)
+    }
+
+    /// The tensor that `object` has given, if it is as `access` needs it.
+    fn checked(name: &'static str, object: &Bound<'py, PyAny>, given: Given<'py>, access: Access) -> PyResult<Self> {
         let element = match given.element {
             Ok(element) => element,
             Err(Other::Byte) if access == Access::WriteInt4 => ElementType::Int4,
@@ -163,6 +171,18 @@ impl Other {
 }
 
 impl<'py> Given<'py> {
+    fn new(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(array) = object.cast::<PyUntypedArray>() {
+            Ok(Self::numpy(array))
+        } else if object.hasattr("__dlpack__")? {
+            Self::dlpack(name, object)
+        } else {
+            let class = object.get_type().name()?;
+            let message = format!("{name} is a {class}, expected a numpy array or a tensor that exports DLPack");
+            Err(Refused::new("not_a_tensor", message).into())
+        }
+    }
+
     fn numpy(array: &Bound<'py, PyUntypedArray>) -> Self {
         let dtype = array.dtype();
         let native = dtype.is_native_byteorder() != Some(false);
