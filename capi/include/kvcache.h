@@ -275,7 +275,7 @@ const char *kvcache_version(void);
 
 /**
  * Makes a pool of `threads` threads, or as many as the machine runs at once if it is 0; free it with
- * kvcache_workers_free.
+ * kvcache_workers_free. After a fork the child makes one of its own: it has none of its parent's threads.
  *
  * The caller sees to it:
  * `workers` is NULL or valid for writes.

@@ -109,7 +109,7 @@ impl Workers for Custom {
 }
 
 /// Makes a pool of `threads` threads, or as many as the machine runs at once if it is 0; free it with
-/// kvcache_workers_free.
+/// kvcache_workers_free. After a fork the child makes one of its own: it has none of its parent's threads.
 ///
 /// # Safety
 /// `workers` is NULL or valid for writes.
