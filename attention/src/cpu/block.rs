@@ -12,6 +12,7 @@ use super::generic::panel::{BLOCK, DEPTH, Pack};
 use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
 use super::generic::rows::{Next, Rows};
+use super::generic::score_rows::RowProducts;
 use super::generic::scores::Products;
 use super::generic::softmax::{Block, HIDDEN, SUMS};
 use super::generic::weigh::Values;
@@ -181,25 +182,24 @@ pub(super) unsafe fn attend_block(
     let Call { functions, width, .. } = *call;
     let Queries { rows, query, state } = *queries;
     let padded = keys.len().next_multiple_of(SUMS);
-    let BlockMemory { panel, room, weights, rescale, .. } = memory;
-    let head_dim = call.geometry.head_dim;
+    let BlockMemory { panel, weights, rescale, .. } = memory;
+    // One tile computes so many: more tiles would dequantize the same rows again.
+    let few = rows.len() <= 4 || rows.len() == 8;
     // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last.
     unsafe {
-        for first in (0..head_dim).step_by(DEPTH) {
-            let elements = first..head_dim.min(first + DEPTH);
-            let depth = elements.len();
-            (functions.pack)(&Pack { rows: here.rows(call, KEY, 0..BLOCK, next), keys: padded, elements, panel, room });
-            (functions.scores)(&Products {
-                query: query.add(first),
+        if let Some(score_rows) = call.score_rows
+            && few
+        {
+            score_rows(&RowProducts {
+                query,
                 query_step: width,
                 queries: rows.len(),
-                depth,
-                first: first == 0,
-                panel,
-                from: 0,
+                rows: here.rows(call, KEY, 0..BLOCK, next),
                 keys: padded,
                 scores: weights,
             });
+        } else {
+            score_panels(call, queries, padded, [here, next], memory);
         }
         let hidden = (functions.softmax)(&Block {
             rows,
@@ -212,8 +212,7 @@ pub(super) unsafe fn attend_block(
         })
         .any;
         let mut rescale = rescale.cast_const();
-        // Rows that several tiles would read had better be read once.
-        let in_place = call.weigh_in_place && (call.in_place || rows.len() <= 4 || rows.len() == 8);
+        let in_place = call.weigh_in_place && (call.in_place || few);
         let at_once = if in_place { BLOCK } else { READ_ROWS };
         for first in (0..keys.len()).step_by(at_once) {
             let some = first..keys.len().min(first + at_once);
@@ -237,6 +236,40 @@ pub(super) unsafe fn attend_block(
                 true => weigh_seen(weigh, &values),
             }
             rescale = memory.ones;
+        }
+    }
+}
+
+/// The products of queries and so many keys, in whole registers, panel by panel.
+///
+/// # Safety
+/// As for [`attend_block`].
+unsafe fn score_panels(
+    call: &Call<'_>,
+    &Queries { rows, query, .. }: &Queries<'_>,
+    keys: usize,
+    [here, next]: [KeyRows<'_>; 2],
+    BlockMemory { panel, room, weights, .. }: BlockMemory,
+) {
+    let Call { functions, width, .. } = *call;
+    let head_dim = call.geometry.head_dim;
+    // SAFETY: see `# Safety`.
+    unsafe {
+        for first in (0..head_dim).step_by(DEPTH) {
+            let elements = first..head_dim.min(first + DEPTH);
+            let depth = elements.len();
+            (functions.pack)(&Pack { rows: here.rows(call, KEY, 0..BLOCK, next), keys, elements, panel, room });
+            (functions.scores)(&Products {
+                query: query.add(first),
+                query_step: width,
+                queries: rows.len(),
+                depth,
+                first: first == 0,
+                panel,
+                from: 0,
+                keys,
+                scores: weights,
+            });
         }
     }
 }

@@ -3,8 +3,8 @@
 use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType;
 
-use super::dispatch::{Functions, functions};
-use super::generic::panel::BLOCK;
+use super::dispatch::{Functions, ScoreRowsFunction, functions};
+use super::generic::panel::{BLOCK, WORDS};
 use super::generic::query_row::QueryRow;
 use super::generic::rows::Groups;
 use super::source::Source;
@@ -20,6 +20,8 @@ pub(super) struct Call<'a> {
     pub(super) groups: Groups,
     /// Whether rows are float32 in whole registers, which are used where they are.
     pub(super) in_place: bool,
+    /// Multiplies few queries with keys where they are; none where a panel is faster.
+    pub(super) score_rows: Option<ScoreRowsFunction>,
     /// Whether the kernel weighs rows of values where they are: whole registers of floats, or of codes in suitable
     /// groups.
     pub(super) weigh_in_place: bool,
@@ -55,12 +57,14 @@ impl<'a> Call<'a> {
         let width = head_dim.next_multiple_of(functions.lanes);
         let groups = quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes));
         let whole = head_dim.is_multiple_of(functions.lanes);
+        let score_rows = functions.score_rows.filter(|_| head_dim.is_multiple_of(WORDS));
         Self {
             geometry,
             indices: *problem.indices(),
             functions,
             source: Source::new(problem),
             in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32) && whole,
+            score_rows,
             weigh_in_place: if quant.is_some() { !groups.in_row.is_empty() } else { whole },
             groups,
             width,

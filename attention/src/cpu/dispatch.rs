@@ -9,6 +9,7 @@ use super::generic::fold::{Finish, Fold, ReadQuery};
 use super::generic::outline::{Outline, Outlined};
 use super::generic::panel::{Pack, PackCodes, PackFloats, PackHalves};
 use super::generic::read_rows::{Read, ReadCodes, ReadFloats};
+use super::generic::score_rows::{RowProducts, ScoreRows};
 use super::generic::scores::Scores;
 use super::generic::softmax::Softmax;
 use super::generic::softmax_rows::SoftmaxRows;
@@ -25,6 +26,9 @@ pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
 /// Reads rows of a call's types as float32.
 pub(crate) type ReadFunction = for<'a> unsafe fn(&Read<'a>);
 
+/// Multiplies few queries with keys of a call's types.
+pub(crate) type ScoreRowsFunction = for<'a> unsafe fn(&RowProducts<'a>);
+
 /// Weighs values of a call's types.
 pub(crate) type WeighFunction = for<'a> unsafe fn(&Values<'a>);
 
@@ -37,6 +41,8 @@ pub(crate) struct Functions {
     pub(crate) pack: PackFunction,
     pub(crate) read: ReadFunction,
     pub(crate) scores: Outlined<Scores<f32>>,
+    /// Scores of few queries without a panel, for keys of whole columns; none where a panel is faster.
+    pub(crate) score_rows: Option<ScoreRowsFunction>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) softmax_rows: Outlined<SoftmaxRows>,
     /// Weighs values that are [`read`](Self::read), and those that are where they are.
@@ -67,6 +73,7 @@ pub(crate) fn functions(instructions: InstructionSet, types: Types) -> Functions
 struct Readers {
     pack: PackFunction,
     scores: Outlined<Scores<f32>>,
+    score_rows: Option<ScoreRowsFunction>,
     read: ReadFunction,
     weigh: WeighFunction,
 }
@@ -80,6 +87,7 @@ fn for_types<S: Outline>(types: Types) -> Functions {
         (_, Float16, _) => Readers {
             pack: S::outlined::<PackHalves>(),
             scores: S::outlined::<Scores<f16>>(),
+            score_rows: None,
             read: S::outlined::<ReadFloats<f16, false>>(),
             weigh: S::outlined::<Weigh<StoredFloats<f16, false>>>(),
         },
@@ -101,6 +109,7 @@ fn floats<S: Outline, const ROUND: bool>() -> Readers {
     Readers {
         pack: S::outlined::<PackFloats<ROUND>>(),
         scores: S::outlined::<Scores<f32>>(),
+        score_rows: Some(S::outlined::<ScoreRows<ROUND>>()),
         read: S::outlined::<ReadFloats<f32, ROUND>>(),
         weigh: S::outlined::<Weigh<StoredFloats<f32, ROUND>>>(),
     }
@@ -110,18 +119,20 @@ fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
     Readers {
         pack: S::outlined::<PackCodes<Q, T, ROUND>>(),
         scores: S::outlined::<Scores<f32>>(),
+        score_rows: None,
         read: S::outlined::<ReadCodes<Q, T, ROUND>>(),
         weigh: S::outlined::<Weigh<StoredCodes<Q, T, ROUND>>>(),
     }
 }
 
-fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, read, weigh }: Readers) -> Functions {
+fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, score_rows, read, weigh }: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
         pack,
         read,
         scores,
+        score_rows,
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
         weigh: S::outlined::<Weigh<StoredFloats<f32, false>>>(),

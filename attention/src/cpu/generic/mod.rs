@@ -8,6 +8,7 @@ pub(super) mod panel;
 pub(super) mod query_row;
 pub(super) mod read_rows;
 pub(super) mod rows;
+pub(super) mod score_rows;
 pub(super) mod scores;
 pub(super) mod simd;
 pub(super) mod softmax;

@@ -23,7 +23,7 @@ pub(crate) const DEPTH: usize = 64;
 const COLUMN: usize = 16;
 
 /// Words of 32 bits in a column.
-const WORDS: usize = 4;
+pub(crate) const WORDS: usize = 4;
 
 /// Keys, and the panel to write.
 ///
@@ -165,7 +165,12 @@ impl<Q: Codes, T: Float, const ROUND: bool> Function for PackCodes<Q, T, ROUND> 
 /// Prefetches of the rows that are next, as many of them as these are of the elements: in each of so many steps, so many
 /// lines.
 #[inline(always)]
-fn prefetches<'a>(rows: &'a Rows<'_>, elements: &Range<usize>, len: usize, steps: usize) -> (Cursor<'a>, usize) {
+pub(super) fn prefetches<'a>(
+    rows: &'a Rows<'_>,
+    elements: &Range<usize>,
+    len: usize,
+    steps: usize,
+) -> (Cursor<'a>, usize) {
     let [first, last] = [elements.start, elements.end].map(|d| BLOCK * d / rows.len);
     let lines = (last - first) * len.div_ceil(LINE);
     (rows.next.cursor(first..last, len), lines.div_ceil(steps.max(1)))

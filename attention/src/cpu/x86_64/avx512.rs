@@ -88,7 +88,7 @@ impl Simd for Avx512 {
             // The code plus 128 becomes bits of the mantissa of 2^23, or of 2^15 for the second byte of a half.
             let half =
                 if i < 2 { _mm512_castps_si512(words) } else { _mm512_srli_epi32::<16>(_mm512_castps_si512(words)) };
-            let (bits, flip, offset) = if i % 2 == 0 {
+            let (bits, flip, offset) = if i.is_multiple_of(2) {
                 (0xff, 0x4b00_0000 | 0x80, 8_388_608.0 + 128.0)
             } else {
                 (0xff00, 0x4700_0000 | 0x8000, 32_768.0 + 128.0)
