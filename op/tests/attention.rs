@@ -217,3 +217,35 @@ fn the_outputs_shape_is_inferred_from_query() {
     let packed = MultiHeadAttention::new(attributes(1).attention).unwrap();
     assert_eq!(packed.infer_shape(None), [Dim::Unknown, known[0].clone(), known[1].clone()]);
 }
+
+#[test]
+fn any_number_of_heads_is_legal_where_there_are_no_queries() {
+    const HEADS: usize = 1 << 44;
+    let element = ElementType::Float32;
+    // SAFETY: no tensor has an element, so any address serves.
+    let tensor =
+        |heads: usize| unsafe { TensorRef::from_raw_parts(element, [0, heads, 1], std::ptr::dangling::<f32>().cast()) };
+    for backend in AttentionBackend::all() {
+        let attributes = AttentionAttributes {
+            num_heads: HEADS as i64,
+            num_kv_heads: 1,
+            head_dim: 1,
+            is_alibi: 1,
+            ..Default::default()
+        };
+        let inputs = AttentionInputs {
+            query: tensor(HEADS),
+            key: tensor(1),
+            value: tensor(1),
+            seqstarts: (&[0, 0]).into(),
+            kvstarts: (&[0, 0]).into(),
+            decoding_batches: (&0).into(),
+            max_seqlen: (&0).into(),
+            max_kvlen: (&0).into(),
+            attn_mask: None,
+        };
+        let op = MultiHeadAttention::new(attributes).unwrap().with_backend(backend);
+        let output = op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap();
+        assert_eq!(output.dim(), (0, HEADS, 1), "{}", backend.name());
+    }
+}
