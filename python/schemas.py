@@ -28,7 +28,7 @@ def part(schemas: dict[str, dict[str, Any]], page: str, key: str) -> Any:
     """One part of an operator's schema."""
     value = schemas[page][key]
     if key in LISTS:
-        label = "title" if key == "rules" else "name"
+        label = "id" if key == "rules" else "name"
         return [entry(schemas, key, label, item) for item in value]
     if isinstance(value, dict) and list(value) == ["as_in"]:
         return part(schemas, value["as_in"], key)

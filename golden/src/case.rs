@@ -13,8 +13,10 @@ pub struct Case<A = Attributes, I = StepInputs> {
     pub name: String,
     /// Its folder.
     pub folder: PathBuf,
-    /// The rule of the specification that it tests.
+    /// What it tests, in words.
     pub about: String,
+    /// The rules of the operator's page that it proves, by their [ids](crate::Rule::id).
+    pub rules: Vec<String>,
     /// The types of the node.
     pub types: Types,
     /// The attributes of the node.

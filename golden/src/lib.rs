@@ -38,6 +38,7 @@ mod compare;
 mod implementation;
 mod program;
 mod read;
+mod rules;
 mod run;
 pub mod static_batching;
 mod tensor;
@@ -46,5 +47,6 @@ pub use case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types}
 pub use implementation::{CallResult, Implementation, Outcome};
 pub use program::Program;
 pub use read::{ReadError, cases, read_cases};
+pub use rules::{OperatorPage, Rule, rule, rules};
 pub use run::{Failure, Report, run};
 pub use tensor::Tensor;

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvcache_schema::{Attributes, ElementType};
+use kvcache_schema::{Attributes, ElementType, static_key_value_cache};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use thiserror::Error;
 
 use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+use crate::rules::{OperatorPage, rule};
 use crate::tensor::Tensor;
 
 /// A folder that cannot be read as a case.
@@ -36,6 +37,8 @@ pub(crate) enum Cause {
     Attribute(String),
     #[error("no element type is called {0}")]
     Type(String),
+    #[error("{page} has no rule {id}")]
+    Rule { id: String, page: &'static str },
     #[error("no operator is called {0}")]
     Operator(String),
     #[error("domain is {got:?}, expected {expected:?}")]
@@ -48,6 +51,8 @@ pub(crate) enum Cause {
 #[serde(deny_unknown_fields)]
 struct CaseFile {
     about: String,
+    #[serde(default)]
+    rules: Vec<String>,
     /// Where it is not that of dynamic batching.
     domain: Option<String>,
     types: TypesFile,
@@ -106,7 +111,7 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     read_folders(folder, |folder| {
-        read_case(folder, None, Attributes::set, |tensor| {
+        read_case(folder, OperatorPage::KeyValueCache, Attributes::set, |tensor| {
             Ok(StepInputs {
                 current_key: tensor("current_key")?,
                 current_value: tensor("current_value")?,
@@ -140,11 +145,11 @@ pub(crate) fn read_folders<C>(
     folders.into_iter().map(|folder| read_case(&folder).map_err(at(&folder))).collect()
 }
 
-/// The case in `folder`, of the operator of a domain, if that is not dynamic batching's. `set` sets an attribute by its
-/// name, if there is one; `inputs` makes a call's inputs from what gives them by name.
+/// The case in `folder`, of the operator of a page. `set` sets an attribute by its name, if there is one; `inputs` makes a
+/// call's inputs from what gives them by name.
 pub(crate) fn read_case<A: Default, I>(
     folder: &Path,
-    domain: Option<&'static str>,
+    page: OperatorPage,
     set: impl Fn(&mut A, &str, i64) -> bool,
     inputs: impl Fn(&dyn Fn(&str) -> Result<Tensor, Cause>) -> Result<I, Cause>,
 ) -> Result<Case<A, I>, Cause> {
@@ -152,6 +157,8 @@ pub(crate) fn read_case<A: Default, I>(
     if file.steps.is_empty() {
         return Err(Cause::NoSteps);
     }
+    // A case of dynamic batching leaves its domain out.
+    let domain = (page == OperatorPage::StaticKeyValueCache).then_some(static_key_value_cache::DOMAINS[0]);
     if file.domain.as_deref() != domain {
         return Err(Cause::Domain { got: file.domain, expected: domain });
     }
@@ -182,6 +189,7 @@ pub(crate) fn read_case<A: Default, I>(
         name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         folder: folder.to_owned(),
         about: file.about,
+        rules: known_rules(page, file.rules)?,
         types: Types { t1: element(&file.types.t1)?, t2: element(&file.types.t2)?, t3 },
         attributes,
         nan: file.compare.map_or(NanRule::Exact, |compare| match compare.nan {
@@ -191,6 +199,14 @@ pub(crate) fn read_case<A: Default, I>(
         scale: scale("scale")?,
         steps: steps.collect::<Result<_, Cause>>()?,
     })
+}
+
+/// The rules that a case names, all of which the page must state.
+pub(crate) fn known_rules(page: OperatorPage, ids: Vec<String>) -> Result<Vec<String>, Cause> {
+    match ids.iter().find(|id| rule(page, id).is_none()) {
+        Some(id) => Err(Cause::Rule { id: id.clone(), page: page.name() }),
+        None => Ok(ids),
+    }
 }
 
 pub(crate) fn element(name: &str) -> Result<ElementType, Cause> {

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
-use kvcache_schema::{StaticAttributes, static_key_value_cache};
+use kvcache_schema::StaticAttributes;
 
 use crate::read::{ReadError, read_case, read_folders};
+use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 
 /// A node with its state, and calls that are made one after the other.
@@ -37,7 +38,7 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     read_folders(folder, |folder| {
-        read_case(folder, Some(static_key_value_cache::DOMAINS[0]), StaticAttributes::set, |tensor| {
+        read_case(folder, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| {
             Ok(StepInputs {
                 current_key: tensor("current_key")?,
                 current_value: tensor("current_value")?,

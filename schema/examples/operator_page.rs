@@ -53,6 +53,7 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
         let default = if row["required"] == Value::Bool(true) { "required".to_owned() } else { text(&row["default"]) };
         vec![code(&row["name"]), default, range(row, schema), text(&row["meaning"])]
     })?;
+    rules(&mut md, schema, Some("attributes"))?;
 
     cache(&mut md, schema)?;
 
@@ -71,6 +72,7 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
             }
             vec![code(&row["name"]), text(&row["type"]), shapes, meaning]
         })?;
+        rules(&mut md, schema, Some(key))?;
     }
 
     writeln!(md, "\n## Types\n")?;
@@ -87,12 +89,39 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
             vec![text(&row["quant_bit"]), text(&row["T1"]), text(&row["T2"]), t3]
         })?;
     }
+    rules(&mut md, schema, Some("types"))?;
 
-    writeln!(md, "\n## Rules\n")?;
-    for rule in rows(&schema["rules"]) {
-        writeln!(md, "- **{}.** {}", text(&rule["title"]), text(&rule["text"]))?;
-    }
+    writeln!(md, "\n## Rules")?;
+    rules(&mut md, schema, None)?;
     Ok(md)
+}
+
+/// The rules of a section, each with its anchor.
+fn rules(md: &mut String, schema: &Value, section: Option<&str>) -> std::fmt::Result {
+    let of_section: Vec<_> = rows(&schema["rules"]).iter().filter(|rule| rule["section"].as_str() == section).collect();
+    if !of_section.is_empty() {
+        writeln!(md)?;
+    }
+    for rule in of_section {
+        let (title, id, words) = (text(&rule["title"]), text(&rule["id"]), text(&rule["text"]));
+        write!(md, "- {}**{title}** (`{id}`). {words}", anchor(&id))?;
+        if let Some(reason) = rule["not_proven_by_cases"].as_str() {
+            write!(md, " *Not proven by golden cases: {reason}*")?;
+        }
+        writeln!(md)?;
+    }
+    Ok(())
+}
+
+/// The place of a rule on the page, `#rule-ID`.
+fn anchor(id: &str) -> String {
+    format!("<a id=\"rule-{id}\"></a>")
+}
+
+/// The code of a row that is a rule, with the rule's anchor.
+fn code_of_rule(table: &str, row: &Value) -> String {
+    let code = text(&row["code"]);
+    format!("{}{code}", anchor(&format!("{table}.{code}")))
 }
 
 /// The name of an operator's page: its own, unless the schema gives another.
@@ -106,14 +135,17 @@ fn cache(md: &mut String, schema: &Value) -> std::fmt::Result {
     if !modes.is_empty() {
         writeln!(md, "\n## Cache modes\n")?;
         table(md, &["cache_mode", "name", "shape of cachestarts", "meaning"], modes, |row| {
-            vec![text(&row["code"]), text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
+            let code = code_of_rule("cache-mode", row);
+            vec![code, text(&row["name"]), shape(&row["cachestarts"]), text(&row["meaning"])]
         })?;
+        rules(md, schema, Some("cache_modes"))?;
     }
     if !layouts.is_empty() {
         writeln!(md, "\n## Cache layouts\n")?;
         table(md, &["cache_layout", "name", "cache", "scale"], layouts, |row| {
             let with_inner = |inner: &str| shape(&rows(&row["axes"]).iter().cloned().chain([inner.into()]).collect());
-            vec![text(&row["code"]), text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
+            let code = code_of_rule("cache-layout", row);
+            vec![code, text(&row["name"]), with_inner("Dh"), with_inner("Dh/quant_group")]
         })?;
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use kvcache_schema::{CacheAttentionAttributes, ElementType, multi_head_attention, multi_head_cache_attention};
 
 use crate::case::Expected;
+use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 
 /// The operator of a case.
@@ -29,6 +30,14 @@ impl Operator {
         }
     }
 
+    /// The page that states its rules.
+    pub const fn page(self) -> OperatorPage {
+        match self {
+            Self::MultiHeadAttention => OperatorPage::MultiHeadAttention,
+            Self::MultiHeadCacheAttention => OperatorPage::MultiHeadCacheAttention,
+        }
+    }
+
     /// The names of its inputs, by position.
     pub const fn inputs(self) -> &'static [&'static str] {
         match self {
@@ -45,8 +54,10 @@ pub struct Case {
     pub name: String,
     /// Its folder.
     pub folder: PathBuf,
-    /// The rule of the specification that it tests.
+    /// What it tests, in words.
     pub about: String,
+    /// The rules of the operator's page that it proves, by their [ids](crate::Rule::id).
+    pub rules: Vec<String>,
     /// The operator.
     pub operator: Operator,
     /// The attributes of the node; those of the cache are not used by [`Operator::MultiHeadAttention`].

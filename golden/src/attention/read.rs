@@ -10,12 +10,14 @@ use serde::Deserialize;
 
 use super::case::{After, Case, Operator, Step};
 use crate::case::Expected;
-use crate::read::{Cause, ReadError, StepFile, Tensors, element, read_folders};
+use crate::read::{Cause, ReadError, StepFile, Tensors, element, known_rules, read_folders};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CaseFile {
     about: String,
+    #[serde(default)]
+    rules: Vec<String>,
     operator: String,
     types: TypesFile,
     attributes: BTreeMap<String, i64>,
@@ -101,6 +103,7 @@ fn read_case(folder: &Path) -> Result<Case, Cause> {
         name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         folder: folder.to_owned(),
         about: file.about,
+        rules: known_rules(operator.page(), file.rules)?,
         operator,
         attributes,
         t1: element(&file.types.t1)?,

@@ -230,6 +230,7 @@ fn long_case(max_seqlen: i64) -> Case {
         name: "long".to_owned(),
         folder: std::path::PathBuf::new(),
         about: "Sequences of several pieces.".to_owned(),
+        rules: Vec::new(),
         operator: Operator::MultiHeadAttention,
         attributes: CacheAttentionAttributes {
             attention: AttentionAttributes { num_heads: 4, num_kv_heads: 2, head_dim: 24, ..Default::default() },

@@ -43,7 +43,7 @@ fn resolve(value: &mut Value, path: &[Step<'_>], earlier: &[(&str, Value)]) {
         }
         Value::Sequence(rows) => {
             for row in rows {
-                let name = ["name", "title"].into_iter().find_map(|key| Some((key, row.get(key)?.clone())));
+                let name = ["name", "id"].into_iter().find_map(|key| Some((key, row.get(key)?.clone())));
                 if let Some((key, name)) = name {
                     resolve(row, &[path, &[Step::Row(key, &name)]].concat(), earlier);
                 }
