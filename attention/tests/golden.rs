@@ -36,7 +36,7 @@ fn every_kernel_passes() {
     let cases = cases().expect("the golden cases can be read");
     for kernel in kernels() {
         let report = run(&Attention(&*kernel), &cases);
-        assert!(report.failures.is_empty(), "{}: {report}", kernel.name());
-        assert!(report.passed > 200, "{}: {report}", kernel.name());
+        assert!(report.failed() == 0, "{}: {report}", kernel.name());
+        assert!(report.passed() > 200, "{}: {report}", kernel.name());
     }
 }

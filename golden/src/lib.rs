@@ -27,7 +27,7 @@
 //!
 //! # fn main() -> Result<(), kvcache_golden::ReadError> {
 //! let report = run(&Nothing, &kvcache_golden::cases()?);
-//! assert!(report.failures.len() > 100);
+//! assert!(report.failed() > 100);
 //! # Ok(())
 //! # }
 //! ```
@@ -35,18 +35,29 @@
 pub mod attention;
 mod case;
 mod compare;
+mod demand;
+mod difference;
 mod implementation;
 mod program;
 mod read;
+mod report;
 mod rules;
 mod run;
 pub mod static_batching;
+mod suite;
 mod tensor;
 
 pub use case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+pub use demand::Demand;
+pub use difference::{
+    CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
+    Value,
+};
 pub use implementation::{CallResult, Implementation, Outcome};
 pub use program::Program;
 pub use read::{ReadError, cases, read_cases};
+pub use report::{Entry, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{OperatorPage, Rule, rule, rules};
-pub use run::{Failure, Report, run};
+pub use run::run;
+pub use suite::{Diagnosis, Features, Suite};
 pub use tensor::Tensor;

@@ -5,8 +5,12 @@ use std::path::Path;
 
 use kvcache_schema::StaticAttributes;
 
+use crate::demand::Demand;
+use crate::difference::{Difference, Location, Slot, output, static_cache, static_owner};
+use crate::implementation::CallResult;
 use crate::read::{ReadError, read_case, read_folders};
 use crate::rules::OperatorPage;
+use crate::suite::{Features, Suite};
 use crate::tensor::Tensor;
 
 /// A node with its state, and calls that are made one after the other.
@@ -22,6 +26,59 @@ pub struct StepInputs {
     pub current_key: Tensor,
     pub current_value: Tensor,
     pub start_pos: Tensor,
+}
+
+impl Suite for Case {
+    type Result = CallResult;
+
+    const NAME: &'static str = "static";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn about(&self) -> &str {
+        &self.about
+    }
+
+    fn rules(&self) -> &[String] {
+        &self.rules
+    }
+
+    fn page(&self) -> OperatorPage {
+        OperatorPage::StaticKeyValueCache
+    }
+
+    fn features(&self) -> Features {
+        let attributes = StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(&self.attributes)));
+        let current_key = self.steps.first().map(|step| &step.inputs.current_key);
+        self.features_with(self.page(), attributes, current_key)
+    }
+
+    fn difference(&self, results: &[CallResult], demand: Demand) -> Option<Difference> {
+        self.compare(results, demand, |step, name, tensor, index| self.locate(step, name, tensor, index))
+    }
+}
+
+impl Case {
+    /// What an element of a tensor of a call stands for.
+    fn locate(&self, step: &Step, name: &'static str, tensor: &Tensor, index: usize) -> Option<Location> {
+        if name == "key" || name == "value" {
+            let repeat = usize::try_from(self.attributes.num_repeat).ok()?;
+            let token = |outer: &[usize]| match *outer {
+                [sequence, position] => Some((sequence, position)),
+                _ => None,
+            };
+            return output(tensor, index, repeat, token).map(Location::Output);
+        }
+        let mut location = static_cache(self.attributes.cache_layout, tensor, index, name == "scale")?;
+        let own_layer = i64::try_from(location.layer) == Ok(self.attributes.layer_idx);
+        if let (Slot::Place { row, position }, true) = (location.slot, own_layer) {
+            let StepInputs { current_key, start_pos, .. } = &step.inputs;
+            location.owners = static_owner(current_key, start_pos, row, position).into_iter().collect();
+        }
+        Some(Location::Cache(location))
+    }
 }
 
 /// The cases of this suite, by name.

@@ -51,8 +51,8 @@ fn numbers(tensor: &Tensor) -> Vec<f32> {
 /// How many of these cases fail when the answer of their last call is changed so.
 fn failures(cases: &[Case], change: impl Fn(&mut CallResult, &Expected<After>)) -> usize {
     let report = run(&Answers(change), cases);
-    assert_eq!(report.passed + report.failures.len(), cases.len());
-    report.failures.len()
+    assert_eq!(report.passed() + report.failed(), cases.len());
+    report.failed()
 }
 
 /// The cases whose last call succeeds with an output, and those whose last call is refused.

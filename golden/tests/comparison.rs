@@ -29,8 +29,8 @@ impl<F: Fn(&mut Vec<CallResult>)> Implementation for Answers<F> {
 /// How many of these cases fail when their answers are changed so.
 fn failures(cases: &[Case], change: impl Fn(&mut Vec<CallResult>)) -> usize {
     let report = run(&Answers(change), cases);
-    assert_eq!(report.passed + report.failures.len(), cases.len());
-    report.failures.len()
+    assert_eq!(report.passed() + report.failed(), cases.len());
+    report.failed()
 }
 
 /// The cases of which every call succeeds, and has outputs, and those of which every call is refused.

@@ -55,11 +55,11 @@ fn failures(build: &'static Build) -> (usize, String) {
             let partial = Partial(Player(kernel), build);
             let reports: [Report; 2] = [run(&partial, &cases), run(&partial, &static_cases)];
             for report in reports {
-                assert!(report.passed + report.failures.len() > 2, "{build:?}: no case has its types");
-                if let Some(failure) = report.failures.first().filter(|_| found.0 == 0) {
-                    found.1 = format!("{}: {}", failure.case, failure.difference);
+                assert!(report.passed() + report.failed() > 2, "{build:?}: no case has its types");
+                if let Some((entry, difference)) = report.failures().next().filter(|_| found.0 == 0) {
+                    found.1 = format!("{}: {difference}", entry.case);
                 }
-                found.0 += report.failures.len();
+                found.0 += report.failed();
             }
         }
     }

@@ -103,7 +103,7 @@ impl Implementation<StaticAttributes, StepInputs> for OnDevice<'_> {
 fn all_cases_pass(gpu: &Gpu, unaligned: bool) -> Result<(), Failed> {
     let cases = cases()?;
     let report = run(&OnDevice { gpu, unaligned }, &cases);
-    if report.passed < cases.len() {
+    if report.passed() < cases.len() {
         return Err(report.to_string().into());
     }
     Ok(())

@@ -1,0 +1,140 @@
+//! Compares tensors, and refusals, with the expected ones.
+
+use kvcache_schema::ElementType;
+
+use super::locate::coordinates;
+use super::location::Location;
+use super::mismatch::{Differing, Elements, Form, Mismatch};
+use super::value::Value;
+use crate::case::NanRule;
+use crate::tensor::Tensor;
+
+/// A tensor of a call, and the one that is expected.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pair<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) got: Option<&'a Tensor>,
+    pub(crate) expected: Option<&'a Tensor>,
+    pub(crate) accept: Accept<'a>,
+}
+
+/// Which elements pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Accept<'a> {
+    /// Those with the same bits and, where the rule says so, any NaN for a NaN.
+    Bits(NanRule),
+    /// Those of type `element` within a tolerance for each, float32. Where the expected one is not finite, they must be
+    /// the same infinity or a NaN.
+    Within { tolerance: &'a Tensor, element: ElementType },
+}
+
+/// The first difference of a call's tensors, in the order in which they are given. `locate` says what an element of the
+/// tensor called so stands for.
+pub(crate) fn tensors(
+    pairs: &[Pair<'_>],
+    refused: bool,
+    locate: impl Fn(&'static str, &Tensor, usize) -> Option<Location>,
+) -> Option<Mismatch> {
+    let mut wrong = pairs.iter().map(|pair| (pair, pair.differing())).filter(|(_, differing)| differing.is_wrong());
+    let (pair, first) = wrong.next()?;
+    let also = wrong.map(|(pair, _)| pair).map(Pair::count).collect();
+    let (Some(got), Some(expected), Wrong::Elements(indices)) = (pair.got, pair.expected, first) else {
+        return Some(Mismatch::Form {
+            tensor: pair.name,
+            got: pair.got.map(Form::from),
+            expected: pair.expected_form(),
+            refused,
+        });
+    };
+    let index = *indices.first()?;
+    let (got, value) = (Value::at(got, index), Value::at(expected, index));
+    let tolerance = match pair.accept {
+        Accept::Bits(_) => None,
+        Accept::Within { tolerance, .. } => Value::at(tolerance, index).float(),
+    };
+    Some(Mismatch::Elements(Box::new(Elements {
+        tensor: pair.name,
+        index,
+        coordinates: coordinates(expected.shape(), index),
+        location: locate(pair.name, expected, index),
+        got,
+        expected: value,
+        tolerance,
+        ulps: got.ulps(value.rounded(got.element)),
+        differing: indices.len(),
+        elements: Value::count(expected),
+        refused,
+        also,
+    })))
+}
+
+/// What is wrong with a tensor.
+enum Wrong {
+    /// Its type or shape, or whether it is there.
+    Form,
+    /// The elements at these indices, if any.
+    Elements(Vec<usize>),
+}
+
+impl Wrong {
+    fn is_wrong(&self) -> bool {
+        match self {
+            Self::Form => true,
+            Self::Elements(indices) => !indices.is_empty(),
+        }
+    }
+}
+
+impl Pair<'_> {
+    fn expected_form(&self) -> Option<Form> {
+        let form = self.expected.map(Form::from)?;
+        Some(match self.accept {
+            Accept::Bits(_) => form,
+            Accept::Within { element, .. } => Form { element, ..form },
+        })
+    }
+
+    fn differing(&self) -> Wrong {
+        if self.got.map(Form::from) != self.expected_form() {
+            return Wrong::Form;
+        }
+        let (Some(got), Some(expected)) = (self.got, self.expected) else { return Wrong::Elements(Vec::new()) };
+        let differs = |&i: &usize| !self.accept.passes(i, Value::at(got, i), Value::at(expected, i));
+        Wrong::Elements((0..Value::count(expected)).filter(differs).collect())
+    }
+
+    fn count(&self) -> Differing {
+        let elements = self.expected.map_or(0, Value::count);
+        let differing = match self.differing() {
+            Wrong::Form => elements,
+            Wrong::Elements(indices) => indices.len(),
+        };
+        Differing { tensor: self.name, differing, elements }
+    }
+}
+
+impl Accept<'_> {
+    fn passes(&self, i: usize, got: Value, expected: Value) -> bool {
+        match self {
+            Self::Bits(NanRule::Exact) => got.bits == expected.bits,
+            Self::Bits(NanRule::Any) => got.bits == expected.bits || got.is_nan() && expected.is_nan(),
+            Self::Within { tolerance, .. } => {
+                let (Some(got), Some(expected)) = (got.float(), expected.float()) else { return false };
+                match Value::at(tolerance, i).float() {
+                    Some(tolerance) if expected.is_finite() => (got - expected).abs() <= tolerance,
+                    _ => got == expected || got.is_nan() && expected.is_nan(),
+                }
+            }
+        }
+    }
+}
+
+/// What is wrong with a refusal by itself; `named` is the kind of error that the implementation gives, if it has kinds.
+pub(crate) fn refusal(kind: &str, mentions: &[String], named: Option<&str>, message: &str) -> Option<Mismatch> {
+    let message = message.to_owned();
+    if let Some(named) = named.filter(|named| *named != kind) {
+        return Some(Mismatch::RefusedAs { got: named.to_owned(), expected: kind.to_owned(), message });
+    }
+    let mention = mentions.iter().find(|mention| !message.contains(*mention))?.clone();
+    Some(Mismatch::NotMentioned { mention, message })
+}

@@ -1,0 +1,133 @@
+//! Which tokens of a call have a slot. The call may be one that must be refused, so indices may be anything.
+
+use kvcache_schema::{CacheMode, ElementType};
+
+use super::location::Owner;
+use crate::tensor::Tensor;
+
+/// The index inputs of a call in dynamic batching.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Indices<'a> {
+    pub(crate) seqstarts: &'a Tensor,
+    pub(crate) kvstarts: &'a Tensor,
+    pub(crate) cachestarts: &'a Tensor,
+}
+
+/// The elements of an int64 tensor; none, if it is of another type.
+pub(crate) fn integers(tensor: &Tensor) -> Vec<i64> {
+    match tensor.element() {
+        ElementType::Int64 => tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The lengths between neighboring starts.
+pub(crate) fn lengths(starts: &[i64]) -> impl Iterator<Item = i64> {
+    starts.windows(2).map(|pair| pair[1].saturating_sub(pair[0]))
+}
+
+impl Indices<'_> {
+    /// The tokens that have `slot`, by sequence.
+    pub(crate) fn owners(&self, cache_mode: i64, page_size: i64, slot: usize) -> Vec<Owner> {
+        let (Some(mode), Ok(slot)) = (CacheMode::from_code(cache_mode), i64::try_from(slot)) else {
+            return Vec::new();
+        };
+        let cachestarts = integers(self.cachestarts);
+        let (seqstarts, kvstarts) = (integers(self.seqstarts), integers(self.kvstarts));
+        // Pages of a sequence, as long as its tokens go; without pages there is a single one.
+        let (columns, page_size) = match mode {
+            CacheMode::Offset => (1, i64::MAX),
+            CacheMode::Paged => (self.cachestarts.shape().get(1).copied().unwrap_or_default(), page_size),
+        };
+        if columns == 0 || page_size < 1 {
+            return Vec::new();
+        }
+        let rows = cachestarts.chunks_exact(columns);
+        let sequences = rows.zip(lengths(&seqstarts).zip(lengths(&kvstarts))).enumerate();
+        let owners = sequences.flat_map(|(sequence, (row, (seqlen, kvlen)))| {
+            let positions = row.iter().zip(0i64..).filter_map(move |(&start, page)| {
+                let position = page.checked_mul(page_size)?.checked_add(within(slot, start, page_size)?)?;
+                (position < kvlen).then_some(position)
+            });
+            positions.map(move |position| Owner {
+                sequence,
+                position: position as usize,
+                current: position >= kvlen.saturating_sub(seqlen),
+            })
+        });
+        owners.collect()
+    }
+}
+
+/// How far `slot` is behind `start`, if it is less than `len` behind.
+fn within(slot: i64, start: i64, len: i64) -> Option<i64> {
+    slot.checked_sub(start).filter(|distance| (0..len).contains(distance))
+}
+
+/// The token of a call of static batching that has a slot, if there is one.
+pub(crate) fn static_owner(current_key: &Tensor, start_pos: &Tensor, row: usize, position: usize) -> Option<Owner> {
+    let &[batch, seqlen, ..] = current_key.shape() else { return None };
+    let start_pos = usize::try_from(*integers(start_pos).first()?).ok()?;
+    let has_it = row < batch && position < start_pos.checked_add(seqlen)?;
+    has_it.then_some(Owner { sequence: row, position, current: position >= start_pos })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(shape: &[usize], numbers: &[i64]) -> Tensor {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        Tensor::new(ElementType::Int64, shape.to_vec(), &bytes).unwrap()
+    }
+
+    fn owner(sequence: usize, position: usize, current: bool) -> Owner {
+        Owner { sequence, position, current }
+    }
+
+    #[test]
+    fn a_slot_of_offset_mode_belongs_to_the_sequences_that_reach_it() {
+        let (seqstarts, kvstarts) = (tensor(&[4], &[0, 1, 1, 3]), tensor(&[4], &[0, 3, 3, 5]));
+        let cachestarts = tensor(&[3], &[4, 4, 7]);
+        let indices = Indices { seqstarts: &seqstarts, kvstarts: &kvstarts, cachestarts: &cachestarts };
+        let owners = |slot| indices.owners(CacheMode::Offset.code(), 0, slot);
+        assert_eq!(owners(3), []);
+        assert_eq!(owners(4), [owner(0, 0, false)]);
+        assert_eq!(owners(6), [owner(0, 2, true)]);
+        assert_eq!(owners(7), [owner(2, 0, true)]);
+        assert_eq!(owners(9), []);
+    }
+
+    #[test]
+    fn a_slot_of_paged_mode_belongs_to_every_page_that_holds_it() {
+        let (seqstarts, kvstarts) = (tensor(&[3], &[0, 1, 2]), tensor(&[3], &[0, 3, 8]));
+        let cachestarts = tensor(&[2, 3], &[8, 2, -1, 8, 0, 5]);
+        let indices = Indices { seqstarts: &seqstarts, kvstarts: &kvstarts, cachestarts: &cachestarts };
+        let owners = |slot| indices.owners(CacheMode::Paged.code(), 2, slot);
+        assert_eq!(owners(8), [owner(0, 0, false), owner(1, 0, false)]);
+        assert_eq!(owners(2), [owner(0, 2, true)]);
+        assert_eq!(owners(3), [], "behind the last token of its page");
+        assert_eq!(owners(1), [owner(1, 3, false)]);
+        assert_eq!(owners(5), [owner(1, 4, true)]);
+    }
+
+    #[test]
+    fn indices_of_a_refused_call_may_be_anything() {
+        let (seqstarts, kvstarts) = (tensor(&[2], &[0, i64::MIN]), tensor(&[2], &[i64::MIN, i64::MAX]));
+        let cachestarts = tensor(&[1, 2], &[i64::MIN, i64::MAX]);
+        let indices = Indices { seqstarts: &seqstarts, kvstarts: &kvstarts, cachestarts: &cachestarts };
+        for (mode, page_size) in [(0, 1), (1, i64::MAX), (1, 0), (1, -1), (2, 1)] {
+            assert_eq!(indices.owners(mode, page_size, 5), [], "mode {mode}, page_size {page_size}");
+        }
+    }
+
+    #[test]
+    fn a_slot_of_static_batching_belongs_to_its_row() {
+        let (current_key, start_pos) = (tensor(&[2, 3, 0, 0], &[]), tensor(&[1], &[4]));
+        let owned = |row, position| static_owner(&current_key, &start_pos, row, position);
+        assert_eq!(owned(1, 3), Some(owner(1, 3, false)));
+        assert_eq!(owned(1, 4), Some(owner(1, 4, true)));
+        assert_eq!(owned(1, 7), None);
+        assert_eq!(owned(2, 0), None);
+    }
+}
