@@ -38,6 +38,7 @@ mod compare;
 mod demand;
 mod difference;
 mod implementation;
+pub mod oracle;
 mod program;
 mod read;
 mod report;

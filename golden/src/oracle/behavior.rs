@@ -1,0 +1,127 @@
+//! The decisions of the specification, one function or value each.
+
+use crate::oracle::arithmetic::Arithmetic;
+use crate::oracle::dynamic::Dynamic;
+use crate::oracle::refusal::Refusal;
+use crate::oracle::static_batching::StaticBatching;
+
+/// What the oracle does. [`Behavior::default`] is the specification; a mistake changes one field of it.
+#[derive(Debug, Clone)]
+pub struct Behavior {
+    /// The arithmetic of a group.
+    pub arithmetic: Arithmetic,
+    /// Where dynamic batching has tokens, and what it accepts beyond the rules or refuses against them.
+    pub dynamic: Dynamic,
+    /// The same of static batching.
+    pub static_batching: StaticBatching,
+
+    /// What becomes of an attribute that is read: 64 bits stay 64 bits.
+    pub attribute: fn(i64) -> i64,
+    /// What becomes of an index that is read: 64 bits stay 64 bits.
+    pub index: fn(i64) -> i64,
+
+    /// The stores and loads of a call, in order: all stores, then all loads.
+    pub order: fn(batch: usize) -> Vec<Pass>,
+    /// The layers that a token is stored to, of `num_layer`: `layer_idx`.
+    pub layers_stored: fn(layer_idx: usize, num_layer: usize) -> Vec<usize>,
+    /// The layer that tokens are loaded from: `layer_idx`.
+    pub layer_loaded: fn(layer_idx: usize) -> usize,
+    /// Where keys (0) and values (1) lie along the axis of length two.
+    pub kv: [usize; 2],
+    /// Which of the two goes where: `key` gets what is loaded as key (0), `value` as value (1).
+    pub outputs: [usize; 2],
+    /// The cache head of an output head.
+    pub cache_head: fn(output_head: usize, num_heads: usize, num_repeat: usize) -> usize,
+    /// How many heads the outputs have.
+    pub output_heads: fn(num_heads: usize, num_repeat: usize) -> usize,
+    /// Where the outputs of current tokens come from: the cache, like those of past tokens.
+    pub current_tokens: CurrentTokens,
+    /// What loads read: cache and scale as the call's stores left them.
+    pub sources: Sources,
+    /// Whether cache and scale are cleared before the call stores to them: never.
+    pub clears: bool,
+    /// Which of cache and scale are kept after the call: both.
+    pub keeps: Sources,
+
+    /// What a head outside of the cache is. A legal call has none, but a wrongly addressed one may.
+    pub outside: Outside,
+    /// What is done with a call that breaks a rule: it is refused.
+    pub verdict: fn(&Refusal) -> Verdict,
+}
+
+/// A part of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// Stores the current tokens of a sequence.
+    Store(usize),
+    /// Loads all tokens of a sequence.
+    Load(usize),
+}
+
+/// Where the outputs of current tokens come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CurrentTokens {
+    /// The cache.
+    Cache,
+    /// The inputs, whose precision the cache does not have.
+    Inputs,
+    /// The cache's codes, multiplied by the step before it was rounded to T3.
+    UnroundedScale,
+}
+
+/// For cache and for scale, whether it is that of after a call's stores; else it is that of before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "described above")]
+pub struct Sources {
+    pub cache: bool,
+    pub scale: bool,
+}
+
+/// What an access outside of the cache does, which differs by language and by luck.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outside {
+    /// The call ends there, with an error or a crash.
+    Fails,
+    /// It reaches whatever lies at that distance in the tensor; outside of the tensor the call ends.
+    Flat,
+    /// A negative slot counts from the last, as in Python; beyond the last the call ends.
+    FromEnd,
+    /// Nothing is stored, and zeros are loaded.
+    Skipped,
+}
+
+/// What is done with an illegal call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is refused, and nothing is changed.
+    Refused,
+    /// It is refused, but after cache or scale has been changed.
+    RefusedLate,
+    /// It is made. What an illegal call does is not defined.
+    Accepted,
+}
+
+impl Default for Behavior {
+    fn default() -> Self {
+        Self {
+            arithmetic: Arithmetic::default(),
+            dynamic: Dynamic::default(),
+            static_batching: StaticBatching::default(),
+            attribute: |value| value,
+            index: |index| index,
+            order: |batch| (0..batch).map(Pass::Store).chain((0..batch).map(Pass::Load)).collect(),
+            layers_stored: |layer_idx, _| vec![layer_idx],
+            layer_loaded: |layer_idx| layer_idx,
+            kv: [0, 1],
+            outputs: [0, 1],
+            cache_head: |output_head, _, num_repeat| output_head / num_repeat,
+            output_heads: |num_heads, num_repeat| num_heads * num_repeat,
+            current_tokens: CurrentTokens::Cache,
+            sources: Sources { cache: true, scale: true },
+            clears: false,
+            keeps: Sources { cache: true, scale: true },
+            outside: Outside::Fails,
+            verdict: |_| Verdict::Refused,
+        }
+    }
+}

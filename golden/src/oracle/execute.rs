@@ -1,0 +1,259 @@
+//! Makes a call by its plan.
+
+use kvcache_schema::ElementType;
+
+use crate::case::Outputs;
+use crate::oracle::arithmetic::{Group, Steps};
+use crate::oracle::behavior::{Behavior, CurrentTokens, Outside, Pass};
+use crate::oracle::inputs::{Call, Inputs, SharedAttributes};
+use crate::oracle::plan::{Load, Place, Plan, Rows, Store};
+use crate::tensor::Tensor;
+
+/// `cache` and `scale`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) cache: Tensor,
+    pub(super) scale: Option<Tensor>,
+}
+
+/// The call reached outside of the cache, and ended there.
+pub(super) struct OutsideOfCache;
+
+/// Makes a legal call: gives its outputs and the state after it.
+pub(super) fn execute<A, I: Inputs<A>>(
+    call: &Call<'_, A, I>,
+    plan: &Plan,
+    behavior: &Behavior,
+) -> Result<(Outputs, State), OutsideOfCache> {
+    let before = State { cache: call.cache.clone(), scale: call.scale.cloned() };
+    let mut run = Run {
+        attributes: I::shared(call.attributes),
+        current: call.inputs.current(),
+        t1: call.types.t1,
+        plan,
+        behavior,
+        before: &before,
+        after: before.clone(),
+    };
+    if behavior.clears {
+        run.after.cache.bytes_mut().fill(0);
+        run.after.scale.iter_mut().for_each(|scale| scale.bytes_mut().fill(0));
+    }
+    let zeros = || Tensor::zeros(call.types.t1, plan.output_shape.clone()).unwrap_or_else(|| empty(call.types.t1));
+    let mut outputs = [zeros(), zeros()];
+    for pass in (behavior.order)(plan.sequences.len()) {
+        match pass {
+            Pass::Store(b) => plan.sequences[b].stores.iter().try_for_each(|store| run.store(store))?,
+            Pass::Load(b) => plan.sequences[b].loads.iter().try_for_each(|load| run.load(load, &mut outputs))?,
+        }
+    }
+    let mut state = run.after;
+    if !behavior.keeps.cache {
+        state.cache = before.cache;
+    }
+    if !behavior.keeps.scale {
+        state.scale = before.scale;
+    }
+    let [key, value] = outputs;
+    Ok((Outputs { key, value }, state))
+}
+
+/// A tensor without elements, in place of one whose size no memory has.
+pub(super) fn empty(element: ElementType) -> Tensor {
+    let Some(empty) = Tensor::zeros(element, vec![0, 0, 0]) else { unreachable!("no bytes fit in memory") };
+    empty
+}
+
+struct Run<'a> {
+    attributes: SharedAttributes,
+    current: [&'a Tensor; 2],
+    t1: ElementType,
+    plan: &'a Plan,
+    behavior: &'a Behavior,
+    before: &'a State,
+    after: State,
+}
+
+impl<'a> Run<'a> {
+    /// Stores a token's key and value.
+    fn store(&mut self, store: &Store) -> Result<(), OutsideOfCache> {
+        let num_layer = self.attributes.num_layer as usize;
+        for layer in (self.behavior.layers_stored)(self.attributes.layer_idx as usize, num_layer) {
+            for key_or_value in 0..2 {
+                for h in 0..self.plan.num_heads {
+                    self.store_head(store, layer, key_or_value, h)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store_head(&mut self, store: &Store, layer: usize, key_or_value: usize, h: usize) -> Result<(), OutsideOfCache> {
+        let (behavior, head_dim) = (self.behavior, self.plan.head_dim);
+        let arithmetic = &behavior.arithmetic;
+        let Some(codes) = self.head(&self.plan.cache, store.place, layer, key_or_value, h)? else { return Ok(()) };
+        let (current, first) = (self.current[key_or_value], (store.row * self.plan.num_heads + h) * head_dim);
+        let t2 = self.after.cache.element();
+        let codes = head_bytes(t2, codes, head_dim);
+        if self.attributes.quant_bit == 0 {
+            let copies = self.copies(t2);
+            let head = &mut self.after.cache.bytes_mut()[codes];
+            if copies {
+                head.copy_from_slice(&current.bytes()[self.t1.align() * first..][..head.len()]);
+                return Ok(());
+            }
+            for d in 0..head_dim {
+                arithmetic.write(t2, head, d, arithmetic.read(self.t1, current.bytes(), first + d));
+            }
+            return Ok(());
+        }
+        let (quant_bit, group) = (self.attributes.quant_bit, self.group());
+        let Some(scales) = self.head(&self.plan.scale, store.place, layer, key_or_value, h)? else { return Ok(()) };
+        let groups = self.groups();
+        let steps: Vec<_> =
+            (0..groups).map(|g| self.steps(key_or_value, store.row, h, g, scales * groups + g)).collect();
+        for (g, steps) in steps.iter().enumerate() {
+            let stored = (arithmetic.stored_scale)(steps);
+            if let Some(scale) = &mut self.after.scale {
+                arithmetic.write(group.t3, scale.bytes_mut(), scales * groups + g, stored);
+            }
+        }
+        for d in 0..head_dim {
+            let x = arithmetic.read(self.t1, current.bytes(), first + d);
+            let code = group.code(x, &steps[(arithmetic.group)(d, self.quant_group(), groups)]);
+            arithmetic.write_code(quant_bit, &mut self.after.cache.bytes_mut()[codes.clone()], d, head_dim, code);
+        }
+        Ok(())
+    }
+
+    /// Loads a token's key and value.
+    fn load(&self, load: &Load, outputs: &mut [Tensor; 2]) -> Result<(), OutsideOfCache> {
+        let heads = self.plan.output_shape[self.plan.output_shape.len() - 2];
+        for (output, key_or_value) in outputs.iter_mut().zip(self.behavior.outputs) {
+            for output_head in 0..heads {
+                let first = (load.row * heads + output_head) * self.plan.head_dim;
+                self.load_head(load, key_or_value, output_head, first, output)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads a head into the elements of `output` from `first` on.
+    fn load_head(
+        &self,
+        load: &Load,
+        key_or_value: usize,
+        output_head: usize,
+        first: usize,
+        output: &mut Tensor,
+    ) -> Result<(), OutsideOfCache> {
+        let (arithmetic, head_dim) = (&self.behavior.arithmetic, self.plan.head_dim);
+        let num_repeat = self.attributes.num_repeat as usize;
+        let h = (self.behavior.cache_head)(output_head, self.plan.num_heads, num_repeat);
+        let size = self.t1.align();
+        if let (CurrentTokens::Inputs, Some(row)) = (self.behavior.current_tokens, load.current) {
+            let from = (row * self.plan.num_heads + h) * head_dim;
+            let head = &self.current[key_or_value].bytes()[size * from..][..size * head_dim];
+            output.bytes_mut()[size * first..][..size * head_dim].copy_from_slice(head);
+            return Ok(());
+        }
+        let layer = (self.behavior.layer_loaded)(self.attributes.layer_idx as usize);
+        let Some(codes) = self.head(&self.plan.cache, load.place, layer, key_or_value, h)? else { return Ok(()) };
+        let cache = if self.behavior.sources.cache { &self.after.cache } else { &self.before.cache };
+        let t2 = cache.element();
+        let head = &cache.bytes()[head_bytes(t2, codes, head_dim)];
+        if self.attributes.quant_bit == 0 {
+            if self.copies(t2) {
+                output.bytes_mut()[size * first..][..size * head_dim].copy_from_slice(head);
+                return Ok(());
+            }
+            for d in 0..head_dim {
+                arithmetic.write(self.t1, output.bytes_mut(), first + d, arithmetic.read(t2, head, d));
+            }
+            return Ok(());
+        }
+        let (quant_bit, group, groups) = (self.attributes.quant_bit, self.group(), self.groups());
+        let Some(scales) = self.head(&self.plan.scale, load.place, layer, key_or_value, h)? else { return Ok(()) };
+        let from = if self.behavior.sources.scale { &self.after.scale } else { &self.before.scale };
+        for d in 0..head_dim {
+            let g = (arithmetic.group)(d, self.quant_group(), groups);
+            let scale = match (self.behavior.current_tokens, load.current, from) {
+                (CurrentTokens::UnroundedScale, Some(row), _) => {
+                    self.steps(key_or_value, row, h, g, scales * groups + g).step
+                }
+                (_, _, Some(scale)) => arithmetic.read(group.t3, scale.bytes(), scales * groups + g),
+                (_, _, None) => unreachable!("a legal call with quantization has a scale"),
+            };
+            let value = group.value(arithmetic.read_code(quant_bit, head, d, head_dim), scale);
+            arithmetic.write(self.t1, output.bytes_mut(), first + d, value);
+        }
+        Ok(())
+    }
+
+    /// The step and scale of group `g` of head `h` of a current token, and the scale number `scale`, which it replaces.
+    fn steps(&self, key_or_value: usize, row: usize, h: usize, g: usize, scale: usize) -> Steps {
+        let arithmetic = &self.behavior.arithmetic;
+        let (num_heads, head_dim) = (self.plan.num_heads, self.plan.head_dim);
+        let bytes = self.current[key_or_value].bytes();
+        let mut members = Vec::new();
+        for head in 0..num_heads {
+            for d in 0..head_dim {
+                if (arithmetic.shares_scale)((h, g), (head, (arithmetic.group)(d, self.quant_group(), self.groups()))) {
+                    members.push(arithmetic.read(self.t1, bytes, (row * num_heads + head) * head_dim + d));
+                }
+            }
+        }
+        let group = self.group();
+        let old = self.before.scale.as_ref().map_or(0.0, |before| arithmetic.read(group.t3, before.bytes(), scale));
+        group.steps(&members, old)
+    }
+
+    /// The number of a head in `rows`; none if the place is outside of the cache and accesses there are skipped.
+    fn head(
+        &self,
+        rows: &Rows,
+        place: Place,
+        layer: usize,
+        key_or_value: usize,
+        h: usize,
+    ) -> Result<Option<usize>, OutsideOfCache> {
+        let kv = self.behavior.kv[key_or_value];
+        let row = |place| usize::try_from(rows.row(place, layer, kv, h)).ok().filter(|&row| row < rows.len());
+        let place = match self.behavior.outside {
+            _ if rows.contains(place) => place,
+            Outside::Flat => place,
+            Outside::FromEnd if place.slot < 0 => Place { slot: place.slot + rows.slot.len as i64, ..place },
+            Outside::Skipped => return Ok(None),
+            Outside::Fails | Outside::FromEnd => return Err(OutsideOfCache),
+        };
+        if self.behavior.outside != Outside::Flat && !rows.contains(place) {
+            return Err(OutsideOfCache);
+        }
+        row(place).map(Some).ok_or(OutsideOfCache)
+    }
+
+    /// Whether elements of the cache are copies of those of T1.
+    fn copies(&self, t2: ElementType) -> bool {
+        self.t1 == t2 && (self.behavior.arithmetic.copies_bits || t2 == ElementType::Int8)
+    }
+
+    fn group(&self) -> Group<'a> {
+        let (behavior, t3) = (self.behavior, self.before.scale.as_ref().map_or(self.t1, Tensor::element));
+        Group { arithmetic: &behavior.arithmetic, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
+    }
+
+    fn quant_group(&self) -> usize {
+        self.attributes.quant_group as usize
+    }
+
+    /// The groups of a head.
+    fn groups(&self) -> usize {
+        self.plan.head_dim / self.quant_group()
+    }
+}
+
+/// The bytes of head number `row`.
+fn head_bytes(element: ElementType, row: usize, head_dim: usize) -> std::ops::Range<usize> {
+    let bytes = head_dim * element.bits() / 8;
+    row * bytes..(row + 1) * bytes
+}

@@ -1,0 +1,139 @@
+//! What the oracle does with a case, call by call.
+
+use crate::case::{Case, Outputs, Types};
+use crate::implementation::{CallResult, Implementation, Outcome};
+use crate::oracle::behavior::{Behavior, Outside, Verdict};
+use crate::oracle::execute::{State, empty, execute};
+use crate::oracle::inputs::{Call, Inputs};
+use crate::tensor::Tensor;
+
+/// The operator as its specification has it, or with a mistake.
+#[derive(Debug, Clone, Default)]
+pub struct Oracle {
+    /// What it does.
+    pub behavior: Behavior,
+}
+
+/// What the oracle says that a call does.
+#[derive(Debug, Clone)]
+pub struct Prediction {
+    /// How it ends.
+    pub outcome: PredictedOutcome,
+    /// What `cache` and `scale` are then.
+    pub state: PredictedState,
+}
+
+/// How a call ends.
+#[derive(Debug, Clone)]
+pub enum PredictedOutcome {
+    /// It gives these outputs.
+    Done(Box<Outputs>),
+    /// It gives some outputs: it is illegal, but made.
+    Accepted,
+    /// It is refused, as being of this kind and with this message.
+    Refused(&'static str, String),
+    /// It is refused although it is legal.
+    RefusedWrongly,
+    /// It reaches outside of the cache. Nothing is known of the calls after it, either.
+    Fails,
+    /// Nothing is known: the state before it is not.
+    Unknown,
+}
+
+/// What `cache` and `scale` are after a call.
+#[derive(Debug, Clone)]
+pub enum PredictedState {
+    /// These.
+    Known(Tensor, Option<Tensor>),
+    /// Not what they were before the call.
+    Changed,
+    /// Nothing is known.
+    Unknown,
+}
+
+impl Oracle {
+    /// What each call of a case does.
+    pub fn predict<A, I: Inputs<A>>(&self, case: &Case<A, I>) -> Vec<Prediction> {
+        let attributes = I::read_attributes(&case.attributes, &self.behavior);
+        let mut state = Some(State { cache: case.cache.clone(), scale: case.scale.clone() });
+        let steps = case.steps.iter();
+        steps.map(|step| self.predict_call(case.types, &attributes, &step.inputs, &mut state)).collect()
+    }
+
+    /// What a call does. `state` is that before it, and becomes that after it; `None` if it is not known.
+    fn predict_call<A, I: Inputs<A>>(
+        &self,
+        types: Types,
+        attributes: &A,
+        inputs: &I,
+        state: &mut Option<State>,
+    ) -> Prediction {
+        let Some(State { cache, scale }) = state else {
+            return Prediction { outcome: PredictedOutcome::Unknown, state: PredictedState::Unknown };
+        };
+        let known = PredictedState::Known(cache.clone(), scale.clone());
+        let call = Call { types, attributes, inputs, cache, scale: scale.as_ref() };
+        if let Some(refusal) = I::broken_rules(&call, &self.behavior).into_iter().next() {
+            let mut verdict = (self.behavior.verdict)(&refusal);
+            if I::accepts(&call, &refusal, &self.behavior) {
+                verdict = Verdict::Accepted;
+            }
+            let outcome = PredictedOutcome::Refused(refusal.kind, refusal.message);
+            let (outcome, predicted) = match verdict {
+                Verdict::Refused => return Prediction { outcome, state: known },
+                // There is nothing that could be changed.
+                Verdict::RefusedLate if call.cache.bytes().is_empty() => return Prediction { outcome, state: known },
+                Verdict::RefusedLate => (outcome, PredictedState::Changed),
+                Verdict::Accepted => (PredictedOutcome::Accepted, PredictedState::Unknown),
+            };
+            *state = None;
+            return Prediction { outcome, state: predicted };
+        }
+        if I::refuses(&call, &self.behavior) {
+            return Prediction { outcome: PredictedOutcome::RefusedWrongly, state: known };
+        }
+        match execute(&call, &I::plan(&call, &self.behavior), &self.behavior) {
+            Ok((outputs, after)) => {
+                let known = PredictedState::Known(after.cache.clone(), after.scale.clone());
+                *state = Some(after);
+                Prediction { outcome: PredictedOutcome::Done(Box::new(outputs)), state: known }
+            }
+            Err(_) => {
+                *state = None;
+                Prediction { outcome: PredictedOutcome::Fails, state: PredictedState::Unknown }
+            }
+        }
+    }
+
+    /// The same oracle, which does this with what lies outside of the cache.
+    #[must_use]
+    pub fn with_outside(&self, outside: Outside) -> Self {
+        Self { behavior: Behavior { outside, ..self.behavior.clone() } }
+    }
+}
+
+/// Where a prediction leaves something open, the oracle as an implementation does something that fits it: outputs
+/// without elements, a state of which one bit is turned, a refusal.
+impl<A, I: Inputs<A>> Implementation<A, I> for Oracle {
+    fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
+        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
+        let result = |prediction: Prediction| {
+            match prediction.state {
+                PredictedState::Known(known, known_scale) => (cache, scale) = (known, known_scale),
+                PredictedState::Changed => cache.bytes_mut().iter_mut().take(1).for_each(|byte| *byte ^= 1),
+                PredictedState::Unknown => {}
+            }
+            let outcome = match prediction.outcome {
+                PredictedOutcome::Done(outputs) => Outcome::Done(*outputs),
+                PredictedOutcome::Accepted | PredictedOutcome::Unknown => {
+                    Outcome::Done(Outputs { key: empty(case.types.t1), value: empty(case.types.t1) })
+                }
+                PredictedOutcome::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },
+                PredictedOutcome::RefusedWrongly => Outcome::refused("refused although it is legal"),
+                PredictedOutcome::Fails => Outcome::refused("a slot outside of the cache"),
+            };
+            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+        };
+        Ok(self.predict(case).into_iter().map(result).collect())
+    }
+}

@@ -1,0 +1,211 @@
+//! The rules of a legal call of dynamic batching, in stages: those of a stage can be asked only where those before hold.
+
+use std::collections::BTreeMap;
+
+use kvcache_schema::{Attributes, CacheDims, CacheLayout, ElementType};
+
+use crate::case::StepInputs;
+use crate::oracle::behavior::Behavior;
+use crate::oracle::dynamic::{Batch, attributes_shared};
+use crate::oracle::inputs::Call;
+use crate::oracle::refusal::Refusal;
+use crate::oracle::shared_rules as shared;
+use crate::tensor::Tensor;
+
+type DynamicCall<'a> = Call<'a, Attributes, StepInputs>;
+
+/// The broken rules of the first stage that has any.
+pub(super) fn broken_rules(call: &DynamicCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+    let before_indices = [attributes, types, ranks, shapes];
+    if let Some(broken) = before_indices.iter().map(|stage| stage(call)).find(|broken| !broken.is_empty()) {
+        return broken;
+    }
+    let batch = Batch::new(call, behavior);
+    let stages = [starts, lengths, slots, conflicts, sizes];
+    stages.iter().map(|stage| stage(call, &batch)).find(|broken| !broken.is_empty()).unwrap_or_default()
+}
+
+fn attributes(call: &DynamicCall<'_>) -> Vec<Refusal> {
+    shared::attributes(&Attributes::SPEC, call.attributes, &attributes_shared(call.attributes))
+}
+
+/// The index inputs by name.
+fn index_inputs(inputs: &StepInputs) -> [(&'static str, &Tensor); 6] {
+    [
+        ("seqstarts", &inputs.seqstarts),
+        ("kvstarts", &inputs.kvstarts),
+        ("cachestarts", &inputs.cachestarts),
+        ("start_pos", &inputs.start_pos),
+        ("max_seqlen", &inputs.max_seqlen),
+        ("max_kvlen", &inputs.max_kvlen),
+    ]
+}
+
+/// The combination of types is in the table, and every tensor has the type it should have.
+fn types(call: &DynamicCall<'_>) -> Vec<Refusal> {
+    let current_value = shared::element("current_value", &call.inputs.current_value, call.types.t1);
+    let indices = index_inputs(call.inputs);
+    let indices = indices.into_iter().filter_map(|(name, tensor)| shared::element(name, tensor, ElementType::Int64));
+    let combination = shared::types(call.types, call.attributes.quant_bit, call.scale);
+    combination.into_iter().chain(current_value).chain(indices).collect()
+}
+
+/// Every tensor has its rank; `max_seqlen` and `max_kvlen` have rank 0 or 1.
+fn ranks(call: &DynamicCall<'_>) -> Vec<Refusal> {
+    let StepInputs { current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen } =
+        call.inputs;
+    let paged = call.attributes.cache_mode == 1;
+    let table = if paged && cachestarts.shape().len() == 1 {
+        let message = "cachestarts has rank 1 in paged mode: a table of exports from before pages existed";
+        Some(Refusal::new("legacy_page_table", message))
+    } else {
+        shared::rank("cachestarts", cachestarts, &[if paged { 2 } else { 1 }])
+    };
+    let ranks = [
+        shared::rank("current_key", current_key, &[3]),
+        shared::rank("current_value", current_value, &[3]),
+        shared::rank("seqstarts", seqstarts, &[1]),
+        shared::rank("kvstarts", kvstarts, &[1]),
+        shared::rank("start_pos", start_pos, &[1]),
+        shared::rank("max_seqlen", max_seqlen, &[0, 1]),
+        shared::rank("max_kvlen", max_kvlen, &[0, 1]),
+        shared::rank("cache", call.cache, &[5]),
+        shared::scale_rank(call.scale, call.attributes.quant_bit, 5),
+    ];
+    table.into_iter().chain(ranks.into_iter().flatten()).collect()
+}
+
+/// B, T, H, Dh, L and MaxT agree across the tensors.
+fn shapes(call: &DynamicCall<'_>) -> Vec<Refusal> {
+    let StepInputs { current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen } =
+        call.inputs;
+    let Some(batch) = seqstarts.shape()[0].checked_sub(1) else {
+        return vec![Refusal::new("shape_mismatch", "seqstarts has 0 entries, expected one more than sequences")];
+    };
+    let mut broken = shared::shape("current_value", current_value.shape(), current_key.shape());
+    broken.extend(shared::shape("kvstarts", kvstarts.shape(), &[batch + 1]));
+    broken.extend(shared::shape("cachestarts", &cachestarts.shape()[..1], &[batch]));
+    broken.extend(shared::shape("start_pos", start_pos.shape(), &[batch]));
+    broken.extend(shared::shape("max_seqlen", max_seqlen.shape(), &[1]));
+    broken.extend(shared::shape("max_kvlen", max_kvlen.shape(), &[1]));
+
+    let Attributes { num_layer, quant_bit, quant_group, cache_layout, .. } = *call.attributes;
+    let (&[_, num_heads, head_dim], &[a, b, c, d, e]) = (current_key.shape(), call.cache.shape()) else {
+        unreachable!("the ranks were checked");
+    };
+    let Some(layout) = CacheLayout::from_code(cache_layout) else { unreachable!("the attributes were checked") };
+    let num_layer = usize::try_from(num_layer).unwrap_or(usize::MAX);
+    let dims = CacheDims { num_layer, num_heads, inner: head_dim, ..layout.dims([a, b, c, d, e]) };
+    broken.extend(shared::shape("cache", call.cache.shape(), &layout.shape(dims)));
+    if let Some(scale) = call.scale.filter(|_| quant_bit != 0) {
+        let group = usize::try_from(quant_group).unwrap_or(usize::MAX);
+        let dims = CacheDims { inner: head_dim / group, ..dims };
+        broken.extend(shared::shape("scale", scale.shape(), &layout.shape(dims)));
+        if head_dim % group != 0 {
+            let message = format!("head_dim is {head_dim}, expected a multiple of quant_group, {quant_group}");
+            broken.push(Refusal::new("head_dim_not_divisible", message));
+        }
+    }
+    broken
+}
+
+/// `seqstarts` and `kvstarts` begin with 0 and never decrease; `seqstarts` ends with the tokens of `current_key`.
+fn starts(call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
+    let mut broken = Vec::new();
+    for (name, starts) in [("seqstarts", &batch.seqstarts), ("kvstarts", &batch.kvstarts)] {
+        if starts[0] != 0 {
+            broken.push(Refusal::new("starts_not_zero", format!("{name} begins with {} at batch 0", starts[0])));
+        }
+        for (b, pair) in starts.windows(2).enumerate().filter(|(_, pair)| pair[1] < pair[0]) {
+            let message = format!("{name} decreases from {} to {} at batch {b}", pair[0], pair[1]);
+            broken.push(Refusal::new("starts_decrease", message));
+        }
+    }
+    let (got, tokens) = (batch.seqstarts[batch.len()], call.inputs.current_key.shape()[0]);
+    if usize::try_from(got) != Ok(tokens) {
+        let message = format!("seqstarts ends with {got}, expected {tokens}, the tokens of current_key");
+        broken.push(Refusal::new("starts_total", message));
+    }
+    broken
+}
+
+/// kvlen is start_pos + seqlen; `max_seqlen` and `max_kvlen` are upper bounds.
+fn lengths(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
+    let mut broken = Vec::new();
+    for b in 0..batch.len() {
+        let (start_pos, seqlen, kvlen) = (batch.start_pos[b], batch.seqlen(b), batch.kvlen(b));
+        if start_pos < 0 {
+            broken.push(Refusal::new("start_pos_negative", format!("start_pos is {start_pos} at batch {b}")));
+        } else if i128::from(kvlen) != i128::from(start_pos) + i128::from(seqlen) {
+            let message = format!("kvstarts gives batch {b} kvlen {kvlen}, start_pos is {start_pos}, seqlen {seqlen}");
+            broken.push(Refusal::new("kvlen_mismatch", message));
+        }
+    }
+    let longest = |len: &dyn Fn(usize) -> i64| (0..batch.len()).map(len).max().unwrap_or(0);
+    for (name, got, least) in [
+        ("max_seqlen", batch.max_seqlen, longest(&|b| batch.seqlen(b))),
+        ("max_kvlen", batch.max_kvlen, longest(&|b| batch.kvlen(b))),
+    ] {
+        if got < least {
+            broken.push(Refusal::new("max_too_small", format!("{name} is {got}, expected at least {least}")));
+        }
+    }
+    broken
+}
+
+/// Every token of the call has a slot in [0, MaxT).
+fn slots(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
+    let max_t = batch.max_t;
+    let inside = |first: i64, len: i64| first >= 0 && i128::from(first) + i128::from(len) <= max_t as i128;
+    let mut broken = Vec::new();
+    for b in 0..batch.len() {
+        let kvlen = batch.kvlen(b);
+        if !batch.paged {
+            let first = batch.cachestarts[b];
+            if !inside(first, kvlen) {
+                let message = format!("cachestarts is {first} at batch {b} with kvlen {kvlen}, MaxT is {max_t}");
+                broken.push(Refusal::new("cache_range", message));
+            }
+            continue;
+        }
+        let pages = (i128::from(kvlen) + i128::from(batch.page_size) - 1) / i128::from(batch.page_size);
+        if pages > batch.max_p as i128 {
+            let message = format!("cachestarts has {} pages for batch {b}, expected {pages}", batch.max_p);
+            broken.push(Refusal::new("too_many_pages", message));
+            continue;
+        }
+        for p in 0..pages as usize {
+            let (first, used) = (batch.cachestarts[b * batch.max_p + p], batch.slots_used(b, p));
+            if !inside(first, used) {
+                let message = format!("cachestarts is {first} at batch {b}, page {p}, of which {used} slots are used");
+                broken.push(Refusal::new("page_range", message));
+            }
+        }
+    }
+    broken
+}
+
+/// No slot is written by two tokens: an entry for each pair of sequences that meet.
+fn conflicts(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
+    let mut writers = BTreeMap::new();
+    let mut meetings = BTreeMap::new();
+    for b in 0..batch.len() {
+        for t in 0..batch.seqlen(b) {
+            let slot = batch.slot(b, batch.start_pos[b] + t);
+            if let Some(writer) = writers.insert(slot, b) {
+                meetings.entry((writer, b)).or_insert(slot);
+            }
+        }
+    }
+    let message =
+        |((writer, b), slot)| format!("cachestarts makes batch {writer} and batch {b} both write slot {slot}");
+    meetings.into_iter().map(|meeting| Refusal::new("write_conflict", message(meeting))).collect()
+}
+
+/// The bytes of an output fit in 64 bits.
+fn sizes(call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
+    let [_, num_heads, head_dim] = *call.inputs.current_key.shape() else { unreachable!("the ranks were checked") };
+    let num_repeat = call.attributes.num_repeat;
+    let tokens = batch.kvstarts[batch.len()];
+    shared::size(&[tokens.into(), num_heads as i128, num_repeat.into(), head_dim as i128]).into_iter().collect()
+}

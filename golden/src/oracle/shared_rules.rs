@@ -1,0 +1,87 @@
+//! Rules that both operators have.
+
+use kvcache_schema::{AttributeSpec, ElementType, TypeCombination};
+
+use crate::case::Types;
+use crate::oracle::inputs::SharedAttributes;
+use crate::oracle::refusal::Refusal;
+use crate::tensor::Tensor;
+
+/// Each attribute is in its range, also where another one makes it idle.
+pub(super) fn attributes<A>(specs: &[AttributeSpec<A>], all: &A, shared: &SharedAttributes) -> Vec<Refusal> {
+    let outside = |name: &str, value: i64, expected: String| {
+        Refusal::new("attribute_out_of_range", format!("attribute {name} is {value}, expected {expected}"))
+    };
+    let mut broken: Vec<_> = specs
+        .iter()
+        .filter(|spec| !spec.contains(spec.value(all)))
+        .map(|spec| outside(spec.name, spec.value(all), format!("{} to {:?}, {:?}", spec.min, spec.max, spec.one_of)))
+        .collect();
+    let &SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, .. } = shared;
+    if num_layer >= 1 && layer_idx >= num_layer {
+        broken.push(outside("layer_idx", layer_idx, format!("less than num_layer, {num_layer}")));
+    }
+    if quant_bit == 4 && quant_group >= 1 && quant_group % 2 != 0 {
+        broken.push(outside("quant_group", quant_group, "an even number where quant_bit is 4".to_owned()));
+    }
+    broken
+}
+
+/// The combination of types is one of the table, and there is a scale where one is needed.
+pub(super) fn types(types: Types, quant_bit: i64, scale: Option<&Tensor>) -> Option<Refusal> {
+    let Types { t1, t2, t3 } = types;
+    let legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
+    let only_scale_missing = t3.is_none() && legal(Some(ElementType::Float32));
+    if !(legal(t3) || only_scale_missing) {
+        let t3 = t3.map_or("absent", ElementType::name);
+        let message = format!("illegal types for quant_bit {quant_bit}: T1 {t1}, T2 {t2}, T3 {t3}");
+        return Some(Refusal::new("illegal_types", message));
+    }
+    (quant_bit != 0 && scale.is_none())
+        .then(|| Refusal::new("scale_missing", format!("scale is absent, expected one for quant_bit {quant_bit}")))
+}
+
+/// The tensor has the type.
+pub(super) fn element(name: &str, tensor: &Tensor, expected: ElementType) -> Option<Refusal> {
+    let got = tensor.element();
+    (got != expected).then(|| Refusal::new("type_mismatch", format!("{name} is of type {got}, expected {expected}")))
+}
+
+/// The tensor has one of these ranks.
+pub(super) fn rank(name: &str, tensor: &Tensor, expected: &[usize]) -> Option<Refusal> {
+    let shape = tensor.shape();
+    let message = || format!("{name} has rank {} (shape {shape:?}), expected {expected:?}", shape.len());
+    (!expected.contains(&shape.len())).then(|| Refusal::new("rank_mismatch", message()))
+}
+
+/// A scale that is needed has its rank; one without elements, of another rank, stands for none.
+pub(super) fn scale_rank(scale: Option<&Tensor>, quant_bit: i64, expected: usize) -> Option<Refusal> {
+    let scale = scale.filter(|_| quant_bit != 0)?;
+    let broken = rank("scale", scale, &[expected])?;
+    let none = scale.shape().contains(&0);
+    let message = format!("scale has no elements, expected some for quant_bit {quant_bit}");
+    Some(if none { Refusal::new("scale_missing", message) } else { broken })
+}
+
+/// The shape is the expected one: an entry for each axis that is not.
+pub(super) fn shape(name: &str, got: &[usize], expected: &[usize]) -> Vec<Refusal> {
+    let pairs = got.iter().zip(expected).enumerate().filter(|(_, (got, expected))| got != expected);
+    let broken = |(axis, (length, expected))| {
+        let message = format!("{name} has {length} in axis {axis} (shape {got:?}), expected {expected}");
+        Refusal::new("shape_mismatch", message)
+    };
+    pairs.map(broken).collect()
+}
+
+/// The bytes of an output of this shape fit in 64 bits.
+pub(super) fn size(shape: &[i128]) -> Option<Refusal> {
+    let fits = |bytes: i128| (bytes < 1 << 63).then_some(bytes);
+    // An axis of length 0 makes the others not matter.
+    let bytes = if shape.contains(&0) {
+        Some(0)
+    } else {
+        shape.iter().try_fold(4i128, |bytes, &axis| bytes.checked_mul(axis).and_then(fits))
+    };
+    let message = format!("the size of key (shape {shape:?}) does not fit in 64 bits");
+    bytes.is_none().then(|| Refusal::new("size_overflow", message))
+}

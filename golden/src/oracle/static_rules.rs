@@ -1,0 +1,104 @@
+//! The rules of a legal call of static batching, in stages: those of a stage can be asked only where those before hold.
+
+use kvcache_schema::{ElementType, StaticAttributes, StaticCacheDims, StaticCacheLayout};
+
+use crate::oracle::behavior::Behavior;
+use crate::oracle::inputs::Call;
+use crate::oracle::refusal::Refusal;
+use crate::oracle::shared_rules as shared;
+use crate::oracle::static_batching::{attributes_shared, start_pos};
+use crate::static_batching::StepInputs;
+
+type StaticCall<'a> = Call<'a, StaticAttributes, StepInputs>;
+
+/// The broken rules of the first stage that has any.
+pub(super) fn broken_rules(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+    let stages = [attributes, types, ranks, shapes, positions, sizes];
+    stages.iter().map(|stage| stage(call, behavior)).find(|broken| !broken.is_empty()).unwrap_or_default()
+}
+
+fn attributes(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+    shared::attributes(&StaticAttributes::SPEC, call.attributes, &attributes_shared(call.attributes))
+}
+
+/// The combination of types is in the table, and every tensor has the type it should have.
+fn types(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+    let rules = [
+        shared::types(call.types, call.attributes.quant_bit, call.scale),
+        shared::element("current_value", &call.inputs.current_value, call.types.t1),
+        shared::element("start_pos", &call.inputs.start_pos, ElementType::Int64),
+    ];
+    rules.into_iter().flatten().collect()
+}
+
+/// Every tensor has its rank; `start_pos` has rank 0 or 1.
+fn ranks(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+    let rules = [
+        shared::rank("current_key", &call.inputs.current_key, &[4]),
+        shared::rank("current_value", &call.inputs.current_value, &[4]),
+        shared::rank("start_pos", &call.inputs.start_pos, &[0, 1]),
+        shared::rank("cache", call.cache, &[6]),
+        shared::scale_rank(call.scale, call.attributes.quant_bit, 6),
+    ];
+    rules.into_iter().flatten().collect()
+}
+
+/// The lengths of the axes of a cache whose rank was checked.
+fn dims(call: &StaticCall<'_>) -> (StaticCacheLayout, StaticCacheDims) {
+    let layout = StaticCacheLayout::from_code(call.attributes.cache_layout);
+    match (layout, call.cache.shape()) {
+        (Some(layout), &[a, b, c, d, e, f]) => (layout, layout.dims([a, b, c, d, e, f])),
+        _ => unreachable!("attributes and ranks were checked"),
+    }
+}
+
+/// B, S, H, Dh, L, MaxB and MaxS agree across the tensors.
+fn shapes(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+    let [batch, _, num_heads, head_dim] = *call.inputs.current_key.shape() else {
+        unreachable!("the ranks were checked");
+    };
+    let mut broken = shared::shape("current_value", call.inputs.current_value.shape(), call.inputs.current_key.shape());
+    broken.extend(shared::shape("start_pos", call.inputs.start_pos.shape(), &[1]));
+    let (layout, dims) = dims(call);
+    let num_layer = usize::try_from(call.attributes.num_layer).unwrap_or(usize::MAX);
+    let dims = StaticCacheDims { num_layer, num_heads, inner: head_dim, ..dims };
+    broken.extend(shared::shape("cache", call.cache.shape(), &layout.shape(dims)));
+    if let Some(scale) = call.scale.filter(|_| call.attributes.quant_bit != 0) {
+        let group = usize::try_from(call.attributes.quant_group).unwrap_or(usize::MAX);
+        let dims = StaticCacheDims { inner: head_dim / group, ..dims };
+        broken.extend(shared::shape("scale", scale.shape(), &layout.shape(dims)));
+        if head_dim % group != 0 {
+            let message = format!("head_dim is {head_dim}, expected a multiple of quant_group, {group}");
+            broken.push(Refusal::new("head_dim_not_divisible", message));
+        }
+    }
+    if batch > dims.max_b {
+        let message = format!("current_key has {batch} sequences, expected at most MaxB, {}", dims.max_b);
+        broken.push(Refusal::new("batch_too_large", message));
+    }
+    broken
+}
+
+/// `start_pos` is at least 0, and `start_pos` + S at most MaxS.
+fn positions(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+    let (start_pos, seqlen) = (start_pos(call.inputs, behavior), call.inputs.current_key.shape()[1]);
+    let max_s = dims(call).1.max_s;
+    if start_pos < 0 {
+        return vec![Refusal::new("start_pos_negative", format!("start_pos is {start_pos}, expected at least 0"))];
+    }
+    if i128::from(start_pos) + seqlen as i128 > max_s as i128 {
+        let message = format!("start_pos is {start_pos} with {seqlen} tokens, expected an end at MaxS, {max_s}");
+        return vec![Refusal::new("position_range", message)];
+    }
+    Vec::new()
+}
+
+/// The bytes of an output fit in 64 bits.
+fn sizes(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+    let [batch, seqlen, num_heads, head_dim] = *call.inputs.current_key.shape() else {
+        unreachable!("the ranks were checked");
+    };
+    let positions = i128::from(start_pos(call.inputs, behavior)) + seqlen as i128;
+    let num_repeat = i128::from(call.attributes.num_repeat);
+    shared::size(&[batch as i128, positions, num_heads as i128, num_repeat, head_dim as i128]).into_iter().collect()
+}

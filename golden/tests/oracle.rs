@@ -1,0 +1,12 @@
+//! The oracle in Rust against the values of the one in numpy.
+
+use kvcache_golden::oracle::Oracle;
+use kvcache_golden::{Implementation, cases, run, static_batching};
+
+#[test]
+fn the_oracle_passes_every_case() {
+    let report = run(&Oracle::default() as &dyn Implementation, &cases().unwrap());
+    assert!(report.failures.is_empty() && report.passed > 500, "{report}");
+    let report = run(&Oracle::default(), &static_batching::cases().unwrap());
+    assert!(report.failures.is_empty() && report.passed > 200, "{report}");
+}
