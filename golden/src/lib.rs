@@ -38,7 +38,12 @@ mod compare;
 mod demand;
 mod difference;
 mod implementation;
+#[cfg(feature = "onnx")]
+pub mod onnx;
+#[cfg(feature = "onnxruntime")]
+pub mod onnxruntime;
 pub mod oracle;
+pub mod performance;
 mod program;
 mod read;
 mod report;
