@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 pub struct Case<A = Attributes, I = StepInputs> {
     /// The name of its folder.
     pub name: String,
-    /// Its folder.
+    /// Its folder; that of a case in the library (the feature `embedded`) is a mere name, and begins with `embedded:`.
     pub folder: PathBuf,
     /// What it tests, in words.
     pub about: String,

@@ -3,7 +3,8 @@
 //!
 //! A [`Case`] is a folder of two files: `case.yaml` (attributes, types, what each call must do) and
 //! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come
-//! from an oracle in plain numpy (`oracle/`, run by `generate.py`) that shares no code with any kernel.
+//! from an oracle in plain numpy (`oracle/`, run by `generate.py`) that shares no code with any kernel. With the feature
+//! `embedded` the cases are in the library, which then needs no folder of them.
 //!
 //! To test an implementation, implement [`Implementation`] (from another language: write a program that [`Program`] can
 //! call) and [`run`] the [`cases`] on it:
@@ -37,6 +38,9 @@ mod case;
 mod compare;
 mod demand;
 mod difference;
+#[cfg(feature = "embedded")]
+mod embedded;
+mod files;
 mod implementation;
 #[cfg(feature = "onnx")]
 pub mod onnx;
@@ -59,9 +63,10 @@ pub use difference::{
     CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
     Value,
 };
+pub use files::ReadError;
 pub use implementation::{CallResult, Implementation, Outcome};
 pub use program::Program;
-pub use read::{ReadError, cases, read_cases};
+pub use read::{cases, read_cases};
 pub use report::{Entry, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{OperatorPage, Rule, rule, rules};
 pub use run::run;

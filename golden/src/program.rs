@@ -8,6 +8,7 @@ use kvcache_schema::ElementType;
 use safetensors::SafeTensors;
 
 use crate::case::{Case, Outputs};
+use crate::files::OnDisk;
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::read::read_tensor;
 use crate::tensor::Tensor;
@@ -46,10 +47,11 @@ impl<A, I> Implementation<A, I> for Program {
 impl Program {
     /// Runs the case in a folder.
     pub(crate) fn results(&self, case: &Path) -> Result<Results, String> {
+        let case = OnDisk::new(case).map_err(|error| format!("the case cannot be unpacked: {error}"))?;
         let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
         let result = folder.path().join("result.safetensors");
         let output = Command::new(&self.path)
-            .args([case, &result])
+            .args([case.path(), &result])
             .output()
             .map_err(|error| format!("{} could not be started: {error}", self.path.display()))?;
         if !output.status.success() {

@@ -1,51 +1,16 @@
-//! Reads cases from their folders.
+//! Reads cases from their files.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvcache_schema::{Attributes, ElementType, static_key_value_cache};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
-use thiserror::Error;
 
 use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
 use crate::rules::{OperatorPage, rule};
 use crate::tensor::Tensor;
-
-/// A folder that cannot be read as a case.
-#[derive(Debug, Error)]
-#[error("golden case {}: {cause}", path.display())]
-pub struct ReadError {
-    path: PathBuf,
-    cause: Cause,
-}
-
-#[derive(Debug, Error)]
-pub(crate) enum Cause {
-    #[error(transparent)]
-    Io(#[from] std::io::Error),
-    #[error("case.yaml: {0}")]
-    Yaml(#[from] serde_yaml::Error),
-    #[error("tensors.safetensors: {0}")]
-    Tensors(#[from] safetensors::SafeTensorError),
-    #[error("no case in the folder")]
-    NoCase,
-    #[error("case.yaml has no steps: nothing would be run")]
-    NoSteps,
-    #[error("no attribute is called {0}")]
-    Attribute(String),
-    #[error("no element type is called {0}")]
-    Type(String),
-    #[error("{page} has no rule {id}")]
-    Rule { id: String, page: &'static str },
-    #[error("no operator is called {0}")]
-    Operator(String),
-    #[error("domain is {got:?}, expected {expected:?}")]
-    Domain { got: Option<String>, expected: Option<&'static str> },
-    #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
-    Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
-}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -102,7 +67,7 @@ pub(crate) struct StepFile {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn cases() -> Result<Vec<Case>, ReadError> {
-    read_cases(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/cases")))
+    committed("cases", read)
 }
 
 /// The cases in the subfolders of `folder`, by name.
@@ -110,50 +75,34 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
-    read_folders(folder, |folder| {
-        read_case(folder, OperatorPage::KeyValueCache, Attributes::set, |tensor| {
-            Ok(StepInputs {
-                current_key: tensor("current_key")?,
-                current_value: tensor("current_value")?,
-                seqstarts: tensor("seqstarts")?,
-                kvstarts: tensor("kvstarts")?,
-                cachestarts: tensor("cachestarts")?,
-                start_pos: tensor("start_pos")?,
-                max_seqlen: tensor("max_seqlen")?,
-                max_kvlen: tensor("max_kvlen")?,
-            })
+    read_folders(folder, read)
+}
+
+/// The case of these files.
+fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
+    read_case(files, OperatorPage::KeyValueCache, Attributes::set, |tensor| {
+        Ok(StepInputs {
+            current_key: tensor("current_key")?,
+            current_value: tensor("current_value")?,
+            seqstarts: tensor("seqstarts")?,
+            kvstarts: tensor("kvstarts")?,
+            cachestarts: tensor("cachestarts")?,
+            start_pos: tensor("start_pos")?,
+            max_seqlen: tensor("max_seqlen")?,
+            max_kvlen: tensor("max_kvlen")?,
         })
     })
 }
 
-/// What the subfolders of `folder` hold, by name.
-pub(crate) fn read_folders<C>(
-    folder: &Path,
-    read_case: impl Fn(&Path) -> Result<C, Cause>,
-) -> Result<Vec<C>, ReadError> {
-    let at = |path: &Path| {
-        let path = path.to_owned();
-        move |cause: Cause| ReadError { path, cause }
-    };
-    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
-    let mut folders: Vec<_> =
-        entries.map_err(Cause::from).map_err(at(folder))?.into_iter().map(|entry| entry.path()).collect();
-    folders.sort();
-    if folders.is_empty() {
-        return Err(at(folder)(Cause::NoCase));
-    }
-    folders.into_iter().map(|folder| read_case(&folder).map_err(at(&folder))).collect()
-}
-
-/// The case in `folder`, of the operator of a page. `set` sets an attribute by its name, if there is one; `inputs` makes a
-/// call's inputs from what gives them by name.
+/// The case of these files, of the operator of a page. `set` sets an attribute by its
+/// name, if there is one; `inputs` makes a call's inputs from what gives them by name.
 pub(crate) fn read_case<A: Default, I>(
-    folder: &Path,
+    files: &CaseFiles<'_>,
     page: OperatorPage,
     set: impl Fn(&mut A, &str, i64) -> bool,
     inputs: impl Fn(&dyn Fn(&str) -> Result<Tensor, Cause>) -> Result<I, Cause>,
 ) -> Result<Case<A, I>, Cause> {
-    let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
+    let file: CaseFile = serde_yaml::from_slice(&files.yaml)?;
     if file.steps.is_empty() {
         return Err(Cause::NoSteps);
     }
@@ -162,8 +111,7 @@ pub(crate) fn read_case<A: Default, I>(
     if file.domain.as_deref() != domain {
         return Err(Cause::Domain { got: file.domain, expected: domain });
     }
-    let bytes = fs::read(folder.join("tensors.safetensors"))?;
-    let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
+    let tensors = Tensors { file: SafeTensors::deserialize(&files.tensors)?, int4: &file.int4 };
     let mut attributes = A::default();
     for (name, &value) in &file.attributes {
         if !set(&mut attributes, name, value) {
@@ -186,8 +134,8 @@ pub(crate) fn read_case<A: Default, I>(
         Ok(Step { inputs, expected })
     });
     Ok(Case {
-        name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        folder: folder.to_owned(),
+        name: files.name(),
+        folder: files.folder.clone(),
         about: file.about,
         rules: known_rules(page, file.rules)?,
         types: Types { t1: element(&file.types.t1)?, t2: element(&file.types.t2)?, t3 },

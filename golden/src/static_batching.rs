@@ -7,8 +7,9 @@ use kvcache_schema::StaticAttributes;
 
 use crate::demand::Demand;
 use crate::difference::{Difference, Location, Slot, output, static_cache, static_owner};
+use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
 use crate::implementation::CallResult;
-use crate::read::{ReadError, read_case, read_folders};
+use crate::read::read_case;
 use crate::rules::OperatorPage;
 use crate::suite::{Features, Suite};
 use crate::tensor::Tensor;
@@ -86,7 +87,7 @@ impl Case {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn cases() -> Result<Vec<Case>, ReadError> {
-    read_cases(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/static_cases")))
+    committed("static_cases", read)
 }
 
 /// The cases in the subfolders of `folder`, by name.
@@ -94,13 +95,16 @@ pub fn cases() -> Result<Vec<Case>, ReadError> {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
-    read_folders(folder, |folder| {
-        read_case(folder, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| {
-            Ok(StepInputs {
-                current_key: tensor("current_key")?,
-                current_value: tensor("current_value")?,
-                start_pos: tensor("start_pos")?,
-            })
+    read_folders(folder, read)
+}
+
+/// The case of these files.
+fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
+    read_case(files, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| {
+        Ok(StepInputs {
+            current_key: tensor("current_key")?,
+            current_value: tensor("current_value")?,
+            start_pos: tensor("start_pos")?,
         })
     })
 }

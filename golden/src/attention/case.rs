@@ -52,7 +52,7 @@ impl Operator {
 pub struct Case {
     /// The name of its folder.
     pub name: String,
-    /// Its folder.
+    /// Its folder; that of a case in the library (the feature `embedded`) is a mere name, and begins with `embedded:`.
     pub folder: PathBuf,
     /// What it tests, in words.
     pub about: String,

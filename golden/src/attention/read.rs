@@ -1,7 +1,6 @@
 //! Reads cases from their folders.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use kvcache_schema::CacheAttentionAttributes;
@@ -10,7 +9,8 @@ use serde::Deserialize;
 
 use super::case::{After, Case, Operator, Step};
 use crate::case::Expected;
-use crate::read::{Cause, ReadError, StepFile, Tensors, element, known_rules, read_folders};
+use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
+use crate::read::{StepFile, Tensors, element, known_rules};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,7 +42,7 @@ struct TypesFile {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn cases() -> Result<Vec<Case>, ReadError> {
-    read_cases(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/attention_cases")))
+    committed("attention_cases", read_case)
 }
 
 /// The cases in the folders of `folder`, by name.
@@ -53,14 +53,13 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     read_folders(folder, read_case)
 }
 
-/// The case in `folder`.
-fn read_case(folder: &Path) -> Result<Case, Cause> {
-    let file: CaseFile = serde_yaml::from_str(&fs::read_to_string(folder.join("case.yaml"))?)?;
+/// The case of these files.
+fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
+    let file: CaseFile = serde_yaml::from_slice(&files.yaml)?;
     if file.steps.is_empty() {
         return Err(Cause::NoSteps);
     }
-    let bytes = fs::read(folder.join("tensors.safetensors"))?;
-    let tensors = Tensors { file: SafeTensors::deserialize(&bytes)?, int4: &file.int4 };
+    let tensors = Tensors { file: SafeTensors::deserialize(&files.tensors)?, int4: &file.int4 };
     let operator = Operator::ALL.into_iter().find(|operator| operator.name() == file.operator);
     let operator = operator.ok_or(Cause::Operator(file.operator))?;
     let mut attributes = CacheAttentionAttributes::default();
@@ -100,8 +99,8 @@ fn read_case(folder: &Path) -> Result<Case, Cause> {
         Ok(Step { inputs, expected })
     });
     Ok(Case {
-        name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        folder: folder.to_owned(),
+        name: files.name(),
+        folder: files.folder.clone(),
         about: file.about,
         rules: known_rules(operator.page(), file.rules)?,
         operator,

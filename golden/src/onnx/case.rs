@@ -49,13 +49,7 @@ impl NodeCase<'_> {
 
     /// The node of call `i`, in some domain. `dims` tells the shape of an input or output; it is `None` where any rank
     /// will do.
-    pub(crate) fn node(
-        &self,
-        i: usize,
-        domain: &str,
-        left_out: LeftOut,
-        dims: impl Fn(&str) -> Option<Dims>,
-    ) -> Node {
+    pub(crate) fn node(&self, i: usize, domain: &str, left_out: LeftOut, dims: impl Fn(&str) -> Option<Dims>) -> Node {
         let elements: BTreeMap<_, _> = self.given(i).map(|(name, tensor)| (name, tensor.element())).collect();
         let mut node = Node::new(self.operator, domain);
         for &(name, value) in &self.attributes {

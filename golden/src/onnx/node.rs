@@ -55,8 +55,7 @@ impl Node {
 
     /// The node with an integer attribute, in the place of one of its name.
     pub fn attribute(self, name: &str, value: i64) -> Self {
-        let attribute =
-            AttributeProto { name: name.to_owned(), f: None, i: Some(value), r#type: AttributeProto::INT };
+        let attribute = AttributeProto { name: name.to_owned(), f: None, i: Some(value), r#type: AttributeProto::INT };
         self.with(attribute)
     }
 
@@ -156,7 +155,8 @@ pub(super) fn given<A>(specs: &[AttributeSpec<A>], attributes: &A) -> impl Itera
 }
 
 fn value_info(name: &str, element: ElementType, dims: Option<Dims>) -> ValueInfoProto {
-    let dim = |extent: Option<usize>| DimensionProto { dim_value: extent.and_then(|extent| i64::try_from(extent).ok()) };
+    let dim =
+        |extent: Option<usize>| DimensionProto { dim_value: extent.and_then(|extent| i64::try_from(extent).ok()) };
     let shape = dims.map(|dims| TensorShapeProto { dim: dims.into_iter().map(dim).collect() });
     let tensor_type = Some(TensorTypeProto { elem_type: data_type(element), shape });
     ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type }) }

@@ -15,7 +15,8 @@ use thiserror::Error;
 const VARIABLE: &str = "KVCACHE_ONNXRUNTIME_LIB";
 
 /// Asks Python for the folder of the runtime's library, without an import of the package.
-const SCRIPT: &str = "import importlib.util as i; s = i.find_spec('onnxruntime'); print(s.submodule_search_locations[0])";
+const SCRIPT: &str =
+    "import importlib.util as i; s = i.find_spec('onnxruntime'); print(s.submodule_search_locations[0])";
 
 /// Why there is no runtime.
 #[derive(Debug, Error)]

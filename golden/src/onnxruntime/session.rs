@@ -89,7 +89,11 @@ pub(super) fn ended(outputs: Result<Vec<TensorProto>, Failure>, state: &State) -
 }
 
 /// Runs a session on these tensors themselves: its outputs, by position.
-pub(super) fn run(session: &mut Session, inputs: &State, state: &mut State) -> Result<Vec<(String, DynValue)>, Failure> {
+pub(super) fn run(
+    session: &mut Session,
+    inputs: &State,
+    state: &mut State,
+) -> Result<Vec<(String, DynValue)>, Failure> {
     let names: Vec<_> = session.outputs().iter().map(|output| output.name().to_owned()).collect();
     let mut values: Vec<(&str, ort::session::SessionInputValue<'_>)> =
         inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.view().into())).collect();

@@ -115,9 +115,9 @@ impl Implementation for Given {
 
 fn check(case: &Case, results: Vec<CallResult>) -> Result<(), String> {
     let report = run(&Given(results), slice::from_ref(case));
-    match report.failures.first() {
+    match report.failures().next() {
         None => Ok(()),
-        Some(failure) => Err(failure.difference.clone()),
+        Some((_, difference)) => Err(difference.to_string()),
     }
 }
 
@@ -204,7 +204,9 @@ mod tests {
             panic!("a wrong answer has a figure")
         };
         assert!(reason.starts_with("after many calls: "), "{reason}");
-        assert!(matches!(measured(&right, &right, "decode, int8"), Measured::Unsupported(reason) if reason == "no int8"));
+        assert!(
+            matches!(measured(&right, &right, "decode, int8"), Measured::Unsupported(reason) if reason == "no int8")
+        );
     }
 
     #[test]
