@@ -12,6 +12,9 @@
 # make test-torch  kvcache_ops.torch, with an environment of 5.5 GB
 # make check-targets    the libraries compile for aarch64 (Linux, macOS) and for Windows; needs rustup and the network
 # make test-aarch64     the CPU kernels and golden cases on aarch64, under qemu; needs a cross compiler, too
+# make test-msrv   the crates compile with the oldest Rust that they declare; needs rustup and the network
+# make deny        licenses and advisories of all dependencies; semver BASE=v0.1.0: interfaces broken since a release.
+#                  Both install their tools from crates.io and need the network
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
@@ -187,6 +190,37 @@ add-targets:
 	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup has not got the targets" >&2; exit 1; }
 check-targets: add-targets
 	cargo clippy --locked $(LIBRARIES:%=-p kvcache-%) --lib $(CHECKED_TARGETS:%=--target %) -- -D warnings
+
+# The oldest Rust that the crates declare compiles all of them, with their tests.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
+.PHONY: test-msrv
+test-msrv:
+	@command -v rustup > /dev/null || { echo "test-msrv: there is no rustup, which installs Rust $(MSRV)" >&2; exit 1; }
+	rustup toolchain install $(MSRV).0 --profile minimal --no-self-update
+	CARGO_TARGET_DIR="$(TARGET)/msrv" cargo +$(MSRV).0 check --workspace --all-targets --locked
+
+# Tools, which are compiled once.
+TOOLS := $(TARGET)/tools
+CARGO_DENY := $(TOOLS)/bin/cargo-deny
+$(CARGO_DENY):
+	cargo install --quiet --locked --version 0.20.2 --root "$(TOOLS)" cargo-deny
+CARGO_SEMVER_CHECKS := $(TOOLS)/bin/cargo-semver-checks
+$(CARGO_SEMVER_CHECKS):
+	cargo install --quiet --locked --version 0.51.0 --root "$(TOOLS)" cargo-semver-checks
+
+# The licenses, sources and known vulnerabilities of every dependency; the advisories come from the network.
+WORKSPACES := . examples/candle examples/tract manager/fuzz
+.PHONY: deny
+deny: $(CARGO_DENY)
+	for workspace in $(WORKSPACES); do \
+		"$(CARGO_DENY)" --manifest-path $$workspace/Cargo.toml --locked --config "$(CURDIR)/deny.toml" check || exit 1; \
+	done
+
+# The public interfaces of the crates against those of a release, by semantic versioning.
+BASE ?= v0.1.0
+.PHONY: semver
+semver: $(CARGO_SEMVER_CHECKS)
+	"$(CARGO_SEMVER_CHECKS)" semver-checks --baseline-rev $(BASE) $(LIBRARIES:%=-p kvcache-%)
 
 # The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
 # for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
