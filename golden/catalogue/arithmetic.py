@@ -32,7 +32,13 @@ def cases() -> Iterator[Case]:
 
 
 def group_case(
-    name: str, subject: str, types: str, bits: int, parts: dict[str, np.ndarray], any_nan: str | None = None
+    name: str,
+    subject: str,
+    rules: str,
+    types: str,
+    bits: int,
+    parts: dict[str, np.ndarray],
+    any_nan: str | None = None,
 ) -> Case:
     """One token of one head that is made of each part's groups (n, GROUP), then with their signs turned."""
     about, first = f"{subject}.", 0
@@ -44,6 +50,7 @@ def group_case(
         f"{name}-{types.replace(' ', '-')}",
         about,
         types,
+        proves=rules,
         num_heads=1,
         head_dim=token.size,
         max_t=2,
@@ -56,6 +63,12 @@ def group_case(
 
 def rounding(types: str, bits: int) -> Case:
     """Values that distinguish the right order of roundings from others."""
+    rules, parts = rounding_parts(types, bits)
+    return group_case("rounding", "Where another order of roundings gives other codes", rules, types, bits, parts)
+
+
+def rounding_parts(types: str, bits: int) -> tuple[str, dict[str, np.ndarray]]:
+    """The rules that these groups prove, and groups for each of them."""
     T1, _, T3 = types.split()
     real, qmax = T1S[T1], QMAX[bits]
 
@@ -80,11 +93,13 @@ def rounding(types: str, bits: int) -> Case:
         "a real division, where the reciprocal's product differs": reciprocal,
         f"the step is rounded to {real.__name__} before it divides": unrounded_step,
     }
+    rules = "quantizing.amax-quotient quantizing.code-quotient quantizing.real-division quantizing.ties-to-even"
     if (T1, T3) == ("f32", "f16"):
+        rules += " quantizing.step-of-t1"
         wrongs["the float32 step divides, not the float16 scale it becomes"] = step_of_scale
     for what, wrong_quotient in wrongs.items():
         parts[what] = groups.revealing(f"{types} {what}", real, qmax, wrong_quotient)
-    return group_case("rounding", "Where another order of roundings gives other codes", types, bits, parts)
+    return rules, parts
 
 
 def edges(types: str, bits: int) -> Case:
@@ -103,7 +118,8 @@ def edges(types: str, bits: int) -> Case:
         f"the largest and the float before it, codes {qmax} and {-qmax}, never {-qmax - 1}": groups.ends(types, real),
         f"magnitudes from 2^{low} to 2^{high}": groups.sweep(f"sweep {types}", real, low, high)[::stride],
     }
-    return group_case("edges", "The step never falls below 1e-5 in T1, the codes stay within qmax", types, bits, parts)
+    subject = "The step never falls below 1e-5 in T1, the codes stay within qmax"
+    return group_case("edges", subject, "quantizing.epsilon quantizing.qmax quantizing.groups", types, bits, parts)
 
 
 def non_finite(types: str, bits: int) -> Case:
@@ -117,7 +133,7 @@ def non_finite(types: str, bits: int) -> Case:
     values[4, :] = np.nan
     subject = "NaN makes the step NaN, Inf makes it Inf, both make the codes 0: the group loads as NaN, no other does"
     parts = {"one NaN, Inf, -Inf, NaN beside Inf, only NaN, and none of them": values}
-    case = group_case("poison", subject, types, bits, parts, NON_FINITE_WHY)
+    case = group_case("poison", subject, "non-finite.nan non-finite.infinity", types, bits, parts, NON_FINITE_WHY)
     return case.call(Sequence(1, 1, 0))
 
 
@@ -133,37 +149,48 @@ def loaded_as_found(types: str, bits: int) -> Case:
     cache[..., ::8] = lowest
     cache[..., 1::8] = 0
     about = f"A prefix with code {lowest}, with negative, zero and denormal scales, loads by the same product."
-    case = begin(
-        name, about, types, num_heads=1, head_dim=64, cache=cache, scale=scale, quant_bit=bits, quant_group=GROUP
-    )
+    rules = "dequantizing.rounded-to-t3 dequantizing.converted-to-t1" + (" int4.nibbles" if bits == 4 else "")
+    state = dict(cache=cache, scale=scale)
+    case = begin(name, about, types, proves=rules, num_heads=1, head_dim=64, **state, quant_bit=bits, quant_group=GROUP)
     return case.call(Sequence(2, 1, 0))
 
 
 def scale_conversion() -> Iterator[Case]:
     """A float32 step becomes a float16 scale."""
-    shares = np.array([1, -1, 0.75, -0.3, 0.01, 0, 0.5, -0.9], np.float32)
-
-    def of_steps(steps: list[float], qmax: int) -> np.ndarray:
-        return (np.array(steps) * qmax).astype(np.float32)[:, None] * shares
-
+    rules = "scale.rounded-to-t3 dequantizing.rounded-to-t3"
     for bits, qmax in QMAX.items():
         types = f"f32 int{bits} f16"
-        half = 2.0**-11
-        halfway = [1 + half, 1 + 3 * half, 1 + 2 * half, 2 + 2 * half]
-        parts = {
-            "steps halfway between two float16 values, and on one": of_steps(halfway, qmax),
-            "steps among float16's denormals": of_steps([2**-14 - 2**-25, 2.5 * 2**-16, 1e-5, 1.1e-5], qmax),
-            "products of code and scale beyond float16, Inf in a float32 key": of_steps([65504, 600, 3e4, 9400], qmax),
-        }
-        yield group_case("scale-to-f16", "A float32 step becomes a float16 scale, nearest even", types, bits, parts)
+        parts = scale_parts(qmax)
+        beyond = "products of code and scale beyond float16, Inf in a float32 key"
+        parts[beyond] = of_steps([65504, 600, 3e4, 9400], qmax)
+        yield group_case(
+            "scale-to-f16", "A float32 step becomes a float16 scale, nearest even", rules, types, bits, parts
+        )
 
         parts = {"steps around and far beyond 65520": of_steps([65519.99, 65520, 65536, 1e6, 1e30, 2e36], qmax)}
         subject = "A float32 step from 65520 on is an infinite float16 scale: codes load as Inf, code 0 as NaN"
-        yield group_case("scale-overflows-f16", subject, types, bits, parts, INFINITE_SCALE_WHY)
+        yield group_case("scale-overflows-f16", subject, rules, types, bits, parts, INFINITE_SCALE_WHY)
+
+
+def scale_parts(qmax: int) -> dict[str, np.ndarray]:
+    """Groups whose float32 step is no float16."""
+    half = 2.0**-11
+    halfway = [1 + half, 1 + 3 * half, 1 + 2 * half, 2 + 2 * half]
+    return {
+        "steps halfway between two float16 values, and on one": of_steps(halfway, qmax),
+        "steps among float16's denormals": of_steps([2**-14 - 2**-25, 2.5 * 2**-16, 1e-5, 1.1e-5], qmax),
+    }
+
+
+def of_steps(steps: list[float], qmax: int) -> np.ndarray:
+    """Groups (n, GROUP) of float32 with these steps."""
+    shares = np.array([1, -1, 0.75, -0.3, 0.01, 0, 0.5, -0.9], np.float32)
+    return (np.array(steps) * qmax).astype(np.float32)[:, None] * shares
 
 
 def largest_values() -> Iterator[Case]:
     """The ends of T1's range."""
+    rules = "quantizing.amax-quotient dequantizing.rounded-to-t3 dequantizing.converted-to-t1"
     for bits, (T1, T3) in product((8, 4), (("f16", "f32"), ("f16", "f16"), ("f32", "f32"))):
         largest = np.finfo(T1S[T1]).max
         values = np.full((3, GROUP), largest, T1S[T1])
@@ -171,4 +198,4 @@ def largest_values() -> Iterator[Case]:
         values[2, ::2] = -np.nextafter(largest, T1S[T1](0))
         subject = "Where the step of the largest values was rounded up, what is loaded is beyond T1: Inf"
         parts = {f"values up to {float(largest):.6g}": values}
-        yield group_case("largest", subject, f"{T1} int{bits} {T3}", bits, parts)
+        yield group_case("largest", subject, rules, f"{T1} int{bits} {T3}", bits, parts)

@@ -28,7 +28,9 @@ def ragged() -> Iterator[Case]:
             places = (9, 0, 4, 2, 12) if mode == 0 else ((9, 13), (0,), (4, 6), (), (11, 2, 15))
             lengths = ((0, 3), (2, 0), (3, 1), (0, 0), (2, 3))
             batch = [Sequence(*length, place) for length, place in zip(lengths, places, strict=True)]
-            yield begin(f"ragged-{label}", about, types, max_t=17, num_repeat=2, **attributes).call(*batch)
+            rules = f"inputs.packed outputs.packed starts.empty cache-mode.{mode}"
+            case = begin(f"ragged-{label}", about, types, proves=rules, max_t=17, num_repeat=2, **attributes)
+            yield case.call(*batch)
 
             if mode != (bits == 8):
                 continue
@@ -37,17 +39,22 @@ def ragged() -> Iterator[Case]:
             places = (0, 3, 5, 0) if mode == 0 else ((), (3,), (5, 0), (8,))
             lengths = ((0, 0), (0, 2), (2, 1), (1, 0))
             batch = [Sequence(*length, place) for length, place in zip(lengths, places, strict=True)]
-            yield begin(f"idle-at-both-ends-{label}", about, types, **attributes).call(*batch)
+            case = begin(f"idle-at-both-ends-{label}", about, types, proves="starts.empty outputs.packed", **attributes)
+            yield case.call(*batch)
 
             about = "No sequence stores a token: current_key is empty, the past is loaded."
             places = (6, 0) if mode == 0 else ((6, 9), (0,))
             batch = [Sequence(3, 0, places[0]), Sequence(2, 0, places[1])]
-            yield begin(f"only-loads-{label}", about, types, **attributes).call(*batch)
+            case = begin(f"only-loads-{label}", about, types, proves="starts.empty untouched-slots", **attributes)
+            yield case.call(*batch)
 
             about = "No sequence has a token: two sequences, empty outputs, the cache as it was."
             places = (4, 0) if mode == 0 else ((), ())
             batch = [Sequence(0, 0, place) for place in places]
-            yield begin(f"all-idle-{label}", about, types, max_t=5, **attributes).call(*batch)
+            case = begin(
+                f"all-idle-{label}", about, types, proves="starts.empty untouched-slots", max_t=5, **attributes
+            )
+            yield case.call(*batch)
 
 
 def empty() -> Iterator[Case]:
@@ -58,16 +65,20 @@ def empty() -> Iterator[Case]:
             for max_t in (4, 0) if mode == (bits == 8) else ():
                 about = f"B = 0 with MaxT = {max_t}: empty outputs, the cache as it was."
                 name = f"batch-of-none-max-t-{max_t}-mode{mode}-{types.replace(' ', '-')}"
-                case = begin(name, about, types, max_t=max_t, cache_layout=(0, 3)[mode], **attributes)
+                sizes = dict(max_t=max_t, cache_layout=(0, 3)[mode])
+                case = begin(name, about, types, proves="starts.empty", **sizes, **attributes)
                 yield case.call() if mode == 0 else case.call(cachestarts=indices([]).reshape(0, 2))
 
     about = "A cache without slots and a sequence without tokens."
-    yield begin("cache-of-none-offset", about, "f16 f16", max_t=0).call(Sequence(0, 0, 0))
-    yield begin("cache-of-none-paged", about, "f16 f16", max_t=0, cache_mode=1).call(Sequence(0, 0, (-1,)))
+    case = begin("cache-of-none-offset", about, "f16 f16", proves="starts.empty slots.offset", max_t=0)
+    yield case.call(Sequence(0, 0, 0))
+    case = begin("cache-of-none-paged", about, "f16 f16", proves="starts.empty pages.filler", max_t=0, cache_mode=1)
+    yield case.call(Sequence(0, 0, (-1,)))
 
 
 def bounds() -> Iterator[Case]:
     """max_seqlen and max_kvlen are upper bounds, as scalars and in shape [1]."""
+    rules = "bounds.max-seqlen bounds.max-kvlen inputs.shapes"
     for shape, value, size, mode, bits, types in (
         ((), 64, "64-scalar", 0, 0, "f32 f32"),
         ((1,), 64, "64-vector", 1, 8, "f16 int8 f16"),
@@ -75,16 +86,18 @@ def bounds() -> Iterator[Case]:
         ((1,), I64_MAX, "i64-max-vector", 0, 4, "f32 int4 f32"),
     ):
         about = f"max_seqlen and max_kvlen of shape {list(shape)} are {value}, more than any sequence has."
-        case = begin(f"bounds-{size}-mode{mode}", about, types, quant_bit=bits, cache_mode=mode, page_size=4)
+        attributes = dict(quant_bit=bits, cache_mode=mode, page_size=4)
+        case = begin(f"bounds-{size}-mode{mode}", about, types, proves=rules, **attributes)
         bound = indices([value]).reshape(shape)
         places = (4, 0) if mode == 0 else ((4, 8), (0,))
         batch = [Sequence(3, 2, places[0]), Sequence(0, 3, places[1])]
         yield case.call(*batch, max_seqlen=bound, max_kvlen=bound)
 
     about = "The exact maxima: max_seqlen a scalar, max_kvlen in shape [1], and then the other way round."
-    case = begin("bounds-exact-mixed-shapes", about, "f32 f32")
+    case = begin("bounds-exact-mixed-shapes", about, "f32 f32", proves=rules)
     case.call(Sequence(0, 3, 1), max_seqlen=indices(3), max_kvlen=indices([3]))
     yield case.call(Sequence(3, 1, 1), max_seqlen=indices([1]), max_kvlen=indices(4))
 
     about = "B = 0 with bounds above 0, as in a captured CUDA graph."
-    yield begin("bounds-of-batch-of-none", about, "f16 f16").call(max_seqlen=indices(8), max_kvlen=indices([8]))
+    case = begin("bounds-of-batch-of-none", about, "f16 f16", proves=rules)
+    yield case.call(max_seqlen=indices(8), max_kvlen=indices([8]))

@@ -13,6 +13,7 @@ from oracle.layouts import cache_shape
 from oracle.rules import broken_rules
 
 from .bits import random_bits, random_scales, random_values
+from .rules import named as named_rules
 
 SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "int8", "int4": "int4"}
 LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
@@ -56,6 +57,7 @@ class Case:
 
     name: str
     about: str
+    rules: list[str]  # the ids of those that it proves
     types: Types
     attributes: dict[str, int]  # only those that the case sets
     num_heads: int
@@ -128,6 +130,8 @@ def begin(
     about: str,
     types: str,
     *,
+    proves: str,
+    page: str = "KeyValueCache",
     num_heads: int = 2,
     head_dim: int = 8,
     max_t: int = 12,
@@ -136,7 +140,7 @@ def begin(
     any_nan: str | None = None,
     **attributes: int,
 ) -> Case:
-    """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names.
+    """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules of `page`.
 
     Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them) and
     the scale random steps, in the shapes that the other arguments make legal. Attributes are written as they are given.
@@ -151,7 +155,8 @@ def begin(
         groups = head_dim // given.quant_group
         shape = cache_shape(given.cache_layout, max_t, given.num_layer, num_heads, groups)
         scale = random_scales(f"{name} scale", shape, named.T3)
-    return Case(name, about, named, attributes, num_heads, head_dim, cache, scale, any_nan)
+    rules = named_rules(page, proves, name)
+    return Case(name, about, rules, named, attributes, num_heads, head_dim, cache, scale, any_nan)
 
 
 def indices(values: Listed[int] | Listed[Listed[int]] | int) -> np.ndarray:

@@ -39,21 +39,29 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
     head_dim = 4 + number % 3
     quant_group = 0
     quant_bit = TYPES[types]
+    rules = f"types.legal cache-mode.{cache_mode} cache-layout.{cache_layout} layer inputs.packed outputs.packed"
     if quant_bit != 0:
         # Eight neighbors of the product share layout, mode and width, and so meet all groups.
         quant_group = GROUPS[(number + cache_layout) % len(GROUPS)]
         attributes |= dict(quant_bit=quant_bit, quant_group=quant_group)
         head_dim = 16 if quant_group == 8 else quant_group
         about += f"groups of {quant_group}, "
+        rules += " quantizing.groups"
+    if quant_bit == 4:
+        rules += " int4.nibbles"
+    if num_repeat != 1:
+        rules += " num-repeat"
     if cache_mode == 1:
         attributes |= dict(page_size=2)
     name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}-r{num_repeat}"
     if quant_group <= 16:
         about += "a prefill, a decode step and the second chunk of a prefill in one call."
-        case = begin(name, about, types, num_heads=2, head_dim=head_dim, max_t=8, **attributes)
+        sizes = dict(num_heads=2, head_dim=head_dim, max_t=8)
+        case = begin(name, about, types, proves=rules, **sizes, **attributes)
         prefill, decode, chunk = (6, 0, 3) if cache_mode == 0 else ((6,), (3, 5), (1, 0))
         return case.call(Sequence(0, 2, prefill), Sequence(2, 1, decode), Sequence(1, 2, chunk))
     about += "a prefill and a decode step in one call."
-    case = begin(name, about, types, num_heads=1, head_dim=head_dim, max_t=5, **attributes)
+    sizes = dict(num_heads=1, head_dim=head_dim, max_t=5)
+    case = begin(name, about, types, proves=rules, **sizes, **attributes)
     prefill, decode = (3, 0) if cache_mode == 0 else ((3,), (1,))
     return case.call(Sequence(0, 2, prefill), Sequence(1, 1, decode))

@@ -9,6 +9,8 @@ import numpy as np
 from .bits import random_bits
 from .case import Case, Sequence, begin
 
+# What the cases between different types prove.
+RULE = "conversion.rounding"
 NAN_WHY = "a conversion of NaN between float types may choose any NaN"
 
 
@@ -40,6 +42,7 @@ def bits_kept() -> Iterator[Case]:
             f"nan-payload-kept-{types.replace(' ', '-')}",
             "Quiet and signalling NaN of either sign keep their payload, as do infinities, -0.0 and denormals.",
             types,
+            proves="conversion.same-type",
             num_heads=1,
             max_t=4,
             num_repeat=2,
@@ -49,13 +52,23 @@ def bits_kept() -> Iterator[Case]:
         name = f"every-byte-kept-int8-layout{cache_layout}"
         values = np.arange(-128, 128).astype(np.int8).reshape(4, 4, 16)
         about = "int8 to int8: all 256 values, -128 too."
-        case = begin(name, about, "int8 int8", num_heads=4, head_dim=16, max_t=6, cache_layout=cache_layout)
+        sizes = dict(num_heads=4, head_dim=16, max_t=6)
+        case = begin(name, about, "int8 int8", proves="conversion.same-type", **sizes, cache_layout=cache_layout)
         yield case.call(Sequence(1, 4, 1), **current(values))
     for T, element in (("f32", "float32"), ("f16", "float16")):
         name = f"random-bits-kept-{T}"
         values = random_bits(f"{name} current", (4, 2, 8), element)
         about = "Random bit patterns are stored and loaded as they are, in pages out of order."
-        case = begin(name, about, f"{T} {T}", cache_mode=1, page_size=2, cache_layout=2, num_repeat=2)
+        case = begin(
+            name,
+            about,
+            f"{T} {T}",
+            proves="conversion.same-type",
+            cache_mode=1,
+            page_size=2,
+            cache_layout=2,
+            num_repeat=2,
+        )
         yield case.call(Sequence(1, 4, (7, 1, 4)), **current(values))
 
 
@@ -81,12 +94,12 @@ def narrowing() -> Iterator[Case]:
         ),
     }
     for subject, (about, values) in subjects.items():
-        case = begin(f"f32-to-f16-cache-{subject}", about, "f32 f16", num_heads=1, max_t=3)
+        case = begin(f"f32-to-f16-cache-{subject}", about, "f32 f16", proves=RULE, num_heads=1, max_t=3)
         yield case.call(Sequence(1, 1, 1), **current(np.array(values, np.float32).reshape(1, 1, 8)))
 
     values = np.array([np.nan, np.inf, -np.inf, -np.nan, 1, -1, 0, 65504], np.float32).reshape(1, 1, 8)
     about = "NaN and infinities pass through a float16 cache as NaN and infinities."
-    case = begin("f32-to-f16-cache-nan-inf", about, "f32 f16", num_heads=1, max_t=3, any_nan=NAN_WHY)
+    case = begin("f32-to-f16-cache-nan-inf", about, "f32 f16", proves=RULE, num_heads=1, max_t=3, any_nan=NAN_WHY)
     yield case.call(Sequence(1, 1, 1), **current(values))
 
 
@@ -95,15 +108,16 @@ def widening() -> Iterator[Case]:
     smallest, largest = 2**-24, 2**-14 - 2**-24
     values = np.array([smallest, -smallest, largest, 2**-14, 65504, -65504, 0.0, -0.0], np.float16).reshape(1, 1, 8)
     about = "float16 into a float32 cache: denormals, the largest value and -0.0 are exact there and back."
-    case = begin("f16-to-f32-cache-exact", about, "f16 f32", num_heads=1, max_t=3)
+    case = begin("f16-to-f32-cache-exact", about, "f16 f32", proves=RULE, num_heads=1, max_t=3)
     yield case.call(Sequence(1, 1, 1), **current(values))
 
     held = [1 + 2**-11, 1 + 3 * 2**-11, 65519.996, 65520, -1e30, 2**-25, 1.5 * 2**-24, -(2**-149)]
     cache = np.array(held * 6, np.float32).reshape(3, 1, 2, 1, 8)
     about = "Loading float16 from a float32 cache that holds finer and larger values rounds to nearest even."
-    yield begin("f16-from-f32-cache-rounds", about, "f16 f32", num_heads=1, cache=cache).call(Sequence(2, 1, 0))
+    case = begin("f16-from-f32-cache-rounds", about, "f16 f32", proves=RULE, num_heads=1, cache=cache)
+    yield case.call(Sequence(2, 1, 0))
 
     values = np.array([np.nan, np.inf, -np.inf, -np.nan, 1, -1, 0, 65504], np.float16).reshape(1, 1, 8)
     about = "NaN and infinities pass through a float32 cache as NaN and infinities."
-    case = begin("f16-to-f32-cache-nan-inf", about, "f16 f32", num_heads=1, max_t=3, any_nan=NAN_WHY)
+    case = begin("f16-to-f32-cache-nan-inf", about, "f16 f32", proves=RULE, num_heads=1, max_t=3, any_nan=NAN_WHY)
     yield case.call(Sequence(1, 1, 1), **current(values))

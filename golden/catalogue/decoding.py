@@ -41,7 +41,10 @@ def decode(label: str, types: str, attributes: dict[str, int]) -> Case:
     if attributes["cache_mode"] == 1:
         a, b, c, d = (9, 3), (0, 12), (15, 6), (3, 9)
         attributes = attributes | dict(page_size=3)
-    case = begin(f"decode-{label}", about, types, num_heads=1, max_t=18, num_repeat=2, **attributes)
+    rules = (
+        f"inputs.packed outputs.packed cache-mode.{attributes['cache_mode']} cache-layout.{attributes['cache_layout']}"
+    )
+    case = begin(f"decode-{label}", about, types, proves=rules, num_heads=1, max_t=18, num_repeat=2, **attributes)
     case.call(Sequence(0, 4, a), Sequence(0, 2, b))
     case.call(Sequence(4, 1, a), Sequence(2, 1, b))
     case.call(Sequence(0, 2, c), Sequence(5, 1, a), Sequence(3, 1, b))
@@ -56,7 +59,10 @@ def chunked_prefill(label: str, types: str, attributes: dict[str, int]) -> Case:
     if attributes["cache_mode"] == 1:
         a, b = (7, 0, 11), (4,)
         attributes = attributes | dict(page_size=4)
-    case = begin(f"chunked-prefill-{label}", about, types, num_heads=1, max_t=15, **attributes)
+    rules = (
+        f"inputs.packed outputs.packed cache-mode.{attributes['cache_mode']} cache-layout.{attributes['cache_layout']}"
+    )
+    case = begin(f"chunked-prefill-{label}", about, types, proves=rules, num_heads=1, max_t=15, **attributes)
     case.call(Sequence(0, 4, a), Sequence(0, 1, b))
     case.call(Sequence(4, 3, a), Sequence(1, 1, b))
     return case.call(Sequence(2, 1, b), Sequence(7, 2, a))

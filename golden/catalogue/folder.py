@@ -64,6 +64,7 @@ def case_yaml(case: Case) -> str:
     types = {"T1": case.types.T1, "T2": case.types.T2, "T3": case.types.T3}
     document: dict[str, object] = {
         "about": case.about,
+        "rules": case.rules,
         **({} if case.domain is None else {"domain": case.domain}),
         "types": Short((name, element) for name, element in types.items() if element is not None),
         "attributes": Short(case.attributes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -25,6 +25,12 @@ def rows(values: np.ndarray, amax: float) -> np.ndarray:
     beside = GROUP - 1
     padded = np.append(values, np.zeros(-len(values) % beside, values.dtype)).reshape(-1, beside)
     return np.insert(padded, 0, amax, axis=1)
+
+
+def tokens(parts: Iterable[np.ndarray], head_dim: int) -> np.ndarray:
+    """The groups of all parts as tokens (n, 1, head_dim) of one head; the last is filled with zeros."""
+    values = np.concatenate(list(parts)).reshape(-1)
+    return np.append(values, np.zeros(-len(values) % head_dim, values.dtype)).reshape(-1, 1, head_dim)
 
 
 def ties(T1: type[np.floating], qmax: int) -> np.ndarray:

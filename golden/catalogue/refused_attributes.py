@@ -30,22 +30,24 @@ def cases() -> Iterator[Case]:
         for value in values:
             about = f"{attribute} {value} is outside its range: refused."
             name = f"refuse-{attribute}-{spelled(value)}".replace("_", "-")
-            case = begin(name, about, "f32 f32", max_t=4, num_layer=2 if attribute == "layer_idx" else 1)
+            num_layer = 2 if attribute == "layer_idx" else 1
+            case = begin(name, about, "f32 f32", proves="attributes.ranges", max_t=4, num_layer=num_layer)
             yield refused(case, attribute, value, cache_mode=attribute == "page_size")
 
     for attribute, value in (("page_size", 0), ("quant_group", -2)):
         name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
         about = f"{attribute} {value} is outside its range, and refused also where it has no effect."
-        yield refused(begin(name, about, "f16 f16"), attribute, value)
+        yield refused(begin(name, about, "f16 f16", proves="attributes.ranges"), attribute, value)
 
     about = "quant_group 0 with quant_bit 8: refused, not divided by."
-    case = begin("refuse-quant-group-0-int8", about, "f16 int8 f16", quant_bit=8)
+    case = begin("refuse-quant-group-0-int8", about, "f16 int8 f16", proves="attributes.ranges", quant_bit=8)
     yield refused(case, "quant_group", 0)
 
     for quant_group in (1, 9):
         about = f"Four bits need an even quant_group; {quant_group} divides head_dim 18 and is refused all the same."
         name = f"refuse-odd-quant-group-{quant_group}-int4"
-        case = begin(name, about, "f32 int4 f32", head_dim=18, quant_bit=4, quant_group=quant_group)
+        attributes = dict(quant_bit=4, quant_group=quant_group)
+        case = begin(name, about, "f32 int4 f32", proves="attributes.ranges", head_dim=18, **attributes)
         yield refused(case, "quant_group", quant_group)
 
 

@@ -19,11 +19,12 @@ PAGED = (Sequence(2, 2, (8,)), Sequence(0, 3, (0,)), Sequence(3, 1, (4,)))
 def cases() -> Iterator[Case]:
     """Everything of this module."""
     for mode, batch, bits, types in ((0, BATCH, 0, "f32 f32"), (1, PAGED, 8, "f16 int8 f16")):
-        for name, about, error, steps in (*starts(), *lengths()) if mode == 0 else (*lengths(), *maxima()):
+        for name, about, rule, error, steps in (*starts(), *lengths()) if mode == 0 else (*lengths(), *maxima()):
             case = begin(
                 f"refuse-{name}-mode{mode}".replace("_", "-"),
                 about,
                 types,
+                proves=rule,
                 num_heads=1,
                 max_t=MAX_T,
                 quant_bit=bits,
@@ -37,8 +38,9 @@ def cases() -> Iterator[Case]:
     yield from state_untouched()
 
 
-# A rule: the case's name and about, the error kind, and for each step the mentions and the inputs that break it.
-Rule = tuple[str, str, str, list[tuple[list[object], dict[str, np.ndarray]]]]
+# A rule: the case's name and about, the rule's id, the error kind, and for each step the mentions and the inputs that
+# break it.
+Rule = tuple[str, str, str, str, list[tuple[list[object], dict[str, np.ndarray]]]]
 
 
 def starts() -> Iterator[Rule]:
@@ -46,7 +48,7 @@ def starts() -> Iterator[Rule]:
     for name, (_, *rest) in (("seqstarts", [0, 2, 5, 6]), ("kvstarts", [0, 4, 7, 11])):
         about = f"{name} begins at another number than 0: above, below, and at the least of all."
         steps = [([name, first], {name: indices([first, *rest])}) for first in (1, -1, I64_MIN)]
-        yield f"{name}-not-zero", about, "starts_not_zero", steps
+        yield f"{name}-not-zero", about, "starts.rising", "starts_not_zero", steps
 
     decreases = {
         "seqstarts": (
@@ -67,11 +69,11 @@ def starts() -> Iterator[Rule]:
     for name, wrong in decreases.items():
         about = f"{name} decreases: at the first batch, in the middle, at the last, and by more than int64 holds."
         steps = [([name, f"batch {b}", values[b + 1]], {name: indices(values)}) for b, values in wrong]
-        yield f"{name}-decrease", about, "starts_decrease", steps
+        yield f"{name}-decrease", about, "starts.rising", "starts_decrease", steps
 
     about = "seqstarts ends elsewhere than at the 6 tokens of current_key; 2^32 + 6 is not cut to 6."
     steps = [(["seqstarts", end], dict(seqstarts=indices([0, 2, 5, end]))) for end in (5, 7, 2**32 + 6, I64_MAX)]
-    yield "seqstarts-total", about, "starts_total", steps
+    yield "seqstarts-total", about, "starts.total", "starts_total", steps
 
 
 def lengths() -> Iterator[Rule]:
@@ -85,7 +87,7 @@ def lengths() -> Iterator[Rule]:
     about = "start_pos below 0 at each batch, and so far below that adding seqlen to it helps nothing."
     wrong = ((0, -1), (1, -1), (2, -1), (0, I64_MIN), (2, I64_MIN))
     steps = [(["start_pos", f"batch {b}", found], with_start_pos(b, found)) for b, found in wrong]
-    yield "start-pos-negative", about, "start_pos_negative", steps
+    yield "start-pos-negative", about, "starts.start-pos", "start_pos_negative", steps
 
     about = "start_pos and seqlen do not add up to kvlen: too little, too much, and where the sum would overflow."
     wrong = ((0, 1), (1, 1), (2, 4), (1, 2**32), (0, I64_MAX), (2, I64_MAX))
@@ -94,7 +96,7 @@ def lengths() -> Iterator[Rule]:
     steps.append((["start_pos", "batch 2", 5], changes))
     changes = dict(kvstarts=indices([0, 4, 7, I64_MAX]), max_kvlen=indices(I64_MAX))
     steps.append((["start_pos", "batch 2", I64_MAX - 7], changes))
-    yield "kvlen-mismatch", about, "kvlen_mismatch", steps
+    yield "kvlen-mismatch", about, "starts.kvlen", "kvlen_mismatch", steps
 
 
 def maxima() -> Iterator[Rule]:
@@ -104,23 +106,25 @@ def maxima() -> Iterator[Rule]:
         steps = []
         for shape, found in (((), true - 1), ((1,), true - 1), ((), 0), ((1,), -1), ((), I64_MIN)):
             steps.append(([name, found, true], {name: indices([found]).reshape(shape)}))
-        yield f"{name}-too-small", about, "max_too_small", steps
+        yield f"{name}-too-small", about, f"bounds.{name}".replace("_", "-"), "max_too_small", steps
 
 
 def empty_batches() -> Iterator[Case]:
     """What can be wrong with B = 0."""
     one = np.zeros((1, 2, 8), np.float32)
     about = "B = 0 with seqstarts [1] or kvstarts [4]: even then both begin, and end, at 0."
-    case = begin("refuse-batch-of-none-starts", about, "f32 f32", max_t=3)
+    case = begin("refuse-batch-of-none-starts", about, "f32 f32", proves="starts.rising", max_t=3)
     case.refuse("starts_not_zero", ["seqstarts", 1], seqstarts=indices([1]), current_key=one, current_value=one)
     yield case.refuse("starts_not_zero", ["kvstarts", 4], kvstarts=indices([4]))
 
     about = "B = 0 with a token in current_key that no sequence owns."
-    case = begin("refuse-batch-of-none-with-token", about, "f32 f32", max_t=3)
+    case = begin("refuse-batch-of-none-with-token", about, "f32 f32", proves="starts.total", max_t=3)
     yield case.refuse("starts_total", ["seqstarts", 1], current_key=one, current_value=one)
 
     about = "B = 0 with a negative bound: smaller than the maximum of nothing, 0."
-    case = begin("refuse-batch-of-none-negative-bound", about, "f32 f32", max_t=3)
+    case = begin(
+        "refuse-batch-of-none-negative-bound", about, "f32 f32", proves="bounds.max-seqlen bounds.max-kvlen", max_t=3
+    )
     case.refuse("max_too_small", ["max_seqlen", -1], max_seqlen=indices([-1]))
     yield case.refuse("max_too_small", ["max_kvlen", -1], max_kvlen=indices(-1))
 
@@ -134,6 +138,7 @@ def state_untouched() -> Iterator[Case]:
                 f"refuse-between-steps-mode{mode}-{types.replace(' ', '-')}",
                 "Prefill, three refused steps, then the decode step that finds the cache as the prefill left it.",
                 types,
+                proves="refusal-leaves-memory",
                 quant_bit=bits,
                 cache_mode=mode,
                 page_size=3,

@@ -25,9 +25,9 @@ def cases() -> Iterator[Case]:
     yield from indivisible()
 
 
-def small(name: str, about: str, types: str = "f32 f32", **attributes: int) -> Case:
+def small(name: str, about: str, types: str = "f32 f32", proves: str = "inputs.shapes", **attributes: int) -> Case:
     """A case for the batches above."""
-    return begin(name, about, types, max_t=MAX_T, **attributes)
+    return begin(name, about, types, proves=proves, max_t=MAX_T, **attributes)
 
 
 def ranks() -> Iterator[Case]:
@@ -56,7 +56,7 @@ def ranks() -> Iterator[Case]:
     yield case.refuse("rank_mismatch", ["cachestarts"], *PAGED, cachestarts=indices(3))
 
     about = "Paged mode with the rank-1 cachestarts of exports before pages existed: refused with an error of its own."
-    case = small("refuse-legacy-page-table", about, cache_mode=1)
+    case = small("refuse-legacy-page-table", about, proves="legacy-exports", cache_mode=1)
     for entries in ((3, 6), (3, 4, 5, 6, 7, 8)):
         case.refuse("legacy_page_table", ["cachestarts"], *PAGED, cachestarts=indices(entries))
     yield case
@@ -64,7 +64,8 @@ def ranks() -> Iterator[Case]:
     for cache_layout, shape in ((0, (MAX_T, 2, NUM_HEADS, HEAD_DIM)), (3, (1, 1, 2, NUM_HEADS, MAX_T, HEAD_DIM))):
         about = f"A cache of rank {len(shape)}: refused."
         cache = np.zeros(shape, np.float32)
-        case = begin(f"refuse-rank-of-cache-{len(shape)}", about, "f32 f32", cache=cache, cache_layout=cache_layout)
+        name = f"refuse-rank-of-cache-{len(shape)}"
+        case = begin(name, about, "f32 f32", proves="inputs.shapes", cache=cache, cache_layout=cache_layout)
         yield case.refuse("rank_mismatch", ["cache"], *BATCH)
 
     for bits, shape in ((8, (MAX_T, 1, 2, NUM_HEADS)), (4, (1, MAX_T, 1, 2, NUM_HEADS, 1))):
@@ -77,7 +78,7 @@ def ranks() -> Iterator[Case]:
 
 def small_with_scale(name: str, about: str, types: str, scale: np.ndarray, **attributes: int) -> Case:
     """As `small`, with a scale of a shape of its own."""
-    return begin(name, about, types, max_t=MAX_T, scale=scale, **attributes)
+    return begin(name, about, types, proves="inputs.shapes", max_t=MAX_T, scale=scale, **attributes)
 
 
 def batches() -> Iterator[Case]:
@@ -130,19 +131,21 @@ def caches() -> Iterator[Case]:
             about = f"cache in layout {layout} has {got} on the axis {label}: refused."
             name = f"refuse-cache-axis-{label}-layout{layout}"
             cache = np.zeros(wrong_axis(layout, axis, HEAD_DIM, got), np.float16)
-            case = begin(name, about, "f16 f16", cache=cache, num_layer=NUM_LAYER, cache_layout=layout)
+            attributes = dict(num_layer=NUM_LAYER, cache_layout=layout)
+            case = begin(name, about, "f16 f16", proves="inputs.shapes", cache=cache, **attributes)
             yield case.refuse("shape_mismatch", ["cache", got], *BATCH)
 
     about = "An int4 cache whose last axis counts bytes, not elements: refused."
     cache = np.zeros(cache_shape(0, MAX_T, 1, NUM_HEADS, HEAD_DIM // 2), np.int8)
     case = small("refuse-int4-cache-axis-in-bytes", about, "f16 int4 f16", quant_bit=4)
-    case = begin(case.name, about, "f16 int4 f16", cache=cache, scale=case.scale, quant_bit=4)
+    state = dict(cache=cache, scale=case.scale)
+    case = begin(case.name, about, "f16 int4 f16", proves="inputs.shapes", **state, quant_bit=4)
     yield case.refuse("shape_mismatch", ["cache", HEAD_DIM // 2], *BATCH)
 
     about = "num_layer {} where the cache has one layer: refused by the shape, without an overflow."
     for num_layer in (2**63 - 1, 2**32 + 1):
         name = f"refuse-num-layer-{'i64-max' if num_layer == 2**63 - 1 else '2p32-plus-1'}"
-        case = small(name, about.format(num_layer))
+        case = small(name, about.format(num_layer), proves="inputs.shapes sizes.64-bit")
         case.attributes["num_layer"] = num_layer
         yield case.refuse("shape_mismatch", ["cache", num_layer], *BATCH)
 
@@ -169,6 +172,7 @@ def indivisible() -> Iterator[Case]:
             f"refuse-head-dim-{head_dim}-group{quant_group}-int{bits}",
             about,
             f"f32 int{bits} f32",
+            proves="attributes.group-divides",
             head_dim=head_dim,
             max_t=MAX_T,
             quant_bit=bits,
@@ -178,5 +182,5 @@ def indivisible() -> Iterator[Case]:
     for bits in (8, 4):
         about = "quant_group larger than head_dim: the scale would have no groups; refused."
         name = f"refuse-group-beyond-head-dim-int{bits}"
-        case = begin(name, about, f"f16 int{bits} f16", max_t=MAX_T, quant_bit=bits, quant_group=16)
+        case = small(name, about, f"f16 int{bits} f16", "attributes.group-divides", quant_bit=bits, quant_group=16)
         yield case.refuse("head_dim_not_divisible", ["quant_group", 8, 16], *BATCH)

@@ -25,7 +25,8 @@ def offsets() -> Iterator[Case]:
     wrong = ((-1, 9, I64_MAX, I64_MIN), (-1, 10, I64_MAX, I64_MAX - 2), (-1, 13, I64_MAX, I64_MIN))
     for b, (values, kvlen, (bits, types)) in enumerate(zip(wrong, (4, 3, 0), TYPES, strict=True)):
         about = f"Batch {b} with kvlen {kvlen} begins below slot 0 or ends beyond MaxT {MAX_T}; no sum may wrap."
-        case = begin(f"refuse-cache-range-batch{b}", about, types, num_heads=1, max_t=MAX_T, quant_bit=bits)
+        sizes = dict(num_heads=1, max_t=MAX_T)
+        case = begin(f"refuse-cache-range-batch{b}", about, types, proves="slots.offset", **sizes, quant_bit=bits)
         for found in values:
             cachestarts = [5, 0, 3]
             cachestarts[b] = found
@@ -33,9 +34,11 @@ def offsets() -> Iterator[Case]:
             case.refuse("cache_range", mentions, *batch, cachestarts=indices(cachestarts))
         yield case
 
-    for mode, error in ((0, "cache_range"), (1, "too_many_pages")):
+    for mode, rule, error in ((0, "slots.offset", "cache_range"), (1, "slots.pages", "too_many_pages")):
         about = "A kvlen of 2^40, then of 2^53, consistent with start_pos, that the cache cannot hold."
-        case = begin(f"refuse-kvlen-beyond-cache-mode{mode}", about, "f32 f32", max_t=MAX_T, cache_mode=mode)
+        rules = f"{rule} sizes.64-bit"
+        name = f"refuse-kvlen-beyond-cache-mode{mode}"
+        case = begin(name, about, "f32 f32", proves=rules, max_t=MAX_T, cache_mode=mode)
         places = (2, 5) if mode == 0 else ((2,), (5,))
         for kvlen in (2**40, 2**53):
             case.refuse(
@@ -51,12 +54,14 @@ def pages() -> Iterator[Case]:
     """ceil(kvlen / page_size) <= MaxP, and every used slot in [0, MaxT), for kvlens 7 and 3 in pages of 4."""
     batch = (Sequence(5, 2, (4, 9)), Sequence(0, 3, (0,)))
     about = "kvlen 7 needs two pages of 4, the table has one: at the first batch, then at the last."
-    case = begin("refuse-too-many-pages", about, "f32 f32", max_t=MAX_T, cache_mode=1, page_size=4)
+    case = begin(
+        "refuse-too-many-pages", about, "f32 f32", proves="slots.pages", max_t=MAX_T, cache_mode=1, page_size=4
+    )
     case.refuse("too_many_pages", ["cachestarts", "batch 0", 2], *batch, cachestarts=indices([[4], [0]]))
     yield case.refuse("too_many_pages", ["cachestarts", "batch 1", 2], *batch[::-1], cachestarts=indices([[0], [4]]))
 
     about = "A sequence with a token and a table of no columns."
-    case = begin("refuse-page-table-of-no-columns", about, "f16 f16", max_t=MAX_T, cache_mode=1)
+    case = begin("refuse-page-table-of-no-columns", about, "f16 f16", proves="slots.pages", max_t=MAX_T, cache_mode=1)
     yield case.refuse(
         "too_many_pages",
         ["cachestarts", "batch 1"],
@@ -66,7 +71,8 @@ def pages() -> Iterator[Case]:
     )
 
     about = "A past that needs one page too many is refused though nothing is stored there."
-    case = begin("refuse-too-many-pages-only-loads", about, "f16 f16", max_t=MAX_T, cache_mode=1, page_size=2)
+    attributes = dict(cache_mode=1, page_size=2)
+    case = begin("refuse-too-many-pages-only-loads", about, "f16 f16", proves="slots.pages", max_t=MAX_T, **attributes)
     yield case.refuse("too_many_pages", ["cachestarts", "batch 0"], Sequence(5, 0, (4, 0)))
 
     wrong = (
@@ -77,7 +83,8 @@ def pages() -> Iterator[Case]:
     for (b, p, used, values), (bits, types) in zip(wrong, TYPES, strict=True):
         about = f"Page {p} of batch {b}, of which {used} slots are used, reaches outside MaxT {MAX_T}; no sum may wrap."
         name = f"refuse-page-range-batch{b}-page{p}"
-        case = begin(name, about, types, num_heads=1, max_t=MAX_T, cache_mode=1, page_size=4, quant_bit=bits)
+        attributes = dict(cache_mode=1, page_size=4, quant_bit=bits)
+        case = begin(name, about, types, proves="slots.paged", num_heads=1, max_t=MAX_T, **attributes)
         for found in values:
             table = [[4, 9], [0, -1]]
             table[b][p] = found
@@ -85,11 +92,14 @@ def pages() -> Iterator[Case]:
         yield case
 
     about = "A page that only the past uses must lie inside the cache too."
-    case = begin("refuse-page-of-the-past", about, "f32 int8 f32", max_t=MAX_T, cache_mode=1, page_size=2, quant_bit=8)
+    attributes = dict(cache_mode=1, page_size=2, quant_bit=8)
+    case = begin("refuse-page-of-the-past", about, "f32 int8 f32", proves="slots.paged", max_t=MAX_T, **attributes)
     yield case.refuse("page_range", ["cachestarts", "batch 0", 11], Sequence(4, 1, (11, 0, 4)))
 
     about = "page_size 2^63-1: the slot of the last token is beyond the cache, found without an overflow."
-    case = begin("refuse-page-size-i64-max-beyond", about, "f32 f32", max_t=MAX_T, cache_mode=1, page_size=I64_MAX)
+    attributes = dict(cache_mode=1, page_size=I64_MAX)
+    rules = "slots.paged sizes.64-bit"
+    case = begin("refuse-page-size-i64-max-beyond", about, "f32 f32", proves=rules, max_t=MAX_T, **attributes)
     yield case.refuse("page_range", ["cachestarts", "batch 0", 8], Sequence(3, 2, (8,)))
 
 
@@ -153,6 +163,7 @@ def conflicts() -> Iterator[Case]:
             f"refuse-conflict-{name}",
             about,
             types,
+            proves="order.conflict refusal-leaves-memory",
             max_t=MAX_T,
             quant_bit=bits,
             cache_mode=mode,
@@ -166,5 +177,6 @@ def sizes() -> Iterator[Case]:
     """Outputs whose size does not fit in 64 bits."""
     for num_repeat, label in ((2**62, "2p62"), (I64_MAX, "i64-max")):
         about = f"num_repeat {num_repeat}: the heads of key do not fit in 64 bits."
-        case = begin(f"refuse-num-repeat-{label}", about, "f16 f16", num_heads=4, max_t=3, num_repeat=num_repeat)
+        sizes = dict(num_heads=4, max_t=3, num_repeat=num_repeat)
+        case = begin(f"refuse-num-repeat-{label}", about, "f16 f16", proves="sizes.64-bit", **sizes)
         yield case.refuse("size_overflow", ["64"], Sequence(0, 2, 1))

@@ -25,6 +25,7 @@ def cases() -> Iterator[Case]:
 def groups() -> Iterator[Case]:
     """Each group for each width; usual ones, unusual ones, and one group for the whole head."""
     for bits in (8, 4):
+        rules = "quantizing.groups" + (" int4.nibbles" if bits == 4 else "")
         for turn, quant_group in enumerate((8, 16, 32, 64, 128, 2, *((1, 3) if bits == 8 else (6,)))):
             group_count = 2 if quant_group >= 32 else 3
             types = TYPES_BY_TURNS[turn % 4].format(f"int{bits}")
@@ -32,6 +33,7 @@ def groups() -> Iterator[Case]:
                 f"group{quant_group}-int{bits}",
                 f"int{bits} in {group_count} groups of {quant_group}: a step for each, shared by no other element.",
                 types,
+                proves=rules,
                 num_heads=1 if quant_group >= 64 else 2,
                 head_dim=group_count * quant_group,
                 max_t=5,
@@ -45,6 +47,7 @@ def groups() -> Iterator[Case]:
             f"group{quant_group}-is-head-dim-int{bits}",
             f"quant_group equals head_dim ({quant_group}): the last axis of scale is 1.",
             f"f16 int{bits} f32",
+            proves=rules,
             head_dim=quant_group,
             max_t=5,
             quant_bit=bits,
@@ -56,6 +59,7 @@ def groups() -> Iterator[Case]:
             f"head-dim-24-group8-int{bits}",
             "Three groups a head: a number of groups that is no power of two.",
             f"f32 int{bits} f16",
+            proves=rules,
             head_dim=24,
             max_t=6,
             quant_bit=bits,
@@ -71,6 +75,7 @@ def heads() -> Iterator[Case]:
             f"head-dim-{head_dim}-{types.replace(' ', '-')}",
             f"head_dim {head_dim}: rows of an odd number of elements, which end inside of a vector.",
             types,
+            proves=f"num-repeat cache-layout.{head_dim % 4}",
             head_dim=head_dim,
             max_t=7,
             num_repeat=2,
@@ -90,6 +95,7 @@ def heads() -> Iterator[Case]:
             f"heads{num_heads}-{types.replace(' ', '-')}-r{num_repeat}",
             f"{num_heads} heads, each repeated {num_repeat} times: output head h * num_repeat + r is head h.",
             types,
+            proves="num-repeat" if num_repeat > 1 else f"cache-layout.{num_repeat % 4}",
             num_heads=num_heads,
             max_t=6,
             quant_bit=bits,
@@ -109,6 +115,7 @@ def layers() -> Iterator[Case]:
                 f"layer-{where}-of-3-layout{cache_layout}",
                 f"The {where} of three layers in layout {cache_layout}: the other two keep every byte.",
                 types,
+                proves=f"layer untouched-layers cache-layout.{cache_layout}",
                 max_t=6,
                 num_layer=3,
                 layer_idx=layer_idx,
@@ -121,20 +128,32 @@ def layers() -> Iterator[Case]:
 def attributes_left_out() -> Iterator[Case]:
     """Absent attributes take the specification's defaults; some have no effect."""
     about = "No attribute at all: one layer, no quantization, no repeat, offset mode, layout 0."
-    yield begin("defaults", about, "f32 f32").call(Sequence(0, 3, 2), Sequence(2, 1, 7))
+    yield begin("defaults", about, "f32 f32", proves="attributes.defaults").call(Sequence(0, 3, 2), Sequence(2, 1, 7))
 
     about = "cache_mode 1 with the default page_size 128: the second page begins with token 128."
-    case = begin("default-page-size", about, "int8 int8", num_heads=1, head_dim=2, max_t=140, cache_mode=1)
+    case = begin(
+        "default-page-size",
+        about,
+        "int8 int8",
+        proves="attributes.defaults cache-mode.1",
+        num_heads=1,
+        head_dim=2,
+        max_t=140,
+        cache_mode=1,
+    )
     yield case.call(Sequence(126, 4, (9, 2)))
 
     for bits in (8, 4):
         about = f"quant_bit {bits} with the default quant_group 8: head_dim 16 has two groups."
         name = f"default-quant-group-int{bits}"
-        case = begin(name, about, f"f32 int{bits} f32", head_dim=16, max_t=6, quant_bit=bits)
+        sizes = dict(head_dim=16, max_t=6)
+        case = begin(name, about, f"f32 int{bits} f32", proves="attributes.defaults", **sizes, quant_bit=bits)
         yield case.call(Sequence(0, 2, 3), Sequence(1, 1, 0))
 
     about = "Without quantization quant_group has no effect: 3 need not divide head_dim 8. Nor has page_size here."
-    yield begin("idle-attributes", about, "f16 f16", quant_group=3, page_size=1).call(Sequence(1, 4, 5))
+    rules = "attributes.group-divides cache-mode.0"
+    case = begin("idle-attributes", about, "f16 f16", proves=rules, quant_group=3, page_size=1)
+    yield case.call(Sequence(1, 4, 5))
 
 
 def scale_untouched() -> Iterator[Case]:
@@ -151,6 +170,5 @@ def scale_untouched() -> Iterator[Case]:
         element = {"f32": "float32", "f16": "float16"}[types.split()[2]]
         scale = random_bits(f"{name} scale", shape, element)
         about = f"quant_bit 0 with a scale of shape {list(shape)}: left untouched, whatever its shape."
-        yield begin(name, about, types, scale=np.asarray(scale), cache_layout=0).call(
-            Sequence(0, 2, 3), Sequence(number, 1, 6)
-        )
+        case = begin(name, about, types, proves="scale.unused", scale=np.asarray(scale), cache_layout=0)
+        yield case.call(Sequence(0, 2, 3), Sequence(number, 1, 6))

@@ -78,8 +78,8 @@ def attention(
 def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, masks: list[np.ndarray]) -> tuple[np.ndarray, ...]:
     """One query q (Dh) over keys and values (m, Dh): its output and the tolerance of each element."""
     T1 = q.dtype.type
-    q, keys, values = (array.astype(np.float64) for array in (q, keys, values))
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
+        q, keys, values = (array.astype(np.float64) for array in (q, keys, values))
         products = keys @ q if len(keys) else np.zeros(0)
         scores = products / math.sqrt(len(q))
         for mask in masks:

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use kvcache_schema::{Attributes, ElementType};
 
+use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 
 /// A node with its state, and calls that are made one after the other; its attributes are `A`, and a call is given `I`.
@@ -29,6 +30,13 @@ pub struct Case<A = Attributes, I = StepInputs> {
     pub scale: Option<Tensor>,
     /// The calls.
     pub steps: Vec<Step<I>>,
+}
+
+impl Case {
+    /// The page that states its rules.
+    pub const fn page(&self) -> OperatorPage {
+        OperatorPage::KeyValueCache
+    }
 }
 
 /// The types of a node.

@@ -16,7 +16,6 @@ use crate::tensor::Tensor;
 #[serde(deny_unknown_fields)]
 struct CaseFile {
     about: String,
-    #[serde(default)]
     rules: Vec<String>,
     /// Where it is not that of dynamic batching.
     domain: Option<String>,

@@ -17,6 +17,13 @@ use crate::tensor::Tensor;
 /// A node with its state, and calls that are made one after the other.
 pub type Case = crate::Case<StaticAttributes, StepInputs>;
 
+impl Case {
+    /// The page that states its rules.
+    pub const fn page(&self) -> OperatorPage {
+        OperatorPage::StaticKeyValueCache
+    }
+}
+
 /// One call.
 pub type Step = crate::Step<StepInputs>;
 

@@ -35,10 +35,12 @@ fn a_copied_case_is_a_case() {
 fn a_folder_that_is_no_case_says_where_and_why() {
     let steps = |yaml: &str| yaml.find("steps:").expect("a case has steps");
     type Edit<'a> = &'a dyn Fn(&str) -> String;
-    let edits: [(Edit<'_>, &str); 6] = [
+    let edits: [(Edit<'_>, &str); 8] = [
         (&|yaml| format!("{}steps: []\n", &yaml[..steps(yaml)]), "no steps"),
         (&|yaml| yaml[..steps(yaml)].to_owned(), "missing field `steps`"),
         (&|yaml| format!("misspelt: 1\n{yaml}"), "misspelt"),
+        (&|yaml| yaml.replace("rules: [", "rules: [scores, "), "KeyValueCache has no rule scores"),
+        (&|yaml| yaml.replace("rules:", "proves:"), "unknown field `proves`"),
         (&|yaml| format!("domain: opmx\n{yaml}"), "domain is Some(\"opmx\"), expected None"),
         (&|yaml| yaml.replace("attributes: {", "attributes: {pagesize: 1, "), "no attribute is called pagesize"),
         (&|yaml| yaml.replace("T1: float", "T1: double"), "no element type is called double"),

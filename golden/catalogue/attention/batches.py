@@ -27,27 +27,34 @@ def small() -> Iterator[AttentionCase]:
         label = types.replace(" ", "-")
         paged = "cache_mode" in attributes
         place = (lambda slot: (slot, slot + 2)) if paged else (lambda slot: slot)
-        case = over_cache(f"batch-of-none-{label}", "No sequence: an empty output.", types, (4, 2), 8, **attributes)
+        name = f"batch-of-none-{label}"
+        about = "No sequence: an empty output."
+        case = over_cache(name, about, types, (4, 2), 8, proves="starts.empty", **attributes)
         yield case.call()
         about = "Sequences without new tokens, with past ones and without: no rows; beside them one of each other kind."
-        case = over_cache(f"batch-with-idle-{label}", about, types, (4, 2), 8, **attributes)
+        rules = "starts.empty inputs.packed"
+        case = over_cache(f"batch-with-idle-{label}", about, types, (4, 2), 8, proves=rules, **attributes)
         case.call(Sequence(0, 0, place(0)), Sequence(3, 0, place(4)))
         empty, decode, idle = Sequence(0, 0, place(0)), Sequence(2, 1, place(0)), Sequence(3, 0, place(4))
         yield case.call(empty, decode, idle, Sequence(0, 2, place(8)))
         about = "First tokens: a sequence of one token sees itself alone, so its output is its value."
-        case = over_cache(f"single-tokens-{label}", about, types, (4, 2), 8, **attributes)
+        rules = "order.stores-first equivalence"
+        case = over_cache(f"single-tokens-{label}", about, types, (4, 2), 8, proves=rules, **attributes)
         yield case.call(*(Sequence(0, 1, place(slot)) for slot in (5, 0, 8)))
 
 
 def prefixes() -> Iterator[AttentionCase]:
     """Sequences that read the same slots."""
     about = "Three sequences share the page of a prompt's beginning; each attends to it as if it were its own."
-    case = over_cache("shared-prefix-paged", about, "f32 f32", (4, 1), 16, max_t=16, cache_mode=1, page_size=4)
+    rules = "order.shared-slots cache-mode.1 pages.unaligned"
+    attributes = dict(cache_mode=1, page_size=4)
+    case = over_cache("shared-prefix-paged", about, "f32 f32", (4, 1), 16, proves=rules, max_t=16, **attributes)
     case.call(Sequence(0, 4, (8,)))
     case.call(Sequence(4, 3, (8, 0)), Sequence(4, 1, (8, 12)), Sequence(4, 2, (8, 4)))
     yield case.call(Sequence(5, 1, (8, 12)), Sequence(7, 1, (8, 0)), decoding_batches=2)
     about = "In offset mode a sequence reads what another one stores in the same call."
-    case = over_cache("shared-prefix-offset", about, "f16 int4 f16", (4, 2), 16, max_t=16, quant_bit=4)
+    rules = "order.shared-slots order.stores-first"
+    case = over_cache("shared-prefix-offset", about, "f16 int4 f16", (4, 2), 16, proves=rules, max_t=16, quant_bit=4)
     yield case.call(Sequence(4, 2, 3), Sequence(6, 1, 3), Sequence(3, 0, 3))
 
 
@@ -57,7 +64,8 @@ def chunks() -> Iterator[AttentionCase]:
         label = types.replace(" ", "-")
         attributes = dict(cache_layout=number % 4, quant_bit=TYPES[types])
         about = "A prompt of 4 + 3 + 2 tokens beside a sequence that decodes, then both decode."
-        case = over_cache(f"chunked-{label}", about, types, (4, 2), 16, max_t=16, **attributes)
+        rules = f"causal-mask inputs.packed equivalence cache-layout.{number % 4}"
+        case = over_cache(f"chunked-{label}", about, types, (4, 2), 16, proves=rules, max_t=16, **attributes)
         case.call(Sequence(0, 1, 11), Sequence(0, 4, 1))
         case.call(Sequence(1, 1, 11), Sequence(4, 3, 1), decoding_batches=1)
         case.call(Sequence(2, 1, 11), Sequence(7, 2, 1), decoding_batches=1)
@@ -66,21 +74,25 @@ def chunks() -> Iterator[AttentionCase]:
 
 def long() -> Iterator[AttentionCase]:
     """Lengths at which sums have many terms; the tolerance grows with them."""
+    rules = "scores weights precision"
     about = "1500 keys in int4 codes: a decode step and three tokens of a prompt."
-    case = over_cache("long-int4", about, "f16 int4 f16", (8, 1), 64, max_t=1700, quant_bit=4, quant_group=32)
+    attributes = dict(quant_bit=4, quant_group=32)
+    case = over_cache("long-int4", about, "f16 int4 f16", (8, 1), 64, proves=rules, max_t=1700, **attributes)
     yield case.call(Sequence(1499, 1, 100), Sequence(150, 3, 0), decoding_batches=1)
     about = "500 keys in int8 codes, in pages of 16."
     attributes = dict(quant_bit=8, quant_group=64, cache_mode=1, page_size=16, cache_layout=3)
-    case = over_cache("long-int8-paged", about, "f32 int8 f32", (4, 2), 64, max_t=512, **attributes)
+    case = over_cache("long-int8-paged", about, "f32 int8 f32", (4, 2), 64, proves=rules, max_t=512, **attributes)
     pages = tuple(16 * (7 * page % 32) for page in range(32))
     yield case.call(Sequence(499, 1, pages))
     about = "300 keys of float32: more than any block of keys that a kernel takes at once is likely to be a part of."
-    case = over_cache("long-f32", about, "f32 f32", (2, 1), 40, max_t=300)
+    case = over_cache("long-f32", about, "f32 f32", (2, 1), 40, proves=rules, max_t=300)
     yield case.call(Sequence(295, 5, 0))
     about = "A prompt of 70 tokens with ALiBi."
-    yield over_cache("long-prompt-alibi", about, "f32 f16", (3, 1), 16, max_t=70, is_alibi=1).call(Sequence(0, 70, 0))
+    alibi = dict(proves="alibi alibi.causal precision", is_alibi=1)
+    yield over_cache("long-prompt-alibi", about, "f32 f16", (3, 1), 16, max_t=70, **alibi).call(Sequence(0, 70, 0))
     about = "A prompt of 70 tokens."
-    yield over_cache("long-prompt", about, "f16 f16", (2, 1), 40, max_t=72).call(Sequence(0, 70, 1))
+    rules = "causal-mask precision"
+    yield over_cache("long-prompt", about, "f16 f16", (2, 1), 40, proves=rules, max_t=72).call(Sequence(0, 70, 1))
 
 
 def non_finite() -> Iterator[AttentionCase]:
@@ -90,12 +102,15 @@ def non_finite() -> Iterator[AttentionCase]:
         label = types.replace(" ", "-")
         for tensor in ("current_key", "current_value", "query"):
             about = f"A NaN in {tensor} of one token: the other sequences, and queries before it, do not see it."
-            case = over_cache(f"nan-in-{tensor.replace('_', '-')}-{label}", about, types, (2, 1), 8, **quant)
+            rules = "non-finite.reach" + (" non-finite.nan" if quant and tensor != "query" else "")
+            name = f"nan-in-{tensor.replace('_', '-')}-{label}"
+            case = over_cache(name, about, types, (2, 1), 8, proves=rules, **quant)
             values = getattr(case.inputs(batch, {}), tensor)
             values[2, 0, 3] = np.nan
             yield case.call(*batch, **{tensor: values})
         about = "Slots that nobody uses hold NaN and infinity."
-        case = over_cache(f"nan-in-unused-slots-{label}", about, types, (2, 1), 8, **quant)
+        rules = "non-finite.reach untouched-slots"
+        case = over_cache(f"nan-in-unused-slots-{label}", about, types, (2, 1), 8, proves=rules, **quant)
         cached = case.cached
         states = (cached.scale, cached.first_scale) if quant else (cached.cache, cached.first_cache)
         for filled in states:
@@ -103,14 +118,15 @@ def non_finite() -> Iterator[AttentionCase]:
         yield case.call(*batch)
     name = "nan-behind-mask"
     about = "attn_mask hides a key and a value of NaN with -inf: whom it hides them from does not see them."
-    case = over_cache(name, about, "f32 f32", (2, 1), 8, is_causal=0)
+    rules = "non-finite.reach weights.hidden attn-mask"
+    case = over_cache(name, about, "f32 f32", (2, 1), 8, proves=rules, is_causal=0)
     inputs = case.inputs(batch, {})
     inputs.current_key[1, 0, 0] = inputs.current_value[2, 0, :] = np.nan
     values = mask(name, case, batch, forbidden=0.0)
     values[1:3, 3:5] = -np.inf  # queries 0 and 1 of sequence 1: its keys 0 and 1 are hidden; query 2 sees them
     yield case.call(*batch, current_key=inputs.current_key, current_value=inputs.current_value, attn_mask=values)
     about = "An infinite value makes infinite what sees it."
-    case = over_cache("infinite-value", about, "f32 f32", (2, 1), 8)
+    case = over_cache("infinite-value", about, "f32 f32", (2, 1), 8, proves="non-finite.reach")
     value = random_values("infinite-value current_value", (6, 1, 8), "float32")
     value[4, 0, :2] = np.inf, -np.inf
     yield case.call(*batch, current_value=value)

@@ -21,6 +21,7 @@ from oracle.call import Types
 from .. import case as cache_case
 from ..bits import random_integers, random_values
 from ..case import LONG_NAMES, Sequence, indices
+from ..rules import named as named_rules
 
 
 @dataclass
@@ -39,6 +40,7 @@ class AttentionCase:
 
     name: str
     about: str
+    rules: list[str]  # the ids of those that it proves
     types: Types
     attributes: dict[str, int]  # only those that the case sets
     heads: tuple[int, int]  # of the random tensors: query heads and key heads
@@ -125,22 +127,36 @@ class AttentionCase:
 
 
 def over_cache(
-    name: str, about: str, types: str, heads: tuple[int, int], head_dim: int, *, max_t: int = 12, **attributes: int
+    name: str,
+    about: str,
+    types: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    *,
+    proves: str,
+    max_t: int = 12,
+    **attributes: int,
 ) -> AttentionCase:
-    """A case of MultiHeadCacheAttention without steps; heads are query heads and key heads."""
+    """A case of MultiHeadCacheAttention without steps. Heads are query heads and key heads, `proves` names rules."""
     attention = attention_attributes(heads, head_dim, attributes)
     of_cache = {name: value for name, value in attributes.items() if name not in attention}
-    cached = cache_case.begin(name, about, types, num_heads=heads[1], head_dim=head_dim, max_t=max_t, **of_cache)
+    proven = dict(proves=proves, page="MultiHeadCacheAttention")
+    sizes = dict(num_heads=heads[1], head_dim=head_dim, max_t=max_t)
+    cached = cache_case.begin(name, about, types, **proven, **sizes, **of_cache)
     if cached.types.T1 == cached.types.T2:  # a case that begins with past tokens has numbers there, not any bits
         cached.cache[...] = random_values(f"{name} cache", cached.cache.shape, cached.types.T2)
         cached.first_cache = cached.cache.copy()
-    return AttentionCase(name, about, cached.types, attention | of_cache, heads, head_dim, cached)
+    return AttentionCase(name, about, cached.rules, cached.types, attention | of_cache, heads, head_dim, cached)
 
 
-def packed(name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, **attributes: int) -> AttentionCase:
+def packed(
+    name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: int
+) -> AttentionCase:
     """A case of MultiHeadAttention without steps."""
     types = Types(LONG_NAMES[T1], LONG_NAMES[T1])
-    return AttentionCase(name, about, types, attention_attributes(heads, head_dim, attributes), heads, head_dim, None)
+    rules = named_rules("MultiHeadAttention", proves, name)
+    given = attention_attributes(heads, head_dim, attributes)
+    return AttentionCase(name, about, rules, types, given, heads, head_dim, None)
 
 
 def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict[str, int]) -> dict[str, int]:

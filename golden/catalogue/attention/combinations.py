@@ -29,15 +29,20 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
     heads, head_dim = HEADS[number % len(HEADS)], HEAD_DIMS[(number + cache_layout) % len(HEAD_DIMS)]
     attributes = dict(num_layer=2, layer_idx=number % 2, cache_mode=cache_mode, cache_layout=cache_layout)
     quant_bit = TYPES[types]
+    rules = f"types.legal cache-mode.{cache_mode} cache-layout.{cache_layout} layer untouched-layers equivalence"
     if quant_bit != 0:
+        rules += " quantizing.groups"
         attributes |= dict(quant_bit=quant_bit, quant_group=GROUPS[head_dim][number % 4])
     if cache_mode == 1:
         attributes |= dict(page_size=2)
+        rules += " pages.filler"
+    if quant_bit == 4:
+        rules += " int4.nibbles"
     name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}"
     about = (
         f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, {heads[0]} heads on {heads[1]}, head_dim"
         f" {head_dim}: a decode step, a prefill and the second chunk of a prompt in one call."
     )
     decode, prefill, chunk = (0, 6, 3) if cache_mode == 0 else ((3, 5), (6,), (1, 0))
-    case = over_cache(name, about, types, heads, head_dim, max_t=8, **attributes)
+    case = over_cache(name, about, types, heads, head_dim, proves=rules, max_t=8, **attributes)
     return case.call(Sequence(2, 1, decode), Sequence(0, 2, prefill), Sequence(1, 2, chunk), decoding_batches=1)

@@ -55,6 +55,7 @@ def case_yaml(case: AttentionCase) -> str:
         types |= {"T2": case.types.T2, "T3": case.types.T3}
     document: dict[str, object] = {
         "about": case.about,
+        "rules": case.rules,
         "operator": case.operator,
         "types": Short((name, element) for name, element in types.items() if element is not None),
         "attributes": Short(case.attributes),

@@ -22,5 +22,6 @@ def cases() -> Iterator[AttentionCase]:
             attributes |= dict(quant_bit=quant_bit, quant_group=(8, 16, head_dim)[number % 3])
         name = f"heads{heads[0]}-on-{heads[1]}-head-dim-{head_dim}-{types.replace(' ', '-')}"
         about = f"Query head h uses key head h / {heads[0] // heads[1]}; head_dim {head_dim}, {types}."
-        case = over_cache(name, about, types, heads, head_dim, max_t=9, **attributes)
+        rules = "scores weights" + (" heads.grouped" if heads[1] != 1 and heads[0] != heads[1] else "")
+        case = over_cache(name, about, types, heads, head_dim, proves=rules, max_t=9, **attributes)
         yield case.call(Sequence(5, 1, 3), Sequence(1, 2, 0), decoding_batches=1)

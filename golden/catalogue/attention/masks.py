@@ -32,12 +32,17 @@ def causal() -> Iterator[AttentionCase]:
             )
             types = ("f32 f32", "f16 f16")[decoding_batches % 2]
             name = f"causal{is_causal}-decoding{decoding_batches}"
-            case = over_cache(name, about, types, (2, 1), 8, max_t=16, is_causal=is_causal)
+            rules = "causal-mask causal-mask.decoding" if decoding_batches else "causal-mask"
+            if decoding_batches > len(BATCH):
+                rules += " decoding-batches"
+            case = over_cache(name, about, types, (2, 1), 8, proves=rules, max_t=16, is_causal=is_causal)
             yield case.call(*BATCH, decoding_batches=decoding_batches)
     about = "is_causal left out is 1; decoding_batches 0."
-    yield over_cache("causal-default", about, "f32 f32", (2, 2), 8, max_t=16).call(*BATCH)
+    rules = "attributes.defaults causal-mask"
+    yield over_cache("causal-default", about, "f32 f32", (2, 2), 8, proves=rules, max_t=16).call(*BATCH)
     about = "decoding_batches far beyond 32 bits counts as B."
-    case = over_cache("decoding-huge", about, "f32 f32", (2, 2), 8, max_t=16)
+    rules = "decoding-batches causal-mask.decoding"
+    case = over_cache("decoding-huge", about, "f32 f32", (2, 2), 8, proves=rules, max_t=16)
     yield case.call(*BATCH, decoding_batches=2**63 - 1)
 
 
@@ -54,14 +59,20 @@ def masks() -> Iterator[AttentionCase]:
                         f"A mask of rank {rank} with {width} columns for {total} keys, is_causal {is_causal}: each"
                         " sequence's block is added; everything else is NaN and never read."
                     )
-                    case = over_cache(name, about, types, (4, 2), 8, max_t=16, is_causal=is_causal, **quant)
+                    rules = "attn-mask attn-mask.padding weights.hidden"
+                    if is_causal == 1:
+                        rules += " attn-mask.beside"
+                    if width > total:
+                        rules += " attn-mask.width"
+                    quant |= dict(is_causal=is_causal)
+                    case = over_cache(name, about, types, (4, 2), 8, proves=rules, max_t=16, **quant)
                     heads = 4 if rank == 3 else None
                     values = mask(name, case, BATCH, heads=heads, width=width)
                     yield case.call(*BATCH, attn_mask=values, decoding_batches=rank - 1)
 
     name = "mask-forbids-rows"
     about = "A row whose mask forbids every key gives zeros, beside rows that see one key or all."
-    case = over_cache(name, about, "f32 f32", (2, 1), 8, max_t=16, is_causal=0)
+    case = over_cache(name, about, "f32 f32", (2, 1), 8, proves="rows-without-keys", max_t=16, is_causal=0)
     values = mask(name, case, BATCH, forbidden=0.0)
     values[(1, 4, 6), :] = np.where(np.isnan(values[(1, 4, 6), :]), np.nan, -np.inf)
     values[7, 11:14] = -np.inf
@@ -69,7 +80,7 @@ def masks() -> Iterator[AttentionCase]:
 
     name = "mask-and-causal-forbid-rows"
     about = "The causal mask leaves a query keys that attn_mask forbids: zeros."
-    case = over_cache(name, about, "f16 f16", (2, 2), 8)
+    case = over_cache(name, about, "f16 f16", (2, 2), 8, proves="rows-without-keys attn-mask.beside")
     values = mask(name, case, (Sequence(0, 3, 2),), forbidden=0.0)
     values[:, 0] = -np.inf
     values[1, 1] = -np.inf
@@ -77,7 +88,7 @@ def masks() -> Iterator[AttentionCase]:
 
     name = "mask-finite"
     about = "-10000 in place of -inf: such keys are seen, and count where there is no other."
-    case = over_cache(name, about, "f32 f32", (2, 2), 8, is_causal=0)
+    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves="attn-mask weights.hidden", is_causal=0)
     values = mask(name, case, (Sequence(2, 2, 2),), forbidden=0.0)
     values[0, 1:] = -10000
     values[1, :] = -10000
@@ -89,14 +100,15 @@ def empty_masks() -> Iterator[AttentionCase]:
     for shape, element in (((0,), "float16"), ((0, 9), "float32"), ((2, 0, 1), "int64")):
         values = np.zeros(shape, element)
         about = f"A mask of shape {list(values.shape)} and type {values.dtype} is no mask."
-        case = over_cache(f"mask-empty-{element}", about, "f32 f32", (2, 1), 8, max_t=16)
+        case = over_cache(f"mask-empty-{element}", about, "f32 f32", (2, 1), 8, proves="attn-mask.empty", max_t=16)
         yield case.call(*BATCH, attn_mask=values, decoding_batches=1)
 
 
 def as_exported() -> Iterator[AttentionCase]:
     """What exports give in place of inputs that they do not use: tensors without elements."""
     about = "An unquantized export: scale and attn_mask are float16 of shape [0], whatever the other types."
-    case = over_cache("mask-and-scale-as-exported", about, "f32 f32 f16", (4, 2), 8, max_t=16)
+    rules = "attn-mask.empty scale.unused"
+    case = over_cache("mask-and-scale-as-exported", about, "f32 f32 f16", (4, 2), 8, proves=rules, max_t=16)
     case.cached.scale, case.cached.first_scale = np.zeros(0, np.float16), np.zeros(0, np.float16)
     yield case.call(*BATCH, attn_mask=np.zeros(0, np.float16), decoding_batches=1)
 
@@ -106,14 +118,17 @@ def alibi() -> Iterator[AttentionCase]:
     for num_heads in (1, 2, 4, 5, 6, 8, 12, 16, 24):
         about = f"ALiBi with {num_heads} heads, for decode steps, chunks and prompts."
         types = ("f32 f32", "f16 f16")[num_heads % 2]
-        case = over_cache(f"alibi-heads{num_heads}", about, types, (num_heads, 1), 8, max_t=16, is_alibi=1)
+        alibi = dict(proves="alibi alibi.slopes alibi.causal", max_t=16, is_alibi=1)
+        case = over_cache(f"alibi-heads{num_heads}", about, types, (num_heads, 1), 8, **alibi)
         yield case.call(*BATCH, decoding_batches=1)
     about = "ALiBi is causal for every sequence, with is_causal 0 and all sequences decoding too."
-    case = over_cache("alibi-is-causal", about, "f32 f32", (4, 2), 8, max_t=16, is_alibi=1, is_causal=0)
+    attributes = dict(is_alibi=1, is_causal=0)
+    case = over_cache("alibi-is-causal", about, "f32 f32", (4, 2), 8, proves="alibi.causal", max_t=16, **attributes)
     yield case.call(*BATCH, decoding_batches=5)
     for rank in (2, 3):
         name = f"alibi-mask{rank}"
         about = f"ALiBi is added to a mask of rank {rank}."
-        case = over_cache(name, about, "f32 f32", (4, 2), 8, max_t=16, is_alibi=1)
+        rules = "attn-mask attn-mask.beside alibi"
+        case = over_cache(name, about, "f32 f32", (4, 2), 8, proves=rules, max_t=16, is_alibi=1)
         values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
         yield case.call(*BATCH, attn_mask=values)

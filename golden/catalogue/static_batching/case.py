@@ -19,6 +19,7 @@ from oracle.static_rules import broken_static_rules
 
 from ..bits import random_bits, random_scales, random_values
 from ..case import LONG_NAMES, Refusal, Success, indices
+from ..rules import named as named_rules
 
 
 @dataclass
@@ -27,6 +28,7 @@ class StaticCase:
 
     name: str
     about: str
+    rules: list[str]  # the ids of those that it proves
     types: Types
     attributes: dict[str, int]  # only those that the case sets
     num_heads: int
@@ -88,6 +90,7 @@ def begin(
     about: str,
     types: str,
     *,
+    proves: str,
     num_heads: int = 2,
     head_dim: int = 8,
     max_b: int = 3,
@@ -97,7 +100,7 @@ def begin(
     any_nan: str | None = None,
     **attributes: int,
 ) -> StaticCase:
-    """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names.
+    """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules.
 
     Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them) and
     the scale random steps, in the shapes that the other arguments make legal. Attributes are written as they are given.
@@ -111,4 +114,5 @@ def begin(
     if scale is None and named.T3 is not None:
         shape = static_cache_shape(*outer, head_dim // given.quant_group)
         scale = random_scales(f"{name} scale", shape, named.T3)
-    return StaticCase(name, about, named, attributes, num_heads, head_dim, cache, scale, any_nan)
+    rules = named_rules("StaticKeyValueCache", proves, name)
+    return StaticCase(name, about, rules, named, attributes, num_heads, head_dim, cache, scale, any_nan)

@@ -11,7 +11,7 @@ import numpy as np
 from oracle.static_batching import STATIC_LAYOUTS
 
 from .. import groups
-from ..arithmetic import NON_FINITE_WHY, QMAX, T1S
+from ..arithmetic import NON_FINITE_WHY, QMAX, T1S, rounding_parts, scale_parts
 from ..bits import random_bits
 from ..conversion import NAN_WHY
 from .case import StaticCase, begin
@@ -25,6 +25,8 @@ def cases() -> Iterator[StaticCase]:
         if (T1 == "f32") == (cache_layout == 0):
             yield rounding(T1, T3, quant_bit, cache_layout)
             yield non_finite(T1, T3, quant_bit, cache_layout)
+    for quant_bit in (8, 4):
+        yield from order_of_roundings(quant_bit)
 
 
 def bits_kept() -> Iterator[StaticCase]:
@@ -33,7 +35,11 @@ def bits_kept() -> Iterator[StaticCase]:
         name = f"random-bits-kept-{T}-layout{cache_layout}"
         values = random_bits(f"{name} current", (2, 3, 2, 8), element)
         case = begin(
-            name, "Random bit patterns are stored and loaded as they are.", f"{T} {T}", cache_layout=cache_layout
+            name,
+            "Random bit patterns are stored and loaded as they are.",
+            f"{T} {T}",
+            proves="conversion.same-type",
+            cache_layout=cache_layout,
         )
         yield case.call(2, 1, 3, current_key=values, current_value=values[::-1].copy())
 
@@ -43,12 +49,13 @@ def converted() -> Iterator[StaticCase]:
     finite = [1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, -(2**-25), 1.5 * 2**-24, -0.0, 3.4e38]
     values = np.array(finite * 2, np.float32).reshape(2, 1, 1, 8)
     about = "float32 into a float16 cache: round to nearest, ties to even."
-    case = begin("f32-to-f16-cache", about, "f32 f16", num_heads=1, max_s=2)
+    case = begin("f32-to-f16-cache", about, "f32 f16", proves="conversion.rounding", num_heads=1, max_s=2)
     yield case.call(2, 1, 1, current_key=values, current_value=-values)
     special = np.array([np.nan, np.inf, -np.inf, -np.nan, 1, -1, 0, 65504] * 2).reshape(2, 1, 1, 8)
     for T1, T2, element in (("f32", "f16", np.float32), ("f16", "f32", np.float16)):
         about = "NaN and infinities pass through a cache of the other float type."
-        case = begin(f"{T1}-to-{T2}-cache-nan-inf", about, f"{T1} {T2}", num_heads=1, max_s=2, any_nan=NAN_WHY)
+        name, sizes = f"{T1}-to-{T2}-cache-nan-inf", dict(num_heads=1, max_s=2)
+        case = begin(name, about, f"{T1} {T2}", proves="conversion.rounding", **sizes, any_nan=NAN_WHY)
         yield case.call(2, 1, 1, current_key=special.astype(element), current_value=-special.astype(element))
 
 
@@ -61,8 +68,29 @@ def rounding(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
     about = "Quotients of k + 1/2, one float beside, and steps around 1e-5."
     attributes = dict(quant_bit=quant_bit, quant_group=groups.GROUP, cache_layout=cache_layout)
     sizes = dict(num_heads=1, head_dim=values.shape[-1], max_b=2, max_s=1)
-    case = begin(name, about, f"{T1} int{quant_bit} {T3}", **sizes, **attributes)
+    rules = "quantizing.ties-to-even quantizing.code-quotient quantizing.epsilon quantizing.qmax"
+    case = begin(name, about, f"{T1} int{quant_bit} {T3}", proves=rules, **sizes, **attributes)
     return case.call(2, 0, 1, current_key=values, current_value=-values)
+
+
+def order_of_roundings(quant_bit: int) -> Iterator[StaticCase]:
+    """Values that distinguish the right order of roundings from others."""
+    attributes = dict(quant_bit=quant_bit, quant_group=groups.GROUP, cache_layout=quant_bit // 8)
+    for T1, T3 in (("f32", "f16"), ("f16", "f32")):
+        types = f"{T1} int{quant_bit} {T3}"
+        rules, parts = rounding_parts(types, quant_bit)
+        if T3 == "f16":
+            parts |= scale_parts(QMAX[quant_bit])
+            rules += " scale.rounded-to-t3 dequantizing.rounded-to-t3"
+        else:
+            parts["largest"] = np.full((1, groups.GROUP), np.finfo(T1S[T1]).max, T1S[T1])
+            rules += " dequantizing.converted-to-t1"
+        values = groups.tokens(parts.values(), 64)[None]
+        name = f"order-of-roundings-{types.replace(' ', '-')}"
+        about = "Groups for which another order of roundings gives other codes, scales or outputs."
+        sizes = dict(num_heads=1, head_dim=64, max_b=1, max_s=values.shape[1])
+        case = begin(name, about, types, proves=rules, **sizes, **attributes)
+        yield case.call(1, 0, values.shape[1], current_key=values, current_value=-values)
 
 
 def non_finite(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
@@ -74,5 +102,7 @@ def non_finite(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCas
     name = f"non-finite-{T1}-int{quant_bit}-{T3}-layout{cache_layout}"
     about = "A NaN and infinities in three groups: these load as NaN, then and in the next call; no other group does."
     attributes = dict(quant_bit=quant_bit, quant_group=8, cache_layout=cache_layout)
-    case = begin(name, about, f"{T1} int{quant_bit} {T3}", head_dim=16, any_nan=NON_FINITE_WHY, **attributes)
+    attributes |= dict(any_nan=NON_FINITE_WHY)
+    rules = "non-finite.nan non-finite.infinity"
+    case = begin(name, about, f"{T1} int{quant_bit} {T3}", proves=rules, head_dim=16, **attributes)
     return case.call(2, 1, 2, current_key=values, current_value=values[:, ::-1].copy()).call(2, 3, 1)

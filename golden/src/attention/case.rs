@@ -72,6 +72,13 @@ pub struct Case {
     pub steps: Vec<Step>,
 }
 
+impl Case {
+    /// The page that states its rules.
+    pub const fn page(&self) -> OperatorPage {
+        self.operator.page()
+    }
+}
+
 /// One call.
 #[derive(Debug, Clone)]
 pub struct Step {

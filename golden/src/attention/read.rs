@@ -16,7 +16,6 @@ use crate::read::{StepFile, Tensors, element, known_rules};
 #[serde(deny_unknown_fields)]
 struct CaseFile {
     about: String,
-    #[serde(default)]
     rules: Vec<String>,
     operator: String,
     types: TypesFile,
