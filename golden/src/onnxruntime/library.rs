@@ -15,6 +15,7 @@ use crate::attention;
 use crate::case::{Case, Outputs};
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::onnx::{LeftOut, Node, NodeCase, TensorProto};
+use crate::oracle::KINDS;
 use crate::performance::{Plan, Rounds, Timed};
 use crate::tensor::Tensor;
 
@@ -319,6 +320,15 @@ fn minor(version: &str) -> Option<u32> {
     version.split('.').nth(1)?.parse().ok()
 }
 
+/// The kind of error that a message names, as in `kvlen_mismatch: kvstarts gives ...`. ONNX Runtime puts words of its own
+/// before the library's.
+fn named_kind(message: &str) -> Option<String> {
+    let names = |kind: &&&str| {
+        message.match_indices(&format!("{kind}: ")).any(|(start, _)| message[..start].ends_with(' ') || start == 0)
+    };
+    KINDS.iter().find(names).map(|&kind| kind.to_owned())
+}
+
 /// What a call gave.
 struct Results {
     outcome: Outcome<Vec<Tensor>>,
@@ -337,7 +347,7 @@ impl Results {
         let state = |name: &str| ended.state.iter().find(|proto| proto.name == name).map(read).transpose();
         let outcome = match ended.refused {
             Some(message) if message.contains(NOT_REGISTERED) => return Err(format!("call {i}: {message}")),
-            Some(message) => Outcome::refused(message),
+            Some(message) => Outcome::Refused { kind: named_kind(&message), message },
             None => {
                 let outputs: Vec<_> = ended.outputs.iter().map(read).collect::<Result<_, _>>()?;
                 if outputs.len() != case.outputs.len() {

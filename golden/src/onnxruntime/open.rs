@@ -1,6 +1,7 @@
 //! ONNX Runtime as a program finds it: a shared library, opened at run time.
 
 use std::env;
+use std::error::Error as _;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +26,7 @@ pub enum RuntimeError {
     #[error("there is no ONNX Runtime: {}", .0.join("; "))]
     NotFound(Vec<String>),
     /// The file could not be opened as a shared library.
-    #[error("{} could not be opened: {source}", path.display())]
+    #[error("{} could not be opened: {}", path.display(), reason(source))]
     NotALibrary {
         /// The file.
         path: PathBuf,
@@ -33,7 +34,7 @@ pub enum RuntimeError {
         source: libloading::Error,
     },
     /// The library is none of ONNX Runtime.
-    #[error("{} is no library of ONNX Runtime: {source}", path.display())]
+    #[error("{} is no library of ONNX Runtime: {}", path.display(), reason(source))]
     NotARuntime {
         /// The file.
         path: PathBuf,
@@ -56,6 +57,11 @@ pub enum RuntimeError {
         /// What it says.
         message: String,
     },
+}
+
+/// What the loader says; an error of `libloading` has that for its source.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The library of a runtime: `named`, or what `KVCACHE_ONNXRUNTIME_LIB` names, or that of the package `onnxruntime` in

@@ -10,6 +10,7 @@ use super::timed::Timed;
 use super::workload::Workload;
 use crate::case::{After, Case, Expected};
 use crate::implementation::{CallResult, Implementation, Outcome};
+use crate::oracle::Oracle;
 use crate::run::run;
 
 /// How long calls take on this machine. Displayed, it is a line for each workload, and what the numbers mean.
@@ -52,13 +53,18 @@ pub enum Measured {
     Unsupported(String),
 }
 
-/// Times the workloads on an implementation, whose answers must be those of the oracle.
+/// Times the workloads on an implementation, whose answers must be those of the [`Oracle`].
 ///
 /// # Errors
 /// A message, if the oracle gives no answer.
-pub fn measure(
-    implementation: &dyn Timed,
+pub fn measure(implementation: &dyn Timed, workloads: &[Workload], rounds: u64) -> Result<Table, String> {
+    measure_with(&Oracle::default(), implementation, workloads, rounds)
+}
+
+/// The same with any oracle.
+fn measure_with(
     oracle: &dyn Implementation,
+    implementation: &dyn Timed,
     workloads: &[Workload],
     rounds: u64,
 ) -> Result<Table, String> {
@@ -191,7 +197,7 @@ mod tests {
     fn measured(implementation: &Zeros, oracle: &Zeros, name: &str) -> Measured {
         let workloads = crate::performance::workloads();
         let chosen = workloads.iter().find(|workload| workload.name == name).expect("the workload");
-        let mut table = measure(implementation, oracle, slice::from_ref(chosen), 3).expect("the oracle answers");
+        let mut table = measure_with(oracle, implementation, slice::from_ref(chosen), 3).expect("the oracle answers");
         table.rows.pop().expect("its row").measured
     }
 

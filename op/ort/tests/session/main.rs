@@ -12,12 +12,13 @@ mod shapes;
 use half::f16;
 use kvcache_op::{Attributes, KeyValueCache, Serial, TensorMut};
 use kvcache_schema::DOMAINS;
+use kvcache_schema::ElementType::{Float16, Float32, Int4};
 use ndarray::{Array3, Array5};
 use ort::memory::Allocator;
 use ort::value::{DynTensor, TensorElementType, TensorRefMut};
 
 use crate::call::{Call, HEAD_DIM, MAX_T, NUM_HEADS, STEPS, attributes};
-use crate::model::{FLOAT, FLOAT16, INT4, Node};
+use crate::model::{node, node_in};
 use crate::runtime::{session, session_in_process};
 
 const CACHE_SHAPE: [usize; 5] = [2, 2, NUM_HEADS, MAX_T, HEAD_DIM];
@@ -25,7 +26,7 @@ const CACHE_SHAPE: [usize; 5] = [2, 2, NUM_HEADS, MAX_T, HEAD_DIM];
 #[test]
 fn decoding_gives_the_operators_bits_and_writes_the_callers_cache() -> ort::Result<()> {
     let operator = KeyValueCache::new(attributes()).unwrap();
-    let model = |domain| Node::new((FLOAT, FLOAT, None), &attributes()).in_domain(domain).model();
+    let model = |domain| node_in(domain, (Float32, Float32, None), &attributes()).model();
     for (domain, mut session) in [
         (DOMAINS[0], session(&model(DOMAINS[0]))?),
         (DOMAINS[1], session(&model(DOMAINS[1]))?),
@@ -59,7 +60,7 @@ fn decoding_gives_the_operators_bits_and_writes_the_callers_cache() -> ort::Resu
 fn an_int4_cache_and_its_scale_are_written_in_place() -> ort::Result<()> {
     let attributes = Attributes { quant_bit: 4, quant_group: 8, ..attributes() };
     let operator = KeyValueCache::new(attributes.clone()).unwrap();
-    let mut session = session(&Node::new((FLOAT16, INT4, Some(FLOAT16)), &attributes).model())?;
+    let mut session = session(&node((Float16, Int4, Some(Float16)), &attributes).model())?;
     let packed = CACHE_SHAPE.iter().product::<usize>() / 2;
     let mut cache = DynTensor::new(&Allocator::default(), TensorElementType::Int4, CACHE_SHAPE)?;
     // SAFETY: the tensor has just been made with so many bytes.
@@ -93,7 +94,7 @@ fn an_int4_cache_and_its_scale_are_written_in_place() -> ort::Result<()> {
 
 #[test]
 fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
-    let mut session = session(&Node::new((FLOAT, FLOAT, None), &attributes()).model())?;
+    let mut session = session(&node((Float32, Float32, None), &attributes()).model())?;
     let mut cache = vec![0.5f32; CACHE_SHAPE.iter().product()];
     let call = Call::new(STEPS[0], |x: f32| x).broken();
     let mut values = call.values()?;
@@ -110,13 +111,13 @@ fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
 fn a_node_that_cannot_work_is_refused_at_load() {
     let quantized = Attributes { quant_bit: 8, ..attributes() };
     let cases = [
-        (Node::new((FLOAT, FLOAT, None), &quantized), "illegal_types"),
-        (Node::new((FLOAT, FLOAT16, Some(FLOAT)), &quantized), "cache (T2) is float16, scale (T3) is float32"),
-        (Node::new((FLOAT, FLOAT, None), &attributes()).with(model::float("page_size", 4.0)), "attribute page_size"),
-        (Node::new((FLOAT, FLOAT, None), &Attributes { page_size: 0, ..attributes() }), "page_size is 0"),
+        (node((Float32, Float32, None), &quantized), "illegal_types"),
+        (node((Float32, Float16, Some(Float32)), &quantized), "cache (T2) is float16, scale (T3) is float32"),
+        (node((Float32, Float32, None), &attributes()).float_attribute("page_size", 4.0), "attribute page_size"),
+        (node((Float32, Float32, None), &Attributes { page_size: 0, ..attributes() }), "page_size is 0"),
     ];
-    for (node, expected) in cases {
-        let message = session(&node.model()).map(|_| ()).unwrap_err().to_string();
+    for (refused, expected) in cases {
+        let message = session(&refused.model()).map(|_| ()).unwrap_err().to_string();
         assert!(message.contains(expected) && message.contains("the node"), "{expected} in {message}");
     }
 }

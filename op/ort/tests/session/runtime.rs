@@ -4,10 +4,10 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use libloading::Library;
+use kvcache_golden::onnxruntime::{Runtime, runtime_path};
 use ort::environment::Environment;
 use ort::session::Session;
-use ort::sys::{ORT_API_VERSION, OrtApiBase};
+use ort::sys::OrtApiBase;
 
 /// A session of `model`, with the built operator library registered by its path.
 ///
@@ -32,30 +32,23 @@ fn turn() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The environment of the runtime.
-pub fn environment() -> &'static Environment {
-    static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
-    ENVIRONMENT.get_or_init(|| {
-        // SAFETY: `GetApi` takes any number; what it gives lives as long as the runtime, which is never closed.
-        let api = unsafe { (base().GetApi)(ORT_API_VERSION).as_ref() };
-        ort::set_api(api.expect("a runtime that is not too old").clone());
-        ort::init().build().unwrap()
+/// The runtime, opened once.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let path = runtime_path(None).unwrap_or_else(|error| panic!("{error}; `make test` sets the variable"));
+        Runtime::open(&path).unwrap()
     })
 }
 
-/// The entry point of the runtime that `KVCACHE_ONNXRUNTIME_LIB` names.
+/// The environment of the runtime.
+pub fn environment() -> &'static Environment {
+    &runtime().environment
+}
+
+/// The entry point of the runtime.
 pub fn base() -> &'static OrtApiBase {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| {
-        let Some(path) = env::var_os("KVCACHE_ONNXRUNTIME_LIB") else {
-            panic!("KVCACHE_ONNXRUNTIME_LIB does not name a libonnxruntime.so: run `make test`, which sets it");
-        };
-        // SAFETY: this is ONNX Runtime, whose initializers have no preconditions.
-        unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    });
-    // SAFETY: the runtime's header declares this function so; what it gives is never null, and lives as long as the
-    // library, which is never closed.
-    unsafe { &*library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase").unwrap()() }
+    runtime().base
 }
 
 /// The library that `KVCACHE_ORT_LIB` names, or else the release build beside this test.
