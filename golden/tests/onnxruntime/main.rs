@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use kvcache_golden::onnxruntime::{Library, OpenError, Options, Provider, RuntimeError, worker};
-use kvcache_golden::{Case, Implementation, Outcome, cases};
+use kvcache_golden::{Case, Expected, Implementation, Outcome, Step, Types, cases};
+use kvcache_schema::ElementType;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {
@@ -40,14 +41,13 @@ fn open(options: Options) -> Result<Library, OpenError> {
     Library::open(options)
 }
 
-/// A case on float32 with so many layers.
+/// A case of one call on float32, with so many layers.
 fn case(num_layer: i64) -> Case {
+    let float32 = Types { t1: ElementType::Float32, t2: ElementType::Float32, t3: None };
     let is_so = |case: &Case| {
-        case.attributes.num_layer == num_layer && case.name.contains("float32") && case.name.starts_with("write")
-            || case.attributes.num_layer == num_layer
-                && case.scale.is_none()
-                && case.steps.len() == 1
-                && [case.types.t1, case.types.t2].iter().all(|element| element.name() == "float32")
+        case.attributes.num_layer == num_layer
+            && case.types == float32
+            && matches!(case.steps.as_slice(), [Step { expected: Expected::Success(_), .. }])
     };
     cases().expect("the cases").into_iter().find(is_so).expect("a case on float32")
 }
