@@ -15,6 +15,8 @@
 # make test-msrv   the crates compile with the oldest Rust that they declare; needs rustup and the network
 # make deny        licenses and advisories of all dependencies; semver BASE=v0.1.0: interfaces broken since a release.
 #                  Both install their tools from crates.io and need the network
+# make soak        STEPS (a million) decode steps on threads and sessions, while memory is measured; a short form of it is
+#                  part of test-python
 # make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
@@ -300,6 +302,13 @@ test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
+
+# Sequences that join and leave on many threads, sessions and managers, with answers that are checked bit for bit, while
+# nothing may grow: resident memory, memory in use, threads, files.
+STEPS ?= 1000000
+.PHONY: soak
+soak: .venv/wheel
+	PYTHONPATH=python_tests:examples:golden $(VENV) -m soak --steps $(STEPS)
 
 # What needs torch, gigabytes of it: kvcache_ops.torch, and that the committed graphs are what torch exports.
 .PHONY: test-torch

@@ -1,0 +1,34 @@
+"""Runs the soak and prints its table; exit code 1 if an answer was wrong or a bound does not hold."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import onnxruntime
+
+from kvcache import find_library
+from soak.report import failures, table
+from soak.run import soak
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(f"onnxruntime {onnxruntime.__version__}, {find_library()}, seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        outcome = soak(arguments.steps, Path(directory), arguments.seed)
+    print(table(outcome))
+    found = failures(outcome)
+    for failure in found:
+        print(f"FAILED: {failure}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
