@@ -2,7 +2,7 @@
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests;
 #                  wheel-release: as it is published, for old systems too; test-wheel: that one, with each of PYTHONS
 # make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
-#                  test-cuda, test-sanitize, test-python, each of which can be called alone
+#                  test-cuda, test-sanitize, test-python, test-docs, each of which can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
@@ -22,7 +22,8 @@
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
 # make test-executors    the examples for candle and tract; not part of make test, since their builds are long
 # make header      writes the C header anew
-# make docs        writes the operators' pages in docs/, the pictures and plots, and the package's schemas anew
+# make docs        writes the operators' pages in docs/, the pictures and plots, and the package's schemas anew, and
+#                  builds the book: make book alone does that, into target/book
 # make ptx         compiles the embedded PTX anew
 # make clean       removes all that was built or installed here
 
@@ -122,7 +123,7 @@ test-wheel: wheel-release
 	for python in $(PYTHONS); do \
 		rm -rf "$(TARGET)/installed" && $$python -m venv "$(TARGET)/installed" && \
 		"$(TARGET)/installed/bin/python" -m pip install --quiet --disable-pip-version-check \
-			"$(PUBLISHED)"/*.whl onnx onnxruntime pytest && \
+			"$(PUBLISHED)"/*.whl markdown-it-py onnx onnxruntime pytest && \
 		"$(TARGET)/installed/bin/python" -m kvcache_ops doctor && \
 		"$(TARGET)/installed/bin/python" -m pytest --quiet --noconftest \
 			python_tests/test_package_page.py python_tests/test_int4.py python_tests/test_step_indices.py || exit 1; \
@@ -133,7 +134,7 @@ test-wheel: wheel-release
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 .PHONY: test
-test: lint test-rust test-capi test-golden test-layout test-ptx test-cuda test-sanitize test-python
+test: lint test-rust test-docs test-capi test-golden test-layout test-ptx test-cuda test-sanitize test-python
 
 .PHONY: lint
 lint: .venv/wheel
@@ -151,10 +152,16 @@ test-rust: .venv/ready build
 	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
 	cargo test --release --locked -p kvcache-kernels \
 		--test every_float16_quotient --test every_float16_product
-	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
 	cargo run --quiet --locked -p kvcache-manager --example serve > /dev/null
+
+# What is generated is up to date; contents, links, anchors and commands of the book are right. Its code runs with the
+# other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
+.PHONY: test-docs
+test-docs: .venv/ready
+	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
 	$(VENV) docs/pictures.py --check
 	$(VENV) docs/quality.py --check
+	$(VENV) docs/check.py
 
 .PHONY: test-golden
 test-golden: .venv/ready
@@ -351,9 +358,21 @@ ptx: .venv-cuda/ready
 .PHONY: docs
 docs: .venv/ready
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
-	$(PYTHON) docs/pictures.py
-	$(PYTHON) docs/quality.py
+	$(VENV) docs/pictures.py
+	$(VENV) docs/quality.py
 	$(VENV) python/schemas.py
+	$(MAKE) book
+
+# The book, in target/book. mdBook is built at the first call, which takes minutes. With REPOSITORY, the address of this
+# repository's files, links to them lead there, else to this checkout.
+MDBOOK_VERSION := 0.5.4
+MDBOOK := $(TARGET)/tools/mdbook-$(MDBOOK_VERSION)/bin/mdbook
+.PHONY: book
+book: .venv/ready
+	test -x "$(MDBOOK)" || \
+		cargo install --quiet --locked --version $(MDBOOK_VERSION) --root "$(TARGET)/tools/mdbook-$(MDBOOK_VERSION)" mdbook
+	$(VENV) docs/check.py
+	$(VENV) docs/book.py "$(MDBOOK)" "$(TARGET)/book" $(if $(REPOSITORY),--repository "$(REPOSITORY)")
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""Just enough SVG for the pictures of `manager.md`: rows of slots, brackets, arrows and text.
+"""Just enough SVG for the pictures of the book: rows of slots, brackets, arrows and text.
 
 They are drawn on a card of its own color, which reads on a light page and on a dark one.
 """
@@ -14,9 +14,11 @@ INK, FAINT, CARD = "#1f2328", "#59636e", "#ffffff"
 # By the sequences that have a row in a slot: fill and border.
 COLORS = {"a": ("#cfe3ff", "#2f6fbf"), "b": ("#ffe0bd", "#b8690f"), "ab": ("#d6efcf", "#3d7f2f")}
 FREE = ("#f6f8fa", "#b7bec6")
+# What a legend shows with a dashed border.
+DASHED = ("reserved", "stored")
 STYLE = (
     "text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:13px;fill:" + INK + "}"
-    ".small{font-size:11px}.faint{fill:" + FAINT + "}.bold{font-weight:bold}"
+    ".small{font-size:11px}.tiny{font-size:9px}.faint{fill:" + FAINT + "}.bold{font-weight:bold}"
     ".mono{font-family:Consolas,Menlo,'DejaVu Sans Mono',monospace;font-size:12px}.mid{text-anchor:middle}"
 )
 
@@ -96,6 +98,16 @@ class Picture:
     def _path(self, path: str, color: str, arrow: bool) -> None:
         end = ' marker-end="url(#arrow)"' if arrow else ""
         self._parts.append(f'<path d="{path}" fill="none" stroke="{color}"{end}/>')
+
+
+def legend(picture: Picture, names: dict[str, str]) -> None:
+    """What the colors are."""
+    x = MARGIN
+    for owners, words in names.items():
+        picture.box(x, picture.y - 11, 14, 14, COLORS.get(owners, FREE), dashed=owners in DASHED)
+        picture.text(x + 20, picture.y, words, "small")
+        x += 36 + 7 * len(words)
+    picture.y += 24
 
 
 def _number(value: float) -> str:

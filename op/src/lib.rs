@@ -50,3 +50,8 @@ pub use workers::Rayon;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct FrontPage;
+
+/// The book's chapter for users of this crate, so that its examples run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/rust.md")]
+struct Guide;

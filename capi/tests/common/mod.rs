@@ -1,0 +1,3 @@
+//! What the tests of programs share.
+
+pub mod program;

@@ -1,0 +1,64 @@
+//! The programs in C and C++ of the book: each block is a whole program, and prints what the block of text behind it
+//! says.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::program;
+use tempfile::TempDir;
+
+/// The code blocks of a page: language and text.
+fn blocks(page: &str) -> Vec<(String, String)> {
+    let mut blocks: Vec<(String, String)> = Vec::new();
+    let mut inside = false;
+    for line in page.lines() {
+        match (line.strip_prefix("```"), inside) {
+            (Some(language), false) => {
+                blocks.push((language.to_owned(), String::new()));
+                inside = true;
+            }
+            (Some(_), true) => inside = false,
+            (None, true) => {
+                let (_, text) = blocks.last_mut().expect("a block has begun");
+                text.push_str(line);
+                text.push('\n');
+            }
+            (None, false) => {}
+        }
+    }
+    blocks
+}
+
+fn pages() -> Vec<PathBuf> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let mut pages: Vec<_> = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path()).collect();
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    pages.sort();
+    pages
+}
+
+#[test]
+fn the_programs_of_the_book_print_what_it_says() {
+    let out = TempDir::new().unwrap();
+    let mut run = 0;
+    for page in pages() {
+        let blocks = blocks(&fs::read_to_string(&page).unwrap());
+        for (index, (language, text)) in blocks.iter().enumerate() {
+            let (compiler, standard) = match language.as_str() {
+                "c" => ("cc", "-std=c11"),
+                "cpp" => ("c++", "-std=c++17"),
+                _ => continue,
+            };
+            let source = out.path().join(format!("block.{language}"));
+            fs::write(&source, text).unwrap();
+            let printed = program::run(compiler, &source, &[standard, "-lkvcache"]);
+            let expected = blocks.get(index + 1).filter(|(language, _)| language == "text");
+            let (_, expected) = expected.unwrap_or_else(|| panic!("{}: what does it print?", page.display()));
+            assert_eq!(&printed, expected, "{}", page.display());
+            run += 1;
+        }
+    }
+    assert!(run >= 2, "{run} programs in the book");
+}

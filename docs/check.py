@@ -1,0 +1,161 @@
+"""Checks what can be checked of the book without building it or running its programs.
+
+    python docs/check.py    a line for each thing that is wrong; the exit status says whether there is any
+
+- SUMMARY.md names every page of this folder, once.
+- Links of the pages and of the repository's other Markdown files lead to files that exist, and to anchors in them.
+- Every code block is of a language that a test runs or checks (`LANGUAGES`), or says why it does not run.
+- Commands name targets of make, packages and examples of cargo, scripts, extras of pip and programs that exist.
+
+The blocks run elsewhere: Python in python_tests/test_book.py, Rust as doctests of the crates that include the page, C
+and C++ in capi/tests/pages.rs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+import commands
+from pages import DOCS, ROOT, Block, anchors, blocks, links
+
+SUMMARY = DOCS / "SUMMARY.md"
+# By language, who runs or checks a block. Blocks of output, trees and formulas are "text".
+LANGUAGES = {
+    "python": "python_tests/test_book.py",
+    "rust": "a doctest",
+    "c": "capi/tests/pages.rs",
+    "cpp": "capi/tests/pages.rs",
+    "sh": "commands.py",
+    "toml": "parsed",
+    "yaml": "parsed",
+    "json": "parsed",
+    "text": "not a program",
+}
+
+
+def pages() -> list[Path]:
+    """The pages of the book."""
+    return sorted(path for path in DOCS.glob("*.md") if path != SUMMARY)
+
+
+def other_pages() -> list[Path]:
+    """The repository's other Markdown files, of which only links are checked."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name != "target" and path.name[0] != "."]
+    found = [path for folder in folders if folder != DOCS for path in folder.rglob("*.md")]
+    return sorted([*ROOT.glob("*.md"), *(path for path in found if "target" not in path.parts)])
+
+
+def summary(found: list[Path], listing: Path = SUMMARY) -> list[str]:
+    """The pages that the table of contents misses, or has twice."""
+    count = Counter((listing.parent / link.target).resolve() for link in links(listing))
+    wrong = [f"{listing.name}: {path.name} is listed {count[path]} times" for path in found if count[path] != 1]
+    return wrong + [f"{listing.name}: {path.name} is no page" for path in count if path not in found]
+
+
+def broken_links(page: Path) -> list[str]:
+    """The links of a page that lead nowhere. Those to other sites are not followed: the check needs no network."""
+    wrong = []
+    for link in links(page):
+        if "://" in link.target or link.target.startswith("mailto:"):
+            continue
+        path, _, anchor = link.target.partition("#")
+        # On a crate's page rustdoc resolves what looks like a path of Rust.
+        if "::" in path:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            wrong.append(f"{name(page)}:{link.line}: there is no {link.target}")
+        elif not target.is_relative_to(ROOT):
+            wrong.append(f"{name(page)}:{link.line}: {link.target} is outside of the repository")
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            wrong.append(f"{name(page)}:{link.line}: {path or page.name} has no anchor #{anchor}")
+    return wrong
+
+
+def wrong_blocks(page: Path) -> list[str]:
+    """The blocks of a page that nothing runs, or that are not what they say."""
+    wrong = []
+    for block in blocks(page):
+        where = f"{name(page)}:{block.line}"
+        if block.attributes and block.part_of is None and block.not_run is None:
+            wrong.append(
+                f"{where}: {','.join(block.attributes)} needs a reason: a comment `not run: ...` or `part of: PATH`"
+            )
+        if block.part_of is not None:
+            wrong += [f"{where}: {error}" for error in [not_part(block)] if error]
+        elif block.not_run is not None:
+            if block.language in ("sh", "text"):
+                wrong.append(f"{where}: a block of {block.language} needs no reason for not running")
+        elif block.language not in LANGUAGES:
+            wrong.append(
+                f"{where}: nothing runs blocks of {block.language or 'no language'}; name one of {[*LANGUAGES]}"
+            )
+        elif block.language == "rust" and not included(page):
+            wrong.append(f"{where}: no crate has this page as a doctest")
+        elif block.language == "sh":
+            wrong += [f"{name(page)}:{block.line + line}: {error}" for line, error in commands.wrong(block.text)]
+        else:
+            wrong += [f"{where}: {error}" for error in [unparsed(block)] if error]
+    return wrong
+
+
+def not_part(block: Block) -> str | None:
+    """Why a block is not in the file of which it is said to be a part; how far it is indented there is no matter."""
+    path = ROOT / str(block.part_of)
+    if not path.is_file():
+        return f"there is no {block.part_of}"
+    lines, whole = block.text.rstrip().split("\n"), path.read_text(encoding="utf-8").split("\n")
+    for start in range(len(whole) - len(lines) + 1):
+        if textwrap.dedent("\n".join(whole[start : start + len(lines)])) == textwrap.dedent("\n".join(lines)):
+            return None
+    return f"these lines are not in {block.part_of}"
+
+
+def included(page: Path) -> bool:
+    """Whether a crate includes the page in its doctests."""
+    named = f'include_str!("../../{page.relative_to(ROOT)}")'
+    return any(named in path.read_text(encoding="utf-8") for path in ROOT.glob("*/src/lib.rs"))
+
+
+def unparsed(block: Block) -> str | None:
+    """Why a block of data is none."""
+    parsers = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+    try:
+        if block.language in parsers:
+            parsers[block.language](block.text)
+    except ValueError as error:
+        return str(error)
+    except yaml.YAMLError as error:
+        return str(error)
+    return None
+
+
+def name(page: Path) -> str:
+    """The page as one calls it from the repository's root."""
+    return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
+
+
+def main() -> int:
+    """Prints what is wrong."""
+    found = pages()
+    wrong = summary(found)
+    for page in found:
+        wrong += broken_links(page) + wrong_blocks(page)
+    for page in other_pages():
+        wrong += broken_links(page)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if not wrong:
+        print(f"docs: {len(found)} pages, {sum(len(blocks(page)) for page in found)} code blocks, all in order")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Checks commands of the book without running them: that what they name exists in this repository.
+
+Known are make, cargo, pip, Python with scripts and modules, and a few programs that every system has. Lines of another
+program are refused, so that no command stays unchecked.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from pages import ROOT
+
+# Of every system, or named on the page as what one has to have.
+SYSTEM = {"cc", "c++", "cd", "cp", "diff", "export", "git", "mkdir", "mdbook", "source", "."}
+PYTHON = re.compile(r"(.*/)?python3?")
+ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
+
+
+def wrong(text: str) -> list[tuple[int, str]]:
+    """The commands of a block that name something that does not exist, with their lines from 0."""
+    found = []
+    for line, command in logical_lines(text):
+        for words in split(command):
+            error = wrong_command(words)
+            if error is not None:
+                found.append((line, error))
+    return found
+
+
+def logical_lines(text: str) -> list[tuple[int, str]]:
+    """Lines, each with those that a backslash joins to it, and the number of the first from 0."""
+    lines: list[tuple[int, str]] = []
+    joined = False
+    for number, line in enumerate(text.split("\n")):
+        if joined:
+            first, before = lines.pop()
+            lines.append((first, before + line.removesuffix("\\")))
+        else:
+            lines.append((number, line.removesuffix("\\")))
+        joined = line.endswith("\\")
+    return lines
+
+
+def split(line: str) -> list[list[str]]:
+    """The commands of a line, without comments and without variables that are set before them."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|>")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    commands: list[list[str]] = [[]]
+    redirected = False
+    for word in lexer:
+        if set(word) <= set(";&|"):
+            commands.append([])
+        elif set(word) <= {">"}:
+            redirected = True
+        elif redirected:
+            redirected = False
+        elif commands[-1] or not ASSIGNMENT.fullmatch(word):
+            commands[-1].append(word)
+    return [words for words in commands if words]
+
+
+def wrong_command(words: list[str]) -> str | None:
+    """What a command names that does not exist."""
+    program, *rest = words
+    if program == "make":
+        missing = [w for w in rest if not w.startswith("-") and "=" not in w and w not in make_targets()]
+        return f"make has no target {missing[0]}" if missing else None
+    if program == "cargo":
+        return wrong_cargo(rest)
+    if PYTHON.fullmatch(program):
+        return wrong_python(rest)
+    if program == "pip":
+        return wrong_pip(rest)
+    if program in binaries():
+        return None
+    if "/" in program and (ROOT / program).is_file():
+        return None
+    return None if program in SYSTEM else f"{program} is no program that this check knows"
+
+
+def wrong_cargo(words: list[str]) -> str | None:
+    """A package, example, binary or feature that the workspace does not have."""
+    words = words[: words.index("--")] if "--" in words else words
+    members = packages()
+    package = value_of(words, "-p") or value_of(words, "--package")
+    if package is None:
+        return None
+    if package not in members:
+        return f"there is no package {package}"
+    folder, manifest = members[package]
+    example, binary = value_of(words, "--example"), value_of(words, "--bin")
+    places = [f"examples/{example}.rs", f"examples/{example}/main.rs"]
+    if example and not any((folder / place).is_file() for place in places):
+        return f"{package} has no example {example}"
+    if binary and binary not in binaries():
+        return f"{package} has no binary {binary}"
+    features = (value_of(words, "--features") or "").replace(",", " ").split()
+    missing = [feature for feature in features if feature not in manifest.get("features", {})]
+    return f"{package} has no feature {missing[0]}" if missing else None
+
+
+def wrong_python(words: list[str]) -> str | None:
+    """A module or script that does not exist."""
+    if not words:
+        return None
+    if words[0] == "-m":
+        module = words[1]
+        if module in ("pip", "venv", "pytest"):
+            return wrong_pip(words[2:]) if module == "pip" else None
+        path = ROOT / "python" / module.replace(".", "/")
+        return None if (path / "__main__.py").is_file() else f"there is no module {module} to run"
+    return None if words[0].startswith("-") or (ROOT / words[0]).is_file() else f"there is no script {words[0]}"
+
+
+def wrong_pip(words: list[str]) -> str | None:
+    """A folder or an extra of this package that does not exist."""
+    extras = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for word in words:
+        named = re.fullmatch(r"(kvcache_ops|\./\S+?)(?:\[(.*)\])?", word)
+        if named is None:
+            continue
+        if named[1].startswith("./") and not (ROOT / named[1]).is_dir():
+            return f"there is no {named[1]} to install"
+        missing = [extra for extra in (named[2] or "").split(",") if extra and extra not in extras]
+        if missing:
+            return f"kvcache_ops has no extra {missing[0]}"
+    return None
+
+
+def value_of(words: list[str], flag: str) -> str | None:
+    """What follows a flag."""
+    return words[words.index(flag) + 1] if flag in words else None
+
+
+@cache
+def make_targets() -> set[str]:
+    """The targets that the Makefile has by name."""
+    lines = (ROOT / "Makefile").read_text().split("\n")
+    rules = (line.split(":")[0] for line in lines if re.match(r"[^\s#:=]+(\s[^#:=]+)?:(?!=)", line))
+    return {target for rule in rules for target in rule.split()} - {".PHONY"}
+
+
+@cache
+def packages() -> dict[str, tuple[Path, dict]]:
+    """The folder and the manifest of each package of the workspace, by its name."""
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
+    folders = [ROOT / member for member in workspace["members"]]
+    manifests = [(folder, tomllib.loads((folder / "Cargo.toml").read_text())) for folder in folders]
+    return {manifest["package"]["name"]: (folder, manifest) for folder, manifest in manifests}
+
+
+@cache
+def binaries() -> set[str]:
+    """The names of the workspace's programs."""
+    found = set()
+    for name, (folder, manifest) in packages().items():
+        if (folder / "src/main.rs").is_file() and "bin" not in manifest:
+            found.add(name)
+        found.update(binary["name"] for binary in manifest.get("bin", []))
+    return found

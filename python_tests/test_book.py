@@ -1,0 +1,87 @@
+"""The Python of the book and of the front page runs as it stands, and the package's commands do too."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+import pages
+from commands import logical_lines
+from kvcache import find_library
+from pmx_export import export
+from pmx_params import Params, random_weights
+
+LIBRARY = "target/release/libkvcache_ort.so"
+# Its programs begin with an export in the working folder.
+WITH_EXPORT = "pmx.md"
+BOOK = sorted(pages.DOCS.glob("*.md"))
+PROGRAMS = [
+    page for page in [pages.ROOT / "README.md", *BOOK] if pages.python_blocks(page) and page.name != WITH_EXPORT
+]
+COMMANDS = [
+    (page, line)
+    for page in BOOK
+    if page.name != WITH_EXPORT
+    for block in pages.blocks(page)
+    if block.language == "sh"
+    for _, line in logical_lines(block.text)
+    if line.startswith("python -m kvcache_ops")
+]
+INFERENCE = hasattr(onnx.defs.OpSchema, "set_type_and_shape_inference_function")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder: what a page writes does not stay."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, folder: Path) -> None:
+    """Its blocks are one program from top to bottom, but for the place of the library; they assert what they say."""
+    if page.name == "onnx.md" and not INFERENCE:
+        pytest.skip("this onnx takes no inference functions from Python")
+    assert pages.run(page, replace={LIBRARY: str(find_library())}) > 0
+
+
+def test_the_book_has_programs() -> None:
+    """The list is found by looking, so it must not be empty."""
+    assert {"README.md", "operator.md", "python.md", "manager.md"} <= {page.name for page in PROGRAMS}
+    assert COMMANDS
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda value: getattr(value, "name", value))
+def test_a_command_of_the_package_runs(page: Path, line: str) -> None:
+    """With this interpreter in the place of `python`."""
+    subprocess.run([sys.executable, *shlex.split(line, comments=True)[1:]], check=True, capture_output=True)
+
+
+@pytest.fixture(params=[{}, {"cache_quant_bit": 8}, {"fused_kvcache": False}], ids=["fused", "int8", "unfused"])
+def exported(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """An export as the exporter leaves it, weights in a file beside the model."""
+    params = Params(vocab_size=64, **request.param)
+    home = folder / "export/model_slice_0"
+    home.mkdir(parents=True)
+    model = export(params, random_weights(params))
+    onnx.save(model, home / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return home
+
+
+def test_the_guide_to_exports(exported: Path) -> None:
+    """It leaves a model beside the export."""
+    assert pages.run(pages.DOCS / WITH_EXPORT) == 4
+    assert (exported / "lowered.onnx").exists()
+
+
+def test_the_command_that_lowers(exported: Path) -> None:
+    """It writes the model that the blocks run."""
+    (block,) = (block for block in pages.blocks(pages.DOCS / WITH_EXPORT) if block.language == "sh")
+    (line,) = (line for line in block.text.split("\n") if line.startswith("python"))
+    subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True, capture_output=True)
+    assert onnx.load(exported / "lowered.onnx", load_external_data=False).functions

@@ -1,0 +1,155 @@
+"""The checks of the book find what they are for; the models behind its pictures agree with the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kvcache_ops
+import numpy as np
+import pytest
+
+import check
+import commands
+import operator_model
+import operator_pictures
+import pages
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page of a repository of its own."""
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    (tmp_path / "other.md").write_text('# Two Words: `a_b`\n\n## Two\n\n## Two\n\n- <a id="rule-x"></a> a rule\n')
+    return tmp_path / "page.md"
+
+
+@pytest.mark.parametrize(
+    ("link", "error"),
+    [
+        ("other.md#two-words-a_b", None),
+        ("other.md#two-1", None),
+        ("other.md#rule-x", None),
+        ("https://example.com/nothing", None),
+        ("missing.md", "there is no missing.md"),
+        ("other.md#three", "other.md has no anchor #three"),
+        ("#nowhere", "page.md has no anchor #nowhere"),
+        ("../../outside", "there is no ../../outside"),
+    ],
+)
+def test_links(page: Path, link: str, error: str | None) -> None:
+    """Files and anchors; over two lines too."""
+    page.write_text(f"# A page\n\nText and [a\nlink]({link}) in it.\n")
+    assert check.broken_links(page) == ([f"page.md:3: {error}"] if error else [])
+
+
+@pytest.mark.parametrize(
+    ("block", "error"),
+    [
+        ("```python\nassert True\n```", None),
+        ("```\ntext\n```", "nothing runs blocks of no language"),
+        ("```ruby\n1\n```", "nothing runs blocks of ruby"),
+        ("<!-- not run: no Ruby here -->\n```ruby\n1\n```", None),
+        ("```rust\nfn main() {}\n```", "no crate has this page as a doctest"),
+        ("<!-- part of: other.md -->\n```rust,ignore\n## Two\n```", None),
+        ("<!-- part of: other.md -->\n```rust,ignore\n## Three\n```", "these lines are not in other.md"),
+        ("```rust,ignore\n## Two\n```", "ignore needs a reason"),
+        ("```toml\na = \n```", "value"),
+        ("```sh\nmake test\nmake dinner\n```", "make has no target dinner"),
+    ],
+)
+def test_blocks(page: Path, block: str, error: str | None) -> None:
+    """What nothing runs is found."""
+    page.write_text(f"# A page\n\n{block}\n")
+    wrong = check.wrong_blocks(page)
+    assert error in wrong[0] if error else not wrong
+
+
+def test_the_table_of_contents(page: Path) -> None:
+    """A page that is missing there, and one that is there twice."""
+    page.write_text("# A page\n")
+    listing = page.parent / "SUMMARY.md"
+    listing.write_text("- [other](other.md)\n- [again](other.md)\n")
+    wrong = check.summary([page, page.parent / "other.md"], listing)
+    assert wrong == ["SUMMARY.md: page.md is listed 0 times", "SUMMARY.md: other.md is listed 2 times"]
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("make test && make docs", None),
+        ("PREFIX=/tmp make install-capi PREFIX=$HOME/.local  # a comment", None),
+        ("make nothing", "make has no target nothing"),
+        ("cargo doc -p kvcache-op --open", None),
+        ("cargo run -p kvcache-nothing", "there is no package kvcache-nothing"),
+        ("cargo run -p kvcache-manager --example serve -- --any flag", None),
+        ("cargo run -p kvcache-manager --example nothing", "kvcache-manager has no example nothing"),
+        ("cargo build -p kvcache-ort --features nothing", "kvcache-ort has no feature nothing"),
+        ("python -m kvcache_ops size", None),
+        ("python -m kvcache_ops.nothing", "there is no module kvcache_ops.nothing to run"),
+        (".venv/bin/python examples/nothing.py", "there is no script examples/nothing.py"),
+        ("pip install './python[onnx]'", None),
+        ("pip install ./snake", "there is no ./snake to install"),
+        ("pip install 'kvcache_ops[nothing]'", "kvcache_ops has no extra nothing"),
+        ("frobnicate --all", "frobnicate is no program that this check knows"),
+    ],
+)
+def test_commands(command: str, error: str | None) -> None:
+    """What they name exists in this repository."""
+    assert commands.wrong(command) == ([(0, error)] if error else [])
+
+
+def test_a_block_must_assert_something(tmp_path: Path) -> None:
+    """And a failure has the page's line."""
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n```python\nx = 1\n```\n\n```python\ny = 2\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:8"):
+        pages.run(page)
+    page.write_text("# A page\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as raised:
+        pages.run(page)
+    assert raised.traceback[-1].lineno + 1 == 8
+
+
+def test_the_model_of_quantization() -> None:
+    """Codes, scale and loaded values of the picture's group, and of random ones, are the library's."""
+    random = np.random.default_rng(3)
+    groups = [
+        operator_pictures.GROUP,
+        *(random.standard_normal((50, 8)) * 10.0 ** random.uniform(-7, 3, (50, 1))).tolist(),
+    ]
+    for quant_bit in (4, 8):
+        spec = kvcache_ops.CacheSpec(
+            max_tokens=1, num_kv_heads=1, head_dim=8, dtype="float32", quant_bit=quant_bit, scale_dtype="float32"
+        )
+        for group in groups:
+            expected = operator_model.quantize(group, quant_bit)
+            memory = spec.allocate()
+            current = np.array(group, np.float32).reshape(1, 1, 8)
+            key, _ = kvcache_ops.run(
+                spec, current, current, *kvcache_ops.step_indices([1], [0], cachestarts=[0]), *memory
+            )
+            codes = memory.cache[0, 0, 0, 0]
+            if quant_bit == 4:
+                assert codes.tolist() == operator_model.nibbles(expected.codes)
+                codes = kvcache_ops.unpack_int4(codes)
+            assert codes.tolist() == expected.codes and key[0, 0].tolist() == expected.loaded
+            assert memory.scale[0, 0, 0, 0].tolist() == [expected.scale]
+
+
+@pytest.mark.parametrize("cache_layout", operator_model.AXES)
+def test_the_model_of_layouts(cache_layout: int) -> None:
+    """Where the library writes a token of a layer is where the picture has it."""
+    sizes = operator_pictures.SIZES
+    spec = kvcache_ops.CacheSpec(
+        max_tokens=sizes["t"], num_layers=sizes["l"], num_kv_heads=sizes["h"], head_dim=1, dtype="float32",
+        cache_layout=cache_layout,
+    )  # fmt: skip
+    places = operator_model.memory(cache_layout, sizes)
+    for t in range(sizes["t"]):
+        for layer in range(sizes["l"]):
+            memory = spec.allocate()
+            heads = np.arange(1, sizes["h"] + 1, dtype=np.float32).reshape(1, -1, 1)
+            indices = kvcache_ops.step_indices([1], [0], cachestarts=[t])
+            kvcache_ops.run(spec, heads, -heads, *indices, *memory, layer_idx=layer)
+            expected = [(p.h + 1) * (1 - 2 * p.kv) if (p.t, p.l) == (t, layer) else 0 for p in places]
+            assert memory.cache.ravel().tolist() == expected
