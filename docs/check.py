@@ -3,17 +3,19 @@
     python docs/check.py    a line for each thing that is wrong; the exit status says whether there is any
 
 - SUMMARY.md names every page of this folder, once.
-- Links of the pages and of the repository's other Markdown files lead to files that exist, and to anchors in them.
+- Links lead to files that exist, and to anchors in them.
 - Every code block is of a language that a test runs or checks (`LANGUAGES`), or says why it does not run.
 - Commands name targets of make, packages and examples of cargo, scripts, extras of pip and programs that exist.
 
-The blocks run elsewhere: Python in python_tests/test_book.py, Rust as doctests of the crates that include the page, C
-and C++ in capi/tests/pages.rs.
+All but the first hold for the repository's other Markdown files, too. The blocks run elsewhere: Python in
+python_tests/test_book.py and test_package_page.py, Rust as doctests of the crates that include the page, C and C++ in
+capi/tests/pages.rs.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import tomllib
@@ -26,18 +28,12 @@ import commands
 from pages import DOCS, ROOT, Block, anchors, blocks, links
 
 SUMMARY = DOCS / "SUMMARY.md"
-# By language, who runs or checks a block. Blocks of output, trees and formulas are "text".
-LANGUAGES = {
-    "python": "python_tests/test_book.py",
-    "rust": "a doctest",
-    "c": "capi/tests/pages.rs",
-    "cpp": "capi/tests/pages.rs",
-    "sh": "commands.py",
-    "toml": "parsed",
-    "yaml": "parsed",
-    "json": "parsed",
-    "text": "not a program",
-}
+# Languages of blocks that something runs or checks; output, trees and formulas are "text". "py" is Python that needs
+# torch: `make test-torch` runs it.
+LANGUAGES = ["python", "py", "rust", "c", "cpp", "sh", "toml", "yaml", "json", "text"]
+# Beside the book, the pages whose programs run.
+PYTHON = ["README.md", "python/README.md"]
+C = ["capi/README.md"]
 
 
 def pages() -> list[Path]:
@@ -93,12 +89,8 @@ def wrong_blocks(page: Path) -> list[str]:
         elif block.not_run is not None:
             if block.language in ("sh", "text"):
                 wrong.append(f"{where}: a block of {block.language} needs no reason for not running")
-        elif block.language not in LANGUAGES:
-            wrong.append(
-                f"{where}: nothing runs blocks of {block.language or 'no language'}; name one of {[*LANGUAGES]}"
-            )
-        elif block.language == "rust" and not included(page):
-            wrong.append(f"{where}: no crate has this page as a doctest")
+        elif block.language not in LANGUAGES or not runs(block.language, page):
+            wrong.append(f"{where}: nothing runs blocks of {block.language or 'no language'} of this page")
         elif block.language == "sh":
             wrong += [f"{name(page)}:{block.line + line}: {error}" for line, error in commands.wrong(block.text)]
         else:
@@ -118,10 +110,25 @@ def not_part(block: Block) -> str | None:
     return f"these lines are not in {block.part_of}"
 
 
-def included(page: Path) -> bool:
-    """Whether a crate includes the page in its doctests."""
-    named = f'include_str!("../../{page.relative_to(ROOT)}")'
-    return any(named in path.read_text(encoding="utf-8") for path in ROOT.glob("*/src/lib.rs"))
+def runs(language: str, page: Path) -> bool:
+    """Whether a test takes the programs of a page: those in Rust are doctests of the crates that include it."""
+    if language == "rust":
+        return page in included()
+    if language in ("python", "py"):
+        return page.parent == ROOT / "docs" or name(page) in PYTHON
+    if language in ("c", "cpp"):
+        return page.parent == ROOT / "docs" or name(page) in C
+    return True
+
+
+def included() -> set[Path]:
+    """The pages that crates have in their documentation."""
+    return {
+        (library.parent / path).resolve()
+        for pattern in ("*/src/lib.rs", "*/*/src/lib.rs")
+        for library in ROOT.glob(pattern)
+        for path in re.findall(r'include_str!\("([^"]+\.md)"\)', library.read_text(encoding="utf-8"))
+    }
 
 
 def unparsed(block: Block) -> str | None:
@@ -146,14 +153,14 @@ def main() -> int:
     """Prints what is wrong."""
     found = pages()
     wrong = summary(found)
-    for page in found:
+    everywhere = [*found, *other_pages()]
+    for page in everywhere:
         wrong += broken_links(page) + wrong_blocks(page)
-    for page in other_pages():
-        wrong += broken_links(page)
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:
-        print(f"docs: {len(found)} pages, {sum(len(blocks(page)) for page in found)} code blocks, all in order")
+        count = sum(len(blocks(page)) for page in everywhere)
+        print(f"docs: the book's {len(found)} pages, {len(everywhere)} files and {count} code blocks in all: in order")
     return 1 if wrong else 0
 
 

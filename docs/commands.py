@@ -15,7 +15,7 @@ from pathlib import Path
 from pages import ROOT
 
 # Of every system, or named on the page as what one has to have.
-SYSTEM = {"cc", "c++", "cd", "cp", "diff", "export", "git", "mkdir", "mdbook", "source", "."}
+SYSTEM = {"apt-get", "cc", "cd", "dpkg-deb", "export", "git"}
 PYTHON = re.compile(r"(.*/)?python3?")
 ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
 

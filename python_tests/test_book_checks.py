@@ -19,6 +19,7 @@ import pages
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A page of a repository of its own."""
     monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "PYTHON", ["page.md"])
     (tmp_path / "other.md").write_text('# Two Words: `a_b`\n\n## Two\n\n## Two\n\n- <a id="rule-x"></a> a rule\n')
     return tmp_path / "page.md"
 
@@ -49,9 +50,10 @@ def test_links(page: Path, link: str, error: str | None) -> None:
         ("```\ntext\n```", "nothing runs blocks of no language"),
         ("```ruby\n1\n```", "nothing runs blocks of ruby"),
         ("<!-- not run: no Ruby here -->\n```ruby\n1\n```", None),
-        ("```rust\nfn main() {}\n```", "no crate has this page as a doctest"),
+        ("```rust\nfn main() {}\n```", "nothing runs blocks of rust of this page"),
         ("<!-- part of: other.md -->\n```rust,ignore\n## Two\n```", None),
         ("<!-- part of: other.md -->\n```rust,ignore\n## Three\n```", "these lines are not in other.md"),
+        ("```c\nint main(void);\n```", "nothing runs blocks of c of this page"),
         ("```rust,ignore\n## Two\n```", "ignore needs a reason"),
         ("```toml\na = \n```", "value"),
         ("```sh\nmake test\nmake dinner\n```", "make has no target dinner"),

@@ -1,5 +1,5 @@
 //! The programs in C and C++ of the book: each block is a whole program, and prints what the block of text behind it
-//! says.
+//! says. The front page of this crate has a piece of one, which compiles.
 
 mod common;
 
@@ -61,4 +61,31 @@ fn the_programs_of_the_book_print_what_it_says() {
         }
     }
     assert!(run >= 2, "{run} programs in the book");
+}
+
+/// What the piece of a program on the crate's page leaves out.
+const BEFORE: &str = "
+#include <kvcache.h>
+#include <stdio.h>
+void piece(DLTensor current_key, DLTensor current_value, DLTensor seqstarts, DLTensor kvstarts, DLTensor cachestarts,
+           DLTensor start_pos, DLTensor max_seqlen, DLTensor max_kvlen, DLTensor cache, DLTensor key, DLTensor value);
+void piece(DLTensor current_key, DLTensor current_value, DLTensor seqstarts, DLTensor kvstarts, DLTensor cachestarts,
+           DLTensor start_pos, DLTensor max_seqlen, DLTensor max_kvlen, DLTensor cache, DLTensor key, DLTensor value)
+{
+";
+const BEHIND: &str = "
+}
+int main(void) { return 0; }
+";
+
+#[test]
+fn the_piece_on_the_front_page_compiles() {
+    let blocks = blocks(include_str!("../README.md"));
+    let [(_, piece)] = blocks.iter().filter(|(language, _)| language == "c").collect::<Vec<_>>()[..] else {
+        panic!("expected one block of C");
+    };
+    let out = TempDir::new().unwrap();
+    let source = out.path().join("piece.c");
+    fs::write(&source, format!("{BEFORE}{piece}{BEHIND}")).unwrap();
+    assert_eq!(program::run("cc", &source, &["-std=c11", "-lkvcache"]), "");
 }
