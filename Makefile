@@ -2,7 +2,7 @@
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests;
 #                  wheel-release: as it is published, for old systems too; test-wheel: that one, with each of PYTHONS
 # make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
-#                  test-cuda, test-sanitize, test-python, test-docs, each of which can be called alone
+#                  test-cuda, test-sanitize, test-fuzz, test-python, test-docs, each of which can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
@@ -17,7 +17,7 @@
 #                  Both install their tools from crates.io and need the network
 # make soak        STEPS (a million) decode steps on threads and sessions, while memory is measured; a short form of it is
 #                  part of test-python
-# make fuzz        session files and scripts of the manager's operations, for MINUTES (1) each
+# make fuzz        all fuzz targets with libFuzzer, for MINUTES (1) each; FUZZ_TARGETS=operator for one of them
 # make golden      writes the golden cases anew, and those that the package carries
 # make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
 # make test-executors    the examples for candle and tract; not part of make test, since their builds are long
@@ -134,7 +134,7 @@ test-wheel: wheel-release
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 .PHONY: test
-test: lint test-rust test-docs test-capi test-golden test-layout test-ptx test-cuda test-sanitize test-python
+test: lint test-rust test-docs test-capi test-golden test-layout test-ptx test-cuda test-sanitize test-fuzz test-python
 
 .PHONY: lint
 lint: .venv/wheel
@@ -181,11 +181,15 @@ test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check
 
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
-# UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag.
+# UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. Without
+# the long link-time optimization of each test, and with checks of overflow.
+WITHOUT_LTO := CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+WITH_ASAN := $(WITHOUT_LTO) CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true RUSTC_BOOTSTRAP=1 \
+	CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address
 .PHONY: test-sanitize
 test-sanitize:
-	RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --release --locked \
-		--target x86_64-unknown-linux-gnu -p kvcache-op -p kvcache-attention --test golden --test agree --test layers \
+	$(WITH_ASAN) cargo test --release --locked --target x86_64-unknown-linux-gnu \
+		-p kvcache-op -p kvcache-attention --test golden --test agree --test layers \
 		--test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
@@ -218,7 +222,7 @@ $(CARGO_SEMVER_CHECKS):
 	cargo install --quiet --locked --version 0.51.0 --root "$(TOOLS)" cargo-semver-checks
 
 # The licenses, sources and known vulnerabilities of every dependency; the advisories come from the network.
-WORKSPACES := . examples/candle examples/tract manager/fuzz
+WORKSPACES := . examples/candle examples/tract
 .PHONY: deny
 deny: $(CARGO_DENY)
 	for workspace in $(WORKSPACES); do \
@@ -252,24 +256,37 @@ test-aarch64:
 			-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests \
 			-- --skip random_calls_stay_inside_their_operands
 
-# First the kept inputs, then for MINUTES new ones, which stay in the target directory. What fails is left in
-# manager/fuzz/artifacts. The sanitizer comes with the stable toolchain, but not its flag. The flags of cargo-fuzz would
-# not be used beside those in the variable.
+# First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
+# fuzz/artifacts. MINIMIZE=1 brings what was new into the kept inputs, and removes those that others make needless. The
+# flags of cargo-fuzz would not be used beside those in the variable.
 MINUTES ?= 1
+FUZZ_TARGETS ?= validation operator attention dlpack conformance_reader session_reader manager_script
 CARGO_FUZZ := $(TARGET)/tools/bin/cargo-fuzz
+FUZZ = $(WITHOUT_LTO) RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz
+FUZZ_FLAGS := --fuzz-dir fuzz --features libfuzzer --target-dir "$(TARGET)/fuzz"
 .PHONY: fuzz
 fuzz:
 	test -x "$(CARGO_FUZZ)" || \
 		cargo install --quiet --locked --version 0.13.2 --root "$(TARGET)/tools" cargo-fuzz
 	unset CARGO_ENCODED_RUSTFLAGS; \
-	for target in session_reader manager_script; do \
-		mkdir -p "$(TARGET)/fuzz/corpus/$$target" && \
-		set -- "$$target" "$(TARGET)/fuzz/corpus/$$target" "manager/fuzz/corpus/$$target" && \
-		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
-			-- -runs=0 && \
-		RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz run --fuzz-dir manager/fuzz --target-dir "$(TARGET)/fuzz" "$$@" \
-			-- -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 || exit 1; \
+	for target in $(FUZZ_TARGETS); do \
+		new="$(TARGET)/fuzz/corpus/$$target" && mkdir -p "$$new" && \
+		$(FUZZ) run $(FUZZ_FLAGS) "$$target" "fuzz/corpus/$$target" -- -runs=0 && \
+		$(FUZZ) run $(FUZZ_FLAGS) "$$target" "$$new" "fuzz/corpus/$$target" \
+			-- -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 -timeout=30 && \
+		if [ -n "$(MINIMIZE)" ]; then \
+			cp "$$new"/* "fuzz/corpus/$$target" && \
+			$(FUZZ) cmin $(FUZZ_FLAGS) "$$target" "fuzz/corpus/$$target"; \
+		fi || exit 1; \
 	done
+
+# The same targets without a fuzzer, which takes minutes to build: the kept inputs, and for FUZZ_SECONDS each others near
+# them, under AddressSanitizer and with checks of overflow.
+FUZZ_SECONDS ?= 10
+.PHONY: test-fuzz
+test-fuzz:
+	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) cargo test --release --locked --target x86_64-unknown-linux-gnu \
+		-p kvcache-fuzz --test corpus
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the

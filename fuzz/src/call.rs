@@ -1,0 +1,291 @@
+//! A call as data, and what the operators make of it.
+
+use kvcache_op::{
+    AttentionAttributes, AttentionBackend, AttentionCall, AttentionInputs, Attributes, Backend,
+    CacheAttentionAttributes, CacheAttentionInputs, ElementType, Error, IndexInputs, Inputs, KeyValueCache,
+    MultiHeadAttention, MultiHeadCacheAttention, Outputs, StaticAttributes, StaticInputs, StaticKeyValueCache,
+    TensorMut, TensorRef, Workers,
+};
+
+use crate::operand::{Memory, Operand};
+
+/// The operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operator {
+    KeyValueCache,
+    StaticKeyValueCache,
+    MultiHeadAttention,
+    MultiHeadCacheAttention,
+}
+
+/// A call of an operator, legal or not.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The operator.
+    pub operator: Operator,
+    /// Attributes by name.
+    pub attributes: Vec<(&'static str, i64)>,
+    /// Inputs by name; what is not among them is not given.
+    pub operands: Vec<Operand>,
+}
+
+/// On what a call is run.
+#[derive(Clone, Copy)]
+pub struct How<'w> {
+    /// The kernel that stores and loads.
+    pub backend: Backend,
+    /// The kernel that attends.
+    pub attention: AttentionBackend,
+    /// The threads.
+    pub workers: &'w dyn Workers,
+    /// Whether the call is made as that of a layer of a step.
+    pub by_layers: bool,
+    /// Where outputs begin, in bytes behind a cache line.
+    pub offset: usize,
+}
+
+/// What has become of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// An error, by its kind.
+    Refused(&'static str),
+    /// It is legal, but of tensors that are too large to be there.
+    Unrun,
+    /// It has been run.
+    Done(After),
+}
+
+/// What a call leaves behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct After {
+    /// The outputs.
+    pub outputs: Vec<Vec<u8>>,
+    /// The cache, if the operator has one.
+    pub cache: Option<Vec<u8>>,
+    /// The scale, if it is given.
+    pub scale: Option<Vec<u8>>,
+}
+
+/// What an output holds before it is written.
+const UNTOUCHED: u8 = 0xa5;
+
+/// The memory of a call's inputs.
+pub struct Bound(Vec<Memory>);
+
+impl Bound {
+    /// New memory.
+    pub fn new(operands: &[Operand]) -> Self {
+        Self(operands.iter().map(|operand| Memory::new(operand.clone(), 0)).collect())
+    }
+
+    fn find(&self, name: &str) -> Option<&Memory> {
+        self.0.iter().find(|memory| memory.operand.name == name)
+    }
+
+    fn get(&self, name: &str) -> &Memory {
+        self.find(name).unwrap_or_else(|| unreachable!("{name} is always given"))
+    }
+
+    fn read(&self, name: &str) -> TensorRef<'_> {
+        self.get(name).read()
+    }
+
+    fn element(&self, name: &str) -> ElementType {
+        self.get(name).operand.element
+    }
+
+    fn cache(&self) -> (TensorMut<'_>, Option<TensorMut<'_>>) {
+        (self.get("cache").write(), self.find("scale").map(Memory::write))
+    }
+
+    fn is_whole(&self) -> bool {
+        self.0.iter().all(Memory::is_whole)
+    }
+
+    fn indices(&self) -> IndexInputs<'_> {
+        IndexInputs {
+            seqstarts: self.read("seqstarts"),
+            kvstarts: self.read("kvstarts"),
+            cachestarts: self.read("cachestarts"),
+            start_pos: self.read("start_pos"),
+            max_seqlen: self.read("max_seqlen"),
+            max_kvlen: self.read("max_kvlen"),
+        }
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        let (current_key, current_value) = (self.read("current_key"), self.read("current_value"));
+        Inputs { current_key, current_value, indices: self.indices() }
+    }
+
+    /// What is in a tensor now, if it is given.
+    pub fn bytes(&self, name: &str) -> Option<Vec<u8>> {
+        self.find(name).map(Memory::bytes)
+    }
+}
+
+impl Call {
+    /// An attribute; 0 if the operator has none of this name.
+    pub fn attribute(&self, name: &str) -> i64 {
+        self.attributes.iter().find(|(other, _)| *other == name).map_or(0, |&(_, value)| value)
+    }
+
+    /// An input, if it is given.
+    pub fn operand(&self, name: &str) -> Option<&Operand> {
+        self.operands.iter().find(|operand| operand.name == name)
+    }
+
+    /// Whether the tensors of indices are no larger than memory can be given to: all but one that no legal call can
+    /// have beside the others, which is refused by its shape before it is read.
+    pub fn is_testable(&self) -> bool {
+        let large = |operand: &&Operand| operand.len().is_some_and(|len| len > 1 << 16);
+        let indices = self.operands.iter().filter(|operand| operand.element == ElementType::Int64);
+        let large: Vec<_> = indices.filter(large).collect();
+        large.len() < 2 && large.iter().all(|operand| operand.name != "cachestarts")
+    }
+
+    /// Checks the call and, if it is legal and of a size for it, runs it on `bound`.
+    pub fn run(&self, bound: &Bound, how: How<'_>) -> Ended {
+        let before = [bound.bytes("cache"), bound.bytes("scale")];
+        let ended = match self.operator {
+            Operator::KeyValueCache => self.run_cache(bound, how),
+            Operator::StaticKeyValueCache => self.run_static(bound, how),
+            Operator::MultiHeadAttention => self.run_attention(bound, how),
+            Operator::MultiHeadCacheAttention => self.run_cache_attention(bound, how),
+        };
+        let ended = ended.unwrap_or_else(|error| {
+            assert!(!error.to_string().is_empty() && !error.kind().is_empty());
+            Ended::Refused(error.kind())
+        });
+        if !matches!(ended, Ended::Done(_)) {
+            assert_eq!([bound.bytes("cache"), bound.bytes("scale")], before, "a call that is not run has written");
+        }
+        ended
+    }
+
+    fn set<A: Default>(&self, set: impl Fn(&mut A, &str, i64) -> bool) -> A {
+        let mut attributes = A::default();
+        for &(name, value) in &self.attributes {
+            assert!(set(&mut attributes, name, value), "{name}");
+        }
+        attributes
+    }
+
+    fn run_cache(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
+        let attributes = self.set(Attributes::set);
+        let layer_idx = attributes.layer_idx as usize;
+        let op = KeyValueCache::new(attributes)?.with_backend(how.backend);
+        let inputs = bound.inputs();
+        let (cache, scale) = bound.cache();
+        let t1 = bound.element("current_key");
+        if how.by_layers {
+            let mut layers = op.check_layers(t1, &inputs.indices, cache, scale)?;
+            let call = layers.layer(layer_idx, &inputs.current_key, &inputs.current_value)?;
+            let shape = call.output_shape();
+            return outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers));
+        }
+        let call = op.check(&inputs, cache, scale)?;
+        let shape = call.output_shape();
+        outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers))
+    }
+
+    fn run_static(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
+        let attributes = self.set(StaticAttributes::set);
+        let layer_idx = attributes.layer_idx as usize;
+        let op = StaticKeyValueCache::new(attributes)?.with_backend(how.backend);
+        let inputs = StaticInputs {
+            current_key: bound.read("current_key"),
+            current_value: bound.read("current_value"),
+            start_pos: bound.read("start_pos"),
+        };
+        let (cache, scale) = bound.cache();
+        let t1 = bound.element("current_key");
+        let current = &bound.get("current_key").operand.shape;
+        if let (true, &[batch, seqlen, ..]) = (how.by_layers, &current[..]) {
+            let mut layers = op.check_layers(t1, [batch, seqlen], &inputs.start_pos, cache, scale)?;
+            let call = layers.layer(layer_idx, &inputs.current_key, &inputs.current_value)?;
+            let shape = call.output_shape();
+            return outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers));
+        }
+        let call = op.check(&inputs, cache, scale)?;
+        let shape = call.output_shape();
+        outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers))
+    }
+
+    fn run_attention(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
+        let op = MultiHeadAttention::new(self.set(AttentionAttributes::set))?.with_backend(how.attention);
+        let inputs = AttentionInputs {
+            query: bound.read("query"),
+            key: bound.read("key"),
+            value: bound.read("value"),
+            seqstarts: bound.read("seqstarts"),
+            kvstarts: bound.read("kvstarts"),
+            decoding_batches: bound.read("decoding_batches"),
+            max_seqlen: bound.read("max_seqlen"),
+            max_kvlen: bound.read("max_kvlen"),
+            attn_mask: bound.find("attn_mask").map(Memory::read),
+        };
+        attend(bound, op.check(&inputs)?, bound.element("query"), how)
+    }
+
+    fn run_cache_attention(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
+        let attributes = self.set(CacheAttentionAttributes::set);
+        let layer_idx = attributes.cache.layer_idx as usize;
+        let op = MultiHeadCacheAttention::new(attributes)?.with_backends(how.attention, how.backend);
+        let inputs = CacheAttentionInputs {
+            query: bound.read("query"),
+            stored: bound.inputs(),
+            decoding_batches: bound.read("decoding_batches"),
+            attn_mask: bound.find("attn_mask").map(Memory::read),
+        };
+        let (cache, scale) = bound.cache();
+        let t1 = bound.element("query");
+        if how.by_layers {
+            let (stored, mask) = (&inputs.stored, inputs.attn_mask.as_ref());
+            let mut layers = op.check_layers(t1, &stored.indices, &inputs.decoding_batches, mask, cache, scale)?;
+            let call = layers.layer(layer_idx, &inputs.query, &stored.current_key, &stored.current_value)?;
+            return attend(bound, call, t1, how);
+        }
+        attend(bound, op.check(&inputs, cache, scale)?, t1, how)
+    }
+}
+
+/// Runs a call that has `key` and `value`.
+fn outputs(
+    bound: &Bound,
+    t1: ElementType,
+    shape: &[usize],
+    how: How<'_>,
+    run: impl FnOnce(TensorMut<'_>, TensorMut<'_>) -> Result<(), Error>,
+) -> Result<Ended, Error> {
+    run_on(bound, ["key", "value"], t1, shape, how, |[key, value]| run(key.write(), value.write()))
+}
+
+/// Runs a call that has `attn_output`.
+fn attend(bound: &Bound, call: AttentionCall<'_>, t1: ElementType, how: How<'_>) -> Result<Ended, Error> {
+    let shape = call.output_shape();
+    run_on(bound, ["attn_output"], t1, &shape, how, |[output]| call.run(output.write(), how.workers))
+}
+
+/// Runs a call with outputs of this shape, if all tensors are there.
+fn run_on<const N: usize>(
+    bound: &Bound,
+    names: [&'static str; N],
+    t1: ElementType,
+    shape: &[usize],
+    how: How<'_>,
+    run: impl FnOnce(&[Memory; N]) -> Result<(), Error>,
+) -> Result<Ended, Error> {
+    let output = |name| {
+        let operand = Operand { name, element: t1, shape: shape.to_vec(), bytes: vec![UNTOUCHED] };
+        assert!(operand.len().is_some(), "an output whose size overflows: {operand:?}");
+        Memory::new(operand, how.offset)
+    };
+    let outputs = names.map(output);
+    if !bound.is_whole() || !outputs.iter().all(Memory::is_whole) {
+        return Ok(Ended::Unrun);
+    }
+    run(&outputs)?;
+    let outputs = outputs.iter().map(Memory::bytes).collect();
+    Ok(Ended::Done(After { outputs, cache: bound.bytes("cache"), scale: bound.bytes("scale") }))
+}

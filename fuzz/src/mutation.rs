@@ -1,0 +1,64 @@
+//! Changes that make of a legal call another one, mostly an illegal one.
+
+use kvcache_op::ElementType;
+
+use crate::call::Call;
+use crate::operand::Operand;
+use crate::source::Source;
+
+impl Call {
+    /// Changes one thing of the call.
+    pub fn mutate(&mut self, source: &mut Source<'_>) {
+        match source.below(8) {
+            0 => {
+                let i = source.below(self.attributes.len());
+                let (_, value) = &mut self.attributes[i];
+                *value = source.number_near(*value);
+            }
+            // Values of indices have the most rules.
+            1..5 => {
+                let of = |operand: &&mut Operand| operand.element == ElementType::Int64 && !operand.bytes.is_empty();
+                let mut indices: Vec<_> = self.operands.iter_mut().filter(of).collect();
+                let i = source.below(indices.len());
+                let Some(operand) = indices.get_mut(i) else { return };
+                let (values, _) = operand.bytes.as_chunks_mut();
+                let i = source.below(values.len());
+                values[i] = source.number_near(i64::from_le_bytes(values[i])).to_le_bytes();
+            }
+            5 => {
+                let i = source.below(self.operands.len());
+                mutate_shape(&mut self.operands[i], source);
+            }
+            6 => {
+                let i = source.below(self.operands.len());
+                self.operands[i].element = source.pick(&ElementType::ALL);
+            }
+            _ => {
+                let optional = source.pick(&["scale", "attn_mask"]);
+                let given = self.operands.len();
+                self.operands.retain(|operand| operand.name != optional);
+                if given == self.operands.len() {
+                    let shape: Vec<_> = (0..source.below(7)).map(|_| source.below(4)).collect();
+                    let element = source.pick(&ElementType::ALL);
+                    self.operands.push(Operand { name: optional, element, shape, bytes: vec![1] });
+                }
+            }
+        }
+    }
+}
+
+fn mutate_shape(operand: &mut Operand, source: &mut Source<'_>) {
+    let axis = source.below(operand.shape.len());
+    match source.below(6) {
+        0 => operand.shape.insert(axis, source.below(3)),
+        1 if !operand.shape.is_empty() => {
+            operand.shape.remove(axis);
+        }
+        2 if !operand.shape.is_empty() => operand.shape[axis] = 0,
+        _ => {
+            if let Some(len) = operand.shape.get_mut(axis) {
+                *len = source.number_near(*len as i64) as usize;
+            }
+        }
+    }
+}
