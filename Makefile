@@ -261,13 +261,13 @@ test-aarch64:
 # flags of cargo-fuzz would not be used beside those in the variable.
 MINUTES ?= 1
 FUZZ_TARGETS ?= validation operator attention dlpack conformance_reader session_reader manager_script
-CARGO_FUZZ := $(TARGET)/tools/bin/cargo-fuzz
+CARGO_FUZZ := $(TOOLS)/bin/cargo-fuzz
+$(CARGO_FUZZ):
+	cargo install --quiet --locked --version 0.13.2 --root "$(TOOLS)" cargo-fuzz
 FUZZ = $(WITHOUT_LTO) RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz
 FUZZ_FLAGS := --fuzz-dir fuzz --features libfuzzer --target-dir "$(TARGET)/fuzz"
 .PHONY: fuzz
-fuzz:
-	test -x "$(CARGO_FUZZ)" || \
-		cargo install --quiet --locked --version 0.13.2 --root "$(TARGET)/tools" cargo-fuzz
+fuzz: $(CARGO_FUZZ)
 	unset CARGO_ENCODED_RUSTFLAGS; \
 	for target in $(FUZZ_TARGETS); do \
 		new="$(TARGET)/fuzz/corpus/$$target" && mkdir -p "$$new" && \
