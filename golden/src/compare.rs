@@ -37,8 +37,9 @@ impl Suite for Case {
 
     fn features(&self) -> Features {
         let attributes = Attributes::SPEC.iter().map(|spec| (spec.name, spec.value(&self.attributes)));
-        let current_key = self.steps.first().map(|step| &step.inputs.current_key);
-        self.features_with(self.page(), attributes, current_key)
+        let inputs = self.steps.first().map(|step| &step.inputs);
+        let batch = inputs.and_then(|inputs| batch(&inputs.kvstarts));
+        self.features_with(self.page(), attributes.chain(batch), inputs.map(|inputs| &inputs.current_key))
     }
 
     fn difference(&self, results: &[CallResult], demand: Demand) -> Option<Difference> {
@@ -126,6 +127,12 @@ impl<A, I> Case<A, I> {
         numbers.extend(current_key.into_iter().flat_map(head_sizes));
         Features { operator, types, numbers }
     }
+}
+
+/// The number of sequences, by their starts.
+pub(crate) fn batch(kvstarts: &Tensor) -> Option<(&'static str, i64)> {
+    let &[starts] = kvstarts.shape() else { return None };
+    Some(("batch", i64::try_from(starts).ok()?.checked_sub(1)?))
 }
 
 /// The sizes of the two innermost axes of a `current_key`.

@@ -6,8 +6,8 @@
 //! from an oracle in plain numpy (`oracle/`, run by `generate.py`) that shares no code with any kernel. With the feature
 //! `embedded` the cases are in the library, which then needs no folder of them.
 //!
-//! To test an implementation, implement [`Implementation`] (from another language: write a program that [`Program`] can
-//! call) and [`run`] the [`cases`] on it:
+//! To test an implementation, implement [`Implementation`] (from another language: write a program that `Program` (feature
+//! `program`) can call) and [`run`] the [`cases`] on it:
 //!
 //! ```
 //! use kvcache_golden::{CallResult, Case, Implementation, Outcome, run};
@@ -48,6 +48,8 @@ pub mod onnx;
 pub mod onnxruntime;
 pub mod oracle;
 pub mod performance;
+mod profile;
+#[cfg(feature = "program")]
 mod program;
 mod read;
 mod report;
@@ -65,10 +67,12 @@ pub use difference::{
 };
 pub use files::ReadError;
 pub use implementation::{CallResult, Implementation, Outcome};
-pub use program::Program;
+pub use profile::{Profile, ProfileError, Standing};
+#[cfg(feature = "program")]
+pub use program::{Program, ProgramError};
 pub use read::{cases, read_cases};
 pub use report::{Entry, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{OperatorPage, Rule, rule, rules};
-pub use run::run;
+pub use run::{Runner, run};
 pub use suite::{Diagnosis, Features, Suite};
 pub use tensor::Tensor;

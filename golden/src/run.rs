@@ -1,12 +1,16 @@
 //! Runs cases on an implementation, and says what becomes of each.
 
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use crate::case::Case;
 use crate::demand::Demand;
 use crate::difference::Difference;
 use crate::implementation::{CallResult, Implementation};
+use crate::profile::{Profile, Standing};
 use crate::report::{Entry, Report, Verdict};
 use crate::suite::Suite;
 
@@ -15,20 +19,98 @@ pub fn run<A, I>(implementation: &dyn Implementation<A, I>, cases: &[Case<A, I>]
 where
     Case<A, I>: Suite<Result = CallResult>,
 {
-    report(cases, |case| implementation.cannot_run(case), |case| implementation.run(case))
+    Runner::default().report(cases, |case| implementation.cannot_run(case), |case| implementation.run(case))
 }
 
-/// What becomes of cases of any suite.
-pub(crate) fn report<C: Suite>(
-    cases: &[C],
-    cannot_run: impl Fn(&C) -> Option<String>,
-    run: impl Fn(&C) -> Result<Vec<C::Result>, String>,
-) -> Report {
-    let entry = |case: &C| {
+/// How cases are run: by default all, one after the other, by no profile.
+#[derive(Debug, Clone)]
+pub struct Runner<'a> {
+    /// What the implementation declares that it does.
+    pub profile: Option<&'a Profile>,
+    /// Cases whose names do not contain this are left out.
+    pub filter: String,
+    /// How many cases are run at once.
+    pub jobs: NonZeroUsize,
+}
+
+impl Default for Runner<'_> {
+    fn default() -> Self {
+        Self { profile: None, filter: String::new(), jobs: NonZeroUsize::MIN }
+    }
+}
+
+impl Runner<'_> {
+    /// Runs the cases on an implementation that several threads may use at once.
+    pub fn run<A, I>(&self, implementation: &(dyn Implementation<A, I> + Sync), cases: &[Case<A, I>]) -> Report
+    where
+        Case<A, I>: Suite<Result = CallResult>,
+    {
+        self.parallel_report(cases, |case| implementation.cannot_run(case), |case| implementation.run(case))
+    }
+
+    /// What becomes of cases of any suite, one after the other.
+    pub(crate) fn report<C: Suite>(
+        &self,
+        cases: &[C],
+        cannot_run: impl Fn(&C) -> Option<String>,
+        run: impl Fn(&C) -> Result<Vec<C::Result>, String>,
+    ) -> Report {
+        self.of(cases.iter().map(|case| self.entry(case, &cannot_run, &run)).collect())
+    }
+
+    /// The same, several at once.
+    pub(crate) fn parallel_report<C: Suite>(
+        &self,
+        cases: &[C],
+        cannot_run: impl Fn(&C) -> Option<String> + Sync,
+        run: impl Fn(&C) -> Result<Vec<C::Result>, String> + Sync,
+    ) -> Report {
+        let next = AtomicUsize::new(0);
+        let worker = || {
+            let mut entries = Vec::new();
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some(case) = cases.get(i) else { return entries };
+                entries.push((i, self.entry(case, &cannot_run, &run)));
+            }
+        };
+        let mut entries = thread::scope(|scope| {
+            let workers: Vec<_> = (1..self.jobs.get().min(cases.len())).map(|_| scope.spawn(worker)).collect();
+            let mut entries = worker();
+            for worker in workers {
+                entries.extend(worker.join().expect("an implementation's panic is caught"));
+            }
+            entries
+        });
+        entries.sort_by_key(|(i, _)| *i);
+        self.of(entries.into_iter().map(|(_, entry)| entry).collect())
+    }
+
+    fn of(&self, entries: Vec<Entry>) -> Report {
+        let profile = self.profile.map(|profile| profile.name.clone());
+        Report { profile, entries, ..Report::default() }
+    }
+
+    fn entry<C: Suite>(
+        &self,
+        case: &C,
+        cannot_run: &impl Fn(&C) -> Option<String>,
+        run: &impl Fn(&C) -> Result<Vec<C::Result>, String>,
+    ) -> Entry {
         let start = Instant::now();
-        let verdict = match cannot_run(case) {
-            Some(reason) => Verdict::Unsupported(reason),
-            None => verdict(case, || run(case)),
+        let standing = self.profile.map_or(Standing::Within, |profile| profile.standing(&case.features()));
+        let (mut outside, mut demand) = (None, Demand::AsExpected);
+        if let Standing::MustRefuse(reason) = &standing {
+            (outside, demand) = (Some(reason.clone()), Demand::Refusal);
+        }
+        let verdict = if !case.name().contains(&self.filter) {
+            Verdict::NotRun(format!("the name does not contain {:?}", self.filter))
+        } else if let Standing::Unsupported(reason) = standing {
+            Verdict::Unsupported(reason)
+        } else if let Some(reason) = cannot_run(case) {
+            Verdict::Unsupported(reason)
+        } else {
+            verdict(case, demand, || run(case))
         };
         Entry {
             suite: C::NAME,
@@ -36,16 +118,15 @@ pub(crate) fn report<C: Suite>(
             case: case.name().to_owned(),
             about: case.about().to_owned(),
             rules: case.rules().to_vec(),
-            outside: None,
+            outside,
             time: start.elapsed(),
             verdict,
         }
-    };
-    Report { entries: cases.iter().map(entry).collect(), ..Report::default() }
+    }
 }
 
 /// What becomes of a case that is run.
-fn verdict<C: Suite>(case: &C, run: impl FnOnce() -> Result<Vec<C::Result>, String>) -> Verdict {
+fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<C::Result>, String>) -> Verdict {
     let failed = |difference, diagnosis| Verdict::Failed(Box::new(difference), diagnosis);
     let results = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(results)) => results,
@@ -56,8 +137,9 @@ fn verdict<C: Suite>(case: &C, run: impl FnOnce() -> Result<Vec<C::Result>, Stri
             return failed(Difference::could_not_run(format!("the implementation panicked: {text}")), None);
         }
     };
-    match case.difference(&results, Demand::AsExpected) {
-        None => Verdict::Passed,
-        Some(difference) => failed(difference, case.diagnose(&results)),
+    match (case.difference(&results, demand), demand) {
+        (None, _) => Verdict::Passed,
+        (Some(difference), Demand::AsExpected) => failed(difference, case.diagnose(&results)),
+        (Some(difference), Demand::Refusal) => failed(difference, None),
     }
 }

@@ -14,6 +14,8 @@ use crate::rules::OperatorPage;
 use crate::suite::{Features, Suite};
 use crate::tensor::Tensor;
 
+pub use kvcache_schema::StaticAttributes as Attributes;
+
 /// A node with its state, and calls that are made one after the other.
 pub type Case = crate::Case<StaticAttributes, StepInputs>;
 
@@ -60,7 +62,8 @@ impl Suite for Case {
     fn features(&self) -> Features {
         let attributes = StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(&self.attributes)));
         let current_key = self.steps.first().map(|step| &step.inputs.current_key);
-        self.features_with(self.page(), attributes, current_key)
+        let batch = current_key.and_then(|tensor| Some(("batch", i64::try_from(*tensor.shape().first()?).ok()?)));
+        self.features_with(self.page(), attributes.chain(batch), current_key)
     }
 
     fn difference(&self, results: &[CallResult], demand: Demand) -> Option<Difference> {

@@ -1,20 +1,24 @@
 //! Programs in other languages, here the shell. A case's own tensors have the names that a result needs.
 #![cfg(unix)]
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use kvcache_golden::{Expected, Implementation, Program, Report, Step, attention, cases, run, static_batching};
+use kvcache_golden::{
+    Expected, Implementation, Program, Report, Step, StepInputs, attention, cases, run, static_batching,
+};
 use kvcache_schema::ElementType;
 use tempfile::TempDir;
 
-/// A shell script as a program; it is there as long as the folder.
+/// A shell script as a program; it is there as long as the folder. The shell reads it: a file that is written while
+/// another thread starts a process could not be started itself.
 fn program(script: &str) -> (TempDir, Program) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("program");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-    (folder, Program { path })
+    fs::write(&path, script).unwrap();
+    let program = Program::parse(&format!("sh '{}'", path.display())).unwrap();
+    (folder, program)
 }
 
 /// Whether there are several calls, of which every one succeeds or none does.
@@ -49,7 +53,6 @@ fn reports(script: &str, succeed: bool) -> [Report; 3] {
     ]
 }
 
-/// One test: a script that one thread is writing cannot be started while another thread starts one of its own.
 #[test]
 fn a_program_passes_with_the_right_answers_alone() {
     for right in reports("cp \"$1/tensors.safetensors\" \"$2\"", true) {
@@ -60,6 +63,7 @@ fn a_program_passes_with_the_right_answers_alone() {
         ("true", true, "wrote no result"),
         ("echo rubbish > \"$2\"", true, "result cannot be read"),
         ("cp \"$1/tensors.safetensors\" \"$2\"", false, "result cannot be read"),
+        ("cp \"$1/tensors.safetensors\" \"$2\"; echo at the end; kill -SEGV $$", true, "SIGSEGV"),
     ] {
         for report in reports(script, succeed) {
             assert_eq!(report.failed(), 5, "{script}: {report}");
@@ -69,4 +73,39 @@ fn a_program_passes_with_the_right_answers_alone() {
             );
         }
     }
+}
+
+/// What hangs is ended with all that it has started, even if that holds the program's outputs open.
+#[test]
+fn a_program_that_hangs_is_ended() {
+    let case = cases().unwrap().swap_remove(0);
+    let folder = TempDir::new().unwrap();
+    let mark = folder.path().join("mark");
+    let script = format!("(sleep 2; touch {}) & echo waiting; wait", mark.display());
+    let program = Program::parse(&format!("sh -c '{script}' {{case}} {{output}}")).unwrap();
+    let start = Instant::now();
+    let run = |limit| Implementation::<_, StepInputs>::run(&program.clone().with_limit(limit), &case).unwrap_err();
+    assert_eq!(run(Duration::from_millis(300)), "the program was ended after 0.3 seconds: waiting");
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    thread::sleep(Duration::from_millis(2500).saturating_sub(start.elapsed()));
+    assert!(!mark.exists(), "its child runs on");
+}
+
+/// What a program leaves behind does not hold up the run.
+#[test]
+fn a_program_ends_when_it_ends_itself() {
+    let case = cases().unwrap().swap_remove(0);
+    let program = Program::parse("sh -c 'sleep 20 & exit 3'").unwrap();
+    let start = Instant::now();
+    let error = Implementation::<_, StepInputs>::run(&program, &case).unwrap_err();
+    assert_eq!(error, "the program ended with exit status: 3");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_program_that_cannot_be_started_says_so() {
+    let case = cases().unwrap().swap_remove(0);
+    let program = Program::new("/no/such/program");
+    let error = Implementation::<_, StepInputs>::run(&program, &case).unwrap_err();
+    assert!(error.starts_with("/no/such/program could not be started: "), "{error}");
 }

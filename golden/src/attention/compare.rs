@@ -7,7 +7,7 @@ use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes};
 use super::case::{Case, Operator, Step};
 use super::implementation::CallResult;
 use crate::case::{Expected, NanRule};
-use crate::compare::{head_sizes, in_cache};
+use crate::compare::{batch, head_sizes, in_cache};
 use crate::demand::Demand;
 use crate::difference::{
     Accept, Call, Difference, Indices, Location, Must, Pair, first, integers, of_token, output, refused,
@@ -51,8 +51,9 @@ impl Suite for Case {
             Operator::MultiHeadAttention => "key",
             Operator::MultiHeadCacheAttention => "current_key",
         };
-        let key = self.steps.first().and_then(|step| step.inputs.get(key));
-        let heads = key.into_iter().flat_map(head_sizes).filter(|(name, _)| *name == "cache_heads");
+        let input = |name: &str| self.steps.first().and_then(|step| step.inputs.get(name));
+        numbers.extend(input("kvstarts").and_then(batch));
+        let heads = input(key).into_iter().flat_map(head_sizes).filter(|(name, _)| *name == "cache_heads");
         numbers.extend(heads);
         let mut types = BTreeMap::from([("T1", self.t1)]);
         types.extend(self.cache.as_ref().map(|cache| ("T2", cache.element())));

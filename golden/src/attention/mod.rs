@@ -7,6 +7,7 @@
 mod case;
 mod compare;
 mod implementation;
+#[cfg(feature = "program")]
 mod program;
 mod read;
 mod run;

@@ -3,6 +3,8 @@
 mod by_rule;
 mod entry;
 mod json;
+#[cfg(feature = "junit")]
+mod junit;
 mod text;
 
 pub use by_rule::RuleCount;

@@ -20,13 +20,7 @@ impl fmt::Display for Report {
             Verdict::NotRun(reason) => Some(reason),
             _ => None,
         })?;
-        write!(f, "{} passed, {} failed", self.passed(), self.failed())?;
-        for (count, what) in [(self.unsupported(), "unsupported"), (self.not_run(), "not run")] {
-            if count > 0 {
-                write!(f, ", {count} {what}")?;
-            }
-        }
-        Ok(())
+        f.write_str(&self.summary())
     }
 }
 
@@ -66,6 +60,29 @@ fn reasons<'a>(
 }
 
 impl Report {
+    /// The table by rule, then what is displayed: for a terminal.
+    pub fn text(&self) -> String {
+        format!("{}\n{self}\n", self.rule_table())
+    }
+
+    /// One line: what was tested, by which profile, and the counts.
+    pub fn summary(&self) -> String {
+        let mut summary = String::new();
+        if !self.implementation.is_empty() {
+            summary = format!("{}: ", self.implementation);
+        }
+        summary += &format!("{} passed, {} failed", self.passed(), self.failed());
+        for (count, what) in [(self.unsupported(), "unsupported"), (self.not_run(), "not run")] {
+            if count > 0 {
+                summary += &format!(", {count} {what}");
+            }
+        }
+        if let Some(profile) = &self.profile {
+            summary += &format!(" (profile: {profile})");
+        }
+        summary
+    }
+
     /// The table by rule as text: a line for each rule that a case proves, and the rules that none proves.
     pub fn rule_table(&self) -> String {
         let (proven, unproven): (Vec<_>, Vec<_>) = self.by_rule().into_iter().partition(|counts| counts.cases() > 0);

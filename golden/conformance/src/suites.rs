@@ -1,0 +1,78 @@
+//! The cases of the chosen suites.
+
+use std::path::Path;
+
+use kvcache_golden::{Report, Runner, Suite, attention, static_batching};
+
+use crate::arguments::SuiteName;
+use crate::error::Error;
+use crate::implementations::Implementations;
+
+/// The cases of each suite; none of one that is not chosen.
+pub struct Suites {
+    dynamic: Vec<kvcache_golden::Case>,
+    of_static_batching: Vec<static_batching::Case>,
+    attention: Vec<attention::Case>,
+}
+
+impl Suites {
+    /// Reads the chosen suites, or all, from a folder or those of this build. Of a folder, suites that are not there
+    /// are left out unless they are chosen.
+    pub fn read(folder: Option<&Path>, chosen: &[SuiteName]) -> Result<Self, Error> {
+        let of = |suite: SuiteName, name: &str| {
+            let path = folder.map(|folder| folder.join(name));
+            let there = path.as_ref().is_none_or(|path| path.is_dir());
+            let wanted = if chosen.is_empty() { there } else { chosen.contains(&suite) };
+            wanted.then_some(path)
+        };
+        let dynamic = of(SuiteName::KeyValueCache, "cases");
+        let of_static_batching = of(SuiteName::Static, "static_cases");
+        let attention = of(SuiteName::Attention, "attention_cases");
+        if let (Some(folder), None, None, None) = (folder, &dynamic, &of_static_batching, &attention) {
+            return Err(Error::NoSuite(folder.to_owned()));
+        }
+        Ok(Self {
+            dynamic: match dynamic {
+                None => Vec::new(),
+                Some(None) => kvcache_golden::cases()?,
+                Some(Some(path)) => kvcache_golden::read_cases(&path)?,
+            },
+            of_static_batching: match of_static_batching {
+                None => Vec::new(),
+                Some(None) => static_batching::cases()?,
+                Some(Some(path)) => static_batching::read_cases(&path)?,
+            },
+            attention: match attention {
+                None => Vec::new(),
+                Some(None) => attention::cases()?,
+                Some(Some(path)) => attention::read_cases(&path)?,
+            },
+        })
+    }
+
+    /// Whether there is a case whose name contains this.
+    pub fn any(&self, filter: &str) -> bool {
+        !self.list(filter).is_empty()
+    }
+
+    /// A line for each case whose name contains this.
+    pub fn list(&self, filter: &str) -> String {
+        let lines = lines(&self.dynamic, filter);
+        lines + &self::lines(&self.of_static_batching, filter) + &self::lines(&self.attention, filter)
+    }
+
+    /// Runs all on an implementation.
+    pub fn run(&self, runner: &Runner<'_>, tested: &Implementations) -> Report {
+        let mut report = runner.run(&*tested.dynamic, &self.dynamic);
+        report.append(runner.run(&*tested.of_static_batching, &self.of_static_batching));
+        report.append(runner.run_attention(&*tested.attention, &self.attention));
+        report.implementation.clone_from(&tested.name);
+        report
+    }
+}
+
+fn lines<C: Suite>(cases: &[C], filter: &str) -> String {
+    let cases = cases.iter().filter(|case| case.name().contains(filter));
+    let line = |case: &C| format!("{}/{}: {} [{}]\n", C::NAME, case.name(), case.about(), case.rules().join(", "));
+    cases.map(line).collect()
+}

@@ -1,0 +1,56 @@
+//! What a program writes of a case.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use kvcache_schema::ElementType;
+use safetensors::SafeTensors;
+
+use crate::implementation::Outcome;
+use crate::read::read_tensor;
+use crate::tensor::Tensor;
+
+/// What a program has written of a case.
+pub(crate) struct Results {
+    metadata: HashMap<String, String>,
+    bytes: Vec<u8>,
+}
+
+impl Results {
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let bytes = fs::read(path).map_err(|error| format!("the program wrote no result: {error}"))?;
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
+        Ok(Self { metadata: header.metadata().clone().unwrap_or_default(), bytes })
+    }
+
+    /// How call `i` ended: with what `outputs` reads, or with a refusal.
+    pub(crate) fn outcome<O>(
+        &self,
+        i: usize,
+        outputs: impl FnOnce() -> Result<O, String>,
+    ) -> Result<Outcome<O>, String> {
+        match self.metadata.get(&format!("{i}.error")) {
+            Some(message) => Ok(Outcome::refused(message.clone())),
+            None => outputs().map(Outcome::Done),
+        }
+    }
+
+    /// A tensor after call `i`; if the one that it is like is int4, it is that too.
+    pub(crate) fn tensor(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Tensor, String> {
+        let int4 = like.filter(|like| like.element() == ElementType::Int4);
+        let file = SafeTensors::deserialize(&self.bytes).map_err(unreadable)?;
+        let view = file.tensor(&format!("{i}.{name}")).map_err(unreadable)?;
+        read_tensor(&view, int4.map(|like| like.shape().to_vec()).as_ref())
+            .ok_or_else(|| format!("the program's {i}.{name} is {:?} of shape {:?}", view.dtype(), view.shape()))
+    }
+
+    /// The same, if there is one that it should be like.
+    pub(crate) fn optional(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Option<Tensor>, String> {
+        like.map(|like| self.tensor(i, name, Some(like))).transpose()
+    }
+}
+
+fn unreadable(error: safetensors::SafeTensorError) -> String {
+    format!("the program's result cannot be read: {error}")
+}
