@@ -53,6 +53,7 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
         rules += " num-repeat"
     if cache_mode == 1:
         attributes |= dict(page_size=2)
+        rules += " pages.unaligned"
     name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}-r{num_repeat}"
     if quant_group <= 16:
         about += "a prefill, a decode step and the second chunk of a prefill in one call."

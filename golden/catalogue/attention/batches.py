@@ -7,15 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence
+from ..case import Sequence, indices
 from ..combinations import TYPES
-from .case import AttentionCase, mask, over_cache
+from .case import AttentionCase, mask, over_cache, packed
 
 
 def cases() -> Iterator[AttentionCase]:
     """Everything of this module."""
     yield from small()
     yield from prefixes()
+    yield from pages()
+    yield from bounds()
+    yield from scale_untouched()
     yield from chunks()
     yield from long()
     yield from non_finite()
@@ -46,16 +49,55 @@ def small() -> Iterator[AttentionCase]:
 def prefixes() -> Iterator[AttentionCase]:
     """Sequences that read the same slots."""
     about = "Three sequences share the page of a prompt's beginning; each attends to it as if it were its own."
-    rules = "order.shared-slots cache-mode.1 pages.unaligned"
+    rules = "order.shared-slots cache-mode.1"
     attributes = dict(cache_mode=1, page_size=4)
     case = over_cache("shared-prefix-paged", about, "f32 f32", (4, 1), 16, proves=rules, max_t=16, **attributes)
     case.call(Sequence(0, 4, (8,)))
     case.call(Sequence(4, 3, (8, 0)), Sequence(4, 1, (8, 12)), Sequence(4, 2, (8, 4)))
     yield case.call(Sequence(5, 1, (8, 12)), Sequence(7, 1, (8, 0)), decoding_batches=2)
     about = "In offset mode a sequence reads what another one stores in the same call."
-    rules = "order.shared-slots order.stores-first"
+    rules = "order.shared-slots"
     case = over_cache("shared-prefix-offset", about, "f16 int4 f16", (4, 2), 16, proves=rules, max_t=16, quant_bit=4)
     yield case.call(Sequence(4, 2, 3), Sequence(6, 1, 3), Sequence(3, 0, 3))
+
+    for types, quant_bit in (("f32 f32", 0), ("f16 int8 f32", 8)):
+        name = f"reads-later-writer-{types.replace(' ', '-')}"
+        about = "A sequence attends to slots that a later sequence of the same call stores: it sees the new values."
+        rules = "order.stores-first order.shared-slots"
+        case = over_cache(name, about, types, (4, 2), 8, proves=rules, quant_bit=quant_bit)
+        yield case.call(Sequence(4, 1, 3), Sequence(0, 4, 3))
+
+
+def pages() -> Iterator[AttentionCase]:
+    """Pages that are like no block of a kernel."""
+    about = "Pages of 3 tokens that begin anywhere and come in any order; the last one reaches beyond the cache."
+    rules = "cache-mode.1 pages.unaligned slots.paged"
+    for types, quant_bit in (("f32 f32", 0), ("f16 int4 f16", 4)):
+        attributes = dict(cache_mode=1, page_size=3, quant_bit=quant_bit)
+        name = f"pages-of-3-{types.replace(' ', '-')}"
+        case = over_cache(name, about, types, (2, 1), 8, proves=rules, max_t=13, **attributes)
+        yield case.call(Sequence(4, 1, (7, 4)), Sequence(0, 4, (0, 12)), Sequence(1, 1, (10,)))
+
+
+def bounds() -> Iterator[AttentionCase]:
+    """max_seqlen and max_kvlen are upper bounds, as scalars and in shape [1]."""
+    rules = "bounds.max-seqlen bounds.max-kvlen inputs.shapes"
+    about = "max_seqlen and max_kvlen are 64, then 2^63-1, more than any sequence has: in shape [1], then as scalars."
+    for case in (
+        over_cache("bounds", about, "f32 f32", (4, 2), 8, proves=rules),
+        packed("packed-bounds", about, "f32", (4, 2), 8, proves=rules),
+    ):
+        case.call(Sequence(0, 3, 0), max_seqlen=indices([64]), max_kvlen=indices([64]))
+        yield case.call(Sequence(3, 1, 0), max_seqlen=indices(2**63 - 1), max_kvlen=indices(2**63 - 1))
+
+
+def scale_untouched() -> Iterator[AttentionCase]:
+    """A scale that is given without quantization."""
+    about = "quant_bit 0 with a scale: left untouched, whatever its shape."
+    case = over_cache("scale-unused", about, "f16 f16 f32", (2, 1), 8, proves="scale.unused")
+    case.cached.scale = random_values("scale-unused scale", (3, 5), "float32")
+    case.cached.first_scale = case.cached.scale.copy()
+    yield case.call(Sequence(2, 1, 4), Sequence(0, 2, 0))
 
 
 def chunks() -> Iterator[AttentionCase]:

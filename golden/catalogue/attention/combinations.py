@@ -35,7 +35,7 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
         attributes |= dict(quant_bit=quant_bit, quant_group=GROUPS[head_dim][number % 4])
     if cache_mode == 1:
         attributes |= dict(page_size=2)
-        rules += " pages.filler"
+        rules += " pages.unaligned pages.filler"
     if quant_bit == 4:
         rules += " int4.nibbles"
     name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}"

@@ -35,6 +35,8 @@ def quantized(T1: str, T3: str, bits: int) -> AttentionCase:
     if (T1, T3) == ("f32", "f16"):
         parts |= scale_parts(QMAX[bits])
         rules += " scale.rounded-to-t3 dequantizing.rounded-to-t3"
+    if (T1, T3) == ("f16", "f32"):
+        rules += " dequantizing.converted-to-t1"
     tokens = groups.tokens(parts.values(), HEAD_DIM)
     name = f"rounding-{types.replace(' ', '-')}"
     about = "Groups for which another order of roundings gives other codes and scales, in sequences of one token."
