@@ -130,7 +130,7 @@ def long() -> Iterator[AttentionCase]:
     case = over_cache("long-f32", about, "f32 f32", (2, 1), 40, proves=rules, max_t=300)
     yield case.call(Sequence(295, 5, 0))
     about = "A prompt of 70 tokens with ALiBi."
-    alibi = dict(proves="alibi alibi.causal precision", is_alibi=1)
+    alibi = dict(proves="alibi precision", is_alibi=1)
     yield over_cache("long-prompt-alibi", about, "f32 f16", (3, 1), 16, max_t=70, **alibi).call(Sequence(0, 70, 0))
     about = "A prompt of 70 tokens."
     rules = "causal-mask precision"
@@ -144,7 +144,9 @@ def non_finite() -> Iterator[AttentionCase]:
         label = types.replace(" ", "-")
         for tensor in ("current_key", "current_value", "query"):
             about = f"A NaN in {tensor} of one token: the other sequences, and queries before it, do not see it."
-            rules = "non-finite.reach" + (" non-finite.nan" if quant and tensor != "query" else "")
+            rules = "non-finite.reach"
+            if tensor != "query":
+                rules += " weights.hidden" + (" non-finite.nan" if quant else "")
             name = f"nan-in-{tensor.replace('_', '-')}-{label}"
             case = over_cache(name, about, types, (2, 1), 8, proves=rules, **quant)
             values = getattr(case.inputs(batch, {}), tensor)

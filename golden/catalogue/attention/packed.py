@@ -37,7 +37,7 @@ def cases() -> Iterator[AttentionCase]:
         about = "Four queries on two keys, three on none: if causal, the first two see no key either, and give zeros."
         rules = "rows-without-keys heads.grouped"
         if is_alibi == 1:
-            rules += " alibi alibi.slopes alibi.causal"
+            rules += " alibi alibi.slopes" + (" alibi.causal" if is_causal == 0 else "")
         elif is_causal == 1:
             rules += " causal-mask"
         case = packed(name, about, "f32", (6, 2), 8, proves=rules, is_alibi=is_alibi, is_causal=is_causal)
@@ -49,11 +49,15 @@ def cases() -> Iterator[AttentionCase]:
         yield case.call(Sequence(0, 0, 0), Sequence(0, 0, 0), **changes, **bounds)
     for rank, T1 in product((2, 3), ("f32", "f16")):
         name = f"packed-mask{rank}-{T1}"
-        rules = "attn-mask attn-mask.beside attn-mask.padding attn-mask.width weights.hidden"
+        rules = "attn-mask attn-mask.beside attn-mask.padding attn-mask.width"
         about = f"A mask of rank {rank}, wider than needed."
         case = packed(name, about, T1, (4, 2), 8, proves=rules, is_alibi=rank - 2)
         values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
         yield case.call(*BATCH, attn_mask=values)
+    about = "decoding_batches far beyond 32 bits counts as B."
+    rules = "decoding-batches causal-mask.decoding"
+    case = packed("packed-decoding-huge", about, "f32", (2, 1), 8, proves=rules)
+    yield case.call(*BATCH, decoding_batches=2**63 - 1)
     about = "A mask of shape [0] and type float16 is no mask."
     case = packed("packed-mask-empty", about, "f32", (4, 2), 8, proves="attn-mask.empty")
     yield case.call(*BATCH, attn_mask=np.zeros(0, np.float16))
@@ -65,3 +69,12 @@ def cases() -> Iterator[AttentionCase]:
     key = random_values(name, (16, 1, 8), "float32")
     key[5] = np.nan
     yield case.call(*BATCH, key=key)
+    name = "packed-nan-behind-mask"
+    about = "attn_mask hides a key and a value of NaN with -inf from two queries of three: those do not see them."
+    batch = (Sequence(2, 1, 0), Sequence(0, 3, 0))
+    case = packed(name, about, "f32", (2, 1), 8, proves="weights.hidden non-finite.reach attn-mask", is_causal=0)
+    inputs = case.inputs(batch, {})
+    inputs.key[3, 0, 0] = inputs.value[4, 0, :] = np.nan
+    values = mask(name, case, batch, forbidden=0.0)
+    values[1:3, 3:5] = -np.inf
+    yield case.call(*batch, key=inputs.key, value=inputs.value, attn_mask=values)
