@@ -16,7 +16,7 @@ from kvcache import find_library
 from pmx_export import export
 from pmx_params import Params, random_weights
 
-LIBRARY = "target/release/libkvcache_ort.so"
+LIBRARY, CASES = "target/release/libkvcache_ort.so", "golden/cases"
 # Its programs begin with an export in the working folder.
 WITH_EXPORT = "pmx.md"
 BOOK = sorted(pages.DOCS.glob("*.md"))
@@ -47,7 +47,7 @@ def test_the_python_of_a_page_runs(page: Path, folder: Path) -> None:
     """Its blocks are one program from top to bottom, but for the place of the library; they assert what they say."""
     if page.name == "onnx.md" and not INFERENCE:
         pytest.skip("this onnx takes no inference functions from Python")
-    assert pages.run(page, replace={LIBRARY: str(find_library())}) > 0
+    assert pages.run(page, replace={LIBRARY: str(find_library()), CASES: str(pages.ROOT / CASES)}) > 0
 
 
 def test_the_book_has_programs() -> None:
