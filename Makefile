@@ -380,14 +380,13 @@ docs: .venv/ready
 	$(VENV) python/schemas.py
 	$(MAKE) book
 
-# The book, in target/book. mdBook is built at the first call, which takes minutes. With REPOSITORY, the address of this
-# repository's files, links to them lead there, else to this checkout.
-MDBOOK_VERSION := 0.5.4
-MDBOOK := $(TARGET)/tools/mdbook-$(MDBOOK_VERSION)/bin/mdbook
+# The book, in target/book. With REPOSITORY, the address of this repository's files, links to them lead there, else to
+# this checkout. mdBook takes minutes to compile, so `make test` does without.
+MDBOOK := $(TOOLS)/bin/mdbook
+$(MDBOOK):
+	cargo install --quiet --locked --version 0.5.4 --root "$(TOOLS)" mdbook
 .PHONY: book
-book: .venv/ready
-	test -x "$(MDBOOK)" || \
-		cargo install --quiet --locked --version $(MDBOOK_VERSION) --root "$(TARGET)/tools/mdbook-$(MDBOOK_VERSION)" mdbook
+book: .venv/ready $(MDBOOK)
 	$(VENV) docs/check.py
 	$(VENV) docs/book.py "$(MDBOOK)" "$(TARGET)/book" $(if $(REPOSITORY),--repository "$(REPOSITORY)")
 

@@ -1,4 +1,5 @@
-"""Checks commands of the book without running them: that what they name exists in this repository.
+"""Checks commands of the book without running them: that what they name exists in this repository. Flags of its own
+programs are looked up in their help.
 
 Known are make, cargo, pip, Python with scripts and modules, and a few programs that every system has. Lines of another
 program are refused, so that no command stays unchecked.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -76,8 +78,9 @@ def wrong_command(words: list[str]) -> str | None:
         return wrong_python(rest)
     if program == "pip":
         return wrong_pip(rest)
-    if program in binaries():
-        return None
+    binary = program.removeprefix("target/release/").removeprefix("target/debug/")
+    if binary in binaries():
+        return wrong_flags(binary, rest)
     if "/" in program and (ROOT / program).is_file():
         return None
     return None if program in SYSTEM else f"{program} is no program that this check knows"
@@ -85,7 +88,7 @@ def wrong_command(words: list[str]) -> str | None:
 
 def wrong_cargo(words: list[str]) -> str | None:
     """A package, example, binary or feature that the workspace does not have."""
-    words = words[: words.index("--")] if "--" in words else words
+    words, given = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     members = packages()
     package = value_of(words, "-p") or value_of(words, "--package")
     if package is None:
@@ -101,7 +104,16 @@ def wrong_cargo(words: list[str]) -> str | None:
         return f"{package} has no binary {binary}"
     features = (value_of(words, "--features") or "").replace(",", " ").split()
     missing = [feature for feature in features if feature not in manifest.get("features", {})]
-    return f"{package} has no feature {missing[0]}" if missing else None
+    if missing:
+        return f"{package} has no feature {missing[0]}"
+    return wrong_flags(package, given) if package in binaries() and given else None
+
+
+def wrong_flags(binary: str, words: list[str]) -> str | None:
+    """A flag that a program of the workspace does not name in its help."""
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    missing = [flag for flag in flags if not re.search(rf"(^|\s){flag}\b", help_of(binary))]
+    return f"{binary} has no flag {missing[0]}" if missing else None
 
 
 def wrong_python(words: list[str]) -> str | None:
@@ -143,6 +155,13 @@ def make_targets() -> set[str]:
     lines = (ROOT / "Makefile").read_text().split("\n")
     rules = (line.split(":")[0] for line in lines if re.match(r"[^\s#:=]+(\s[^#:=]+)?:(?!=)", line))
     return {target for rule in rules for target in rule.split()} - {".PHONY"}
+
+
+@cache
+def help_of(binary: str) -> str:
+    """What a program of the workspace says of itself; cargo builds it if need be."""
+    command = ["cargo", "run", "--quiet", "--locked", "--bin", binary, "--", "--help"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @cache
