@@ -1,11 +1,13 @@
 //! The cases in the library: the archives of `build.rs`.
 
-use std::fs;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "program")]
+use std::{fs, io};
 
 use flate2::read::ZlibDecoder;
 use safetensors::{SafeTensorError, SafeTensors};
+#[cfg(feature = "program")]
 use tempfile::TempDir;
 
 use crate::files::{CaseFiles, Cause, ReadError};
@@ -42,6 +44,7 @@ pub(crate) fn read<C>(folder: &str, read: impl Fn(&CaseFiles<'_>) -> Result<C, C
 
 /// The files of a case in a folder of their own, if `folder` is that of an embedded case. The folder goes when what is
 /// given goes.
+#[cfg(feature = "program")]
 pub(crate) fn unpack(folder: &Path) -> Option<io::Result<TempDir>> {
     let path = folder.strip_prefix(ROOT).ok()?;
     let suite = path.parent()?.to_str()?;
@@ -73,6 +76,8 @@ fn inflated(archive: &SafeTensors<'_>, path: &str) -> Result<Vec<u8>, Cause> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -93,6 +98,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "program")]
     #[test]
     fn a_case_is_unpacked_as_it_was_and_goes() {
         let name = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("cases")).unwrap().next().unwrap().unwrap();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use safetensors::Dtype;
+#[cfg(feature = "program")]
 use tempfile::TempDir;
 use thiserror::Error;
 
@@ -98,12 +99,14 @@ pub(crate) fn read_folders<C>(
 }
 
 /// The folder of a case where other programs can read it.
+#[cfg(feature = "program")]
 pub(crate) struct OnDisk {
     folder: PathBuf,
     /// It is one that was made for this, and goes with it.
     _unpacked: Option<TempDir>,
 }
 
+#[cfg(feature = "program")]
 impl OnDisk {
     /// The folder itself; of an embedded case one that its files are unpacked to.
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {

@@ -9,11 +9,13 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Parser, ValueEnum};
 use kvcache_golden::Program;
+#[cfg(feature = "onnxruntime")]
+use kvcache_golden::onnxruntime::{Library, Options, Provider};
 
 #[cfg(feature = "backends")]
 use crate::backends;
 use crate::error::Error;
-use crate::implementations::Implementations;
+use crate::tested::{Kind, Tested};
 
 /// Runs the conformance suite of KeyValueCache and attention on an implementation, and reports rule by rule.
 ///
@@ -29,6 +31,33 @@ pub struct Arguments {
     /// i.attn_output) or, in its metadata, i.error: the message of the refusal.
     #[arg(long, value_name = "COMMAND", group = "tested")]
     program: Option<String>,
+
+    /// A library of custom operators to test in ONNX Runtime: a case becomes a model of one node, and its calls are made
+    /// in a session, in a process of their own.
+    #[cfg(feature = "onnxruntime")]
+    #[arg(long, value_name = "LIBRARY", group = "tested")]
+    ort_library: Option<PathBuf>,
+
+    /// The library of ONNX Runtime; if not given, what KVCACHE_ONNXRUNTIME_LIB names, or that of the Python package
+    /// onnxruntime.
+    #[cfg(feature = "onnxruntime")]
+    #[arg(long, value_name = "LIBRARY", requires = "ort_library")]
+    onnxruntime: Option<PathBuf>,
+
+    /// The domain of the operators of dynamic batching.
+    #[cfg(feature = "onnxruntime")]
+    #[arg(long, value_name = "DOMAIN", requires = "ort_library")]
+    domain: Option<String>,
+
+    /// The domain of KeyValueCache of static batching.
+    #[cfg(feature = "onnxruntime")]
+    #[arg(long, value_name = "DOMAIN", requires = "ort_library")]
+    static_domain: Option<String>,
+
+    /// Who runs the nodes.
+    #[cfg(feature = "onnxruntime")]
+    #[arg(long, value_name = "PROVIDER", requires = "ort_library", value_parser = provider)]
+    provider: Option<Provider>,
 
     /// A backend of this project to test, or `all` that this machine can run.
     #[cfg(feature = "backends")]
@@ -64,11 +93,15 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
+    /// Measures how fast calls are, too: ratios to a loop that copies as much. They are no part of right and wrong.
+    #[arg(long, conflicts_with_all = ["program", "list"])]
+    pub performance: bool,
+
     /// How many cases are run at once; as many as there are CPUs, if not given.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 
-    /// How many seconds a program has for a case.
+    /// How many seconds a program has for a case, or an operator in ONNX Runtime for a call.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     timeout: Duration,
 }
@@ -102,15 +135,36 @@ impl Arguments {
     }
 
     /// What is tested; several, if all backends are.
-    pub fn implementations(&self) -> Result<Vec<Implementations>, Error> {
+    pub fn tested(&self) -> Result<Vec<Tested>, Error> {
         #[cfg(feature = "backends")]
         if let Some(name) = &self.backend {
-            return Ok(backends::implementations(name));
+            let tested = |(name, backend): (&str, _)| Tested { name: name.to_owned(), kind: Kind::Backend(backend) };
+            return Ok(backends::backends(name).into_iter().map(tested).collect());
         }
-        let program =
-            |command| Ok(Implementations::program(command, Program::parse(command)?.with_limit(self.timeout)));
-        self.program.iter().map(|command| program(command.as_str())).collect()
+        #[cfg(feature = "onnxruntime")]
+        if let Some(path) = &self.ort_library {
+            let mut options = Options::new(path);
+            options.runtime.clone_from(&self.onnxruntime);
+            options.time_limit = self.timeout;
+            options.provider = self.provider.unwrap_or(options.provider);
+            options.domain = self.domain.clone().unwrap_or(options.domain);
+            options.static_domain = self.static_domain.clone().unwrap_or(options.static_domain);
+            let library = Library::open(options)?;
+            let name = format!("{} in ONNX Runtime {}", path.display(), library.runtime_version());
+            return Ok(vec![Tested { name, kind: Kind::Library(Box::new(library)) }]);
+        }
+        let program = |command: &String| {
+            let program = Program::parse(command)?.with_limit(self.timeout);
+            Ok(Tested { name: command.clone(), kind: Kind::Program(program) })
+        };
+        self.program.iter().map(program).collect()
     }
+}
+
+#[cfg(feature = "onnxruntime")]
+fn provider(name: &str) -> Result<Provider, String> {
+    let names = || Provider::ALL.map(Provider::name).join(", ");
+    Provider::ALL.into_iter().find(|provider| provider.name() == name).ok_or_else(|| format!("there are {}", names()))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

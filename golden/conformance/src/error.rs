@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+#[cfg(feature = "onnxruntime")]
+use kvcache_golden::onnxruntime::OpenError;
 use kvcache_golden::{ProfileError, ProgramError, ReadError};
 use thiserror::Error;
 
@@ -29,6 +31,16 @@ pub enum Error {
     /// The program's command is no template.
     #[error("--program: {0}")]
     Program(#[from] ProgramError),
+    /// The library of operators, or the runtime, cannot be opened.
+    #[cfg(feature = "onnxruntime")]
+    #[error(transparent)]
+    Library(#[from] OpenError),
+    /// A program's start would be measured.
+    #[error("--performance times calls within a process; a program is started for each case")]
+    NotTimed,
+    /// There is nothing to compare answers with.
+    #[error("--performance: {0}")]
+    Performance(String),
     /// The report cannot be written.
     #[error("{to}: {cause}")]
     Output {

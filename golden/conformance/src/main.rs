@@ -1,6 +1,7 @@
 //! Runs the conformance suite of `KeyValueCache` and attention on an implementation, and reports rule by rule.
 //!
 //! `kvcache-conformance --program 'my-implementation {case} {output}'`
+//! `kvcache-conformance --ort-library libmy_operators.so --profile golden/profiles/float16-paged.yaml`
 //! `kvcache-conformance --backend cpu-avx2 --suite static --report junit --output report.xml`
 //!
 //! Exit status: 0 if no case failed and at least one passed, 1 if not, 2 if the arguments or a file are at fault.
@@ -9,9 +10,9 @@ mod arguments;
 #[cfg(feature = "backends")]
 mod backends;
 mod error;
-mod implementations;
 mod output;
 mod suites;
+mod tested;
 
 // The operators of this project as implementations, which their own tests use too.
 #[cfg(feature = "backends")]
@@ -27,16 +28,23 @@ mod operator;
 #[path = "../../../op/tests/common/static_operator.rs"]
 mod static_operator;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvcache_golden::{Profile, Runner};
+use kvcache_golden::{Profile, Report, Runner};
 
 use crate::arguments::Arguments;
 use crate::error::Error;
 use crate::suites::Suites;
+use crate::tested::Tested;
 
 fn main() -> ExitCode {
+    // This program is also the process in which ONNX Runtime runs.
+    #[cfg(feature = "onnxruntime")]
+    if let Some(code) = kvcache_golden::onnxruntime::worker() {
+        return code;
+    }
     match run(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
@@ -53,21 +61,25 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
     if !suites.any(&arguments.filter) {
         return Err(Error::NoCase(arguments.filter.clone()));
     }
+    let output = arguments.output.as_deref();
     if arguments.list {
-        output::write(arguments.output.as_deref(), &suites.list(&arguments.filter))?;
+        output::write(output, &suites.list(&arguments.filter))?;
         return Ok(true);
     }
-    let profile = arguments
-        .profile
-        .as_deref()
-        .map(|path| Profile::read(path).map_err(|cause| Error::Profile { path: path.to_owned(), cause }));
-    let profile = profile.transpose()?;
+    let profile = |path: &PathBuf| Profile::read(path).map_err(|cause| Error::Profile { path: path.clone(), cause });
+    let profile = arguments.profile.as_ref().map(profile).transpose()?;
     let runner = Runner { profile: profile.as_ref(), filter: arguments.filter.clone(), jobs: arguments.jobs() };
-    let implementations = arguments.implementations()?;
-    let reports: Vec<_> = implementations.iter().map(|implementation| suites.run(&runner, implementation)).collect();
-    output::write(arguments.output.as_deref(), &output::reports(&reports, arguments.report)?)?;
-    if arguments.output.is_some() {
+    let report = |tested: &Tested| {
+        let mut report = tested.report(&suites, &runner);
+        if arguments.performance {
+            report.performance = Some(tested.performance()?);
+        }
+        Ok(report)
+    };
+    let reports = arguments.tested()?.iter().map(report).collect::<Result<Vec<_>, Error>>()?;
+    output::write(output, &output::reports(&reports, arguments.report)?)?;
+    if output.is_some() {
         output::write(None, &output::summaries(&reports))?;
     }
-    Ok(reports.iter().all(kvcache_golden::Report::conforms))
+    Ok(reports.iter().all(Report::conforms))
 }

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use kvcache_golden::{Report, Runner, Suite, attention, static_batching};
+use kvcache_golden::{Implementation, Report, Runner, Suite, attention, static_batching};
 
 use crate::arguments::SuiteName;
 use crate::error::Error;
-use crate::implementations::Implementations;
 
 /// The cases of each suite; none of one that is not chosen.
 pub struct Suites {
@@ -61,12 +60,17 @@ impl Suites {
         lines + &self::lines(&self.of_static_batching, filter) + &self::lines(&self.attention, filter)
     }
 
-    /// Runs all on an implementation.
-    pub fn run(&self, runner: &Runner<'_>, tested: &Implementations) -> Report {
-        let mut report = runner.run(&*tested.dynamic, &self.dynamic);
-        report.append(runner.run(&*tested.of_static_batching, &self.of_static_batching));
-        report.append(runner.run_attention(&*tested.attention, &self.attention));
-        report.implementation.clone_from(&tested.name);
+    /// Runs all on what runs the cases of each suite.
+    pub fn run(
+        &self,
+        runner: &Runner<'_>,
+        dynamic: &(dyn Implementation + Sync),
+        of_static_batching: &(dyn Implementation<static_batching::Attributes, static_batching::StepInputs> + Sync),
+        attention: &(dyn attention::Implementation + Sync),
+    ) -> Report {
+        let mut report = runner.run(dynamic, &self.dynamic);
+        report.append(runner.run(of_static_batching, &self.of_static_batching));
+        report.append(runner.run_attention(attention, &self.attention));
         report
     }
 }

@@ -1,7 +1,6 @@
 //! The times of all workloads, of answers that are right.
 
 use std::fmt;
-use std::slice;
 
 use serde::Serialize;
 
@@ -9,9 +8,10 @@ use super::rounds::{Plan, Rounds};
 use super::timed::Timed;
 use super::workload::Workload;
 use crate::case::{After, Case, Expected};
+use crate::demand::Demand;
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::oracle::Oracle;
-use crate::run::run;
+use crate::suite::Suite;
 
 /// How long calls take on this machine. Displayed, it is a line for each workload, and what the numbers mean.
 #[derive(Debug, Clone, Serialize)]
@@ -104,27 +104,14 @@ fn expected(workload: &Workload, oracle: &dyn Implementation) -> Result<Expected
 
 /// The times of calls, of which one made before and the last are right.
 fn times(implementation: &dyn Timed, case: &Case, plan: Plan) -> Result<Rounds, String> {
-    check(case, implementation.run(case)?)?;
+    check(case, &implementation.run(case)?)?;
     let (rounds, result) = implementation.time(case, plan)?;
-    check(case, vec![result]).map_err(|difference| format!("after many calls: {difference}"))?;
+    check(case, &[result]).map_err(|difference| format!("after many calls: {difference}"))?;
     Ok(rounds)
 }
 
-/// Results that are already there.
-struct Given(Vec<CallResult>);
-
-impl Implementation for Given {
-    fn run(&self, _case: &Case) -> Result<Vec<CallResult>, String> {
-        Ok(self.0.clone())
-    }
-}
-
-fn check(case: &Case, results: Vec<CallResult>) -> Result<(), String> {
-    let report = run(&Given(results), slice::from_ref(case));
-    match report.failures().next() {
-        None => Ok(()),
-        Some((_, difference)) => Err(difference.to_string()),
-    }
+fn check(case: &Case, results: &[CallResult]) -> Result<(), String> {
+    case.difference(results, Demand::AsExpected).map_or(Ok(()), |difference| Err(difference.to_string()))
 }
 
 /// The lower one of two in the middle.

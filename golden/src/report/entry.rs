@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::difference::Difference;
+use crate::performance::Table;
 use crate::rules::OperatorPage;
 use crate::suite::Diagnosis;
 
@@ -13,6 +14,8 @@ pub struct Report {
     pub implementation: String,
     /// The name of the profile that it was judged by, if there is one.
     pub profile: Option<String>,
+    /// How fast it is, if that was measured; no part of right and wrong.
+    pub performance: Option<Table>,
     /// An entry for each case, in the order of the cases.
     pub entries: Vec<Entry>,
 }

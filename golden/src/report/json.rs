@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::by_rule::RuleCount;
 use super::entry::{Entry, Report, Verdict};
 use crate::difference::Difference;
+use crate::performance::Table;
 use crate::suite::Diagnosis;
 
 /// The version of the form of the JSON. It rises when a field goes away or changes its meaning; new ones may come.
@@ -19,6 +20,8 @@ struct Document<'a> {
     summary: Summary,
     rules: Vec<RuleRow<'a>>,
     cases: Vec<CaseRow<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    performance: Option<&'a Table>,
 }
 
 #[derive(Serialize)]
@@ -74,7 +77,8 @@ impl Report {
     /// - `cases`: for each case its `suite`, `operator`, `case` (the name), `about`, `rules` (ids), `verdict` (`passed`,
     ///   `failed`, `unsupported` or `not-run`), `seconds`; where it applies, `outside` (what is outside of the profile),
     ///   `reason` (why it is unsupported or was not run), `diagnosis` (`mistake`, `about`, `rule`), and `difference`:
-    ///   its `text`, and the fields of [`Difference`].
+    ///   its `text`, and the fields of [`Difference`];
+    /// - `performance`, if it was measured: the fields of [`Table`].
     ///
     /// Elements are objects with `type`, `value` and `bits`, the last two as text, since JSON has no NaN.
     pub fn json(&self) -> String {
@@ -91,6 +95,7 @@ impl Report {
             },
             rules: self.rule_rows(),
             cases: self.entries.iter().map(CaseRow::from).collect(),
+            performance: self.performance.as_ref(),
         };
         serde_json::to_string_pretty(&document).expect("names are text and numbers are finite")
     }

@@ -60,9 +60,10 @@ fn reasons<'a>(
 }
 
 impl Report {
-    /// The table by rule, then what is displayed: for a terminal.
+    /// For a terminal: the table by rule, that of performance if it was measured, then what is displayed.
     pub fn text(&self) -> String {
-        format!("{}\n{self}\n", self.rule_table())
+        let performance = self.performance.as_ref().map_or_else(String::new, |table| format!("{table}\n\n"));
+        format!("{}\n{performance}{self}\n", self.rule_table())
     }
 
     /// One line: what was tested, by which profile, and the counts.
