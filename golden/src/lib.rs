@@ -37,11 +37,13 @@ pub mod attention;
 mod case;
 mod compare;
 mod demand;
+pub mod diagnosis;
 mod difference;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod files;
 mod implementation;
+pub mod mistakes;
 #[cfg(feature = "onnx")]
 pub mod onnx;
 #[cfg(feature = "onnxruntime")]

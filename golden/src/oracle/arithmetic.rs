@@ -34,11 +34,11 @@ pub struct Arithmetic {
     /// A value divided by the divisor.
     pub quotient: fn(&Group, x: f64, divisor: f64) -> f64,
     /// A quotient rounded to an integer: to nearest, ties to even.
-    pub round: fn(f64) -> f64,
+    pub round: fn(&Group, quotient: f64) -> f64,
     /// The code of a rounded quotient, which may be NaN.
     pub code: fn(&Group, x: f64, rounded: f64) -> i8,
     /// The scale that is stored: the step, rounded to T3.
-    pub stored_scale: fn(&Steps) -> f64,
+    pub stored_scale: fn(&Group, &Steps) -> f64,
     /// The value of a code.
     pub value: fn(&Group, code: i8, scale: f64) -> f64,
 
@@ -60,10 +60,12 @@ pub struct Group<'a> {
     pub quant_bit: i64,
 }
 
-/// The step of a group before it is rounded to T3, and after; and the scale that was stored before this call.
+/// The largest magnitude of a group; its step, and what that becomes when it is rounded to T3; and the scale that was
+/// stored before this call.
 #[derive(Debug, Clone, Copy)]
 #[expect(missing_docs, reason = "described above")]
 pub struct Steps {
+    pub amax: f64,
     pub step: f64,
     pub scale: f64,
     pub old_scale: f64,
@@ -90,11 +92,11 @@ impl Default for Arithmetic {
             },
             divisor: |_, steps| steps.step,
             quotient: |group, x, divisor| group.to_t1(x / divisor),
-            round: f64::round_ties_even,
+            round: |_, quotient| quotient.round_ties_even(),
             code: |group, _, rounded| {
                 if rounded.is_nan() { 0 } else { rounded.clamp(-group.qmax(), group.qmax()) as i8 }
             },
-            stored_scale: |steps| steps.scale,
+            stored_scale: |_, steps| steps.scale,
             value: |group, code, scale| group.to_t1(group.to_t3(f64::from(code) * scale)),
             nibble: |i, _| (i / 2, i % 2 == 1),
             to_nibble: |code| code as u8 & 0x0f,
@@ -121,14 +123,15 @@ impl Group<'_> {
 
     /// The step of the values that share a scale, and the scale that it becomes.
     pub fn steps(&self, values: &[f64], old_scale: f64) -> Steps {
-        let step = (self.arithmetic.step)(self, (self.arithmetic.amax)(values));
-        Steps { step, scale: self.to_t3(step), old_scale }
+        let amax = (self.arithmetic.amax)(values);
+        let step = (self.arithmetic.step)(self, amax);
+        Steps { amax, step, scale: self.to_t3(step), old_scale }
     }
 
     /// The code of a value.
     pub fn code(&self, x: f64, steps: &Steps) -> i8 {
         let quotient = (self.arithmetic.quotient)(self, x, (self.arithmetic.divisor)(self, steps));
-        (self.arithmetic.code)(self, x, (self.arithmetic.round)(quotient))
+        (self.arithmetic.code)(self, x, (self.arithmetic.round)(self, quotient))
     }
 
     /// The value of a code.

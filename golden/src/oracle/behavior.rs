@@ -28,6 +28,8 @@ pub struct Behavior {
     pub layer_loaded: fn(layer_idx: usize) -> usize,
     /// Where keys (0) and values (1) lie along the axis of length two.
     pub kv: [usize; 2],
+    /// The same in `scale`.
+    pub scale_kv: [usize; 2],
     /// Which of the two goes where: `key` gets what is loaded as key (0), `value` as value (1).
     pub outputs: [usize; 2],
     /// The cache head of an output head.
@@ -113,6 +115,7 @@ impl Default for Behavior {
             layers_stored: |layer_idx, _| vec![layer_idx],
             layer_loaded: |layer_idx| layer_idx,
             kv: [0, 1],
+            scale_kv: [0, 1],
             outputs: [0, 1],
             cache_head: |output_head, _, num_repeat| output_head / num_repeat,
             output_heads: |num_heads, num_repeat| num_heads * num_repeat,

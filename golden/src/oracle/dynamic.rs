@@ -162,6 +162,10 @@ pub(super) fn attributes_shared(attributes: &Attributes) -> SharedAttributes {
 }
 
 impl Inputs<Attributes> for StepInputs {
+    fn of<T>(dynamic: T, _static_batching: T) -> T {
+        dynamic
+    }
+
     fn read_attributes(attributes: &Attributes, behavior: &Behavior) -> Attributes {
         let mut read = attributes.clone();
         for spec in &Attributes::SPEC {

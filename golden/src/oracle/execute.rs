@@ -91,7 +91,9 @@ impl<'a> Run<'a> {
     fn store_head(&mut self, store: &Store, layer: usize, key_or_value: usize, h: usize) -> Result<(), OutsideOfCache> {
         let (behavior, head_dim) = (self.behavior, self.plan.head_dim);
         let arithmetic = &behavior.arithmetic;
-        let Some(codes) = self.head(&self.plan.cache, store.place, layer, key_or_value, h)? else { return Ok(()) };
+        let Some(codes) = self.head(&self.plan.cache, store.place, layer, behavior.kv[key_or_value], h)? else {
+            return Ok(());
+        };
         let (current, first) = (self.current[key_or_value], (store.row * self.plan.num_heads + h) * head_dim);
         let t2 = self.after.cache.element();
         let codes = head_bytes(t2, codes, head_dim);
@@ -108,12 +110,14 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let (quant_bit, group) = (self.attributes.quant_bit, self.group());
-        let Some(scales) = self.head(&self.plan.scale, store.place, layer, key_or_value, h)? else { return Ok(()) };
+        let Some(scales) = self.head(&self.plan.scale, store.place, layer, behavior.scale_kv[key_or_value], h)? else {
+            return Ok(());
+        };
         let groups = self.groups();
         let steps: Vec<_> =
             (0..groups).map(|g| self.steps(key_or_value, store.row, h, g, scales * groups + g)).collect();
         for (g, steps) in steps.iter().enumerate() {
-            let stored = (arithmetic.stored_scale)(steps);
+            let stored = (arithmetic.stored_scale)(&group, steps);
             if let Some(scale) = &mut self.after.scale {
                 arithmetic.write(group.t3, scale.bytes_mut(), scales * groups + g, stored);
             }
@@ -158,7 +162,9 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let layer = (self.behavior.layer_loaded)(self.attributes.layer_idx as usize);
-        let Some(codes) = self.head(&self.plan.cache, load.place, layer, key_or_value, h)? else { return Ok(()) };
+        let Some(codes) = self.head(&self.plan.cache, load.place, layer, self.behavior.kv[key_or_value], h)? else {
+            return Ok(());
+        };
         let cache = if self.behavior.sources.cache { &self.after.cache } else { &self.before.cache };
         let t2 = cache.element();
         let head = &cache.bytes()[head_bytes(t2, codes, head_dim)];
@@ -173,17 +179,21 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let (quant_bit, group, groups) = (self.attributes.quant_bit, self.group(), self.groups());
-        let Some(scales) = self.head(&self.plan.scale, load.place, layer, key_or_value, h)? else { return Ok(()) };
+        let Some(scales) = self.head(&self.plan.scale, load.place, layer, self.behavior.scale_kv[key_or_value], h)?
+        else {
+            return Ok(());
+        };
         let from = if self.behavior.sources.scale { &self.after.scale } else { &self.before.scale };
+        let scale = |g: usize| match (self.behavior.current_tokens, load.current, from) {
+            (CurrentTokens::UnroundedScale, Some(row), _) => {
+                self.steps(key_or_value, row, h, g, scales * groups + g).step
+            }
+            (_, _, Some(scale)) => arithmetic.read(group.t3, scale.bytes(), scales * groups + g),
+            (_, _, None) => unreachable!("a legal call with quantization has a scale"),
+        };
+        let scales: Vec<_> = (0..groups).map(scale).collect();
         for d in 0..head_dim {
-            let g = (arithmetic.group)(d, self.quant_group(), groups);
-            let scale = match (self.behavior.current_tokens, load.current, from) {
-                (CurrentTokens::UnroundedScale, Some(row), _) => {
-                    self.steps(key_or_value, row, h, g, scales * groups + g).step
-                }
-                (_, _, Some(scale)) => arithmetic.read(group.t3, scale.bytes(), scales * groups + g),
-                (_, _, None) => unreachable!("a legal call with quantization has a scale"),
-            };
+            let scale = scales[(arithmetic.group)(d, self.quant_group(), groups)];
             let value = group.value(arithmetic.read_code(quant_bit, head, d, head_dim), scale);
             arithmetic.write(self.t1, output.bytes_mut(), first + d, value);
         }
@@ -214,10 +224,9 @@ impl<'a> Run<'a> {
         rows: &Rows,
         place: Place,
         layer: usize,
-        key_or_value: usize,
+        kv: usize,
         h: usize,
     ) -> Result<Option<usize>, OutsideOfCache> {
-        let kv = self.behavior.kv[key_or_value];
         let row = |place| usize::try_from(rows.row(place, layer, kv, h)).ok().filter(|&row| row < rows.len());
         let place = match self.behavior.outside {
             _ if rows.contains(place) => place,

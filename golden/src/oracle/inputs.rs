@@ -32,6 +32,9 @@ pub struct SharedAttributes {
 
 /// The inputs of one operator whose attributes are `A`: what the oracle needs to know of it.
 pub trait Inputs<A>: Sized + Clone {
+    /// Of what is said of dynamic and of static batching, the one of this operator.
+    fn of<T>(dynamic: T, static_batching: T) -> T;
+
     /// The attributes, each read as `behavior` reads them.
     fn read_attributes(attributes: &A, behavior: &Behavior) -> A;
 

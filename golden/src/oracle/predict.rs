@@ -3,7 +3,7 @@
 use crate::case::{Case, Outputs, Types};
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::oracle::behavior::{Behavior, Outside, Verdict};
-use crate::oracle::execute::{State, empty, execute};
+use crate::oracle::execute::{OutsideOfCache, State, empty, execute};
 use crate::oracle::inputs::{Call, Inputs};
 use crate::tensor::Tensor;
 
@@ -28,15 +28,15 @@ pub struct Prediction {
 pub enum PredictedOutcome {
     /// It gives these outputs.
     Done(Box<Outputs>),
-    /// It gives some outputs: it is illegal, but made.
-    Accepted,
+    /// It gives some outputs: it is illegal, but made, or what was in the cache is not known.
+    DoneSomehow,
     /// It is refused, as being of this kind and with this message.
     Refused(&'static str, String),
     /// It is refused although it is legal.
     RefusedWrongly,
-    /// It reaches outside of the cache. Nothing is known of the calls after it, either.
+    /// It reaches outside of the cache, which ends it or the process.
     Fails,
-    /// Nothing is known: the state before it is not.
+    /// Nothing is known: an earlier call failed.
     Unknown,
 }
 
@@ -45,61 +45,82 @@ pub enum PredictedOutcome {
 pub enum PredictedState {
     /// These.
     Known(Tensor, Option<Tensor>),
+    /// What they were before the call.
+    Kept,
     /// Not what they were before the call.
     Changed,
     /// Nothing is known.
     Unknown,
 }
 
+/// What is known of `cache` and `scale` before a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Knowledge {
+    Values,
+    /// Their shapes alone: an earlier call has done with them what is not defined.
+    Shapes,
+    /// Not even whether the call is made.
+    Nothing,
+}
+
 impl Oracle {
     /// What each call of a case does.
     pub fn predict<A, I: Inputs<A>>(&self, case: &Case<A, I>) -> Vec<Prediction> {
         let attributes = I::read_attributes(&case.attributes, &self.behavior);
-        let mut state = Some(State { cache: case.cache.clone(), scale: case.scale.clone() });
+        let mut state = State { cache: case.cache.clone(), scale: case.scale.clone() };
+        let mut knowledge = Knowledge::Values;
         let steps = case.steps.iter();
-        steps.map(|step| self.predict_call(case.types, &attributes, &step.inputs, &mut state)).collect()
+        steps
+            .map(|step| match knowledge {
+                Knowledge::Nothing => Prediction { outcome: PredictedOutcome::Unknown, state: PredictedState::Unknown },
+                _ => self.predict_call(case.types, &attributes, &step.inputs, &mut state, &mut knowledge),
+            })
+            .collect()
     }
 
-    /// What a call does. `state` is that before it, and becomes that after it; `None` if it is not known.
+    /// What a call does. `state` is that before it, as far as that is known, and becomes that after it.
     fn predict_call<A, I: Inputs<A>>(
         &self,
         types: Types,
         attributes: &A,
         inputs: &I,
-        state: &mut Option<State>,
+        state: &mut State,
+        knowledge: &mut Knowledge,
     ) -> Prediction {
-        let Some(State { cache, scale }) = state else {
-            return Prediction { outcome: PredictedOutcome::Unknown, state: PredictedState::Unknown };
+        let kept = match knowledge {
+            Knowledge::Values => PredictedState::Known(state.cache.clone(), state.scale.clone()),
+            _ => PredictedState::Kept,
         };
-        let known = PredictedState::Known(cache.clone(), scale.clone());
-        let call = Call { types, attributes, inputs, cache, scale: scale.as_ref() };
+        let call = Call { types, attributes, inputs, cache: &state.cache, scale: state.scale.as_ref() };
         if let Some(refusal) = I::broken_rules(&call, &self.behavior).into_iter().next() {
-            let mut verdict = (self.behavior.verdict)(&refusal);
-            if I::accepts(&call, &refusal, &self.behavior) {
-                verdict = Verdict::Accepted;
-            }
-            let outcome = PredictedOutcome::Refused(refusal.kind, refusal.message);
-            let (outcome, predicted) = match verdict {
-                Verdict::Refused => return Prediction { outcome, state: known },
-                // There is nothing that could be changed.
-                Verdict::RefusedLate if call.cache.bytes().is_empty() => return Prediction { outcome, state: known },
-                Verdict::RefusedLate => (outcome, PredictedState::Changed),
-                Verdict::Accepted => (PredictedOutcome::Accepted, PredictedState::Unknown),
+            let verdict = match I::accepts(&call, &refusal, &self.behavior) {
+                true => Verdict::Accepted,
+                false => (self.behavior.verdict)(&refusal),
             };
-            *state = None;
-            return Prediction { outcome, state: predicted };
+            let outcome = PredictedOutcome::Refused(refusal.kind, refusal.message);
+            // Where there is nothing that could be changed, a late refusal is as good as one in time.
+            let (outcome, state) = match verdict {
+                Verdict::RefusedLate if !state.cache.bytes().is_empty() => (outcome, PredictedState::Changed),
+                Verdict::Refused | Verdict::RefusedLate => return Prediction { outcome, state: kept },
+                Verdict::Accepted => (PredictedOutcome::DoneSomehow, PredictedState::Unknown),
+            };
+            *knowledge = Knowledge::Shapes;
+            return Prediction { outcome, state };
         }
         if I::refuses(&call, &self.behavior) {
-            return Prediction { outcome: PredictedOutcome::RefusedWrongly, state: known };
+            return Prediction { outcome: PredictedOutcome::RefusedWrongly, state: kept };
+        }
+        if *knowledge == Knowledge::Shapes {
+            return Prediction { outcome: PredictedOutcome::DoneSomehow, state: PredictedState::Unknown };
         }
         match execute(&call, &I::plan(&call, &self.behavior), &self.behavior) {
             Ok((outputs, after)) => {
                 let known = PredictedState::Known(after.cache.clone(), after.scale.clone());
-                *state = Some(after);
+                *state = after;
                 Prediction { outcome: PredictedOutcome::Done(Box::new(outputs)), state: known }
             }
-            Err(_) => {
-                *state = None;
+            Err(OutsideOfCache) => {
+                *knowledge = Knowledge::Nothing;
                 Prediction { outcome: PredictedOutcome::Fails, state: PredictedState::Unknown }
             }
         }
@@ -121,11 +142,11 @@ impl<A, I: Inputs<A>> Implementation<A, I> for Oracle {
             match prediction.state {
                 PredictedState::Known(known, known_scale) => (cache, scale) = (known, known_scale),
                 PredictedState::Changed => cache.bytes_mut().iter_mut().take(1).for_each(|byte| *byte ^= 1),
-                PredictedState::Unknown => {}
+                PredictedState::Kept | PredictedState::Unknown => {}
             }
             let outcome = match prediction.outcome {
                 PredictedOutcome::Done(outputs) => Outcome::Done(*outputs),
-                PredictedOutcome::Accepted | PredictedOutcome::Unknown => {
+                PredictedOutcome::DoneSomehow | PredictedOutcome::Unknown => {
                     Outcome::Done(Outputs { key: empty(case.types.t1), value: empty(case.types.t1) })
                 }
                 PredictedOutcome::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },

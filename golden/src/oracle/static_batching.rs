@@ -21,8 +21,8 @@ pub struct StaticBatching {
     pub axes_swapped: bool,
     /// The position of the first current token, by `start_pos`.
     pub position: fn(start_pos: i64) -> i64,
-    /// How many positions are loaded and given back, by `start_pos` and S: all.
-    pub loaded: fn(start_pos: i64, seqlen: i64) -> i64,
+    /// The positions that are loaded and given back, by `start_pos` and S: all.
+    pub loaded: fn(start_pos: i64, seqlen: i64) -> std::ops::Range<i64>,
     /// Whether a call that breaks this rule is accepted nevertheless: never.
     pub accepts: fn(&StaticShape, &Refusal) -> bool,
     /// Whether a legal call is refused nevertheless: never.
@@ -36,7 +36,7 @@ impl Default for StaticBatching {
             scale_layouts: StaticCacheLayout::ALL,
             axes_swapped: false,
             position: |start_pos| start_pos,
-            loaded: |start_pos, seqlen| start_pos + seqlen,
+            loaded: |start_pos, seqlen| 0..start_pos + seqlen,
             accepts: |_, _| false,
             refuses: |_| false,
         }
@@ -93,6 +93,10 @@ fn static_shape(call: &Call<'_, StaticAttributes, StepInputs>, behavior: &Behavi
 }
 
 impl Inputs<StaticAttributes> for StepInputs {
+    fn of<T>(_dynamic: T, static_batching: T) -> T {
+        static_batching
+    }
+
     fn read_attributes(attributes: &StaticAttributes, behavior: &Behavior) -> StaticAttributes {
         let mut read = attributes.clone();
         for spec in &StaticAttributes::SPEC {
@@ -121,15 +125,16 @@ impl Inputs<StaticAttributes> for StepInputs {
         };
         let start_pos = start_pos(call.inputs, behavior);
         let first = (decisions.position)(start_pos);
-        let loaded = usize::try_from((decisions.loaded)(start_pos, seqlen as i64)).unwrap_or_default();
+        let positions = (decisions.loaded)(start_pos, seqlen as i64);
+        let loaded = positions.clone().count();
         let at = |b: usize, position: i64| Place { sequence: b as i64, slot: position };
         let sequence = |b: usize| Sequence {
             stores: (0..seqlen).map(|t| Store { row: b * seqlen + t, place: at(b, first + t as i64) }).collect(),
-            loads: (0..loaded)
-                .map(|t| Load {
-                    row: b * loaded + t,
-                    place: at(b, t as i64),
-                    current: t.checked_sub(start_pos as usize).map(|t| b * seqlen + t),
+            loads: (positions.clone().enumerate())
+                .map(|(i, t)| Load {
+                    row: b * loaded + i,
+                    place: at(b, t),
+                    current: usize::try_from(t - start_pos).ok().map(|t| b * seqlen + t),
                 })
                 .collect(),
         };

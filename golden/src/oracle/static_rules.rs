@@ -1,4 +1,5 @@
-//! The rules of a legal call of static batching, in stages: those of a stage can be asked only where those before hold.
+//! The rules of a legal call of static batching, in stages: those of a stage can be asked only where those before
+//! hold.
 
 use kvcache_schema::{ElementType, StaticAttributes, StaticCacheDims, StaticCacheLayout};
 

@@ -1,0 +1,20 @@
+//! Names the known mistake that a wrong result comes from: the one that gives the same result, bit for bit.
+//!
+//! A case that failed is run on the oracle with each known [mistake](crate::mistakes). One explains the result if it
+//! predicts every call of the case as the implementation made it: outputs, refusals, cache and scale. A wrong result
+//! that no mistake gives stays undiagnosed, and a right one is never accused, because a mistake that does in a case
+//! what the specification says explains nothing there.
+//!
+//! [`diagnose`] looks at one case. A run of many tells more: [`KnownMistakes::diagnose_run`] names the mistakes that
+//! explain most of the failures, and weighs in which of the cases that passed they would have been wrong. [`Recorder`]
+//! stands between an implementation and whatever runs cases on it, and diagnoses the report in the end.
+
+mod candidate;
+mod fingerprint;
+mod known;
+mod recorder;
+mod run;
+
+pub use known::{Diagnosis, KnownMistakes, Trial, diagnose};
+pub use recorder::Recorder;
+pub use run::{Explanation, RunDiagnosis};

@@ -1,0 +1,195 @@
+//! The diagnosis of a whole run.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::candidate::{Candidate, Fit};
+use super::fingerprint::Made;
+use super::known::{KnownMistakes, Trial};
+use crate::oracle::Inputs;
+
+/// What the failures of a run come from.
+#[derive(Debug, Clone, Default)]
+pub struct RunDiagnosis {
+    /// How many cases failed.
+    pub failed: usize,
+    /// What explains them, each failure once. What explains most of those that are left comes first.
+    pub explanations: Vec<Explanation>,
+    /// The names of the failed cases that no known mistake explains.
+    pub undiagnosed: Vec<String>,
+}
+
+/// A mistake, or two that are made together, and the failures that come from it.
+#[derive(Debug, Clone)]
+pub struct Explanation {
+    /// The mistake, or the two.
+    pub mistakes: Vec<&'static str>,
+    /// For each, what is probably wrong, and where to look for it.
+    pub about: Vec<&'static str>,
+    /// For each, the rule of the operator's page that it breaks.
+    pub rules: Vec<&'static str>,
+    /// The names of the failed cases that it explains.
+    pub cases: Vec<String>,
+    /// The names of the cases that passed although the mistake would be wrong there: it is then made in a part of the
+    /// implementation alone, like one type or one layout.
+    pub passed_nevertheless: Vec<String>,
+    /// Other mistakes that explain the same failures, and are as likely.
+    pub or: Vec<String>,
+}
+
+impl fmt::Display for RunDiagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |count: usize| match self.failed {
+            1 => "the failure is".to_owned(),
+            failed => format!("{count} of {failed} failures are"),
+        };
+        let explanation = |explanation: &Explanation| {
+            let Explanation { mistakes, about, cases, passed_nevertheless, or, .. } = explanation;
+            let or = if or.is_empty() { String::new() } else { format!(" (or {})", or.join(", ")) };
+            let part = match passed_nevertheless.len() {
+                0 => String::new(),
+                passed => format!(" Not in all of the implementation: {passed} cases passed that it would fail."),
+            };
+            let mistakes = mistakes.join(" with ");
+            format!("{} what {mistakes} gives{or}: {}{part}", of(cases.len()), about.join(" "))
+        };
+        let mut lines: Vec<_> = self.explanations.iter().map(explanation).collect();
+        if !self.undiagnosed.is_empty() {
+            lines.push(format!("{} what no known mistake gives", of(self.undiagnosed.len())));
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl<A, I: Inputs<A>> KnownMistakes<'_, A, I> {
+    /// Explains the failures of a run by known mistakes.
+    ///
+    /// That mistake comes first for which the failures that it explains outnumber the passed cases that contradict it
+    /// by most; of equals, the one that predicts the most calls in full, then the first of the list. Then the same for
+    /// the failures that are left. What is left in the end may come from two mistakes at once: pairs of those that were
+    /// found are tried, or of all where none was found.
+    pub fn diagnose_run(&self, trials: &[Trial<'_>]) -> RunDiagnosis {
+        let failed = trials.iter().filter(|trial| !trial.passed);
+        let made = |trial: &Trial<'_>| trial.results.map(|results| Made::calls(&self.cases[trial.case], results));
+        let failed: BTreeMap<_, _> = failed.map(|trial| (trial.case, made(trial))).collect();
+        let passed = trials.iter().filter(|trial| trial.passed).map(|trial| trial.case).collect();
+        let mut run = Run { known: self, passed, failed };
+        let count = run.failed.len();
+        let mut explanations = run.explain(&self.single);
+        let pairs = run.pairs(&explanations);
+        explanations.extend(run.explain(&pairs));
+        let undiagnosed = run.failed.keys().map(|&case| self.cases[case].name.clone()).collect();
+        RunDiagnosis { failed: count, explanations, undiagnosed }
+    }
+}
+
+/// A run, of which the failures that are explained are taken out.
+struct Run<'a, 'b, A, I> {
+    known: &'a KnownMistakes<'b, A, I>,
+    passed: Vec<usize>,
+    failed: BTreeMap<usize, Option<Vec<Made>>>,
+}
+
+/// A candidate that explains something.
+struct Suspect<'a> {
+    candidate: &'a Candidate,
+    /// The failures that it explains.
+    fits: BTreeMap<usize, Fit>,
+    /// The passed cases in which it would be wrong.
+    contradicted: Vec<usize>,
+}
+
+impl Suspect<'_> {
+    /// The larger, the likelier.
+    fn score(&self) -> (isize, usize) {
+        let beyond = self.fits.len() as isize - self.contradicted.len() as isize;
+        (beyond, self.fits.values().map(|fit| fit.in_full).sum())
+    }
+
+    /// Whether it is worth naming, where so many failures are to be explained: it predicts what one of them gave, or it
+    /// may have made all of them fail, and nothing contradicts that.
+    fn counts(&self, left: usize) -> bool {
+        let may_be_all = left > 1 && self.fits.len() == left && self.contradicted.is_empty();
+        self.fits.values().any(|fit| fit.tells) || may_be_all
+    }
+
+    fn name(&self) -> String {
+        self.candidate.mistakes.iter().map(|(mistake, _)| mistake.name).collect::<Vec<_>>().join(" with ")
+    }
+}
+
+impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
+    /// Explains failures as far as the candidates do.
+    fn explain(&mut self, candidates: &[Candidate]) -> Vec<Explanation> {
+        let mut suspects: Vec<_> = candidates.iter().filter_map(|candidate| self.suspect(candidate)).collect();
+        let mut explanations = Vec::new();
+        while let Some(best) = suspects.iter().map(Suspect::score).max() {
+            let mut likeliest = suspects.iter().filter(|suspect| suspect.score() == best);
+            let Some(first) = likeliest.next() else { break };
+            let alike = likeliest.filter(|other| other.fits.keys().eq(first.fits.keys()));
+            let name = |&case: &usize| self.known.cases[case].name.clone();
+            let mistakes = &first.candidate.mistakes;
+            explanations.push(Explanation {
+                mistakes: mistakes.iter().map(|(mistake, _)| mistake.name).collect(),
+                about: mistakes.iter().map(|(mistake, _)| mistake.about).collect(),
+                rules: mistakes.iter().map(|(_, rule)| *rule).collect(),
+                cases: first.fits.keys().map(name).collect(),
+                passed_nevertheless: first.contradicted.iter().map(name).collect(),
+                or: alike.map(Suspect::name).collect(),
+            });
+            let explained: Vec<_> = first.fits.keys().copied().collect();
+            self.failed.retain(|case, _| !explained.contains(case));
+            for suspect in &mut suspects {
+                suspect.fits.retain(|case, _| self.failed.contains_key(case));
+            }
+            suspects.retain(|suspect| suspect.counts(self.failed.len()));
+        }
+        explanations
+    }
+
+    /// What speaks for and against a candidate; `None` if nothing speaks for it.
+    fn suspect<'c>(&self, candidate: &'c Candidate) -> Option<Suspect<'c>> {
+        let fit = |(&i, made): (&usize, &Option<Vec<Made>>)| {
+            Some((i, candidate.fit(i, &self.known.cases[i], self.known.right(i), made.as_deref())?))
+        };
+        let fits: BTreeMap<_, _> = self.failed.iter().filter_map(fit).collect();
+        if fits.is_empty() {
+            return None;
+        }
+        let contradicted = self.passed.iter().copied().filter(|&i| self.deviates(candidate, i)).collect();
+        Some(Suspect { candidate, fits, contradicted }).filter(|suspect| suspect.counts(self.failed.len()))
+    }
+
+    fn deviates(&self, candidate: &Candidate, i: usize) -> bool {
+        candidate.deviates(i, &self.known.cases[i], self.known.right(i))
+    }
+
+    /// The pairs that are worth trying.
+    fn pairs(&self, found: &[Explanation]) -> Vec<Candidate> {
+        // Of all mistakes, those that change what the smallest of the failed cases gives.
+        let size = |i: &usize| self.known.cases[*i].cache.bytes().len();
+        let ran = self.failed.iter().filter(|(_, made)| made.is_some()).map(|(&i, _)| i);
+        let Some(smallest) = ran.min_by_key(size) else { return Vec::new() };
+        let single: Vec<_> = self
+            .known
+            .single
+            .iter()
+            .filter(|candidate| match found {
+                [] => self.deviates(candidate, smallest),
+                found => found.iter().any(|found| found.mistakes.contains(&candidate.mistakes[0].0.name)),
+            })
+            .map(|candidate| candidate.mistakes[0])
+            .collect();
+        let with_later = |(i, &one): (usize, &_)| {
+            let later = single[i + 1..].iter();
+            later.map(move |&other| Candidate::new(vec![one, other], self.known.cases.len())).collect::<Vec<_>>()
+        };
+        let pairs = single.iter().enumerate().flat_map(with_later);
+        // What does not explain the smallest explains too little.
+        let explains = |pair: &Candidate| {
+            let made = self.failed[&smallest].as_deref();
+            pair.fit(smallest, &self.known.cases[smallest], self.known.right(smallest), made).is_some()
+        };
+        pairs.filter(|pair| !found.is_empty() || explains(pair)).collect()
+    }
+}

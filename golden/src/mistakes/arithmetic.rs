@@ -1,0 +1,218 @@
+//! Mistakes in the arithmetic of a group other than rounding: its values, its scale, its codes, and how codes are
+//! packed.
+
+use super::mistake::Mistake;
+use crate::oracle::CurrentTokens;
+use crate::oracle::arithmetic::Group;
+
+pub(super) const MISTAKES: &[Mistake] = &[
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-missing",
+        "A scale has no least value: it should be max(amax / qmax, 1e-5).",
+        |behavior| behavior.arithmetic.step = |group, amax| quotient(group, amax),
+    ),
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-missing-but-for-zeros",
+        "The scale of a group of zeros is 1, and no other has a least value: it should be max(amax / qmax, 1e-5) for \
+         all.",
+        |behavior| behavior.arithmetic.step = |group, amax| if amax == 0.0 { 1.0 } else { quotient(group, amax) },
+    ),
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-added-instead-of-max",
+        "1e-5 is added to amax / qmax: the scale should be the larger of the two.",
+        |behavior| behavior.arithmetic.step = |group, amax| group.to_t1(quotient(group, amax) + floor(group)),
+    ),
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-of-amax",
+        "1e-5 is the least amax: it should be the least scale, max(amax / qmax, 1e-5).",
+        |behavior| behavior.arithmetic.step = |group, amax| quotient(group, at_least(amax, floor(group))),
+    ),
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-not-rounded-to-t1",
+        "The constant 1e-5 is that of float32 where T1 is float16: round it to T1, to 168 * 2^-24.",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| at_least(quotient(group, amax), (1e-5f32).into());
+        },
+    ),
+    Mistake::new("quantizing.epsilon", "eps-of-1e-6", "The least scale is 1e-6: it should be 1e-5.", |behavior| {
+        behavior.arithmetic.step = |group, amax| at_least(quotient(group, amax), group.to_t1(1e-6))
+    }),
+    Mistake::new("quantizing.epsilon", "eps-of-1e-8", "The least scale is 1e-8: it should be 1e-5.", |behavior| {
+        behavior.arithmetic.step = |group, amax| at_least(quotient(group, amax), group.to_t1(1e-8))
+    }),
+    Mistake::new(
+        "quantizing.qmax",
+        "qmax-128",
+        "The largest code is taken as 2^(quant_bit-1), 128 or 8: it is one less, 127 or 7, and codes are symmetric.",
+        |behavior| {
+            behavior.arithmetic.qmax = |quant_bit| 2f64.powi(quant_bit as i32 - 1);
+            behavior.arithmetic.code = |group, _, rounded| code(rounded, -group.qmax(), group.qmax() - 1.0);
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "scale-of-full-range",
+        "The scale is 2 * amax / (2^quant_bit - 1): it should be amax / (2^(quant_bit-1) - 1), with symmetric codes.",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| at_least(group.to_t1(amax / (group.qmax() + 0.5)), floor(group));
+            behavior.arithmetic.code = |group, _, rounded| code(rounded, -group.qmax() - 1.0, group.qmax());
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "amax-without-sign",
+        "The scale is made of the largest value, not of the largest magnitude: take |x| before the maximum.",
+        |behavior| {
+            behavior.arithmetic.amax = |values| {
+                values.iter().fold(
+                    f64::NEG_INFINITY,
+                    |amax, &x| if amax.is_nan() || x.is_nan() { f64::NAN } else { amax.max(x) },
+                )
+            };
+        },
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "groups-strided",
+        "A group is every so manieth element of a head: it should be quant_group neighbors.",
+        |behavior| behavior.arithmetic.group = |d, _, groups| d % groups,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-per-head",
+        "One scale is made for a whole head: each group of quant_group neighbors has its own.",
+        |behavior| behavior.arithmetic.shares_scale = |one, other| one.0 == other.0,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "group-across-heads",
+        "The heads of a token share a scale: groups lie along head_dim, within one head.",
+        |behavior| behavior.arithmetic.shares_scale = |one, other| one.1 == other.1,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-per-token",
+        "One scale is made for all heads of a token: each group of quant_group neighbors of a head has its own.",
+        |behavior| behavior.arithmetic.shares_scale = |_, _| true,
+    ),
+    Mistake::new(
+        "non-finite.nan",
+        "nan-swallowed",
+        "A NaN does not count toward amax, as fmax() and max() of many libraries have it: it should make the scale \
+         NaN.",
+        |behavior| behavior.arithmetic.amax = |values| values.iter().fold(0.0, |amax, x| amax.max(x.abs())),
+    ),
+    Mistake::new(
+        "non-finite.infinity",
+        "infinity-swallowed",
+        "An infinity does not count toward amax: it should make the scale infinite and every code 0.",
+        |behavior| {
+            behavior.arithmetic.amax = |values| {
+                let amax = |amax: f64, x: &f64| if amax.is_nan() || x.is_nan() { f64::NAN } else { amax.max(x.abs()) };
+                values.iter().filter(|x| !x.is_infinite()).fold(0.0, amax)
+            };
+        },
+    ),
+    Mistake::new(
+        "non-finite.infinity",
+        "infinity-gets-qmax",
+        "An infinite value gets the largest code: in a group with an infinite scale every code is 0.",
+        |behavior| {
+            behavior.arithmetic.code = |group, x, rounded| match x {
+                f64::INFINITY => group.qmax() as i8,
+                f64::NEG_INFINITY => -group.qmax() as i8,
+                _ => code(rounded, -group.qmax(), group.qmax()),
+            };
+        },
+    ),
+    Mistake::new(
+        "non-finite.nan",
+        "nan-code-lowest",
+        "A quotient that is NaN becomes the lowest code, -128 or -8, as a saturating conversion has it: it should be \
+         0.",
+        |behavior| {
+            behavior.arithmetic.code = |group, _, rounded| match rounded.is_nan() {
+                true => (-group.qmax() - 1.0) as i8,
+                false => code(rounded, -group.qmax(), group.qmax()),
+            };
+        },
+    ),
+    Mistake::new(
+        "non-finite.nan",
+        "nan-code-clamped-low",
+        "A quotient that is NaN is clamped to -qmax: fmin() and fmax() prefer their other operand; the code should be \
+         0.",
+        |behavior| {
+            behavior.arithmetic.code = |group, _, rounded| rounded.max(-group.qmax()).min(group.qmax()) as i8;
+        },
+    ),
+    Mistake::new(
+        "non-finite.nan",
+        "nan-code-clamped-high",
+        "A quotient that is NaN is clamped to qmax: fmin() and fmax() prefer their other operand; the code should be \
+         0.",
+        |behavior| {
+            behavior.arithmetic.code = |group, _, rounded| rounded.min(group.qmax()).max(-group.qmax()) as i8;
+        },
+    ),
+    Mistake::new(
+        "scale.rounded-to-t3",
+        "scale-not-rounded",
+        "Current tokens are given back with the step before it was rounded to T3: dequantize with the scale that is \
+         stored.",
+        |behavior| behavior.current_tokens = CurrentTokens::UnroundedScale,
+    ),
+    Mistake::new(
+        "int4.nibbles",
+        "nibbles-swapped",
+        "The first of two codes is in the high nibble: element 2i belongs in the low nibble of byte i.",
+        |behavior| behavior.arithmetic.nibble = |i, _| (i / 2, i % 2 == 0),
+    ),
+    Mistake::new(
+        "int4.nibbles",
+        "unsigned-nibbles",
+        "Nibbles are loaded as 0 to 15: they are two's complement, extend the sign of the fourth bit.",
+        |behavior| behavior.arithmetic.from_nibble = |nibble| nibble as i8,
+    ),
+    Mistake::new(
+        "int4.nibbles",
+        "nibbles-offset-by-8",
+        "Nibbles hold the code plus 8: they are two's complement.",
+        |behavior| {
+            behavior.arithmetic.to_nibble = |code| (code + 8) as u8;
+            behavior.arithmetic.from_nibble = |nibble| nibble as i8 - 8;
+        },
+    ),
+    Mistake::new(
+        "int4.nibbles",
+        "nibbles-in-halves",
+        "The first half of a head is in the low nibbles, the second in the high ones: neighbors 2i and 2i + 1 share \
+         byte i.",
+        |behavior| behavior.arithmetic.nibble = |i, len| (i % (len / 2), i >= len / 2),
+    ),
+];
+
+/// amax / qmax in T1.
+fn quotient(group: &Group<'_>, amax: f64) -> f64 {
+    group.to_t1(amax / group.qmax())
+}
+
+/// The constant 1e-5 in T1.
+fn floor(group: &Group<'_>) -> f64 {
+    group.to_t1(1e-5)
+}
+
+/// The larger of the two; a NaN stays.
+fn at_least(x: f64, floor: f64) -> f64 {
+    if x < floor { floor } else { x }
+}
+
+/// A rounded quotient, clamped; 0 if it is NaN.
+fn code(rounded: f64, least: f64, most: f64) -> i8 {
+    if rounded.is_nan() { 0 } else { rounded.clamp(least, most) as i8 }
+}

@@ -1,0 +1,158 @@
+//! Mistakes of where a head lies: layouts, layers, keys and values, and repeated heads.
+
+use kvcache_schema::{CacheLayout, StaticCacheLayout};
+
+use super::mistake::Mistake;
+use crate::oracle::Behavior;
+
+pub(super) const MISTAKES: &[Mistake] = &[
+    confused::<0, 1>(
+        "cache-layout.0",
+        "layouts-confused-0-1",
+        "Layouts 0 (MaxT, L, 2, H, Dh) and 1 (L, MaxT, 2, H, Dh) are confused: look at the strides of slots and \
+         layers.",
+    ),
+    confused::<0, 2>(
+        "cache-layout.0",
+        "layouts-confused-0-2",
+        "Layouts 0 (MaxT, L, 2, H, Dh) and 2 (L, 2, MaxT, H, Dh) are confused: look at the stride of slots.",
+    ),
+    confused::<0, 3>(
+        "cache-layout.0",
+        "layouts-confused-0-3",
+        "Layouts 0 (MaxT, L, 2, H, Dh) and 3 (L, 2, H, MaxT, Dh) are confused: look at the strides of slots and heads.",
+    ),
+    confused::<1, 2>(
+        "cache-layout.1",
+        "layouts-confused-1-2",
+        "Layouts 1 (L, MaxT, 2, H, Dh) and 2 (L, 2, MaxT, H, Dh) are confused: look at the strides of slots and of key \
+         and value.",
+    ),
+    confused::<1, 3>(
+        "cache-layout.1",
+        "layouts-confused-1-3",
+        "Layouts 1 (L, MaxT, 2, H, Dh) and 3 (L, 2, H, MaxT, Dh) are confused: look at the strides of slots and heads.",
+    ),
+    confused::<2, 3>(
+        "cache-layout.2",
+        "layouts-confused-2-3",
+        "Layouts 2 (L, 2, MaxT, H, Dh) and 3 (L, 2, H, MaxT, Dh) are confused: look at the strides of slots and heads.",
+    ),
+    Mistake::of_static(
+        "cache-layout.0",
+        "static-layouts-confused",
+        "Layouts 0 (MaxB, L, 2, MaxS, H, Dh) and 1 (L, MaxB, 2, H, MaxS, Dh) are confused.",
+        |behavior| {
+            let swapped = [StaticCacheLayout::LayerMajor, StaticCacheLayout::BatchMajor];
+            behavior.static_batching.cache_layouts = swapped;
+            behavior.static_batching.scale_layouts = swapped;
+        },
+    ),
+    Mistake::new(
+        "cache-layout.1",
+        "layout-ignored",
+        "cache_layout is not looked at, and the cache taken as of layout 0.",
+        |behavior| {
+            behavior.dynamic.cache_layouts = [CacheLayout::TokenMajor; 4];
+            behavior.static_batching.cache_layouts = [StaticCacheLayout::BatchMajor; 2];
+            scale_layout_ignored(behavior);
+        },
+    ),
+    Mistake::new(
+        "cache-layout.1",
+        "scale-layout-ignored",
+        "scale is taken as of layout 0: its axes have the order of cache's, by cache_layout.",
+        scale_layout_ignored,
+    ),
+    Mistake::dynamic(
+        "cache-layout.2",
+        "scale-layout-of-cache-layout-1",
+        "scale is taken as of layout 1: its axes have the order of cache's, by cache_layout.",
+        |behavior| behavior.dynamic.scale_layouts = [CacheLayout::LayerMajor; 4],
+    ),
+    Mistake::of_static(
+        "cache-layout.0",
+        "batch-and-position-swapped",
+        "The axes MaxB and MaxS of the cache are taken one for the other.",
+        |behavior| behavior.static_batching.axes_swapped = true,
+    ),
+    Mistake::new(
+        "layer",
+        "layer-ignored",
+        "layer_idx is not looked at: every layer stores to and loads from layer 0.",
+        |behavior| {
+            behavior.layers_stored = |_, _| vec![0];
+            behavior.layer_loaded = |_| 0;
+        },
+    ),
+    Mistake::new(
+        "layer",
+        "layer-ignored-by-loads",
+        "Tokens are loaded from layer 0: layer_idx counts for loads as it does for stores.",
+        |behavior| behavior.layer_loaded = |_| 0,
+    ),
+    Mistake::new(
+        "untouched-layers",
+        "all-layers-written",
+        "Tokens are stored to every layer: they belong in layer_idx alone.",
+        |behavior| behavior.layers_stored = |_, num_layer| (0..num_layer).collect(),
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "key-and-value-swapped",
+        "The outputs key and value are exchanged.",
+        |behavior| behavior.outputs = [1, 0],
+    )
+    .static_rule("loaded-positions"),
+    Mistake::new(
+        "cache-layout.0",
+        "key-and-value-swapped-in-cache",
+        "Keys are stored where values belong: along the axis of length 2, keys are at 0 and values at 1.",
+        |behavior| (behavior.kv, behavior.scale_kv) = ([1, 0], [1, 0]),
+    ),
+    Mistake::new(
+        "cache-layout.0",
+        "value-overwrites-key",
+        "The axis of keys and values is not looked at: values are stored over keys.",
+        |behavior| (behavior.kv, behavior.scale_kv) = ([0, 0], [0, 0]),
+    ),
+    Mistake::new(
+        "cache-layout.0",
+        "scale-of-value-overwrites-key",
+        "The axis of keys and values of scale is not looked at: scales of values are stored over those of keys.",
+        |behavior| behavior.scale_kv = [0, 0],
+    ),
+    Mistake::new(
+        "num-repeat",
+        "repeat-interleaved",
+        "Repeated heads are interleaved, output head h is cache head h % H: it should be h / num_repeat, each head \
+         beside its repetitions.",
+        |behavior| behavior.cache_head = |output_head, num_heads, _| output_head % num_heads,
+    ),
+    Mistake::new(
+        "num-repeat",
+        "repeat-ignored",
+        "num_repeat is not looked at: the outputs have as many heads as the cache.",
+        |behavior| {
+            behavior.output_heads = |num_heads, _| num_heads;
+            behavior.cache_head = |output_head, _, _| output_head;
+        },
+    ),
+];
+
+fn scale_layout_ignored(behavior: &mut Behavior) {
+    behavior.dynamic.scale_layouts = [CacheLayout::TokenMajor; 4];
+    behavior.static_batching.scale_layouts = [StaticCacheLayout::BatchMajor; 2];
+}
+
+/// Two layouts taken one for the other.
+const fn confused<const A: usize, const B: usize>(
+    rule: &'static str,
+    name: &'static str,
+    about: &'static str,
+) -> Mistake {
+    Mistake::dynamic(rule, name, about, |behavior| {
+        behavior.dynamic.cache_layouts.swap(A, B);
+        behavior.dynamic.scale_layouts.swap(A, B);
+    })
+}

@@ -1,0 +1,70 @@
+//! The known mistakes: each is wrong in some case, and, as an implementation, is diagnosed by its own name.
+
+use kvcache_golden::diagnosis::{KnownMistakes, Recorder, RunDiagnosis, Trial};
+use kvcache_golden::mistakes::{mistakes, mistakes_of};
+use kvcache_golden::oracle::{Inputs, Oracle};
+use kvcache_golden::{CallResult, Case, Implementation, Suite, Verdict, cases, run, static_batching};
+use kvcache_schema::{Attributes, StaticAttributes};
+
+#[test]
+fn each_has_a_name_of_its_own_and_a_rule() {
+    for (i, mistake) in mistakes().iter().enumerate() {
+        assert!(mistakes()[..i].iter().all(|other| other.name != mistake.name), "{}", mistake.name);
+        assert!(mistake.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'));
+        assert!(mistake.rule.is_some() || mistake.static_rule.is_some(), "{}", mistake.name);
+    }
+}
+
+#[test]
+fn each_is_diagnosed_in_dynamic_batching() {
+    diagnosed::<Attributes, _>(&cases().unwrap(), &[]);
+}
+
+#[test]
+fn each_is_diagnosed_in_static_batching() {
+    // The cases of static batching do not tell these apart, those of dynamic batching do.
+    let alike = ["eps-missing", "eps-missing-but-for-zeros", "eps-of-amax", "eps-of-1e-6", "eps-of-1e-8"];
+    diagnosed::<StaticAttributes, _>(&static_batching::cases().unwrap(), &alike);
+}
+
+/// Runs each mistake as an implementation: some case fails that names its rule, and the mistake alone explains all that
+/// fail. Those of `alike` may be explained by each other.
+fn diagnosed<A, I: Inputs<A>>(cases: &[Case<A, I>], alike: &[&str])
+where
+    Oracle: Implementation<A, I>,
+    Case<A, I>: Suite<Result = CallResult>,
+{
+    let known = KnownMistakes::new(cases);
+    for (mistake, rule) in mistakes_of::<A, I>() {
+        let (name, oracle) = (mistake.name, mistake.oracle());
+        let report = run(&oracle, cases);
+        let page = report.entries[0].page;
+        assert!(kvcache_golden::rule(page, rule).is_some(), "{name}: {} has no rule {rule}", page.name());
+        let named = report.failures().filter(|(entry, _)| entry.rules.iter().any(|named| named == rule));
+        assert!(named.count() > 0, "{name} fails no case of rule {rule}, but {} others", report.failed());
+
+        let results: Vec<_> = cases.iter().map(|case| oracle.run(case).unwrap()).collect();
+        let trials = results.iter().zip(&report.entries).enumerate().map(|(case, (results, entry))| Trial {
+            case,
+            results: Some(results),
+            passed: entry.verdict == Verdict::Passed,
+        });
+        let diagnosis = known.diagnose_run(&trials.collect::<Vec<_>>());
+        let RunDiagnosis { failed, explanations, undiagnosed } = &diagnosis;
+        let [explanation] = &explanations[..] else { panic!("{name} of {failed} failures: {diagnosis}") };
+        let is_alike = explanation.or.iter().any(|other| other == name) && alike.contains(&name);
+        assert!(explanation.mistakes == [name] || is_alike, "{name}: {diagnosis}");
+        assert!(explanation.passed_nevertheless.is_empty(), "{name}: {diagnosis}");
+        // A value that was cut to 32 bits is another one in the messages of calls that are refused all the same.
+        assert!(undiagnosed.is_empty() || name.ends_with("-as-int32"), "{name}: {diagnosis}");
+    }
+}
+
+#[test]
+fn the_oracle_without_mistakes_is_not_accused() {
+    let (cases, oracle) = (cases().unwrap(), Oracle::default());
+    let recorder = Recorder::new(&oracle);
+    let mut report = run(&recorder, &cases);
+    let diagnosis = recorder.diagnose(&mut report, &cases);
+    assert_eq!((diagnosis.failed, diagnosis.explanations.len(), diagnosis.undiagnosed.len()), (0, 0, 0), "{diagnosis}");
+}
