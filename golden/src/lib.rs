@@ -34,6 +34,8 @@
 //! ```
 
 pub mod attention;
+#[cfg(feature = "onnx")]
+pub mod backend_test;
 mod case;
 mod compare;
 mod demand;

@@ -69,7 +69,8 @@ impl NodeCase<'_> {
     }
 }
 
-fn state<'a>(cache: Option<&'a Tensor>, scale: Option<&'a Tensor>) -> Vec<(&'static str, &'a Tensor)> {
+/// `cache` and `scale`, as far as there are any.
+pub(crate) fn state<'a>(cache: Option<&'a Tensor>, scale: Option<&'a Tensor>) -> Vec<(&'static str, &'a Tensor)> {
     [("cache", cache), ("scale", scale)].into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect()
 }
 

@@ -5,7 +5,7 @@ mod messages;
 mod node;
 mod tensor;
 
-pub(crate) use case::LeftOut;
 pub use case::NodeCase;
+pub(crate) use case::{LeftOut, state};
 pub use messages::TensorProto;
-pub use node::Node;
+pub use node::{Dims, Node};

@@ -13,7 +13,7 @@ use super::tensor::data_type;
 const IR_VERSION: i64 = 10;
 
 /// The version of the default domain, of which the models use nothing.
-const OPSET: i64 = 17;
+const OPSET: i64 = 21;
 
 /// A node, and what a model around it must say. The node's inputs and outputs are the model's.
 #[derive(Debug, Clone)]

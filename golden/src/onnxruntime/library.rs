@@ -146,7 +146,7 @@ pub enum OpenError {
 /// Each case becomes a model of one node, whose inputs and outputs are the model's and have any rank, so that each call
 /// reaches the operator. `cache` and `scale` are the same tensors in all calls of a case. What ONNX Runtime or the
 /// library says when a session is made or a call fails is a refusal. That the library has no such operator is none: then
-/// it cannot run the case.
+/// it cannot run the case. Threads that run cases at once have a worker process each.
 pub struct Library {
     options: Options,
     runtime: PathBuf,
@@ -155,7 +155,8 @@ pub struct Library {
     left_out: LeftOut,
     /// The operators that the library has not, with their domains.
     missing: Vec<(&'static str, String)>,
-    client: Mutex<Option<Client>>,
+    /// The worker processes that have nothing to do.
+    idle: Mutex<Vec<Client>>,
 }
 
 impl Library {
@@ -176,10 +177,10 @@ impl Library {
             version: String::new(),
             left_out: LeftOut::Unnamed,
             missing: Vec::new(),
-            client: Mutex::new(None),
+            idle: Mutex::default(),
         };
         let (client, Opened { version, providers, .. }) = library.start()?;
-        library.client = Mutex::new(Some(client));
+        library.idle = Mutex::new(vec![client]);
         let provider = library.options.provider.in_runtime();
         if !providers.iter().any(|available| available == provider) {
             return Err(OpenError::NoProvider { runtime: library.runtime, version, provider, providers });
@@ -223,15 +224,16 @@ impl Library {
         }
     }
 
-    /// Does something with the worker process, which is started if it was lost before.
+    /// Does something with a worker process: one that has nothing to do, or a new one.
     fn with_client<T>(&self, action: impl FnOnce(&mut Client) -> Result<T, Lost>) -> Result<T, String> {
-        let mut place = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut client = match place.take() {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let client = idle().pop();
+        let mut client = match client {
             Some(client) => client,
             None => self.start().map_err(|error| error.to_string())?.0,
         };
         let answer = action(&mut client).map_err(|lost| lost.to_string())?;
-        *place = Some(client);
+        idle().push(client);
         Ok(answer)
     }
 

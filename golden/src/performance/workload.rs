@@ -189,13 +189,17 @@ impl Random {
         self.floats_or_bytes(element, shape, |random| (random as f32 / (1u32 << 31) as f32 + 0.5) / 64.0)
     }
 
+    /// A few thousand random elements, again and again: a prime number, so that no axis has the same period.
     fn floats_or_bytes(&mut self, element: ElementType, shape: Vec<usize>, float: impl Fn(u64) -> f32) -> Tensor {
-        let len: usize = shape.iter().product();
-        let bytes: Vec<u8> = match element {
-            ElementType::Float32 => (0..len).flat_map(|_| float(self.next()).to_le_bytes()).collect(),
-            ElementType::Float16 => (0..len).flat_map(|_| f16::from_f32(float(self.next())).to_le_bytes()).collect(),
-            _ => (0..len * element.bits() / 8).map(|_| self.next() as u8).collect(),
+        const PERIOD: usize = 4099;
+        let period: Vec<u8> = match element {
+            ElementType::Float32 => (0..PERIOD).flat_map(|_| float(self.next()).to_le_bytes()).collect(),
+            ElementType::Float16 => (0..PERIOD).flat_map(|_| f16::from_f32(float(self.next())).to_le_bytes()).collect(),
+            _ => (0..PERIOD).map(|_| self.next() as u8).collect(),
         };
+        let len = shape.iter().product::<usize>() * element.bits() / 8;
+        let mut bytes = period.repeat(len.div_ceil(period.len()));
+        bytes.truncate(len);
         tensor(element, shape, &bytes)
     }
 }

@@ -1,0 +1,120 @@
+"""The conformance suite in the layout of ONNX's backend tests, as `kvcache-conformance --export-onnx` writes it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from compare import assert_same_arrays, assert_same_bits, assert_within
+from kvcache import NUMPY_TYPES
+from node import RUNTIME, run_node, session_of
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path(os.environ.get("KVCACHE_BACKEND_TESTS") or ROOT / "target/backend_tests")
+TESTS = {part: sorted(path.parent for path in FOLDER.glob(f"{part}/*/model.onnx")) for part in ("node", "refused")}
+
+
+def test_there_are_tests() -> None:
+    """The folder is found, and both parts have tests."""
+    assert TESTS["node"] and TESTS["refused"], f"nothing at {FOLDER}, which make test-python has written"
+
+
+def read(path: Path) -> tuple[TensorProto, np.ndarray]:
+    """A tensor, and its elements in memory of their own; int4 as packed bytes."""
+    tensor = onnx.load_tensor(str(path))
+    if tensor.data_type == TensorProto.INT4:
+        return tensor, np.frombuffer(tensor.raw_data, NUMPY_TYPES[TensorProto.INT4]).copy()
+    return tensor, numpy_helper.to_array(tensor).copy()
+
+
+def read_all(folder: Path, kind: str) -> dict[int, tuple[TensorProto, np.ndarray]]:
+    """The tensors of one kind, by number."""
+    return {int(path.stem.removeprefix(f"{kind}_")): read(path) for path in folder.glob(f"{kind}_*.pb")}
+
+
+def load(test: Path) -> onnx.ModelProto:
+    """The model; runtimes that crash on an empty name get a constant without elements."""
+    model = onnx.load(str(test / "model.onnx"))
+    if RUNTIME < (1, 24):
+        for i, name in enumerate(model.graph.node[0].input):
+            if not name:
+                model.graph.node[0].input[i] = f"left_out_{i}"
+                model.graph.initializer.append(numpy_helper.from_array(np.zeros(0, np.float16), f"left_out_{i}"))
+    return model
+
+
+class Call:
+    """A data set: the arrays of the inputs, and what they must be after the call."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+        self.folder = folder
+        inputs = read_all(folder, "input")
+        assert sorted(inputs) == list(range(len(model.graph.input))), "an input for each of the model's"
+        assert [inputs[k][0].name for k in sorted(inputs)] == [value.name for value in model.graph.input]
+        for value, k in zip(model.graph.input, sorted(inputs)):
+            declared = value.type.tensor_type
+            assert declared.elem_type == inputs[k][0].data_type
+            for dim, extent in zip(declared.shape.dim, inputs[k][0].dims, strict=True):
+                assert not dim.HasField("dim_value") or dim.dim_value == extent
+        self.int4_shape = next((tuple(x.dims) for x, _ in inputs.values() if x.data_type == TensorProto.INT4), None)
+        self.inputs = {tensor.name: array for tensor, array in inputs.values()}
+        in_place = read_all(folder, "inplace")
+        assert all(inputs[k][0].name == tensor.name for k, (tensor, _) in in_place.items())
+        after = {tensor.name: array for tensor, array in in_place.values()}
+        assert after.keys() == self.inputs.keys() & {"cache", "scale"}
+        self.after = {name: after.get(name, array.copy()) for name, array in self.inputs.items()}
+
+    def run(self, model: onnx.ModelProto) -> list[np.ndarray]:
+        """The outputs; the inputs are the arrays themselves."""
+        return run_node(session_of(model.SerializeToString()), self.inputs, self.int4_shape)
+
+
+def data_sets(test: Path) -> list[Path]:
+    """The folders of the data sets, which are numbered without a gap."""
+    folders = [test / f"test_data_set_{i}" for i in range(len(list(test.glob("test_data_set_*"))))]
+    assert folders and all(folder.is_dir() for folder in folders)
+    return folders
+
+
+@pytest.mark.parametrize("test", TESTS["node"], ids=lambda test: test.name)
+def test_node(test: Path) -> None:
+    """Every call gives the outputs, and leaves behind the in-place inputs."""
+    onnx.checker.check_model(onnx.load(str(test / "model.onnx")))
+    model = load(test)
+    any_nan = (test / "any_nan.txt").exists()
+    for folder in data_sets(test):
+        call = Call(model, folder)
+        got = call.run(model)
+        outputs = read_all(folder, "output")
+        assert [outputs[k][0].name for k in sorted(outputs)] == [value.name for value in model.graph.output]
+        for k, (tensor, expected) in outputs.items():
+            if tensor.name == "attn_output":
+                assert got[k].dtype == expected.dtype
+                exact, tolerance = (read(folder / f"{kind}_{k}.pb")[1] for kind in ("exact", "tolerance"))
+                assert_within(f"{folder.name}: {tensor.name}", got[k], exact, tolerance)
+                assert_within(f"{folder.name}: rounded", expected, exact, tolerance)
+            else:
+                assert_same_bits(f"{folder.name}: {tensor.name}", got[k], expected, any_nan)
+        for name, array in call.inputs.items():
+            assert_same_bits(f"{folder.name}: {name}", array, call.after[name], any_nan)
+
+
+@pytest.mark.parametrize("test", TESTS["refused"], ids=lambda test: test.name)
+def test_refused(test: Path) -> None:
+    """Every call is refused with the texts that are expected, and changes nothing."""
+    model = load(test)
+    for folder in data_sets(test):
+        call = Call(model, folder)
+        assert_same_arrays(call.after, call.inputs)
+        with pytest.raises(Exception) as refusal:
+            call.run(model)
+        _kind, *mentions = (folder / "expected_error.txt").read_text().splitlines()
+        for mention in mentions:
+            assert mention in str(refusal.value)
+        assert_same_arrays(call.inputs, call.after)
+        assert not list(folder.glob("output_*.pb"))
