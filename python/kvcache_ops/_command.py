@@ -1,14 +1,18 @@
-"""The commands `doctor` and `size`."""
+"""The commands `doctor`, `size` and `conformance`."""
 
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from kvcache_ops._doctor import doctor
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._size import GROUPS, table
+from kvcache_ops.conformance import SUITES, run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,13 +30,68 @@ def main(arguments: Sequence[str]) -> int:
         action="append",
         help=f"neighbors that share a scale; may be given several times; those of {GROUPS} that divide a head if not",
     )
+    _add_conformance(commands.add_parser("conformance", help="the conformance suite on an implementation in Python"))
     given = parser.parse_args(arguments)
     if given.command == "doctor":
         return doctor()
     try:
+        if given.command == "conformance":
+            return _conformance(given)
         for line in table(given.layers, given.heads, given.head_dim, given.quant_group):
             print(line)
     except KvCacheError as error:
         print(f"{error.kind}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _add_conformance(parser: ArgumentParser) -> None:
+    parser.description = "Runs every case on an implementation; kvcache_ops.conformance says how it is called."
+    parser.add_argument("implementation", metavar="MODULE:CALLABLE", help="as Python imports it from here")
+    parser.add_argument("--suite", choices=SUITES, default=SUITES[0], help="%(default)s if not given")
+    parser.add_argument("--filter", metavar="TEXT", default="", help="only cases whose name contains this")
+    parser.add_argument("--messages", action="store_true", help="error messages must mention what is wrong")
+    parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of a cache of int4")
+    parser.add_argument("--cases", metavar="DIR", help="a folder of cases instead of those in the package")
+    parser.add_argument("--report", choices=["text", "json"], default="text", help="the form of the report")
+    parser.add_argument("--output", metavar="FILE", help="where to write the report; then its last line is shown")
+
+
+def _conformance(given: Namespace) -> int:
+    """Runs the suite; 0 if the implementation conforms."""
+    try:
+        implementation = _imported(given.implementation)
+        report = run(
+            implementation,
+            suite=given.suite,
+            filter=given.filter,
+            messages=given.messages,
+            int4=given.int4,
+            cases=given.cases,
+            name=given.implementation,
+        )
+    except (ImportError, TypeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    texts = {"text": lambda: f"{given.implementation}\n{report.text(rules=True)}", "json": report.json}
+    text = texts[given.report]()
+    if given.output is None:
+        print(text)
+    else:
+        Path(given.output).write_text(f"{text}\n", encoding="utf-8")
+        print(report.text().splitlines()[-1])
+    return 0 if report.conforms else 1
+
+
+def _imported(name: str) -> Any:
+    """What MODULE:CALLABLE names."""
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise ImportError(f"{name} names no implementation, expected MODULE:CALLABLE")
+    found: Any = import_module(module_name)
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ImportError(f"{module_name} has no {path}") from None
+    return found

@@ -31,6 +31,7 @@ __all__ = [
     "output_names",
     "pack_int4",
     "run",
+    "run_suite",
     "unpack_int4",
 ]
 __version__: str
@@ -295,4 +296,12 @@ def oldest_onnxruntime() -> tuple[int, int]: ...
 def output_names(op_type: str) -> list[str]: ...
 def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]: ...
 def run(op_type: str, attributes: dict[str, int], inputs: list[Any], outputs: list[Any]) -> tuple[Any, ...]: ...
+def run_suite(
+    function: Any,
+    name: str,
+    suite: str,
+    folder: str | None,
+    filter: str,
+    messages: bool,
+) -> tuple[str, str, str]: ...
 def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]: ...

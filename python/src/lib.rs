@@ -3,6 +3,7 @@
 
 mod append;
 mod buffers;
+mod conformance;
 mod figures;
 mod id;
 mod manager;
@@ -29,6 +30,8 @@ mod _native {
 
     #[pymodule_export]
     use super::append::Append;
+    #[pymodule_export]
+    use super::conformance::run_suite;
     #[pymodule_export]
     use super::figures::{find_slot, n_kv};
     #[pymodule_export]

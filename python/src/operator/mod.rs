@@ -16,3 +16,4 @@ pub use facts::{
 };
 pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};
+pub use refused::Refused;

@@ -1,0 +1,472 @@
+"""`kvcache_ops.conformance`: right implementations pass, wrong ones fail where they are wrong, and nothing crashes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import kvcache_ops
+import numpy as np
+import pytest
+from kvcache_ops import KvCacheError, conformance
+from kvcache_ops._command import main
+from kvcache_ops.conformance import ConformanceError, Int4Array, Report
+
+from oracle.attention import multi_head_attention, multi_head_cache_attention
+from oracle.attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
+from oracle.attention_rules import broken_attention_rules, broken_cache_attention_rules
+from oracle.call import Attributes, Inputs, Types
+from oracle.key_value_cache import key_value_cache
+from oracle.rules import broken_rules
+from oracle.static_batching import StaticAttributes, StaticInputs, static_key_value_cache
+from oracle.static_rules import broken_static_rules
+
+Arrays = dict[str, np.ndarray]
+# A case of three calls on a cache of float16, and one that is quantized.
+PLAIN, QUANTIZED = "chunked-prefill-mode0-f16-f16", "chunked-prefill-mode0-f16-int8-f16"
+
+
+def ours(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+    """The package's own operator, in place."""
+    return kvcache_ops.run(attributes, **inputs, cache=cache, scale=scale)
+
+
+def functional(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+    """The same, which leaves what it is given as it is."""
+    cache, scale = cache.copy(), None if scale is None else scale.copy()
+    key, value = ours(attributes, inputs, cache, scale)
+    return key, value, cache, scale
+
+
+def our_attention(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
+    """The package's own attention, in place."""
+    if op_type == "MultiHeadAttention":
+        return kvcache_ops.multi_head_attention(attributes, **inputs)
+    return kvcache_ops.multi_head_cache_attention(attributes, **inputs, cache=cache, scale=scale)
+
+
+def functional_attention(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
+    """The same, which leaves what it is given as it is."""
+    cache, scale = (None if array is None else array.copy() for array in (cache, scale))
+    return our_attention(op_type, attributes, inputs, cache, scale), cache, scale
+
+
+class Refused(Exception):
+    """What the oracle refuses."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        super().__init__()
+        self.kind = kinds[0]
+
+
+def types_of(t1: np.ndarray, cache: np.ndarray | None, scale: np.ndarray | None) -> Types:
+    """The types of a call with unpacked int4."""
+    t2 = "int4" if isinstance(cache, Int4Array) else None if cache is None else cache.dtype.name
+    return Types(t1.dtype.name, t2, None if scale is None else scale.dtype.name)
+
+
+def oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+    """The numpy oracle, in place."""
+    call = Inputs(**inputs), cache, scale, Attributes(**attributes), types_of(inputs["current_key"], cache, scale)
+    if kinds := broken_rules(*call):
+        raise Refused(kinds)
+    return key_value_cache(*call)
+
+
+def static_oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+    """That of static batching."""
+    types = types_of(inputs["current_key"], cache, scale)
+    call = StaticInputs(**inputs), cache, scale, StaticAttributes(**attributes), types
+    if kinds := broken_static_rules(*call):
+        raise Refused(kinds)
+    return static_key_value_cache(*call)
+
+
+def attention_oracle(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
+    """That of the attention operators, which computes in float64."""
+    query, given = inputs["query"], AttentionAttributes(**attributes)
+    types = types_of(query, cache, scale)
+    if op_type == "MultiHeadAttention":
+        packed = AttentionInputs(**inputs)
+        kinds, attend = broken_attention_rules(packed, given, types), lambda: multi_head_attention(packed, given)
+    else:
+        call = CacheAttentionInputs(**inputs), cache, scale, given, types_of(inputs["current_key"], cache, scale)
+        kinds, attend = broken_cache_attention_rules(*call), lambda: multi_head_cache_attention(*call)
+    if kinds:
+        raise Refused(kinds)
+    with np.errstate(over="ignore"):
+        return attend().attn_output.astype(query.dtype)
+
+
+RIGHT = {
+    "key-value-cache": [(ours, "packed"), (functional, "packed"), (oracle, "unpacked")],
+    "static": [(static_oracle, "unpacked")],
+    "attention": [(our_attention, "packed"), (functional_attention, "packed"), (attention_oracle, "unpacked")],
+}
+
+
+@pytest.mark.parametrize(
+    ("suite", "implementation", "int4"), [(suite, *pair) for suite, pairs in RIGHT.items() for pair in pairs]
+)
+def test_right_implementations_pass(suite: str, implementation: Callable[..., Any], int4: str) -> None:
+    """Every case; the package's own also say what they must in their messages."""
+    messages = "oracle" not in implementation.__name__
+    report = conformance.run(implementation, suite=suite, int4=int4, messages=messages)
+    report.raise_for_failures()
+    assert report.passed == len(report.cases) > 200 and not (report.failed or report.unsupported or report.not_run)
+    assert report.implementation == implementation.__name__ and report.conforms
+    assert all(case.verdict == "passed" and case.suite == suite and case.about for case in report.cases)
+
+
+def only(implementation: Callable[..., Any], filter: str = PLAIN, **options: Any) -> conformance.CaseResult:
+    """The result of the one case whose name contains `filter`."""
+    (case,) = conformance.run(implementation, filter=filter, **options).cases
+    assert (case.verdict == "failed") == (case.difference is not None)
+    return case
+
+
+def test_a_wrong_slot_is_located() -> None:
+    """A token that is stored in the slot before its own: the cache is named, with slot, sequence and head."""
+
+    def shifted(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        slots = np.moveaxis(cache, attributes["cache_layout"], 0)
+        before = slots.copy()
+        key, value = ours(attributes, inputs, cache, scale)
+        slot = np.flatnonzero((before != slots).reshape(len(slots), -1).any(axis=1))[-1]
+        slots[slot - 1], slots[slot] = slots[slot].copy(), before[slot]
+        return key, value
+
+    difference = only(shifted).difference
+    assert (difference.kind, difference.tensor, difference.call) == ("elements", "cache", 0)
+    assert difference.location["slot"] in difference.details["coordinates"]
+    assert {"head", "layer", "part", "owners"} <= difference.location.keys()
+    assert f"slot {difference.location['slot']}" in str(difference) and "expected" in str(difference)
+
+
+def test_one_wrong_bit_of_each_tensor_is_found() -> None:
+    """In each output, and in the state."""
+    for name in ("key", "value", "cache", "scale"):
+
+        def wrong(
+            attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray, name: str = name
+        ) -> Any:
+            key, value = ours(attributes, inputs, cache, scale)
+            changed = dict(key=key, value=value, cache=cache, scale=scale)[name]
+            changed.view(np.uint8).reshape(-1)[-1] ^= 1
+            return key, value
+
+        assert only(wrong, QUANTIZED).difference.tensor == name
+
+
+def test_int4_in_both_forms() -> None:
+    """Packed and unpacked caches are the same cache; a nibble in the wrong half fails in either form."""
+
+    def repacked(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        if not isinstance(cache, Int4Array):
+            return ours(attributes, inputs, cache, scale)
+        packed = kvcache_ops.pack_int4(cache)
+        key, value = ours(attributes, inputs, packed, scale)
+        cache[...] = kvcache_ops.unpack_int4(packed)
+        return key, value
+
+    conformance.run(repacked, int4="unpacked", filter="int4").raise_for_failures()
+
+    def swapped(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        key, value = ours(attributes, inputs, cache, scale)
+        return key, value, cache >> 4 | cache << 4, scale
+
+    report = conformance.run(swapped, filter="mode0-f32-int4-f32")
+    assert report.failed == len(report.cases) > 0
+    assert {case.difference.tensor for case in report.cases} == {"cache"}
+
+    def out_of_range(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        key, value = repacked(attributes, inputs, cache, scale)
+        cache[...] = 9
+        return key, value
+
+    difference = only(out_of_range, "chunked-prefill-mode0-f32-int4-f32", int4="unpacked").difference
+    assert difference.kind == "could-not-run" and "values from 9 to 9" in difference.text
+
+
+def test_refusals_are_compared() -> None:
+    """No refusal of an illegal call, a wrong kind, a changed cache, a missing mention: each fails."""
+    legal = conformance.run(ours, filter=PLAIN).cases[0].name
+
+    def lenient(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        try:
+            return ours(attributes, inputs, cache, scale)
+        except KvCacheError:
+            return np.zeros(1), np.zeros(1)
+
+    def wrong_kind(*call: Any) -> Any:
+        try:
+            return ours(*call)
+        except KvCacheError as error:
+            raise KvCacheError(str(error), "strange") from None
+
+    def writes_first(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        try:
+            return ours(attributes, inputs, cache, scale)
+        except KvCacheError:
+            cache.view(np.uint8).reshape(-1)[:1] ^= 1
+            raise
+
+    def mute(*call: Any) -> Any:
+        try:
+            return ours(*call)
+        except KvCacheError:
+            raise ValueError from None
+
+    def kinds(implementation: Callable[..., Any], **options: Any) -> set[str]:
+        report = conformance.run(implementation, filter="kvlen", **options)
+        assert report.failed and all(legal != case.name for case in report.failures)
+        return {case.difference.kind for case in report.failures}
+
+    assert kinds(lenient) == {"could-not-run"}  # float64 is no type of a tensor
+    assert kinds(wrong_kind) == {"refused-as"}
+    assert kinds(writes_first) == {"elements"}
+    assert kinds(mute, messages=True) == {"not-mentioned"}
+    assert conformance.run(mute, filter="kvlen").conforms
+
+
+def test_a_refused_legal_call_says_where() -> None:
+    """Class, message and line of the exception."""
+
+    def broken(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        return {}["nothing"]
+
+    difference = only(broken).difference
+    assert difference.kind == "refused" and difference.call == 0
+    assert "KeyError: 'nothing'" in difference.text and "test_conformance.py, line" in difference.text
+
+
+@pytest.mark.parametrize("bug", [AttributeError, NameError, ImportError, RecursionError])
+def test_a_bug_is_no_refusal(bug: type[Exception]) -> None:
+    """Cases of legal and of illegal calls fail alike."""
+
+    def broken(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        raise bug("of the implementation")
+
+    report = conformance.run(broken, filter="kvlen")
+    assert report.failed == len(report.cases) > 3
+    for case in report.cases:
+        assert case.difference.kind == "could-not-run"
+        assert f"{bug.__name__}: of the implementation (" in case.difference.text
+
+
+def test_what_is_not_implemented_is_unsupported() -> None:
+    """With the reason, and it is no failure; but nothing conforms of which nothing passes."""
+
+    def float16_only(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        if inputs["current_key"].dtype != np.float16:
+            raise NotImplementedError("only float16")
+        return ours(attributes, inputs, cache, scale)
+
+    report = conformance.run(float16_only)
+    assert report.passed > 100 and report.unsupported > 100 and not report.failed and report.conforms
+    assert {case.reason for case in report.cases if case.verdict == "unsupported"} == {"only float16"}
+    assert "unsupported: only float16" in report.text()
+    none = conformance.run(float16_only, filter="chunked-prefill-mode0-f32-int4-f32")
+    assert not none.conforms and not none.failures
+    with pytest.raises(ConformanceError):
+        none.raise_for_failures()
+
+
+class Strange:
+    """What claims to be an array."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Fails."""
+        raise RuntimeError("no array")
+
+
+class Nameless(Exception):
+    """What cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    @property
+    def kind(self) -> str:
+        """Fails."""
+        raise RuntimeError("no kind")
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "returned an object of class NoneType, expected key, value or key, value, cache, scale"),
+        (3, "returned an object of class int"),
+        ((), "returned an object of class tuple of 0"),
+        ((1, 2, 3), "returned an object of class tuple of 3"),
+        ({"key": 1}, "returned an object of class dict"),
+        ("kv", "returned an object of class str"),
+        ((None, None), "key is of type object (an object of class NoneType), expected one of float32"),
+        (("a", "b"), "key is of type <U1"),
+        (([[1.0], [2.0, 3.0]], 1), "key is an object of class list, expected an array"),
+        ((Strange(), Strange()), "key is an object of class Strange, expected an array: no array"),
+        ((np.zeros(3, ">f4"), np.zeros(3)), "key is of type >f4"),
+        ((np.zeros(3, "complex64"), np.zeros(3)), "key is of type complex64"),
+        ((np.zeros((), [("a", "f4")]), np.zeros(3)), "key is of type [('a', '<f4')]"),
+        ((1, 2, None, None), "got no cache"),
+        (lambda key, value: (np.zeros(3, "f4"), value), "key is float32[3], expected float16["),
+        (lambda key, value: (key, np.zeros((0, 0), "i8")), "value is int64[0, 0], expected float16["),
+        (lambda key, value: (np.float16(1), 2), "key is float16[], expected float16["),
+        (lambda key, value: (key, value, None, None), "got no cache"),
+        (lambda key, value: (key, value, "cache", None), "cache is of type <U5"),
+        (lambda key, value: (key, value, np.zeros(2, "f2"), None), "cache is float16[2], expected float16["),
+        (lambda key, value: (key[:, :, ::2], value), "key is float16["),
+        (lambda key, value: (key.astype("f4"), value), "key is float32["),
+        (lambda key, value: (key, value, np.zeros(2, "f2"), np.zeros(2, "f2")), "expected"),
+    ],
+)
+def test_garbage_fails(result: Any, text: str) -> None:
+    """With what was got and what was expected; never a crash, and the other cases are run."""
+
+    def implementation(*call: Any) -> Any:
+        return result(*ours(*call)) if callable(result) else result
+
+    report = conformance.run(implementation, filter="chunked-prefill-mode0-f16")
+    assert report.failed == len(report.cases) > 1
+    (case,) = (case for case in report.cases if case.name == PLAIN)
+    assert text in case.difference.text and case.difference.text.startswith("call 0: ")
+
+
+def test_changes_of_the_arrays_themselves_fail() -> None:
+    """An array that was given another shape or type, and exceptions that cannot be read."""
+
+    def reshaped(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        key, value = ours(attributes, inputs, cache, scale)
+        cache.shape = (-1,)
+        return key, value
+
+    def nameless(*call: Any) -> Any:
+        raise Nameless
+
+    assert only(reshaped).difference.kind == "form"
+    assert "Nameless" in only(nameless).difference.text
+
+
+def test_views_and_other_orders_are_read() -> None:
+    """An output need not be contiguous."""
+
+    def reversed_twice(*call: Any) -> Any:
+        key, value = ours(*call)
+        return np.asfortranarray(key), value[::-1].copy()[::-1]
+
+    conformance.run(reversed_twice, filter="chunked-prefill").raise_for_failures()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_ends_the_run_at_once(end: type[BaseException]) -> None:
+    """And comes out of it as it was raised."""
+    calls = 0
+
+    def interrupted(*call: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise end("here")
+        return ours(*call)
+
+    with pytest.raises(end, match="here"):
+        conformance.run(interrupted)
+    assert calls == 3
+
+
+def test_arguments_are_checked_before_anything_is_run() -> None:
+    """With the rule's name."""
+    for options, kind in [
+        ({"suite": "dynamic"}, "suite_unknown"),
+        ({"int4": "nibbles"}, "int4_form"),
+        ({"filter": "no such case"}, "no_case"),
+        ({"cases": "/no/such/folder"}, "cases"),
+    ]:
+        with pytest.raises(KvCacheError) as refused:
+            conformance.run(ours, **options)
+        assert refused.value.kind == kind
+    for implementation, text in [
+        (None, "expected a callable"),
+        (lambda inputs: None, "cannot be called with"),
+        (our_attention, "cannot be called with"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            conformance.run(implementation)
+    with pytest.raises(TypeError, match="cannot be called with"):
+        conformance.run(ours, suite="attention")
+
+
+def wrong_value(*call: Any) -> Any:
+    """Gives the keys as values."""
+    key, _ = ours(*call)
+    return key, key
+
+
+def test_forms_of_a_report() -> None:
+    """Text, table, JSON; an AssertionError with the text; rules that fail and rules that do not; copies."""
+    report = conformance.run(wrong_value, filter="chunked-prefill", name="keys only")
+    assert (
+        report.implementation == "keys only"
+        and len(report.rules) > 20
+        and repr(report) == f"<Report: {str(report).splitlines()[-1]}>"
+    )
+    assert str(report) == report.text() and report.text() in report.text(rules=True)
+    assert report.text(rules=True).endswith(report.text()) and len(report.text(rules=True)) > len(report.text()) + 99
+    document = json.loads(report.json())
+    assert document["summary"]["failed"] == report.failed == len(report.failures) > 0
+    assert [case["case"] for case in document["cases"]] == [case.name for case in report.cases]
+    assert {rule.rule for rule in report.rules if rule.failed} <= {
+        rule for case in report.failures for rule in case.rules
+    }
+    with pytest.raises(AssertionError) as failure:
+        report.raise_for_failures()
+    assert str(failure.value) == report.text() and failure.value.report is report
+    for copy in (pickle.loads(pickle.dumps(report)), pickle.loads(pickle.dumps(failure.value)).report):
+        assert isinstance(copy, Report) and copy.json() == report.json() and copy.cases == report.cases
+
+
+def test_cases_of_a_folder(tmp_path: Any) -> None:
+    """In the place of those in the package."""
+    from test_golden import CASES
+
+    (tmp_path / "one").symlink_to(CASES[0], target_is_directory=True)
+    report = conformance.run(ours, cases=tmp_path)
+    assert [case.name for case in report.cases] == ["one"] and report.conforms
+
+
+def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 0, 1, 2; what is asked for on standard output or in a file."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(
+        "import kvcache_ops\n"
+        "class Right:\n"
+        "    @staticmethod\n"
+        "    def call(attributes, inputs, cache, scale):\n"
+        "        return kvcache_ops.run(attributes, **inputs, cache=cache, scale=scale)\n"
+        "def wrong(*call):\n"
+        "    key, value = Right.call(*call)\n"
+        "    return value, key\n"
+    )
+    few = ["--filter", "chunked-prefill"]
+    assert main(["conformance", "mine:Right.call", *few]) == 0
+    out = capsys.readouterr().out
+    assert "passed, 0 failed" in out.splitlines()[-1] and "mine:Right.call" in out and "KeyValueCache" in out
+    assert main(["conformance", "mine:wrong", *few, "--report", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["implementation"] == "mine:wrong" and document["summary"]["passed"] == 0
+    file = tmp_path / "report.json"
+    assert main(["conformance", "mine:Right.call", *few, "--report", "json", "--output", str(file)]) == 0
+    assert json.loads(file.read_text())["conforms"] and "passed, 0 failed" in capsys.readouterr().out
+    for arguments, text in [
+        (["mine"], "expected MODULE:CALLABLE"),
+        (["no_such_module:f"], "no_such_module"),
+        (["mine:nothing"], "mine has no nothing"),
+        (["mine:Right", *few], "cannot be called with"),
+        (["mine:wrong", "--filter", "no such case"], "no_case"),
+        (["mine:wrong", "--cases", str(tmp_path / "absent")], "cases"),
+    ]:
+        assert main(["conformance", *arguments]) == 2
+        got = capsys.readouterr()
+        assert text in got.err and len(got.err.splitlines()) == 1 and not got.out
