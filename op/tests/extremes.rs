@@ -42,4 +42,31 @@ fn without_tokens_the_size_of_one_need_not_fit_in_memory() {
     let attributes = Attributes { num_repeat: i64::MAX, ..Attributes::default() };
     run_without_tokens(attributes, (0, 1, 64), (4, 1, 2, 1, 64));
     run_without_tokens(Attributes::default(), (0, 1 << 30, 1 << 30), (0, 1, 2, 1 << 30, 1 << 30));
+    // Nor that of a head.
+    run_without_tokens(Attributes::default(), (0, 1, 1 << 59), (0, 1, 2, 1, 1 << 59));
+}
+
+/// Heads without elements are not walked through: there may be any number of them.
+#[test]
+fn heads_without_elements_may_be_any_number() {
+    for backend in Backend::all() {
+        let attributes = Attributes { num_repeat: 1 << 40, ..Attributes::default() };
+        let op = KeyValueCache::new(attributes).unwrap().with_backend(backend);
+        let current = Array3::<f32>::zeros((1, 1 << 20, 0));
+        let mut cache = Array5::<f32>::zeros((4, 1, 2, 1 << 20, 0));
+        let inputs = Inputs {
+            current_key: (&current).into(),
+            current_value: (&current).into(),
+            indices: IndexInputs {
+                seqstarts: (&[0, 1]).into(),
+                kvstarts: (&[0, 3]).into(),
+                cachestarts: (&[1]).into(),
+                start_pos: (&[2]).into(),
+                max_seqlen: (&1).into(),
+                max_kvlen: (&3).into(),
+            },
+        };
+        let (key, value) = op.run_alloc::<f32>(&inputs, (&mut cache).into(), None, &Serial).unwrap();
+        assert_eq!((key.dim(), value.dim()), ((3, 1 << 60, 0), (3, 1 << 60, 0)), "{backend:?}");
+    }
 }

@@ -89,6 +89,9 @@ where
     S: Copy + Default,
 {
     let Tensors { geometry, indices, current, mut cache, mut scale, .. } = tensors;
+    if current[0].is_empty() {
+        return; // and a head need not fit in memory
+    }
     let (num_heads, head_dim) = (geometry.num_heads, geometry.head_dim);
     let bytes = CacheBytes::new(&geometry);
     let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
@@ -118,6 +121,9 @@ where
     S: Copy + Default,
 {
     let Tensors { geometry, indices, cache, scale, outputs, .. } = tensors;
+    if outputs[0].is_empty() {
+        return; // and `num_repeat` may be any number
+    }
     let (num_heads, head_dim, num_repeat) = (geometry.num_heads, geometry.head_dim, geometry.num_repeat);
     let bytes = CacheBytes::new(&geometry);
     let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
