@@ -7,7 +7,9 @@ import gc
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -71,19 +73,23 @@ def slope(samples: list[Sample]) -> float:
 class Sampler(threading.Thread):
     """Takes a sample every now and then, until it is stopped."""
 
-    def __init__(self, taken, seconds: float = 0.5):
+    def __init__(self, taken: Callable[[], int], seconds: float = 0.5):
         """`taken` tells how many steps there have been."""
         super().__init__(daemon=True)
-        self.samples: list[Sample] = []
+        self._numbers = array("q")  # of all samples: a list of them would be more and more objects itself
         self._taken, self._seconds, self._ended = taken, seconds, threading.Event()
 
     def run(self) -> None:
         """A sample, a pause."""
         while not self._ended.wait(self._seconds):
-            self.samples.append(sample(self._taken()))
+            self._numbers.extend(astuple(sample(self._taken())))
 
-    def stop(self) -> list[Sample]:
-        """All samples."""
+    def stop(self) -> None:
+        """No more."""
         self._ended.set()
         self.join()
-        return self.samples
+
+    def samples(self) -> list[Sample]:
+        """All of them."""
+        width = len(fields(Sample))
+        return [Sample(*self._numbers[at : at + width]) for at in range(0, len(self._numbers), width)]

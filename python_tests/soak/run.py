@@ -48,7 +48,7 @@ def paced(once: Callable[[int], None], every: int, budget: Budget) -> None:
         done += 1
 
 
-def run_part(plan: Plan, steps: int, directory: Path) -> list[Sample]:
+def run_part(plan: Plan, steps: int, directory: Path) -> Sampler:
     """So many steps of all lanes, each a thread, and the others beside them; an error of any is raised."""
     budget = Budget(steps)
 
@@ -70,10 +70,10 @@ def run_part(plan: Plan, steps: int, directory: Path) -> list[Sample]:
         thread.start()
     for thread in threads:
         thread.join()
-    samples = sampler.stop()
+    sampler.stop()
     if budget.errors:
         raise budget.errors[0]
-    return samples
+    return sampler
 
 
 def soak(steps: int, directory: Path, seed: int = 0, prepare: Callable[[Plan], None] = lambda plan: None) -> Outcome:
@@ -89,7 +89,7 @@ def soak(steps: int, directory: Path, seed: int = 0, prepare: Callable[[Plan], N
     plan.rehearse(directory)
     run_part(plan, warm_up, directory)
     start = quiet_sample(0)
-    samples = run_part(plan, steps - warm_up, directory)
+    sampler = run_part(plan, steps - warm_up, directory)
     end = quiet_sample(steps - warm_up)
     last_answers = 0
     for lane in plan.lanes:
@@ -112,6 +112,6 @@ def soak(steps: int, directory: Path, seed: int = 0, prepare: Callable[[Plan], N
         answers_checked,
         last_answers,
         start,
-        samples,
+        sampler.samples(),
         end,
     )
