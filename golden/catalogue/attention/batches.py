@@ -93,8 +93,9 @@ def bounds() -> Iterator[AttentionCase]:
 
 def scale_untouched() -> Iterator[AttentionCase]:
     """A scale that is given without quantization."""
-    about = "quant_bit 0 with a scale: left untouched, whatever its shape."
-    case = over_cache("scale-unused", about, "f16 f16 f32", (2, 1), 8, proves="scale.unused")
+    about = "quant_bit 0 with a scale: left untouched, whatever its shape. Nor has quant_group an effect."
+    rules = "scale.unused attributes.group-divides"
+    case = over_cache("scale-unused", about, "f16 f16 f32", (2, 1), 8, proves=rules, quant_group=3)
     case.cached.scale = random_values("scale-unused scale", (3, 5), "float32")
     case.cached.first_scale = case.cached.scale.copy()
     yield case.call(Sequence(2, 1, 4), Sequence(0, 2, 0))

@@ -70,6 +70,6 @@ def chains() -> Iterator[StaticCase]:
         about = "A prompt of 3 tokens, two decode steps, a chunk of 2; then a smaller batch begins anew."
         label = types.replace(" ", "-")
         attributes = dict(quant_bit=quant_bit, cache_layout=number % 2, num_layer=2, layer_idx=number % 2, num_repeat=2)
-        rules = f"stored-positions loaded-positions order.stores-first layer cache-layout.{number % 2}"
+        rules = f"stored-positions loaded-positions order.stores-first layer inputs.shapes cache-layout.{number % 2}"
         case = begin(f"chain-{label}", about, types, proves=rules, num_heads=1, max_s=8, **attributes)
         yield case.call(3, 0, 3).call(3, 3, 1).call(3, 4, 1).call(3, 5, 2).call(2, 0, 2).call(2, 2, 1)
