@@ -3,7 +3,7 @@
 
 generate.py            writes golden/cases, golden/static_cases and golden/attention_cases anew
 generate.py --check    writes nothing; names every file that differs from what would be written
-generate.py --list     names the cases and the rule that each tests
+generate.py --list     names the cases, what they are about, and the rules that they prove
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
     if arguments.list:
         width = max(len(case.name) for case in cases)
         for case in cases:
-            print(f"{case.name:{width}}  {case.about}")
+            print(f"{case.name:{width}}  {case.about} [{', '.join(case.rules)}]")
         return 0
 
     expected = {
