@@ -55,6 +55,7 @@ pub mod performance;
 mod profile;
 #[cfg(feature = "program")]
 mod program;
+pub mod random;
 mod read;
 mod report;
 mod rules;

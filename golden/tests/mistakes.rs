@@ -1,9 +1,11 @@
 //! The known mistakes: each is wrong in some case, and, as an implementation, is diagnosed by its own name.
 
+use std::collections::BTreeSet;
+
 use kvcache_golden::diagnosis::{KnownMistakes, Recorder, RunDiagnosis, Trial};
 use kvcache_golden::mistakes::{mistakes, mistakes_of};
 use kvcache_golden::oracle::{Inputs, Oracle};
-use kvcache_golden::{CallResult, Case, Implementation, Suite, Verdict, cases, run, static_batching};
+use kvcache_golden::{CallResult, Case, Implementation, Rule, Suite, Verdict, cases, run, static_batching};
 use kvcache_schema::{Attributes, StaticAttributes};
 
 #[test]
@@ -35,13 +37,22 @@ where
     Case<A, I>: Suite<Result = CallResult>,
 {
     let known = KnownMistakes::new(cases);
+    let mut problems = Vec::new();
     for (mistake, rule) in mistakes_of::<A, I>() {
         let (name, oracle) = (mistake.name, mistake.oracle());
         let report = run(&oracle, cases);
         let page = report.entries[0].page;
-        assert!(kvcache_golden::rule(page, rule).is_some(), "{name}: {} has no rule {rule}", page.name());
-        let named = report.failures().filter(|(entry, _)| entry.rules.iter().any(|named| named == rule));
-        assert!(named.count() > 0, "{name} fails no case of rule {rule}, but {} others", report.failed());
+        match kvcache_golden::rule(page, rule) {
+            None => problems.push(format!("{name}: {} has no rule {rule}", page.name())),
+            Some(Rule { not_proven_by_cases: Some(_), .. }) => {}
+            Some(_) => {
+                let named = report.failures().filter(|(entry, _)| entry.rules.iter().any(|named| named == rule));
+                if named.count() == 0 {
+                    let rules: BTreeSet<_> = report.failures().flat_map(|(entry, _)| &entry.rules).collect();
+                    problems.push(format!("{name} fails no case of rule {rule}, but of {rules:?}"));
+                }
+            }
+        }
 
         let results: Vec<_> = cases.iter().map(|case| oracle.run(case).unwrap()).collect();
         let trials = results.iter().zip(&report.entries).enumerate().map(|(case, (results, entry))| Trial {
@@ -51,13 +62,19 @@ where
         });
         let diagnosis = known.diagnose_run(&trials.collect::<Vec<_>>());
         let RunDiagnosis { failed, explanations, undiagnosed } = &diagnosis;
-        let [explanation] = &explanations[..] else { panic!("{name} of {failed} failures: {diagnosis}") };
-        let is_alike = explanation.or.iter().any(|other| other == name) && alike.contains(&name);
-        assert!(explanation.mistakes == [name] || is_alike, "{name}: {diagnosis}");
-        assert!(explanation.passed_nevertheless.is_empty(), "{name}: {diagnosis}");
+        let right = match &explanations[..] {
+            [explanation] => {
+                let is_alike = explanation.or.iter().any(|other| other == name) && alike.contains(&name);
+                (explanation.mistakes == [name] || is_alike) && explanation.passed_nevertheless.is_empty()
+            }
+            _ => false,
+        };
         // A value that was cut to 32 bits is another one in the messages of calls that are refused all the same.
-        assert!(undiagnosed.is_empty() || name.ends_with("-as-int32"), "{name}: {diagnosis}");
+        if !right || !undiagnosed.is_empty() && !name.ends_with("-as-int32") {
+            problems.push(format!("{name}: of {failed} failures: {diagnosis}"));
+        }
     }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 #[test]

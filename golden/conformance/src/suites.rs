@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use kvcache_golden::diagnosis::Recorder;
 use kvcache_golden::{Implementation, Report, Runner, Suite, attention, static_batching};
 
 use crate::arguments::SuiteName;
@@ -60,7 +61,7 @@ impl Suites {
         lines + &self::lines(&self.of_static_batching, filter) + &self::lines(&self.attention, filter)
     }
 
-    /// Runs all on what runs the cases of each suite.
+    /// Runs all on what runs the cases of each suite, and diagnoses the failures of `KeyValueCache`.
     pub fn run(
         &self,
         runner: &Runner<'_>,
@@ -68,8 +69,13 @@ impl Suites {
         of_static_batching: &(dyn Implementation<static_batching::Attributes, static_batching::StepInputs> + Sync),
         attention: &(dyn attention::Implementation + Sync),
     ) -> Report {
-        let mut report = runner.run(dynamic, &self.dynamic);
-        report.append(runner.run(of_static_batching, &self.of_static_batching));
+        let recorder = Recorder::new(dynamic);
+        let mut report = runner.run(&recorder, &self.dynamic);
+        recorder.diagnose(&mut report, &self.dynamic);
+        let recorder = Recorder::new(of_static_batching);
+        let mut of_static = runner.run(&recorder, &self.of_static_batching);
+        recorder.diagnose(&mut of_static, &self.of_static_batching);
+        report.append(of_static);
         report.append(runner.run_attention(attention, &self.attention));
         report
     }

@@ -1,7 +1,7 @@
 //! Diagnoses a report.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::known::{KnownMistakes, Trial};
 use super::run::RunDiagnosis;
@@ -12,23 +12,17 @@ use crate::report::{Report, Verdict};
 use crate::suite::{Diagnosis, Suite};
 
 /// An implementation whose results are kept, so that a report on it can be diagnosed.
-pub struct Recorder<'a, A, I> {
-    implementation: &'a dyn Implementation<A, I>,
+#[derive(Debug)]
+pub struct Recorder<'a, R: ?Sized> {
+    implementation: &'a R,
     /// By the name of the case.
-    results: RefCell<HashMap<String, Vec<CallResult>>>,
+    results: Mutex<HashMap<String, Vec<CallResult>>>,
 }
 
-impl<'a, A, I> Recorder<'a, A, I> {
-    /// Keeps the results of an implementation.
-    pub fn new(implementation: &'a dyn Implementation<A, I>) -> Self {
-        Self { implementation, results: RefCell::default() }
-    }
-}
-
-impl<A, I> Implementation<A, I> for Recorder<'_, A, I> {
+impl<A, I, R: Implementation<A, I> + ?Sized> Implementation<A, I> for Recorder<'_, R> {
     fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
         let results = self.implementation.run(case)?;
-        self.results.borrow_mut().insert(case.name.clone(), results.clone());
+        self.results().insert(case.name.clone(), results.clone());
         Ok(results)
     }
 
@@ -37,15 +31,25 @@ impl<A, I> Implementation<A, I> for Recorder<'_, A, I> {
     }
 }
 
-impl<A, I: Inputs<A>> Recorder<'_, A, I>
-where
-    Case<A, I>: Suite<Result = CallResult>,
-{
-    /// Diagnoses the failures of a report on these cases: gives each that can be explained its diagnosis, and says what
-    /// explains most of them. Cases that had to be refused by a profile are left alone.
-    pub fn diagnose(&self, report: &mut Report, cases: &[Case<A, I>]) -> RunDiagnosis {
+impl<'a, R: ?Sized> Recorder<'a, R> {
+    /// Keeps the results of an implementation.
+    pub fn new(implementation: &'a R) -> Self {
+        Self { implementation, results: Mutex::default() }
+    }
+
+    fn results(&self) -> MutexGuard<'_, HashMap<String, Vec<CallResult>>> {
+        // A thread that panicked while it held the lock left a whole entry or none.
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Diagnoses the failures of a report on these cases: gives each that can be explained its diagnosis, and the report
+    /// what explains most of them. Cases that had to be refused by a profile are left alone.
+    pub fn diagnose<A, I: Inputs<A>>(&self, report: &mut Report, cases: &[Case<A, I>]) -> RunDiagnosis
+    where
+        Case<A, I>: Suite<Result = CallResult>,
+    {
         let known = KnownMistakes::new(cases);
-        let results = self.results.borrow();
+        let results = self.results();
         let places: HashMap<_, _> = cases.iter().enumerate().map(|(i, case)| (case.name(), i)).collect();
         let of_suite = |suite: &str| suite == <Case<A, I> as Suite>::NAME;
         let trials: Vec<_> = (report.entries.iter())
@@ -82,6 +86,7 @@ where
                 *diagnosis = of_cases.remove(&entry.case);
             }
         }
+        report.conclusions.extend(diagnosis.to_string().lines().map(str::to_owned));
         diagnosis
     }
 }

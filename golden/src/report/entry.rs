@@ -18,6 +18,8 @@ pub struct Report {
     pub performance: Option<Table>,
     /// An entry for each case, in the order of the cases.
     pub entries: Vec<Entry>,
+    /// What the failures come from, if they were diagnosed: the known mistakes that explain most of them, one a line.
+    pub conclusions: Vec<String>,
 }
 
 /// What became of a case.
@@ -91,6 +93,7 @@ impl Report {
     /// Puts the entries of another report behind those of this one.
     pub fn append(&mut self, other: Self) {
         self.entries.extend(other.entries);
+        self.conclusions.extend(other.conclusions);
     }
 
     fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {

@@ -22,6 +22,8 @@ struct Document<'a> {
     cases: Vec<CaseRow<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     performance: Option<&'a Table>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    diagnosis: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -78,7 +80,8 @@ impl Report {
     ///   `failed`, `unsupported` or `not-run`), `seconds`; where it applies, `outside` (what is outside of the profile),
     ///   `reason` (why it is unsupported or was not run), `diagnosis` (`mistake`, `about`, `rule`), and `difference`:
     ///   its `text`, and the fields of [`Difference`];
-    /// - `performance`, if it was measured: the fields of [`Table`].
+    /// - `performance`, if it was measured: the fields of [`Table`];
+    /// - `diagnosis`: the known mistakes that explain most of the failures, in words, if there are any.
     ///
     /// Elements are objects with `type`, `value` and `bits`, the last two as text, since JSON has no NaN.
     pub fn json(&self) -> String {
@@ -96,6 +99,7 @@ impl Report {
             rules: self.rule_rows(),
             cases: self.entries.iter().map(CaseRow::from).collect(),
             performance: self.performance.as_ref(),
+            diagnosis: &self.conclusions,
         };
         serde_json::to_string_pretty(&document).expect("names are text and numbers are finite")
     }

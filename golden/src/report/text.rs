@@ -6,7 +6,8 @@ use std::fmt;
 use super::by_rule::RuleCount;
 use super::entry::{Entry, Report, Verdict};
 
-/// A paragraph for each failure, the reasons why cases are unsupported, and a closing count.
+/// A paragraph for each failure, the reasons why cases are unsupported, what explains the failures, and a closing
+/// count.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
@@ -20,6 +21,9 @@ impl fmt::Display for Report {
             Verdict::NotRun(reason) => Some(reason),
             _ => None,
         })?;
+        for conclusion in &self.conclusions {
+            writeln!(f, "diagnosis: {conclusion}")?;
+        }
         f.write_str(&self.summary())
     }
 }

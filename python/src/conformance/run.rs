@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use kvcache_golden::{Expected, ReadError, Report, attention, static_batching};
+use kvcache_golden::diagnosis::Recorder;
+use kvcache_golden::oracle::Inputs;
+use kvcache_golden::{
+    CallResult, Case, Expected, Implementation, ReadError, Report, StepInputs, Suite, attention, static_batching,
+};
 use pyo3::prelude::*;
 
 use super::call::Caller;
@@ -30,7 +34,7 @@ pub fn run_suite(
             let mut cases = chosen(cases, |case| case.name.contains(filter))?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            kvcache_golden::run::<_, static_batching::StepInputs>(&Callable::new(&caller), &cases)
+            diagnosed::<_, static_batching::StepInputs>(&Callable::new(&caller), &cases)
         }
         "attention" => {
             let cases = folder.map_or_else(attention::cases, |folder| attention::read_cases(&folder));
@@ -44,7 +48,7 @@ pub fn run_suite(
             let mut cases = chosen(cases, |case| case.name.contains(filter))?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            kvcache_golden::run(&Callable::new(&caller), &cases)
+            diagnosed::<_, StepInputs>(&Callable::new(&caller), &cases)
         }
     };
     if let Some(end) = caller.into_end() {
@@ -52,6 +56,17 @@ pub fn run_suite(
     }
     report.implementation = name;
     Ok(forms(&report))
+}
+
+/// The report on an implementation, with the known mistakes that its failures come from.
+fn diagnosed<A, I: Inputs<A>>(implementation: &dyn Implementation<A, I>, cases: &[Case<A, I>]) -> Report
+where
+    Case<A, I>: Suite<Result = CallResult>,
+{
+    let recorder = Recorder::new(implementation);
+    let mut report = kvcache_golden::run(&recorder, cases);
+    recorder.diagnose(&mut report, cases);
+    report
 }
 
 /// The cases that were asked for, of which there is one at least.

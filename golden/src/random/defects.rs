@@ -1,0 +1,198 @@
+//! Makes a call illegal: changes it until it breaks one rule, and no other of the same stage.
+
+use kvcache_schema::{Attributes, ElementType};
+
+use super::case::broken;
+use super::entropy::Entropy;
+use super::values::{bits, indices, tensor, zeros};
+use crate::case::{StepInputs, Types};
+use crate::oracle::Inputs;
+use crate::tensor::Tensor;
+
+/// How often a defect is drawn until one breaks a single rule.
+const TRIES: usize = 40;
+
+/// Numbers that are far from legal ones.
+const FAR: [i64; 8] = [-1, -2, 1 << 31, 1 << 32, (1 << 32) + 1, 1 << 62, i64::MAX, i64::MIN];
+
+/// A call, and the node and state that it is made on.
+#[derive(Debug, Clone)]
+pub(super) struct Defective<A, I> {
+    pub(super) types: Types,
+    pub(super) attributes: A,
+    pub(super) inputs: I,
+    pub(super) state: (Tensor, Option<Tensor>),
+}
+
+impl<A: Clone, I: Inputs<A>> Defective<A, I> {
+    /// Changes it until it breaks one rule; leaves it as it was if no try does.
+    pub(super) fn defect(&mut self, entropy: &mut Entropy, change: impl Fn(&mut Entropy, &mut Self)) {
+        for _ in 0..TRIES {
+            let mut changed = self.clone();
+            change(entropy, &mut changed);
+            let Self { types, attributes, inputs, state: (cache, scale) } = &changed;
+            if matches!(broken(*types, attributes, inputs, cache, scale.as_ref()), Ok(Some(_))) {
+                *self = changed;
+                return;
+            }
+        }
+    }
+}
+
+/// A call that breaks a rule by its inputs.
+pub(super) fn break_call(entropy: &mut Entropy, call: &Defective<Attributes, StepInputs>) -> StepInputs {
+    let mut call = call.clone();
+    call.defect(entropy, |entropy, call| break_inputs(entropy, call));
+    call.inputs
+}
+
+/// Makes the node, the state or a call illegal.
+pub(super) fn break_node(entropy: &mut Entropy, node: &mut Defective<Attributes, StepInputs>) {
+    node.defect(entropy, |entropy, node| match entropy.below(3) {
+        0 => {
+            let spec = &Attributes::SPEC[entropy.below(Attributes::SPEC.len())];
+            let value = attribute(entropy, spec.value(&node.attributes));
+            assert!(node.attributes.set(spec.name, value), "an attribute's own name");
+        }
+        1 => break_types(entropy, &mut node.types, &mut node.state, node.attributes.quant_bit),
+        _ => break_state(entropy, &mut node.state),
+    });
+}
+
+/// A value beside or far from an attribute's.
+pub(super) fn attribute(entropy: &mut Entropy, value: i64) -> i64 {
+    match entropy.below(3) {
+        0 => value.saturating_add(entropy.pick(&[-1, 1, 2])),
+        1 => entropy.pick(&[0, 3, 7, 9]),
+        _ => entropy.pick(&FAR),
+    }
+}
+
+/// Gives the state another type, or no scale.
+pub(super) fn break_types(
+    entropy: &mut Entropy,
+    types: &mut Types,
+    (cache, scale): &mut (Tensor, Option<Tensor>),
+    quant_bit: i64,
+) {
+    match entropy.below(3) {
+        0 => {
+            types.t2 = entropy.pick(&ElementType::T2);
+            *cache = bits(entropy, types.t2, &cache.shape().to_vec());
+        }
+        1 if quant_bit != 0 => (types.t3, *scale) = (None, None),
+        _ => {
+            let Some(given) = scale else { return };
+            types.t3 = Some(ElementType::Int8);
+            *scale = Some(zeros(ElementType::Int8, given.shape()));
+        }
+    }
+}
+
+/// Gives the cache or the scale another shape.
+pub(super) fn break_state(entropy: &mut Entropy, (cache, scale): &mut (Tensor, Option<Tensor>)) {
+    let changed = match scale {
+        Some(scale) if entropy.one_in(2) => scale,
+        _ => cache,
+    };
+    let mut shape = changed.shape().to_vec();
+    match entropy.below(4) {
+        0 => shape.insert(0, 1),
+        1 => drop(shape.remove(0)),
+        2 => shape = vec![0],
+        _ => {
+            let axis = entropy.below(shape.len());
+            shape[axis] = if entropy.one_in(2) { shape[axis] + 1 } else { shape[axis].saturating_sub(1) };
+        }
+    }
+    *changed = bits(entropy, changed.element(), &shape);
+}
+
+fn break_inputs(entropy: &mut Entropy, call: &mut Defective<Attributes, StepInputs>) {
+    let inputs = &mut call.inputs;
+    match entropy.below(12) {
+        0 => {
+            // Two sequences that store to the same slots.
+            let rows = inputs.cachestarts.shape()[0];
+            if rows > 1 {
+                let row = inputs.cachestarts.bytes().len() / rows;
+                let (from, to) = (entropy.below(rows), entropy.below(rows));
+                let (bytes, shape) = (inputs.cachestarts.bytes().to_vec(), inputs.cachestarts.shape().to_vec());
+                let mut changed = bytes.clone();
+                changed[to * row..][..row].copy_from_slice(&bytes[from * row..][..row]);
+                inputs.cachestarts = tensor(ElementType::Int64, &shape, &changed);
+            }
+        }
+        1 => inputs.current_value = break_current(entropy, &inputs.current_value),
+        2 if inputs.cachestarts.shape().len() == 2 => {
+            // A page too few for the longest sequence, or a table of rank 1.
+            let (shape, bytes) = (inputs.cachestarts.shape().to_vec(), inputs.cachestarts.bytes().to_vec());
+            inputs.cachestarts = match entropy.one_in(3) || shape[1] == 0 {
+                true => tensor(ElementType::Int64, &[shape[0] * shape[1]], &bytes),
+                false => {
+                    let less: Vec<_> =
+                        bytes.chunks_exact(8 * shape[1]).flat_map(|row| &row[..row.len() - 8]).copied().collect();
+                    tensor(ElementType::Int64, &[shape[0], shape[1] - 1], &less)
+                }
+            };
+        }
+        3 | 4 => inputs.cachestarts = break_index(entropy, &inputs.cachestarts),
+        5 => inputs.seqstarts = break_index(entropy, &inputs.seqstarts),
+        6 => inputs.kvstarts = break_index(entropy, &inputs.kvstarts),
+        7 => inputs.start_pos = break_index(entropy, &inputs.start_pos),
+        8 => inputs.max_seqlen = break_index(entropy, &inputs.max_seqlen),
+        9 => inputs.max_kvlen = break_index(entropy, &inputs.max_kvlen),
+        10 => {
+            // Tokens that no sequence has.
+            let mut shape = inputs.current_key.shape().to_vec();
+            shape[0] += 1;
+            inputs.current_key = bits(entropy, inputs.current_key.element(), &shape);
+            inputs.current_value = inputs.current_key.clone();
+        }
+        _ => inputs.current_key = break_current(entropy, &inputs.current_key),
+    }
+}
+
+/// Current tokens of another type, rank or shape.
+pub(super) fn break_current(entropy: &mut Entropy, current: &Tensor) -> Tensor {
+    let mut shape = current.shape().to_vec();
+    match entropy.below(3) {
+        0 => {
+            let other =
+                if current.element() == ElementType::Float32 { ElementType::Float16 } else { ElementType::Float32 };
+            return zeros(other, &shape);
+        }
+        1 => shape.insert(0, 1),
+        _ => {
+            let axis = entropy.below(shape.len());
+            shape[axis] += 1;
+        }
+    }
+    bits(entropy, current.element(), &shape)
+}
+
+/// Indices with another entry, an entry too many or too few, of another rank or type.
+pub(super) fn break_index(entropy: &mut Entropy, tensor: &Tensor) -> Tensor {
+    let mut shape = tensor.shape().to_vec();
+    let mut values: Vec<i64> =
+        tensor.bytes().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect();
+    match entropy.below(9) {
+        0 => return zeros(ElementType::Float32, &shape),
+        1 => shape.insert(0, 1),
+        2 if shape.len() == 1 => {
+            values.push(0);
+            shape[0] += 1;
+        }
+        3 if shape.len() == 1 && !values.is_empty() => {
+            values.pop();
+            shape[0] -= 1;
+        }
+        _ if values.is_empty() => {}
+        kind => {
+            let i = entropy.below(values.len());
+            let near = values[i].saturating_add(entropy.pick(&[-3, -2, -1, 1, 2, 3]));
+            values[i] = if kind % 2 == 0 { entropy.pick(&FAR) } else { near };
+        }
+    }
+    indices(&shape, &values)
+}

@@ -1,0 +1,178 @@
+//! Random cases of dynamic batching.
+
+use kvcache_schema::{Attributes, CacheDims, CacheLayout};
+
+use super::case::{Node, broken, case};
+use super::defects::{Defective, break_call, break_node};
+use super::entropy::Entropy;
+use super::values::indices;
+use crate::case::{Case, StepInputs};
+use crate::tensor::Tensor;
+
+/// So many cases of a seed, named `random-SEED-I`.
+pub fn cases(n: usize, seed: u64) -> Vec<Case> {
+    (0..n).map(|i| random_case(seed, i)).collect()
+}
+
+fn random_case(seed: u64, i: usize) -> Case {
+    let mut entropy = Entropy::new(seed, i);
+    let entropy = &mut entropy;
+    let node = Node::new(entropy);
+    let layout = entropy.pick(&CacheLayout::ALL);
+    let max_t = match entropy.below(8) {
+        0 => entropy.below(2),
+        1 | 2 => entropy.within(30, 50),
+        _ => entropy.within(2, 12),
+    };
+    let attributes = Attributes {
+        num_layer: node.num_layer as i64,
+        layer_idx: node.layer_idx as i64,
+        quant_bit: node.quant_bit,
+        quant_group: node.quant_group as i64,
+        num_repeat: node.num_repeat as i64,
+        cache_mode: entropy.below(2) as i64,
+        cache_layout: layout.code(),
+        page_size: entropy.pick(&[1, 2, 3, 4, 5, 8, 128, i64::MAX]),
+    };
+    let dims = CacheDims { max_t, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };
+    let cache = node.cache(entropy, &layout.shape(dims));
+    let scale = node.scale(entropy, &layout.shape(CacheDims { inner: node.groups(), ..dims }));
+
+    let mut calls: Vec<_> =
+        (0..entropy.within(1, 4)).map(|_| legal_call(entropy, &node, &attributes, max_t, &cache, &scale)).collect();
+    let mut types = node.types;
+    let mut attributes = attributes;
+    let mut state = (cache, scale);
+    let mut about = "Random legal calls.";
+    match entropy.below(6) {
+        0 => {
+            let mut defective = Defective { types, attributes, inputs: calls.remove(0), state };
+            break_node(entropy, &mut defective);
+            Defective { types, attributes, state, .. } = defective;
+            calls = vec![defective.inputs];
+            about = "A random call on a node that is not legal, or on one that is.";
+        }
+        1 | 2 => {
+            let at = entropy.below(calls.len());
+            let call =
+                Defective { types, attributes: attributes.clone(), inputs: calls[at].clone(), state: state.clone() };
+            calls.insert(at, break_call(entropy, &call));
+            about = "Random legal calls, and one that is refused between them.";
+        }
+        _ => {}
+    }
+    case((seed, i), about.to_owned(), types, attributes, state, calls)
+}
+
+/// A legal call: one that is drawn until it breaks no rule, and stores less each time that it does.
+fn legal_call(
+    entropy: &mut Entropy,
+    node: &Node,
+    attributes: &Attributes,
+    max_t: usize,
+    cache: &Tensor,
+    scale: &Option<Tensor>,
+) -> StepInputs {
+    const TRIES: usize = 20;
+    for attempt in 0..TRIES {
+        let batch = Sequences::draw(entropy, attributes, max_t, attempt);
+        let inputs = batch.inputs(entropy, node, attributes);
+        if broken(node.types, attributes, &inputs, cache, scale.as_ref()) == Ok(None) {
+            return inputs;
+        }
+    }
+    Sequences::default().inputs(entropy, node, attributes)
+}
+
+/// The sequences of a call.
+#[derive(Debug, Default)]
+struct Sequences {
+    start_pos: Vec<usize>,
+    seqlen: Vec<usize>,
+    /// In offset mode one entry each, in paged mode the pages.
+    places: Vec<Vec<i64>>,
+}
+
+impl Sequences {
+    fn draw(entropy: &mut Entropy, attributes: &Attributes, max_t: usize, attempt: usize) -> Self {
+        let mut sequences = Self::default();
+        let batch = if entropy.one_in(12) { 0 } else { entropy.within(1, 4) };
+        for _ in 0..batch {
+            let kvlen = entropy.below(max_t.min(9) + 1);
+            // Whoever stores nothing meets nobody.
+            let seqlen = match entropy.below(4) {
+                0 => 0,
+                1 => 1.min(kvlen),
+                _ => entropy.below(kvlen + 1) / (attempt + 1),
+            };
+            sequences.start_pos.push(kvlen - seqlen);
+            sequences.seqlen.push(seqlen);
+            sequences.places.push(place(entropy, attributes, max_t, kvlen));
+        }
+        // A shared prefix: the pages before the first that is stored to are those of another sequence.
+        if attributes.cache_mode == 1 && batch > 1 && entropy.one_in(2) {
+            let (from, to) = (entropy.below(batch), entropy.below(batch));
+            let whole = (sequences.start_pos[to] as i64 / attributes.page_size) as usize;
+            let shared = whole.min(sequences.places[from].len());
+            let pages = sequences.places[from][..shared].to_vec();
+            sequences.places[to].splice(..shared, pages);
+        }
+        sequences
+    }
+
+    fn inputs(&self, entropy: &mut Entropy, node: &Node, attributes: &Attributes) -> StepInputs {
+        let batch = self.seqlen.len();
+        let kvlens: Vec<_> = self.start_pos.iter().zip(&self.seqlen).map(|(past, new)| past + new).collect();
+        let starts = |lens: &[usize]| {
+            let mut starts = vec![0];
+            lens.iter().for_each(|&len| starts.push(starts[starts.len() - 1] + len as i64));
+            starts
+        };
+        let cachestarts = if attributes.cache_mode == 0 {
+            indices(&[batch], &self.places.concat())
+        } else {
+            let spare = entropy.below(3);
+            let max_p = self.places.iter().map(Vec::len).max().unwrap_or(0) + spare;
+            let filler = entropy.pick(&[-1, -1, 0, i64::MIN, i64::MAX]);
+            let row = |pages: &Vec<i64>| [pages.clone(), vec![filler; max_p - pages.len()]].concat();
+            indices(&[batch, max_p], &self.places.iter().flat_map(row).collect::<Vec<_>>())
+        };
+        let tokens = [self.seqlen.iter().sum(), node.num_heads, node.head_dim];
+        let mut bound = |lens: &[usize]| {
+            let exact = lens.iter().max().map_or(0, |&len| len as i64);
+            let value = entropy.pick(&[exact, exact, exact, exact + 1, exact + 60, i64::MAX]);
+            indices(entropy.pick(&[&[][..], &[1][..]]), &[value])
+        };
+        let (max_seqlen, max_kvlen) = (bound(&self.seqlen), bound(&kvlens));
+        let start_pos: Vec<_> = self.start_pos.iter().map(|&start| start as i64).collect();
+        StepInputs {
+            current_key: node.current(entropy, &tokens),
+            current_value: node.current(entropy, &tokens),
+            seqstarts: indices(&[batch + 1], &starts(&self.seqlen)),
+            kvstarts: indices(&[batch + 1], &starts(&kvlens)),
+            cachestarts,
+            start_pos: indices(&[batch], &start_pos),
+            max_seqlen,
+            max_kvlen,
+        }
+    }
+}
+
+/// Where a sequence of so many tokens lies.
+fn place(entropy: &mut Entropy, attributes: &Attributes, max_t: usize, kvlen: usize) -> Vec<i64> {
+    if attributes.cache_mode == 0 {
+        return vec![entropy.below(max_t - kvlen + 1) as i64];
+    }
+    let page_size = usize::try_from(attributes.page_size).unwrap_or(usize::MAX);
+    let page = |p: usize| {
+        let used = page_size.min(kvlen - p * page_size);
+        let last = max_t - used;
+        match entropy.below(3) {
+            // A small entry, so that a multiple of it lies in the cache, too.
+            0 => entropy.below(last.min(5) + 1) as i64,
+            1 => (entropy.below(last / page_size + 1) * page_size) as i64,
+            _ => entropy.below(last + 1) as i64,
+        }
+    };
+    (0..kvlen.div_ceil(page_size)).map(page).collect()
+}
