@@ -68,6 +68,11 @@ pub struct Arguments {
     #[arg(long, group = "tested")]
     pub list: bool,
 
+    /// Writes the cases in the layout of ONNX's backend tests into a new or empty folder, with a README that documents it,
+    /// and tests nothing.
+    #[arg(long, value_name = "DIR", group = "tested")]
+    pub export_onnx: Option<PathBuf>,
+
     /// What the implementation declares that it does, a YAML file.
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
@@ -94,7 +99,7 @@ pub struct Arguments {
     pub output: Option<PathBuf>,
 
     /// Measures how fast calls are, too: ratios to a loop that copies as much. They are no part of right and wrong.
-    #[arg(long, conflicts_with_all = ["program", "list"])]
+    #[arg(long, conflicts_with_all = ["program", "list", "export_onnx"])]
     pub performance: bool,
 
     /// How many cases are run at once; as many as there are CPUs, if not given.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use kvcache_golden::backend_test::ExportError;
 #[cfg(feature = "onnxruntime")]
 use kvcache_golden::onnxruntime::OpenError;
 use kvcache_golden::{ProfileError, ProgramError, ReadError};
@@ -41,6 +42,9 @@ pub enum Error {
     /// There is nothing to compare answers with.
     #[error("--performance: {0}")]
     Performance(String),
+    /// The cases cannot be written.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// The report cannot be written.
     #[error("{to}: {cause}")]
     Output {

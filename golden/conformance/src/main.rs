@@ -2,6 +2,7 @@
 //!
 //! `kvcache-conformance --program 'my-implementation {case} {output}'`
 //! `kvcache-conformance --ort-library libmy_operators.so --profile golden/profiles/float16-paged.yaml`
+//! `kvcache-conformance --export-onnx backend-tests --suite key-value-cache`
 //! `kvcache-conformance --backend cpu-avx2 --suite static --report junit --output report.xml`
 //!
 //! Exit status: 0 if no case failed and at least one passed, 1 if not, 2 if the arguments or a file are at fault.
@@ -32,6 +33,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use kvcache_golden::backend_test::Written;
 use kvcache_golden::{Profile, Report, Runner};
 
 use crate::arguments::Arguments;
@@ -64,6 +66,13 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
     let output = arguments.output.as_deref();
     if arguments.list {
         output::write(output, &suites.list(&arguments.filter))?;
+        return Ok(true);
+    }
+    if let Some(folder) = &arguments.export_onnx {
+        let Written { tests, refused, data_sets } = suites.export(folder, &arguments.filter)?;
+        let folder = folder.display();
+        let done = format!("{folder}: {tests} tests in node, {refused} in refused, with {data_sets} data sets\n");
+        output::write(output, &done)?;
         return Ok(true);
     }
     let profile = |path: &PathBuf| Profile::read(path).map_err(|cause| Error::Profile { path: path.clone(), cause });

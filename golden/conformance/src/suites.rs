@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use kvcache_golden::backend_test::{ExportError, TestCase, Written, export};
 use kvcache_golden::diagnosis::Recorder;
 use kvcache_golden::{Implementation, Report, Runner, Suite, attention, static_batching};
 
@@ -61,6 +62,14 @@ impl Suites {
         lines + &self::lines(&self.of_static_batching, filter) + &self::lines(&self.attention, filter)
     }
 
+    /// Writes the cases whose names contain this in the layout of ONNX's backend tests.
+    pub fn export(&self, folder: &Path, filter: &str) -> Result<Written, ExportError> {
+        let dynamic = chosen(&self.dynamic, filter).map(TestCase::from);
+        let of_static_batching = chosen(&self.of_static_batching, filter).map(TestCase::from);
+        let attention = chosen(&self.attention, filter).map(TestCase::from);
+        export(folder, dynamic.chain(of_static_batching).chain(attention))
+    }
+
     /// Runs all on what runs the cases of each suite, and diagnoses the failures of `KeyValueCache`.
     pub fn run(
         &self,
@@ -81,8 +90,12 @@ impl Suites {
     }
 }
 
+/// The cases whose names contain this.
+fn chosen<'a, C: Suite>(cases: &'a [C], filter: &'a str) -> impl Iterator<Item = &'a C> {
+    cases.iter().filter(move |case| case.name().contains(filter))
+}
+
 fn lines<C: Suite>(cases: &[C], filter: &str) -> String {
-    let cases = cases.iter().filter(|case| case.name().contains(filter));
     let line = |case: &C| format!("{}/{}: {} [{}]\n", C::NAME, case.name(), case.about(), case.rules().join(", "));
-    cases.map(line).collect()
+    chosen(cases, filter).map(line).collect()
 }

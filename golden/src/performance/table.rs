@@ -136,6 +136,9 @@ impl fmt::Display for Table {
             }
         }
         let Self { processors, .. } = self;
+        if cfg!(debug_assertions) {
+            writeln!(f, "This program was built without optimization: the copy is slow, and so is what runs in it.")?;
+        }
         write!(
             f,
             "Medians on this machine ({processors} processors), call and copy in turns. The copy is a loop on one thread \
