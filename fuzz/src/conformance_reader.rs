@@ -68,7 +68,7 @@ pub fn run(bytes: &[u8]) {
         place.write("tensors.safetensors", &safetensors(header, tensors));
         place.write("result", &safetensors(result_header, result));
         let folder: &Path = place.cases.path();
-        let program = Program { path: place.program() };
+        let program = Program::new(place.program());
         let mut reports = Vec::new();
         match read_cases(folder) {
             Ok(cases) => reports.push(run_cases(&program, &cases)),
