@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import kvcache_ops
 import numpy as np
@@ -274,6 +275,42 @@ def test_what_is_not_implemented_is_unsupported() -> None:
         none.raise_for_failures()
 
 
+PROFILE = {
+    "name": "float16 only",
+    "outside": "refuse",
+    "operators": {"KeyValueCache": {"T1": ["float16"], "T2": ["float16", "int8", "int4"]}},
+}
+
+
+def test_a_profile(tmp_path: Any) -> None:
+    """Within it all must be right, outside of it all must be refused."""
+
+    def float16_only(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        if inputs["current_key"].dtype != np.float16 or cache.dtype == np.float32:
+            raise NotImplementedError
+        return ours(attributes, inputs, cache, scale)
+
+    report = conformance.run(float16_only, profile=PROFILE)
+    report.raise_for_failures()
+    outside = [case for case in report.cases if case.outside]
+    assert report.profile == "float16 only" and len(outside) > 100 and report.passed - len(outside) > 100
+    assert not report.unsupported
+
+    # What is declared must be there; what is not declared must be refused.
+    file = tmp_path / "profile.yaml"
+    file.write_text(json.dumps(PROFILE | {"operators": {"KeyValueCache": None}}))
+    undeclared = conformance.run(float16_only, profile=file)
+    assert undeclared.failed > 50 and {case.difference.kind for case in undeclared.failures} == {"refused"}
+    too_much = conformance.run(ours, profile=PROFILE)
+    assert too_much.failed > 50 and {case.difference.kind for case in too_much.failures} == {"not-refused"}
+    assert all(case.outside for case in too_much.failures)
+
+    for profile in ({"name": "empty"}, {1: object()}, "/no/such/profile", PROFILE | {"operators": {"Cache": None}}):
+        with pytest.raises(KvCacheError) as refused:
+            conformance.run(ours, profile=profile)
+        assert refused.value.kind == "profile"
+
+
 class Strange:
     """What claims to be an array."""
 
@@ -420,6 +457,9 @@ def test_forms_of_a_report() -> None:
     assert {rule.rule for rule in report.rules if rule.failed} <= {
         rule for case in report.failures for rule in case.rules
     }
+    suite = ElementTree.fromstring(report.junit())
+    failed = [case for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert len(failed) == report.failed
     with pytest.raises(AssertionError) as failure:
         report.raise_for_failures()
     assert str(failure.value) == report.text() and failure.value.report is report
@@ -456,6 +496,8 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["conformance", "mine:wrong", *few, "--report", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["implementation"] == "mine:wrong" and document["summary"]["passed"] == 0
+    assert main(["conformance", "mine:wrong", *few, "--report", "junit"]) == 1
+    assert len(ElementTree.fromstring(capsys.readouterr().out).findall(".//failure")) == document["summary"]["failed"]
     file = tmp_path / "report.json"
     assert main(["conformance", "mine:Right.call", *few, "--report", "json", "--output", str(file)]) == 0
     assert json.loads(file.read_text())["conforms"] and "passed, 0 failed" in capsys.readouterr().out
@@ -465,6 +507,7 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["mine:nothing"], "mine has no nothing"),
         (["mine:Right", *few], "cannot be called with"),
         (["mine:wrong", "--filter", "no such case"], "no_case"),
+        (["mine:wrong", "--profile", str(tmp_path / "absent")], "profile"),
         (["mine:wrong", "--cases", str(tmp_path / "absent")], "cases"),
     ]:
         assert main(["conformance", *arguments]) == 2

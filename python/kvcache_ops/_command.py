@@ -49,11 +49,12 @@ def _add_conformance(parser: ArgumentParser) -> None:
     parser.description = "Runs every case on an implementation; kvcache_ops.conformance says how it is called."
     parser.add_argument("implementation", metavar="MODULE:CALLABLE", help="as Python imports it from here")
     parser.add_argument("--suite", choices=SUITES, default=SUITES[0], help="%(default)s if not given")
+    parser.add_argument("--profile", metavar="FILE", help="what it does, as YAML; it must refuse the rest")
     parser.add_argument("--filter", metavar="TEXT", default="", help="only cases whose name contains this")
     parser.add_argument("--messages", action="store_true", help="error messages must mention what is wrong")
     parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of a cache of int4")
     parser.add_argument("--cases", metavar="DIR", help="a folder of cases instead of those in the package")
-    parser.add_argument("--report", choices=["text", "json"], default="text", help="the form of the report")
+    parser.add_argument("--report", choices=["text", "json", "junit"], default="text", help="the form of the report")
     parser.add_argument("--output", metavar="FILE", help="where to write the report; then its last line is shown")
 
 
@@ -64,6 +65,7 @@ def _conformance(given: Namespace) -> int:
         report = run(
             implementation,
             suite=given.suite,
+            profile=given.profile,
             filter=given.filter,
             messages=given.messages,
             int4=given.int4,
@@ -73,7 +75,11 @@ def _conformance(given: Namespace) -> int:
     except (ImportError, TypeError) as error:
         print(error, file=sys.stderr)
         return 2
-    texts = {"text": lambda: f"{given.implementation}\n{report.text(rules=True)}", "json": report.json}
+    texts = {
+        "text": lambda: f"{given.implementation}\n{report.text(rules=True)}",
+        "json": report.json,
+        "junit": report.junit,
+    }
     text = texts[given.report]()
     if given.output is None:
         print(text)

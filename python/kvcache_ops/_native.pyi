@@ -300,8 +300,9 @@ def run_suite(
     function: Any,
     name: str,
     suite: str,
+    profile: str | None,
     folder: str | None,
     filter: str,
     messages: bool,
-) -> tuple[str, str, str]: ...
+) -> tuple[str, str, str, str]: ...
 def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]: ...

@@ -187,7 +187,8 @@ mod tests {
     fn measured(implementation: &Zeros, oracle: &Zeros, name: &str) -> Measured {
         let workloads = crate::performance::workloads();
         let chosen = workloads.iter().find(|workload| workload.name == name).expect("the workload");
-        let mut table = measure_with(oracle, implementation, slice::from_ref(chosen), 3).expect("the oracle answers");
+        let mut table =
+            measure_with(oracle, implementation, std::slice::from_ref(chosen), 3).expect("the oracle answers");
         table.rows.pop().expect("its row").measured
     }
 

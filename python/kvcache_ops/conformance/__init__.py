@@ -44,6 +44,16 @@ written nothing. If the exception has a text `kind`, it must be that of the case
 kvcache_ops.KvCacheError); with `messages=True`, what it says must mention the inputs and numbers that are wrong.
 NotImplementedError says that the implementation does not do what the case needs, which is reported as unsupported. The
 exceptions of BUGS (AttributeError, NameError, ...) are no refusals: the case fails.
+
+What an implementation does can also be declared, by a profile. What is within must then be right, and what is outside
+must be refused, by whatever exception:
+
+    profile = {
+        "name": "float16 in pages",
+        "outside": "refuse",  # or "skip": it is not tested
+        "operators": {"KeyValueCache": {"T1": ["float16"], "cache_mode": [1], "num_repeat": {"min": 1, "max": 8}}},
+    }
+    conformance.run(key_value_cache, profile=profile)
 """
 
 from kvcache_ops.conformance._call import BUGS, Int4Array

@@ -37,12 +37,18 @@ class _Unusable(Exception):
 
 
 class Caller:
-    """The implementation as the native module calls it."""
+    """The implementation as the native module calls it.
 
-    def __init__(self, implementation: Callable[..., Any], int4: Literal["packed", "unpacked"], attends: bool) -> None:
+    `declared`: a profile says what the implementation does; then it cannot say so by NotImplementedError.
+    """
+
+    def __init__(
+        self, implementation: Callable[..., Any], int4: Literal["packed", "unpacked"], attends: bool, declared: bool
+    ) -> None:
         self.implementation = implementation
         self.int4 = int4
         self.attends = attends
+        self.declared = declared
 
     def __call__(
         self,
@@ -59,11 +65,11 @@ class Caller:
         try:
             arguments = (attributes, arrays, state.cache, state.scale)
             result = self.implementation(op_type, *arguments) if self.attends else self.implementation(*arguments)
-        except NotImplementedError as error:
-            return "unsupported", None, _said(error), [], None, None
         except BUGS as error:
             return "failed", None, f"raised {_told(error)}", [], None, None
         except Exception as error:
+            if isinstance(error, NotImplementedError) and not self.declared:
+                return "unsupported", None, _said(error), [], None, None
             message = _told(error) if succeeds else _said(error)
             return self._reply("refused", _kind(error), message, state, None)
         return self._reply("done", None, "", state, result)

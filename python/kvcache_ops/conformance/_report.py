@@ -107,9 +107,9 @@ class Report:
     report.raise_for_failures()
     """
 
-    def __init__(self, json_text: str, text: str, rule_table: str) -> None:
+    def __init__(self, json_text: str, text: str, rule_table: str, junit: str) -> None:
         document = json.loads(json_text)
-        self._forms = (json_text, text, rule_table)
+        self._forms = (json_text, text, rule_table, junit)
         self.implementation: str = document["implementation"]
         """The name of what was tested."""
         self.profile: str | None = document["profile"]
@@ -136,12 +136,16 @@ class Report:
 
     def text(self, *, rules: bool = False) -> str:
         """For a terminal: a paragraph for each failure, then the numbers; with `rules` the table by rule first."""
-        _, text, table = self._forms
+        _, text, table, _ = self._forms
         return f"{table}\n{text}" if rules else text
 
     def json(self) -> str:
         """All of it as one JSON document."""
         return self._forms[0]
+
+    def junit(self) -> str:
+        """The cases as JUnit's XML, which continuous integration reads."""
+        return self._forms[3]
 
     def raise_for_failures(self) -> None:
         """Raises ConformanceError, an AssertionError with the text, unless the implementation conforms."""

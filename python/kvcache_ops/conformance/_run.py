@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Protocol, overload
 
 from numpy.typing import NDArray
@@ -51,6 +53,7 @@ def run(
     implementation: Implementation,
     *,
     suite: Literal["key-value-cache", "static"] = ...,
+    profile: Mapping[str, Any] | str | os.PathLike[str] | None = ...,
     filter: str = ...,
     messages: bool = ...,
     int4: Literal["packed", "unpacked"] = ...,
@@ -64,6 +67,7 @@ def run(
     implementation: AttentionImplementation,
     *,
     suite: Literal["attention"],
+    profile: Mapping[str, Any] | str | os.PathLike[str] | None = ...,
     filter: str = ...,
     messages: bool = ...,
     int4: Literal["packed", "unpacked"] = ...,
@@ -76,6 +80,7 @@ def run(
     implementation: Callable[..., Any],
     *,
     suite: str = "key-value-cache",
+    profile: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     filter: str = "",
     messages: bool = False,
     int4: Literal["packed", "unpacked"] = "packed",
@@ -85,17 +90,19 @@ def run(
     """Runs every case of a suite on an implementation of the operator, and reports what became of each.
 
     implementation: called for every call of a case, as the package's documentation says. suite: one of SUITES.
-    filter: only cases whose name contains this. messages: whether those of refusals must mention the inputs and numbers
-    that are wrong. int4: the form of a cache of int4, uint8 with two elements in a byte
-    ("packed"), or an Int4Array with one ("unpacked"). cases: a folder of cases instead of those in the package. name:
-    what the report calls the implementation.
+    profile: what the implementation does, a YAML file or its content as a mapping; it must refuse the rest. filter:
+    only cases whose name contains this. messages: whether those of refusals must mention the inputs and numbers that
+    are wrong. int4: the form of a cache of int4, uint8 with two elements in a byte ("packed"), or an Int4Array with one
+    ("unpacked"). cases: a folder of cases of the suite, instead of those in the package. name: what the report calls
+    the implementation.
 
     What the implementation raises counts as a refusal, with the exception's `kind` if it has one; NotImplementedError
-    says that it does not do what the case needs; an exception of BUGS fails the case. Others than Exception, such as
+    says that it does not do what the case needs (with a
+    profile it is a refusal, too); an exception of BUGS fails the case. Others than Exception, such as
     KeyboardInterrupt, end the run.
 
     Raises TypeError for an implementation that cannot be called so; KvCacheError "suite_unknown", "int4_form",
-    "no_case" if no case is to be run, "cases" if one cannot be read.
+    "no_case" if no case is to be run, "cases" or "profile" if one cannot be read.
     """
     if suite not in SUITES:
         raise KvCacheError(f"there is no suite {suite!r}, expected one of {', '.join(SUITES)}", "suite_unknown")
@@ -103,8 +110,20 @@ def run(
         raise KvCacheError(f"int4 is {int4!r}, expected 'packed' or 'unpacked'", "int4_form")
     attends = suite == "attention"
     check_signature(implementation, attends)
-    caller = Caller(implementation, int4, attends)
+    caller = Caller(implementation, int4, attends, profile is not None)
     if name is None:
         name = getattr(implementation, "__qualname__", None) or type(implementation).__qualname__
     folder = None if cases is None else os.fspath(cases)
-    return Report(*_native.run_suite(caller, str(name), suite, folder, filter, messages))
+    return Report(*_native.run_suite(caller, str(name), suite, _profile_text(profile), folder, filter, messages))
+
+
+def _profile_text(profile: Mapping[str, Any] | str | os.PathLike[str] | None) -> str | None:
+    """A profile as the native module reads it: YAML, of which JSON is a part."""
+    if profile is None:
+        return None
+    try:
+        if isinstance(profile, Mapping):
+            return json.dumps(dict(profile))
+        return Path(profile).read_text(encoding="utf-8")
+    except (OSError, TypeError, ValueError) as error:
+        raise KvCacheError(f"the profile cannot be read: {error}", "profile") from None

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use kvcache_golden::diagnosis::Recorder;
 use kvcache_golden::oracle::Inputs;
 use kvcache_golden::{
-    CallResult, Case, Expected, Implementation, ReadError, Report, StepInputs, Suite, attention, static_batching,
+    CallResult, Case, Expected, Implementation, Profile, ReadError, Report, Runner, StepInputs, Suite, attention,
+    static_batching,
 };
 use pyo3::prelude::*;
 
@@ -13,70 +14,82 @@ use super::call::Caller;
 use super::implementation::Callable;
 use crate::operator::Refused;
 
-/// The forms of a report: JSON, text, the table by rule as text.
-type Forms = (String, String, String);
+/// The forms of a report: JSON, text, the table by rule as text, JUnit.
+type Forms = (String, String, String, String);
 
 /// Runs the cases of a suite, those in `folder` or in this library, whose names contain `filter`. With `messages`, those
-/// of refusals must mention what the cases say.
+/// of refusals must mention what the cases say; with the text of a `profile`, what is outside of it must be refused.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "they are those of the function that Python's users call")]
 pub fn run_suite(
+    py: Python<'_>,
     function: Py<PyAny>,
     name: String,
     suite: &str,
+    profile: Option<&str>,
     folder: Option<PathBuf>,
     filter: &str,
     messages: bool,
 ) -> PyResult<Forms> {
+    let profile = profile.map(Profile::parse).transpose();
+    let profile = profile.map_err(|error| Refused::new("profile", format!("the profile cannot be read: {error}")))?;
     let caller = Caller::new(function);
-    let mut report = match suite {
+    let runner = Runner { profile: profile.as_ref(), ..Runner::default() };
+    // The callable takes the GIL for each call. Else, other threads run.
+    let report = py.detach(|| match suite {
         "static" => {
             let cases = folder.map_or_else(static_batching::cases, |folder| static_batching::read_cases(&folder));
-            let mut cases = chosen(cases, |case| case.name.contains(filter))?;
+            let mut cases = chosen(cases, |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            diagnosed::<_, static_batching::StepInputs>(&Callable::new(&caller), &cases)
+            Ok(diagnosed::<_, static_batching::StepInputs>(&runner, &Callable::new(&caller), &cases))
         }
         "attention" => {
             let cases = folder.map_or_else(attention::cases, |folder| attention::read_cases(&folder));
-            let mut cases = chosen(cases, |case| case.name.contains(filter))?;
+            let mut cases = chosen(cases, |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            attention::run(&Callable::new(&caller), &cases)
+            Ok(runner.run_attention(&Callable::new(&caller), &cases))
         }
         _ => {
             let cases = folder.map_or_else(kvcache_golden::cases, |folder| kvcache_golden::read_cases(&folder));
-            let mut cases = chosen(cases, |case| case.name.contains(filter))?;
+            let mut cases = chosen(cases, |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            diagnosed::<_, StepInputs>(&Callable::new(&caller), &cases)
+            Ok(diagnosed::<_, StepInputs>(&runner, &Callable::new(&caller), &cases))
         }
-    };
+    });
     if let Some(end) = caller.into_end() {
         return Err(end);
     }
+    let mut report: Report = report.map_err(|refused: Refused| refused)?;
     report.implementation = name;
-    Ok(forms(&report))
+    Ok((report.json(), report.to_string(), report.rule_table(), report.junit()))
 }
 
 /// The report on an implementation, with the known mistakes that its failures come from.
-fn diagnosed<A, I: Inputs<A>>(implementation: &dyn Implementation<A, I>, cases: &[Case<A, I>]) -> Report
+fn diagnosed<A, I: Inputs<A>>(
+    runner: &Runner<'_>,
+    implementation: &(dyn Implementation<A, I> + Sync),
+    cases: &[Case<A, I>],
+) -> Report
 where
     Case<A, I>: Suite<Result = CallResult>,
 {
     let recorder = Recorder::new(implementation);
-    let mut report = kvcache_golden::run(&recorder, cases);
+    let mut report = runner.run(&recorder, cases);
     recorder.diagnose(&mut report, cases);
     report
 }
 
-/// The cases that were asked for, of which there is one at least.
-fn chosen<C>(cases: Result<Vec<C>, ReadError>, is_chosen: impl Fn(&C) -> bool) -> PyResult<Vec<C>> {
+/// The cases whose names contain `filter`, of which there is one at least.
+fn chosen<C>(cases: Result<Vec<C>, ReadError>, name: impl Fn(&C) -> &String, filter: &str) -> Result<Vec<C>, Refused> {
     let mut cases = cases.map_err(|error| Refused::new("cases", error.to_string()))?;
-    cases.retain(is_chosen);
-    if cases.is_empty() {
-        return Err(Refused::new("no_case", "no case has a name that contains the filter".to_owned()).into());
+    cases.retain(|case| name(case).contains(filter));
+    match cases.is_empty() {
+        false => Ok(cases),
+        true => Err(Refused::new("no_case", format!("no case has a name that contains {filter:?}"))),
     }
-    Ok(cases)
 }
 
 /// Leaves what messages must mention, or else takes it away.
@@ -86,8 +99,4 @@ fn judge_messages<'a, A: 'a>(messages: bool, expected: impl Iterator<Item = &'a 
             mentions.clear();
         }
     }
-}
-
-fn forms(report: &Report) -> Forms {
-    (report.json(), report.to_string(), report.rule_table())
 }
