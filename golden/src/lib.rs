@@ -81,3 +81,8 @@ pub use rules::{OperatorPage, Rule, rule, rules};
 pub use run::{Runner, run};
 pub use suite::{Diagnosis, Features, Suite};
 pub use tensor::Tensor;
+
+/// The book's chapter for implementers, so that its example runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/conformance.md")]
+struct Guide;
