@@ -25,11 +25,14 @@ def block(language: str, containing: str) -> str:
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="there is no cargo, which builds the program")
 def test_the_program_in_numpy_conforms_by_its_profile(tmp_path: Path) -> None:
     """On the cases of a layout, run by the chapter's command: all pass but those of int4, which are unsupported."""
-    program = "\n".join(block.text for block in pages.python_blocks(PAGE))
+    found = [block.text for block in pages.python_blocks(PAGE)]
+    (last,) = (index for index, text in enumerate(found) if "def run_case" in text)
+    program = "\n".join(found[: last + 1])
     (tmp_path / "mine.py").write_text(program.replace("golden/cases", str(pages.ROOT / "golden/cases")))
     (tmp_path / "mine.yaml").write_text(block("yaml", "outside: skip"))
-    line = block("sh", "--program").replace("--release ", "").replace("'python ", f"'{sys.executable} ")
-    command = [*shlex.split(line), "--filter", "layout3-paged", "--report", "json", "--output", "report.json"]
+    line = block("sh", "--program").replace("\\\n", "").replace("--release ", "")
+    line = line.replace("'python ", f"'{sys.executable} ").replace("--filter layout", "--filter layout3-paged")
+    command = [*shlex.split(line), "--report", "json", "--output", "report.json"]
     command[2:2] = ["--quiet", "--locked", "--manifest-path", str(pages.ROOT / "Cargo.toml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
