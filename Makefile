@@ -6,7 +6,7 @@
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
-#                  make bench-operator BENCH="--table" for the README's table
+#                  make bench-operator BENCH="--table" for the table in docs/numbers.md
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
 # make test-torch  kvcache_ops.torch, with an environment of 5.5 GB

@@ -2,7 +2,7 @@
 
     bench.py                               everything; writes report.md and report.json in target/bench
     bench.py --quick                       a sample of it
-    bench.py --table                       the table of the README: the operator in ONNX Runtime, of the limit
+    bench.py --table                       the table in docs/numbers.md: the operator in ONNX Runtime, of the limit
     bench.py --direct --filter "f16 cold"  the kernel alone, on the cases whose names contain both words
     bench.py --list                        the names of the cases
 
@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sets = parser.add_mutually_exclusive_group()
     sets.add_argument("--quick", action="store_true", help="a sample of the cases, in less than three minutes")
-    sets.add_argument("--table", action="store_true", help="the cases of the README's table, on the most threads only")
+    sets.add_argument("--table", action="store_true", help="the cases of docs/numbers.md's table, on the most threads")
     parser.add_argument(
         "--filter", action="append", default=[], help="words that a case's name contains; may be repeated"
     )
