@@ -62,7 +62,6 @@ impl Written<StaticAttributes> for static_batching::StepInputs {
 #[derive(Serialize)]
 struct CaseFile<'a> {
     about: &'a str,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
     rules: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     domain: Option<&'static str>,
