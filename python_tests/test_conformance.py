@@ -420,6 +420,8 @@ def test_arguments_are_checked_before_anything_is_run() -> None:
         ({"int4": "nibbles"}, "int4_form"),
         ({"filter": "no such case"}, "no_case"),
         ({"cases": "/no/such/folder"}, "cases"),
+        ({"random": -1}, "random"),
+        ({"seed": 2**63}, "seed"),
     ]:
         with pytest.raises(KvCacheError) as refused:
             conformance.run(ours, **options)
@@ -465,6 +467,41 @@ def test_forms_of_a_report() -> None:
     assert str(failure.value) == report.text() and failure.value.report is report
     for copy in (pickle.loads(pickle.dumps(report)), pickle.loads(pickle.dumps(failure.value)).report):
         assert isinstance(copy, Report) and copy.json() == report.json() and copy.cases == report.cases
+
+
+def test_cases_on_demand() -> None:
+    """The same for the same seed; right implementations pass them, and they are in no folder."""
+    names = []
+    for suite, implementation, int4 in (("key-value-cache", ours, "packed"), ("static", static_oracle, "unpacked")):
+        for seed in (1, 1, 2):
+            report = conformance.run(implementation, suite=suite, int4=int4, random=20, seed=seed)
+            report.raise_for_failures()
+            names.append([case.name for case in report.cases])
+            assert len(set(names[-1])) == len(report.cases) > 220
+    assert names[0] == names[1] != names[2]
+    with pytest.raises(KvCacheError) as refused:
+        conformance.run(our_attention, suite="attention", random=1)
+    assert refused.value.kind == "no_random"
+
+
+def test_a_known_mistake_is_named() -> None:
+    """Where the wrong result is what the mistake gives."""
+
+    def swapped(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+        # Both nibbles of each byte of an int4 cache change places on the way in and out.
+        if attributes["quant_bit"] != 4 or cache.dtype != np.uint8:
+            return ours(attributes, inputs, cache, scale)
+        cache[...] = cache >> 4 | cache << 4
+        try:
+            return ours(attributes, inputs, cache, scale)
+        finally:
+            cache[...] = cache >> 4 | cache << 4
+
+    report = conformance.run(swapped)
+    assert report.failed > 10
+    diagnosed = [case.diagnosis.mistake for case in report.failures if case.diagnosis is not None]
+    assert diagnosed.count("nibbles-swapped") > report.failed // 2, diagnosed
+    assert "nibbles-swapped" in report.text()
 
 
 def test_cases_of_a_folder(tmp_path: Any) -> None:

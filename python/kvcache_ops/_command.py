@@ -51,6 +51,8 @@ def _add_conformance(parser: ArgumentParser) -> None:
     parser.add_argument("--suite", choices=SUITES, default=SUITES[0], help="%(default)s if not given")
     parser.add_argument("--profile", metavar="FILE", help="what it does, as YAML; it must refuse the rest")
     parser.add_argument("--filter", metavar="TEXT", default="", help="only cases whose name contains this")
+    parser.add_argument("--random", metavar="N", type=int, default=0, help="so many cases more, made on demand")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="which ones")
     parser.add_argument("--messages", action="store_true", help="error messages must mention what is wrong")
     parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of a cache of int4")
     parser.add_argument("--cases", metavar="DIR", help="a folder of cases instead of those in the package")
@@ -68,6 +70,8 @@ def _conformance(given: Namespace) -> int:
             profile=given.profile,
             filter=given.filter,
             messages=given.messages,
+            random=given.random,
+            seed=given.seed,
             int4=given.int4,
             cases=given.cases,
             name=given.implementation,

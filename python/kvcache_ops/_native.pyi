@@ -304,5 +304,6 @@ def run_suite(
     folder: str | None,
     filter: str,
     messages: bool,
+    on_demand: tuple[int, int],
 ) -> tuple[str, str, str, str]: ...
 def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]: ...

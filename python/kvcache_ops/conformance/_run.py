@@ -56,6 +56,8 @@ def run(
     profile: Mapping[str, Any] | str | os.PathLike[str] | None = ...,
     filter: str = ...,
     messages: bool = ...,
+    random: int = ...,
+    seed: int = ...,
     int4: Literal["packed", "unpacked"] = ...,
     cases: str | os.PathLike[str] | None = ...,
     name: str | None = ...,
@@ -70,6 +72,8 @@ def run(
     profile: Mapping[str, Any] | str | os.PathLike[str] | None = ...,
     filter: str = ...,
     messages: bool = ...,
+    random: int = ...,
+    seed: int = ...,
     int4: Literal["packed", "unpacked"] = ...,
     cases: str | os.PathLike[str] | None = ...,
     name: str | None = ...,
@@ -83,6 +87,8 @@ def run(
     profile: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     filter: str = "",
     messages: bool = False,
+    random: int = 0,
+    seed: int = 0,
     int4: Literal["packed", "unpacked"] = "packed",
     cases: str | os.PathLike[str] | None = None,
     name: str | None = None,
@@ -92,17 +98,17 @@ def run(
     implementation: called for every call of a case, as the package's documentation says. suite: one of SUITES.
     profile: what the implementation does, a YAML file or its content as a mapping; it must refuse the rest. filter:
     only cases whose name contains this. messages: whether those of refusals must mention the inputs and numbers that
-    are wrong. int4: the form of a cache of int4, uint8 with two elements in a byte ("packed"), or an Int4Array with one
-    ("unpacked"). cases: a folder of cases of the suite, instead of those in the package. name: what the report calls
-    the implementation.
+    are wrong. random: so many cases more, made from `seed`; there are none of the attention. int4: the form of a cache
+    of int4, uint8 with two elements in a byte ("packed"), or an Int4Array with one ("unpacked"). cases: a folder of
+    cases of the suite, instead of those in the package. name: what the report calls the implementation.
 
     What the implementation raises counts as a refusal, with the exception's `kind` if it has one; NotImplementedError
-    says that it does not do what the case needs (with a
-    profile it is a refusal, too); an exception of BUGS fails the case. Others than Exception, such as
-    KeyboardInterrupt, end the run.
+    says that it does not do what the case needs (with a profile it is a refusal, too); an exception of BUGS fails the
+    case. Others than Exception, such as KeyboardInterrupt, end the run.
 
     Raises TypeError for an implementation that cannot be called so; KvCacheError "suite_unknown", "int4_form",
-    "no_case" if no case is to be run, "cases" or "profile" if one cannot be read.
+    "no_case" if no case is to be run, "cases" or "profile" if one cannot be read, "random", "seed" or "no_random" if
+    there are no such cases.
     """
     if suite not in SUITES:
         raise KvCacheError(f"there is no suite {suite!r}, expected one of {', '.join(SUITES)}", "suite_unknown")
@@ -114,7 +120,12 @@ def run(
     if name is None:
         name = getattr(implementation, "__qualname__", None) or type(implementation).__qualname__
     folder = None if cases is None else os.fspath(cases)
-    return Report(*_native.run_suite(caller, str(name), suite, _profile_text(profile), folder, filter, messages))
+    for number, value, most in (("random", random, 10**6), ("seed", seed, 2**63 - 1)):
+        if not 0 <= value <= most:
+            raise KvCacheError(f"{number} is {value}, expected 0 to {most}", number)
+    written = _profile_text(profile)
+    forms = _native.run_suite(caller, str(name), suite, written, folder, filter, messages, (random, seed))
+    return Report(*forms)
 
 
 def _profile_text(profile: Mapping[str, Any] | str | os.PathLike[str] | None) -> str | None:

@@ -6,7 +6,7 @@ use kvcache_golden::diagnosis::Recorder;
 use kvcache_golden::oracle::Inputs;
 use kvcache_golden::{
     CallResult, Case, Expected, Implementation, Profile, ReadError, Report, Runner, StepInputs, Suite, attention,
-    static_batching,
+    random, static_batching,
 };
 use pyo3::prelude::*;
 
@@ -18,7 +18,8 @@ use crate::operator::Refused;
 type Forms = (String, String, String, String);
 
 /// Runs the cases of a suite, those in `folder` or in this library, whose names contain `filter`. With `messages`, those
-/// of refusals must mention what the cases say; with the text of a `profile`, what is outside of it must be refused.
+/// of refusals must mention what the cases say; with the text of a `profile`, what is outside of it must be refused. With
+/// a number and a seed in `on_demand`, so many cases more are made.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are those of the function that Python's users call")]
 pub fn run_suite(
@@ -30,30 +31,36 @@ pub fn run_suite(
     folder: Option<PathBuf>,
     filter: &str,
     messages: bool,
+    on_demand: (usize, u64),
 ) -> PyResult<Forms> {
     let profile = profile.map(Profile::parse).transpose();
     let profile = profile.map_err(|error| Refused::new("profile", format!("the profile cannot be read: {error}")))?;
+    let (count, seed) = on_demand;
+    if suite == "attention" && count > 0 {
+        let message = "no cases of the attention are made on demand, expected random to be 0";
+        return Err(Refused::new("no_random", message.to_owned()).into());
+    }
     let caller = Caller::new(function);
     let runner = Runner { profile: profile.as_ref(), ..Runner::default() };
     // The callable takes the GIL for each call. Else, other threads run.
     let report = py.detach(|| match suite {
         "static" => {
             let cases = folder.map_or_else(static_batching::cases, |folder| static_batching::read_cases(&folder));
-            let mut cases = chosen(cases, |case| &case.name, filter)?;
+            let mut cases = chosen(cases, random::static_cases(count, seed), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
             Ok(diagnosed::<_, static_batching::StepInputs>(&runner, &Callable::new(&caller), &cases))
         }
         "attention" => {
             let cases = folder.map_or_else(attention::cases, |folder| attention::read_cases(&folder));
-            let mut cases = chosen(cases, |case| &case.name, filter)?;
+            let mut cases = chosen(cases, Vec::new(), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
             Ok(runner.run_attention(&Callable::new(&caller), &cases))
         }
         _ => {
             let cases = folder.map_or_else(kvcache_golden::cases, |folder| kvcache_golden::read_cases(&folder));
-            let mut cases = chosen(cases, |case| &case.name, filter)?;
+            let mut cases = chosen(cases, random::cases(count, seed), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
             Ok(diagnosed::<_, StepInputs>(&runner, &Callable::new(&caller), &cases))
@@ -82,9 +89,15 @@ where
     report
 }
 
-/// The cases whose names contain `filter`, of which there is one at least.
-fn chosen<C>(cases: Result<Vec<C>, ReadError>, name: impl Fn(&C) -> &String, filter: &str) -> Result<Vec<C>, Refused> {
+/// The cases, and others made on demand, whose names contain `filter`; there is one at least.
+fn chosen<C>(
+    cases: Result<Vec<C>, ReadError>,
+    on_demand: Vec<C>,
+    name: impl Fn(&C) -> &String,
+    filter: &str,
+) -> Result<Vec<C>, Refused> {
     let mut cases = cases.map_err(|error| Refused::new("cases", error.to_string()))?;
+    cases.extend(on_demand);
     cases.retain(|case| name(case).contains(filter));
     match cases.is_empty() {
         false => Ok(cases),
