@@ -100,15 +100,17 @@ wheel: .venv/ready
 	rm -rf "$(WHEELS)"
 	$(VENV) -m maturin build --quiet --release --locked --manifest-path python/Cargo.toml --out "$(WHEELS)"
 
-# The package as it is published: the source distribution, which has no golden cases, and a wheel built from it for every
-# system with glibc 2.17 or later. Zig's linker knows the symbols of that version; auditwheel checks what has come out.
+# The package as it is published: the source distribution, which has every golden case because the wheel, built from it,
+# carries them, and a wheel for every system with glibc 2.17 or later. Zig's linker knows the symbols of that version;
+# auditwheel checks what has come out.
 PUBLISHED := $(TARGET)/published
 RELEASE_PYTHON := $(CURDIR)/.venv-release/bin/python
 .PHONY: wheel-release
 wheel-release: .venv-release/ready
 	rm -rf "$(PUBLISHED)"
 	$(RELEASE_PYTHON) -m maturin sdist --quiet --manifest-path python/Cargo.toml --out "$(PUBLISHED)"
-	! tar -tzf "$(PUBLISHED)"/*.tar.gz | grep -E '\.safetensors$$'
+	test "$$(tar -tzf "$(PUBLISHED)"/*.tar.gz | grep -c 'cases/.*/tensors\.safetensors$$')" = \
+		"$$(ls golden/*cases/*/tensors.safetensors | wc -l)"
 	mkdir "$(PUBLISHED)/source"
 	tar -xzf "$(PUBLISHED)"/*.tar.gz -C "$(PUBLISHED)/source" --strip-components 1
 	cd "$(PUBLISHED)/source" && PATH="$(CURDIR)/.venv-release/bin:$$PATH" $(RELEASE_PYTHON) -m maturin build --quiet \
