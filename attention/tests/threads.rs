@@ -6,10 +6,12 @@ mod call;
 #[expect(dead_code, reason = "here one call is made, over tokens that no call has stored")]
 mod model;
 
-use call::{attend, attend_on};
+use call::{Inputs, State, attend, attend_on};
 use kvcache_attention::{AttentionCpu, AttentionKernel};
-use kvcache_kernels::{InstructionSet, Workers};
-use kvcache_schema::{AttentionAttributes, CacheLayout, CacheMode, TypeCombination, multi_head_cache_attention};
+use kvcache_kernels::{InstructionSet, Serial, Workers};
+use kvcache_schema::{
+    AttentionAttributes, CacheAttentionAttributes, CacheLayout, CacheMode, TypeCombination, multi_head_cache_attention,
+};
 use model::{Model, Part, Placement};
 
 /// So many threads, each of which runs its task.
@@ -43,13 +45,20 @@ impl Workers for Careless {
     }
 }
 
-/// A sequence of several pieces of keys among short ones: of decoding tokens, and of a prompt.
-#[test]
-fn any_number_of_threads_gives_the_same_bits() {
-    let types: Vec<TypeCombination> = multi_head_cache_attention::combinations()
-        .filter(|types| types.t3.is_none_or(|t3| t3 == types.t1) && (types.t1 == types.t2 || types.t3.is_some()))
-        .collect();
-    for (i, types) in types.into_iter().enumerate() {
+/// A call, and the state before it.
+struct Example {
+    types: TypeCombination,
+    attributes: CacheAttentionAttributes,
+    inputs: Inputs,
+    before: State,
+}
+
+/// For each combination of types a call with a sequence of several pieces of keys among short ones: decoding tokens, and
+/// a prompt.
+fn examples() -> impl Iterator<Item = Example> {
+    let types = multi_head_cache_attention::combinations()
+        .filter(|types| types.t3.is_none_or(|t3| t3 == types.t1) && (types.t1 == types.t2 || types.t3.is_some()));
+    types.enumerate().map(|(i, types)| {
         let attention = AttentionAttributes {
             num_heads: 2,
             head_dim: 8,
@@ -85,8 +94,20 @@ fn any_number_of_threads_gives_the_same_bits() {
         let lengths: Vec<_> = sequences.iter().map(|(all, new)| all - new).collect();
         let inputs = model.inputs(&placement, &places, &lengths, &parts);
         let before = model.filled(&attributes, max_t);
-        for kernel in InstructionSet::ALL.into_iter().filter_map(AttentionCpu::with_instructions) {
-            let kernel = kernel.with_parallel_cost(0);
+        Example { types, attributes, inputs, before }
+    })
+}
+
+/// Every kernel of this machine, which splits the smallest call.
+fn kernels() -> impl Iterator<Item = AttentionCpu> {
+    let kernels = InstructionSet::ALL.into_iter().filter_map(AttentionCpu::with_instructions);
+    kernels.map(|kernel| kernel.with_parallel_cost(0))
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for Example { types, attributes, inputs, before } in examples() {
+        for kernel in kernels() {
             let expected = attend(&kernel, &attributes, &inputs, &mut before.clone());
             for threads in [1, 2, 3, 7] {
                 let output = attend_on(&kernel, &attributes, &inputs, &mut before.clone(), &Threads(threads));
@@ -95,5 +116,33 @@ fn any_number_of_threads_gives_the_same_bits() {
             let output = attend_on(&kernel, &attributes, &inputs, &mut before.clone(), &Careless(3));
             assert!(output == expected, "{}, careless threads, {types:?}", kernel.name());
         }
+    }
+}
+
+/// Each on a cache of its own and with threads of its own: what is kept between calls is one call's at a time.
+#[test]
+fn calls_at_once_give_the_same_bits() {
+    let examples: Vec<_> = examples().collect();
+    for kernel in kernels() {
+        let attend_each = |first: usize, workers: &dyn Workers| {
+            let each = (0..examples.len()).map(|i| (first + i) % examples.len());
+            each.map(|i| {
+                let Example { attributes, inputs, before, .. } = &examples[i];
+                (i, attend_on(&kernel, attributes, inputs, &mut before.clone(), workers))
+            })
+            .collect::<Vec<_>>()
+        };
+        let expected = attend_each(0, &Serial);
+        let types: Vec<_> = examples.iter().map(|example| example.types).collect();
+        std::thread::scope(|scope| {
+            for first in 0..4 {
+                let (attend_each, expected, types) = (&attend_each, &expected, &types);
+                scope.spawn(move || {
+                    for (i, output) in attend_each(first, &Threads(2)) {
+                        assert!(output == expected[i].1, "{}, {:?}", kernel.name(), types[i]);
+                    }
+                });
+            }
+        });
     }
 }
