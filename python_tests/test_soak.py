@@ -5,9 +5,11 @@ The whole of it is `make soak`. It runs in a process of its own, since it measur
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +69,14 @@ def test_a_wrong_byte_is_found(fused: bool, tmp_path: Path) -> None:
 
 
 def test_kept_memory_is_found(tmp_path: Path) -> None:
-    """A few hundred bytes for each step."""
-    kept: list[bytearray] = []
-    outcome = soak(6000, tmp_path, prepare=lambda plan: only(plan, False, lambda _: kept.append(bytearray(600))))
+    """A hundred bytes for each step, of which Python knows nothing, as if a library kept them."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    kept = array("Q")
+    outcome = soak(16_000, tmp_path, prepare=lambda plan: only(plan, False, lambda _: kept.append(libc.malloc(100))))
+    for address in kept:
+        libc.free(address)
     assert any(failure.startswith("memory in use") for failure in failures(outcome)), failures(outcome)
 
 

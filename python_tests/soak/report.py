@@ -53,7 +53,7 @@ def table(outcome: Outcome) -> str:
         ("resident, most", f"{max(one.resident for one in samples) / MIB:,.1f} MiB while running"),
         ("resident, end", f"{end.resident / MIB:,.1f} MiB"),
         ("resident, growth", f"{growth / MIB:+,.2f} MiB, bound {RESIDENT_GROWTH / MIB:.0f} MiB"),
-        ("resident, slope", f"{slope(samples):+,.2f} bytes for each step, of {len(samples)} samples"),
+        ("resident, slope", f"{slope(samples):+,.2f} bytes for each step, of {len(samples)} samples while running"),
         ("in use, growth", f"{heap:+,} bytes, {heap / steps:+,.3f} a step, bound {HEAP_GROWTH:,}"),
         ("Python's blocks", f"{end.objects - start.objects:+,}, bound {OBJECTS_GROWTH:,}"),
         ("threads, files", f"{start.threads}, {start.files} at the start; {end.threads}, {end.files} at the end"),
