@@ -130,6 +130,34 @@ def test_numbers_of_calls(number) -> None:
     assert manager.stats() == before and manager.seq_len(empty) == 0
 
 
+class Raises:
+    """Raises something of its own wherever it is looked at as a number or as an iterable."""
+
+    def __index__(self) -> int:
+        raise KeyError("its own")
+
+    __iter__ = __index__
+
+
+def test_exceptions_of_conversions() -> None:
+    """What an argument's own code raises comes out, be it a number, an id or a token, and nothing has changed."""
+    manager, memory = make()
+    s = sequence(manager, memory, 3)
+    for call in [
+        lambda: manager.seq_rm(s, Raises()),
+        lambda: manager.seq_len(Raises()),
+        lambda: manager.create(Raises()),
+        lambda: Append(s, n=Raises()),
+        lambda: Append(s, tokens=Raises()),
+        lambda: Append(s, tokens=[Raises()]),
+        lambda: Append(s, n=1, first_pos=Raises()),
+    ]:
+        with pytest.raises(KeyError, match="its own"):
+            call()
+    assert manager.seq_len(s) == 3
+    manager.check()
+
+
 def test_negative_numbers() -> None:
     """Where something is counted."""
     manager, memory = make("runs")

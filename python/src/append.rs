@@ -9,7 +9,7 @@ use pyo3::types::{PyInt, PyList, PyString};
 use smallvec::{SmallVec, smallvec};
 
 use crate::id::Id;
-use crate::numbers::{count, integer, type_error};
+use crate::numbers::{count, integer, not_of_type, type_error};
 use crate::refusal::Refusal;
 
 type Tokens = SmallVec<[u32; 4]>;
@@ -134,7 +134,8 @@ fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     match tokens.try_iter() {
         Ok(iterator) => iterator.map(|token| token_id(&token?)).collect(),
         // A number of another type, or nothing of the kind.
-        Err(_) => Ok(smallvec![token_id(tokens)?]),
+        Err(error) if error.is_instance_of::<PyTypeError>(tokens.py()) => Ok(smallvec![token_id(tokens)?]),
+        Err(error) => Err(error),
     }
 }
 
@@ -143,7 +144,7 @@ fn token_id(token: &Bound<'_, PyAny>) -> PyResult<u32> {
         if error.is_instance_of::<PyOverflowError>(token.py()) {
             out_of_range(token.extract::<i64>().map_or(Detail::None, Detail::from))
         } else {
-            type_error("tokens", "an int or an iterable of ints", token)
+            not_of_type(error, "tokens", "an int or an iterable of ints", token)
         }
     })
 }

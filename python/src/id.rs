@@ -5,7 +5,7 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use slotmap::{Key, KeyData};
 
-use crate::numbers::type_error;
+use crate::numbers::not_of_type;
 use crate::refusal::Refusal;
 
 /// A sequence's id.
@@ -30,7 +30,7 @@ impl FromPyObject<'_, '_> for Id {
                 Ok(number) => number,
                 Err(_) => return Err(unknown("of more than 128 bits", Detail::None)),
             },
-            Err(_) => return Err(type_error("a sequence's id", "an int", &value)),
+            Err(error) => return Err(not_of_type(error, "a sequence's id", "an int", &value)),
         };
         // Of numbers that no key gave, some would be taken for a key.
         match u64::try_from(number).map(KeyData::from_ffi) {

@@ -9,7 +9,8 @@ use crate::refusal::Refusal;
 /// A number of 64 bits.
 ///
 /// # Errors
-/// `TypeError` for what is no integer, `ManagerError` of this kind for one of more than 64 bits.
+/// `TypeError` for what is no integer, `ManagerError` of this kind for one of more than 64 bits, and what `__index__`
+/// raises.
 pub fn integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
     value.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -17,7 +18,7 @@ pub fn integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>)
             let details = vec![("name", name.into()), ("min", i64::MIN.into()), ("max", i64::MAX.into())];
             Refusal::new(kind, message, details).into()
         } else {
-            type_error(name, "an int", value)
+            not_of_type(error, name, "an int", value)
         }
     })
 }
@@ -57,6 +58,11 @@ pub fn choice<T: Copy>(name: &'static str, got: &str, choices: &[(&'static str, 
     let details: Vec<(_, Detail)> =
         vec![("name", name.into()), ("got", got.to_owned().into()), ("expected", expected.into())];
     Err(Refusal::new("spec_name", message, details).into())
+}
+
+/// Why an argument could not be converted: it is of another type, or its own conversion raised something else.
+pub fn not_of_type(error: PyErr, name: &str, expected: &str, got: &Bound<'_, PyAny>) -> PyErr {
+    if error.is_instance_of::<PyTypeError>(got.py()) { type_error(name, expected, got) } else { error }
 }
 
 /// An argument of another type.
