@@ -267,17 +267,18 @@ CARGO_FUZZ := $(TOOLS)/bin/cargo-fuzz
 $(CARGO_FUZZ):
 	cargo install --quiet --locked --version 0.13.2 --root "$(TOOLS)" cargo-fuzz
 FUZZ = $(WITHOUT_LTO) RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz
-FUZZ_FLAGS := --fuzz-dir fuzz --features libfuzzer --target-dir "$(TARGET)/fuzz"
+FUZZ_FLAGS := --codegen-units 16 --fuzz-dir fuzz --features libfuzzer --target-dir "$(TARGET)/fuzz"
 .PHONY: fuzz
 fuzz: $(CARGO_FUZZ)
 	unset CARGO_ENCODED_RUSTFLAGS; \
 	for target in $(FUZZ_TARGETS); do \
 		new="$(TARGET)/fuzz/corpus/$$target" && mkdir -p "$$new" && \
+		case $$target in conformance_reader) len=16384 ;; *) len=2048 ;; esac && \
 		$(FUZZ) run $(FUZZ_FLAGS) "$$target" "fuzz/corpus/$$target" -- -runs=0 && \
 		$(FUZZ) run $(FUZZ_FLAGS) "$$target" "$$new" "fuzz/corpus/$$target" \
-			-- -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 -timeout=30 && \
+			-- -max_total_time=$$(($(MINUTES) * 60)) -max_len=$$len -len_control=0 -timeout=30 && \
 		if [ -n "$(MINIMIZE)" ]; then \
-			cp "$$new"/* "fuzz/corpus/$$target" && \
+			find "$$new" -type f -exec cp -t "fuzz/corpus/$$target" {} + && \
 			$(FUZZ) cmin $(FUZZ_FLAGS) "$$target" "fuzz/corpus/$$target"; \
 		fi || exit 1; \
 	done

@@ -9,7 +9,7 @@ use crate::source::Source;
 impl Call {
     /// Changes one thing of the call.
     pub fn mutate(&mut self, source: &mut Source<'_>) {
-        match source.below(8) {
+        match source.below(9) {
             0 => {
                 let i = source.below(self.attributes.len());
                 let (_, value) = &mut self.attributes[i];
@@ -29,7 +29,8 @@ impl Call {
                 let i = source.below(self.operands.len());
                 mutate_shape(&mut self.operands[i], source);
             }
-            6 => {
+            6 => self.mutate_dimension(source),
+            7 => {
                 let i = source.below(self.operands.len());
                 self.operands[i].element = source.pick(&ElementType::ALL);
             }
@@ -42,6 +43,22 @@ impl Call {
                     let element = source.pick(&ElementType::ALL);
                     self.operands.push(Operand { name: optional, element, shape, bytes: vec![1] });
                 }
+            }
+        }
+    }
+
+    /// Gives a dimension another length, wherever there is one of this length: shapes agree as before, mostly.
+    fn mutate_dimension(&mut self, source: &mut Source<'_>) {
+        let i = source.below(self.operands.len());
+        let shape = &self.operands[i].shape;
+        let Some(&before) = shape.get(source.below(shape.len())) else { return };
+        let after = source.number_near(before as i64);
+        for len in self.operands.iter_mut().flat_map(|operand| &mut operand.shape).filter(|len| **len == before) {
+            *len = after as usize;
+        }
+        for (name, value) in &mut self.attributes {
+            if ["num_heads", "num_kv_heads", "head_dim"].contains(name) && *value == before as i64 {
+                *value = after;
             }
         }
     }

@@ -1,0 +1,121 @@
+//! What the conformance suite's oracle says of a call, which shares no code with validation and kernels.
+
+use std::path::PathBuf;
+
+use kvcache_golden::oracle::{Behavior, Call as OracleCall, Inputs, Oracle, PredictedOutcome, PredictedState};
+use kvcache_golden::{Case, Expected, NanRule, Step, StepInputs, Tensor, Types, static_batching};
+use kvcache_op::{Attributes, StaticAttributes};
+
+use crate::call::{After, Call, Operator};
+use crate::operand::Operand;
+
+/// What a call must do.
+#[derive(Debug)]
+pub enum Verdict {
+    /// It is legal.
+    Legal,
+    /// It breaks rules, of which these are the first.
+    Broken(Vec<String>),
+}
+
+/// Bytes up to which a tensor is given to the oracle.
+const MOST: usize = 1 << 16;
+
+impl Call {
+    /// What the oracle says of a call; `None` of tensors that are large, or of which it knows nothing. A call of
+    /// `MultiHeadCacheAttention` is legal only if that of `KeyValueCache` is.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let broken = match self.operator {
+            Operator::KeyValueCache | Operator::MultiHeadCacheAttention => broken_rules(&self.dynamic_case()?),
+            Operator::StaticKeyValueCache => broken_rules(&self.static_case()?),
+            Operator::MultiHeadAttention => return None,
+        };
+        Some(if broken.is_empty() { Verdict::Legal } else { Verdict::Broken(broken) })
+    }
+
+    /// What the oracle says that a legal call leaves behind; `None` where it says nothing.
+    pub fn predicted(&self) -> Option<After> {
+        match self.operator {
+            Operator::KeyValueCache => predicted(&self.dynamic_case()?),
+            Operator::StaticKeyValueCache => predicted(&self.static_case()?),
+            Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention => None,
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Option<Tensor> {
+        let operand = self.operand(name)?;
+        let len = operand.len().filter(|&len| len <= MOST)?;
+        // Rows without bytes are not counted by them.
+        operand.shape.iter().all(|&len| len <= MOST).then_some(())?;
+        let bytes: Vec<u8> = operand.bytes.iter().copied().cycle().chain(std::iter::repeat(0)).take(len).collect();
+        Tensor::new(operand.element, operand.shape.clone(), &bytes)
+    }
+
+    fn case<A, I>(&self, attributes: A, inputs: I) -> Option<Case<A, I>> {
+        let (current, cache) = (self.operand("current_key")?, self.operand("cache")?);
+        let scale = self.operand("scale");
+        Some(Case {
+            name: String::new(),
+            folder: PathBuf::new(),
+            about: String::new(),
+            rules: Vec::new(),
+            types: Types { t1: current.element, t2: cache.element, t3: scale.map(|scale: &Operand| scale.element) },
+            attributes,
+            nan: NanRule::Exact,
+            cache: self.tensor("cache")?,
+            scale: scale.map_or(Some(None), |_| self.tensor("scale").map(Some))?,
+            steps: vec![Step { inputs, expected: Expected::Refusal { kind: String::new(), mentions: Vec::new() } }],
+        })
+    }
+
+    fn dynamic_case(&self) -> Option<Case> {
+        let mut attributes = Attributes::default();
+        for &(name, value) in &self.attributes {
+            let attends = self.operator == Operator::MultiHeadCacheAttention;
+            assert!(attributes.set(name, value) || attends, "{name}");
+        }
+        let inputs = StepInputs {
+            current_key: self.tensor("current_key")?,
+            current_value: self.tensor("current_value")?,
+            seqstarts: self.tensor("seqstarts")?,
+            kvstarts: self.tensor("kvstarts")?,
+            cachestarts: self.tensor("cachestarts")?,
+            start_pos: self.tensor("start_pos")?,
+            max_seqlen: self.tensor("max_seqlen")?,
+            max_kvlen: self.tensor("max_kvlen")?,
+        };
+        self.case(attributes, inputs)
+    }
+
+    fn static_case(&self) -> Option<static_batching::Case> {
+        let mut attributes = StaticAttributes::default();
+        for &(name, value) in &self.attributes {
+            assert!(attributes.set(name, value), "{name}");
+        }
+        let inputs = static_batching::StepInputs {
+            current_key: self.tensor("current_key")?,
+            current_value: self.tensor("current_value")?,
+            start_pos: self.tensor("start_pos")?,
+        };
+        self.case(attributes, inputs)
+    }
+}
+
+fn broken_rules<A, I: Inputs<A>>(case: &Case<A, I>) -> Vec<String> {
+    let Case { types, attributes, cache, scale, steps, .. } = case;
+    let call = OracleCall { types: *types, attributes, inputs: &steps[0].inputs, cache, scale: scale.as_ref() };
+    I::broken_rules(&call, &Behavior::default()).into_iter().map(|broken| broken.to_string()).collect()
+}
+
+fn predicted<A, I: Inputs<A>>(case: &Case<A, I>) -> Option<After> {
+    let prediction = Oracle::default().predict(case).pop()?;
+    let (PredictedOutcome::Done(outputs), PredictedState::Known(cache, scale)) = (prediction.outcome, prediction.state)
+    else {
+        return None;
+    };
+    Some(After {
+        outputs: [outputs.key, outputs.value].map(|output| output.bytes().to_vec()).to_vec(),
+        cache: Some(cache.bytes().to_vec()),
+        scale: scale.map(|scale| scale.bytes().to_vec()),
+    })
+}
