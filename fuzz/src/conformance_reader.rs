@@ -83,7 +83,7 @@ pub fn run(bytes: &[u8]) {
             Err(error) => assert!(!error.to_string().is_empty()),
         }
         for report in reports {
-            assert!(!report.to_string().is_empty());
+            assert!(!report.text().is_empty() && !report.json().is_empty());
         }
     });
 }
