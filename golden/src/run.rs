@@ -127,19 +127,15 @@ impl Runner<'_> {
 
 /// What becomes of a case that is run.
 fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<C::Result>, String>) -> Verdict {
-    let failed = |difference, diagnosis| Verdict::Failed(Box::new(difference), diagnosis);
+    let failed = |difference| Verdict::Failed(Box::new(difference), None);
     let results = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(results)) => results,
-        Ok(Err(reason)) => return failed(Difference::could_not_run(reason), None),
+        Ok(Err(reason)) => return failed(Difference::could_not_run(reason)),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            return failed(Difference::could_not_run(format!("the implementation panicked: {text}")), None);
+            return failed(Difference::could_not_run(format!("the implementation panicked: {text}")));
         }
     };
-    match (case.difference(&results, demand), demand) {
-        (None, _) => Verdict::Passed,
-        (Some(difference), Demand::AsExpected) => failed(difference, case.diagnose(&results)),
-        (Some(difference), Demand::Refusal) => failed(difference, None),
-    }
+    case.difference(&results, demand).map_or(Verdict::Passed, failed)
 }

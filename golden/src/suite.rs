@@ -34,11 +34,6 @@ pub trait Suite: Sync {
 
     /// The first difference between the results of its calls and what is demanded of them.
     fn difference(&self, results: &[Self::Result], demand: Demand) -> Option<Difference>;
-
-    /// The known mistake that gives these results, which are wrong, if there is one.
-    fn diagnose(&self, _results: &[Self::Result]) -> Option<Diagnosis> {
-        None
-    }
 }
 
 /// A known mistake that gives what an implementation gave.
