@@ -324,8 +324,12 @@ bench-gpu: build-gpu
 	.ci/gpu bench
 
 # The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
+# Both run the conformance suite as ONNX backend tests, too, which are written first.
+export KVCACHE_BACKEND_TESTS := $(TARGET)/backend_tests
 .PHONY: test-python
 test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel
+	rm -rf "$(KVCACHE_BACKEND_TESTS)"
+	cargo run --quiet --locked -p kvcache-conformance -- --export-onnx "$(KVCACHE_BACKEND_TESTS)"
 	$(VENV) -m pytest python_tests
 	$(OLDEST) -m pytest python_tests
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
