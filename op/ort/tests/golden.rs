@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use kvcache_golden::onnxruntime::{Library, Options, worker};
+use kvcache_golden::performance::{Measured, Row, measure, workloads};
 use kvcache_golden::{attention, cases, run, static_batching};
 use kvcache_schema::{DOMAINS, static_key_value_cache};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -22,7 +23,8 @@ fn main() -> ExitCode {
             })
         })
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+    let timed = Trial::test("a_short_call_is_timed", a_short_call_is_timed);
+    libtest_mimic::run(&Arguments::from_args(), trials.chain([timed]).collect()).exit_code()
 }
 
 fn all_cases_pass(options: Options) -> Result<(), Failed> {
@@ -37,6 +39,16 @@ fn all_cases_pass(options: Options) -> Result<(), Failed> {
         println!("ONNX Runtime {}: {report}", library.runtime_version());
         assert_eq!((report.failed(), report.passed()), (0, *count), "{report}");
     }
+    Ok(())
+}
+
+/// The answers before and after the timing are the oracle's, or there were no times.
+fn a_short_call_is_timed() -> Result<(), Failed> {
+    let library = Library::open(Options::new(operator_library()))?;
+    let short: Vec<_> = workloads().into_iter().filter(|workload| workload.name.contains("short")).collect();
+    let table = measure(&library, &short, 3)?;
+    println!("{table}");
+    assert!(matches!(table.rows[..], [Row { measured: Measured::Times { .. }, .. }]), "{table}");
     Ok(())
 }
 
