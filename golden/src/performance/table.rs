@@ -150,6 +150,8 @@ impl fmt::Display for Table {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::performance::{Traffic, interleaved};
 
