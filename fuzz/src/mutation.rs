@@ -23,7 +23,8 @@ impl Call {
                 let Some(operand) = indices.get_mut(i) else { return };
                 let (values, _) = operand.bytes.as_chunks_mut();
                 let i = source.below(values.len());
-                values[i] = source.number_near(i64::from_le_bytes(values[i])).to_le_bytes();
+                let Some(value) = values.get_mut(i) else { return };
+                *value = source.number_near(i64::from_le_bytes(*value)).to_le_bytes();
             }
             5 => {
                 let i = source.below(self.operands.len());
