@@ -157,9 +157,16 @@ impl Described {
             }
             4 => {
                 let i = source.below(self.shape.len());
-                if let Some(len) = self.shape.get_mut(i) {
-                    let before = std::mem::replace(len, source.number_near(*len));
-                    self.is_real &= *len == before;
+                if let Some(&before) = self.shape.get(i) {
+                    let elements = |shape: &[i64]| shape.iter().try_fold(1_i64, |n, &len| n.checked_mul(len));
+                    let there = elements(&self.shape);
+                    self.shape[i] = source.number_near(before);
+                    match elements(&self.shape) {
+                        // Memory that is not there may be legal, of a cache for example.
+                        Some(now) if Some(now) > there => self.shape[i] = before,
+                        Some(_) => {}
+                        None => self.is_real = false,
+                    }
                 }
             }
             5 => {
