@@ -17,6 +17,11 @@ use crate::backends;
 use crate::error::Error;
 use crate::tested::{Kind, Tested};
 
+/// The arguments that serve a library in ONNX Runtime alone. To require the library is not enough: clap waives that
+/// where another implementation is given, which excludes the library.
+#[cfg(feature = "onnxruntime")]
+const OF_RUNTIME: [&str; 4] = ["onnxruntime", "domain", "static_domain", "provider"];
+
 /// Runs the conformance suite of KeyValueCache and attention on an implementation, and reports rule by rule.
 ///
 /// Exit status: 0 if no case failed and at least one passed, 1 if not, 2 if the arguments or a file are at fault.
@@ -30,6 +35,7 @@ pub struct Arguments {
     /// each call i, i.cache and i.scale (if given) after the call, and either i.key and i.value (attention:
     /// i.attn_output) or, in its metadata, i.error: the message of the refusal.
     #[arg(long, value_name = "COMMAND", group = "tested")]
+    #[cfg_attr(feature = "onnxruntime", arg(conflicts_with_all = OF_RUNTIME))]
     program: Option<String>,
 
     /// A library of custom operators to test in ONNX Runtime: a case becomes a model of one node, and its calls are made
@@ -61,16 +67,19 @@ pub struct Arguments {
 
     /// A backend of this project to test, or `all` that this machine can run.
     #[cfg(feature = "backends")]
+    #[cfg_attr(feature = "onnxruntime", arg(conflicts_with_all = OF_RUNTIME))]
     #[arg(long, value_name = "NAME", group = "tested", value_parser = PossibleValuesParser::new(backends::names()))]
     backend: Option<String>,
 
     /// Prints the cases, and tests nothing.
     #[arg(long, group = "tested")]
+    #[cfg_attr(feature = "onnxruntime", arg(conflicts_with_all = OF_RUNTIME))]
     pub list: bool,
 
     /// Writes the cases in the layout of ONNX's backend tests into a new or empty folder, with a README that documents it,
     /// and tests nothing.
     #[arg(long, value_name = "DIR", group = "tested")]
+    #[cfg_attr(feature = "onnxruntime", arg(conflicts_with_all = OF_RUNTIME))]
     pub export_onnx: Option<PathBuf>,
 
     /// What the implementation declares that it does, a YAML file.
@@ -89,6 +98,14 @@ pub struct Arguments {
     /// some of them.
     #[arg(long, value_name = "DIR")]
     pub cases: Option<PathBuf>,
+
+    /// Adds so many random cases to each suite of KeyValueCache; their names begin with random-.
+    #[arg(long, value_name = "N")]
+    pub random: Option<usize>,
+
+    /// What the random cases are made from: the same seed makes the same cases.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
 
     /// The form of the report.
     #[arg(long, value_enum, default_value_t = Form::Text)]

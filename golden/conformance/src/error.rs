@@ -36,6 +36,9 @@ pub enum Error {
     #[cfg(feature = "onnxruntime")]
     #[error(transparent)]
     Library(#[from] OpenError),
+    /// Random cases cannot be written.
+    #[error("random cases cannot be written: {0}")]
+    Random(io::Error),
     /// A program's start would be measured.
     #[error("--performance times calls within a process; a program is started for each case")]
     NotTimed,

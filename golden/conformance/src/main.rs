@@ -59,7 +59,10 @@ fn main() -> ExitCode {
 
 /// Whether every implementation conforms.
 fn run(arguments: &Arguments) -> Result<bool, Error> {
-    let suites = Suites::read(arguments.cases.as_deref(), &arguments.suites)?;
+    let mut suites = Suites::read(arguments.cases.as_deref(), &arguments.suites)?;
+    if let Some(n) = arguments.random {
+        suites.add_random(n, arguments.seed, &arguments.suites)?;
+    }
     if !suites.any(&arguments.filter) {
         return Err(Error::NoCase(arguments.filter.clone()));
     }
@@ -85,8 +88,10 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
         }
         Ok(report)
     };
-    let reports = arguments.tested()?.iter().map(report).collect::<Result<Vec<_>, Error>>()?;
-    output::write(output, &output::reports(&reports, arguments.report)?)?;
+    let tested = arguments.tested()?;
+    output::check(arguments.report, tested.len())?;
+    let reports = tested.iter().map(report).collect::<Result<Vec<_>, Error>>()?;
+    output::write(output, &output::reports(&reports, arguments.report))?;
     if output.is_some() {
         output::write(None, &output::summaries(&reports))?;
     }

@@ -9,14 +9,19 @@ use kvcache_golden::Report;
 use crate::arguments::Form;
 use crate::error::Error;
 
+/// Refuses several reports in a form of one.
+pub fn check(form: Form, reports: usize) -> Result<(), Error> {
+    if form == Form::Text || reports == 1 { Ok(()) } else { Err(Error::SeveralReports(reports)) }
+}
+
 /// The reports in a form.
-pub fn reports(reports: &[Report], form: Form) -> Result<String, Error> {
-    match (form, reports) {
-        (Form::Text, reports) => Ok(reports.iter().map(Report::text).collect()),
-        (Form::Json, [report]) => Ok(report.json() + "\n"),
-        (Form::Junit, [report]) => Ok(report.junit()),
-        (Form::Json | Form::Junit, reports) => Err(Error::SeveralReports(reports.len())),
-    }
+pub fn reports(reports: &[Report], form: Form) -> String {
+    let report = |report: &Report| match form {
+        Form::Text => report.text(),
+        Form::Json => report.json() + "\n",
+        Form::Junit => report.junit(),
+    };
+    reports.iter().map(report).collect()
 }
 
 /// A line for each report.

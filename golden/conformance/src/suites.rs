@@ -4,7 +4,8 @@ use std::path::Path;
 
 use kvcache_golden::backend_test::{ExportError, TestCase, Written, export};
 use kvcache_golden::diagnosis::Recorder;
-use kvcache_golden::{Implementation, Report, Runner, Suite, attention, static_batching};
+use kvcache_golden::{Implementation, Report, Runner, Suite, attention, random, static_batching};
+use tempfile::TempDir;
 
 use crate::arguments::SuiteName;
 use crate::error::Error;
@@ -14,6 +15,8 @@ pub struct Suites {
     dynamic: Vec<kvcache_golden::Case>,
     of_static_batching: Vec<static_batching::Case>,
     attention: Vec<attention::Case>,
+    /// The folder of the random cases, there as long as they may be run.
+    random: Option<TempDir>,
 }
 
 impl Suites {
@@ -48,7 +51,26 @@ impl Suites {
                 Some(None) => attention::cases()?,
                 Some(Some(path)) => attention::read_cases(&path)?,
             },
+            random: None,
         })
+    }
+
+    /// Adds so many random cases of a seed to each chosen suite of `KeyValueCache`. They are in files, for programs.
+    pub fn add_random(&mut self, n: usize, seed: u64, chosen: &[SuiteName]) -> Result<(), Error> {
+        let folder = TempDir::new().map_err(Error::Random)?;
+        let is_chosen = |suite| chosen.is_empty() || chosen.contains(&suite);
+        if is_chosen(SuiteName::KeyValueCache) {
+            let mut cases = random::cases(n, seed);
+            random::write(&mut cases, &folder.path().join("cases")).map_err(Error::Random)?;
+            self.dynamic.extend(cases);
+        }
+        if is_chosen(SuiteName::Static) {
+            let mut cases = random::static_cases(n, seed);
+            random::write(&mut cases, &folder.path().join("static_cases")).map_err(Error::Random)?;
+            self.of_static_batching.extend(cases);
+        }
+        self.random = Some(folder);
+        Ok(())
     }
 
     /// Whether there is a case whose name contains this.
@@ -80,10 +102,14 @@ impl Suites {
     ) -> Report {
         let recorder = Recorder::new(dynamic);
         let mut report = runner.run(&recorder, &self.dynamic);
-        recorder.diagnose(&mut report, &self.dynamic);
+        if report.failed() > 0 {
+            recorder.diagnose(&mut report, &self.dynamic);
+        }
         let recorder = Recorder::new(of_static_batching);
         let mut of_static = runner.run(&recorder, &self.of_static_batching);
-        recorder.diagnose(&mut of_static, &self.of_static_batching);
+        if of_static.failed() > 0 {
+            recorder.diagnose(&mut of_static, &self.of_static_batching);
+        }
         report.append(of_static);
         report.append(runner.run_attention(attention, &self.attention));
         report
