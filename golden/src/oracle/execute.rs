@@ -157,7 +157,9 @@ impl<'a> Run<'a> {
         let size = self.t1.align();
         if let (CurrentTokens::Inputs, Some(row)) = (self.behavior.current_tokens, load.current) {
             let from = (row * self.plan.num_heads + h) * head_dim;
-            let head = &self.current[key_or_value].bytes()[size * from..][..size * head_dim];
+            let tokens = self.current[key_or_value].bytes();
+            // Two mistakes together may take a head that the current tokens do not have.
+            let head = tokens.get(size * from..size * (from + head_dim)).ok_or(OutsideOfCache)?;
             output.bytes_mut()[size * first..][..size * head_dim].copy_from_slice(head);
             return Ok(());
         }
