@@ -168,7 +168,7 @@ test-docs: .venv/ready
 .PHONY: test-golden
 test-golden: .venv/ready
 	$(VENV) golden/generate.py --check
-	cargo run --quiet --locked -p kvcache-conformance -- --backend all
+	cargo run --quiet --locked -p kvcache-conformance -- --backend all --messages
 
 # A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository.
 .PHONY: test-layout

@@ -53,10 +53,10 @@ fn cases_that_are_written_are_read_as_they_were() {
     written(static_cases(60, 3), static_batching::read_cases);
 }
 
-fn written<A: std::fmt::Debug, I: Written<A>>(
-    mut cases: Vec<Case<A, I>>,
-    read: fn(&std::path::Path) -> Result<Vec<Case<A, I>>, ReadError>,
-) {
+/// Reads the cases of a folder.
+type Reader<A, I> = fn(&std::path::Path) -> Result<Vec<Case<A, I>>, ReadError>;
+
+fn written<A: std::fmt::Debug, I: Written<A>>(mut cases: Vec<Case<A, I>>, read: Reader<A, I>) {
     let folder = tempfile::tempdir().unwrap();
     write(&mut cases, folder.path()).unwrap();
     let read = read(folder.path()).unwrap();

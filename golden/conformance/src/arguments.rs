@@ -65,7 +65,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PROVIDER", requires = "ort_library", value_parser = provider)]
     provider: Option<Provider>,
 
-    /// A backend of this project to test, or `all` that this machine can run.
+    /// A backend of this project to test; `cpu` is the fastest that this machine can run, `all` is each.
     #[cfg(feature = "backends")]
     #[cfg_attr(feature = "onnxruntime", arg(conflicts_with_all = OF_RUNTIME))]
     #[arg(long, value_name = "NAME", group = "tested", value_parser = PossibleValuesParser::new(backends::names()))]
@@ -106,6 +106,10 @@ pub struct Arguments {
     /// What the random cases are made from: the same seed makes the same cases.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+
+    /// Refusals must say what this project's say: the input's name, the batch, what was expected and got.
+    #[arg(long)]
+    pub messages: bool,
 
     /// The form of the report.
     #[arg(long, value_enum, default_value_t = Form::Text)]

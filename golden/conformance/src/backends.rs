@@ -12,6 +12,9 @@ use crate::static_operator::StaticOperator;
 /// Stands for every backend.
 const ALL: &str = "all";
 
+/// Stands for the one that is chosen where none is named.
+const CPU: &str = "cpu";
+
 /// A backend, with the attention kernel of its name if there is one, on one thread.
 pub struct OfBackend {
     /// Runs the cases of `KeyValueCache`.
@@ -22,13 +25,14 @@ pub struct OfBackend {
     pub attention: Attention<Serial>,
 }
 
-/// The names of the backends that this machine can run, and [`ALL`].
+/// The names of the backends that this machine can run, [`CPU`] and [`ALL`].
 pub fn names() -> Vec<&'static str> {
-    Backend::all().map(|backend| backend.name()).chain([ALL]).collect()
+    Backend::all().map(|backend| backend.name()).chain([CPU, ALL]).collect()
 }
 
 /// The backend called `name`, or every one, by their names.
 pub fn backends(name: &str) -> Vec<(&'static str, OfBackend)> {
+    let name = if name == CPU { Backend::default().name() } else { name };
     let chosen = Backend::all().filter(|backend| name == ALL || backend.name() == name);
     chosen.map(|backend| (backend.name(), OfBackend::new(backend))).collect()
 }

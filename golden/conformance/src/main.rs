@@ -63,6 +63,9 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
     if let Some(n) = arguments.random {
         suites.add_random(n, arguments.seed, &arguments.suites)?;
     }
+    if !arguments.messages {
+        suites.forget_messages();
+    }
     if !suites.any(&arguments.filter) {
         return Err(Error::NoCase(arguments.filter.clone()));
     }

@@ -73,6 +73,14 @@ impl Suites {
         Ok(())
     }
 
+    /// Leaves open how refusals are worded.
+    pub fn forget_messages(&mut self) {
+        self.dynamic.iter_mut().flat_map(|case| &mut case.steps).for_each(|step| step.expected.forget_message());
+        let of_static_batching = self.of_static_batching.iter_mut();
+        of_static_batching.flat_map(|case| &mut case.steps).for_each(|step| step.expected.forget_message());
+        self.attention.iter_mut().flat_map(|case| &mut case.steps).for_each(|step| step.expected.forget_message());
+    }
+
     /// Whether there is a case whose name contains this.
     pub fn any(&self, filter: &str) -> bool {
         !self.list(filter).is_empty()

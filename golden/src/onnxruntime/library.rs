@@ -61,7 +61,7 @@ impl Options {
 pub enum Provider {
     /// ONNX Runtime's provider for the CPU.
     Cpu,
-    /// That for CUDA.
+    /// That for CUDA, which the suite cannot use yet: [`OpenError::OnDevice`].
     Cuda,
 }
 
@@ -127,6 +127,12 @@ pub enum OpenError {
         /// What it has.
         providers: Vec<String>,
     },
+    /// The runtime has the provider, but the suite cannot use it.
+    #[error("the suite cannot run cases on {provider} yet: their caches would have to lie in its memory")]
+    OnDevice {
+        /// The provider.
+        provider: &'static str,
+    },
     /// The library has none of the operators.
     #[error("{} registers none of the operators in {domain} (static batching: {static_domain}): {message}", library.display())]
     NoOperator {
@@ -185,6 +191,9 @@ impl Library {
         if !providers.iter().any(|available| available == provider) {
             return Err(OpenError::NoProvider { runtime: library.runtime, version, provider, providers });
         }
+        if library.options.provider != Provider::Cpu {
+            return Err(OpenError::OnDevice { provider });
+        }
         if minor(&version).is_some_and(|minor| minor < 24) {
             // These crash on an input of the empty name.
             library.left_out = LeftOut::Empty;
@@ -212,7 +221,6 @@ impl Library {
             .send(Task::Open(Open {
                 runtime: runtime.to_string_lossy().into_owned(),
                 library: options.library.to_string_lossy().into_owned(),
-                cuda: options.provider == Provider::Cuda,
             }))
             .map_err(lost)?;
         let mut opened: Opened = client.receive().map_err(lost)?;

@@ -37,9 +37,6 @@ pub(super) struct Open {
     pub(super) runtime: String,
     #[prost(string, tag = "2")]
     pub(super) library: String,
-    /// Whether the nodes are run by CUDA.
-    #[prost(bool, tag = "3")]
-    pub(super) cuda: bool,
 }
 
 /// What the worker has opened.

@@ -150,8 +150,6 @@ impl fmt::Display for Table {
 
 #[cfg(test)]
 mod tests {
-    use std::slice;
-
     use super::*;
     use crate::performance::{Traffic, interleaved};
 

@@ -42,7 +42,7 @@ impl<A: Clone, I: Inputs<A>> Defective<A, I> {
 /// A call that breaks a rule by its inputs.
 pub(super) fn break_call(entropy: &mut Entropy, call: &Defective<Attributes, StepInputs>) -> StepInputs {
     let mut call = call.clone();
-    call.defect(entropy, |entropy, call| break_inputs(entropy, call));
+    call.defect(entropy, break_inputs);
     call.inputs
 }
 
@@ -78,7 +78,7 @@ pub(super) fn break_types(
     match entropy.below(3) {
         0 => {
             types.t2 = entropy.pick(&ElementType::T2);
-            *cache = bits(entropy, types.t2, &cache.shape().to_vec());
+            *cache = bits(entropy, types.t2, cache.shape());
         }
         1 if quant_bit != 0 => (types.t3, *scale) = (None, None),
         _ => {

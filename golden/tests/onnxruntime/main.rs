@@ -129,8 +129,11 @@ fn a_provider_that_is_not_there_is_named() -> Result<(), Failed> {
         Err(error @ OpenError::NoProvider { .. }) => {
             assert!(error.to_string().contains("has no CUDAExecutionProvider, only "), "{error}");
         }
+        Err(error @ OpenError::OnDevice { .. }) => {
+            assert!(error.to_string().contains("cannot run cases on CUDAExecutionProvider yet"), "{error}");
+        }
         Err(error) => return Err(error.into()),
-        Ok(_) => println!("this runtime has CUDA"),
+        Ok(_) => return Err("cases that should be on a GPU are run".into()),
     }
     let not_found = RuntimeError::NotFound(vec!["no library is named".to_owned(), "python3: no".to_owned()]);
     assert_eq!(not_found.to_string(), "there is no ONNX Runtime: no library is named; python3: no");

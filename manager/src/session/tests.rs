@@ -166,8 +166,7 @@ fn one_sequence_is_read_alone() {
 #[test]
 fn the_bytes_are_these() {
     let bytes = to_bytes(&small());
-    // What fuzzing begins with.
-    assert!(bytes == include_bytes!("../../fuzz/corpus/session_reader/small.safetensors"));
+    assert!(bytes == include_bytes!("../../tests/sessions/small.safetensors"));
     let (header, data) = parts(&bytes);
     let expected = concat!(
         r#"{"__metadata__":{"cache_type":"int8","digest":"f12a8556ef36b4a1371d4758b41b1138","fingerprint":"#,

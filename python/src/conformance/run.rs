@@ -107,9 +107,7 @@ fn chosen<C>(
 
 /// Leaves what messages must mention, or else takes it away.
 fn judge_messages<'a, A: 'a>(messages: bool, expected: impl Iterator<Item = &'a mut Expected<A>>) {
-    for expected in expected {
-        if let (false, Expected::Refusal { mentions, .. }) = (messages, expected) {
-            mentions.clear();
-        }
+    if !messages {
+        expected.for_each(Expected::forget_message);
     }
 }
