@@ -42,6 +42,7 @@ pub enum Error {
     /// A program's start would be measured.
     #[error("--performance times calls within a process; a program is started for each case")]
     NotTimed,
+    #[cfg(any(feature = "backends", feature = "onnxruntime"))]
     /// There is nothing to compare answers with.
     #[error("--performance: {0}")]
     Performance(String),

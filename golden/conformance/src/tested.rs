@@ -2,7 +2,9 @@
 
 #[cfg(feature = "onnxruntime")]
 use kvcache_golden::onnxruntime::Library;
-use kvcache_golden::performance::{Table, Timed, measure, workloads};
+use kvcache_golden::performance::Table;
+#[cfg(any(feature = "backends", feature = "onnxruntime"))]
+use kvcache_golden::performance::{Timed, measure, workloads};
 use kvcache_golden::{Program, Report, Runner};
 
 #[cfg(feature = "backends")]
@@ -11,6 +13,7 @@ use crate::error::Error;
 use crate::suites::Suites;
 
 /// Rounds in which a call is timed.
+#[cfg(any(feature = "backends", feature = "onnxruntime"))]
 const ROUNDS: u64 = 30;
 
 /// An implementation of every suite.
@@ -50,13 +53,17 @@ impl Tested {
 
     /// How fast it is.
     pub fn performance(&self) -> Result<Table, Error> {
-        let timed: &dyn Timed = match &self.kind {
-            Kind::Program(_) => return Err(Error::NotTimed),
+        match &self.kind {
+            Kind::Program(_) => Err(Error::NotTimed),
             #[cfg(feature = "onnxruntime")]
-            Kind::Library(library) => &**library,
+            Kind::Library(library) => measured(&**library),
             #[cfg(feature = "backends")]
-            Kind::Backend(backend) => &backend.dynamic,
-        };
-        measure(timed, &workloads(), ROUNDS).map_err(Error::Performance)
+            Kind::Backend(backend) => measured(&backend.dynamic),
+        }
     }
+}
+
+#[cfg(any(feature = "backends", feature = "onnxruntime"))]
+fn measured(timed: &dyn Timed) -> Result<Table, Error> {
+    measure(timed, &workloads(), ROUNDS).map_err(Error::Performance)
 }

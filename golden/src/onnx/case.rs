@@ -36,6 +36,7 @@ pub(crate) enum LeftOut {
     /// An input of the empty name.
     Unnamed,
     /// A constant without elements.
+    #[cfg(feature = "onnxruntime")]
     Empty,
 }
 
@@ -60,6 +61,7 @@ impl NodeCase<'_> {
             node = match (elements.get(name), left_out) {
                 (Some(&element), _) => node.input(name, element, dims(name)),
                 (None, LeftOut::Unnamed) => node.left_out(),
+                #[cfg(feature = "onnxruntime")]
                 (None, LeftOut::Empty) => node.empty(name),
             };
         }
