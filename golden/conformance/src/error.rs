@@ -42,8 +42,8 @@ pub enum Error {
     /// A program's start would be measured.
     #[error("--performance times calls within a process; a program is started for each case")]
     NotTimed,
-    #[cfg(any(feature = "backends", feature = "onnxruntime"))]
     /// There is nothing to compare answers with.
+    #[cfg(any(feature = "backends", feature = "onnxruntime"))]
     #[error("--performance: {0}")]
     Performance(String),
     /// The cases cannot be written.
