@@ -14,6 +14,7 @@ from . import (
     refused_shapes,
     refused_slots,
     refused_types,
+    serving,
     shapes,
 )
 from .case import Case
@@ -26,6 +27,7 @@ MODULES = (
     addressing,
     batches,
     decoding,
+    serving,
     refused_attributes,
     refused_types,
     refused_shapes,

@@ -86,10 +86,12 @@ def bounds() -> Iterator[Case]:
         ((1,), I64_MAX, "i64-max-vector", 0, 4, "f32 int4 f32"),
     ):
         about = f"max_seqlen and max_kvlen of shape {list(shape)} are {value}, more than any sequence has."
+        if mode == 0:
+            about += " The first sequence ends with the cache: what follows its tokens is no slot."
         attributes = dict(quant_bit=bits, cache_mode=mode, page_size=4)
         case = begin(f"bounds-{size}-mode{mode}", about, types, proves=rules, **attributes)
         bound = indices([value]).reshape(shape)
-        places = (4, 0) if mode == 0 else ((4, 8), (0,))
+        places = (7, 0) if mode == 0 else ((4, 8), (0,))
         batch = [Sequence(3, 2, places[0]), Sequence(0, 3, places[1])]
         yield case.call(*batch, max_seqlen=bound, max_kvlen=bound)
 

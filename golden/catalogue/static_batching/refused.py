@@ -199,7 +199,7 @@ def positions() -> Iterator[StaticCase]:
 
         about = "The last token behind MaxS: by one, with a past alone, for no sequence, and far beyond."
         name = f"refuse-position-range-layout{layout}"
-        case = begin(name, about, names, proves="bounds.positions", max_s=MAX_S, **attributes)
+        case = begin(name, about, names, proves="bounds.positions sizes.64-bit", max_s=MAX_S, **attributes)
         case.refuse("position_range", ["start_pos", 4, 3, MAX_S], 2, 4, 3)
         case.refuse("position_range", ["start_pos", 0, 7, MAX_S], 2, 0, 7)
         case.refuse("position_range", ["start_pos", 7, MAX_S], 2, 7, 0)
