@@ -6,6 +6,7 @@ use std::fmt;
 use super::candidate::{Candidate, Fit};
 use super::fingerprint::Made;
 use super::known::{KnownMistakes, Trial};
+use crate::mistakes::Mistake;
 use crate::oracle::Inputs;
 
 /// What the failures of a run come from.
@@ -66,7 +67,7 @@ impl<A, I: Inputs<A>> KnownMistakes<'_, A, I> {
     ///
     /// That mistake comes first for which the failures that it explains outnumber the passed cases that contradict it
     /// by most; of equals, the one that predicts the most calls in full, then the first of the list. Then the same for
-    /// the failures that are left. What is left in the end may come from two mistakes at once: pairs of those that were
+    /// the failures that are left. What is left in the end may come from two mistakes at once: pairs with one that was
     /// found are tried, or of all where none was found.
     pub fn diagnose_run(&self, trials: &[Trial<'_>]) -> RunDiagnosis {
         let failed = trials.iter().filter(|trial| !trial.passed);
@@ -166,19 +167,15 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
 
     /// The pairs that are worth trying.
     fn pairs(&self, found: &[Explanation]) -> Vec<Candidate> {
-        // Of all mistakes, those that change what the smallest of the failed cases gives.
+        // Those that were found, and of the others those that change what the smallest of the failed cases gives.
         let size = |i: &usize| self.known.cases[*i].cache.bytes().len();
         let ran = self.failed.iter().filter(|(_, made)| made.is_some()).map(|(&i, _)| i);
         let Some(smallest) = ran.min_by_key(size) else { return Vec::new() };
-        let single: Vec<_> = self
-            .known
-            .single
-            .iter()
-            .filter(|candidate| match found {
-                [] => self.deviates(candidate, smallest),
-                found => found.iter().any(|found| found.mistakes.contains(&candidate.mistakes[0].0.name)),
-            })
-            .map(|candidate| candidate.mistakes[0])
+        let is_found = |mistake: &Mistake| found.iter().any(|found| found.mistakes.contains(&mistake.name));
+        let candidates = self.known.single.iter().map(|candidate| (candidate, candidate.mistakes[0]));
+        let single: Vec<_> = candidates
+            .filter(|(candidate, (mistake, _))| is_found(mistake) || self.deviates(candidate, smallest))
+            .map(|(_, mistake)| mistake)
             .collect();
         let with_later = |(i, &one): (usize, &_)| {
             let later = single[i + 1..].iter();
@@ -190,6 +187,12 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
             let made = self.failed[&smallest].as_deref();
             pair.fit(smallest, &self.known.cases[smallest], self.known.right(smallest), made).is_some()
         };
-        pairs.filter(|pair| !found.is_empty() || explains(pair)).collect()
+        let is_worth_trying =
+            |pair: &Candidate| match pair.mistakes.iter().filter(|(mistake, _)| is_found(mistake)).count() {
+                0 => found.is_empty() && explains(pair),
+                1 => explains(pair),
+                _ => true,
+            };
+        pairs.filter(is_worth_trying).collect()
     }
 }

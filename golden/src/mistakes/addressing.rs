@@ -53,6 +53,57 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::dynamic(
         "cache-mode.1",
+        "last-page-not-counted",
+        "A last page that is not full does not count, and its tokens go to the page before: a sequence has \
+         ceil(kvlen / page_size) pages.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| {
+                let last = (batch.kvlen(b) / batch.page_size - 1).max(0);
+                paged(batch, b, position, |batch| batch.page(b, (position / batch.page_size).min(last)))
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "page-of-next-token",
+        "A token is looked up on the page of the token behind it: token t is on page t / page_size.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| {
+                let page = position.saturating_add(1) / batch.page_size;
+                paged(batch, b, position, |batch| batch.page(b, page))
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "page-behind-its-own",
+        "A token is looked up on the page behind its own: token t is on page t / page_size, counted from 0.",
+        |behavior| {
+            behavior.dynamic.slot =
+                |batch, b, position| paged(batch, b, position, |batch| batch.page(b, position / batch.page_size + 1));
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "last-page-one-slot-further",
+        "Tokens of a sequence's last page are one slot behind theirs.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| {
+                let last = (batch.kvlen(b) - 1) / batch.page_size == position / batch.page_size;
+                batch.slot(b, position).saturating_add((batch.paged && last).into())
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "slots-one-further",
+        "Tokens are one slot behind theirs: token 0 has the first slot of the first page.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| batch.slot(b, position).saturating_add(batch.paged.into());
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
         "page-table-read-as-offsets",
         "The page table is read as cachestarts of offset mode are, its entry b as the first slot of sequence b: look \
          at cache_mode.",
@@ -186,6 +237,12 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "current-not-returned",
         "The rows of current tokens stay zero: key and value have the past tokens and the current ones.",
         |behavior| behavior.dynamic.loaded = |batch, b| 0..batch.start_pos[b],
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "last-token-not-returned",
+        "The last token of each sequence is not loaded: key and value have kvstarts[b+1] - kvstarts[b] tokens of it.",
+        |behavior| behavior.dynamic.loaded = |batch, b| 0..batch.kvlen(b) - 1,
     ),
     Mistake::dynamic(
         "starts.empty",

@@ -47,6 +47,43 @@ pub(super) const MISTAKES: &[Mistake] = &[
     }),
     Mistake::new(
         "quantizing.qmax",
+        "qmax-8-of-int4",
+        "The largest code of int4 is taken as 8: it is 7, and codes are symmetric.",
+        |behavior| {
+            behavior.arithmetic.qmax = qmax_8_of_int4;
+            behavior.arithmetic.code = |group, _, rounded| code(rounded, -group.qmax(), largest(group.quant_bit));
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "qmax-8-of-int4-for-the-scale",
+        "The scale of int4 is amax / 8: it should be amax / 7, the largest code.",
+        |behavior| {
+            behavior.arithmetic.qmax = qmax_8_of_int4;
+            behavior.arithmetic.code =
+                |group, _, rounded| code(rounded, -largest(group.quant_bit), largest(group.quant_bit));
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "qmax-8-of-int4-wraps",
+        "The largest code of int4 is taken as 8, which four bits make -8: it is 7.",
+        |behavior| behavior.arithmetic.qmax = qmax_8_of_int4,
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "qmax-128-wraps",
+        "The largest code is taken as 2^(quant_bit-1), 128 or 8, which becomes -128 or -8: it is one less, 127 or 7.",
+        |behavior| {
+            behavior.arithmetic.qmax = |quant_bit| 2f64.powi(quant_bit as i32 - 1);
+            behavior.arithmetic.code = |group, _, rounded| match rounded.is_nan() {
+                true => 0,
+                false => rounded.clamp(-group.qmax(), group.qmax()) as i32 as i8,
+            };
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
         "qmax-128",
         "The largest code is taken as 2^(quant_bit-1), 128 or 8: it is one less, 127 or 7, and codes are symmetric.",
         |behavior| {
@@ -168,6 +205,13 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.current_tokens = CurrentTokens::UnroundedScale,
     ),
     Mistake::new(
+        "scale.rounded-to-t3",
+        "scale-and-product-not-rounded",
+        "Current tokens are given back as codes times the step, neither rounded to T3: dequantize with the scale that is \
+         stored, and round the product to T3.",
+        |behavior| behavior.current_tokens = CurrentTokens::UnroundedProduct,
+    ),
+    Mistake::new(
         "int4.nibbles",
         "nibbles-swapped",
         "The first of two codes is in the high nibble: element 2i belongs in the low nibble of byte i.",
@@ -196,6 +240,16 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.arithmetic.nibble = |i, len| (i % (len / 2), i >= len / 2),
     ),
 ];
+
+/// The largest code, but for int4, of which it is one too large.
+fn qmax_8_of_int4(quant_bit: i64) -> f64 {
+    if quant_bit == 4 { 8.0 } else { 127.0 }
+}
+
+/// The largest code.
+fn largest(quant_bit: i64) -> f64 {
+    2f64.powi(quant_bit as i32 - 1) - 1.0
+}
 
 /// amax / qmax in T1.
 fn quotient(group: &Group<'_>, amax: f64) -> f64 {

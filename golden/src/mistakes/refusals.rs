@@ -71,6 +71,56 @@ pub(super) const REFUSED: &[Mistake] = &[
             };
         },
     ),
+    layouts_refused::<0, 0>(
+        "cache-layout.0",
+        "layout-0-refused",
+        "Legal calls of layout 0 are refused or fail: look at the order of its axes.",
+    ),
+    layouts_refused::<1, 1>(
+        "cache-layout.1",
+        "layout-1-refused",
+        "Legal calls of layout 1 are refused or fail: look at the order of its axes.",
+    ),
+    layouts_refused::<2, 2>(
+        "cache-layout.2",
+        "layout-2-refused",
+        "Legal calls of layout 2 are refused or fail: look at the order of its axes.",
+    ),
+    layouts_refused::<3, 3>(
+        "cache-layout.3",
+        "layout-3-refused",
+        "Legal calls of layout 3 are refused or fail: look at the order of its axes.",
+    ),
+    layouts_refused::<0, 1>(
+        "cache-layout.0",
+        "layouts-0-and-1-refused",
+        "Legal calls of layouts 0 and 1 are refused or fail, as where one's axes are taken for the other's.",
+    ),
+    layouts_refused::<0, 2>(
+        "cache-layout.0",
+        "layouts-0-and-2-refused",
+        "Legal calls of layouts 0 and 2 are refused or fail, as where one's axes are taken for the other's.",
+    ),
+    layouts_refused::<0, 3>(
+        "cache-layout.0",
+        "layouts-0-and-3-refused",
+        "Legal calls of layouts 0 and 3 are refused or fail, as where one's axes are taken for the other's.",
+    ),
+    layouts_refused::<1, 2>(
+        "cache-layout.1",
+        "layouts-1-and-2-refused",
+        "Legal calls of layouts 1 and 2 are refused or fail, as where one's axes are taken for the other's.",
+    ),
+    layouts_refused::<1, 3>(
+        "cache-layout.1",
+        "layouts-1-and-3-refused",
+        "Legal calls of layouts 1 and 3 are refused or fail, as where one's axes are taken for the other's.",
+    ),
+    layouts_refused::<2, 3>(
+        "cache-layout.2",
+        "layouts-2-and-3-refused",
+        "Legal calls of layouts 2 and 3 are refused or fail, as where one's axes are taken for the other's.",
+    ),
     Mistake::dynamic(
         "starts.empty",
         "empty-batch-refused",
@@ -348,4 +398,15 @@ fn used_pages(batch: &Batch) -> impl Iterator<Item = (i64, i64)> {
 fn ranges(batch: &Batch) -> impl Iterator<Item = (i64, i64)> {
     let offsets = (0..if batch.paged { 0 } else { batch.len() }).map(|b| (batch.cachestarts[b], batch.kvlen(b)));
     used_pages(batch).chain(offsets)
+}
+
+/// Legal calls of a layout, or of two, that are refused.
+const fn layouts_refused<const A: i64, const B: i64>(
+    rule: &'static str,
+    name: &'static str,
+    about: &'static str,
+) -> Mistake {
+    Mistake::dynamic(rule, name, about, |behavior| {
+        behavior.dynamic.refuses = |batch| [A, B].contains(&batch.attributes.cache_layout);
+    })
 }

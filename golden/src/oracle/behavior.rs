@@ -69,6 +69,8 @@ pub enum CurrentTokens {
     Inputs,
     /// The cache's codes, multiplied by the step before it was rounded to T3.
     UnroundedScale,
+    /// The same, and the product is not rounded to T3 either.
+    UnroundedProduct,
 }
 
 /// For cache and for scale, whether it is that of after a call's stores; else it is that of before.

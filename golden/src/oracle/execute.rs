@@ -187,7 +187,7 @@ impl<'a> Run<'a> {
         };
         let from = if self.behavior.sources.scale { &self.after.scale } else { &self.before.scale };
         let scale = |g: usize| match (self.behavior.current_tokens, load.current, from) {
-            (CurrentTokens::UnroundedScale, Some(row), _) => {
+            (CurrentTokens::UnroundedScale | CurrentTokens::UnroundedProduct, Some(row), _) => {
                 self.steps(key_or_value, row, h, g, scales * groups + g).step
             }
             (_, _, Some(scale)) => arithmetic.read(group.t3, scale.bytes(), scales * groups + g),
@@ -196,7 +196,11 @@ impl<'a> Run<'a> {
         let scales: Vec<_> = (0..groups).map(scale).collect();
         for d in 0..head_dim {
             let scale = scales[(arithmetic.group)(d, self.quant_group(), groups)];
-            let value = group.value(arithmetic.read_code(quant_bit, head, d, head_dim), scale);
+            let code = arithmetic.read_code(quant_bit, head, d, head_dim);
+            let value = match (self.behavior.current_tokens, load.current) {
+                (CurrentTokens::UnroundedProduct, Some(_)) => f64::from(code) * scale,
+                _ => group.value(code, scale),
+            };
             arithmetic.write(self.t1, output.bytes_mut(), first + d, value);
         }
         Ok(())
