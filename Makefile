@@ -1,8 +1,8 @@
 # make run         the main job: the package in ONNX Runtime, decoding       make build  the operator library alone
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests;
 #                  wheel-release: as it is published, for old systems too; test-wheel: that one, with each of PYTHONS
-# make test        everything that can be proven on this machine: lint, and test-rust, test-capi, test-golden, test-ptx,
-#                  test-cuda, test-sanitize, test-fuzz, test-python, test-docs, each of which can be called alone
+# make test        everything that can be proven on this machine: lint, and test-rust, test-docs, test-capi, test-golden,
+#                  test-layout, test-ptx, test-cuda, test-sanitize, test-fuzz, test-python; each can be called alone
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,

@@ -186,7 +186,7 @@ def context_shift() -> Picture:
             picture.y += 24
         picture.y += 26
 
-    stage(f"n_past = n_ctx = {n_ctx}, n_keep = {n_keep}: positions {removed.start}..{removed.stop} go.", rows, False)
+    stage(f"n_past = n_ctx = {n_ctx}, n_keep = {n_keep}: positions {removed.start} to {removed.stop - 1} go.", rows, False)
     x0, x1 = (MARGIN + 120 + edge * size for edge in (removed.start, removed.stop))
     picture.bracket(x0, x1, picture.y - 24, f"n_discard = ({n_ctx} - {n_keep}) / 2 = {n_discard}")
     picture.y += 22
@@ -244,7 +244,7 @@ def modes() -> Picture:
     legend(picture, {"a": "row of a", "b": "row of b", "": "free", "reserved": "reserved"})
     slot = (WIDTH - 2 * MARGIN) / size
     stages = [
-        ("paged", ", page_size 4", pages.owners(), frozenset(), "an entry for each sequence, a column for each page"),
+        ("paged", ", page_size 4", pages.owners(), frozenset(), "a row for each sequence, a column for each page"),
         ("runs", ", reserves 10 and 6", runs.owners(), runs.reserved(), "an entry for each sequence"),
         ("cells", "", cells.owners(), frozenset(), f"the write, and the view of n_kv = {view} cells"),
     ]

@@ -13,7 +13,7 @@ def require(name: str) -> None:
     try:
         import_module(name)
     except ImportError as error:
-        hint = f"pip install 'kvcache_ops[{name}]'"
+        hint = f"pip install {name}"
         raise ImportError(f"this part of kvcache_ops needs the package {name}: {hint}", name=name) from error
 
 
@@ -23,5 +23,5 @@ def load(module: str, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        message = f"{what} needs the package {package}: {error}; pip install 'kvcache_ops[{package}]'"
+        message = f"{what} needs the package {package}: {error}; pip install {package}"
         raise KvCacheError(message, "package_missing") from error

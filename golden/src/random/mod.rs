@@ -1,7 +1,7 @@
 //! Cases made on demand: legal calls over everything that the oracle's rules allow, and illegal ones of every kind.
 //!
 //! A case is made from a seed and its number alone, so that it is the same on every machine, with however many others it
-//! is made. What its calls must do is what the [oracle](crate::oracle) does. To give the cases to a program, [`write`]
+//! is made. What its calls must do is what the [oracle](crate::oracle) does. To give the cases to a program, [`write()`]
 //! them to a folder, as the committed ones are.
 
 mod case;

@@ -70,7 +70,7 @@
 //! # Limits of the runtime
 //! - The library works with one copy of ONNX Runtime in a process, and refuses a second.
 //! - Registering it twice in the options of one session fails.
-//! - The runtime does not show an operator the attributes that it does not ask for: a misspelt one counts as absent.
+//! - The runtime does not show an operator the attributes that it does not ask for: a misspelled one counts as absent.
 //! - Before version 1.24 the runtime crashes on a node with an input of the empty name. There leave an optional input
 //!   out or, where another one follows it, give one without elements, as an initializer or from the caller.
 //! - Version 1.20 may fail to make the first two sessions with custom operators at the same time; make them in turn. In

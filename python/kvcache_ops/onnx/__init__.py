@@ -2,12 +2,12 @@
 
     import kvcache_ops.onnx
 
-registers their schemas in all their domains: `onnx.checker` then names a misspelt attribute or a missing input,
+registers their schemas in all their domains: `onnx.checker` then names a misspelled attribute or a missing input,
 `onnx.shape_inference` knows key, value and attn_output, and onnxscript finds the operators. For its numpy evaluator:
 
     onnx.reference.ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
 
-Needs the package `onnx`, which `pip install 'kvcache_ops[onnx]'` brings.
+Needs the package `onnx`, which the extra `onnx` brings.
 """
 
 from __future__ import annotations

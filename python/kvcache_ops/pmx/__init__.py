@@ -3,7 +3,7 @@
     model = kvcache_ops.pmx.lower(onnx.load("export/model_slice_0/model.onnx"))
     onnx.save(model, "model.onnx")
 
-Needs the package `onnx`, which `pip install 'kvcache_ops[onnx]'` brings.
+Needs the package `onnx`, which the extra `onnx` brings.
 """
 
 from __future__ import annotations
