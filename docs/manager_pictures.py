@@ -186,7 +186,9 @@ def context_shift() -> Picture:
             picture.y += 24
         picture.y += 26
 
-    stage(f"n_past = n_ctx = {n_ctx}, n_keep = {n_keep}: positions {removed.start} to {removed.stop - 1} go.", rows, False)
+    stage(
+        f"n_past = n_ctx = {n_ctx}, n_keep = {n_keep}: positions {removed.start} to {removed.stop - 1} go.", rows, False
+    )
     x0, x1 = (MARGIN + 120 + edge * size for edge in (removed.start, removed.stop))
     picture.bracket(x0, x1, picture.y - 24, f"n_discard = ({n_ctx} - {n_keep}) / 2 = {n_discard}")
     picture.y += 22
