@@ -1,0 +1,434 @@
+#!/usr/bin/env python3
+"""KeyValueCache in whole arrays: every token of a call is gathered or scattered at once, by arrays of slots. Right, and
+wrong in many ways, each a class that changes one method.
+
+It shares the oracle's checks of illegal calls, and nothing else. As a program, for `kvcache-conformance --program`, it
+runs one case: vectorized.py CLASS CASE OUTPUT.
+"""
+# ruff: noqa: D102 -- a method that is overridden is documented in Right.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
+
+from oracle.call import Attributes, Inputs, Types
+from oracle.rules import broken_rules
+
+Arrays = dict[str, np.ndarray]
+
+
+class Refused(Exception):
+    """An illegal call."""
+
+
+class Right:
+    """What the specification says. int4 is packed, two in a uint8."""
+
+    # The axes of cache before the last: tokens, layers, keys and values, heads.
+    layouts = ("TLKH", "LTKH", "LKTH", "LKHT")
+
+    def __call__(self, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+        """Writes cache and scale in place; gives key and value."""
+        refuse_illegal(attributes, inputs, cache, scale)
+        a, i = SimpleNamespace(**attributes), SimpleNamespace(**inputs)
+        with np.errstate(all="ignore"):
+            return self.run(a, i, self.by_token(a, i, cache), self.by_token(a, i, scale) if a.quant_bit else None)
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Makes a legal call."""
+        self.scatter(a, i, cache, scale)
+        return self.gather(a, i, cache, scale)
+
+    def by_token(self, a: Any, i: Any, state: np.ndarray) -> np.ndarray:
+        """A view of cache or scale as (MaxT, L, 2, H, last)."""
+        axes = self.layouts[a.cache_layout]
+        return state.transpose(*(axes.index(axis) for axis in "TLKH"), 4)
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        """Stores the current tokens."""
+        slots = self.slots(a, i, *self.current_tokens(a, i))
+        x = np.stack([i.current_key, i.current_value], 1)  # (tokens, 2, H, Dh)
+        if a.quant_bit == 0:
+            cache[slots, a.layer_idx] = x
+            return
+        codes, steps = self.quantized(a, x)
+        cache[slots, a.layer_idx] = self.packed(codes) if a.quant_bit == 4 else codes
+        self.keep_scale(scale[:, a.layer_idx], slots, steps)
+
+    def current_tokens(self, a: Any, i: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The sequences of the current tokens, and their positions there."""
+        return ragged(np.diff(i.seqstarts), i.start_pos)
+
+    def keep_scale(self, scale: np.ndarray, slots: np.ndarray, steps: np.ndarray) -> None:
+        """Stores the steps of a layer."""
+        scale[slots] = steps
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Loads all tokens of each sequence."""
+        kvlens = np.diff(i.kvstarts)
+        owners, positions = ragged(kvlens, 0 * kvlens)
+        slots = self.slots(a, i, owners, positions)
+        rows = cache[slots, a.layer_idx]  # (tokens, 2, H, last)
+        t1 = i.current_key.dtype
+        if a.quant_bit != 0:
+            codes = self.unpacked(rows) if a.quant_bit == 4 else rows
+            rows = self.dequantized(a, codes, scale[slots, a.layer_idx], t1)
+        heads = self.repeated(rows.astype(t1), a.num_repeat)
+        outputs = np.zeros_like(heads)
+        outputs[self.output_rows(i, owners, positions)] = heads
+        return outputs[:, 0], outputs[:, 1]
+
+    def slots(self, a: Any, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where tokens are in the cache."""
+        if a.cache_mode == 0:
+            return i.cachestarts[owners] + positions
+        return self.on_page(i.cachestarts, owners, *np.divmod(positions, a.page_size), a.page_size)
+
+    def on_page(self, table: np.ndarray, owners: np.ndarray, page: np.ndarray, rest: np.ndarray, size: int) -> Any:
+        """The slots of tokens by their pages and their places there."""
+        return table[owners, page] + rest
+
+    def output_rows(self, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The rows of key and value that tokens have."""
+        return i.kvstarts[owners] + positions
+
+    def repeated(self, heads: np.ndarray, num_repeat: int) -> np.ndarray:
+        """The heads of the outputs."""
+        return np.repeat(heads, num_repeat, axis=-2)
+
+    def quantized(self, a: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The codes (..., Dh) of current tokens, int8, and the steps of their groups (..., Dh / quant_group), of T1."""
+        qmax = self.qmax(a.quant_bit)
+        groups = x.reshape(*x.shape[:-1], x.shape[-1] // a.quant_group, a.quant_group)
+        steps = self.step(self.amax(groups), qmax)
+        codes = self.clipped(a, self.integer(self.quotient(groups, steps)), qmax)
+        return codes.reshape(x.shape), steps[..., 0]
+
+    def qmax(self, quant_bit: int) -> int:
+        """The largest code."""
+        return {4: 7, 8: 127}[quant_bit]
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        """The largest magnitudes, (..., 1)."""
+        return abs(groups).max(-1, keepdims=True)
+
+    def step(self, amax: np.ndarray, qmax: int) -> np.ndarray:
+        """The steps between codes."""
+        return np.maximum(amax / amax.dtype.type(qmax), amax.dtype.type(1e-5))
+
+    def quotient(self, x: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Values in steps."""
+        return x / steps
+
+    def integer(self, quotient: np.ndarray) -> np.ndarray:
+        """To nearest, ties to even."""
+        return np.rint(quotient)
+
+    def clipped(self, a: Any, rounded: np.ndarray, qmax: int) -> np.ndarray:
+        """As codes of int8; 0 for NaN."""
+        return np.nan_to_num(rounded.clip(-qmax, qmax)).astype(np.int8)
+
+    def packed(self, codes: np.ndarray) -> np.ndarray:
+        """Two codes in a byte."""
+        nibbles = codes.view(np.uint8) & 15
+        return nibbles[..., ::2] | nibbles[..., 1::2] << 4
+
+    def unpacked(self, packed: np.ndarray) -> np.ndarray:
+        """The codes, int8."""
+        nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+        return (nibbles ^ 8).astype(np.int8) - np.int8(8)
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        """The values of codes (..., Dh)."""
+        return codes * np.repeat(scale, a.quant_group, -1)  # int8 times T3 is T3
+
+
+def ragged(lengths: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For sequences one behind the other, to which sequence each token belongs, and its position, from `first` on."""
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    behind = np.cumsum(lengths) - lengths
+    return owners, np.arange(len(owners)) - behind[owners] + first[owners]
+
+
+def refuse_illegal(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> None:
+    """Raises Refused for an illegal call."""
+    t2 = "int4" if cache.dtype == np.uint8 else cache.dtype.name
+    unpacked = np.empty((*cache.shape[:-1], 2 * cache.shape[-1]), np.int8) if t2 == "int4" else cache
+    types = Types(inputs["current_key"].dtype.name, t2, None if scale is None else scale.dtype.name)
+    if broken := broken_rules(Inputs(**inputs), unpacked, scale, Attributes(**attributes), types):
+        raise Refused(broken[0])
+
+
+class NibblesSwapped(Right):
+    """The first of two codes is in the high nibble."""
+
+    def packed(self, codes: np.ndarray) -> np.ndarray:
+        packed = super().packed(codes)
+        return packed << 4 | packed >> 4
+
+    def unpacked(self, packed: np.ndarray) -> np.ndarray:
+        return super().unpacked(packed << 4 | packed >> 4)
+
+
+class HalfUp(Right):
+    """floor(x + 0.5)."""
+
+    def integer(self, quotient: np.ndarray) -> np.ndarray:
+        return np.floor(quotient + 0.5)
+
+
+class HalfAway(Right):
+    """Like round() of C."""
+
+    def integer(self, quotient: np.ndarray) -> np.ndarray:
+        whole = np.trunc(quotient)
+        return whole + np.sign(quotient) * (abs(quotient - whole) >= 0.5)
+
+
+class Truncated(Right):
+    """A cast where rint() belongs."""
+
+    def integer(self, quotient: np.ndarray) -> np.ndarray:
+        return np.trunc(quotient)
+
+
+class ProductNotRounded(Right):
+    """Codes times scales in float32, whatever T3 is."""
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        return super().dequantized(a, codes, scale.astype(np.float32), t1)
+
+
+class StepInsteadOfScale(Right):
+    """Current tokens are given back as codes times steps, before those are rounded to T3."""
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        outputs = super().gather(a, i, cache, scale)
+        if a.quant_bit != 0:
+            owners, positions = self.current_tokens(a, i)
+            for output, current in zip(outputs, (i.current_key, i.current_value)):
+                codes, steps = self.quantized(a, current)
+                values = codes * np.repeat(steps, a.quant_group, -1)
+                output[i.kvstarts[owners] + positions] = self.repeated(values, a.num_repeat)
+        return outputs
+
+
+class PageNumbers(Right):
+    """Entries of the page table times page_size."""
+
+    def on_page(self, table: np.ndarray, owners: np.ndarray, page: np.ndarray, rest: np.ndarray, size: int) -> Any:
+        return table[owners, page] * size + rest
+
+
+class PageOfNextToken(Right):
+    """Tokens counted from 1."""
+
+    def slots(self, a: Any, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        if a.cache_mode == 0:
+            return super().slots(a, i, owners, positions)
+        return i.cachestarts[owners, (positions + 1) // a.page_size] + positions % a.page_size
+
+
+class LastPageOffByOne(Right):
+    """As many pages as fill up: tokens of the last one, which is not full, go to the page before."""
+
+    def on_page(self, table: np.ndarray, owners: np.ndarray, page: np.ndarray, rest: np.ndarray, size: int) -> Any:
+        full = np.maximum(self.kvlens[owners] // size, 1)
+        return table[owners, np.minimum(page, full - 1)] + rest
+
+    def slots(self, a: Any, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        self.kvlens = np.diff(i.kvstarts)
+        return super().slots(a, i, owners, positions)
+
+
+class AxesConfused(Right):
+    """2 and 3 taken one for the other, by the axes that the cache has: numpy does not broadcast them."""
+
+    layouts = ("TLKH", "LTKH", "LKHT", "LKTH")
+
+
+class LayoutsConfused(AxesConfused):
+    """The same, in the memory that the cache has."""
+
+    def by_token(self, a: Any, i: Any, state: np.ndarray) -> np.ndarray:
+        if a.cache_layout in (2, 3):
+            state = state.reshape(*state.shape[:2], state.shape[3], state.shape[2], state.shape[4])
+        return super().by_token(a, i, state)
+
+
+class KvstartsIgnored(Right):
+    """Outputs begin where current tokens do."""
+
+    def output_rows(self, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return i.seqstarts[owners] + positions
+
+
+class RepeatTiled(Right):
+    """Repeated heads come after all others."""
+
+    def repeated(self, heads: np.ndarray, num_repeat: int) -> np.ndarray:
+        return np.tile(heads, (num_repeat, 1))
+
+
+class EpsMissing(Right):
+    """No least scale."""
+
+    def step(self, amax: np.ndarray, qmax: int) -> np.ndarray:
+        return amax / amax.dtype.type(qmax)
+
+
+class ScaleStale(Right):
+    """Codes are stored, their scales are not."""
+
+    def keep_scale(self, scale: np.ndarray, slots: np.ndarray, steps: np.ndarray) -> None:
+        pass
+
+
+class Reciprocal(Right):
+    """Times 1 / s."""
+
+    def quotient(self, x: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        return x * (1 / steps)
+
+
+class LoadsBeforeStores(Right):
+    """Outputs are gathered before tokens are scattered."""
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        outputs = self.gather(a, i, cache, scale)
+        self.scatter(a, i, cache, scale)
+        return outputs
+
+
+class KeyAndValueSwapped(Right):
+    """The outputs in another order."""
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        return super().gather(a, i, cache, scale)[::-1]
+
+
+class QmaxOfEight(Right):
+    """int4 from -8 to 7, with a step of amax / 8."""
+
+    def qmax(self, quant_bit: int) -> int:
+        return {4: 8, 8: 127}[quant_bit]
+
+    def clipped(self, a: Any, rounded: np.ndarray, qmax: int) -> np.ndarray:
+        return super().clipped(a, rounded.clip(-qmax, 7 if qmax == 8 else qmax), qmax)
+
+
+class ScalePerHead(Right):
+    """All groups of a head have the largest one's scale."""
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(super().amax(groups).max(-2, keepdims=True), (*groups.shape[:-1], 1))
+
+
+class Float16InFloat32(Right):
+    """Steps and quotients in float32, whatever T1 is."""
+
+    def quantized(self, a: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return super().quantized(a, x.astype(np.float32))
+
+
+class StartPosIgnored(Right):
+    """Current tokens over the past ones."""
+
+    def current_tokens(self, a: Any, i: Any) -> tuple[np.ndarray, np.ndarray]:
+        return ragged(np.diff(i.seqstarts), 0 * i.start_pos)
+
+
+class Int4Clamped(QmaxOfEight):
+    """The same step, with codes up to 7 in magnitude."""
+
+    def clipped(self, a: Any, rounded: np.ndarray, qmax: int) -> np.ndarray:
+        return Right.clipped(self, a, rounded, 7 if qmax == 8 else qmax)
+
+
+class Int4Wraps(QmaxOfEight):
+    """The same step, with a code of 8, which is -8."""
+
+    def clipped(self, a: Any, rounded: np.ndarray, qmax: int) -> np.ndarray:
+        return Right.clipped(self, a, rounded, qmax)
+
+
+class KeyInValue(Right):
+    """Keys and values swapped in the cache."""
+
+    def by_token(self, a: Any, i: Any, state: np.ndarray) -> np.ndarray:
+        return super().by_token(a, i, state)[:, :, ::-1]
+
+
+class LayerIgnored(Right):
+    """Layer 0 always."""
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        a.layer_idx = 0
+        return super().run(a, i, cache, scale)
+
+
+# What the diagnosis calls each.
+WRONG: dict[type[Right], str] = {
+    NibblesSwapped: "nibbles-swapped",
+    HalfUp: "half-up",
+    HalfAway: "half-away-from-even",
+    Truncated: "truncation",
+    ProductNotRounded: "dequantize-not-rounded-to-t3",
+    StepInsteadOfScale: "scale-and-product-not-rounded",
+    PageNumbers: "page-index-for-slot",
+    PageOfNextToken: "page-of-next-token",
+    LastPageOffByOne: "last-page-not-counted",
+    AxesConfused: "layouts-2-and-3-refused",
+    LayoutsConfused: "layouts-confused-2-3",
+    KvstartsIgnored: "kvstarts-ignored",
+    RepeatTiled: "repeat-interleaved",
+    EpsMissing: "eps-missing",
+    ScaleStale: "scale-stale",
+    Reciprocal: "reciprocal-multiplication",
+    LoadsBeforeStores: "loads-before-stores",
+    KeyAndValueSwapped: "key-and-value-swapped",
+    QmaxOfEight: "qmax-8-of-int4",
+    Int4Clamped: "qmax-8-of-int4-for-the-scale",
+    Int4Wraps: "qmax-8-of-int4-wraps",
+    ScalePerHead: "scale-per-head",
+    Float16InFloat32: "float16-computed-in-float32",
+    StartPosIgnored: "start-pos-ignored",
+    KeyInValue: "key-and-value-swapped-in-cache",
+    LayerIgnored: "layer-ignored",
+}
+
+
+def run_case(implementation: Callable[..., Any], folder: Path, output: Path) -> None:
+    """Runs one case of a folder, and writes what a program writes."""
+    import yaml
+    from safetensors.numpy import load_file, save_file
+
+    case, tensors = yaml.safe_load((folder / "case.yaml").read_text()), load_file(folder / "tensors.safetensors")
+    attributes = vars(Attributes(**case["attributes"]))
+    cache, scale = tensors["cache"], tensors.get("scale")
+    if "int4" in case:
+        cache = cache.reshape(*case["int4"]["cache"][:-1], -1)
+    results, refusals = {}, {}
+    for call in range(len(case["steps"])):
+        inputs = {name: tensors[f"{call}.{name}"] for name in Inputs.__dataclass_fields__}
+        try:
+            results[f"{call}.key"], results[f"{call}.value"] = implementation(attributes, inputs, cache, scale)
+        except Refused as refusal:
+            refusals[f"{call}.error"] = str(refusal)
+        results[f"{call}.cache"] = cache.copy() if "int4" not in case else cache.reshape(-1).copy()
+        if scale is not None:
+            results[f"{call}.scale"] = scale.copy()
+    save_file({name: np.ascontiguousarray(array) for name, array in results.items()}, output, metadata=refusals)
+
+
+if __name__ == "__main__":
+    run_case(globals()[sys.argv[1]](), Path(sys.argv[2]), Path(sys.argv[3]))
