@@ -59,7 +59,7 @@ def assert_named(report: dict[str, Any], name: str) -> None:
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="there is no cargo, which builds the program")
 @pytest.mark.parametrize(
     ("wrong", "cases"),
-    [(Right, "layout3-paged-f16"), (NibblesSwapped, "layout3-paged-f16"), (PageNumbers, "pages-")],
+    [(Right, "layout3-paged-f16"), (NibblesSwapped, "layout3-paged-f16"), (PageNumbers, "pages-at-slots")],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_as_a_program(wrong: type[Right], cases: str, tmp_path: Path) -> None:
