@@ -183,16 +183,14 @@ test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check
 
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
-# UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. Without
-# the long link-time optimization of each test, and with checks of overflow.
-WITHOUT_LTO := CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
-WITH_ASAN := $(WITHOUT_LTO) CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true RUSTC_BOOTSTRAP=1 \
-	CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address
+# UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
+# packages are always the same, so that test-sanitize and test-fuzz share what they build.
+SYSTEM := x86_64-unknown-linux-gnu
+WITH_ASAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --profile sanitize --locked \
+	--target $(SYSTEM) -p kvcache-op -p kvcache-attention -p kvcache-fuzz
 .PHONY: test-sanitize
 test-sanitize:
-	$(WITH_ASAN) cargo test --release --locked --target x86_64-unknown-linux-gnu \
-		-p kvcache-op -p kvcache-attention --test golden --test agree --test layers \
-		--test static_golden --test static_batching --test invariance
+	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
 # The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
@@ -259,37 +257,39 @@ test-aarch64:
 			-- --skip random_calls_stay_inside_their_operands
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
-# fuzz/artifacts. MINIMIZE=1 brings what was new into the kept inputs, and removes those that others make needless. The
-# flags of cargo-fuzz would not be used beside those in the variable.
+# fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The flags
+# are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
 FUZZ_TARGETS ?= validation operator attention dlpack conformance_reader session_reader manager_script
-CARGO_FUZZ := $(TOOLS)/bin/cargo-fuzz
-$(CARGO_FUZZ):
-	cargo install --quiet --locked --version 0.13.2 --root "$(TOOLS)" cargo-fuzz
-FUZZ = $(WITHOUT_LTO) RUSTC_BOOTSTRAP=1 "$(CARGO_FUZZ)" fuzz
-FUZZ_FLAGS := --codegen-units 16 --fuzz-dir fuzz --features libfuzzer --target-dir "$(TARGET)/fuzz"
+FUZZ_BUILD := $(TARGET)/fuzz
+COVERAGE := level=4 inline-8bit-counters pc-table trace-compares
 .PHONY: fuzz
-fuzz: $(CARGO_FUZZ)
-	unset CARGO_ENCODED_RUSTFLAGS; \
+fuzz:
+	unset CARGO_ENCODED_RUSTFLAGS; RUSTC_BOOTSTRAP=1 \
+	RUSTFLAGS="-Zsanitizer=address --cfg fuzzing -Cpasses=sancov-module $(COVERAGE:%=-Cllvm-args=-sanitizer-coverage-%)" \
+		cargo build --profile sanitize --locked --target $(SYSTEM) --target-dir "$(FUZZ_BUILD)" \
+		-p kvcache-fuzz --features libfuzzer $(FUZZ_TARGETS:%=--bin %)
 	for target in $(FUZZ_TARGETS); do \
-		new="$(TARGET)/fuzz/corpus/$$target" && mkdir -p "$$new" && \
+		program="$(FUZZ_BUILD)/$(SYSTEM)/sanitize/$$target"; \
+		kept="fuzz/corpus/$$target" new="$(FUZZ_BUILD)/corpus/$$target" failed="fuzz/artifacts/$$target/"; \
+		mkdir -p "$$new" "$$failed" && \
 		case $$target in conformance_reader) len=16384 ;; *) len=2048 ;; esac && \
-		$(FUZZ) run $(FUZZ_FLAGS) "$$target" "fuzz/corpus/$$target" -- -runs=0 && \
-		$(FUZZ) run $(FUZZ_FLAGS) "$$target" "$$new" "fuzz/corpus/$$target" \
-			-- -max_total_time=$$(($(MINUTES) * 60)) -max_len=$$len -len_control=0 -timeout=30 && \
+		"$$program" -runs=0 -artifact_prefix="$$failed" "$$kept" && \
+		"$$program" -max_total_time=$$(($(MINUTES) * 60)) -max_len=$$len -len_control=0 -timeout=30 \
+			-print_final_stats=1 -artifact_prefix="$$failed" "$$new" "$$kept" && \
 		if [ -n "$(MINIMIZE)" ]; then \
-			find "$$new" -type f -exec cp -t "fuzz/corpus/$$target" {} + && \
-			$(FUZZ) cmin $(FUZZ_FLAGS) "$$target" "fuzz/corpus/$$target"; \
+			rm -rf "$$new.minimized" && mkdir "$$new.minimized" && \
+			"$$program" -merge=1 -max_len=$$len "$$new.minimized" "$$kept" "$$new" && \
+			rm -rf "$$kept" && mv "$$new.minimized" "$$kept"; \
 		fi || exit 1; \
 	done
 
-# The same targets without a fuzzer, which takes minutes to build: the kept inputs, and for FUZZ_SECONDS each others near
-# them, under AddressSanitizer and with checks of overflow.
+# The same targets without a fuzzer, and thus without its build: the kept inputs, and for FUZZ_SECONDS each others
+# near them, under AddressSanitizer and with checks of overflow.
 FUZZ_SECONDS ?= 10
 .PHONY: test-fuzz
 test-fuzz:
-	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) cargo test --release --locked --target x86_64-unknown-linux-gnu \
-		-p kvcache-fuzz --test corpus
+	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) --test corpus
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
