@@ -31,7 +31,7 @@ def test_the_program_in_numpy_conforms_by_its_profile(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(program.replace("golden/cases", str(pages.ROOT / "golden/cases")))
     (tmp_path / "mine.yaml").write_text(block("yaml", "outside: skip"))
     line = block("sh", "--program").replace("\\\n", "").replace("--release ", "")
-    line = line.replace("'python ", f"'{sys.executable} ").replace("--filter layout", "--filter layout3-paged")
+    line = line.replace("'python ", f"'{sys.executable} ")
     command = [*shlex.split(line), "--report", "json", "--output", "report.json"]
     command[2:2] = ["--quiet", "--locked", "--manifest-path", str(pages.ROOT / "Cargo.toml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -103,6 +103,14 @@ pub enum ProfileError {
         /// Why it is not.
         cause: serde_yaml::Error,
     },
+    /// A limit allows nothing.
+    #[error("{operator}, {name}: nothing is allowed, so nothing would be tested")]
+    Nothing {
+        /// The operator.
+        operator: &'static str,
+        /// The key.
+        name: String,
+    },
     /// A limit names a type that does not exist.
     #[error("{operator}, {name}: no element type is called {value:?}")]
     Type {
@@ -167,7 +175,8 @@ impl Profile {
     /// # Errors
     /// If it is no profile.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
-        let file: ProfileFile = serde_yaml::from_str(text)?;
+        // As a value first, in which a key may stand once only.
+        let file: ProfileFile = serde_yaml::from_value(serde_yaml::from_str(text)?)?;
         if file.operators.is_empty() {
             return Err(ProfileError::NoOperators);
         }
@@ -212,15 +221,21 @@ impl Limits {
                         value,
                     })
                 };
+                if names.is_empty() {
+                    return Err(ProfileError::Nothing { operator, name });
+                }
                 let types = names.into_iter().map(element).collect::<Result<_, _>>()?;
                 limits.types.insert(name, types);
             } else if known.contains(&name.as_str()) {
-                let numbers = serde_yaml::from_value(value).map_err(|cause| ProfileError::Limit {
+                let numbers: Numbers = serde_yaml::from_value(value).map_err(|cause| ProfileError::Limit {
                     operator,
                     name: name.clone(),
                     expected: "a list of numbers or a range {min: .., max: ..}",
                     cause,
                 })?;
+                if numbers.is_empty() {
+                    return Err(ProfileError::Nothing { operator, name });
+                }
                 limits.numbers.insert(name, numbers);
             } else {
                 let known = TYPES.into_iter().chain(known).collect();
@@ -246,6 +261,14 @@ impl Limits {
 }
 
 impl Numbers {
+    /// Whether it allows nothing.
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::List(numbers) => numbers.is_empty(),
+            Self::Range(Range { min, max }) => min.zip(*max).is_some_and(|(min, max)| min > max),
+        }
+    }
+
     fn contains(&self, number: i64) -> bool {
         match self {
             Self::List(numbers) => numbers.contains(&number),

@@ -189,6 +189,12 @@ fn a_text_that_is_no_profile_says_why() {
         let error = with(&format!("{{KeyValueCache: {{num_repeat: {wrong}}}}}"));
         assert!(error.starts_with("KeyValueCache, num_repeat: expected a list of numbers or a range "), "{error}");
     }
+    for (name, nothing) in [("T1", "[]"), ("num_repeat", "[]"), ("num_repeat", "{min: 3, max: 1}")] {
+        let error = with(&format!("{{KeyValueCache: {{{name}: {nothing}}}}}"));
+        assert_eq!(error, format!("KeyValueCache, {name}: nothing is allowed, so nothing would be tested"));
+    }
+    let twice = with("{KeyValueCache: {T1: [float16], T1: [float32]}}");
+    assert!(twice.contains("T1") && twice.contains("duplicate"), "{twice}");
     let absent = Profile::read(Path::new("/no/such/profile.yaml")).unwrap_err().to_string();
     assert!(absent.starts_with("/no/such/profile.yaml: "), "{absent}");
 }

@@ -39,6 +39,9 @@ pub enum Error {
     /// Random cases cannot be written.
     #[error("random cases cannot be written: {0}")]
     Random(io::Error),
+    /// No suite that is chosen has random cases.
+    #[error("--random: only the suites key-value-cache and static have random cases")]
+    NoRandom,
     /// A program's start would be measured.
     #[error("--performance times calls within a process; a program is started for each case")]
     NotTimed,

@@ -69,6 +69,9 @@ impl Suites {
             random::write(&mut cases, &folder.path().join("static_cases")).map_err(Error::Random)?;
             self.of_static_batching.extend(cases);
         }
+        if !is_chosen(SuiteName::KeyValueCache) && !is_chosen(SuiteName::Static) {
+            return Err(Error::NoRandom);
+        }
         self.random = Some(folder);
         Ok(())
     }

@@ -107,11 +107,11 @@ impl Suspect<'_> {
         (beyond, self.fits.values().map(|fit| fit.in_full).sum())
     }
 
-    /// Whether it is worth naming, where so many failures are to be explained: it predicts what one of them gave, or it
-    /// may have made all of them fail, and nothing contradicts that.
-    fn counts(&self, left: usize) -> bool {
-        let may_be_all = left > 1 && self.fits.len() == left && self.contradicted.is_empty();
-        self.fits.values().any(|fit| fit.tells) || may_be_all
+    /// Whether it is worth naming: it predicts what one of these failures gave, or it may have made all of them fail, and
+    /// nothing contradicts that. What gave no results at all may have any cause.
+    fn counts(&self, failed: &BTreeMap<usize, Option<Vec<Made>>>) -> bool {
+        let may_be_all = failed.len() > 1 && self.fits.len() == failed.len() && self.contradicted.is_empty();
+        self.fits.values().any(|fit| fit.tells) || may_be_all && failed.values().any(Option::is_some)
     }
 
     fn name(&self) -> String {
@@ -143,7 +143,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
             for suspect in &mut suspects {
                 suspect.fits.retain(|case, _| self.failed.contains_key(case));
             }
-            suspects.retain(|suspect| suspect.counts(self.failed.len()));
+            suspects.retain(|suspect| suspect.counts(&self.failed));
         }
         explanations
     }
@@ -158,7 +158,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
             return None;
         }
         let contradicted = self.passed.iter().copied().filter(|&i| self.deviates(candidate, i)).collect();
-        Some(Suspect { candidate, fits, contradicted }).filter(|suspect| suspect.counts(self.failed.len()))
+        Some(Suspect { candidate, fits, contradicted }).filter(|suspect| suspect.counts(&self.failed))
     }
 
     fn deviates(&self, candidate: &Candidate, i: usize) -> bool {

@@ -1,8 +1,11 @@
 //! Starts a program for a case, and waits for it as long as it may take.
 
+use std::env;
+use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{MAIN_SEPARATOR, Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,6 +44,12 @@ pub enum ProgramError {
         /// Why.
         cause: shell_words::ParseError,
     },
+    /// There is no such program.
+    #[error("there is no program {program:?}")]
+    NotFound {
+        /// Its path or name.
+        program: String,
+    },
     /// It has no words.
     #[error("the command is empty")]
     Empty,
@@ -73,7 +82,7 @@ impl Program {
     /// file is a command that is not split.
     ///
     /// # Errors
-    /// If it cannot be split, is empty, or has only one of the two.
+    /// If it cannot be split, is empty, names a program that is not there, or has only one of the two.
     pub fn parse(command: &str) -> Result<Self, ProgramError> {
         if Path::new(command).is_file() {
             return Ok(Self::new(command));
@@ -82,6 +91,9 @@ impl Program {
             shell_words::split(command).map_err(|cause| ProgramError::Quotes { command: command.to_owned(), cause })?;
         if words.is_empty() {
             return Err(ProgramError::Empty);
+        }
+        if !is_there(&words[0]) {
+            return Err(ProgramError::NotFound { program: words[0].clone() });
         }
         let missing = |placeholder| !words.iter().any(|word| word.contains(placeholder));
         match (missing(CASE), missing(OUTPUT)) {
@@ -109,8 +121,8 @@ impl Program {
         let status = self.wait(case.path(), &result, &log)?;
         let said = || {
             // The end of what it has written says why it ended.
-            let log = fs::read(&log).unwrap_or_default();
-            let end = String::from_utf8_lossy(&log[log.len().saturating_sub(2000)..]).trim().to_owned();
+            let end = last_bytes(&log, 2000).unwrap_or_default();
+            let end = String::from_utf8_lossy(&end).trim().to_owned();
             if end.is_empty() { String::new() } else { format!(": {end}") }
         };
         match status {
@@ -153,6 +165,25 @@ impl Program {
     }
 }
 
+/// The last bytes of a file, at most so many.
+fn last_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let len = file.metadata()?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(most)))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whether a shell would find this program.
+fn is_there(program: &str) -> bool {
+    if program.contains(MAIN_SEPARATOR) || program.contains('/') {
+        return Path::new(program).is_file();
+    }
+    let paths = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&paths).any(|folder| folder.join(program).with_extension(EXE_EXTENSION).is_file())
+}
+
 /// A word of the command, with the paths in the places of the placeholders.
 fn with_paths(word: &str, case: &Path, result: &Path) -> OsString {
     let mut whole = OsString::new();
@@ -178,9 +209,9 @@ mod tests {
     #[test]
     fn a_command_is_split_as_in_a_shell() {
         let words = |command: &str| Program::parse(command).unwrap().words;
-        assert_eq!(words("prog {case} {output}"), ["prog", "{case}", "{output}"]);
-        assert_eq!(words("python3 'my prog.py'"), ["python3", "my prog.py", "{case}", "{output}"]);
-        assert_eq!(words("prog --out={output} --in={case} -v"), ["prog", "--out={output}", "--in={case}", "-v"]);
+        assert_eq!(words("sh {case} {output}"), ["sh", "{case}", "{output}"]);
+        assert_eq!(words("sh 'my prog.sh'"), ["sh", "my prog.sh", "{case}", "{output}"]);
+        assert_eq!(words("sh --out={output} --in={case} -v"), ["sh", "--out={output}", "--in={case}", "-v"]);
     }
 
     #[test]
@@ -196,8 +227,10 @@ mod tests {
     fn a_command_that_is_no_template_is_refused() {
         let error = |command: &str| Program::parse(command).unwrap_err().to_string();
         assert_eq!(error(""), "the command is empty");
-        assert_eq!(error("prog {case}"), "\"prog {case}\" has no {output}");
-        assert_eq!(error("prog {output}"), "\"prog {output}\" has no {case}");
+        assert_eq!(error("sh {case}"), "\"sh {case}\" has no {output}");
+        assert_eq!(error("sh {output}"), "\"sh {output}\" has no {case}");
+        assert_eq!(error("./nope {case} {output}"), "there is no program \"./nope\"");
+        assert_eq!(error("no-such-program"), "there is no program \"no-such-program\"");
         assert!(error("prog 'x").contains("cannot be split into words"));
     }
 

@@ -11,6 +11,9 @@ use crate::implementation::Outcome;
 use crate::read::read_tensor;
 use crate::tensor::Tensor;
 
+/// More than any case's results have.
+const MOST_BYTES: u64 = 1 << 30;
+
 /// What a program has written of a case.
 pub(crate) struct Results {
     metadata: HashMap<String, String>,
@@ -19,7 +22,12 @@ pub(crate) struct Results {
 
 impl Results {
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let bytes = fs::read(path).map_err(|error| format!("the program wrote no result: {error}"))?;
+        let file = fs::symlink_metadata(path).map_err(|error| format!("the program wrote no result: {error}"))?;
+        // What is read may not end, like a pipe, or fit in no memory.
+        if !file.is_file() || file.len() > MOST_BYTES {
+            return Err(format!("the program's result is no regular file of at most {MOST_BYTES} bytes"));
+        }
+        let bytes = fs::read(path).map_err(|error| format!("the program's result cannot be read: {error}"))?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
         Ok(Self { metadata: header.metadata().clone().unwrap_or_default(), bytes })
     }
