@@ -257,8 +257,8 @@ test-aarch64:
 			-- --skip random_calls_stay_inside_their_operands
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
-# fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The flags
-# are those that cargo-fuzz gives; it has no choice of a profile.
+# fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
+# flags are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
 FUZZ_TARGETS ?= validation operator attention dlpack conformance_reader session_reader manager_script
 FUZZ_BUILD := $(TARGET)/fuzz
