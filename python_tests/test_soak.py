@@ -69,12 +69,12 @@ def test_a_wrong_byte_is_found(fused: bool, tmp_path: Path) -> None:
 
 
 def test_kept_memory_is_found(tmp_path: Path) -> None:
-    """A hundred bytes for each step, of which Python knows nothing, as if a library kept them."""
+    """Five hundred bytes for each step, of which Python knows nothing, as if a library kept them."""
     libc = ctypes.CDLL(None)
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
     kept = array("Q")
-    outcome = soak(16_000, tmp_path, prepare=lambda plan: only(plan, False, lambda _: kept.append(libc.malloc(100))))
+    outcome = soak(16_000, tmp_path, prepare=lambda plan: only(plan, False, lambda _: kept.append(libc.malloc(500))))
     for address in kept:
         libc.free(address)
     assert any(failure.startswith("memory in use") for failure in failures(outcome)), failures(outcome)
