@@ -1,37 +1,16 @@
 //! What C has of the library: shared by threads, made and freed again and again. No call keeps memory, no pool threads.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../../op/tests/common/live_bytes.rs"]
+mod live_bytes;
+
 use std::ffi::{CStr, c_void};
 use std::fs;
 use std::ptr;
-use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread;
 
 use kvcache::*;
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
-
-/// Bytes that are allocated now.
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: all calls go to `System`, with the caller's arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's layout, whose size is not 0.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, data: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: `data` is from `System`, of this layout.
-        unsafe { System.dealloc(data, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use live_bytes::live_bytes;
 
 const HEADS: usize = 8;
 const HEAD_DIM: usize = 64;
@@ -210,8 +189,8 @@ fn nothing_is_kept() {
     calls_at_once(1); // what is made once for the process
     made_and_freed(40);
     ended();
-    let (live, files) = (LIVE.load(Ordering::Relaxed), count("fd"));
-    let kept = || LIVE.load(Ordering::Relaxed) - live;
+    let (live, files) = (live_bytes(), count("fd"));
+    let kept = || live_bytes() - live;
     made_and_freed(10_000);
     calls_at_once(1);
     ended();

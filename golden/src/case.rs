@@ -82,6 +82,27 @@ pub struct StepInputs {
     pub max_kvlen: Tensor,
 }
 
+/// The inputs of a call other than `cache` and `scale`, of any operator that has both.
+pub trait NamedInputs {
+    /// The inputs by their names, in the operator's order.
+    fn named(&self) -> Vec<(&'static str, &Tensor)>;
+}
+
+impl NamedInputs for StepInputs {
+    fn named(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![
+            ("current_key", &self.current_key),
+            ("current_value", &self.current_value),
+            ("seqstarts", &self.seqstarts),
+            ("kvstarts", &self.kvstarts),
+            ("cachestarts", &self.cachestarts),
+            ("start_pos", &self.start_pos),
+            ("max_seqlen", &self.max_seqlen),
+            ("max_kvlen", &self.max_kvlen),
+        ]
+    }
+}
+
 /// The outputs of a call.
 #[derive(Debug, Clone)]
 #[expect(missing_docs, reason = "the fields are the operator's outputs")]

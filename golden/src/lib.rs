@@ -64,7 +64,7 @@ pub mod static_batching;
 mod suite;
 mod tensor;
 
-pub use case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+pub use case::{After, Case, Expected, NamedInputs, NanRule, Outputs, Step, StepInputs, Types};
 pub use demand::Demand;
 pub use difference::{
     CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,

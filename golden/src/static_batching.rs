@@ -5,6 +5,7 @@ use std::path::Path;
 
 use kvcache_schema::StaticAttributes;
 
+use crate::case::NamedInputs;
 use crate::demand::Demand;
 use crate::difference::{Difference, Location, Slot, output, static_cache, static_owner};
 use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
@@ -36,6 +37,12 @@ pub struct StepInputs {
     pub current_key: Tensor,
     pub current_value: Tensor,
     pub start_pos: Tensor,
+}
+
+impl NamedInputs for StepInputs {
+    fn named(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![("current_key", &self.current_key), ("current_value", &self.current_value), ("start_pos", &self.start_pos)]
+    }
 }
 
 impl Suite for Case {

@@ -1,36 +1,14 @@
 //! Operators that are made, called, refused and dropped thousands of times keep no memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#[path = "common/live_bytes.rs"]
+mod live_bytes;
 
 use kvcache_op::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheAttentionInputs, IndexInputs, Inputs,
     KeyValueCache, MultiHeadCacheAttention, Rayon,
 };
+use live_bytes::live_bytes;
 use ndarray::{Array3, Array5};
-
-/// Bytes that are allocated now, by all threads.
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-struct Counting;
-
-// SAFETY: all calls go to `System`, with the caller's arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's layout, whose size is not 0.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, data: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: `data` is from `System`, of this layout.
-        unsafe { System.dealloc(data, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// A call of one token after `past`, which is legal where `start_pos` is the same.
 fn inputs<'a>(current: &'a Array3<f32>, kvlen: &'a [i64; 2], start_pos: &'a [i64; 1]) -> Inputs<'a> {
@@ -81,8 +59,8 @@ fn calls(times: usize) {
 #[test]
 fn nothing_is_kept() {
     calls(100); // what is made once: rayon's threads, what threads keep from call to call
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = live_bytes();
     calls(4000);
-    let kept = LIVE.load(Ordering::Relaxed) - before;
+    let kept = live_bytes() - before;
     assert!(kept.abs() < 4096, "{kept} bytes are kept after 4000 rounds");
 }

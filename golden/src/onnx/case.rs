@@ -9,7 +9,7 @@ use kvcache_schema::{
 
 use super::node::{Dims, Node, given};
 use crate::tensor::Tensor;
-use crate::{StepInputs, attention, static_batching};
+use crate::{NamedInputs, attention, static_batching};
 
 /// A case of any operator, as a node and its calls.
 #[derive(Debug, Clone)]
@@ -78,18 +78,6 @@ pub(crate) fn state<'a>(cache: Option<&'a Tensor>, scale: Option<&'a Tensor>) ->
 
 impl<'a> From<&'a crate::Case> for NodeCase<'a> {
     fn from(case: &'a crate::Case) -> Self {
-        let inputs = |inputs: &'a StepInputs| {
-            BTreeMap::from([
-                ("current_key", &inputs.current_key),
-                ("current_value", &inputs.current_value),
-                ("seqstarts", &inputs.seqstarts),
-                ("kvstarts", &inputs.kvstarts),
-                ("cachestarts", &inputs.cachestarts),
-                ("start_pos", &inputs.start_pos),
-                ("max_seqlen", &inputs.max_seqlen),
-                ("max_kvlen", &inputs.max_kvlen),
-            ])
-        };
         Self {
             operator: NAME,
             domain: DOMAINS[0],
@@ -97,20 +85,13 @@ impl<'a> From<&'a crate::Case> for NodeCase<'a> {
             inputs: &INPUTS,
             outputs: &OUTPUTS,
             state: state(Some(&case.cache), case.scale.as_ref()),
-            calls: case.steps.iter().map(|step| inputs(&step.inputs)).collect(),
+            calls: case.steps.iter().map(|step| step.inputs.named().into_iter().collect()).collect(),
         }
     }
 }
 
 impl<'a> From<&'a static_batching::Case> for NodeCase<'a> {
     fn from(case: &'a static_batching::Case) -> Self {
-        let inputs = |inputs: &'a static_batching::StepInputs| {
-            BTreeMap::from([
-                ("current_key", &inputs.current_key),
-                ("current_value", &inputs.current_value),
-                ("start_pos", &inputs.start_pos),
-            ])
-        };
         Self {
             operator: NAME,
             domain: static_key_value_cache::DOMAINS[0],
@@ -118,7 +99,7 @@ impl<'a> From<&'a static_batching::Case> for NodeCase<'a> {
             inputs: &static_key_value_cache::INPUTS,
             outputs: &OUTPUTS,
             state: state(Some(&case.cache), case.scale.as_ref()),
-            calls: case.steps.iter().map(|step| inputs(&step.inputs)).collect(),
+            calls: case.steps.iter().map(|step| step.inputs.named().into_iter().collect()).collect(),
         }
     }
 }

@@ -9,18 +9,14 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
 
-use crate::case::{Case, Expected, NanRule, StepInputs};
+use crate::case::{Case, Expected, NamedInputs, NanRule, StepInputs};
 use crate::oracle::Inputs;
 use crate::static_batching;
-use crate::tensor::Tensor;
 
 /// Inputs that can be written, those of an operator with attributes `A`.
-pub trait Written<A>: Inputs<A> {
+pub trait Written<A>: Inputs<A> + NamedInputs {
     /// The operator's domain, where it is not that of dynamic batching.
     const DOMAIN: Option<&'static str>;
-
-    /// The inputs by name.
-    fn named(&self) -> Vec<(&'static str, &Tensor)>;
 
     /// The attributes by name.
     fn attributes(attributes: &A) -> BTreeMap<&'static str, i64>;
@@ -29,19 +25,6 @@ pub trait Written<A>: Inputs<A> {
 impl Written<Attributes> for StepInputs {
     const DOMAIN: Option<&'static str> = None;
 
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
-            ("current_key", &self.current_key),
-            ("current_value", &self.current_value),
-            ("seqstarts", &self.seqstarts),
-            ("kvstarts", &self.kvstarts),
-            ("cachestarts", &self.cachestarts),
-            ("start_pos", &self.start_pos),
-            ("max_seqlen", &self.max_seqlen),
-            ("max_kvlen", &self.max_kvlen),
-        ]
-    }
-
     fn attributes(attributes: &Attributes) -> BTreeMap<&'static str, i64> {
         Attributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
     }
@@ -49,10 +32,6 @@ impl Written<Attributes> for StepInputs {
 
 impl Written<StaticAttributes> for static_batching::StepInputs {
     const DOMAIN: Option<&'static str> = Some(static_key_value_cache::DOMAINS[0]);
-
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![("current_key", &self.current_key), ("current_value", &self.current_value), ("start_pos", &self.start_pos)]
-    }
 
     fn attributes(attributes: &StaticAttributes) -> BTreeMap<&'static str, i64> {
         StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvcache_golden::attention::{self, Operator};
-use kvcache_golden::{CallResult, Case, Implementation, Outcome, Outputs, Step, StepInputs, Tensor, static_batching};
+use kvcache_golden::{CallResult, Case, Implementation, NamedInputs, Outcome, Outputs, Step, Tensor, static_batching};
 use kvcache_op::schema::{self, AttributeSpec};
 use kvcache_op::{AttentionAttributes, Attributes, CacheAttentionAttributes, StaticAttributes};
 
@@ -40,32 +40,6 @@ impl<'a, R> Callable<'a, R> {
     }
 }
 
-/// The names and values of what a case of `KeyValueCache` gives.
-trait Named {
-    fn named(&self) -> Vec<(&'static str, &Tensor)>;
-}
-
-impl Named for StepInputs {
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
-            ("current_key", &self.current_key),
-            ("current_value", &self.current_value),
-            ("seqstarts", &self.seqstarts),
-            ("kvstarts", &self.kvstarts),
-            ("cachestarts", &self.cachestarts),
-            ("start_pos", &self.start_pos),
-            ("max_seqlen", &self.max_seqlen),
-            ("max_kvlen", &self.max_kvlen),
-        ]
-    }
-}
-
-impl Named for static_batching::StepInputs {
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![("current_key", &self.current_key), ("current_value", &self.current_value), ("start_pos", &self.start_pos)]
-    }
-}
-
 impl Implementation for Callable<'_, CallResult> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         self.results(|| self.stored(case, &values(&Attributes::SPEC, &case.attributes)))
@@ -98,7 +72,7 @@ impl attention::Implementation for Callable<'_, attention::CallResult> {
 
 impl Callable<'_, CallResult> {
     /// Runs a case of `KeyValueCache` with these attributes.
-    fn stored<A, I: Named>(
+    fn stored<A, I: NamedInputs>(
         &self,
         case: &Case<A, I>,
         attributes: &[(&'static str, i64)],
