@@ -16,10 +16,17 @@ impl Outline for Portable {
     }
 }
 
-/// A function of each lane.
-#[inline(always)]
-fn each(lane: impl Fn(usize) -> f32) -> [f32; LANES] {
-    std::array::from_fn(lane)
+/// An expression of each lane's number. (A macro, since what a closure does need not be inlined.)
+macro_rules! each {
+    (|$i:ident| $lane:expr) => {{
+        let mut lanes = [0.0; LANES];
+        let mut $i = 0;
+        while $i < LANES {
+            lanes[$i] = $lane;
+            $i += 1;
+        }
+        lanes
+    }};
 }
 
 // SAFETY of every block: pointers are valid for a register (see Simd).
@@ -48,39 +55,43 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn read_f16(from: *const f16) -> [f32; LANES] {
         let halves = unsafe { from.cast::<[f16; LANES]>().read_unaligned() };
-        each(|i| halves[i].to_f32_const())
+        each!(|i| halves[i].to_f32_const())
     }
 
     #[inline(always)]
     unsafe fn write_f16(to: *mut f16, x: [f32; LANES]) {
-        unsafe { to.cast::<[f16; LANES]>().write_unaligned(x.map(f16::from_f32_const)) }
+        let mut halves = [f16::ZERO; LANES];
+        for (i, half) in halves.iter_mut().enumerate() {
+            *half = f16::from_f32_const(x[i]);
+        }
+        unsafe { to.cast::<[f16; LANES]>().write_unaligned(halves) }
     }
 
     #[inline(always)]
     unsafe fn round_f16(x: [f32; LANES]) -> [f32; LANES] {
-        x.map(|x| f16::from_f32_const(x).to_f32_const())
+        each!(|i| f16::from_f32_const(x[i]).to_f32_const())
     }
 
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> [f32; LANES] {
         let codes = unsafe { from.cast::<[i8; LANES]>().read() };
-        each(|i| f32::from(codes[i]))
+        each!(|i| f32::from(codes[i]))
     }
 
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> [f32; LANES] {
         let bytes = unsafe { from.cast::<[u8; LANES / 2]>().read() };
-        each(|i| f32::from(((bytes[i / 2] << (4 - i % 2 * 4)) as i8) >> 4))
+        each!(|i| f32::from(((bytes[i / 2] << (4 - i % 2 * 4)) as i8) >> 4))
     }
 
     #[inline(always)]
     unsafe fn code_i8(words: [f32; LANES], i: usize) -> [f32; LANES] {
-        words.map(|word| f32::from(word.to_bits().to_le_bytes()[i % 4] as i8))
+        each!(|lane| f32::from(words[lane].to_bits().to_le_bytes()[i % 4] as i8))
     }
 
     #[inline(always)]
     unsafe fn code_i4(words: [f32; LANES], i: usize) -> [f32; LANES] {
-        words.map(|word| ((word.to_bits().to_le() << (28 - 4 * (i % 8))) as i32 >> 28) as f32)
+        each!(|lane| ((words[lane].to_bits().to_le() << (28 - 4 * (i % 8))) as i32 >> 28) as f32)
     }
 
     #[inline(always)]
@@ -90,22 +101,22 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each(|i| a[i] + b[i])
+        each!(|i| a[i] + b[i])
     }
 
     #[inline(always)]
     unsafe fn sub(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each(|i| a[i] - b[i])
+        each!(|i| a[i] - b[i])
     }
 
     #[inline(always)]
     unsafe fn mul(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each(|i| a[i] * b[i])
+        each!(|i| a[i] * b[i])
     }
 
     #[inline(always)]
     unsafe fn div(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each(|i| a[i] / b[i])
+        each!(|i| a[i] / b[i])
     }
 
     /// Rounded twice, unless all machines that this is compiled for have the instruction: without it one rounding takes
@@ -113,56 +124,72 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn mul_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            each(|i| a[i].mul_add(b[i], c[i]))
+            each!(|i| a[i].mul_add(b[i], c[i]))
         } else {
-            each(|i| a[i] * b[i] + c[i])
+            each!(|i| a[i] * b[i] + c[i])
         }
     }
 
     #[inline(always)]
     unsafe fn max(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+        each!(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]
     unsafe fn if_equal(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
-        each(|i| if a[i] == b[i] { then[i] } else { otherwise[i] })
+        each!(|i| if a[i] == b[i] { then[i] } else { otherwise[i] })
     }
 
     #[inline(always)]
     unsafe fn if_less(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
-        each(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
+        each!(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
     }
 
     #[inline(always)]
     unsafe fn max_lane(x: [f32; LANES]) -> f32 {
-        x.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        let mut max = f32::NEG_INFINITY;
+        for lane in x {
+            max = max.max(lane);
+        }
+        max
     }
 
     #[inline(always)]
     unsafe fn count_equal(a: [f32; LANES], b: [f32; LANES]) -> usize {
-        a.iter().zip(b).filter(|&(&a, b)| a == b).count()
+        let mut count = 0;
+        for (i, &lane) in a.iter().enumerate() {
+            count += usize::from(lane == b[i]);
+        }
+        count
     }
 
     #[inline(always)]
     unsafe fn power_of_two(x: [f32; LANES]) -> [f32; LANES] {
-        x.map(|x| f32::from_bits((x.to_bits() << 23).wrapping_add(127 << 23)))
+        each!(|i| f32::from_bits((x[i].to_bits() << 23).wrapping_add(127 << 23)))
     }
 
     #[inline(always)]
     unsafe fn permute(x: [f32; LANES], lanes: *const u32) -> [f32; LANES] {
         let lanes = unsafe { lanes.cast::<[u32; LANES]>().read_unaligned() };
-        each(|i| x[lanes[i] as usize % LANES])
+        each!(|i| x[lanes[i] as usize % LANES])
     }
 
     #[inline(always)]
     unsafe fn square(registers: &impl Registers<Self>) -> [[f32; LANES]; LANES] {
-        std::array::from_fn(|i| unsafe { registers.read(i) })
+        let mut rows = [[0.0; LANES]; LANES];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = unsafe { registers.read(i) };
+        }
+        rows
     }
 
     #[inline(always)]
     unsafe fn transpose(rows: [[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
-        std::array::from_fn(|i| each(|j| rows[j][i]))
+        let mut columns = [[0.0; LANES]; LANES];
+        for (i, column) in columns.iter_mut().enumerate() {
+            *column = each!(|j| rows[j][i]);
+        }
+        columns
     }
 
     #[inline(always)]
@@ -170,7 +197,9 @@ impl Simd for Portable {
         let mut columns = [[0.0; LANES]; 4];
         for r in 0..LANES {
             let row = unsafe { from.add(*offsets.add(r)).cast::<[f32; 4]>().read_unaligned() };
-            columns.iter_mut().zip(row).for_each(|(column, x)| column[r] = x);
+            for (j, column) in columns.iter_mut().enumerate() {
+                column[r] = row[j];
+            }
         }
         columns
     }

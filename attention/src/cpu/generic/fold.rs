@@ -33,7 +33,7 @@ impl Function for Fold {
             let maxima = [*to.max, *from.max];
             let largest = maxima[0].max(maxima[1]);
             let reference = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
-            let factors = maxima.map(|max| S::splat(exp_of::<S>(max - reference)));
+            let factors = [S::splat(exp_of::<S>(maxima[0] - reference)), S::splat(exp_of::<S>(maxima[1] - reference))];
             *to.max = largest;
             for (to, from, len) in [(to.weights, from.weights, SUMS), (to.values, from.values, to.width)] {
                 for i in (0..len).step_by(S::LANES) {

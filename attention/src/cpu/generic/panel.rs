@@ -171,7 +171,7 @@ pub(super) fn prefetches<'a>(
     len: usize,
     steps: usize,
 ) -> (Cursor<'a>, usize) {
-    let [first, last] = [elements.start, elements.end].map(|d| BLOCK * d / rows.len);
+    let (first, last) = (BLOCK * elements.start / rows.len, BLOCK * elements.end / rows.len);
     let lines = (last - first) * len.div_ceil(LINE);
     (rows.next.cursor(first..last, len), lines.div_ceil(steps.max(1)))
 }

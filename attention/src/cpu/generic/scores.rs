@@ -98,8 +98,8 @@ unsafe fn tile<S: Simd, P: Float, const Q: usize, const N: usize>(products: &Pro
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let q = S::splat(*queries.add(i * query_step + d));
-                for (sum, &keys) in sums.iter_mut().zip(&keys) {
-                    *sum = S::mul_add(q, keys, *sum);
+                for (n, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::mul_add(q, keys[n], *sum);
                 }
             }
         }

@@ -57,6 +57,7 @@ impl<'a> Part<'a> {
 impl<E: Element, const ROUND: bool> Stored for StoredFloats<E, ROUND> {
     const SCALE_BYTES: usize = 0;
 
+    #[inline(always)]
     fn bytes(len: usize) -> usize {
         E::bytes(len)
     }
@@ -77,6 +78,7 @@ impl<E: Element, const ROUND: bool> Stored for StoredFloats<E, ROUND> {
 impl<Q: Codes, T: Float, const ROUND: bool> Stored for StoredCodes<Q, T, ROUND> {
     const SCALE_BYTES: usize = size_of::<T>();
 
+    #[inline(always)]
     fn bytes(len: usize) -> usize {
         Q::bytes(len)
     }

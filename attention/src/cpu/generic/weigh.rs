@@ -108,7 +108,8 @@ unsafe fn tile<S: Simd, V: Stored, const Q: usize, const C: usize, const NEXT: b
         let weights = values.weights.add(query * BLOCK);
         // Of the rows that are next, as many as these are of the registers.
         let rows = &values.rows;
-        let [first, end] = [at, at + C * S::LANES].map(|at| rows.offsets.len() * at / values.width);
+        let first = rows.offsets.len() * at / values.width;
+        let end = rows.offsets.len() * (at + C * S::LANES) / values.width;
         let (mut cursor, lines) =
             (rows.next.cursor(first..end, V::bytes(rows.len)), V::bytes(C * S::LANES).div_ceil(LINE));
         let part = Part::new::<S>(rows, at);
@@ -122,8 +123,8 @@ unsafe fn tile<S: Simd, V: Stored, const Q: usize, const C: usize, const NEXT: b
             let registers: [S::F32; C] = V::read::<S, C>(rows.from.add(offset), rows.scale.wrapping_add(scale), &part);
             for (i, sums) in sums.iter_mut().enumerate() {
                 let weight = S::splat(*weights.add(i * BLOCK + t));
-                for (sum, &register) in sums.iter_mut().zip(&registers) {
-                    *sum = S::mul_add(weight, register, *sum);
+                for (c, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::mul_add(weight, registers[c], *sum);
                 }
             }
         }

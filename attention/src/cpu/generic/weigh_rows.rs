@@ -134,8 +134,8 @@ unsafe fn tile<S: Simd, const Q: usize, const C: usize>(values: &ValuePanels<'_>
             let row = registers::<S, C>(panel.add(t * step));
             for (i, sums) in sums.iter_mut().enumerate() {
                 let weight = S::splat(*weights.add(i * BLOCK + t));
-                for (sum, &register) in sums.iter_mut().zip(&row) {
-                    *sum = S::mul_add(weight, register, *sum);
+                for (c, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::mul_add(weight, row[c], *sum);
                 }
             }
         }
@@ -144,8 +144,8 @@ unsafe fn tile<S: Simd, const Q: usize, const C: usize>(values: &ValuePanels<'_>
             for (i, sums) in sums.iter_mut().enumerate() {
                 if t < seen[i] && (*weights.add(i * BLOCK + t)).to_bits() != HIDDEN.to_bits() {
                     let weight = S::splat(*weights.add(i * BLOCK + t));
-                    for (sum, &register) in sums.iter_mut().zip(&row) {
-                        *sum = S::mul_add(weight, register, *sum);
+                    for (c, sum) in sums.iter_mut().enumerate() {
+                        *sum = S::mul_add(weight, row[c], *sum);
                     }
                 }
             }

@@ -176,19 +176,22 @@ pub(crate) unsafe fn encode<Q: Codes, const GROUP: usize>(
 ) {
     let group = if GROUP == LONG { group } else { GROUP };
     let mut factors: [Factors; 3] = [[MaybeUninit::uninit(); MOST_GROUPS + LANES]; 3];
-    let factors = factors.each_mut().map(|factors| factors.as_mut_ptr().cast::<f16>());
+    let [a, b, c] = &mut factors;
+    let [a, b, c] = [a.as_mut_ptr().cast::<f16>(), b.as_mut_ptr().cast::<f16>(), c.as_mut_ptr().cast::<f16>()];
     // SAFETY: g < groups <= MOST_GROUPS, and each array has a register more; i < len and at <= len - 32 in the second
     // loop; i < group and at <= group - 32 in the third.
     unsafe {
         for g in (0..groups).step_by(16) {
-            make_factors(_mm512_loadu_ps(scales.add(g)), factors.map(|factors| factors.add(g)));
+            make_factors(_mm512_loadu_ps(scales.add(g)), [a.add(g), b.add(g), c.add(g)]);
         }
         if GROUP < LANES {
             let len = group * groups;
             let mut i = 0;
             while i < len {
                 let at = i.min(len - LANES);
-                let factors = factors.map(|factors| broadcast::<GROUP>(factors.add(at / GROUP)));
+                let g = at / GROUP;
+                let factors =
+                    [broadcast::<GROUP>(a.add(g)), broadcast::<GROUP>(b.add(g)), broadcast::<GROUP>(c.add(g))];
                 encode_register::<Q>(values, factors, cache, at, ahead);
                 i += LANES;
             }
@@ -196,7 +199,7 @@ pub(crate) unsafe fn encode<Q: Codes, const GROUP: usize>(
         }
         for g in 0..groups {
             let splat = |factors: *mut f16| _mm512_castsi512_ph(_mm512_set1_epi16(factors.add(g).cast::<i16>().read()));
-            let factors = [splat(factors[0]), splat(factors[1]), splat(factors[2])];
+            let factors = [splat(a), splat(b), splat(c)];
             let mut i = 0;
             while i < group {
                 encode_register::<Q>(values, factors, cache, g * group + i.min(group - LANES), ahead);
@@ -216,9 +219,9 @@ unsafe fn make_factors(s: __m512, to: [*mut f16; 3]) {
         let power = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(_mm512_setzero_ps(), exponent));
         let near = _mm512_mul_ps(s, power);
         let reciprocal = _mm512_div_ps(_mm512_set1_ps(1.0), near);
-        for (to, x) in to.into_iter().zip([power, near, reciprocal]) {
+        for (i, x) in [power, near, reciprocal].into_iter().enumerate() {
             let x = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
-            _mm256_storeu_si256(to.cast(), x);
+            _mm256_storeu_si256(to[i].cast(), x);
         }
     }
 }
