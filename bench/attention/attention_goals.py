@@ -53,6 +53,7 @@ def makers(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Ca
         for layout in (3,) if chosen.quick else (0, 3):
             yield cached(AttentionCase(decode(batch, kvlen), F32, layout), (F32, F16, INT8S[1], INT4S[2]))
     yield cached(AttentionCase(ragged(100_000, 256, 8), F32, 3), (F16, INT8S[1]))
+    yield "decode arithmetic", lambda: arithmetic(native, (F32, F16, INT8_F32, *INT8S, *INT4S[1:]))
     yield "decode peers", lambda: decoding_peers(native, chosen.with_torch)
     for seqlen in PROMPTS[::2] if chosen.quick else PROMPTS:
         yield f"prefill {seqlen}", lambda seqlen=seqlen: prompt(native, seqlen, chosen.with_torch)
@@ -90,6 +91,30 @@ def decoding(native: Native, name: str, case: AttentionCase, formats: list[Forma
             what = f"{name}, {same.name} of {form.name}"
             rows.append(Row(what, [ours[same], ours[form]], quotient, at_least=goal))
     return Group(name, rows, calls)
+
+
+def arithmetic(native: Native, formats: Iterable[Format]) -> Group:
+    """Decoding over caches that stay in the processor's cache, of the speed of loops that only read from memory: what
+    decoding from memory would reach if reading cost nothing, and beside it what it reaches."""
+    arena, rows, calls = Arena(), [], []
+    for form in formats:
+        cold = Direct(native, tensors_of(AttentionCase(decode(8, 2048), form, 3), arena))
+        warm = Direct(native, tensors_of(AttentionCase(decode(THREADS, 128), form, 3, cold=False), arena))
+        for direct in (cold, warm):
+            checked(direct, (THREADS,))
+        traffic = cold.tensors.case.traffic
+        times = traffic.read / warm.tensors.case.traffic.read
+
+        def without_reading(*ns: float, times: float = times) -> float:
+            return fastest_of(*ns) / times
+
+        loops = reads(native, form.name, traffic, THREADS, arena)
+        name = f"decode B8 kvlen2048 {form.name}, of reading"
+        rows.append(Row(name, [cold.contender(THREADS), *loops], fastest_of))
+        in_cache = warm.contender(THREADS, f"{form.name} in the processor's cache")
+        rows.append(Row(f"{name}, if that cost nothing", [in_cache, *loops], without_reading))
+        calls += [cold, warm]
+    return Group("decode arithmetic", rows, calls)
 
 
 def decoding_peers(native: Native, with_torch: bool) -> Group:
