@@ -52,7 +52,7 @@ def main() -> int:
     cargo("test", "-p", "kvcache-schema")
     cargo("test", "-p", "kvcache-op", "--test", "schema", "--test", "agree", "--", "--skip", "large", "--skip", "long")
     cargo("test", "-p", "kvcache-op", "--test", "attention_golden")
-    cargo("run", "-p", "kvcache-op", "--example", "golden")
+    cargo("run", "-p", "kvcache-conformance", "--", "--backend", "all")
     print(f"layout {CODE} takes {', '.join(RECIPE)} and no other file")
     return 0
 

@@ -53,7 +53,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "layout-ignored",
         "cache_layout is not looked at, and the cache taken as of layout 0.",
         |behavior| {
-            behavior.dynamic.cache_layouts = [CacheLayout::TokenMajor; 4];
+            behavior.dynamic.cache_layouts = [CacheLayout::TokenMajor; CacheLayout::ALL.len()];
             behavior.static_batching.cache_layouts = [StaticCacheLayout::BatchMajor; 2];
             scale_layout_ignored(behavior);
         },
@@ -68,7 +68,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "cache-layout.2",
         "scale-layout-of-cache-layout-1",
         "scale is taken as of layout 1: its axes have the order of cache's, by cache_layout.",
-        |behavior| behavior.dynamic.scale_layouts = [CacheLayout::LayerMajor; 4],
+        |behavior| behavior.dynamic.scale_layouts = [CacheLayout::LayerMajor; CacheLayout::ALL.len()],
     ),
     Mistake::of_static(
         "cache-layout.0",
@@ -141,7 +141,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
 ];
 
 fn scale_layout_ignored(behavior: &mut Behavior) {
-    behavior.dynamic.scale_layouts = [CacheLayout::TokenMajor; 4];
+    behavior.dynamic.scale_layouts = [CacheLayout::TokenMajor; CacheLayout::ALL.len()];
     behavior.static_batching.scale_layouts = [StaticCacheLayout::BatchMajor; 2];
 }
 

@@ -10,13 +10,16 @@ use crate::oracle::refusal::Refusal;
 use crate::oracle::rules;
 use crate::tensor::Tensor;
 
+/// A layout for each value of `cache_layout`.
+pub type Layouts = [CacheLayout; CacheLayout::ALL.len()];
+
 /// The decisions of dynamic batching.
 #[derive(Debug, Clone, Copy)]
 pub struct Dynamic {
-    /// The layout that `cache` has, for each value of `cache_layout`: the one of that code.
-    pub cache_layouts: [CacheLayout; 4],
+    /// The layout that `cache` has: the one of the attribute's code.
+    pub cache_layouts: Layouts,
     /// The same for `scale`.
-    pub scale_layouts: [CacheLayout; 4],
+    pub scale_layouts: Layouts,
     /// The slot of the token at a position of a sequence.
     pub slot: fn(&Batch, b: usize, position: i64) -> i64,
     /// How many tokens a sequence stores: seqlen.
@@ -232,7 +235,7 @@ impl Inputs<Attributes> for StepInputs {
 }
 
 /// The heads of a legal call's cache, or scale, in the layout that stands for the attribute's in `layouts`.
-fn rows(call: &Call<'_, Attributes, StepInputs>, layouts: &[CacheLayout; 4]) -> Rows {
+fn rows(call: &Call<'_, Attributes, StepInputs>, layouts: &Layouts) -> Rows {
     let (code, &[a, b, c, d, e]) = (call.attributes.cache_layout as usize, call.cache.shape()) else {
         unreachable!("a legal call's cache has five axes");
     };
