@@ -149,12 +149,13 @@ lint: .venv/wheel
 	cargo clippy --workspace --all-targets --locked --features $(CUDA_FEATURES) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features $(CUDA_FEATURES)
 
+# The tests of all float16 take long without optimization: they run by themselves.
 .PHONY: test-rust
 test-rust: .venv/ready build
-	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked
+	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked -- --skip every_product --skip every_pair
 	cargo test --release --locked -p kvcache-kernels \
 		--test every_float16_quotient --test every_float16_product
-	cargo run --quiet --locked -p kvcache-manager --example serve > /dev/null
+	"$(TARGET)/debug/examples/serve" > /dev/null
 
 # What is generated is up to date; contents, links, anchors and commands of the book are right. Its code runs with the
 # other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
@@ -293,20 +294,20 @@ test-fuzz:
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
-# place of the CPU's.
+# place of the CPU's. The packages are always the same, so that nothing is built twice.
+WITH_EMULATED_CUDA := $(addprefix -p kvcache-,kernels attention op ort bench-device emulation-driver) \
+	--features kvcache-kernels/cuda,kvcache-attention/cuda,kvcache-op/cuda,kvcache-ort/cuda-emulated,kvcache-bench-device/cuda
 .PHONY: test-cuda
 test-cuda: .venv/wheel
-	cargo build --locked -p kvcache-emulation-driver
+	cargo build --locked $(WITH_EMULATED_CUDA)
 	mkdir -p "$(TARGET)/emulation"
 	ln -sf ../debug/libkvcache_cuda_driver.so "$(TARGET)/emulation/libcuda.so"
-	cargo test --locked -p kvcache-kernels --features cuda --lib cuda
-	cargo test --locked -p kvcache-attention --features cuda --lib cuda
-	cargo test --locked -p kvcache-op --features cuda --test device_checks
+	cargo test --locked $(WITH_EMULATED_CUDA) --lib -- cuda
+	cargo test --locked $(WITH_EMULATED_CUDA) --test device_checks
 	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_REQUIRE_GPU=emulated \
-		cargo test --locked -p kvcache-op --features cuda --test cuda
+		cargo test --locked $(WITH_EMULATED_CUDA) --test cuda
 	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
-		cargo run --locked -p kvcache-bench-device --features cuda
-	cargo build --locked -p kvcache-ort --features cuda-emulated
+		"$(TARGET)/debug/kvcache-bench-device"
 	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_CUDA_EMULATED=1 \
 		KVCACHE_ORT_LIB="$(TARGET)/debug/libkvcache_ort.so" $(VENV) -m pytest -q python_tests/test_cuda.py
 
