@@ -331,9 +331,15 @@ export KVCACHE_BACKEND_TESTS := $(TARGET)/backend_tests
 test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel
 	rm -rf "$(KVCACHE_BACKEND_TESTS)"
 	cargo run --quiet --locked -p kvcache-conformance -- --export-onnx "$(KVCACHE_BACKEND_TESTS)"
-	$(VENV) -m pytest python_tests
-	$(OLDEST) -m pytest python_tests
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target pytest-newest pytest-oldest
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
+
+# Most tests run on one thread: two runs at once take half the time. What they build is not make's business.
+.PHONY: pytest-newest pytest-oldest
+pytest-newest:
+	env -u MAKEFLAGS $(VENV) -m pytest python_tests
+pytest-oldest:
+	env -u MAKEFLAGS $(OLDEST) -m pytest python_tests
 
 # Sequences that join and leave on many threads, sessions and managers, with answers that are checked bit for bit, while
 # nothing may grow: resident memory, memory in use, threads, files.
