@@ -34,11 +34,15 @@ MIDDLE := .venv-middle/bin/python
 # Where cargo builds, unless the user has said so. (No functions of make on paths: they split at spaces.)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
-# Panic messages hold the paths of sources: those of dependencies shall not begin with the builder's home. All calls of
-# cargo get the flag, so that none rebuilds what another has built; in this variable it may contain spaces.
+# Panic messages hold the paths of sources: those of dependencies, and of the standard library where rustup has its
+# sources, shall not begin with the builder's home. All calls of cargo get the flags, so that none rebuilds what another
+# has built; in this variable they may contain spaces, for they are separated by the character 31.
 ifndef RUSTFLAGS
 CARGO_HOME ?= $(HOME)/.cargo
-export CARGO_ENCODED_RUSTFLAGS ?= --remap-path-prefix=$(CARGO_HOME)=cargo
+RUST_SOURCES := $(shell rustc --print sysroot)/lib/rustlib/src/rust
+SEPARATOR := $(shell printf '\037')
+export CARGO_ENCODED_RUSTFLAGS ?= \
+	--remap-path-prefix=$(CARGO_HOME)=cargo$(SEPARATOR)--remap-path-prefix=$(RUST_SOURCES)=rust
 endif
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
