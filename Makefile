@@ -9,7 +9,8 @@
 #                  make bench-operator BENCH="--table" for the table in docs/numbers.md
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
-# make test-torch  kvcache_ops.torch, with an environment of 5.5 GB
+# make test-torch  kvcache_ops.torch, with an environment of 5.5 GB; where PMX_CHECKOUT names a checkout of the public PMX
+#                  repository, also its implementation through the conformance kit
 # make check-targets    the libraries compile for aarch64 (Linux, macOS) and for Windows; needs rustup and the network
 # make test-aarch64     the CPU kernels and golden cases on aarch64, under qemu; needs a cross compiler, too
 # make test-msrv   the crates compile with the oldest Rust that they declare; needs rustup and the network

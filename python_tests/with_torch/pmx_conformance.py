@@ -1,7 +1,7 @@
 """The public PMX implementation of KeyValueCache as the conformance kit calls it.
 
-`PMX_CHECKOUT` names a checkout of the repository openppl-public/ppl.pmx; nothing is downloaded. It can be run as a
-command, too: `python -m kvcache_ops conformance pmx_conformance:key_value_cache`.
+`PMX_CHECKOUT` names a checkout of the repository openppl-public/ppl.pmx; nothing is downloaded. For the report, in this
+folder: `python -m kvcache_ops conformance pmx_conformance:key_value_cache --profile pmx_profile.yaml`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import numpy as np
 import torch
 
 FILE = "torch_function/dynamic_batching/KeyValueCache.py"
-# It has no int4, and does not check its arguments: calls that are legal, of what it has.
-PROFILE = {
-    "name": "PMX in torch",
-    "outside": "skip",
-    "operators": {"KeyValueCache": {"T1": ["float32", "float16"], "T2": ["float32", "float16", "int8"]}},
-}
+INPUTS = ("current_key", "current_value", "seqstarts", "kvstarts", "cachestarts", "start_pos")
+INPUTS += ("max_seqlen", "max_kvlen")
+ATTRIBUTES = ("num_layer", "layer_idx", "quant_bit", "quant_group", "num_repeat")
+ATTRIBUTES += ("cache_mode", "cache_layout", "page_size")
 
 
 def checkout() -> Path | None:
@@ -46,8 +44,8 @@ def function() -> Any:
 def key_value_cache(
     attributes: dict[str, int], inputs: dict[str, np.ndarray], cache: np.ndarray, scale: np.ndarray | None
 ) -> Any:
-    """A call of it, on tensors that share the arrays' memory."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    shared = None if scale is None else torch.from_numpy(scale)
-    key, value = function().apply(*tensors.values(), torch.from_numpy(cache), shared, *attributes.values())
+    """A call of it, on tensors that share the arrays' memory: by position, as an autograd function is called."""
+    tensors = [torch.from_numpy(inputs[name]) for name in INPUTS]
+    state = [None if array is None else torch.from_numpy(array) for array in (cache, scale)]
+    key, value = function().apply(*tensors, *state, *(attributes[name] for name in ATTRIBUTES))
     return key, value
