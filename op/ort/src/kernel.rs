@@ -18,8 +18,12 @@ static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_o
 
 /// One node of a graph.
 ///
-/// Nothing in it changes after creation: ONNX Runtime calls one kernel from several threads at once, whatever the trait
-/// [`Kernel`] says of exclusive access.
+/// Nothing in it changes after creation: ONNX Runtime calls one kernel from several threads at once, although the trait
+/// [`Kernel`] takes `&mut self`. The crate `ort` makes these references, to its box and to what is in it, before a
+/// kernel is called; its table of functions and the constructors of its contexts are private, so no kernel can be
+/// called by a shared reference instead. Exclusive references that exist at once, but are only read through, are
+/// undefined behavior by Stacked Borrows. By Tree Borrows they are not, nor can the compiler use their exclusivity
+/// where nothing is written. So [`compute`](Kernel::compute) goes on with a shared reference.
 pub(crate) struct NodeKernel {
     definition: &'static Definition,
     types: NodeTypes,
