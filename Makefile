@@ -7,6 +7,8 @@
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
 #                  make bench-operator BENCH="--table" for the table in docs/numbers.md
+# make test-threads     what threads share, under ThreadSanitizer; the standard library is compiled, too, whose sources
+#                  come from rustup
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
 #                  make build-gpu builds what they run
 # make test-torch  kvcache_ops.torch, with an environment of 5.5 GB; where PMX_CHECKOUT names a checkout of the public PMX
@@ -198,6 +200,19 @@ WITH_ASAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo
 test-sanitize:
 	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
+
+# What threads share, under ThreadSanitizer: the tasks of a call and the counters by which they are claimed, the memory
+# that attention keeps from call to call, operators and pools that several threads use at once, in Rust and behind the C
+# interface, and the pool of the Python package's process. The sanitizer must see the synchronization inside the standard
+# library, so that is compiled anew. ONNX Runtime, whose own synchronization it would not see, has no part in this.
+WITH_TSAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=thread cargo test -Zbuild-std --profile sanitize \
+	--locked --target $(SYSTEM) --target-dir "$(TARGET)/threads"
+.PHONY: test-threads
+test-threads:
+	@command -v rustup > /dev/null || { echo "test-threads: there is no rustup, which installs rust-src" >&2; exit 1; }
+	rustup component add rust-src || { echo "test-threads: rustup has not got rust-src" >&2; exit 1; }
+	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-capi -p kvcache-python \
+		--test cache_rows --test rotate_keys --test threads --test concurrent --test shared
 
 # The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
 # rustup over the network; a machine may have neither, so `make test` does without this.
