@@ -7,6 +7,7 @@
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
 #                  make bench-operator BENCH="--table" for the table in docs/numbers.md
+# make test-sanitize-borders    the C interface under AddressSanitizer
 # make test-threads     what threads share, under ThreadSanitizer; the standard library is compiled, too, whose sources
 #                  come from rustup
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
@@ -200,6 +201,12 @@ WITH_ASAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo
 test-sanitize:
 	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
+
+# The border to C under AddressSanitizer: the tests of capi, whose programs in C and C++ are compiled with the sanitizer,
+# too, and link the shared or the static library.
+.PHONY: test-sanitize-borders
+test-sanitize-borders:
+	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test shared --test programs --test pages
 
 # What threads share, under ThreadSanitizer: the tasks of a call and the counters by which they are claimed, the memory
 # that attention keeps from call to call, operators and pools that several threads use at once, in Rust and behind the C

@@ -15,9 +15,11 @@ fn libraries() -> PathBuf {
 }
 
 /// What the program of a source file prints when it is built by `compiler`, all warnings as errors, with `flags`, which
-/// say how it is linked.
+/// say how it is linked, and with those of `KVCACHE_CFLAGS`: libraries that are built for AddressSanitizer need its
+/// runtime.
 pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let for_libraries = env::var("KVCACHE_CFLAGS").unwrap_or_default();
     let out = TempDir::new().unwrap();
     let binary = out.path().join("program");
     let built = Command::new(env::var(compiler.to_uppercase()).unwrap_or_else(|_| compiler.to_owned()))
@@ -30,6 +32,7 @@ pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
         .arg("-L")
         .arg(libraries())
         .args(flags)
+        .args(for_libraries.split_whitespace())
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
