@@ -100,6 +100,11 @@ def bounds() -> Iterator[Case]:
     case.call(Sequence(0, 3, 1), max_seqlen=indices(3), max_kvlen=indices([3]))
     yield case.call(Sequence(3, 1, 1), max_seqlen=indices([1]), max_kvlen=indices(4))
 
+    for name, larger in (("max-seqlen", {"max_seqlen": indices(9)}), ("max-kvlen", {"max_kvlen": indices([9])})):
+        about = f"{name.replace('-', '_')} is more than any sequence has, the other bound is the exact maximum."
+        case = begin(f"bounds-of-{name}-alone", about, "f16 f16", proves=f"bounds.{name}")
+        yield case.call(Sequence(2, 3, 0), Sequence(0, 1, 7), **larger)
+
     about = "B = 0 with bounds above 0, as in a captured CUDA graph."
     case = begin("bounds-of-batch-of-none", about, "f16 f16", proves=rules)
     yield case.call(max_seqlen=indices(8), max_kvlen=indices([8]))

@@ -177,6 +177,6 @@ def sizes() -> Iterator[Case]:
     """Outputs whose size does not fit in 64 bits."""
     for num_repeat, label in ((2**62, "2p62"), (I64_MAX, "i64-max")):
         about = f"num_repeat {num_repeat}: the heads of key do not fit in 64 bits."
-        sizes = dict(num_heads=4, max_t=3, num_repeat=num_repeat)
+        sizes = dict(num_heads=2, max_t=3, num_repeat=num_repeat)
         case = begin(f"refuse-num-repeat-{label}", about, "f16 f16", proves="sizes.64-bit", **sizes)
         yield case.refuse("size_overflow", ["64"], Sequence(0, 2, 1))
