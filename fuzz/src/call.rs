@@ -1,5 +1,7 @@
 //! A call as data, and what the operators make of it.
 
+use half::f16;
+use kvcache_op::schema::TypeCombination;
 use kvcache_op::{
     AttentionAttributes, AttentionBackend, AttentionCall, AttentionInputs, Attributes, Backend,
     CacheAttentionAttributes, CacheAttentionInputs, ElementType, Error, IndexInputs, Inputs, KeyValueCache,
@@ -7,7 +9,7 @@ use kvcache_op::{
     TensorMut, TensorRef, Workers,
 };
 
-use crate::operand::{Memory, Operand};
+use crate::operand::{MOST, Memory, Operand};
 
 /// The operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +29,19 @@ pub struct Call {
     pub attributes: Vec<(&'static str, i64)>,
     /// Inputs by name; what is not among them is not given.
     pub operands: Vec<Operand>,
+    /// A tensor whose memory is part of another one's; one of the two is written.
+    pub overlap: Option<Overlap>,
+}
+
+/// The memory of a tensor inside that of an input.
+#[derive(Debug, Clone, Copy)]
+pub struct Overlap {
+    /// An input, whose bytes are then there, or an output.
+    pub name: &'static str,
+    /// The input around it.
+    pub of: &'static str,
+    /// Where it begins, in bytes.
+    pub offset: usize,
 }
 
 /// On what a call is run.
@@ -66,6 +81,31 @@ pub struct After {
     pub scale: Option<Vec<u8>>,
 }
 
+impl After {
+    /// The same with one NaN for all: their bits are the hardware's.
+    pub fn with_one_nan(mut self, types: TypeCombination) -> Self {
+        let TypeCombination { t1, t2, t3, .. } = types;
+        self.outputs.iter_mut().for_each(|output| make_one_nan(t1, output));
+        self.cache.iter_mut().for_each(|cache| make_one_nan(t2, cache));
+        self.scale.iter_mut().zip(t3).for_each(|(scale, t3)| make_one_nan(t3, scale));
+        self
+    }
+}
+
+fn make_one_nan(element: ElementType, bytes: &mut [u8]) {
+    match element {
+        ElementType::Float32 => {
+            let nans = bytes.as_chunks_mut().0.iter_mut().filter(|x| f32::from_le_bytes(**x).is_nan());
+            nans.for_each(|x| *x = f32::NAN.to_le_bytes());
+        }
+        ElementType::Float16 => {
+            let nans = bytes.as_chunks_mut().0.iter_mut().filter(|x| f16::from_le_bytes(**x).is_nan());
+            nans.for_each(|x| *x = f16::NAN.to_le_bytes());
+        }
+        _ => {}
+    }
+}
+
 /// What an output holds before it is written.
 const UNTOUCHED: u8 = 0xa5;
 
@@ -74,8 +114,21 @@ pub struct Bound(Vec<Memory>);
 
 impl Bound {
     /// New memory.
-    pub fn new(operands: &[Operand]) -> Self {
-        Self(operands.iter().map(|operand| Memory::new(operand.clone(), 0)).collect())
+    pub fn new(call: &Call) -> Self {
+        let mut bound = Self(call.operands.iter().map(|operand| Memory::new(operand.clone(), 0)).collect());
+        if let Some(overlap) = call.overlap
+            && let Some(mut inside) =
+                call.operand(overlap.name).and_then(|operand| bound.inside(overlap, operand.clone()))
+            && let Some(place) = bound.0.iter_mut().find(|memory| memory.operand.name == overlap.name)
+        {
+            inside.fill();
+            *place = inside;
+        }
+        bound
+    }
+
+    fn inside(&self, overlap: Overlap, operand: Operand) -> Option<Memory> {
+        Memory::inside(operand, self.find(overlap.of)?, overlap.offset)
     }
 
     fn find(&self, name: &str) -> Option<&Memory> {
@@ -144,8 +197,28 @@ impl Call {
         large.len() < 2 && large.iter().all(|operand| operand.name != "cachestarts")
     }
 
-    /// Checks the call and, if it is legal and of a size for it, runs it on `bound`.
-    pub fn run(&self, bound: &Bound, how: How<'_>) -> Ended {
+    /// Whether the call may touch a tensor: without quantization it neither reads nor writes a scale.
+    pub fn is_used(&self, name: &str) -> bool {
+        name != "scale" || self.attribute("quant_bit") != 0
+    }
+
+    /// Whether a tensor that is written, and used, has memory of another one.
+    pub fn writes_overlap(&self) -> bool {
+        let written = |name| name == "cache" || name == "scale";
+        let fits = |overlap: &Overlap| {
+            let [inner, outer] = [overlap.name, overlap.of].map(|name| self.operand(name).and_then(Operand::len));
+            // What is large has no memory, and what is empty none to share.
+            let end = inner.filter(|&len| len > 0).and_then(|len| len.checked_add(overlap.offset));
+            end.zip(outer).is_some_and(|(end, outer)| end <= outer.min(MOST))
+        };
+        self.overlap.filter(fits).is_some_and(|overlap| {
+            self.is_used(overlap.name) && self.is_used(overlap.of) && (written(overlap.name) || written(overlap.of))
+        })
+    }
+
+    /// Checks the call and, if it is legal and of a size for it, runs it on new memory.
+    pub fn run(&self, how: How<'_>) -> Ended {
+        let bound = &Bound::new(self);
         let before = [bound.bytes("cache"), bound.bytes("scale")];
         let ended = match self.operator {
             Operator::KeyValueCache => self.run_cache(bound, how),
@@ -182,11 +255,11 @@ impl Call {
             let mut layers = op.check_layers(t1, &inputs.indices, cache, scale)?;
             let call = layers.layer(layer_idx, &inputs.current_key, &inputs.current_value)?;
             let shape = call.output_shape();
-            return outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers));
+            return self.outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers));
         }
         let call = op.check(&inputs, cache, scale)?;
         let shape = call.output_shape();
-        outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers))
+        self.outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers))
     }
 
     fn run_static(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
@@ -205,11 +278,11 @@ impl Call {
             let mut layers = op.check_layers(t1, [batch, seqlen], &inputs.start_pos, cache, scale)?;
             let call = layers.layer(layer_idx, &inputs.current_key, &inputs.current_value)?;
             let shape = call.output_shape();
-            return outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers));
+            return self.outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers));
         }
         let call = op.check(&inputs, cache, scale)?;
         let shape = call.output_shape();
-        outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers))
+        self.outputs(bound, t1, &shape, how, |key, value| call.run(Outputs { key, value }, how.workers))
     }
 
     fn run_attention(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
@@ -225,7 +298,7 @@ impl Call {
             max_kvlen: bound.read("max_kvlen"),
             attn_mask: bound.find("attn_mask").map(Memory::read),
         };
-        attend(bound, op.check(&inputs)?, bound.element("query"), how)
+        self.attend(bound, op.check(&inputs)?, bound.element("query"), how)
     }
 
     fn run_cache_attention(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
@@ -244,48 +317,54 @@ impl Call {
             let (stored, mask) = (&inputs.stored, inputs.attn_mask.as_ref());
             let mut layers = op.check_layers(t1, &stored.indices, &inputs.decoding_batches, mask, cache, scale)?;
             let call = layers.layer(layer_idx, &inputs.query, &stored.current_key, &stored.current_value)?;
-            return attend(bound, call, t1, how);
+            return self.attend(bound, call, t1, how);
         }
-        attend(bound, op.check(&inputs, cache, scale)?, t1, how)
+        self.attend(bound, op.check(&inputs, cache, scale)?, t1, how)
     }
-}
 
-/// Runs a call that has `key` and `value`.
-fn outputs(
-    bound: &Bound,
-    t1: ElementType,
-    shape: &[usize],
-    how: How<'_>,
-    run: impl FnOnce(TensorMut<'_>, TensorMut<'_>) -> Result<(), Error>,
-) -> Result<Ended, Error> {
-    run_on(bound, ["key", "value"], t1, shape, how, |[key, value]| run(key.write(), value.write()))
-}
-
-/// Runs a call that has `attn_output`.
-fn attend(bound: &Bound, call: AttentionCall<'_>, t1: ElementType, how: How<'_>) -> Result<Ended, Error> {
-    let shape = call.output_shape();
-    run_on(bound, ["attn_output"], t1, &shape, how, |[output]| call.run(output.write(), how.workers))
-}
-
-/// Runs a call with outputs of this shape, if all tensors are there.
-fn run_on<const N: usize>(
-    bound: &Bound,
-    names: [&'static str; N],
-    t1: ElementType,
-    shape: &[usize],
-    how: How<'_>,
-    run: impl FnOnce(&[Memory; N]) -> Result<(), Error>,
-) -> Result<Ended, Error> {
-    let output = |name| {
-        let operand = Operand { name, element: t1, shape: shape.to_vec(), bytes: vec![UNTOUCHED] };
-        assert!(operand.len().is_some(), "an output whose size overflows: {operand:?}");
-        Memory::new(operand, how.offset)
-    };
-    let outputs = names.map(output);
-    if !bound.is_whole() || !outputs.iter().all(Memory::is_whole) {
-        return Ok(Ended::Unrun);
+    /// Runs a call that has `key` and `value`.
+    fn outputs(
+        &self,
+        bound: &Bound,
+        t1: ElementType,
+        shape: &[usize],
+        how: How<'_>,
+        run: impl FnOnce(TensorMut<'_>, TensorMut<'_>) -> Result<(), Error>,
+    ) -> Result<Ended, Error> {
+        self.run_on(bound, ["key", "value"], t1, shape, how, |[key, value]| run(key.write(), value.write()))
     }
-    run(&outputs)?;
-    let outputs = outputs.iter().map(Memory::bytes).collect();
-    Ok(Ended::Done(After { outputs, cache: bound.bytes("cache"), scale: bound.bytes("scale") }))
+
+    /// Runs a call that has `attn_output`.
+    fn attend(&self, bound: &Bound, call: AttentionCall<'_>, t1: ElementType, how: How<'_>) -> Result<Ended, Error> {
+        let shape = call.output_shape();
+        self.run_on(bound, ["attn_output"], t1, &shape, how, |[output]| call.run(output.write(), how.workers))
+    }
+
+    /// Runs a call with outputs of this shape, if all tensors are there.
+    fn run_on<const N: usize>(
+        &self,
+        bound: &Bound,
+        names: [&'static str; N],
+        t1: ElementType,
+        shape: &[usize],
+        how: How<'_>,
+        run: impl FnOnce(&[Memory; N]) -> Result<(), Error>,
+    ) -> Result<Ended, Error> {
+        let mut overlaps = false;
+        let outputs = names.map(|name| {
+            let operand = Operand { name, element: t1, shape: shape.to_vec(), bytes: vec![UNTOUCHED] };
+            assert!(operand.len().is_some(), "an output whose size overflows: {operand:?}");
+            let overlap = self.overlap.filter(|overlap| overlap.name == name);
+            let inside = overlap.and_then(|overlap| bound.inside(overlap, operand.clone()));
+            overlaps |= inside.is_some() && overlap.is_some_and(|overlap| self.is_used(overlap.of));
+            inside.unwrap_or_else(|| Memory::new(operand, how.offset))
+        });
+        if !bound.is_whole() || !outputs.iter().all(Memory::is_whole) {
+            return Ok(Ended::Unrun);
+        }
+        run(&outputs)?;
+        assert!(!overlaps, "an output inside of an input is accepted: {:?}", self.overlap);
+        let outputs = outputs.iter().map(Memory::bytes).collect();
+        Ok(Ended::Done(After { outputs, cache: bound.bytes("cache"), scale: bound.bytes("scale") }))
+    }
 }

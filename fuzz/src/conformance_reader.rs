@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use kvcache_golden::{Program, attention, read_cases, run as run_cases, static_batching};
 use tempfile::TempDir;
 
+use crate::tally;
+
 /// What is between the parts of an input. Neither YAML nor JSON has it.
 pub const SEPARATOR: &[u8] = b"\n\0\n";
 
@@ -82,6 +84,7 @@ pub fn run(bytes: &[u8]) {
             Ok(cases) => reports.push(attention::run(&program, &cases)),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
+        tally::count(!reports.is_empty());
         for report in reports {
             assert!(!report.text().is_empty() && !report.json().is_empty());
         }

@@ -14,15 +14,16 @@ use kvcache::{
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
 use kvcache_op::{AttentionBackend, Backend, ElementType, Serial};
 
-use crate::call::{Bound, Call, Ended, How, Operator};
+use crate::call::{Call, Ended, How, Operator};
 use crate::operand::{Memory, Operand};
 use crate::plan::Plan;
 use crate::source::Source;
+use crate::tally;
 
 /// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let mut source = Source::new(bytes);
-    let (of_call, of_descriptions) = (source.below(3), source.below(4));
+    let (of_call, of_descriptions) = (source.pick(&[0, 0, 0, 1, 2]), source.pick(&[0, 1, 1, 2, 3]));
     let by_step = source.flag();
     let mut call = Plan::new(&mut source, Operator::KeyValueCache, 1).call_of_all();
     for _ in 0..of_call {
@@ -38,7 +39,7 @@ pub fn run(bytes: &[u8]) {
         by_layers: false,
         offset: 0,
     };
-    let expected = call.run(&Bound::new(&call.operands), how);
+    let expected = call.run(how);
     let shape = match &expected {
         Ended::Done(_) => output_shape(&call),
         _ => vec![0, 1, 1],
@@ -64,6 +65,7 @@ pub fn run(bytes: &[u8]) {
     let calls = Calls { call: &call, tensors: &tensors, nulls: &nulls, shape: &shape };
     let kind = if by_step { calls.run_step() } else { calls.run() };
     assert_ne!(kind.as_deref(), Some("panic"));
+    tally::count(kind.is_none());
     if kind.is_none() {
         let Ended::Done(after) = &expected else {
             assert!(changed, "an illegal call is accepted: {expected:?}");

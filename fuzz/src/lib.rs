@@ -3,10 +3,13 @@
 //! `src/bin` makes programs of libFuzzer of them, and `corpus/` has kept inputs that a test runs.
 
 pub mod attention;
+mod attention_oracle;
+mod attention_rules;
 mod call;
 pub mod conformance_reader;
 pub mod dlpack;
 mod manager;
+mod manager_model;
 pub mod manager_script;
 mod mutation;
 mod operand;
@@ -15,10 +18,29 @@ mod oracle;
 mod plan;
 pub mod session_reader;
 mod source;
+mod tally;
 pub mod validation;
+mod variation;
 mod workers;
 
 mod targets;
 
 pub use source::Random;
+pub use tally::{Tally, tally};
+#[cfg(feature = "libfuzzer")]
+pub use targets::mutate;
 pub use targets::{TARGETS, Target};
+pub use variation::Form;
+
+/// The body of a program of libFuzzer: runs a target, and makes inputs by its [`Form`], or as libFuzzer does.
+#[cfg(feature = "libfuzzer")]
+#[macro_export]
+macro_rules! program {
+    ($target:ident) => {
+        libfuzzer_sys::fuzz_target!(|bytes: &[u8]| $crate::$target::run(bytes));
+
+        libfuzzer_sys::fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+            $crate::mutate(stringify!($target), data, size, max_size, seed)
+        });
+    };
+}

@@ -2,10 +2,34 @@
 
 use kvcache_manager::{CacheMemory, CacheSpec, MemoryError, Rope, Rotation, RowCopy};
 
-/// A memory without bytes, which checks what it is asked. It can fail.
-#[derive(Debug)]
+/// What a slot holds, in the place of a token's keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Content {
+    /// Whose they are.
+    pub tag: u32,
+    /// The position that the keys are rotated for.
+    pub rotated: i32,
+}
+
+impl Content {
+    /// What nobody has written.
+    const NONE: Self = Self { tag: u32::MAX, rotated: 0 };
+
+    fn to_bytes(self) -> [u8; 8] {
+        (u64::from(self.tag) << 32 | u64::from(self.rotated as u32)).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: [u8; 8]) -> Self {
+        let bits = u64::from_le_bytes(bytes);
+        Self { tag: (bits >> 32) as u32, rotated: bits as u32 as i32 }
+    }
+}
+
+/// A memory that has a number for each slot, and checks what it is asked. It can fail.
+#[derive(Debug, Clone)]
 pub struct Slots {
-    max_t: usize,
+    /// By slot.
+    pub contents: Vec<Content>,
     row_len: usize,
     /// Whether the next call fails.
     pub fails: bool,
@@ -14,12 +38,9 @@ pub struct Slots {
 impl Slots {
     /// The memory of a cache.
     pub fn new(spec: &CacheSpec) -> Self {
-        Self { max_t: spec.geometry().max_t, row_len: spec.bytes_per_token(), fails: false }
-    }
-
-    fn check(&self, slots: &[usize], rows: &[u8]) {
-        assert!(slots.iter().all(|&slot| slot < self.max_t));
-        assert_eq!(rows.len(), slots.len() * self.row_len);
+        let row_len = spec.bytes_per_token();
+        assert!(row_len >= 8, "a row has room for what a slot holds");
+        Self { contents: vec![Content::NONE; spec.geometry().max_t], row_len, fails: false }
     }
 
     fn result(&mut self) -> Result<(), MemoryError> {
@@ -29,25 +50,44 @@ impl Slots {
 
 impl CacheMemory for Slots {
     fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        assert!(copies.iter().all(|copy| copy.src.max(copy.dst) + copy.len <= self.max_t));
-        self.result()
+        self.result()?;
+        for copy in copies {
+            self.contents.copy_within(copy.src..copy.src + copy.len, copy.dst);
+        }
+        Ok(())
     }
 
     fn rotate_keys(&mut self, rotations: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
         let mut slots: Vec<_> = rotations.iter().flat_map(|turn| turn.slot..turn.slot + turn.len).collect();
         slots.sort_unstable();
-        assert!(slots.is_sorted_by(|a, b| a < b) && slots.last().is_none_or(|&slot| slot < self.max_t));
-        self.result()
+        assert!(slots.is_sorted_by(|a, b| a < b), "a slot is in one rotation");
+        self.result()?;
+        for turn in rotations {
+            for content in &mut self.contents[turn.slot..turn.slot + turn.len] {
+                content.rotated = (i64::from(content.rotated) + turn.delta) as i32;
+            }
+        }
+        Ok(())
     }
 
     fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
-        self.check(slots, rows);
+        assert_eq!(rows.len(), slots.len() * self.row_len);
+        for (row, &slot) in rows.chunks_exact_mut(self.row_len).zip(slots) {
+            let (content, rest) = row.split_at_mut(8);
+            content.copy_from_slice(&self.contents[slot].to_bytes());
+            rest.fill(0);
+        }
         Ok(())
     }
 
     fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
-        self.check(slots, rows);
-        self.result()
+        assert_eq!(rows.len(), slots.len() * self.row_len);
+        self.result()?;
+        for (row, &slot) in rows.chunks_exact(self.row_len).zip(slots) {
+            let (content, _) = row.as_chunks();
+            self.contents[slot] = Content::from_bytes(content[0]);
+        }
+        Ok(())
     }
 }
 

@@ -2,40 +2,31 @@
 
 use kvcache_op::ElementType;
 
-use crate::call::Call;
+use crate::call::{Call, Overlap};
 use crate::operand::Operand;
 use crate::source::Source;
 
 impl Call {
     /// Changes one thing of the call.
     pub fn mutate(&mut self, source: &mut Source<'_>) {
-        match source.below(9) {
+        match source.below(12) {
             0 => {
                 let i = source.below(self.attributes.len());
                 let (_, value) = &mut self.attributes[i];
                 *value = source.number_near(*value);
             }
             // Values of indices have the most rules.
-            1..5 => {
-                let of = |operand: &&mut Operand| operand.element == ElementType::Int64 && !operand.bytes.is_empty();
-                let mut indices: Vec<_> = self.operands.iter_mut().filter(of).collect();
-                let i = source.below(indices.len());
-                let Some(operand) = indices.get_mut(i) else { return };
-                let (values, _) = operand.bytes.as_chunks_mut();
-                let i = source.below(values.len());
-                let Some(value) = values.get_mut(i) else { return };
-                *value = source.number_near(i64::from_le_bytes(*value)).to_le_bytes();
-            }
-            5 => {
+            1..6 => self.mutate_index(source),
+            6 => {
                 let i = source.below(self.operands.len());
                 mutate_shape(&mut self.operands[i], source);
             }
-            6 => self.mutate_dimension(source),
-            7 => {
+            7 => self.mutate_dimension(source),
+            8 => {
                 let i = source.below(self.operands.len());
                 self.operands[i].element = source.pick(&ElementType::ALL);
             }
-            _ => {
+            9 => {
                 let optional = source.pick(&["scale", "attn_mask"]);
                 let given = self.operands.len();
                 self.operands.retain(|operand| operand.name != optional);
@@ -45,6 +36,44 @@ impl Call {
                     self.operands.push(Operand { name: optional, element, shape, bytes: vec![1] });
                 }
             }
+            _ => self.mutate_memory(source),
+        }
+    }
+
+    /// Gives an index another value: a number near it, or another index.
+    fn mutate_index(&mut self, source: &mut Source<'_>) {
+        let of = |operand: &&mut Operand| operand.element == ElementType::Int64 && !operand.bytes.is_empty();
+        let mut indices: Vec<_> = self.operands.iter_mut().filter(of).collect();
+        let i = source.below(indices.len());
+        let Some(operand) = indices.get_mut(i) else { return };
+        let (values, _) = operand.bytes.as_chunks_mut::<8>();
+        let i = source.below(values.len());
+        let other = values.get(source.below(values.len())).copied();
+        let Some(value) = values.get_mut(i) else { return };
+        *value = match other {
+            Some(other) if source.one_in(4) => other,
+            _ => source.number_near(i64::from_le_bytes(*value)).to_le_bytes(),
+        };
+    }
+
+    /// Places a tensor in the memory of another one; one of the two is written.
+    fn mutate_memory(&mut self, source: &mut Source<'_>) {
+        let inputs: Vec<_> = self.operands.iter().map(|operand| operand.name).collect();
+        let outputs: &[_] = if self.operand("query").is_some() { &["attn_output"] } else { &["key", "value"] };
+        let written: Vec<_> = inputs.iter().copied().filter(|name| ["cache", "scale"].contains(name)).collect();
+        let (name, of) = match (source.below(3), &written[..]) {
+            (0, _) | (_, []) => (source.pick(outputs), source.pick(&inputs)),
+            (1, _) => (source.pick(&inputs), source.pick(&written)),
+            _ => (source.pick(&written), source.pick(&inputs)),
+        };
+        let inner = self.operand(name).map_or(Some(8), Operand::len);
+        let outer = self.operand(of).and_then(Operand::len);
+        if let (Some(inner), Some(outer)) = (inner, outer)
+            && name != of
+            && inner <= outer
+        {
+            let offset = source.below((outer - inner) / 8 + 1) * 8;
+            self.overlap = Some(Overlap { name, of, offset });
         }
     }
 

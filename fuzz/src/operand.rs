@@ -22,6 +22,9 @@ pub struct Operand {
     pub bytes: Vec<u8>,
 }
 
+/// Random numbers of a tensor before they repeat: a prime, so that neighboring rows differ.
+pub const PATTERN: usize = 4093;
+
 /// Which numbers a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numbers {
@@ -40,7 +43,7 @@ impl Operand {
         Self { name, element: ElementType::Int64, shape, bytes }
     }
 
-    /// A tensor of random numbers.
+    /// A tensor of random numbers, which repeat where it is large.
     pub fn random(
         name: &'static str,
         element: ElementType,
@@ -48,13 +51,22 @@ impl Operand {
         numbers: Numbers,
         random: &mut Random,
     ) -> Self {
-        let len = shape.iter().product();
-        Self { name, element, shape, bytes: random_bytes(element, len, numbers, random) }
+        let len: usize = shape.iter().product();
+        Self { name, element, shape, bytes: random_bytes(element, len.min(PATTERN), numbers, random) }
     }
 
     /// The bytes that the tensor has; `None` if they are too many for any memory.
     pub fn len(&self) -> Option<usize> {
         shape::bytes(self.element, &self.shape)
+    }
+
+    /// Whether the tensor has elements, but so many that no size tells of them.
+    pub fn overflows(&self) -> bool {
+        let mut bits = Some(self.element.bits() as u128);
+        for &len in &self.shape {
+            bits = bits.and_then(|bits| bits.checked_mul(len as u128));
+        }
+        !self.shape.contains(&0) && bits.is_none_or(|bits| bits / 8 > u128::from(u64::MAX))
     }
 
     /// A tensor of int64's values.
@@ -66,23 +78,38 @@ impl Operand {
 
 /// The bytes of `len` random elements.
 pub fn random_bytes(element: ElementType, len: usize, numbers: Numbers, random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 * len);
     match element {
-        ElementType::Float32 => (0..len).flat_map(|_| float(numbers, random).to_le_bytes()).collect(),
+        ElementType::Float32 => {
+            for _ in 0..len {
+                bytes.extend_from_slice(&float(numbers, random).to_le_bytes());
+            }
+        }
         ElementType::Float16 => {
-            let number = |i| {
+            for i in 0..len {
                 let x = f16::from_f32(float(numbers, random));
                 // Conversions make quiet NaNs only; a signaling one comes by its bits.
                 let x = if x.is_nan() && i % 2 == 0 { f16::from_bits(x.to_bits() ^ 0x02ff) } else { x };
                 // What is too large for float16 is no finite number of it.
                 let x = if x.is_infinite() && numbers != Numbers::Any { f16::MAX } else { x };
-                x.to_le_bytes()
-            };
-            (0..len).flat_map(number).collect()
+                bytes.extend_from_slice(&x.to_le_bytes());
+            }
         }
         _ => {
-            let bytes = element.bytes(len).unwrap_or_default();
-            (0..bytes).map(|_| random.bits() as u8).collect()
+            for _ in 0..element.bytes(len).unwrap_or_default().div_ceil(8) {
+                bytes.extend_from_slice(&random.bits().to_le_bytes());
+            }
+            bytes.truncate(element.bytes(len).unwrap_or_default());
         }
+    }
+    bytes
+}
+
+/// The values of a tensor of floats.
+pub fn floats(element: ElementType, bytes: &[u8]) -> Vec<f32> {
+    match element {
+        ElementType::Float16 => bytes.as_chunks().0.iter().map(|&x| f16::from_le_bytes(x).to_f32()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect(),
     }
 }
 
@@ -106,76 +133,107 @@ fn float(numbers: Numbers, random: &mut Random) -> f32 {
 }
 
 /// The most bytes that a tensor is given.
-const MOST: usize = 32 << 20;
+pub const MOST: usize = 1 << 20;
 
 /// Memory of an operand, with not one byte more, so that sanitizers see every access behind it, and at `offset` 0 every
 /// one before it. Of what is too large there is none: an access to it ends the process.
 pub struct Memory {
     /// What it is the memory of.
     pub operand: Operand,
-    start: *mut u8,
-    /// `None` if there is no memory.
-    layout: Option<Layout>,
-    offset: usize,
+    data: *mut u8,
+    /// The bytes that are there: all, or none.
+    len: usize,
+    /// The allocation, unless the bytes are another operand's.
+    owned: Option<(NonNull<u8>, Layout)>,
 }
 
 impl Memory {
     /// The memory of an operand, `offset` bytes behind a cache line.
     pub fn new(operand: Operand, offset: usize) -> Self {
         let len = operand.len().filter(|&len| len > 0 && len <= MOST);
-        let layout = len.and_then(|len| Layout::from_size_align(offset + len, 64).ok());
-        let Some(layout) = layout else {
+        let layout = len.and_then(|len| Some((len, Layout::from_size_align(offset + len, 64).ok()?)));
+        let Some((len, layout)) = layout else {
             // An address that no system maps: not canonical.
-            let start = ptr::without_provenance_mut::<u8>(1 << 62);
-            return Self { operand, start, layout, offset };
+            let data = ptr::without_provenance_mut::<u8>((1 << 62) + offset);
+            return Self { operand, data, len: 0, owned: None };
         };
         // SAFETY: the layout has a size.
-        let start = NonNull::new(unsafe { alloc::alloc(layout) }).expect("a little memory").as_ptr();
-        let memory = Self { operand, start, layout: Some(layout), offset };
-        let contents = memory.operand.bytes.iter().copied().cycle().chain(std::iter::repeat(0));
-        let contents: Vec<u8> = contents.take(layout.size() - offset).collect();
-        // SAFETY: the layout is `offset` and as many bytes as the contents are.
-        unsafe { ptr::copy_nonoverlapping(contents.as_ptr(), memory.data(), contents.len()) };
+        let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).expect("a little memory");
+        let data = start.as_ptr().wrapping_add(offset);
+        let mut memory = Self { operand, data, len, owned: Some((start, layout)) };
+        memory.fill();
         memory
+    }
+
+    /// The memory of an operand inside that of another one, which it must not outlive, with what is there; `None` if
+    /// there is not so much.
+    pub fn inside(operand: Operand, other: &Self, offset: usize) -> Option<Self> {
+        let len = operand.len().filter(|&len| len > 0)?;
+        (offset.checked_add(len)? <= other.len).then(|| {
+            let data = other.data.wrapping_add(offset);
+            Self { operand, data, len, owned: None }
+        })
+    }
+
+    /// Writes what the operand holds.
+    pub fn fill(&mut self) {
+        if self.len > 0 {
+            // SAFETY: `len` initialized bytes, of this memory or of the one around it, which no reference is to.
+            repeat(&self.operand.bytes, unsafe { std::slice::from_raw_parts_mut(self.data, self.len) });
+        }
     }
 
     /// Whether the bytes that the shape needs are there.
     pub fn is_whole(&self) -> bool {
-        self.layout.is_some() || self.operand.len() == Some(0)
+        self.operand.len() == Some(self.len)
     }
 
     /// The first byte.
     pub fn data(&self) -> *mut u8 {
-        self.start.wrapping_add(self.offset)
+        self.data
     }
 
     /// What is in the memory now.
     pub fn bytes(&self) -> Vec<u8> {
-        let Some(layout) = self.layout else { return Vec::new() };
-        // SAFETY: `new` has initialized the bytes from `data` on to the end of the layout; no call has them meanwhile.
-        unsafe { std::slice::from_raw_parts(self.data(), layout.size() - self.offset) }.to_vec()
+        if self.len == 0 {
+            return Vec::new();
+        }
+        // SAFETY: `new` has initialized `len` bytes from `data` on, of this operand or of the one that it is inside of;
+        // no call has them meanwhile.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }.to_vec()
     }
 
     /// The tensor as the operators read it.
     pub fn read(&self) -> TensorRef<'_> {
         // SAFETY: memory of this type and shape; where there is none, no call is run, and its checks read no tensor but
         // those of indices, of which `Call::is_testable` has made sure.
-        unsafe { TensorRef::from_raw_parts(self.operand.element, &self.operand.shape[..], self.data()) }
+        unsafe { TensorRef::from_raw_parts(self.operand.element, &self.operand.shape[..], self.data) }
     }
 
     /// The tensor as the operators write it.
     pub fn write(&self) -> TensorMut<'_> {
-        // SAFETY: as for `read`; the memory is initialized, and no reference to it is ever made here. One call at a time
-        // has it.
-        unsafe { TensorMut::from_raw_parts(self.operand.element, &self.operand.shape[..], self.data()) }
+        // SAFETY: as for `read`; the memory is initialized, and no reference to it is ever made here. One call at a
+        // time has it, and refuses memory that it has twice.
+        unsafe { TensorMut::from_raw_parts(self.operand.element, &self.operand.shape[..], self.data) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(layout) = self.layout {
+        if let Some((start, layout)) = self.owned {
             // SAFETY: `new` has allocated it with this layout.
-            unsafe { alloc::dealloc(self.start, layout) };
+            unsafe { alloc::dealloc(start.as_ptr(), layout) };
         }
+    }
+}
+
+/// Fills `to` with a pattern, again and again; leaves it if the pattern is empty.
+pub fn repeat(pattern: &[u8], to: &mut [u8]) {
+    let mut done = pattern.len().min(to.len());
+    to[..done].copy_from_slice(&pattern[..done]);
+    while done > 0 && done < to.len() {
+        let more = done.min(to.len() - done);
+        to.copy_within(..more, done);
+        done += more;
     }
 }

@@ -1,18 +1,20 @@
 //! Legal calls, one after the other on the same cache: every backend matches the reference bit for bit, in key, value,
-//! cache and scale; and only what a call stores to has changed.
+//! cache and scale, and the reference matches the conformance suite's oracle.
 
 use kvcache_op::{AttentionBackend, Backend, Serial};
 
-use crate::call::{Bound, Call, Ended, How, Operator};
+use crate::call::{Call, Ended, How, Operator};
+use crate::oracle::matches_the_oracle;
 use crate::plan::Plan;
 use crate::source::Source;
+use crate::tally;
 use crate::workers::Careless;
 
 /// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let mut source = Source::new(bytes);
     let operator = if source.one_in(4) { Operator::StaticKeyValueCache } else { Operator::KeyValueCache };
-    let calls = 1 + source.below(4);
+    let calls = source.pick(&[1, 1, 2, 4]);
     let offset = source.below(5) * 4;
     let (streams, parallel, by_layers) = (source.flag(), source.flag(), source.flag());
     let mut plan = Plan::new(&mut source, operator, calls);
@@ -26,18 +28,23 @@ pub fn run(bytes: &[u8]) {
         })
         .collect();
 
+    tally::note(plan.kinds());
     let workers = Careless(4);
     let mut order: Vec<usize> = (0..plan.sequences.len()).collect();
     let mut call = plan.call(&order);
     for _ in 0..calls {
+        tally::count(true);
         let mut reference = None;
         for (i, &backend) in backends.iter().enumerate() {
             let how = How { backend, attention: AttentionBackend::Reference, workers: &workers, by_layers, offset };
             let how = if i == 0 { How { workers: &Serial, by_layers: false, ..how } } else { how };
-            let ended = call.run(&Bound::new(&call.operands), how);
+            let ended = call.run(how);
             let Ended::Done(after) = ended else { panic!("a legal call is {ended:?}") };
             match &reference {
-                None => reference = Some(after),
+                None => {
+                    matches_the_oracle(&call, after.clone());
+                    reference = Some(after);
+                }
                 Some(reference) => assert!(after == *reference, "{} is not as the reference", backend.name()),
             }
         }

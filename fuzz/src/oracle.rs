@@ -1,13 +1,15 @@
-//! What the conformance suite's oracle says of a call, which shares no code with validation and kernels.
+//! What must become of a call by the conformance suite's oracle, which shares no code with validation and kernels.
 
 use std::path::PathBuf;
 
 use kvcache_golden::oracle::{Behavior, Call as OracleCall, Inputs, Oracle, PredictedOutcome, PredictedState};
 use kvcache_golden::{Case, Expected, NanRule, Step, StepInputs, Tensor, Types, static_batching};
+use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, StaticAttributes};
 
+use crate::attention_rules::broken_rules as broken_attention_rules;
 use crate::call::{After, Call, Operator};
-use crate::operand::Operand;
+use crate::operand::{Operand, repeat};
 
 /// What a call must do.
 #[derive(Debug)]
@@ -22,19 +24,40 @@ pub enum Verdict {
 const MOST: usize = 1 << 16;
 
 impl Call {
-    /// What the oracle says of a call; `None` of tensors that are large, or of which it knows nothing. A call of
-    /// `MultiHeadCacheAttention` is legal only if that of `KeyValueCache` is.
+    /// What must become of a call; `None` where that is not known: of large tensors, and of outputs inside of inputs.
     pub fn verdict(&self) -> Option<Verdict> {
-        let broken = match self.operator {
-            Operator::KeyValueCache | Operator::MultiHeadCacheAttention => broken_rules(&self.dynamic_case()?),
-            Operator::StaticKeyValueCache => broken_rules(&self.static_case()?),
-            Operator::MultiHeadAttention => return None,
-        };
+        if self.overlap.is_some_and(|overlap| self.operand(overlap.name).is_none()) {
+            return None; // an output: a call that is made fails by itself
+        }
+        if self.writes_overlap() {
+            return Some(Verdict::Broken(vec![format!(
+                "memory that is written is another tensor's: {:?}",
+                self.overlap
+            )]));
+        }
+        let attends = matches!(self.operator, Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention);
+        let mut broken: Vec<String> = Vec::new();
+        if attends {
+            broken.extend(broken_attention_rules(self).into_iter().map(str::to_owned));
+        }
+        let used = |operand: &&Operand| operand.name != "attn_mask" && self.is_used(operand.name);
+        let overflows = self.operands.iter().filter(used).find(|operand| operand.overflows());
+        broken.extend(overflows.map(|operand| format!("the size of {} overflows", operand.name)));
+        if broken.is_empty() {
+            broken = match self.operator {
+                Operator::KeyValueCache | Operator::MultiHeadCacheAttention => broken_rules(&self.dynamic_case()?),
+                Operator::StaticKeyValueCache => broken_rules(&self.static_case()?),
+                Operator::MultiHeadAttention => Vec::new(),
+            };
+        }
         Some(if broken.is_empty() { Verdict::Legal } else { Verdict::Broken(broken) })
     }
 
     /// What the oracle says that a legal call leaves behind; `None` where it says nothing.
     pub fn predicted(&self) -> Option<After> {
+        if self.overlap.is_some() {
+            return None;
+        }
         match self.operator {
             Operator::KeyValueCache => predicted(&self.dynamic_case()?),
             Operator::StaticKeyValueCache => predicted(&self.static_case()?),
@@ -47,7 +70,8 @@ impl Call {
         let len = operand.len().filter(|&len| len <= MOST)?;
         // Rows without bytes are not counted by them.
         operand.shape.iter().all(|&len| len <= MOST).then_some(())?;
-        let bytes: Vec<u8> = operand.bytes.iter().copied().cycle().chain(std::iter::repeat(0)).take(len).collect();
+        let mut bytes = vec![0; len];
+        repeat(&operand.bytes, &mut bytes);
         Tensor::new(operand.element, operand.shape.clone(), &bytes)
     }
 
@@ -98,6 +122,19 @@ impl Call {
             start_pos: self.tensor("start_pos")?,
         };
         self.case(attributes, inputs)
+    }
+}
+
+/// Fails if a call has left behind other bits than it should have. Of large ones nothing is known.
+pub fn matches_the_oracle(call: &Call, after: After) {
+    const MOST: usize = 1 << 14;
+    if after.outputs.iter().chain(&after.cache).all(|bytes| bytes.len() <= MOST)
+        && let Some(predicted) = call.predicted()
+    {
+        let element = |name: &str| call.operand(name).map(|operand| operand.element);
+        let [Some(t1), Some(t2)] = ["current_key", "cache"].map(element) else { unreachable!("always given") };
+        let types = TypeCombination { quant_bit: call.attribute("quant_bit"), t1, t2, t3: element("scale") };
+        assert!(after.with_one_nan(types) == predicted.with_one_nan(types), "other bits than the oracle's");
     }
 }
 

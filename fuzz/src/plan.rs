@@ -5,8 +5,14 @@ use kvcache_op::schema::{CacheDims, StaticCacheDims, StaticCacheLayout, TypeComb
 use kvcache_op::{CacheLayout, CacheMode, ElementType};
 
 use crate::call::{Call, Operator};
-use crate::operand::{Numbers, Operand, random_bytes};
+use crate::operand::{Numbers, Operand, PATTERN, random_bytes};
 use crate::source::{Random, Source};
+
+/// About the most elements of a call's keys.
+const ELEMENTS: usize = 6000;
+
+/// About the most products of a call's scores.
+const PRODUCTS: usize = 200_000;
 
 /// A sequence of a plan.
 #[derive(Debug, Clone)]
@@ -108,11 +114,24 @@ impl Plan {
             random: source.random(),
             sequences: Vec::new(),
         };
-        // Few tokens of long rows, or many of short ones.
-        let most = (4096 / (plan.num_heads * plan.head_dim).max(1)).clamp(8, if attends { 1200 } else { 90 });
+        // Few tokens of long rows, or many of short ones: an input that is slow takes the place of a hundred others.
+        let row = (plan.num_heads * plan.head_dim).max(1);
+        let mut room = (ELEMENTS / row).clamp(8, 600);
+        let mut products = PRODUCTS / (row * plan.queries_per_head);
         for b in 0..source.below(5) {
-            let past = if source.one_in(8) { source.below(most) } else { source.below(9) };
+            let past = if source.one_in(8) { source.below(600) } else { source.below(9) };
             let current = if source.one_in(8) { source.below(40) } else { source.below(6) };
+            let past = past.min(room);
+            let current = current.min((room - past).max(4));
+            room = room.saturating_sub(past + current);
+            let (past, current) = if attends {
+                let current = current.min(products / (past + 1)).max(current.min(1));
+                let past = past.min((products / current.max(1)).max(2));
+                products = products.saturating_sub(current * (past + current));
+                (past, current)
+            } else {
+                (past, current)
+            };
             let more = if calls > 1 { source.below(6) * (calls - 1) } else { 0 };
             let alike = if operator == Operator::StaticKeyValueCache { plan.sequences.first().cloned() } else { None };
             plan.sequences.push(alike.unwrap_or(Sequence {
@@ -180,6 +199,20 @@ impl Plan {
         }
     }
 
+    /// What calls of this plan are, for the tally.
+    pub fn kinds(&self) -> [String; 2] {
+        let Self { operator, types: TypeCombination { quant_bit, t1, t2, t3 }, .. } = self;
+        let t3 = t3.map_or("none", ElementType::name);
+        let place = match operator {
+            Operator::KeyValueCache | Operator::MultiHeadCacheAttention => {
+                format!("{operator:?} {:?} {:?}", self.mode, self.layout)
+            }
+            Operator::StaticKeyValueCache => format!("{operator:?} {}", self.layout.code() % 2),
+            Operator::MultiHeadAttention => format!("{operator:?}"),
+        };
+        [format!("{operator:?} {quant_bit} {t1} {t2} {t3}"), place]
+    }
+
     /// The sequences grow by what has been stored, and go on by `current` tokens each, or as many as fit.
     pub fn go_on(&mut self, source: &mut Source<'_>) {
         let alike = source.below(6);
@@ -218,7 +251,7 @@ impl Plan {
                 operands
             }
         };
-        Call { operator: self.operator, attributes: self.attributes(), operands }
+        Call { operator: self.operator, attributes: self.attributes(), operands, overlap: None }
     }
 
     /// The call of all sequences.
@@ -313,7 +346,7 @@ impl Plan {
             let mut scale = Operand::random("scale", t3, shape(self.head_dim / self.group), numbers, &mut random);
             if numbers == Numbers::Moderate {
                 // Times a code of int8, a moderate number.
-                let len = scale.shape.iter().product();
+                let len = scale.shape.iter().product::<usize>().min(PATTERN);
                 scale.bytes = (0..len).flat_map(|_| number(t3, random.below(9) as f32 / 1024.0)).collect();
             }
             scale

@@ -6,10 +6,12 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::PathBuf;
 
-use crate::manager::{Slots, directory};
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{Append, CacheSpec, Geometry, KeyForm, Manager, Mode, Rope, RopeStyle};
 use xxhash_rust::xxh3::xxh3_128;
+
+use crate::manager::{Content, Slots, directory};
+use crate::tally;
 
 /// The cache that the kept session is of; key form and mode differ.
 fn spec(mode: Mode, key_form: KeyForm) -> CacheSpec {
@@ -65,6 +67,9 @@ pub fn run(bytes: &[u8]) {
         let step = manager.begin_step(&[Append::tokens(live, &[11, 12, 13])]).expect("room").apply(&mut memory);
         step.expect("an applied step").commit();
         let before = manager.clone();
+        let slots: Vec<usize> = manager.slots(live).expect("a live sequence").collect();
+        let contents = slots.iter().map(|&slot| Content { tag: slot as u32, rotated: 3 });
+        slots.iter().zip(contents).for_each(|(&slot, content)| memory.contents[slot] = content);
         for index in [0, 2] {
             match manager.load_seq(&path, &mut memory, index) {
                 Ok(seq) => {
@@ -73,9 +78,16 @@ pub fn run(bytes: &[u8]) {
                 }
                 Err(_) => assert!(manager == before || index > 0),
             }
+            // What is live stays where it is, and what it is.
+            let is_kept = |&slot: &usize| memory.contents[slot] == Content { tag: slot as u32, rotated: 3 };
+            assert!(
+                manager.slots(live).expect("a live sequence").eq(slots.iter().copied()) && slots.iter().all(is_kept)
+            );
         }
         manager.free(live).expect("a live sequence");
-        if let Ok(seqs) = manager.load(&path, &mut memory) {
+        let loaded = manager.load(&path, &mut memory);
+        tally::count(loaded.is_ok());
+        if let Ok(seqs) = loaded {
             manager.check().expect("a manager whose invariants hold");
             for &seq in &seqs {
                 if let Ok(planned) = manager.begin_step(&[Append::tokens(seq, &[1, 2, 3])]) {

@@ -60,6 +60,11 @@ impl<'a> Source<'a> {
 pub struct Random(u64);
 
 impl Random {
+    /// The numbers of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// The numbers of another seed that follows from these.
     pub fn of(&self, parts: &[usize]) -> Self {
         let mut other = self.clone();

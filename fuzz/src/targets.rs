@@ -1,17 +1,48 @@
 //! The targets by name.
 
+#[cfg(feature = "libfuzzer")]
+use crate::source::Random;
+use crate::variation::Form;
 use crate::{attention, conformance_reader, dlpack, manager_script, operator, session_reader, validation};
 
-/// A target's name, and its body.
-pub type Target = (&'static str, fn(&[u8]));
+/// A function of any bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name, which is that of its program and of its kept inputs' folder.
+    pub name: &'static str,
+    /// What the bytes are.
+    pub form: Form,
+    /// Runs it on an input.
+    pub run: fn(&[u8]),
+}
+
+/// Choices: any bytes are a call or a script.
+const fn choices(name: &'static str, run: fn(&[u8])) -> Target {
+    Target { name, form: Form::Choices, run }
+}
 
 /// All targets.
 pub const TARGETS: [Target; 7] = [
-    ("validation", validation::run),
-    ("operator", operator::run),
-    ("attention", attention::run),
-    ("dlpack", dlpack::run),
-    ("conformance_reader", conformance_reader::run),
-    ("session_reader", session_reader::run),
-    ("manager_script", manager_script::run),
+    choices("validation", validation::run),
+    choices("operator", operator::run),
+    choices("attention", attention::run),
+    choices("dlpack", dlpack::run),
+    Target { name: "conformance_reader", form: Form::Text, run: conformance_reader::run },
+    Target { name: "session_reader", form: Form::File, run: session_reader::run },
+    choices("manager_script", manager_script::run),
 ];
+
+/// Changes an input of a target in place, as libFuzzer does or by its form; gives its new length.
+#[cfg(feature = "libfuzzer")]
+pub fn mutate(target: &str, data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
+    let mut random = Random::new(seed.into());
+    let form = TARGETS.iter().find(|other| other.name == target).map(|target| target.form);
+    let Some(form) = form.filter(|_| random.below(2) == 0) else {
+        return libfuzzer_sys::fuzzer_mutate(data, size, max_size);
+    };
+    let mut input = data[..size].to_vec();
+    form.vary(&mut input, &mut random);
+    input.truncate(max_size);
+    data[..input.len()].copy_from_slice(&input);
+    input.len()
+}

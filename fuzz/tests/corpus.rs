@@ -5,23 +5,31 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{env, fs, panic};
 
-use kvcache_fuzz::{Random, TARGETS};
+use kvcache_fuzz::{Random, TARGETS, Tally, Target, tally};
+use kvcache_op::schema::{TypeCombination, multi_head_cache_attention};
+use kvcache_op::{CacheLayout, CacheMode, ElementType};
 
 /// Replays what is kept of a target, and goes on from there.
 fn run(target: &str) {
-    let (_, body) = TARGETS.into_iter().find(|(name, _)| *name == target).expect("a target of this name");
+    let Target { form, run: body, .. } =
+        TARGETS.into_iter().find(|other| other.name == target).expect("a target of this name");
     let kept = inputs(target);
     for (path, input) in &kept {
         let passed = panic::catch_unwind(|| body(input));
         assert!(passed.is_ok(), "{target} fails on {}", path.display());
     }
 
+    let reached = tally().kinds;
+    let missing: Vec<_> = expected_kinds(target).into_iter().filter(|kind| !reached.contains(kind)).collect();
+    assert!(missing.is_empty(), "no kept input of {target} reaches {missing:?}");
+
     let seconds = env::var("KVCACHE_FUZZ_SECONDS").map_or(0, |seconds| seconds.parse().expect("a number of seconds"));
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut random = Random::default();
     let mut runs = 0;
     while Instant::now() < end {
-        let input = near(&kept, &mut random);
+        let mut input = kept[random.below(kept.len())].1.clone();
+        form.vary(&mut input, &mut random);
         if panic::catch_unwind(|| body(&input)).is_err() {
             let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{target}.input"));
             fs::write(&path, &input).expect("a written input");
@@ -29,7 +37,36 @@ fn run(target: &str) {
         }
         runs += 1;
     }
-    println!("{target}: {} kept inputs, {runs} new ones", kept.len());
+    let Tally { all, accepted, .. } = tally();
+    println!("{target}: {} kept inputs, {runs} new ones; {accepted} of {all} new calls accepted", kept.len());
+}
+
+/// What the kept inputs of a target must reach: all types, layouts and modes, as [`Tally::kinds`] calls them.
+fn expected_kinds(target: &str) -> Vec<String> {
+    let types = |operator: &str, types: &[TypeCombination]| -> Vec<String> {
+        let kind = |TypeCombination { quant_bit, t1, t2, t3 }: &TypeCombination| {
+            format!("{operator} {quant_bit} {t1} {t2} {}", t3.map_or("none", ElementType::name))
+        };
+        types.iter().map(kind).collect()
+    };
+    let places = |operator: &str| -> Vec<String> {
+        let modes = CacheMode::ALL.into_iter();
+        modes.flat_map(|mode| CacheLayout::ALL.map(|layout| format!("{operator} {mode:?} {layout:?}"))).collect()
+    };
+    match target {
+        "operator" => [
+            types("KeyValueCache", &TypeCombination::LEGAL),
+            types("StaticKeyValueCache", &TypeCombination::LEGAL),
+            places("KeyValueCache"),
+            ["0", "1"].map(|layout| format!("StaticKeyValueCache {layout}")).to_vec(),
+        ]
+        .concat(),
+        "attention" => {
+            let combinations: Vec<_> = multi_head_cache_attention::combinations().collect();
+            [types("MultiHeadCacheAttention", &combinations), places("MultiHeadCacheAttention")].concat()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// The kept inputs of a target, by name.
@@ -40,32 +77,6 @@ fn inputs(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.sort();
     assert!(paths.len() > 9, "{target} has only {} kept inputs", paths.len());
     paths.into_iter().map(|path| (path.clone(), fs::read(path).expect("an input"))).collect()
-}
-
-/// A kept input of which some bytes are others, or the beginning of one and the end of another.
-fn near(kept: &[(PathBuf, Vec<u8>)], random: &mut Random) -> Vec<u8> {
-    let mut any = || kept[random.below(kept.len())].1.clone();
-    let (mut input, other) = (any(), any());
-    match random.below(4) {
-        0 => {
-            input.truncate(random.below(input.len() + 1));
-            input.extend_from_slice(&other[random.below(other.len() + 1)..]);
-        }
-        1 => {
-            let at = random.below(input.len() + 1);
-            let more: Vec<u8> = (0..random.below(16)).map(|_| random.bits() as u8).collect();
-            input.splice(at..at, more);
-        }
-        _ => {
-            for _ in 0..1 + random.below(4) {
-                let at = random.below(input.len());
-                if let Some(byte) = input.get_mut(at) {
-                    *byte = random.bits() as u8;
-                }
-            }
-        }
-    }
-    input
 }
 
 /// A test for each target.
@@ -80,7 +91,7 @@ macro_rules! tests {
 
         #[test]
         fn every_target_has_a_test() {
-            assert_eq!(TARGETS.map(|(name, _)| name), [$(stringify!($target)),*]);
+            assert_eq!(TARGETS.map(|target| target.name), [$(stringify!($target)),*]);
         }
     };
 }

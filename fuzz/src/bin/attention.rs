@@ -1,4 +1,4 @@
 //! The target `attention` for libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| kvcache_fuzz::attention::run(bytes));
+kvcache_fuzz::program!(attention);

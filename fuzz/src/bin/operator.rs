@@ -1,4 +1,4 @@
 //! The target `operator` for libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| kvcache_fuzz::operator::run(bytes));
+kvcache_fuzz::program!(operator);
