@@ -12,24 +12,26 @@ pub struct Target {
     pub name: &'static str,
     /// What the bytes are.
     pub form: Form,
+    /// About how many inputs a second of CPU time takes under AddressSanitizer.
+    pub per_second: u64,
     /// Runs it on an input.
     pub run: fn(&[u8]),
 }
 
 /// Choices: any bytes are a call or a script.
-const fn choices(name: &'static str, run: fn(&[u8])) -> Target {
-    Target { name, form: Form::Choices, run }
+const fn choices(name: &'static str, per_second: u64, run: fn(&[u8])) -> Target {
+    Target { name, form: Form::Choices, per_second, run }
 }
 
 /// All targets.
 pub const TARGETS: [Target; 7] = [
-    choices("validation", validation::run),
-    choices("operator", operator::run),
-    choices("attention", attention::run),
-    choices("dlpack", dlpack::run),
-    Target { name: "conformance_reader", form: Form::Text, run: conformance_reader::run },
-    Target { name: "session_reader", form: Form::File, run: session_reader::run },
-    choices("manager_script", manager_script::run),
+    choices("validation", 300, validation::run),
+    choices("operator", 150, operator::run),
+    choices("attention", 50, attention::run),
+    choices("dlpack", 1000, dlpack::run),
+    Target { name: "conformance_reader", form: Form::Text, per_second: 350, run: conformance_reader::run },
+    Target { name: "session_reader", form: Form::File, per_second: 500, run: session_reader::run },
+    choices("manager_script", 200, manager_script::run),
 ];
 
 /// Changes an input of a target in place, as libFuzzer does or by its form; gives its new length.

@@ -1,5 +1,5 @@
 //! Every target passes on its kept inputs and, for as many seconds as `KVCACHE_FUZZ_SECONDS` says, on others near them,
-//! made without a fuzzer.
+//! made without a fuzzer: the same ones on each machine, or the first of them where it is slow.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use kvcache_op::{CacheLayout, CacheMode, ElementType};
 
 /// Replays what is kept of a target, and goes on from there.
 fn run(target: &str) {
-    let Target { form, run: body, .. } =
+    let Target { form, per_second, run: body, .. } =
         TARGETS.into_iter().find(|other| other.name == target).expect("a target of this name");
     let kept = inputs(target);
     for (path, input) in &kept {
@@ -23,11 +23,12 @@ fn run(target: &str) {
     let missing: Vec<_> = expected_kinds(target).into_iter().filter(|kind| !reached.contains(kind)).collect();
     assert!(missing.is_empty(), "no kept input of {target} reaches {missing:?}");
 
-    let seconds = env::var("KVCACHE_FUZZ_SECONDS").map_or(0, |seconds| seconds.parse().expect("a number of seconds"));
+    let seconds: u64 =
+        env::var("KVCACHE_FUZZ_SECONDS").map_or(0, |seconds| seconds.parse().expect("a number of seconds"));
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut random = Random::default();
     let mut runs = 0;
-    while Instant::now() < end {
+    while runs < seconds * per_second && Instant::now() < end {
         let mut input = kept[random.below(kept.len())].1.clone();
         form.vary(&mut input, &mut random);
         if panic::catch_unwind(|| body(&input)).is_err() {
