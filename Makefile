@@ -7,7 +7,7 @@
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
 #                  make bench-operator BENCH="--table" for the table in docs/numbers.md
-# make test-sanitize-borders    the C interface under AddressSanitizer
+# make test-sanitize-borders    the C interface and the Python package under AddressSanitizer
 # make test-threads     what threads share, under ThreadSanitizer; the standard library is compiled, too, whose sources
 #                  come from rustup
 # make test-gpu, make bench-gpu    what needs an NVIDIA GPU; without one they end with exit code 77 and say so.
@@ -195,18 +195,36 @@ test-ptx: .venv-cuda/ready
 # UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
 # packages are always the same, so that test-sanitize and test-fuzz share what they build.
 SYSTEM := x86_64-unknown-linux-gnu
-WITH_ASAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address cargo test --profile sanitize --locked \
-	--target $(SYSTEM) -p kvcache-op -p kvcache-attention -p kvcache-fuzz
+ASAN_FLAGS := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address
+WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYSTEM) \
+	-p kvcache-op -p kvcache-attention -p kvcache-fuzz
 .PHONY: test-sanitize
 test-sanitize:
 	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
 	cargo test --locked -p kvcache-emulation-kernels --features sanitize
 
-# The border to C under AddressSanitizer: the tests of capi, whose programs in C and C++ are compiled with the sanitizer,
-# too, and link the shared or the static library.
+# The borders to C and to Python under AddressSanitizer: what another language gives and gets is read and written inside
+# its own memory. For C: the tests of capi, whose programs are compiled with the sanitizer, too, and link the shared or
+# the static library. For Python: the package in an interpreter where the sanitizer's runtime, GCC's, is loaded first
+# and every object has memory of its own; python_tests/with_asan shows first that too short memory is found. Leaks are
+# looked for in C alone: an interpreter frees not all at its end. The runtime takes the place of C++'s throw, which must
+# be there when it begins, and the interpreter alone has no C++. Left out are the tests of other things than the border
+# (the book, soak, model files) and test_large_cache.py, with its caches of gigabytes.
+BORDERS := $(TARGET)/borders
+ASAN_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell gcc -print-file-name=$(library)))
+PYTHON_BORDER := test_run test_run_golden test_int4 test_cache_spec test_step_indices test_memory test_inplace \
+	test_bind test_golden test_static_batching test_attention_golden test_refusals test_random test_random_defects \
+	test_threads test_conformance test_manager_golden test_manager_memory test_manager_refusals test_manager_scripts \
+	test_manager_sessions test_manager_steps test_manager_threads
 .PHONY: test-sanitize-borders
-test-sanitize-borders:
+test-sanitize-borders: .venv/ready
 	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test shared --test programs --test pages
+	$(ASAN_FLAGS) cargo build --profile sanitize --locked --target $(SYSTEM) -p kvcache-python --lib
+	rm -rf "$(BORDERS)" && mkdir -p "$(BORDERS)" && cp -r python/kvcache_ops "$(BORDERS)"
+	cp "$(TARGET)/$(SYSTEM)/sanitize/lib_native.so" "$(BORDERS)/kvcache_ops/_native.abi3.so"
+	PYTHONPATH="$(BORDERS):python_tests" PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+		LD_PRELOAD="$(ASAN_RUNTIME)" $(VENV) -m pytest -rs -p no:cacheprovider \
+		python_tests/with_asan $(PYTHON_BORDER:%=python_tests/%.py)
 
 # What threads share, under ThreadSanitizer: the tasks of a call and the counters by which they are claimed, the memory
 # that attention keeps from call to call, operators and pools that several threads use at once, in Rust and behind the C
