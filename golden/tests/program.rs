@@ -9,6 +9,8 @@ use kvcache_golden::{
     Expected, Implementation, Program, Report, Step, StepInputs, attention, cases, run, static_batching,
 };
 use kvcache_schema::ElementType;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use tempfile::TempDir;
 
 /// A shell script as a program; it is there as long as the folder. The shell reads it: a file that is written while
@@ -108,4 +110,40 @@ fn a_program_that_cannot_be_started_says_so() {
     let program = Program::new("/no/such/program");
     let error = Implementation::<_, StepInputs>::run(&program, &case).unwrap_err();
     assert!(error.starts_with("/no/such/program could not be started: "), "{error}");
+}
+
+#[test]
+fn what_a_program_says_does_nothing_to_a_terminal() {
+    let (_folder, program) = program("printf 'one\\ntwo\\033[2J\\007\\r' >&2; exit 3");
+    let report = run(&program as &dyn Implementation, &cases().unwrap()[..1]).to_string();
+    assert!(report.contains("one\ntwo\\u{1b}[2J\\u{7}"), "{report}");
+    assert!(report.chars().all(|c| c == '\n' || !c.is_control()), "{report:?}");
+}
+
+/// The bytes of an int4 cache lie in one row, as in the case, or have its axes, two elements in a byte.
+#[test]
+fn a_packed_cache_has_its_shape() {
+    let cases: Vec<_> = cases().unwrap();
+    let is_int4 = |case: &&kvcache_golden::Case| {
+        case.types.t2 == ElementType::Int4
+            && case.steps.iter().all(|step| matches!(step.expected, Expected::Success(_)))
+    };
+    let case = cases.iter().find(is_int4).unwrap();
+    let written = fs::read(case.folder.join("tensors.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&written).unwrap();
+    let [axes @ .., last] = case.cache.shape() else { panic!("a cache has axes") };
+    let (packed, bytes) = ([axes, &[last / 2]].concat(), case.cache.bytes().len());
+    for (shape, passes) in [(vec![bytes], true), (packed.clone(), true), (vec![bytes / 2, 2], false)] {
+        let folder = TempDir::new().unwrap();
+        let result = folder.path().join("result");
+        let reshaped = tensors.tensors().into_iter().map(|(name, view)| {
+            let shape = if name.ends_with("cache") { shape.clone() } else { view.shape().to_vec() };
+            (name, TensorView::new(view.dtype(), shape, view.data()).unwrap())
+        });
+        safetensors::serialize_to_file(reshaped, None, &result).unwrap();
+        let (_folder, program) = program(&format!("cp '{}' \"$2\"", result.display()));
+        let report = run(&program as &dyn Implementation, std::slice::from_ref(case)).to_string();
+        assert_eq!(report.contains("1 passed"), passes, "{report}");
+        assert_eq!(report.contains(&format!("expected [{bytes}] or {packed:?}")), !passes, "{report}");
+    }
 }

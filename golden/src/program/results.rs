@@ -49,14 +49,28 @@ impl Results {
         let int4 = like.filter(|like| like.element() == ElementType::Int4);
         let file = SafeTensors::deserialize(&self.bytes).map_err(unreadable)?;
         let view = file.tensor(&format!("{i}.{name}")).map_err(unreadable)?;
-        read_tensor(&view, int4.map(|like| like.shape().to_vec()).as_ref())
-            .ok_or_else(|| format!("the program's {i}.{name} is {:?} of shape {:?}", view.dtype(), view.shape()))
+        let is = || format!("the program's {i}.{name} is {:?} of shape {:?}", view.dtype(), view.shape());
+        if let Some(like) = int4 {
+            // As it lies in the case, or with the axes of the cache.
+            let (whole, axes) = (vec![like.bytes().len()], packed_shape(like.shape()));
+            if view.shape() != whole && Some(view.shape()) != axes.as_deref() {
+                let axes = axes.map_or_else(String::new, |axes| format!(" or {axes:?}"));
+                return Err(format!("{}, expected {whole:?}{axes}", is()));
+            }
+        }
+        read_tensor(&view, int4.map(|like| like.shape().to_vec()).as_ref()).ok_or_else(is)
     }
 
     /// The same, if there is one that it should be like.
     pub(crate) fn optional(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Option<Tensor>, String> {
         like.map(|like| self.tensor(i, name, Some(like))).transpose()
     }
+}
+
+/// The shape of the bytes of int4 elements, two in each; none if a byte has elements of two rows.
+fn packed_shape(shape: &[usize]) -> Option<Vec<usize>> {
+    let (last, axes) = shape.split_last()?;
+    (last % 2 == 0).then(|| [axes, &[last / 2]].concat())
 }
 
 fn unreadable(error: safetensors::SafeTensorError) -> String {

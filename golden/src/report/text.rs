@@ -1,15 +1,17 @@
 //! A report as text for a terminal.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write};
 
 use super::by_rule::RuleCount;
 use super::entry::{Entry, Report, Verdict};
 
 /// A paragraph for each failure, the reasons why cases are unsupported, what explains the failures, and a closing
-/// count.
+/// count. What a program or an exception has said is shown so that it does nothing to a terminal: control characters
+/// are escaped.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let f = &mut Escaped(f);
         for entry in &self.entries {
             entry.failure(f)?;
         }
@@ -28,8 +30,26 @@ impl fmt::Display for Report {
     }
 }
 
+/// Writes text with control characters escaped, but for the ends of lines and tabs.
+struct Escaped<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl Write for Escaped<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|c| match c {
+            '\n' | '\t' => self.0.write_char(c),
+            // The others of these change the order in which a terminal shows what comes behind them.
+            c if c.is_control()
+                || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
+            {
+                write!(self.0, "{}", c.escape_default())
+            }
+            c => self.0.write_char(c),
+        })
+    }
+}
+
 impl Entry {
-    fn failure(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn failure(&self, f: &mut impl Write) -> fmt::Result {
         let Verdict::Failed(difference, diagnosis) = &self.verdict else { return Ok(()) };
         writeln!(f, "FAILED {}/{}: {difference}", self.suite, self.case)?;
         writeln!(f, "    case: {}", self.about)?;
@@ -48,7 +68,7 @@ impl Entry {
 
 /// A line for each reason, with the number of its cases.
 fn reasons<'a>(
-    f: &mut fmt::Formatter<'_>,
+    f: &mut impl Write,
     what: &str,
     entries: &'a [Entry],
     reason: impl Fn(&'a Verdict) -> Option<&'a String>,
