@@ -48,6 +48,53 @@ def test_the_flaw_of_each_wrong_one_is_named(wrong: type[Right], some_cases: Pat
     assert_named(json.loads(report.json()), name)
 
 
+@pytest.mark.parametrize("flaw", vectorized.PARTLY, ids=lambda flaw: flaw[0].__name__)
+def test_a_flaw_of_a_part_is_named_with_the_part(flaw: Any, some_cases: Path) -> None:
+    """One type, one mode, one layout, one value of an attribute."""
+    wrong, where, part = flaw
+    report = conformance.run(vectorized.partly(wrong, where), cases=some_cases)
+    (line,) = json.loads(report.json())["diagnosis"]
+    assert f"what {vectorized.WRONG[wrong]} gives" in line and part in line, line
+    assert "Not in all" not in line
+
+
+def test_refusals_of_unknown_reason_accuse_nobody(some_cases: Path) -> None:
+    """That a call was refused speaks for no mistake that refuses other calls."""
+    report = conformance.run(vectorized.RefusesOdd(), cases=some_cases)
+    (line,) = json.loads(report.json())["diagnosis"]
+    assert line.startswith(f"{report.failed} of {report.failed} failures are what no known mistake gives"), line
+
+
+def test_refusals_of_a_part_are_told_by_the_part(some_cases: Path) -> None:
+    """Where no special reason explains them."""
+    report = conformance.run(vectorized.RefusesPaged(), cases=some_cases)
+    lines = json.loads(report.json())["diagnosis"]
+    assert "what legal-calls-refused gives" in lines[0] and "Only where cache_mode is 1." in lines[0], lines
+
+
+def test_what_an_implementation_says_does_nothing_to_a_terminal(some_cases: Path) -> None:
+    """Control characters of its messages are shown, not sent."""
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError("\x1b]0;title\x07\x1b[2J\r\u202e")
+
+    text = conformance.run(refuse, cases=some_cases).text(rules=True)
+    assert not set(text) & set("\x1b\x07\r\u202e")
+    assert "\\u{1b}[2J" in text
+
+
+def test_the_shape_of_a_packed_cache_is_compared(some_cases: Path) -> None:
+    """Its bytes alone do not make it right."""
+
+    def flat(attributes: Any, inputs: Any, cache: Any, scale: Any) -> Any:
+        key, value = Right()(attributes, inputs, cache, scale)
+        return key, value, cache.reshape(-1) if cache.dtype == "uint8" else cache, scale
+
+    report = conformance.run(flat, cases=some_cases)
+    legal = [case for case in report.failures if not case.name.startswith("refuse")]
+    assert legal and {(case.difference.kind, case.difference.tensor) for case in legal} == {("form", "cache")}
+
+
 def assert_named(report: dict[str, Any], name: str) -> None:
     """One line explains all failures, by this mistake alone."""
     (line,) = report["diagnosis"]

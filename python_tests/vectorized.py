@@ -152,6 +152,11 @@ class Right:
         return codes * np.repeat(scale, a.quant_group, -1)  # int8 times T3 is T3
 
 
+def current(i: Any) -> Arrays:
+    """The current tokens."""
+    return {"current_key": i.current_key, "current_value": i.current_value}
+
+
 def ragged(lengths: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For sequences one behind the other, to which sequence each token belongs, and its position, from `first` on."""
     owners = np.repeat(np.arange(len(lengths)), lengths)
@@ -376,6 +381,90 @@ class LayerIgnored(Right):
         return super().run(a, i, cache, scale)
 
 
+class MeanForAmax(Right):
+    """The mean magnitude instead of the largest."""
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        return abs(groups).mean(-1, keepdims=True)
+
+
+class NanReplaced(Right):
+    """NaN becomes 0 before it is stored."""
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        tokens = {name: np.where(np.isnan(x), x.dtype.type(0), x) for name, x in current(i).items()}
+        super().scatter(a, SimpleNamespace(**vars(i) | tokens), cache, scale)
+
+
+class NanToNum(Right):
+    """What is not finite is replaced, as nan_to_num() has it."""
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        tokens = {name: x if x.dtype == np.int8 else np.nan_to_num(x) for name, x in current(i).items()}
+        super().scatter(a, SimpleNamespace(**vars(i) | tokens), cache, scale)
+
+
+class KeysOnly(Right):
+    """Values are not stored."""
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        states = [state for state in (cache, scale) if state is not None]
+        before = [state[:, :, 1].copy() for state in states]
+        super().scatter(a, i, cache, scale)
+        for state, values in zip(states, before):
+            state[:, :, 1] = values
+
+
+class ScaleOfAllTokens(Right):
+    """amax over the axis of tokens, too."""
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        of_each = super().amax(groups)
+        return np.broadcast_to(of_each.max(0, keepdims=True), of_each.shape) if len(of_each) else of_each
+
+
+class ScaleOfKeyAndValue(Right):
+    """amax over the axis of keys and values, too."""
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        of_each = super().amax(groups)
+        return np.broadcast_to(of_each.max(1, keepdims=True), of_each.shape)
+
+
+class ScalesTiled(Right):
+    """Scales are tiled along a head where they are loaded."""
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        return codes * np.tile(scale, a.quant_group)
+
+
+class SignAndMagnitude(Right):
+    """Nibbles with a bit for the sign."""
+
+    def packed(self, codes: np.ndarray) -> np.ndarray:
+        return super().packed((abs(codes) | (codes < 0) * np.int8(8)).astype(np.int8))
+
+    def unpacked(self, packed: np.ndarray) -> np.ndarray:
+        nibbles = super().unpacked(packed) & 15
+        return np.where(nibbles & 8, -(nibbles & 7), nibbles & 7).astype(np.int8)
+
+
+class NibblesSwappedInLoads(Right):
+    """The other way round than they are stored."""
+
+    def unpacked(self, packed: np.ndarray) -> np.ndarray:
+        return super().unpacked(packed << 4 | packed >> 4)
+
+
+class FirstRepetition(Right):
+    """num_repeat heads, of which the first alone is written."""
+
+    def repeated(self, heads: np.ndarray, num_repeat: int) -> np.ndarray:
+        repeated = super().repeated(heads, num_repeat)
+        repeated[..., np.arange(repeated.shape[-2]) % num_repeat != 0, :] = 0
+        return repeated
+
+
 # What the diagnosis calls each.
 WRONG: dict[type[Right], str] = {
     NibblesSwapped: "nibbles-swapped",
@@ -404,7 +493,56 @@ WRONG: dict[type[Right], str] = {
     StartPosIgnored: "start-pos-ignored",
     KeyInValue: "key-and-value-swapped-in-cache",
     LayerIgnored: "layer-ignored",
+    MeanForAmax: "mean-for-amax-in-pairs",
+    NanReplaced: "nan-replaced-on-store",
+    NanToNum: "non-finite-replaced-on-store",
+    KeysOnly: "values-not-stored",
+    ScaleOfAllTokens: "scale-of-all-tokens",
+    ScaleOfKeyAndValue: "scale-shared-by-key-and-value",
+    ScalesTiled: "scales-tiled-in-loads",
+    SignAndMagnitude: "nibbles-with-a-sign-bit",
+    NibblesSwappedInLoads: "nibbles-swapped-in-loads",
+    FirstRepetition: "first-repetition-alone",
 }
+
+
+def partly(wrong: type[Right], where: Callable[[Any], bool]) -> Right:
+    """An implementation that is wrong in the calls whose attributes and types say so, and right in others."""
+
+    class Partly(Right):
+        def __call__(self, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
+            facts = SimpleNamespace(**attributes, t1=inputs["current_key"].dtype.name)
+            return (wrong() if where(facts) else Right())(attributes, inputs, cache, scale)
+
+    return Partly()
+
+
+# Flaws of a part of an implementation, and how the diagnosis tells the part.
+PARTLY: list[tuple[type[Right], Callable[[Any], bool], str]] = [
+    (HalfAway, lambda a: a.quant_bit == 4, "Only where T2 is int4."),
+    (KeyAndValueSwapped, lambda a: a.cache_layout == 3, "Only where cache_layout is 3."),
+    (StartPosIgnored, lambda a: a.cache_mode == 1, "Only where cache_mode is 1."),
+    (RepeatTiled, lambda a: a.num_repeat == 4, "Only where num_repeat is 4."),
+    (ScaleStale, lambda a: a.cache_layout == 2 and a.t1 == "float16", "Only where "),
+]
+
+
+class RefusesOdd(Right):
+    """Refuses calls for a reason that nobody knows: any last kvstarts that is odd."""
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if i.kvstarts[-1] % 2:
+            raise Refused("odd")
+        return super().run(a, i, cache, scale)
+
+
+class RefusesPaged(Right):
+    """Knows no page tables."""
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if a.cache_mode == 1:
+            raise Refused("no pages")
+        return super().run(a, i, cache, scale)
 
 
 def run_case(implementation: Callable[..., Any], folder: Path, output: Path) -> None:

@@ -25,7 +25,19 @@ fn each_is_diagnosed_in_dynamic_batching() {
 #[test]
 fn each_is_diagnosed_in_static_batching() {
     // The cases of static batching do not tell these apart, those of dynamic batching do.
-    let alike = ["eps-missing", "eps-missing-but-for-zeros", "eps-of-amax", "eps-of-1e-6", "eps-of-1e-8"];
+    let alike = [
+        "eps-missing",
+        "eps-missing-but-for-zeros",
+        "eps-of-amax",
+        "eps-of-1e-6",
+        "eps-of-1e-8",
+        "eps-for-zeros-alone",
+        "eps-of-1e-7",
+        "eps-of-1e-9",
+        "eps-of-1e-10",
+        "eps-of-1e-12",
+        "eps-of-machine-epsilon",
+    ];
     diagnosed::<StaticAttributes, _>(&static_batching::cases().unwrap(), &alike);
 }
 
@@ -61,7 +73,7 @@ where
             passed: entry.verdict == Verdict::Passed,
         });
         let diagnosis = known.diagnose_run(&trials.collect::<Vec<_>>());
-        let RunDiagnosis { failed, explanations, undiagnosed } = &diagnosis;
+        let RunDiagnosis { failed, explanations, undiagnosed, .. } = &diagnosis;
         let right = match &explanations[..] {
             [explanation] => {
                 let is_alike = explanation.or.iter().any(|other| other == name) && alike.contains(&name);

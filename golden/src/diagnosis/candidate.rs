@@ -24,6 +24,10 @@ pub(super) struct Fit {
     pub(super) tells: bool,
     /// How many wrong calls did what is predicted, outputs and state included.
     pub(super) in_full: usize,
+    /// Whether all that is wrong is that legal calls were refused.
+    pub(super) refuses: bool,
+    /// Whether all that is wrong is that illegal calls were made, or refused too late.
+    pub(super) accepts: bool,
 }
 
 impl Candidate {
@@ -68,11 +72,21 @@ fn fit(predicted: &[Predicted], right: &[Predicted], made: Option<&[Made]>) -> O
         return None;
     }
     let Some(made) = made else {
-        return predicted.iter().any(Predicted::fails).then_some(Fit { tells: false, in_full: 0 });
+        return predicted.iter().any(Predicted::fails).then_some(Fit {
+            tells: false,
+            in_full: 0,
+            refuses: false,
+            accepts: false,
+        });
     };
     if made.len() != predicted.len() || predicted.iter().zip(made).any(|(predicted, made)| !predicted.fits(made)) {
         return None;
     }
     let wrong = || predicted.iter().zip(right).filter(|(predicted, right)| predicted != right).map(|(wrong, _)| wrong);
-    Some(Fit { tells: wrong().any(Predicted::tells), in_full: wrong().filter(|predicted| predicted.is_full()).count() })
+    Some(Fit {
+        tells: wrong().any(Predicted::tells),
+        in_full: wrong().filter(|predicted| predicted.is_full()).count(),
+        refuses: wrong().all(Predicted::refuses),
+        accepts: predicted.iter().zip(right).all(|(predicted, right)| predicted == right || !right.is_legal()),
+    })
 }

@@ -79,9 +79,19 @@ impl Predicted {
         self.outcome == OutcomePrint::Fails
     }
 
+    /// Whether the call is legal: what is right of it says.
+    pub(super) fn is_legal(&self) -> bool {
+        !matches!(self.outcome, OutcomePrint::Refused(_))
+    }
+
     /// Whether something is known of how the call ends.
     pub(super) fn tells(&self) -> bool {
         !matches!(self.outcome, OutcomePrint::Fails | OutcomePrint::Unknown)
+    }
+
+    /// Whether a legal call is refused.
+    pub(super) fn refuses(&self) -> bool {
+        self.outcome == OutcomePrint::RefusedWrongly
     }
 
     /// Whether outputs and state are predicted.
@@ -92,6 +102,8 @@ impl Predicted {
     /// Whether a call did what is predicted.
     pub(super) fn fits(&self, made: &Made) -> bool {
         let outcome = match (self.outcome, &made.outcome) {
+            // An illegal call that is made may also end in an error, when it has written something.
+            (OutcomePrint::DoneSomehow, MadeOutcome::Refused(_)) => !made.kept,
             (OutcomePrint::Unknown, _)
             | (OutcomePrint::DoneSomehow, MadeOutcome::Done(_))
             | (OutcomePrint::RefusedWrongly | OutcomePrint::Fails, MadeOutcome::Refused(_)) => true,
@@ -112,6 +124,11 @@ impl Predicted {
 }
 
 impl Made {
+    /// Whether the call was refused.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.outcome, MadeOutcome::Refused(_))
+    }
+
     /// What each call of a case did.
     pub(super) fn calls<A, I>(case: &Case<A, I>, results: &[CallResult]) -> Vec<Self> {
         let mut before = (&case.cache, case.scale.as_ref());

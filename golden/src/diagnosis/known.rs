@@ -6,6 +6,7 @@ use std::slice;
 
 use super::candidate::Candidate;
 use super::fingerprint::{Made, Predicted};
+use super::scope::Facts;
 use crate::case::Case;
 use crate::implementation::CallResult;
 use crate::mistakes::{Mistake, mistakes_of};
@@ -18,6 +19,8 @@ pub struct KnownMistakes<'a, A, I> {
     pub(super) cases: &'a [Case<A, I>],
     /// What is right.
     right: Vec<OnceCell<Vec<Predicted>>>,
+    /// What can be said of each case.
+    pub(super) facts: Vec<Facts>,
     /// Each mistake by itself, in the order of the list.
     pub(super) single: Vec<Candidate>,
 }
@@ -59,7 +62,8 @@ impl<'a, A, I: Inputs<A>> KnownMistakes<'a, A, I> {
     /// The known mistakes on these cases.
     pub fn new(cases: &'a [Case<A, I>]) -> Self {
         let single = mistakes_of::<A, I>().map(|mistake| Candidate::new(vec![mistake], cases.len()));
-        Self { cases, right: vec![OnceCell::new(); cases.len()], single: single.collect() }
+        let facts = cases.iter().map(Facts::of).collect();
+        Self { cases, right: vec![OnceCell::new(); cases.len()], facts, single: single.collect() }
     }
 
     /// The known mistakes that the results of a failed case come from, as [`diagnose`] has it; the case is given by its

@@ -14,7 +14,9 @@ mod fingerprint;
 mod known;
 mod recorder;
 mod run;
+mod scope;
 
 pub use known::{Diagnosis, KnownMistakes, Trial, diagnose};
 pub use recorder::Recorder;
 pub use run::{Explanation, RunDiagnosis};
+pub use scope::Scope;

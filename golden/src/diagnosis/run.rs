@@ -4,10 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::candidate::{Candidate, Fit};
-use super::fingerprint::Made;
+use super::fingerprint::{Made, Predicted};
 use super::known::{KnownMistakes, Trial};
+use super::scope::Scope;
 use crate::mistakes::Mistake;
 use crate::oracle::Inputs;
+
+/// For each failure that a mistake explains, so many cases may have passed that it would fail.
+const MOST_CONTRADICTIONS: usize = 4;
+
+/// A mistake that refuses legal calls is not named if it is more likely that those were refused by chance.
+const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
 
 /// What the failures of a run come from.
 #[derive(Debug, Clone, Default)]
@@ -18,6 +25,8 @@ pub struct RunDiagnosis {
     pub explanations: Vec<Explanation>,
     /// The names of the failed cases that no known mistake explains.
     pub undiagnosed: Vec<String>,
+    /// What these have in common and the cases that passed have not.
+    pub undiagnosed_scope: Scope,
 }
 
 /// A mistake, or two that are made together, and the failures that come from it.
@@ -34,6 +43,9 @@ pub struct Explanation {
     /// The names of the cases that passed although the mistake would be wrong there: it is then made in a part of the
     /// implementation alone, like one type or one layout.
     pub passed_nevertheless: Vec<String>,
+    /// That part, as far as it can be told by types and attributes: passed cases in it are left in
+    /// `passed_nevertheless`.
+    pub scope: Scope,
     /// Other mistakes that explain the same failures, and are as likely.
     pub or: Vec<String>,
 }
@@ -45,18 +57,25 @@ impl fmt::Display for RunDiagnosis {
             failed => format!("{count} of {failed} failures are"),
         };
         let explanation = |explanation: &Explanation| {
-            let Explanation { mistakes, about, cases, passed_nevertheless, or, .. } = explanation;
+            let Explanation { mistakes, about, cases, passed_nevertheless, scope, or, .. } = explanation;
             let or = if or.is_empty() { String::new() } else { format!(" (or {})", or.join(", ")) };
             let part = match passed_nevertheless.len() {
                 0 => String::new(),
+                1 => " Not in all of the implementation: 1 case passed that it would fail.".to_owned(),
                 passed => format!(" Not in all of the implementation: {passed} cases passed that it would fail."),
             };
+            let only = if scope.is_everything() { String::new() } else { format!(" Only where {scope}.") };
             let mistakes = mistakes.join(" with ");
-            format!("{} what {mistakes} gives{or}: {}{part}", of(cases.len()), about.join(" "))
+            format!("{} what {mistakes} gives{or}: {}{only}{part}", of(cases.len()), about.join(" "))
         };
         let mut lines: Vec<_> = self.explanations.iter().map(explanation).collect();
         if !self.undiagnosed.is_empty() {
-            lines.push(format!("{} what no known mistake gives", of(self.undiagnosed.len())));
+            let of = of(self.undiagnosed.len());
+            let only = match &self.undiagnosed_scope {
+                scope if scope.is_everything() => String::new(),
+                scope => format!(": all of them are of cases where {scope}"),
+            };
+            lines.push(format!("{of} what no known mistake gives{only}"));
         }
         f.write_str(&lines.join("\n"))
     }
@@ -69,18 +88,25 @@ impl<A, I: Inputs<A>> KnownMistakes<'_, A, I> {
     /// by most; of equals, the one that predicts the most calls in full, then the first of the list. Then the same for
     /// the failures that are left. What is left in the end may come from two mistakes at once: pairs with one that was
     /// found are tried, or of all where none was found.
+    ///
+    /// A mistake may be made in a part of the implementation alone, like one type or one layout. Then the passed cases
+    /// outside of that part do not contradict it, but a part that takes many words to describe is less likely. That a
+    /// legal call was refused says little by itself: a mistake that refuses calls has to explain it without any
+    /// contradiction, and more than chance would.
     pub fn diagnose_run(&self, trials: &[Trial<'_>]) -> RunDiagnosis {
         let failed = trials.iter().filter(|trial| !trial.passed);
         let made = |trial: &Trial<'_>| trial.results.map(|results| Made::calls(&self.cases[trial.case], results));
         let failed: BTreeMap<_, _> = failed.map(|trial| (trial.case, made(trial))).collect();
         let passed = trials.iter().filter(|trial| trial.passed).map(|trial| trial.case).collect();
-        let mut run = Run { known: self, passed, failed };
+        let mut run = Run { known: self, passed, failed, refused_by_chance: 0.0 };
+        run.refused_by_chance = run.share_of_wrong_refusals();
         let count = run.failed.len();
         let mut explanations = run.explain(&self.single);
         let pairs = run.pairs(&explanations);
         explanations.extend(run.explain(&pairs));
         let undiagnosed = run.failed.keys().map(|&case| self.cases[case].name.clone()).collect();
-        RunDiagnosis { failed: count, explanations, undiagnosed }
+        let undiagnosed_scope = run.scope_of_failed();
+        RunDiagnosis { failed: count, explanations, undiagnosed, undiagnosed_scope }
     }
 }
 
@@ -89,6 +115,8 @@ struct Run<'a, 'b, A, I> {
     known: &'a KnownMistakes<'b, A, I>,
     passed: Vec<usize>,
     failed: BTreeMap<usize, Option<Vec<Made>>>,
+    /// How likely a legal call of this run is refused.
+    refused_by_chance: f64,
 }
 
 /// A candidate that explains something.
@@ -96,20 +124,36 @@ struct Suspect<'a> {
     candidate: &'a Candidate,
     /// The failures that it explains.
     fits: BTreeMap<usize, Fit>,
-    /// The passed cases in which it would be wrong.
+    /// The part of the implementation in which it is made.
+    scope: Scope,
+    /// The passed cases of that part in which it would be wrong.
     contradicted: Vec<usize>,
 }
 
 impl Suspect<'_> {
     /// The larger, the likelier.
     fn score(&self) -> (isize, usize) {
-        let beyond = self.fits.len() as isize - self.contradicted.len() as isize;
+        let beyond = self.fits.len() as isize - self.contradicted.len() as isize - self.scope.len() as isize;
         (beyond, self.fits.values().map(|fit| fit.in_full).sum())
     }
 
     /// Whether it is worth naming: it predicts what one of these failures gave, or it may have made all of them fail, and
     /// nothing contradicts that. What gave no results at all may have any cause.
-    fn counts(&self, failed: &BTreeMap<usize, Option<Vec<Made>>>) -> bool {
+    fn counts(&self, failed: &BTreeMap<usize, Option<Vec<Made>>>, refused_by_chance: f64) -> bool {
+        if self.fits.values().all(|fit| fit.refuses) && !self.fits.is_empty() {
+            let covers_all = || {
+                failed.iter().all(|(case, made)| {
+                    self.fits.contains_key(case) || !made.as_ref().is_some_and(|made| made.iter().any(Made::is_refused))
+                })
+            };
+            let by_chance = refused_by_chance.powi(self.fits.len() as i32);
+            return self.contradicted.is_empty() && (by_chance < MOST_LIKELY_BY_CHANCE || covers_all());
+        }
+        // That an illegal call was made names the rule that was not checked. Other results may be alike by accident.
+        let accepts = self.fits.values().all(|fit| fit.accepts);
+        if !accepts && self.contradicted.len() > MOST_CONTRADICTIONS * self.fits.len() {
+            return false;
+        }
         let may_be_all = failed.len() > 1 && self.fits.len() == failed.len() && self.contradicted.is_empty();
         self.fits.values().any(|fit| fit.tells) || may_be_all && failed.values().any(Option::is_some)
     }
@@ -136,6 +180,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
                 rules: mistakes.iter().map(|(_, rule)| *rule).collect(),
                 cases: first.fits.keys().map(name).collect(),
                 passed_nevertheless: first.contradicted.iter().map(name).collect(),
+                scope: first.scope.clone(),
                 or: alike.map(Suspect::name).collect(),
             });
             let explained: Vec<_> = first.fits.keys().copied().collect();
@@ -143,7 +188,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
             for suspect in &mut suspects {
                 suspect.fits.retain(|case, _| self.failed.contains_key(case));
             }
-            suspects.retain(|suspect| suspect.counts(&self.failed));
+            suspects.retain(|suspect| suspect.counts(&self.failed, self.refused_by_chance));
         }
         explanations
     }
@@ -157,8 +202,38 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
         if fits.is_empty() {
             return None;
         }
-        let contradicted = self.passed.iter().copied().filter(|&i| self.deviates(candidate, i)).collect();
-        Some(Suspect { candidate, fits, contradicted }).filter(|suspect| suspect.counts(&self.failed))
+        let mut contradicted: Vec<_> = self.passed.iter().copied().filter(|&i| self.deviates(candidate, i)).collect();
+        let facts = |i: usize| &self.known.facts[i];
+        let inside: Vec<_> = fits.keys().map(|&i| facts(i)).collect();
+        let scope = match fits.len() {
+            1 => Scope::default(), // Of one case everything is special.
+            _ => Scope::around(&inside, &contradicted.iter().map(|&i| facts(i)).collect::<Vec<_>>()),
+        };
+        contradicted.retain(|&i| scope.contains(facts(i)));
+        let suspect = Suspect { candidate, fits, scope, contradicted };
+        Some(suspect).filter(|suspect| suspect.counts(&self.failed, self.refused_by_chance))
+    }
+
+    /// The part of the legal calls of this run, by cases, that were refused.
+    fn share_of_wrong_refusals(&self) -> f64 {
+        let is_legal = |i: &&usize| self.known.right(**i).iter().all(Predicted::is_legal);
+        let passed = self.passed.iter().filter(is_legal).count();
+        let failed: Vec<_> = self.failed.iter().filter(|(i, _)| is_legal(i)).collect();
+        let is_refused = |made: &Option<Vec<Made>>| made.as_ref().is_some_and(|made| made.iter().any(Made::is_refused));
+        let refused = failed.iter().filter(|(_, made)| is_refused(made)).count();
+        refused as f64 / (passed + failed.len()).max(1) as f64
+    }
+
+    /// What the failures that are left have in common and the passed cases have not.
+    fn scope_of_failed(&self) -> Scope {
+        if self.failed.len() < 2 {
+            return Scope::default();
+        }
+        let facts = |i: &usize| &self.known.facts[*i];
+        Scope::around(
+            &self.failed.keys().map(facts).collect::<Vec<_>>(),
+            &self.passed.iter().map(facts).collect::<Vec<_>>(),
+        )
     }
 
     fn deviates(&self, candidate: &Candidate, i: usize) -> bool {

@@ -1,152 +1,9 @@
-//! Mistakes of which token has which slot, and which row of the inputs and outputs.
+//! Mistakes of which token has which slot in offset mode, and which row of the inputs and outputs.
 
 use super::mistake::Mistake;
 use crate::oracle::dynamic::Batch;
 
 pub(super) const MISTAKES: &[Mistake] = &[
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-index-for-slot",
-        "Entries of the page table are multiplied by page_size: they are slots, not numbers of pages.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| match batch.paged {
-                true => batch
-                    .page(b, position / batch.page_size)
-                    .saturating_mul(batch.page_size)
-                    .saturating_add(position % batch.page_size),
-                false => batch.slot(b, position),
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-table-transposed",
-        "The page table is read column by column: the pages of sequence b are row b.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| {
-                let entry = (position / batch.page_size).saturating_mul(batch.len() as i64).saturating_add(b as i64);
-                paged(batch, b, position, |batch| entry_of(batch, entry))
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "pages-taken-as-contiguous",
-        "All tokens of a sequence are counted on from its first page: token t is on page t / page_size.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| match batch.paged {
-                true => batch.page(b, 0).saturating_add(position),
-                false => batch.slot(b, position),
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-offset-ignored",
-        "Every token of a page has the page's first slot: add t % page_size.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| match batch.paged {
-                true => batch.page(b, position / batch.page_size),
-                false => batch.slot(b, position),
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "last-page-not-counted",
-        "A last page that is not full does not count, and its tokens go to the page before: a sequence has \
-         ceil(kvlen / page_size) pages.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| {
-                let last = (batch.kvlen(b) / batch.page_size - 1).max(0);
-                paged(batch, b, position, |batch| batch.page(b, (position / batch.page_size).min(last)))
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-of-next-token",
-        "A token is looked up on the page of the token behind it: token t is on page t / page_size.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| {
-                let page = position.saturating_add(1) / batch.page_size;
-                paged(batch, b, position, |batch| batch.page(b, page))
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-behind-its-own",
-        "A token is looked up on the page behind its own: token t is on page t / page_size, counted from 0.",
-        |behavior| {
-            behavior.dynamic.slot =
-                |batch, b, position| paged(batch, b, position, |batch| batch.page(b, position / batch.page_size + 1));
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "last-page-one-slot-further",
-        "Tokens of a sequence's last page are one slot behind theirs.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| {
-                let last = (batch.kvlen(b) - 1) / batch.page_size == position / batch.page_size;
-                batch.slot(b, position).saturating_add((batch.paged && last).into())
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "slots-one-further",
-        "Tokens are one slot behind theirs: token 0 has the first slot of the first page.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| batch.slot(b, position).saturating_add(batch.paged.into());
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-table-read-as-offsets",
-        "The page table is read as cachestarts of offset mode are, its entry b as the first slot of sequence b: look \
-         at cache_mode.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| match batch.paged {
-                true => entry_of(batch, b as i64).saturating_add(position),
-                false => batch.slot(b, position),
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "page-size-ignored",
-        "page_size is not looked at, and its default 128 taken.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| match batch.paged {
-                true => batch.page(b, position / 128).saturating_add(position % 128),
-                false => batch.slot(b, position),
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "pages.unaligned",
-        "pages-aligned-down",
-        "The first slot of a page is rounded down to a multiple of page_size: a page may start at any slot.",
-        |behavior| {
-            behavior.dynamic.slot = |batch, b, position| {
-                paged(batch, b, position, |batch| {
-                    let entry = batch.page(b, position / batch.page_size);
-                    entry - entry.rem_euclid(batch.page_size)
-                })
-            };
-        },
-    ),
-    Mistake::dynamic(
-        "cache-mode.1",
-        "pages-of-first-sequence",
-        "Every sequence uses the first row of the page table.",
-        |behavior| {
-            behavior.dynamic.slot =
-                |batch, b, position| if batch.paged { batch.slot(0, position) } else { batch.slot(b, position) };
-        },
-    ),
     Mistake::dynamic(
         "cache-mode.0",
         "cachestarts-of-first-sequence",
@@ -269,6 +126,65 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.dynamic.position = |batch, _| batch.start_pos[0],
     ),
     Mistake::dynamic(
+        "inputs.packed",
+        "start-pos-one-further",
+        "Current tokens are stored one position behind theirs: the first has position start_pos.",
+        |behavior| behavior.dynamic.position = |batch, b| batch.start_pos[b] + 1,
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "start-pos-one-before",
+        "Current tokens are stored one position before theirs: the first has position start_pos.",
+        |behavior| behavior.dynamic.position = |batch, b| (batch.start_pos[b] - 1).max(0),
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "stored-behind-kvlen",
+        "Current tokens are stored from kvlen on: that is their end, they begin at start_pos.",
+        |behavior| behavior.dynamic.position = Batch::kvlen,
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "last-current-token-alone",
+        "Only the last current token of each sequence is stored, as where one token of each is taken for granted.",
+        |behavior| {
+            behavior.dynamic.stored = |batch, b| batch.seqlen(b).min(1);
+            behavior.dynamic.current_row = |batch, b| (batch.seqstarts[b + 1] - 1).max(batch.seqstarts[b]);
+            behavior.dynamic.position = |batch, b| (batch.kvlen(b) - 1).max(batch.start_pos[b]);
+        },
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "first-current-token-alone",
+        "Only the first current token of each sequence is stored, as where one token of each is taken for granted.",
+        |behavior| behavior.dynamic.stored = |batch, b| batch.seqlen(b).min(1),
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "last-current-token-missing",
+        "The last current token of each sequence is not stored: there are seqstarts[b+1] - seqstarts[b] of them.",
+        |behavior| behavior.dynamic.stored = |batch, b| batch.seqlen(b) - 1,
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "current-tokens-padded",
+        "Sequence b is read from row b * max_seqlen on: current_key is packed, its rows begin at seqstarts[b].",
+        |behavior| behavior.dynamic.current_row = |batch, b| batch.max_seqlen.saturating_mul(b as i64),
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "outputs-at-max-kvlen",
+        "Sequence b is written from row b * max_kvlen on: outputs are packed, those of sequence b begin at row \
+         kvstarts[b].",
+        |behavior| behavior.dynamic.output_row = |batch, b| batch.max_kvlen.saturating_mul(b as i64),
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "outputs-of-all-at-first-row",
+        "Every sequence is written from row 0 of the outputs on: those of sequence b begin at row kvstarts[b].",
+        |behavior| behavior.dynamic.output_row = |_, _| 0,
+    ),
+    Mistake::dynamic(
         "bounds.max-seqlen",
         "max-seqlen-taken-as-length",
         "Each sequence stores max_seqlen tokens: that is a bound, sequence b has seqstarts[b+1] - seqstarts[b].",
@@ -281,19 +197,6 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.dynamic.loaded = |batch, _| 0..batch.max_kvlen.min(batch.max_t as i64),
     ),
 ];
-
-/// The slot on a page that begins with `first`, in paged mode.
-fn paged(batch: &Batch, b: usize, position: i64, first: impl Fn(&Batch) -> i64) -> i64 {
-    match batch.paged {
-        true => first(batch).saturating_add(position % batch.page_size),
-        false => batch.slot(b, position),
-    }
-}
-
-/// Entry number `i` of cachestarts, in row-major order; where there is none, a slot outside of any cache.
-fn entry_of(batch: &Batch, i: i64) -> i64 {
-    usize::try_from(i).ok().and_then(|i| batch.cachestarts.get(i).copied()).unwrap_or(i64::MIN / 2)
-}
 
 /// The tokens of the longest sequence.
 fn longest(batch: &Batch) -> i64 {

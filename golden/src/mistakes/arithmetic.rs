@@ -1,9 +1,8 @@
-//! Mistakes in the arithmetic of a group other than rounding: its values, its scale, its codes, and how codes are
-//! packed.
+//! Mistakes in the arithmetic of a group other than rounding: its values, its scale, and its codes.
 
 use super::mistake::Mistake;
 use crate::oracle::CurrentTokens;
-use crate::oracle::arithmetic::Group;
+use crate::oracle::arithmetic::{Group, Shares};
 
 pub(super) const MISTAKES: &[Mistake] = &[
     Mistake::new(
@@ -105,7 +104,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "amax-without-sign",
         "The scale is made of the largest value, not of the largest magnitude: take |x| before the maximum.",
         |behavior| {
-            behavior.arithmetic.amax = |values| {
+            behavior.arithmetic.amax = |_, values| {
                 values.iter().fold(
                     f64::NEG_INFINITY,
                     |amax, &x| if amax.is_nan() || x.is_nan() { f64::NAN } else { amax.max(x) },
@@ -117,39 +116,44 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "quantizing.groups",
         "groups-strided",
         "A group is every so manieth element of a head: it should be quant_group neighbors.",
-        |behavior| behavior.arithmetic.group = |d, _, groups| d % groups,
+        |behavior| {
+            behavior.arithmetic.group = |d, _, groups| d % groups;
+            behavior.arithmetic.loaded_group = |d, _, groups| d % groups;
+        },
     ),
     Mistake::new(
         "quantizing.groups",
         "scale-per-head",
         "One scale is made for a whole head: each group of quant_group neighbors has its own.",
-        |behavior| behavior.arithmetic.shares_scale = |one, other| one.0 == other.0,
+        |behavior| behavior.arithmetic.shares_scale.group = false,
     ),
     Mistake::new(
         "quantizing.groups",
         "group-across-heads",
         "The heads of a token share a scale: groups lie along head_dim, within one head.",
-        |behavior| behavior.arithmetic.shares_scale = |one, other| one.1 == other.1,
+        |behavior| behavior.arithmetic.shares_scale.head = false,
     ),
     Mistake::new(
         "quantizing.groups",
         "scale-per-token",
         "One scale is made for all heads of a token: each group of quant_group neighbors of a head has its own.",
-        |behavior| behavior.arithmetic.shares_scale = |_, _| true,
+        |behavior| {
+            behavior.arithmetic.shares_scale = Shares { head: false, group: false, ..Shares::GROUP };
+        },
     ),
     Mistake::new(
         "non-finite.nan",
         "nan-swallowed",
         "A NaN does not count toward amax, as fmax() and max() of many libraries have it: it should make the scale \
          NaN.",
-        |behavior| behavior.arithmetic.amax = |values| values.iter().fold(0.0, |amax, x| amax.max(x.abs())),
+        |behavior| behavior.arithmetic.amax = |_, values| values.iter().fold(0.0, |amax, x| amax.max(x.abs())),
     ),
     Mistake::new(
         "non-finite.infinity",
         "infinity-swallowed",
         "An infinity does not count toward amax: it should make the scale infinite and every code 0.",
         |behavior| {
-            behavior.arithmetic.amax = |values| {
+            behavior.arithmetic.amax = |_, values| {
                 let amax = |amax: f64, x: &f64| if amax.is_nan() || x.is_nan() { f64::NAN } else { amax.max(x.abs()) };
                 values.iter().filter(|x| !x.is_infinite()).fold(0.0, amax)
             };
@@ -210,34 +214,6 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "Current tokens are given back as codes times the step, neither rounded to T3: dequantize with the scale that is \
          stored, and round the product to T3.",
         |behavior| behavior.current_tokens = CurrentTokens::UnroundedProduct,
-    ),
-    Mistake::new(
-        "int4.nibbles",
-        "nibbles-swapped",
-        "The first of two codes is in the high nibble: element 2i belongs in the low nibble of byte i.",
-        |behavior| behavior.arithmetic.nibble = |i, _| (i / 2, i % 2 == 0),
-    ),
-    Mistake::new(
-        "int4.nibbles",
-        "unsigned-nibbles",
-        "Nibbles are loaded as 0 to 15: they are two's complement, extend the sign of the fourth bit.",
-        |behavior| behavior.arithmetic.from_nibble = |nibble| nibble as i8,
-    ),
-    Mistake::new(
-        "int4.nibbles",
-        "nibbles-offset-by-8",
-        "Nibbles hold the code plus 8: they are two's complement.",
-        |behavior| {
-            behavior.arithmetic.to_nibble = |code| (code + 8) as u8;
-            behavior.arithmetic.from_nibble = |nibble| nibble as i8 - 8;
-        },
-    ),
-    Mistake::new(
-        "int4.nibbles",
-        "nibbles-in-halves",
-        "The first half of a head is in the low nibbles, the second in the high ones: neighbors 2i and 2i + 1 share \
-         byte i.",
-        |behavior| behavior.arithmetic.nibble = |i, len| (i % (len / 2), i >= len / 2),
     ),
 ];
 

@@ -3,7 +3,10 @@
 use std::sync::LazyLock;
 
 use super::mistake::Mistake;
-use super::{addressing, arithmetic, order, refusals, rounding, storage};
+use super::{
+    accepted, accepted_inputs, addressing, arithmetic, nibbles, order, paging, refused, rounding, scales, storage,
+    values,
+};
 use crate::oracle::Inputs;
 
 /// Every known mistake. One that changes little comes before one that changes the same and more: where several explain
@@ -13,11 +16,16 @@ pub fn mistakes() -> &'static [Mistake] {
         [
             rounding::MISTAKES,
             arithmetic::MISTAKES,
+            values::MISTAKES,
+            nibbles::MISTAKES,
+            scales::MISTAKES,
             storage::MISTAKES,
+            paging::MISTAKES,
             addressing::MISTAKES,
             order::MISTAKES,
-            refusals::REFUSED,
-            refusals::ACCEPTED,
+            refused::MISTAKES,
+            accepted_inputs::MISTAKES,
+            accepted::MISTAKES,
         ]
         .concat()
     });

@@ -3,14 +3,20 @@
 //!
 //! To add one, add an entry to the file of its subject. It must be wrong in some golden case that names its rule.
 
+mod accepted;
+mod accepted_inputs;
 mod addressing;
 mod arithmetic;
 mod list;
 mod mistake;
+mod nibbles;
 mod order;
-mod refusals;
+mod paging;
+mod refused;
 mod rounding;
+mod scales;
 mod storage;
+mod values;
 
 pub use list::{mistake, mistakes, mistakes_of};
 pub use mistake::Mistake;

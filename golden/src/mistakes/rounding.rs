@@ -54,6 +54,18 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.arithmetic.round = |_, x| x.floor(),
     ),
     Mistake::new(
+        "quantizing.ties-to-even",
+        "rounding-up",
+        "Quotients are rounded up by ceil(), they should go to the nearest integer, ties to even.",
+        |behavior| behavior.arithmetic.round = |_, x| x.ceil(),
+    ),
+    Mistake::new(
+        "quantizing.ties-to-even",
+        "half-down",
+        "Quotients become codes by ceil(x - 0.5): ties go down; use rint() or round_ties_even().",
+        |behavior| behavior.arithmetic.round = |group, x| group.to_t1(x - 0.5).ceil(),
+    ),
+    Mistake::new(
         "quantizing.code-quotient",
         "quotient-not-rounded-to-t1",
         "x / s is rounded to an integer from a wider type: round the quotient to T1 first (float16 for float16 keys, \
@@ -83,6 +95,16 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| {
             behavior.arithmetic.divisor = |group, steps| group.to_t1(group.qmax() / steps.amax);
             behavior.arithmetic.quotient = |group, x, factor| group.to_t1(x * factor);
+        },
+    ),
+    Mistake::new(
+        "quantizing.real-division",
+        "multiplication-by-qmax-before-division",
+        "x is multiplied by qmax and then divided by amax: divide x by the step, which is amax / qmax rounded to T1 and \
+         at least 1e-5.",
+        |behavior| {
+            behavior.arithmetic.divisor = |_, steps| steps.amax;
+            behavior.arithmetic.quotient = |group, x, amax| group.to_t1(group.to_t1(x * group.qmax()) / amax);
         },
     ),
     Mistake::new(

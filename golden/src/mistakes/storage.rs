@@ -87,6 +87,21 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "layer",
+        "layer-ignored-by-stores",
+        "Tokens are stored to layer 0: layer_idx counts for stores as it does for loads.",
+        |behavior| behavior.layers_stored = |_, _| vec![0],
+    ),
+    Mistake::new(
+        "layer",
+        "layer-counted-from-1",
+        "Tokens are stored to and loaded from the layer before layer_idx: layers are counted from 0.",
+        |behavior| {
+            behavior.layers_stored = |layer_idx, _| vec![layer_idx.saturating_sub(1)];
+            behavior.layer_loaded = |layer_idx| layer_idx.saturating_sub(1);
+        },
+    ),
+    Mistake::new(
+        "layer",
         "layer-ignored-by-loads",
         "Tokens are loaded from layer 0: layer_idx counts for loads as it does for stores.",
         |behavior| behavior.layer_loaded = |_| 0,
@@ -108,26 +123,103 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "cache-layout.0",
         "key-and-value-swapped-in-cache",
         "Keys are stored where values belong: along the axis of length 2, keys are at 0 and values at 1.",
-        |behavior| (behavior.kv, behavior.scale_kv) = ([1, 0], [1, 0]),
+        |behavior| (behavior.kv, behavior.scale_kv, behavior.loaded_scale_kv) = ([1, 0], [1, 0], [1, 0]),
     ),
     Mistake::new(
         "cache-layout.0",
         "value-overwrites-key",
         "The axis of keys and values is not looked at: values are stored over keys.",
-        |behavior| (behavior.kv, behavior.scale_kv) = ([0, 0], [0, 0]),
+        |behavior| (behavior.kv, behavior.scale_kv, behavior.loaded_scale_kv) = ([0, 0], [0, 0], [0, 0]),
     ),
     Mistake::new(
         "cache-layout.0",
         "scale-of-value-overwrites-key",
         "The axis of keys and values of scale is not looked at: scales of values are stored over those of keys.",
-        |behavior| behavior.scale_kv = [0, 0],
+        |behavior| (behavior.scale_kv, behavior.loaded_scale_kv) = ([0, 0], [0, 0]),
+    ),
+    Mistake::dynamic("inputs.packed", "values-not-stored", "Values are not stored, keys alone are.", |behavior| {
+        behavior.stored = [Some(0), None]
+    })
+    .static_rule("stored-positions"),
+    Mistake::dynamic("inputs.packed", "keys-not-stored", "Keys are not stored, values alone are.", |behavior| {
+        behavior.stored = [None, Some(1)]
+    })
+    .static_rule("stored-positions"),
+    Mistake::dynamic(
+        "inputs.packed",
+        "key-stored-as-value",
+        "current_key is stored as key and as value: values are in current_value.",
+        |behavior| behavior.stored = [Some(0), Some(0)],
+    )
+    .static_rule("stored-positions"),
+    Mistake::dynamic(
+        "inputs.packed",
+        "value-stored-as-key",
+        "current_value is stored as key and as value: keys are in current_key.",
+        |behavior| behavior.stored = [Some(1), Some(1)],
+    )
+    .static_rule("stored-positions"),
+    Mistake::dynamic(
+        "outputs.packed",
+        "key-loaded-as-value",
+        "The output value is that of keys: values are at 1 along the axis of length 2.",
+        |behavior| behavior.outputs = [0, 0],
+    )
+    .static_rule("loaded-positions"),
+    Mistake::dynamic(
+        "outputs.packed",
+        "value-loaded-as-key",
+        "The output key is that of values: keys are at 0 along the axis of length 2.",
+        |behavior| behavior.outputs = [1, 1],
+    )
+    .static_rule("loaded-positions"),
+    Mistake::new(
+        "num-repeat",
+        "first-repetition-alone",
+        "The first of the repetitions of each head is written, the others stay zero: there are num_repeat of them.",
+        |behavior| {
+            behavior.cache_head =
+                |output_head, _, num_repeat| (output_head % num_repeat == 0).then_some(output_head / num_repeat);
+        },
+    ),
+    Mistake::new(
+        "num-repeat",
+        "two-repetitions-alone",
+        "Two repetitions of each head are written, the others stay zero: there are num_repeat of them.",
+        |behavior| {
+            behavior.cache_head =
+                |output_head, _, num_repeat| (output_head % num_repeat < 2).then_some(output_head / num_repeat);
+        },
+    ),
+    Mistake::new(
+        "num-repeat",
+        "last-repetition-missing",
+        "The last of the repetitions of each head stays zero: there are num_repeat of them.",
+        |behavior| {
+            behavior.cache_head = |output_head, _, num_repeat| {
+                (num_repeat == 1 || output_head % num_repeat < num_repeat - 1).then_some(output_head / num_repeat)
+            };
+        },
+    ),
+    Mistake::new(
+        "num-repeat",
+        "first-heads-alone",
+        "The first heads of the outputs are the cache's heads, the others stay zero: output head h is cache head h / \
+         num_repeat.",
+        |behavior| behavior.cache_head = |output_head, num_heads, _| (output_head < num_heads).then_some(output_head),
+    ),
+    Mistake::new(
+        "num-repeat",
+        "first-head-repeated",
+        "Every output head is cache head 0: output head h is cache head h / num_repeat.",
+        |behavior| behavior.cache_head = |_, _, _| Some(0),
     ),
     Mistake::new(
         "num-repeat",
         "repeat-interleaved",
         "Repeated heads are interleaved, output head h is cache head h % H: it should be h / num_repeat, each head \
          beside its repetitions.",
-        |behavior| behavior.cache_head = |output_head, num_heads, _| output_head % num_heads,
+        |behavior| behavior.cache_head = |output_head, num_heads, _| Some(output_head % num_heads),
     ),
     Mistake::new(
         "num-repeat",
@@ -135,7 +227,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "num_repeat is not looked at: the outputs have as many heads as the cache.",
         |behavior| {
             behavior.output_heads = |num_heads, _| num_heads;
-            behavior.cache_head = |output_head, _, _| output_head;
+            behavior.cache_head = |output_head, _, _| Some(output_head);
         },
     ),
 ];

@@ -19,12 +19,19 @@ pub struct Arithmetic {
     /// Whether a value of the same type keeps its bits, as a copy of them; else it is read and written as a number.
     pub copies_bits: bool,
 
+    /// What becomes of a value of `current_key` or `current_value` before it is stored: nothing.
+    pub current: fn(ElementType, f64) -> f64,
+    /// What becomes of a value of `key` or `value` when it is loaded: nothing.
+    pub output: fn(ElementType, f64) -> f64,
+
     /// The group of element `d` of a head of `groups` groups of `quant_group` elements: neighbors share one.
     pub group: fn(d: usize, quant_group: usize, groups: usize) -> usize,
-    /// Whether two values, each given by its head and group, count toward the same scale: those of one group do.
-    pub shares_scale: fn((usize, usize), (usize, usize)) -> bool,
+    /// The group whose scale element `d` is loaded with: its own.
+    pub loaded_group: fn(d: usize, quant_group: usize, groups: usize) -> usize,
+    /// Which values count toward the same scale: those of one group.
+    pub shares_scale: Shares,
     /// The largest magnitude of some values; NaN if one of them is.
-    pub amax: fn(&[f64]) -> f64,
+    pub amax: fn(&Group, &[f64]) -> f64,
     /// The largest code of a width in bits.
     pub qmax: fn(i64) -> f64,
     /// The step between the codes of a group.
@@ -42,12 +49,31 @@ pub struct Arithmetic {
     /// The value of a code.
     pub value: fn(&Group, code: i8, scale: f64) -> f64,
 
-    /// Where code `i` of a head of `len` codes of int4 lies: its byte, and whether it is the high nibble.
+    /// Where code `i` of a head of `len` codes of int4 is stored: its byte, and whether it is the high nibble.
     pub nibble: fn(i: usize, len: usize) -> (usize, bool),
+    /// Where it is loaded from: the same.
+    pub loaded_nibble: fn(i: usize, len: usize) -> (usize, bool),
+    /// A byte after a nibble, the high one or the low one, was stored in it: the other keeps its bits.
+    pub with_nibble: fn(byte: u8, nibble: u8, high: bool) -> u8,
     /// The four bits of a code.
     pub to_nibble: fn(i8) -> u8,
     /// The code of four bits.
-    pub from_nibble: fn(u8) -> i8,
+    pub from_nibble: fn(nibble: u8, high: bool) -> i8,
+}
+
+/// Which values of the current tokens count toward the same scale: for each coordinate, whether it has to be the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "described above")]
+pub struct Shares {
+    pub key_or_value: bool,
+    pub row: bool,
+    pub head: bool,
+    pub group: bool,
+}
+
+impl Shares {
+    /// Those of one group of one head.
+    pub const GROUP: Self = Self { key_or_value: true, row: true, head: true, group: true };
 }
 
 /// What is known of a group: its types and width, and how numbers are rounded to types.
@@ -78,9 +104,12 @@ impl Default for Arithmetic {
             widen: f16::to_f32,
             float32: |x| x,
             copies_bits: true,
+            current: |_, x| x,
+            output: |_, x| x,
             group: |d, quant_group, _| d / quant_group,
-            shares_scale: |one, other| one == other,
-            amax: |values| {
+            loaded_group: |d, quant_group, _| d / quant_group,
+            shares_scale: Shares::GROUP,
+            amax: |_, values| {
                 values
                     .iter()
                     .fold(0.0, |amax, x| if amax.is_nan() || x.is_nan() { f64::NAN } else { amax.max(x.abs()) })
@@ -99,8 +128,10 @@ impl Default for Arithmetic {
             stored_scale: |_, steps| steps.scale,
             value: |group, code, scale| group.to_t1(group.to_t3(f64::from(code) * scale)),
             nibble: |i, _| (i / 2, i % 2 == 1),
+            loaded_nibble: |i, _| (i / 2, i % 2 == 1),
+            with_nibble: |byte, nibble, high| if high { byte & 0x0f | nibble << 4 } else { byte & 0xf0 | nibble },
             to_nibble: |code| code as u8 & 0x0f,
-            from_nibble: |nibble| (nibble << 4) as i8 >> 4,
+            from_nibble: |nibble, _| (nibble << 4) as i8 >> 4,
         }
     }
 }
@@ -121,9 +152,13 @@ impl Group<'_> {
         (self.arithmetic.qmax)(self.quant_bit)
     }
 
-    /// The step of the values that share a scale, and the scale that it becomes.
-    pub fn steps(&self, values: &[f64], old_scale: f64) -> Steps {
-        let amax = (self.arithmetic.amax)(values);
+    /// The largest magnitude of values that share a scale.
+    pub fn amax(&self, values: &[f64]) -> f64 {
+        (self.arithmetic.amax)(self, values)
+    }
+
+    /// The step of values of this largest magnitude, and the scale that it becomes.
+    pub fn steps(&self, amax: f64, old_scale: f64) -> Steps {
         let step = (self.arithmetic.step)(self, amax);
         Steps { amax, step, scale: self.to_t3(step), old_scale }
     }
@@ -173,8 +208,8 @@ impl Arithmetic {
         if quant_bit == 8 {
             return bytes[i] as i8;
         }
-        let (byte, high) = (self.nibble)(i, len);
-        (self.from_nibble)(if high { bytes[byte] >> 4 } else { bytes[byte] & 0x0f })
+        let (byte, high) = (self.loaded_nibble)(i, len);
+        (self.from_nibble)(if high { bytes[byte] >> 4 } else { bytes[byte] & 0x0f }, high)
     }
 
     /// The same, to be written.
@@ -185,6 +220,6 @@ impl Arithmetic {
         }
         let (byte, high) = (self.nibble)(i, len);
         let nibble = (self.to_nibble)(code) & 0x0f;
-        bytes[byte] = if high { bytes[byte] & 0x0f | nibble << 4 } else { bytes[byte] & 0xf0 | nibble };
+        bytes[byte] = (self.with_nibble)(bytes[byte], nibble, high);
     }
 }

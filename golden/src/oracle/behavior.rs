@@ -28,12 +28,18 @@ pub struct Behavior {
     pub layer_loaded: fn(layer_idx: usize) -> usize,
     /// Where keys (0) and values (1) lie along the axis of length two.
     pub kv: [usize; 2],
-    /// The same in `scale`.
+    /// The same in `scale`, where scales are stored.
     pub scale_kv: [usize; 2],
+    /// The same where they are loaded.
+    pub loaded_scale_kv: [usize; 2],
+    /// Of which of keys and values the stored scales are: key (0), value (1).
+    pub scale_source: [usize; 2],
+    /// What is stored as key and as value: `current_key` (0), `current_value` (1), nothing.
+    pub stored: [Option<usize>; 2],
     /// Which of the two goes where: `key` gets what is loaded as key (0), `value` as value (1).
     pub outputs: [usize; 2],
-    /// The cache head of an output head.
-    pub cache_head: fn(output_head: usize, num_heads: usize, num_repeat: usize) -> usize,
+    /// The cache head of an output head; without one the output head stays zero.
+    pub cache_head: fn(output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize>,
     /// How many heads the outputs have.
     pub output_heads: fn(num_heads: usize, num_repeat: usize) -> usize,
     /// Where the outputs of current tokens come from: the cache, like those of past tokens.
@@ -118,8 +124,11 @@ impl Default for Behavior {
             layer_loaded: |layer_idx| layer_idx,
             kv: [0, 1],
             scale_kv: [0, 1],
+            loaded_scale_kv: [0, 1],
+            scale_source: [0, 1],
+            stored: [Some(0), Some(1)],
             outputs: [0, 1],
-            cache_head: |output_head, _, num_repeat| output_head / num_repeat,
+            cache_head: |output_head, _, num_repeat| Some(output_head / num_repeat),
             output_heads: |num_heads, num_repeat| num_heads * num_repeat,
             current_tokens: CurrentTokens::Cache,
             sources: Sources { cache: true, scale: true },

@@ -1,5 +1,7 @@
 //! Dynamic batching: which tokens a ragged batch has, and the slots that they have in the cache.
 
+use std::cell::Cell;
+
 use kvcache_schema::{Attributes, Axis as LayoutAxis, CacheLayout};
 
 use crate::case::StepInputs;
@@ -79,6 +81,8 @@ pub struct Batch {
     pub max_t: usize,
     /// The tokens of `current_key`.
     pub tokens: usize,
+    /// The last axis of `current_key`.
+    pub head_dim: usize,
     /// Whether the bounds come as scalars, and not in shape `[1]`.
     pub scalar_bounds: [bool; 2],
     /// Whether there is a scale.
@@ -110,6 +114,7 @@ impl Batch {
             attributes: call.attributes.clone(),
             max_t,
             tokens: inputs.current_key.shape().first().copied().unwrap_or_default(),
+            head_dim: inputs.current_key.shape().last().copied().unwrap_or_default(),
             scalar_bounds: [scalar(&inputs.max_seqlen), scalar(&inputs.max_kvlen)],
             has_scale: call.scale.is_some(),
         }
@@ -178,6 +183,10 @@ impl Inputs<Attributes> for StepInputs {
         read
     }
 
+    fn named_attributes(attributes: &Attributes) -> Vec<(&'static str, i64)> {
+        Attributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
+    }
+
     fn shared(attributes: &Attributes) -> SharedAttributes {
         attributes_shared(attributes)
     }
@@ -200,6 +209,12 @@ impl Inputs<Attributes> for StepInputs {
         // A row that a wrong plan puts outside of a tensor is left out.
         let row =
             |first: i64, i: i64, rows: usize| usize::try_from(first.saturating_add(i)).ok().filter(|&row| row < rows);
+        let rows_outside = Cell::new(false);
+        let row = |first, i, rows| {
+            let row = row(first, i, rows);
+            rows_outside.set(rows_outside.get() || row.is_none());
+            row
+        };
         let output_rows = usize::try_from((dynamic.output_rows)(&batch)).unwrap_or_default();
         let sequence = |b: usize| {
             let (first, position) = ((dynamic.current_row)(&batch, b), (dynamic.position)(&batch, b));
@@ -215,8 +230,10 @@ impl Inputs<Attributes> for StepInputs {
             Sequence { stores: stores.collect(), loads: loads.collect() }
         };
         let num_repeat = call.attributes.num_repeat as usize;
+        let sequences = (0..batch.len()).map(sequence).collect();
         Plan {
-            sequences: (0..batch.len()).map(sequence).collect(),
+            sequences,
+            rows_outside: rows_outside.get(),
             output_shape: vec![output_rows, (behavior.output_heads)(num_heads, num_repeat), head_dim],
             num_heads,
             head_dim,

@@ -1,9 +1,12 @@
 //! Makes a call by its plan.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use kvcache_schema::ElementType;
 
 use crate::case::Outputs;
-use crate::oracle::arithmetic::{Group, Steps};
+use crate::oracle::arithmetic::{Group, Shares, Steps};
 use crate::oracle::behavior::{Behavior, CurrentTokens, Outside, Pass};
 use crate::oracle::inputs::{Call, Inputs, SharedAttributes};
 use crate::oracle::plan::{Load, Place, Plan, Rows, Store};
@@ -26,6 +29,9 @@ pub(super) fn execute<A, I: Inputs<A>>(
     behavior: &Behavior,
 ) -> Result<(Outputs, State), OutsideOfCache> {
     let before = State { cache: call.cache.clone(), scale: call.scale.cloned() };
+    if plan.rows_outside && matches!(behavior.outside, Outside::Fails | Outside::FromEnd) {
+        return Err(OutsideOfCache);
+    }
     let mut run = Run {
         attributes: I::shared(call.attributes),
         current: call.inputs.current(),
@@ -34,6 +40,7 @@ pub(super) fn execute<A, I: Inputs<A>>(
         behavior,
         before: &before,
         after: before.clone(),
+        amaxes: RefCell::default(),
     };
     if behavior.clears {
         run.after.cache.bytes_mut().fill(0);
@@ -72,6 +79,8 @@ struct Run<'a> {
     behavior: &'a Behavior,
     before: &'a State,
     after: State,
+    /// The largest magnitudes of values that share a scale with those of other groups, by what these have in common.
+    amaxes: RefCell<HashMap<[usize; 4], f64>>,
 }
 
 impl<'a> Run<'a> {
@@ -91,10 +100,11 @@ impl<'a> Run<'a> {
     fn store_head(&mut self, store: &Store, layer: usize, key_or_value: usize, h: usize) -> Result<(), OutsideOfCache> {
         let (behavior, head_dim) = (self.behavior, self.plan.head_dim);
         let arithmetic = &behavior.arithmetic;
+        let Some(source) = behavior.stored[key_or_value] else { return Ok(()) };
         let Some(codes) = self.head(&self.plan.cache, store.place, layer, behavior.kv[key_or_value], h)? else {
             return Ok(());
         };
-        let (current, first) = (self.current[key_or_value], (store.row * self.plan.num_heads + h) * head_dim);
+        let (current, first) = (self.current[source], (store.row * self.plan.num_heads + h) * head_dim);
         let t2 = self.after.cache.element();
         let codes = head_bytes(t2, codes, head_dim);
         if self.attributes.quant_bit == 0 {
@@ -102,10 +112,16 @@ impl<'a> Run<'a> {
             let head = &mut self.after.cache.bytes_mut()[codes];
             if copies {
                 head.copy_from_slice(&current.bytes()[self.t1.align() * first..][..head.len()]);
-                return Ok(());
+                if t2 == ElementType::Int8 {
+                    return Ok(());
+                }
             }
             for d in 0..head_dim {
-                arithmetic.write(t2, head, d, arithmetic.read(self.t1, current.bytes(), first + d));
+                let x = arithmetic.read(self.t1, current.bytes(), first + d);
+                let becomes = (arithmetic.current)(self.t1, x);
+                if !copies || becomes.to_bits() != x.to_bits() {
+                    arithmetic.write(t2, head, d, becomes);
+                }
             }
             return Ok(());
         }
@@ -114,16 +130,21 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let groups = self.groups();
-        let steps: Vec<_> =
-            (0..groups).map(|g| self.steps(key_or_value, store.row, h, g, scales * groups + g)).collect();
+        let steps: Vec<_> = (0..groups).map(|g| self.steps(source, store.row, h, g, scales * groups + g)).collect();
         for (g, steps) in steps.iter().enumerate() {
-            let stored = (arithmetic.stored_scale)(&group, steps);
+            let stored = match behavior.scale_source[key_or_value] {
+                own if own == key_or_value => (arithmetic.stored_scale)(&group, steps),
+                other => {
+                    let steps = self.steps(other, store.row, h, g, scales * groups + g);
+                    (arithmetic.stored_scale)(&group, &steps)
+                }
+            };
             if let Some(scale) = &mut self.after.scale {
                 arithmetic.write(group.t3, scale.bytes_mut(), scales * groups + g, stored);
             }
         }
         for d in 0..head_dim {
-            let x = arithmetic.read(self.t1, current.bytes(), first + d);
+            let x = (arithmetic.current)(self.t1, arithmetic.read(self.t1, current.bytes(), first + d));
             let code = group.code(x, &steps[(arithmetic.group)(d, self.quant_group(), groups)]);
             arithmetic.write_code(quant_bit, &mut self.after.cache.bytes_mut()[codes.clone()], d, head_dim, code);
         }
@@ -153,7 +174,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), OutsideOfCache> {
         let (arithmetic, head_dim) = (&self.behavior.arithmetic, self.plan.head_dim);
         let num_repeat = self.attributes.num_repeat as usize;
-        let h = (self.behavior.cache_head)(output_head, self.plan.num_heads, num_repeat);
+        let Some(h) = (self.behavior.cache_head)(output_head, self.plan.num_heads, num_repeat) else { return Ok(()) };
         let size = self.t1.align();
         if let (CurrentTokens::Inputs, Some(row)) = (self.behavior.current_tokens, load.current) {
             let from = (row * self.plan.num_heads + h) * head_dim;
@@ -173,15 +194,22 @@ impl<'a> Run<'a> {
         if self.attributes.quant_bit == 0 {
             if self.copies(t2) {
                 output.bytes_mut()[size * first..][..size * head_dim].copy_from_slice(head);
-                return Ok(());
+                if t2 == ElementType::Int8 {
+                    return Ok(());
+                }
             }
             for d in 0..head_dim {
-                arithmetic.write(self.t1, output.bytes_mut(), first + d, arithmetic.read(t2, head, d));
+                let x = arithmetic.read(t2, head, d);
+                let becomes = (arithmetic.output)(self.t1, x);
+                if !self.copies(t2) || becomes.to_bits() != x.to_bits() {
+                    arithmetic.write(self.t1, output.bytes_mut(), first + d, becomes);
+                }
             }
             return Ok(());
         }
         let (quant_bit, group, groups) = (self.attributes.quant_bit, self.group(), self.groups());
-        let Some(scales) = self.head(&self.plan.scale, load.place, layer, self.behavior.scale_kv[key_or_value], h)?
+        let Some(scales) =
+            self.head(&self.plan.scale, load.place, layer, self.behavior.loaded_scale_kv[key_or_value], h)?
         else {
             return Ok(());
         };
@@ -195,13 +223,13 @@ impl<'a> Run<'a> {
         };
         let scales: Vec<_> = (0..groups).map(scale).collect();
         for d in 0..head_dim {
-            let scale = scales[(arithmetic.group)(d, self.quant_group(), groups)];
+            let scale = scales[(arithmetic.loaded_group)(d, self.quant_group(), groups)];
             let code = arithmetic.read_code(quant_bit, head, d, head_dim);
             let value = match (self.behavior.current_tokens, load.current) {
                 (CurrentTokens::UnroundedProduct, Some(_)) => f64::from(code) * scale,
                 _ => group.value(code, scale),
             };
-            arithmetic.write(self.t1, output.bytes_mut(), first + d, value);
+            arithmetic.write(self.t1, output.bytes_mut(), first + d, (arithmetic.output)(self.t1, value));
         }
         Ok(())
     }
@@ -209,19 +237,44 @@ impl<'a> Run<'a> {
     /// The step and scale of group `g` of head `h` of a current token, and the scale number `scale`, which it replaces.
     fn steps(&self, key_or_value: usize, row: usize, h: usize, g: usize, scale: usize) -> Steps {
         let arithmetic = &self.behavior.arithmetic;
+        let shares = arithmetic.shares_scale;
+        let compute = || self.group().amax(&self.sharing(shares, key_or_value, row, h, g));
+        let amax = if shares == Shares::GROUP {
+            compute()
+        } else {
+            let same = |is_same: bool, index: usize| if is_same { index } else { 0 };
+            let key = [
+                same(shares.key_or_value, key_or_value),
+                same(shares.row, row),
+                same(shares.head, h),
+                same(shares.group, g),
+            ];
+            let known = self.amaxes.borrow().get(&key).copied();
+            known.unwrap_or_else(|| *self.amaxes.borrow_mut().entry(key).or_insert_with(compute))
+        };
+        let group = self.group();
+        let old = self.before.scale.as_ref().map_or(0.0, |before| arithmetic.read(group.t3, before.bytes(), scale));
+        group.steps(amax, old)
+    }
+
+    /// The values that share a scale with those of a group.
+    fn sharing(&self, shares: Shares, key_or_value: usize, row: usize, head: usize, group: usize) -> Vec<f64> {
+        let arithmetic = &self.behavior.arithmetic;
         let (num_heads, head_dim) = (self.plan.num_heads, self.plan.head_dim);
-        let bytes = self.current[key_or_value].bytes();
-        let mut members = Vec::new();
-        for head in 0..num_heads {
-            for d in 0..head_dim {
-                if (arithmetic.shares_scale)((h, g), (head, (arithmetic.group)(d, self.quant_group(), self.groups()))) {
-                    members.push(arithmetic.read(self.t1, bytes, (row * num_heads + head) * head_dim + d));
+        let range = |is_same: bool, index: usize, len: usize| if is_same { index..index + 1 } else { 0..len };
+        let is_member = |d: &usize| !shares.group || (arithmetic.group)(*d, self.quant_group(), self.groups()) == group;
+        let mut values = Vec::new();
+        for key_or_value in range(shares.key_or_value, key_or_value, 2) {
+            let bytes = self.current[key_or_value].bytes();
+            for row in range(shares.row, row, self.rows()) {
+                for head in range(shares.head, head, num_heads) {
+                    let first = (row * num_heads + head) * head_dim;
+                    let read = |d| (arithmetic.current)(self.t1, arithmetic.read(self.t1, bytes, first + d));
+                    values.extend((0..head_dim).filter(is_member).map(read));
                 }
             }
         }
-        let group = self.group();
-        let old = self.before.scale.as_ref().map_or(0.0, |before| arithmetic.read(group.t3, before.bytes(), scale));
-        group.steps(&members, old)
+        values
     }
 
     /// The number of a head in `rows`; none if the place is outside of the cache and accesses there are skipped.
@@ -255,6 +308,11 @@ impl<'a> Run<'a> {
     fn group(&self) -> Group<'a> {
         let (behavior, t3) = (self.behavior, self.before.scale.as_ref().map_or(self.t1, Tensor::element));
         Group { arithmetic: &behavior.arithmetic, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
+    }
+
+    /// The current tokens of the call.
+    fn rows(&self) -> usize {
+        self.current[0].bytes().len() / (self.t1.align() * self.plan.num_heads * self.plan.head_dim).max(1)
     }
 
     fn quant_group(&self) -> usize {

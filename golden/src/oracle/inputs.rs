@@ -38,6 +38,9 @@ pub trait Inputs<A>: Sized + Clone {
     /// The attributes, each read as `behavior` reads them.
     fn read_attributes(attributes: &A, behavior: &Behavior) -> A;
 
+    /// All attributes, by name.
+    fn named_attributes(attributes: &A) -> Vec<(&'static str, i64)>;
+
     /// The attributes that both operators have.
     fn shared(attributes: &A) -> SharedAttributes;
 

@@ -5,6 +5,8 @@
 pub struct Plan {
     /// For each sequence, what it stores and what it loads.
     pub sequences: Vec<Sequence>,
+    /// Whether a row of the inputs or outputs was left out, because they do not have it.
+    pub rows_outside: bool,
     /// The shape of `key` and `value`.
     pub output_shape: Vec<usize>,
     /// Cache heads (H).

@@ -56,6 +56,8 @@ pub struct StaticShape {
     pub max_b: usize,
     /// Whether `start_pos` is a scalar, and not of shape `[1]`.
     pub scalar_start_pos: bool,
+    /// The last axis of `current_key`.
+    pub head_dim: usize,
     /// Whether there is a scale.
     pub has_scale: bool,
     pub quant_bit: i64,
@@ -86,6 +88,7 @@ fn static_shape(call: &Call<'_, StaticAttributes, StepInputs>, behavior: &Behavi
         start_pos: start_pos(call.inputs, behavior),
         max_b,
         scalar_start_pos: call.inputs.start_pos.shape().is_empty(),
+        head_dim: axis(3),
         has_scale: call.scale.is_some(),
         quant_bit: call.attributes.quant_bit,
         quant_group: call.attributes.quant_group,
@@ -104,6 +107,10 @@ impl Inputs<StaticAttributes> for StepInputs {
             debug_assert!(known, "an attribute's own name");
         }
         read
+    }
+
+    fn named_attributes(attributes: &StaticAttributes) -> Vec<(&'static str, i64)> {
+        StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
     }
 
     fn shared(attributes: &StaticAttributes) -> SharedAttributes {
@@ -141,6 +148,7 @@ impl Inputs<StaticAttributes> for StepInputs {
         let num_repeat = call.attributes.num_repeat as usize;
         Plan {
             sequences: (0..batch).map(sequence).collect(),
+            rows_outside: false,
             output_shape: vec![batch, loaded, (behavior.output_heads)(num_heads, num_repeat), head_dim],
             num_heads,
             head_dim,

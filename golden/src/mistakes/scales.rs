@@ -1,0 +1,276 @@
+//! Mistakes of scales: what they are made of, for which values they are made, what is stored, and which one a code is
+//! loaded with.
+
+use super::mistake::Mistake;
+use crate::oracle::arithmetic::{Group, Shares};
+
+pub(super) const MISTAKES: &[Mistake] = &[
+    Mistake::new(
+        "quantizing.groups",
+        "mean-for-amax",
+        "The scale is made of the mean magnitude of a group: it should be made of the largest one.",
+        |behavior| behavior.arithmetic.amax = |group, values| group.to_t1(mean(values.iter().map(|x| x.abs()))),
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "mean-for-amax-in-order",
+        "The scale is made of the mean magnitude of a group, summed in float32 one after the other: it should be made \
+         of the largest one.",
+        |behavior| {
+            behavior.arithmetic.amax =
+                |_, values| f64::from(values.iter().map(|&x| x.abs() as f32).sum::<f32>() / values.len() as f32);
+        },
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "mean-for-amax-in-pairs",
+        "The scale is made of the mean magnitude of a group, summed in float32 as numpy does: it should be made of the \
+         largest one.",
+        |behavior| {
+            behavior.arithmetic.amax = |group, values| {
+                let values: Vec<_> = values.iter().map(|&x| x.abs() as f32).collect();
+                group.to_t1((sum_of_eight_lanes(&values) / values.len() as f32).into())
+            };
+        },
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "root-mean-square-for-amax",
+        "The scale is made of the root mean square of a group: it should be made of the largest magnitude.",
+        |behavior| behavior.arithmetic.amax = |_, values| mean(values.iter().map(|x| x * x)).sqrt(),
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "half-range-for-amax",
+        "The scale is made of half of the range, (max - min) / 2: it should be made of the largest magnitude, codes \
+         have no zero point.",
+        |behavior| {
+            behavior.arithmetic.amax = |_, values| {
+                let (least, most) = extremes(values.iter().copied());
+                (most - least) / 2.0
+            };
+        },
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "least-for-amax",
+        "The scale is made of the smallest magnitude of a group: it should be made of the largest one.",
+        |behavior| behavior.arithmetic.amax = |_, values| extremes(values.iter().map(|x| x.abs())).0,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "first-for-amax",
+        "The scale is made of the first value of a group alone: it should be made of the largest magnitude of all.",
+        |behavior| behavior.arithmetic.amax = |_, values| values.first().map_or(0.0, |x| x.abs()),
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "last-value-not-in-amax",
+        "The last value of a group does not count toward its scale: look at the end of the loop over the group.",
+        |behavior| behavior.arithmetic.amax = |_, values| largest(&values[..values.len().saturating_sub(1).max(1)]),
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-shared-by-key-and-value",
+        "Key and value of a token share scales: each has its own.",
+        |behavior| behavior.arithmetic.shares_scale.key_or_value = false,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-all-tokens",
+        "The tokens of a call share the scales of each head: amax is taken over the wrong axis, every token has scales \
+         of its own.",
+        |behavior| behavior.arithmetic.shares_scale.row = false,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-per-tensor",
+        "One scale is made for all of current_key, and one for all of current_value: each group of quant_group \
+         neighbors has its own.",
+        |behavior| {
+            behavior.arithmetic.shares_scale = Shares { row: false, head: false, group: false, ..Shares::GROUP };
+        },
+    ),
+    Mistake::new(
+        "non-finite.nan",
+        "nan-gets-least-scale",
+        "A NaN makes the scale 1e-5, as fmax(s, 1e-5) or s > 1e-5 ? s : 1e-5 have it: the scale should be NaN.",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| {
+                let (step, least) = (group.to_t1(amax / group.qmax()), group.to_t1(1e-5));
+                if step > least { step } else { least }
+            };
+        },
+    ),
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-for-zeros-alone",
+        "1e-5 is the scale of a group of zeros alone: it is the least scale of all, max(amax / qmax, 1e-5).",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| match group.to_t1(amax / group.qmax()) {
+                0.0 => group.to_t1(1e-5),
+                step => step,
+            };
+        },
+    ),
+    eps::<3>("eps-of-1e-3", "The least scale is 1e-3: it should be 1e-5."),
+    eps::<4>("eps-of-1e-4", "The least scale is 1e-4: it should be 1e-5."),
+    eps::<7>("eps-of-1e-7", "The least scale is 1e-7: it should be 1e-5."),
+    eps::<9>("eps-of-1e-9", "The least scale is 1e-9: it should be 1e-5."),
+    eps::<10>("eps-of-1e-10", "The least scale is 1e-10: it should be 1e-5."),
+    eps::<12>("eps-of-1e-12", "The least scale is 1e-12: it should be 1e-5."),
+    Mistake::new(
+        "quantizing.epsilon",
+        "eps-of-machine-epsilon",
+        "The least scale is the machine epsilon of float32, 2^-23: it should be 1e-5.",
+        |behavior| behavior.arithmetic.step = |group, amax| at_least(group, amax, f32::EPSILON.into()),
+    ),
+    Mistake::new(
+        "quantizing.step-of-t1",
+        "scale-without-qmax",
+        "The scale is amax, not divided by qmax, so that codes are from -1 to 1: it should be max(amax / qmax, 1e-5).",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| {
+                let least = group.to_t1(1e-5);
+                if amax < least { least } else { amax }
+            };
+        },
+    ),
+    Mistake::new(
+        "scale.rounded-to-t3",
+        "amax-stored-as-scale",
+        "scale holds amax: it should hold the step between codes, max(amax / qmax, 1e-5).",
+        |behavior| {
+            behavior.arithmetic.stored_scale = |group, steps| group.to_t3(steps.amax);
+            behavior.arithmetic.value =
+                |group, code, scale| group.to_t1(group.to_t3(f64::from(code) * group.to_t3(scale / group.qmax())));
+        },
+    ),
+    Mistake::new(
+        "scale.rounded-to-t3",
+        "reciprocal-stored-as-scale",
+        "scale holds 1 / s: it should hold s, which codes are multiplied with.",
+        |behavior| {
+            behavior.arithmetic.stored_scale = |group, steps| group.to_t3(group.to_t1(1.0 / steps.step));
+            behavior.arithmetic.value = |group, code, scale| group.to_t1(group.to_t3(f64::from(code) / scale));
+        },
+    ),
+    Mistake::new(
+        "dequantizing.rounded-to-t3",
+        "codes-divided-by-scale",
+        "Codes are divided by their scale when they are loaded: multiply them.",
+        |behavior| behavior.arithmetic.value = |group, code, scale| group.to_t1(group.to_t3(f64::from(code) / scale)),
+    ),
+    Mistake::dynamic(
+        "scale.rounded-to-t3",
+        "scale-saturates",
+        "A step beyond the largest number of T3 is stored as that number: it should become an infinity.",
+        |behavior| {
+            behavior.arithmetic.stored_scale = |group, steps| match group.t3 {
+                kvcache_schema::ElementType::Float16 if steps.step.is_finite() && steps.scale.is_infinite() => {
+                    half::f16::MAX.into()
+                }
+                _ => steps.scale,
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "scale.rounded-to-t3",
+        "denormal-scales-flushed",
+        "A float16 scale that is denormal is stored as 0: it should be stored as the value that it is.",
+        |behavior| {
+            behavior.arithmetic.stored_scale = |group, steps| match group.t3 {
+                kvcache_schema::ElementType::Float16 if steps.scale < half::f16::MIN_POSITIVE.into() => 0.0,
+                _ => steps.scale,
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "dequantizing.rounded-to-t3",
+        "least-scale-in-loads",
+        "A scale below 1e-5 is loaded as 1e-5: only stores have a least scale.",
+        |behavior| {
+            behavior.arithmetic.value = |group, code, scale| {
+                let least = group.to_t3(1e-5);
+                group.to_t1(group.to_t3(f64::from(code) * if scale < least { least } else { scale }))
+            };
+        },
+    ),
+    Mistake::new(
+        "scale.rounded-to-t3",
+        "scale-of-key-stored-for-value",
+        "Values are coded with their own steps, but the scales of the keys are stored for them.",
+        |behavior| behavior.scale_source = [0, 0],
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-key-in-loads-of-value",
+        "Values are loaded with the scales of the keys: each has its own.",
+        |behavior| behavior.loaded_scale_kv = [0, 0],
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-first-group-in-loads",
+        "All elements of a head are loaded with its first scale: element d has scale d / quant_group.",
+        |behavior| behavior.arithmetic.loaded_group = |_, _, _| 0,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scales-tiled-in-loads",
+        "Scales are tiled along a head, element d is loaded with scale d % groups: repeat each quant_group times, \
+         element d has scale d / quant_group.",
+        |behavior| behavior.arithmetic.loaded_group = |d, _, groups| d % groups,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "quant-group-8-in-loads",
+        "Every 8 elements of a head are loaded with the next scale, as by the default of quant_group: it is an \
+         attribute.",
+        |behavior| behavior.arithmetic.loaded_group = |d, _, groups| (d / 8).min(groups - 1),
+    ),
+];
+
+/// Another constant where 1e-5 belongs: 10 to the power of -`EXPONENT`.
+const fn eps<const EXPONENT: i32>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::new("quantizing.epsilon", name, about, |behavior| {
+        behavior.arithmetic.step = |group, amax| at_least(group, amax, 10f64.powi(-EXPONENT));
+    })
+}
+
+/// amax / qmax, or, if that is less, the constant rounded to T1.
+fn at_least(group: &Group<'_>, amax: f64, constant: f64) -> f64 {
+    let (step, least) = (group.to_t1(amax / group.qmax()), group.to_t1(constant));
+    if step < least { least } else { step }
+}
+
+/// The mean; NaN if one is.
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len();
+    values.sum::<f64>() / count as f64
+}
+
+/// The least and the largest; NaN if one is.
+fn extremes(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), x| match x.is_nan() || least.is_nan() {
+        true => (f64::NAN, f64::NAN),
+        false => (least.min(x), most.max(x)),
+    })
+}
+
+/// The largest magnitude; NaN if one is.
+fn largest(values: &[f64]) -> f64 {
+    extremes(values.iter().map(|x| x.abs())).1
+}
+
+/// A sum of at most 128 numbers as numpy makes it along a contiguous axis: in eight lanes, then these in pairs.
+fn sum_of_eight_lanes(values: &[f32]) -> f32 {
+    let (whole, rest) = values.split_at(if values.len() < 8 { 0 } else { values.len() / 8 * 8 });
+    let mut lanes = [0f32; 8];
+    for (i, eight) in whole.chunks(8).enumerate() {
+        for (lane, x) in lanes.iter_mut().zip(eight) {
+            *lane = if i == 0 { *x } else { *lane + x };
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = lanes;
+    rest.iter().fold(((a + b) + (c + d)) + ((e + f) + (g + h)), |sum, x| sum + x)
+}
