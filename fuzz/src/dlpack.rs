@@ -73,6 +73,12 @@ pub fn run(bytes: &[u8]) {
             assert!(changed, "an illegal call is accepted: {expected:?}");
             return;
         };
+        let given = tensors.iter().filter(|tensor| !nulls.contains(&tensor.memory.operand.name));
+        for tensor in given.filter(|tensor| call.is_used(tensor.memory.operand.name)) {
+            let Described { memory, ndim, shape, strides, .. } = tensor;
+            let name = memory.operand.name;
+            assert!(tensor.is_sound(), "{name} of {ndim} dimensions {shape:?} with strides {strides:?} is accepted");
+        }
         if changed {
             return; // another legal call
         }
@@ -201,6 +207,24 @@ impl Described {
             }
         }
         other
+    }
+
+    /// Whether it describes memory of this process that a legal call can have.
+    fn is_sound(&self) -> bool {
+        use DLDataTypeCode as Code;
+        let has_rank = usize::try_from(self.ndim).is_ok_and(|rank| rank == self.shape.len() && rank <= 64);
+        let is_known = matches!((self.dtype.code, self.dtype.bits), (Code::FLOAT, 16 | 32) | (Code::INT, 4 | 8 | 64));
+        let has_lengths = self.shape.iter().all(|&len| len >= 0);
+        let is_on_host =
+            matches!(self.device.device_type, DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST);
+        let is_contiguous = self.strides.as_ref().is_none_or(|strides| !self.order_matters(strides));
+        has_rank
+            && is_known
+            && self.dtype.lanes == 1
+            && has_lengths
+            && is_on_host
+            && is_contiguous
+            && (!self.data_is_null || self.shape.contains(&0))
     }
 
     fn row_major(&self) -> Vec<i64> {

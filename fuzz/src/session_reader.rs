@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{Append, CacheSpec, Geometry, KeyForm, Manager, Mode, Rope, RopeStyle};
+use safetensors::SafeTensors;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::manager::{Content, Slots, directory};
@@ -88,6 +89,7 @@ pub fn run(bytes: &[u8]) {
         let loaded = manager.load(&path, &mut memory);
         tally::count(loaded.is_ok());
         if let Ok(seqs) = loaded {
+            SafeTensors::deserialize(&bytes).expect("a file of safetensors, without other bytes");
             manager.check().expect("a manager whose invariants hold");
             for &seq in &seqs {
                 if let Ok(planned) = manager.begin_step(&[Append::tokens(seq, &[1, 2, 3])]) {

@@ -15,7 +15,7 @@ pub enum Form {
 }
 
 /// What texts break at: numbers at which types end, other types, names, and characters of several bytes.
-const WORDS: [&str; 31] = [
+const WORDS: [&str; 32] = [
     "0",
     "1",
     "-1",
@@ -47,6 +47,7 @@ const WORDS: [&str; 31] = [
     "\\u00e9",
     "int4",
     "float16",
+    "€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€",
 ];
 
 impl Form {
@@ -123,10 +124,14 @@ fn vary_text(input: &mut Vec<u8>, random: &mut Random) {
 fn vary_file(input: &mut Vec<u8>, random: &mut Random) {
     let len = input.first_chunk().map_or(0, |&len| u64::from_le_bytes(len));
     let end = usize::try_from(len).ok().and_then(|len| len.checked_add(8)).filter(|&end| end <= input.len());
-    let (Some(end), true) = (end, random.below(16) > 0) else { return vary_text(input, random) };
-    if random.below(3) == 0 && end < input.len() {
+    let (Some(end), true) = (end, random.below(16) > 0) else {
+        let lengths = [0, len.wrapping_sub(1), len.wrapping_add(1), 1 << 32, 1 << 63, u64::MAX - 7, u64::MAX];
+        let length = lengths[random.below(lengths.len())].to_le_bytes();
+        return drop(input.splice(..input.len().min(8), length));
+    };
+    if random.below(3) > 0 && end < input.len() {
         let mut bytes = input.split_off(end);
-        for _ in 0..1 + random.below(3) {
+        for _ in 0..1 + random.below(2) {
             let at = random.below(bytes.len());
             // Small numbers are what is in them.
             bytes[at] = if random.below(2) == 0 { random.below(40) as u8 } else { random.bits() as u8 };
