@@ -35,14 +35,15 @@ impl Call {
                 self.overlap
             )]));
         }
+        let used = |operand: &&Operand| operand.name != "attn_mask" && self.is_used(operand.name);
+        if let Some(operand) = self.operands.iter().filter(used).find(|operand| operand.overflows()) {
+            return Some(Verdict::Broken(vec![format!("the size of {} overflows", operand.name)]));
+        }
         let attends = matches!(self.operator, Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention);
         let mut broken: Vec<String> = Vec::new();
         if attends {
             broken.extend(broken_attention_rules(self).into_iter().map(str::to_owned));
         }
-        let used = |operand: &&Operand| operand.name != "attn_mask" && self.is_used(operand.name);
-        let overflows = self.operands.iter().filter(used).find(|operand| operand.overflows());
-        broken.extend(overflows.map(|operand| format!("the size of {} overflows", operand.name)));
         if broken.is_empty() {
             broken = match self.operator {
                 Operator::KeyValueCache | Operator::MultiHeadCacheAttention => broken_rules(&self.dynamic_case()?),
