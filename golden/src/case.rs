@@ -104,7 +104,7 @@ impl NamedInputs for StepInputs {
 }
 
 /// The outputs of a call.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the operator's outputs")]
 pub struct Outputs {
     pub key: Tensor,

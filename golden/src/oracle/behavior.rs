@@ -1,6 +1,7 @@
 //! The decisions of the specification, one function or value each.
 
 use crate::oracle::arithmetic::Arithmetic;
+use crate::oracle::attention::decisions::Attention;
 use crate::oracle::dynamic::Dynamic;
 use crate::oracle::refusal::Refusal;
 use crate::oracle::static_batching::StaticBatching;
@@ -14,6 +15,8 @@ pub struct Behavior {
     pub dynamic: Dynamic,
     /// The same of static batching.
     pub static_batching: StaticBatching,
+    /// How the attention operators attend.
+    pub attention: Attention,
 
     /// What becomes of an attribute that is read: 64 bits stay 64 bits.
     pub attribute: fn(i64) -> i64,
@@ -117,6 +120,7 @@ impl Default for Behavior {
             arithmetic: Arithmetic::default(),
             dynamic: Dynamic::default(),
             static_batching: StaticBatching::default(),
+            attention: Attention::default(),
             attribute: |value| value,
             index: |index| index,
             order: |batch| (0..batch).map(Pass::Store).chain((0..batch).map(Pass::Load)).collect(),

@@ -9,6 +9,7 @@
 //! follows the plan.
 
 pub mod arithmetic;
+pub mod attention;
 mod behavior;
 pub mod dynamic;
 mod execute;
@@ -25,4 +26,4 @@ pub use behavior::{Behavior, CurrentTokens, Outside, Pass, Sources, Verdict};
 pub use inputs::{Call, Inputs, SharedAttributes};
 pub use plan::{Axis, Load, Place, Plan, Rows, Sequence, Store};
 pub use predict::{Oracle, PredictedOutcome, PredictedState, Prediction};
-pub use refusal::{KINDS, Refusal};
+pub use refusal::{ATTENTION_KINDS, KINDS, Refusal};

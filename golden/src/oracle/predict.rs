@@ -14,20 +14,20 @@ pub struct Oracle {
     pub behavior: Behavior,
 }
 
-/// What the oracle says that a call does.
+/// What the oracle says that a call does, whose outputs are `O`.
 #[derive(Debug, Clone)]
-pub struct Prediction {
+pub struct Prediction<O = Outputs> {
     /// How it ends.
-    pub outcome: PredictedOutcome,
+    pub outcome: PredictedOutcome<O>,
     /// What `cache` and `scale` are then.
     pub state: PredictedState,
 }
 
 /// How a call ends.
 #[derive(Debug, Clone)]
-pub enum PredictedOutcome {
+pub enum PredictedOutcome<O = Outputs> {
     /// It gives these outputs.
-    Done(Box<Outputs>),
+    Done(Box<O>),
     /// It gives some outputs: it is illegal, but made, or what was in the cache is not known.
     DoneSomehow,
     /// It is refused, as being of this kind and with this message.
@@ -55,7 +55,7 @@ pub enum PredictedState {
 
 /// What is known of `cache` and `scale` before a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Knowledge {
+pub(super) enum Knowledge {
     Values,
     /// Their shapes alone: an earlier call has done with them what is not defined.
     Shapes,
@@ -79,7 +79,7 @@ impl Oracle {
     }
 
     /// What a call does. `state` is that before it, as far as that is known, and becomes that after it.
-    fn predict_call<A, I: Inputs<A>>(
+    pub(super) fn predict_call<A, I: Inputs<A>>(
         &self,
         types: Types,
         attributes: &A,
