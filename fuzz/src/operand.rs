@@ -133,7 +133,7 @@ fn float(numbers: Numbers, random: &mut Random) -> f32 {
 }
 
 /// The most bytes that a tensor is given.
-pub const MOST: usize = 1 << 20;
+pub const MOST: usize = 32 << 20;
 
 /// Memory of an operand, with not one byte more, so that sanitizers see every access behind it, and at `offset` 0 every
 /// one before it. Of what is too large there is none: an access to it ends the process.
