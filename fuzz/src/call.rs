@@ -197,9 +197,14 @@ impl Call {
         large.len() < 2 && large.iter().all(|operand| operand.name != "cachestarts")
     }
 
-    /// Whether the call may touch a tensor: without quantization it neither reads nor writes a scale.
+    /// Whether the call may touch a tensor: without quantization it neither reads nor writes a scale, and without
+    /// attention no mask.
     pub fn is_used(&self, name: &str) -> bool {
-        name != "scale" || self.attribute("quant_bit") != 0
+        match name {
+            "scale" => self.attribute("quant_bit") != 0,
+            "attn_mask" => matches!(self.operator, Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention),
+            _ => true,
+        }
     }
 
     /// Whether a tensor that is written, and used, has memory of another one.

@@ -35,7 +35,7 @@ impl Call {
                 self.overlap
             )]));
         }
-        let used = |operand: &&Operand| operand.name != "attn_mask" && self.is_used(operand.name);
+        let used = |operand: &&Operand| self.is_used(operand.name);
         if let Some(operand) = self.operands.iter().filter(used).find(|operand| operand.overflows()) {
             return Some(Verdict::Broken(vec![format!("the size of {} overflows", operand.name)]));
         }

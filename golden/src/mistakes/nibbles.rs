@@ -132,7 +132,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
 
 /// The first of two codes in the high nibble.
 fn swapped(i: usize, _: usize) -> (usize, bool) {
-    (i / 2, i % 2 == 0)
+    (i / 2, i.is_multiple_of(2))
 }
 
 /// The code of four bits.
