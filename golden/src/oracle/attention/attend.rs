@@ -253,7 +253,8 @@ impl<'a> Sequence<'a> {
             for key in 0..keys {
                 let scores: Vec<_> = rows.iter().map(|&row| scored[row].scores[key]).collect();
                 for (&row, weight) in rows.iter().zip(softmax(&scores)) {
-                    weights[row][key] = weight;
+                    let of_row = &mut weights[row];
+                    of_row[key] = weight;
                 }
             }
         }

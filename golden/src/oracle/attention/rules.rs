@@ -170,11 +170,11 @@ fn bounds(call: &AttentionCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
         }
     }
     let keys = read("kvstarts").last().copied().unwrap_or_default();
-    if let Some(&width) = call.mask().and_then(|mask| mask.shape().last()) {
-        if i128::from(keys) > width as i128 {
-            let message = format!("attn_mask has {width} columns, expected at least {keys}, kvstarts' last entry");
-            broken.push(Refusal::new("mask_too_small", message));
-        }
+    if let Some(&width) = call.mask().and_then(|mask| mask.shape().last())
+        && i128::from(keys) > width as i128
+    {
+        let message = format!("attn_mask has {width} columns, expected at least {keys}, kvstarts' last entry");
+        broken.push(Refusal::new("mask_too_small", message));
     }
     let decoding_batches = number("decoding_batches");
     if decoding_batches < 0 {
