@@ -127,7 +127,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
             behavior.arithmetic.value =
                 |group, code, scale| group.to_t1(group.to_t3(f64::from(code).max(-group.qmax()) * scale));
         },
-    ),
+    )
+    .static_rule("quantizing.groups"),
 ];
 
 /// The first of two codes in the high nibble.

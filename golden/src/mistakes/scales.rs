@@ -197,7 +197,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         },
     ),
     Mistake::new(
-        "scale.rounded-to-t3",
+        "quantizing.groups",
         "scale-of-key-stored-for-value",
         "Values are coded with their own steps, but the scales of the keys are stored for them.",
         |behavior| behavior.scale_source = [0, 0],
