@@ -30,8 +30,8 @@ pub fn run(bytes: &[u8]) {
         call.mutate(&mut source);
     }
     // DLPack has signed lengths: others cannot be said.
-    let sayable = |operand: &Operand| operand.shape.iter().all(|&len| i64::try_from(len).is_ok());
-    if !call.is_testable() || !call.operands.iter().all(sayable) {
+    let sayable = |shape: &[usize]| shape.iter().all(|&len| i64::try_from(len).is_ok());
+    if !call.is_testable() || !call.operands.iter().all(|operand| sayable(&operand.shape)) {
         return;
     }
     let how = How {
@@ -46,6 +46,9 @@ pub fn run(bytes: &[u8]) {
         Ended::Done(_) => output_shape(&call),
         _ => vec![0, 1, 1],
     };
+    if !sayable(&shape) {
+        return;
+    }
 
     // Every tensor is described, and one of them, or of the outputs, is changed.
     let mut tensors: Vec<Described> = call.operands.iter().map(|operand| Described::new(operand.clone())).collect();
@@ -111,27 +114,33 @@ struct Described {
     strides: Option<Vec<i64>>,
     byte_offset: u64,
     data_is_null: bool,
-    /// Whether the memory is as described. Where it is not, there is none: an access ends the process.
-    is_real: bool,
+}
+
+/// The type of DLPack of elements.
+fn dtype_of(element: ElementType) -> DLDataType {
+    let code = match element {
+        ElementType::Float32 | ElementType::Float16 => DLDataTypeCode::FLOAT,
+        _ => DLDataTypeCode::INT,
+    };
+    DLDataType { code, bits: element.bits() as u8, lanes: 1 }
+}
+
+/// How many elements a shape has, if that is a number.
+fn elements(shape: &[i64]) -> Option<i64> {
+    shape.iter().try_fold(1_i64, |elements, &len| elements.checked_mul(len))
 }
 
 impl Described {
     fn new(operand: Operand) -> Self {
-        let code = match operand.element {
-            ElementType::Float32 | ElementType::Float16 => DLDataTypeCode::FLOAT,
-            _ => DLDataTypeCode::INT,
-        };
-        let dtype = DLDataType { code, bits: operand.element.bits() as u8, lanes: 1 };
         let shape: Vec<i64> = operand.shape.iter().map(|&len| len as i64).collect();
         Self {
             device: DLDevice { device_type: DLDeviceType::CPU, device_id: 0 },
-            dtype,
+            dtype: dtype_of(operand.element),
             ndim: shape.len() as i32,
             shape,
             strides: None,
             byte_offset: 0,
             data_is_null: false,
-            is_real: true,
             memory: Memory::new(operand, 0),
         }
     }
@@ -144,8 +153,7 @@ impl Described {
                 let codes = [0, 1, 2, 3, 4, 5, 6, 17, 255];
                 let code = DLDataTypeCode(source.pick(&codes));
                 let (bits, lanes) = (source.pick(&[4, 8, 16, 32, 64, 0, 1, 255]), source.pick(&[1, 1, 0, 2, u16::MAX]));
-                let before = std::mem::replace(&mut self.dtype, DLDataType { code, bits, lanes });
-                self.is_real &= self.dtype == before;
+                self.dtype = DLDataType { code, bits, lanes };
             }
             1 => {
                 self.device.device_type = DLDeviceType(source.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX]));
@@ -160,22 +168,16 @@ impl Described {
             3 => {
                 self.shape.resize(source.below(70), 1);
                 self.ndim = self.shape.len() as i32;
-                // No more elements than there are.
-                let elements = |shape: &[i64]| shape.iter().try_fold(1_i64, |elements, &len| elements.checked_mul(len));
-                let before: Vec<i64> = self.memory.operand.shape.iter().map(|&len| len as i64).collect();
-                self.is_real &= elements(&self.shape).is_some_and(|now| Some(now) <= elements(&before));
+                self.strides = None; // which were as many as there were dimensions
             }
             4 => {
                 let i = source.below(self.shape.len());
                 if let Some(&before) = self.shape.get(i) {
-                    let elements = |shape: &[i64]| shape.iter().try_fold(1_i64, |n, &len| n.checked_mul(len));
                     let there = elements(&self.shape);
                     self.shape[i] = source.number_near(before);
-                    match elements(&self.shape) {
-                        // Memory that is not there may be legal, of a cache for example.
-                        Some(now) if Some(now) > there => self.shape[i] = before,
-                        Some(_) => {}
-                        None => self.is_real = false,
+                    // Memory that is not there may be legal, of a cache for example.
+                    if elements(&self.shape).is_some_and(|now| Some(now) > there) {
+                        self.shape[i] = before;
                     }
                 }
             }
@@ -191,8 +193,6 @@ impl Described {
                     *stride = source.number_near(*stride);
                 }
                 other = self.order_matters(&strides);
-                // What is not contiguous is refused before it is accessed.
-                self.is_real &= !other;
                 self.strides = Some(strides);
             }
             7 => {
@@ -217,13 +217,12 @@ impl Described {
         let has_lengths = self.shape.iter().all(|&len| len >= 0);
         let is_on_host =
             matches!(self.device.device_type, DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST);
-        let is_contiguous = self.strides.as_ref().is_none_or(|strides| !self.order_matters(strides));
         has_rank
             && is_known
             && self.dtype.lanes == 1
             && has_lengths
             && is_on_host
-            && is_contiguous
+            && self.is_contiguous()
             && (!self.data_is_null || self.shape.contains(&0))
     }
 
@@ -238,9 +237,22 @@ impl Described {
         !self.shape.contains(&0) && { along }.any(|((&len, &stride), expected)| len != 1 && stride != expected)
     }
 
+    fn is_contiguous(&self) -> bool {
+        self.strides.as_ref().is_none_or(|strides| !self.order_matters(strides))
+    }
+
+    /// Whether the memory is as described. Where it is not, there is none: an access ends the process. Nothing of
+    /// another order is accessed.
+    fn is_real(&self) -> bool {
+        let Operand { element, shape, .. } = &self.memory.operand;
+        let there: Vec<i64> = shape.iter().map(|&len| len as i64).collect();
+        let fits = elements(&self.shape).is_some_and(|now| Some(now) <= elements(&there));
+        self.dtype == dtype_of(*element) && fits && self.is_contiguous()
+    }
+
     /// The description, which lives as long as this.
     fn tensor(&self) -> DLTensor {
-        let data = match (self.data_is_null, self.is_real) {
+        let data = match (self.data_is_null, self.is_real()) {
             (true, _) => ptr::null_mut(),
             (false, true) => self.memory.data().wrapping_sub(self.byte_offset as usize),
             // Another address that no system maps.
