@@ -104,7 +104,6 @@ def assert_named(report: dict[str, Any], name: str) -> None:
     assert line.startswith(f"{expected} what {name} gives: "), line
 
 
-@pytest.mark.skipif(shutil.which("cargo") is None, reason="there is no cargo, which builds the program")
 @pytest.mark.parametrize(
     ("wrong", "cases"),
     [(Right, "layout3-paged-f16"), (NibblesSwapped, "layout3-paged-f16"), (PageNumbers, "pages-at-slots")],

@@ -1,7 +1,5 @@
 //! What attention gives, by the specification and in float64. It shares no code with the kernels.
 
-use kvcache_op::{AttentionBackend, Backend, Serial};
-
 use crate::call::{Call, Ended, How, Operator};
 use crate::operand::{Operand, floats};
 
@@ -79,14 +77,7 @@ fn keys_and_values(call: &Call) -> [Vec<u8>; 2] {
     let is_stored = |operand: &Operand| !["query", "decoding_batches", "attn_mask"].contains(&operand.name);
     let stored = operands().filter(is_stored).collect();
     let stored = Call { operator: Operator::KeyValueCache, attributes, operands: stored, overlap: None };
-    let how = How {
-        backend: Backend::Reference,
-        attention: AttentionBackend::Reference,
-        workers: &Serial,
-        by_layers: false,
-        offset: 0,
-    };
-    let Ended::Done(after) = stored.run(how) else { panic!("the call of the cache is not legal") };
+    let Ended::Done(after) = stored.run(How::REFERENCE) else { panic!("the call of the cache is not legal") };
     after.outputs.try_into().expect("keys and values")
 }
 

@@ -5,7 +5,7 @@ use kvcache_op::schema::TypeCombination;
 use kvcache_op::{
     AttentionAttributes, AttentionBackend, AttentionCall, AttentionInputs, Attributes, Backend,
     CacheAttentionAttributes, CacheAttentionInputs, ElementType, Error, IndexInputs, Inputs, KeyValueCache,
-    MultiHeadAttention, MultiHeadCacheAttention, Outputs, StaticAttributes, StaticInputs, StaticKeyValueCache,
+    MultiHeadAttention, MultiHeadCacheAttention, Outputs, Serial, StaticAttributes, StaticInputs, StaticKeyValueCache,
     TensorMut, TensorRef, Workers,
 };
 
@@ -57,6 +57,17 @@ pub struct How<'w> {
     pub by_layers: bool,
     /// Where outputs begin, in bytes behind a cache line.
     pub offset: usize,
+}
+
+impl How<'_> {
+    /// On the references, on this thread.
+    pub const REFERENCE: Self = Self {
+        backend: Backend::Reference,
+        attention: AttentionBackend::Reference,
+        workers: &Serial,
+        by_layers: false,
+        offset: 0,
+    };
 }
 
 /// What has become of a call.

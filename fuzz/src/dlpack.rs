@@ -11,8 +11,8 @@ use kvcache::{
     kvcache_error_kind, kvcache_error_message, kvcache_free, kvcache_indices, kvcache_inputs, kvcache_operator,
     kvcache_run, kvcache_step_begin, kvcache_step_end, kvcache_step_layer, kvcache_step_shape,
 };
+use kvcache_op::ElementType;
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
-use kvcache_op::{AttentionBackend, Backend, ElementType, Serial};
 
 use crate::call::{Call, Ended, How, Operator};
 use crate::operand::{Memory, Operand};
@@ -34,14 +34,7 @@ pub fn run(bytes: &[u8]) {
     if !call.is_testable() || !call.operands.iter().all(|operand| sayable(&operand.shape)) {
         return;
     }
-    let how = How {
-        backend: Backend::Reference,
-        attention: AttentionBackend::Reference,
-        workers: &Serial,
-        by_layers: false,
-        offset: 0,
-    };
-    let expected = call.run(how);
+    let expected = call.run(How::REFERENCE);
     let shape = match &expected {
         Ended::Done(_) => output_shape(&call),
         _ => vec![0, 1, 1],

@@ -1,7 +1,7 @@
 //! Legal calls, one after the other on the same cache: every backend matches the reference bit for bit, in key, value,
 //! cache and scale, and the reference matches the conformance suite's oracle.
 
-use kvcache_op::{AttentionBackend, Backend, Serial};
+use kvcache_op::Backend;
 
 use crate::call::{Call, Ended, How, Operator};
 use crate::oracle::matches_the_oracle;
@@ -36,8 +36,10 @@ pub fn run(bytes: &[u8]) {
         tally::count(true);
         let mut reference = None;
         for (i, &backend) in backends.iter().enumerate() {
-            let how = How { backend, attention: AttentionBackend::Reference, workers: &workers, by_layers, offset };
-            let how = if i == 0 { How { workers: &Serial, by_layers: false, ..how } } else { how };
+            let how = match i {
+                0 => How { backend, offset, ..How::REFERENCE },
+                _ => How { backend, workers: &workers, by_layers, offset, ..How::REFERENCE },
+            };
             let ended = call.run(how);
             let Ended::Done(after) = ended else { panic!("a legal call is {ended:?}") };
             match &reference {

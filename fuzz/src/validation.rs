@@ -6,7 +6,7 @@
 //! on the reference and on the fast kernel, and both give the same bits, those of the oracle; what is refused has
 //! written nothing.
 
-use kvcache_op::{AttentionBackend, Backend, Serial};
+use kvcache_op::{AttentionBackend, Backend};
 
 use crate::call::{Ended, How, Operator};
 use crate::oracle::{Verdict, matches_the_oracle};
@@ -44,14 +44,7 @@ pub fn run(bytes: &[u8]) {
         by_layers,
         offset,
     };
-    let reference = How {
-        backend: Backend::Reference,
-        attention: AttentionBackend::Reference,
-        workers: &Serial,
-        by_layers: false,
-        offset: 0,
-    };
-    let ended = call.run(reference);
+    let ended = call.run(How::REFERENCE);
     let other = call.run(fast);
     match (&ended, &other) {
         (Ended::Refused(kind), Ended::Refused(_)) => assert!(mutations > 0, "a legal call is refused: {kind}"),
