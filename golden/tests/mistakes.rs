@@ -13,7 +13,8 @@ fn each_has_a_name_of_its_own_and_a_rule() {
     for (i, mistake) in mistakes().iter().enumerate() {
         assert!(mistakes()[..i].iter().all(|other| other.name != mistake.name), "{}", mistake.name);
         assert!(mistake.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'));
-        assert!(mistake.rule.is_some() || mistake.static_rule.is_some(), "{}", mistake.name);
+        let rules = [mistake.rule, mistake.static_rule, mistake.attention_rule];
+        assert!(rules.iter().any(Option::is_some), "{}", mistake.name);
     }
 }
 

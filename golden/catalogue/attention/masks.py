@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..bits import random_values
 from ..case import Sequence
 from .case import AttentionCase, mask, over_cache
 
@@ -88,11 +89,18 @@ def masks() -> Iterator[AttentionCase]:
 
     name = "mask-finite"
     about = "-10000 in place of -inf: such keys are seen, and count where there is no other."
-    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves="attn-mask", is_causal=0)
+    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves="attn-mask weights", is_causal=0)
     values = mask(name, case, (Sequence(2, 2, 2),), forbidden=0.0)
     values[0, 1:] = -10000
     values[1, :] = -10000
     yield case.call(Sequence(2, 2, 2), attn_mask=values)
+
+    for rank in (2, 3):
+        name = f"mask{rank}-numbers-outside"
+        about = f"A mask of rank {rank} with numbers outside of the blocks, too: who adds them is not told by NaN."
+        case = over_cache(name, about, "f32 f32", (4, 2), 8, proves="attn-mask attn-mask.padding", max_t=16, is_causal=0)
+        shape = (4, 10, 32) if rank == 3 else (10, 32)
+        yield case.call(*BATCH, attn_mask=random_values(f"{name} mask", shape, "float32"))
 
 
 def empty_masks() -> Iterator[AttentionCase]:

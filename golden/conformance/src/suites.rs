@@ -103,7 +103,7 @@ impl Suites {
         export(folder, dynamic.chain(of_static_batching).chain(attention))
     }
 
-    /// Runs all on what runs the cases of each suite, and diagnoses the failures of `KeyValueCache`.
+    /// Runs all on what runs the cases of each suite, and diagnoses the failures.
     pub fn run(
         &self,
         runner: &Runner<'_>,
@@ -121,8 +121,13 @@ impl Suites {
         if of_static.failed() > 0 {
             recorder.diagnose(&mut of_static, &self.of_static_batching);
         }
+        let recorder = Recorder::new(attention);
+        let mut of_attention = runner.run_attention(&recorder, &self.attention);
+        if of_attention.failed() > 0 {
+            recorder.diagnose(&mut of_attention, &self.attention);
+        }
         report.append(of_static);
-        report.append(runner.run_attention(attention, &self.attention));
+        report.append(of_attention);
         report
     }
 }

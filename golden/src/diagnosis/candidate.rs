@@ -2,19 +2,17 @@
 
 use std::cell::OnceCell;
 
-use super::fingerprint::{Made, Predicted};
-use crate::case::Case;
+use super::diagnosable::{Diagnosable, Predict};
 use crate::mistakes::Mistake;
-use crate::oracle::{Inputs, Oracle, Outside};
+use crate::oracle::{Oracle, Outside};
 
 /// Mistakes that are made together. What they give is computed when it is first asked for.
-#[derive(Debug)]
-pub(super) struct Candidate {
+pub(super) struct Candidate<C: Diagnosable> {
     /// The mistakes, and the rules that they break.
     pub(super) mistakes: Vec<(&'static Mistake, &'static str)>,
     oracle: Oracle,
     /// For each case what its calls do. Where one reaches outside of the cache, what they do then in other languages.
-    predictions: Vec<OnceCell<Vec<Vec<Predicted>>>>,
+    predictions: Vec<OnceCell<Vec<Vec<C::Predicted>>>>,
 }
 
 /// How well the prediction of a mistake fits what an implementation did.
@@ -30,49 +28,46 @@ pub(super) struct Fit {
     pub(super) accepts: bool,
 }
 
-impl Candidate {
+impl<C: Diagnosable> Candidate<C> {
     pub(super) fn new(mistakes: Vec<(&'static Mistake, &'static str)>, cases: usize) -> Self {
         let oracle = Mistake::oracle_of(&mistakes.iter().map(|(mistake, _)| *mistake).collect::<Vec<_>>());
-        Self { mistakes, oracle, predictions: vec![OnceCell::new(); cases] }
+        Self { mistakes, oracle, predictions: (0..cases).map(|_| OnceCell::new()).collect() }
     }
 
-    /// What the calls of a case do, number `i` of the cases: first where an access outside of the cache fails.
-    fn predictions<A, I: Inputs<A>>(&self, i: usize, case: &Case<A, I>) -> &[Vec<Predicted>] {
+    /// What the calls of a case do, number `i` of the cases, of which this is `right`: first where an access outside of
+    /// the cache fails.
+    fn predictions(&self, i: usize, case: &C, right: &[C::Predicted]) -> &[Vec<C::Predicted>] {
         self.predictions[i].get_or_init(|| {
-            let mut all = vec![Predicted::calls(&self.oracle, case)];
-            if all[0].iter().any(Predicted::fails) {
+            let mut all = vec![case.predicted(&self.oracle, Some(right))];
+            if all[0].iter().any(C::Predicted::fails) {
                 let outside = [Outside::Flat, Outside::FromEnd, Outside::Skipped];
-                all.extend(outside.map(|outside| Predicted::calls(&self.oracle.with_outside(outside), case)));
+                let predicted = |outside| case.predicted(&self.oracle.with_outside(outside), Some(right));
+                all.extend(outside.map(predicted));
             }
             all
         })
     }
 
-    /// Whether the mistakes change anything in a case of which this is `right`.
-    pub(super) fn deviates<A, I: Inputs<A>>(&self, i: usize, case: &Case<A, I>, right: &[Predicted]) -> bool {
-        self.predictions(i, case)[0] != right
+    /// Whether a case of which this is `right` fails where the mistakes are made.
+    pub(super) fn deviates(&self, i: usize, case: &C, right: &[C::Predicted]) -> bool {
+        let predicted = &self.predictions(i, case, right)[0];
+        predicted.iter().zip(right).any(|(predicted, right)| predicted.is_never_right(right))
     }
 
     /// How well the mistakes explain what an implementation made of a case (`None`: it could not run it); `None` if
     /// they do not.
-    pub(super) fn fit<A, I: Inputs<A>>(
-        &self,
-        i: usize,
-        case: &Case<A, I>,
-        right: &[Predicted],
-        made: Option<&[Made]>,
-    ) -> Option<Fit> {
-        let predictions = self.predictions(i, case);
+    pub(super) fn fit(&self, i: usize, case: &C, right: &[C::Predicted], made: Option<&[C::Made]>) -> Option<Fit> {
+        let predictions = self.predictions(i, case, right);
         predictions.iter().filter_map(|predicted| fit(predicted, right, made)).max()
     }
 }
 
-fn fit(predicted: &[Predicted], right: &[Predicted], made: Option<&[Made]>) -> Option<Fit> {
-    if predicted == right {
-        return None;
-    }
+fn fit<M, P: Predict<M>>(predicted: &[P], right: &[P], made: Option<&[M]>) -> Option<Fit> {
+    let pairs = || predicted.iter().zip(right);
+    let wrong = || pairs().filter(|(predicted, right)| predicted.is_wrong(right)).map(|(wrong, _)| wrong);
+    wrong().next()?;
     let Some(made) = made else {
-        return predicted.iter().any(Predicted::fails).then_some(Fit {
+        return predicted.iter().any(P::fails).then_some(Fit {
             tells: false,
             in_full: 0,
             refuses: false,
@@ -82,11 +77,10 @@ fn fit(predicted: &[Predicted], right: &[Predicted], made: Option<&[Made]>) -> O
     if made.len() != predicted.len() || predicted.iter().zip(made).any(|(predicted, made)| !predicted.fits(made)) {
         return None;
     }
-    let wrong = || predicted.iter().zip(right).filter(|(predicted, right)| predicted != right).map(|(wrong, _)| wrong);
     Some(Fit {
-        tells: wrong().any(Predicted::tells),
+        tells: wrong().any(P::tells),
         in_full: wrong().filter(|predicted| predicted.is_full()).count(),
-        refuses: wrong().next().is_some_and(Predicted::refuses),
-        accepts: predicted.iter().zip(right).all(|(predicted, right)| predicted == right || !right.is_legal()),
+        refuses: wrong().next().is_some_and(P::refuses),
+        accepts: pairs().all(|(predicted, right)| !predicted.is_wrong(right) || !right.is_legal()),
     })
 }

@@ -5,14 +5,18 @@ use std::hash::{Hash, Hasher};
 
 use kvcache_schema::ElementType;
 
+use super::diagnosable::{Diagnosable, MadeCall, Predict};
+use super::scope::Facts;
 use crate::case::{Case, NanRule, Outputs};
 use crate::implementation::{CallResult, Outcome};
+use crate::mistakes::Mistake;
 use crate::oracle::{Inputs, Oracle, PredictedOutcome, PredictedState};
+use crate::suite::Suite;
 use crate::tensor::Tensor;
 
 /// What a call is predicted to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Predicted {
+pub struct Predicted {
     outcome: OutcomePrint,
     state: StatePrint,
 }
@@ -27,8 +31,9 @@ enum OutcomePrint {
     Unknown,
 }
 
+/// What is predicted of cache and scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StatePrint {
+pub(super) enum StatePrint {
     Known(u64),
     Kept,
     Changed,
@@ -37,12 +42,18 @@ enum StatePrint {
 
 /// What a call did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Made {
+pub struct Made {
     outcome: MadeOutcome,
-    /// The state after it, with NaN compared as the case says.
-    state: u64,
-    /// Whether it left the state as it was, to the bit.
-    kept: bool,
+    state: MadeState,
+}
+
+/// What cache and scale were after a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MadeState {
+    /// Both, with NaN compared as the case says.
+    pub(super) print: u64,
+    /// Whether the call left them as they were, to the bit.
+    pub(super) kept: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,59 +62,88 @@ enum MadeOutcome {
     Refused(Option<String>),
 }
 
-impl Predicted {
-    /// What each call of a case does on an oracle.
-    pub(super) fn calls<A, I: Inputs<A>>(oracle: &Oracle, case: &Case<A, I>) -> Vec<Self> {
-        let nan = case.nan;
-        let predictions = oracle.predict(case).into_iter().map(|prediction| Self {
+impl<A, I: Inputs<A>> Diagnosable for Case<A, I>
+where
+    Self: Suite<Result = CallResult>,
+{
+    type Predicted = Predicted;
+    type Made = Made;
+
+    fn rule_of(mistake: &Mistake) -> Option<&'static str> {
+        I::of(mistake.rule, mistake.static_rule)
+    }
+
+    fn predicted(&self, oracle: &Oracle, _right: Option<&[Predicted]>) -> Vec<Predicted> {
+        let predictions = oracle.predict(self).into_iter().map(|prediction| Predicted {
             outcome: match prediction.outcome {
-                PredictedOutcome::Done(outputs) => OutcomePrint::Done(of_outputs(&outputs, nan)),
+                PredictedOutcome::Done(outputs) => OutcomePrint::Done(of_outputs(&outputs, self.nan)),
                 PredictedOutcome::DoneSomehow => OutcomePrint::DoneSomehow,
                 PredictedOutcome::Refused(kind, _) => OutcomePrint::Refused(kind),
                 PredictedOutcome::RefusedWrongly => OutcomePrint::RefusedWrongly,
                 PredictedOutcome::Fails => OutcomePrint::Fails,
                 PredictedOutcome::Unknown => OutcomePrint::Unknown,
             },
-            state: match prediction.state {
-                PredictedState::Known(cache, scale) => StatePrint::Known(of_state(&cache, scale.as_ref(), nan)),
-                PredictedState::Kept => StatePrint::Kept,
-                PredictedState::Changed => StatePrint::Changed,
-                PredictedState::Unknown => StatePrint::Unknown,
-            },
+            state: StatePrint::of(prediction.state, self.nan),
         });
         predictions.collect()
     }
 
-    /// Whether the call reaches outside of the cache.
-    pub(super) fn fails(&self) -> bool {
+    fn made(&self, results: &[CallResult]) -> Vec<Made> {
+        let mut before = (&self.cache, self.scale.as_ref());
+        let made = results.iter().map(|CallResult { outcome, cache, scale }| {
+            let kept = before == (cache, scale.as_ref());
+            before = (cache, scale.as_ref());
+            Made {
+                outcome: match outcome {
+                    Outcome::Done(outputs) => MadeOutcome::Done(of_outputs(outputs, self.nan)),
+                    Outcome::Refused { kind, .. } => MadeOutcome::Refused(kind.clone()),
+                },
+                state: MadeState { print: of_state(cache, scale.as_ref(), self.nan), kept },
+            }
+        });
+        made.collect()
+    }
+
+    fn facts(&self) -> Facts {
+        Facts::of(self)
+    }
+
+    fn size(&self) -> usize {
+        self.cache.bytes().len()
+    }
+}
+
+impl MadeCall for Made {
+    fn is_refused(&self) -> bool {
+        matches!(self.outcome, MadeOutcome::Refused(_))
+    }
+}
+
+impl Predict<Made> for Predicted {
+    fn fails(&self) -> bool {
         self.outcome == OutcomePrint::Fails
     }
 
-    /// Whether the call is legal: what is right of it says.
-    pub(super) fn is_legal(&self) -> bool {
+    fn is_legal(&self) -> bool {
         !matches!(self.outcome, OutcomePrint::Refused(_))
     }
 
-    /// Whether something is known of how the call ends.
-    pub(super) fn tells(&self) -> bool {
-        !matches!(self.outcome, OutcomePrint::Fails | OutcomePrint::Unknown)
-    }
-
-    /// Whether a legal call is refused.
-    pub(super) fn refuses(&self) -> bool {
+    fn refuses(&self) -> bool {
         self.outcome == OutcomePrint::RefusedWrongly
     }
 
-    /// Whether outputs and state are predicted.
-    pub(super) fn is_full(&self) -> bool {
+    fn tells(&self) -> bool {
+        !matches!(self.outcome, OutcomePrint::Fails | OutcomePrint::Unknown)
+    }
+
+    fn is_full(&self) -> bool {
         matches!((self.outcome, self.state), (OutcomePrint::Done(_), StatePrint::Known(_)))
     }
 
-    /// Whether a call did what is predicted.
-    pub(super) fn fits(&self, made: &Made) -> bool {
+    fn fits(&self, made: &Made) -> bool {
         let outcome = match (self.outcome, &made.outcome) {
             // An illegal call that is made may also end in an error, when it has written something.
-            (OutcomePrint::DoneSomehow, MadeOutcome::Refused(_)) => !made.kept,
+            (OutcomePrint::DoneSomehow, MadeOutcome::Refused(_)) => !made.state.kept,
             (OutcomePrint::Unknown, _)
             | (OutcomePrint::DoneSomehow, MadeOutcome::Done(_))
             | (OutcomePrint::RefusedWrongly | OutcomePrint::Fails, MadeOutcome::Refused(_)) => true,
@@ -113,38 +153,36 @@ impl Predicted {
             }
             _ => false,
         };
-        outcome
-            && match self.state {
-                StatePrint::Known(state) => state == made.state,
-                StatePrint::Kept => made.kept,
-                StatePrint::Changed => !made.kept,
-                StatePrint::Unknown => true,
-            }
+        outcome && self.state.fits(&made.state)
+    }
+
+    fn is_wrong(&self, right: &Self) -> bool {
+        self != right
+    }
+
+    fn is_never_right(&self, right: &Self) -> bool {
+        self != right
     }
 }
 
-impl Made {
-    /// Whether the call was refused.
-    pub(super) fn is_refused(&self) -> bool {
-        matches!(self.outcome, MadeOutcome::Refused(_))
+impl StatePrint {
+    pub(super) fn of(state: PredictedState, nan: NanRule) -> Self {
+        match state {
+            PredictedState::Known(cache, scale) => Self::Known(of_state(&cache, scale.as_ref(), nan)),
+            PredictedState::Kept => Self::Kept,
+            PredictedState::Changed => Self::Changed,
+            PredictedState::Unknown => Self::Unknown,
+        }
     }
 
-    /// What each call of a case did.
-    pub(super) fn calls<A, I>(case: &Case<A, I>, results: &[CallResult]) -> Vec<Self> {
-        let mut before = (&case.cache, case.scale.as_ref());
-        let made = results.iter().map(|CallResult { outcome, cache, scale }| {
-            let kept = before == (cache, scale.as_ref());
-            before = (cache, scale.as_ref());
-            Self {
-                outcome: match outcome {
-                    Outcome::Done(outputs) => MadeOutcome::Done(of_outputs(outputs, case.nan)),
-                    Outcome::Refused { kind, .. } => MadeOutcome::Refused(kind.clone()),
-                },
-                state: of_state(cache, scale.as_ref(), case.nan),
-                kept,
-            }
-        });
-        made.collect()
+    /// Whether the state is what is predicted.
+    pub(super) fn fits(self, made: &MadeState) -> bool {
+        match self {
+            Self::Known(state) => state == made.print,
+            Self::Kept => made.kept,
+            Self::Changed => !made.kept,
+            Self::Unknown => true,
+        }
     }
 }
 
@@ -155,7 +193,8 @@ fn of_outputs(Outputs { key, value }: &Outputs, nan: NanRule) -> u64 {
     hasher.finish()
 }
 
-fn of_state(cache: &Tensor, scale: Option<&Tensor>, nan: NanRule) -> u64 {
+/// `cache` and `scale` as one number.
+pub(super) fn of_state(cache: &Tensor, scale: Option<&Tensor>, nan: NanRule) -> u64 {
     let mut hasher = DefaultHasher::new();
     hash(cache, nan, &mut hasher);
     if let Some(scale) = scale {

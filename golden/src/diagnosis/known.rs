@@ -5,33 +5,31 @@ use std::cmp::Reverse;
 use std::slice;
 
 use super::candidate::Candidate;
-use super::fingerprint::{Made, Predicted};
+use super::diagnosable::Diagnosable;
 use super::scope::Facts;
-use crate::case::Case;
 use crate::implementation::CallResult;
-use crate::mistakes::{Mistake, mistakes_of};
-use crate::oracle::{Inputs, Oracle};
+use crate::mistakes::{Mistake, mistakes};
+use crate::oracle::Oracle;
 
 /// What the known mistakes give in some cases. It is computed when it is first asked for, and kept for the next
 /// diagnosis.
-#[derive(Debug)]
-pub struct KnownMistakes<'a, A, I> {
-    pub(super) cases: &'a [Case<A, I>],
+pub struct KnownMistakes<'a, C: Diagnosable> {
+    pub(super) cases: &'a [C],
     /// What is right.
-    right: Vec<OnceCell<Vec<Predicted>>>,
+    right: Vec<OnceCell<Vec<C::Predicted>>>,
     /// What can be said of each case.
     pub(super) facts: Vec<Facts>,
     /// Each mistake by itself, in the order of the list.
-    pub(super) single: Vec<Candidate>,
+    pub(super) single: Vec<Candidate<C>>,
 }
 
-/// What an implementation did with a case.
+/// What an implementation did with a case; `R` is the result of a call.
 #[derive(Debug, Clone, Copy)]
-pub struct Trial<'a> {
+pub struct Trial<'a, R = CallResult> {
     /// The case, by its place among the cases.
     pub case: usize,
     /// The result of each call; `None` if the implementation could not run the case, as after a crash.
-    pub results: Option<&'a [CallResult]>,
+    pub results: Option<&'a [R]>,
     /// Whether the results are the expected ones.
     pub passed: bool,
 }
@@ -54,23 +52,24 @@ pub struct Diagnosis {
 /// The most specific one is that which predicts the most wrong calls in full (an illegal call that was made has no
 /// defined result), and of those the one that comes first in [`mistakes`](crate::mistakes::mistakes()), where one that
 /// changes less comes before one that changes more.
-pub fn diagnose<A, I: Inputs<A>>(case: &Case<A, I>, results: &[CallResult]) -> Option<Diagnosis> {
+pub fn diagnose<C: Diagnosable>(case: &C, results: &[C::Result]) -> Option<Diagnosis> {
     KnownMistakes::new(slice::from_ref(case)).diagnose(0, results)
 }
 
-impl<'a, A, I: Inputs<A>> KnownMistakes<'a, A, I> {
+impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
     /// The known mistakes on these cases.
-    pub fn new(cases: &'a [Case<A, I>]) -> Self {
-        let single = mistakes_of::<A, I>().map(|mistake| Candidate::new(vec![mistake], cases.len()));
-        let facts = cases.iter().map(Facts::of).collect();
-        Self { cases, right: vec![OnceCell::new(); cases.len()], facts, single: single.collect() }
+    pub fn new(cases: &'a [C]) -> Self {
+        let of_suite = mistakes().iter().filter_map(|mistake| Some((mistake, C::rule_of(mistake)?)));
+        let single = of_suite.map(|mistake| Candidate::new(vec![mistake], cases.len())).collect();
+        let facts = cases.iter().map(C::facts).collect();
+        Self { cases, right: cases.iter().map(|_| OnceCell::new()).collect(), facts, single }
     }
 
     /// The known mistakes that the results of a failed case come from, as [`diagnose`] has it; the case is given by its
     /// place among the cases.
-    pub fn diagnose(&self, case: usize, results: &[CallResult]) -> Option<Diagnosis> {
-        let made = Made::calls(&self.cases[case], results);
-        let fit = |candidate: &Candidate| {
+    pub fn diagnose(&self, case: usize, results: &[C::Result]) -> Option<Diagnosis> {
+        let made = self.cases[case].made(results);
+        let fit = |candidate: &Candidate<C>| {
             candidate.fit(case, &self.cases[case], self.right(case), Some(&made)).filter(|fit| fit.tells)
         };
         let mut fits: Vec<_> =
@@ -83,7 +82,7 @@ impl<'a, A, I: Inputs<A>> KnownMistakes<'a, A, I> {
     }
 
     /// What the calls of a case should do.
-    pub(super) fn right(&self, case: usize) -> &[Predicted] {
-        self.right[case].get_or_init(|| Predicted::calls(&Oracle::default(), &self.cases[case]))
+    pub(super) fn right(&self, case: usize) -> &[C::Predicted] {
+        self.right[case].get_or_init(|| self.cases[case].predicted(&Oracle::default(), None))
     }
 }

@@ -5,17 +5,24 @@
 //! that no mistake gives stays undiagnosed, and a right one is never accused, because a mistake that does in a case
 //! what the specification says explains nothing there.
 //!
+//! The output of attention has a tolerance: a mistake explains one that is within the tolerance of what the mistake
+//! gives, if that differs by more than the case's tolerance from what is right. The state is compared bit for bit there,
+//! too. [`Diagnosable`] is what a suite tells of its cases.
+//!
 //! [`diagnose`] looks at one case. A run of many tells more: [`KnownMistakes::diagnose_run`] names the mistakes that
 //! explain most of the failures, and weighs in which of the cases that passed they would have been wrong. [`Recorder`]
 //! stands between an implementation and whatever runs cases on it, and diagnoses the report in the end.
 
+mod attention;
 mod candidate;
+mod diagnosable;
 mod fingerprint;
 mod known;
 mod recorder;
 mod run;
 mod scope;
 
+pub use diagnosable::{Diagnosable, MadeCall, Predict};
 pub use known::{Diagnosis, KnownMistakes, Trial, diagnose};
 pub use recorder::Recorder;
 pub use run::{Explanation, RunDiagnosis};

@@ -3,20 +3,21 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::diagnosable::Diagnosable;
 use super::known::{KnownMistakes, Trial};
 use super::run::RunDiagnosis;
+use crate::attention;
 use crate::case::Case;
 use crate::implementation::{CallResult, Implementation};
-use crate::oracle::Inputs;
 use crate::report::{Report, Verdict};
-use crate::suite::{Diagnosis, Suite};
+use crate::suite::Diagnosis;
 
-/// An implementation whose results are kept, so that a report on it can be diagnosed.
+/// An implementation whose results, of type `T`, are kept, so that a report on it can be diagnosed.
 #[derive(Debug)]
-pub struct Recorder<'a, R: ?Sized> {
+pub struct Recorder<'a, R: ?Sized, T = CallResult> {
     implementation: &'a R,
     /// By the name of the case.
-    results: Mutex<HashMap<String, Vec<CallResult>>>,
+    results: Mutex<HashMap<String, Vec<T>>>,
 }
 
 impl<A, I, R: Implementation<A, I> + ?Sized> Implementation<A, I> for Recorder<'_, R> {
@@ -31,27 +32,36 @@ impl<A, I, R: Implementation<A, I> + ?Sized> Implementation<A, I> for Recorder<'
     }
 }
 
-impl<'a, R: ?Sized> Recorder<'a, R> {
+impl<R: attention::Implementation + ?Sized> attention::Implementation for Recorder<'_, R, attention::CallResult> {
+    fn run(&self, case: &attention::Case) -> Result<Vec<attention::CallResult>, String> {
+        let results = self.implementation.run(case)?;
+        self.results().insert(case.name.clone(), results.clone());
+        Ok(results)
+    }
+
+    fn cannot_run(&self, case: &attention::Case) -> Option<String> {
+        self.implementation.cannot_run(case)
+    }
+}
+
+impl<'a, R: ?Sized, T> Recorder<'a, R, T> {
     /// Keeps the results of an implementation.
     pub fn new(implementation: &'a R) -> Self {
         Self { implementation, results: Mutex::default() }
     }
 
-    fn results(&self) -> MutexGuard<'_, HashMap<String, Vec<CallResult>>> {
+    fn results(&self) -> MutexGuard<'_, HashMap<String, Vec<T>>> {
         // A thread that panicked while it held the lock left a whole entry or none.
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Diagnoses the failures of a report on these cases: gives each that can be explained its diagnosis, and the report
     /// what explains most of them. Cases that had to be refused by a profile are left alone.
-    pub fn diagnose<A, I: Inputs<A>>(&self, report: &mut Report, cases: &[Case<A, I>]) -> RunDiagnosis
-    where
-        Case<A, I>: Suite<Result = CallResult>,
-    {
+    pub fn diagnose<C: Diagnosable<Result = T>>(&self, report: &mut Report, cases: &[C]) -> RunDiagnosis {
         let known = KnownMistakes::new(cases);
         let results = self.results();
         let places: HashMap<_, _> = cases.iter().enumerate().map(|(i, case)| (case.name(), i)).collect();
-        let of_suite = |suite: &str| suite == <Case<A, I> as Suite>::NAME;
+        let of_suite = |suite: &str| suite == C::NAME;
         let trials: Vec<_> = (report.entries.iter())
             .filter(|entry| of_suite(entry.suite) && entry.outside.is_none())
             .filter_map(|entry| {

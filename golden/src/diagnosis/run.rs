@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::candidate::{Candidate, Fit};
-use super::fingerprint::{Made, Predicted};
+use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::known::{KnownMistakes, Trial};
 use super::scope::Scope;
 use crate::mistakes::Mistake;
-use crate::oracle::Inputs;
 
 /// For each failure that a mistake explains, so many cases may have passed that it would fail.
 const MOST_CONTRADICTIONS: usize = 4;
@@ -81,7 +80,7 @@ impl fmt::Display for RunDiagnosis {
     }
 }
 
-impl<A, I: Inputs<A>> KnownMistakes<'_, A, I> {
+impl<C: Diagnosable> KnownMistakes<'_, C> {
     /// Explains the failures of a run by known mistakes.
     ///
     /// That mistake comes first for which the failures that it explains outnumber the passed cases that contradict it
@@ -93,35 +92,49 @@ impl<A, I: Inputs<A>> KnownMistakes<'_, A, I> {
     /// outside of that part do not contradict it, but a part that takes many words to describe is less likely. That a
     /// legal call was refused says little by itself: a mistake that refuses calls has to explain it without any
     /// contradiction, and more than chance would.
-    pub fn diagnose_run(&self, trials: &[Trial<'_>]) -> RunDiagnosis {
+    pub fn diagnose_run(&self, trials: &[Trial<'_, C::Result>]) -> RunDiagnosis {
         let failed = trials.iter().filter(|trial| !trial.passed);
-        let made = |trial: &Trial<'_>| trial.results.map(|results| Made::calls(&self.cases[trial.case], results));
+        let made = |trial: &Trial<'_, C::Result>| trial.results.map(|results| self.cases[trial.case].made(results));
         let failed: BTreeMap<_, _> = failed.map(|trial| (trial.case, made(trial))).collect();
-        let passed = trials.iter().filter(|trial| trial.passed).map(|trial| trial.case).collect();
-        let mut run = Run { known: self, passed, failed, refused_by_chance: 0.0 };
-        run.refused_by_chance = run.share_of_wrong_refusals();
+        let passed: Vec<_> = trials.iter().filter(|trial| trial.passed).map(|trial| trial.case).collect();
+        let refused_by_chance = self.share_of_wrong_refusals(&passed, &failed);
+        let mut run = Run { known: self, passed, failed, refused_by_chance };
         let count = run.failed.len();
         let mut explanations = run.explain(&self.single);
         let pairs = run.pairs(&explanations);
         explanations.extend(run.explain(&pairs));
-        let undiagnosed = run.failed.keys().map(|&case| self.cases[case].name.clone()).collect();
+        let undiagnosed = run.failed.keys().map(|&case| self.cases[case].name().to_owned()).collect();
         let undiagnosed_scope = run.scope_of_failed();
         RunDiagnosis { failed: count, explanations, undiagnosed, undiagnosed_scope }
+    }
+
+    /// The part of the legal calls of a run, by cases, that were refused.
+    fn share_of_wrong_refusals(&self, passed: &[usize], failed: &Failed<C>) -> f64 {
+        let is_legal = |i: &&usize| self.right(**i).iter().all(C::Predicted::is_legal);
+        let passed = passed.iter().filter(is_legal).count();
+        let failed: Vec<_> = failed.iter().filter(|(i, _)| is_legal(i)).collect();
+        let is_refused =
+            |made: &Option<Vec<C::Made>>| made.as_ref().is_some_and(|made| made.iter().any(C::Made::is_refused));
+        let refused = failed.iter().filter(|(_, made)| is_refused(made)).count();
+        refused as f64 / (passed + failed.len()).max(1) as f64
     }
 }
 
 /// A run, of which the failures that are explained are taken out.
-struct Run<'a, 'b, A, I> {
-    known: &'a KnownMistakes<'b, A, I>,
+struct Run<'a, 'b, C: Diagnosable> {
+    known: &'a KnownMistakes<'b, C>,
     passed: Vec<usize>,
-    failed: BTreeMap<usize, Option<Vec<Made>>>,
+    failed: Failed<C>,
     /// How likely a legal call of this run is refused.
     refused_by_chance: f64,
 }
 
+/// What the calls of each failed case did; `None` if it could not be run.
+type Failed<C> = BTreeMap<usize, Option<Vec<<C as Diagnosable>::Made>>>;
+
 /// A candidate that explains something.
-struct Suspect<'a> {
-    candidate: &'a Candidate,
+struct Suspect<'a, C: Diagnosable> {
+    candidate: &'a Candidate<C>,
     /// The failures that it explains.
     fits: BTreeMap<usize, Fit>,
     /// The part of the implementation in which it is made.
@@ -130,7 +143,7 @@ struct Suspect<'a> {
     contradicted: Vec<usize>,
 }
 
-impl Suspect<'_> {
+impl<C: Diagnosable> Suspect<'_, C> {
     /// The larger, the likelier.
     fn score(&self) -> (isize, usize) {
         let beyond = self.fits.len() as isize - self.contradicted.len() as isize - self.scope.len() as isize;
@@ -139,15 +152,17 @@ impl Suspect<'_> {
 
     /// Whether it is worth naming: it predicts what one of these failures gave, or it may have made all of them fail, and
     /// nothing contradicts that. What gave no results at all may have any cause.
-    fn counts(&self, failed: &BTreeMap<usize, Option<Vec<Made>>>, refused_by_chance: f64, candidates: usize) -> bool {
+    fn counts(&self, run: &Run<'_, '_, C>) -> bool {
+        let Run { known, failed, refused_by_chance, .. } = run;
         if self.fits.values().all(|fit| fit.refuses) && !self.fits.is_empty() {
             let covers_all = || {
                 failed.iter().all(|(case, made)| {
-                    self.fits.contains_key(case) || !made.as_ref().is_some_and(|made| made.iter().any(Made::is_refused))
+                    self.fits.contains_key(case)
+                        || !made.as_ref().is_some_and(|made| made.iter().any(C::Made::is_refused))
                 })
             };
             // That any of so many candidates has so many refusals by chance.
-            let by_chance = refused_by_chance.powi(self.fits.len() as i32) * candidates as f64;
+            let by_chance = refused_by_chance.powi(self.fits.len() as i32) * known.single.len() as f64;
             return self.contradicted.is_empty() && (by_chance < MOST_LIKELY_BY_CHANCE || covers_all());
         }
         // That an illegal call was made names the rule that was not checked. Other results may be alike by accident.
@@ -164,16 +179,16 @@ impl Suspect<'_> {
     }
 }
 
-impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
+impl<C: Diagnosable> Run<'_, '_, C> {
     /// Explains failures as far as the candidates do.
-    fn explain(&mut self, candidates: &[Candidate]) -> Vec<Explanation> {
+    fn explain(&mut self, candidates: &[Candidate<C>]) -> Vec<Explanation> {
         let mut suspects: Vec<_> = candidates.iter().filter_map(|candidate| self.suspect(candidate)).collect();
         let mut explanations = Vec::new();
         while let Some(best) = suspects.iter().map(Suspect::score).max() {
             let mut likeliest = suspects.iter().filter(|suspect| suspect.score() == best);
             let Some(first) = likeliest.next() else { break };
             let alike = likeliest.filter(|other| other.fits.keys().eq(first.fits.keys()));
-            let name = |&case: &usize| self.known.cases[case].name.clone();
+            let name = |&case: &usize| self.known.cases[case].name().to_owned();
             let mistakes = &first.candidate.mistakes;
             explanations.push(Explanation {
                 mistakes: mistakes.iter().map(|(mistake, _)| mistake.name).collect(),
@@ -189,14 +204,14 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
             for suspect in &mut suspects {
                 suspect.fits.retain(|case, _| self.failed.contains_key(case));
             }
-            suspects.retain(|suspect| suspect.counts(&self.failed, self.refused_by_chance, self.known.single.len()));
+            suspects.retain(|suspect| suspect.counts(self));
         }
         explanations
     }
 
     /// What speaks for and against a candidate; `None` if nothing speaks for it.
-    fn suspect<'c>(&self, candidate: &'c Candidate) -> Option<Suspect<'c>> {
-        let fit = |(&i, made): (&usize, &Option<Vec<Made>>)| {
+    fn suspect<'c>(&self, candidate: &'c Candidate<C>) -> Option<Suspect<'c, C>> {
+        let fit = |(&i, made): (&usize, &Option<Vec<C::Made>>)| {
             Some((i, candidate.fit(i, &self.known.cases[i], self.known.right(i), made.as_deref())?))
         };
         let fits: BTreeMap<_, _> = self.failed.iter().filter_map(fit).collect();
@@ -212,17 +227,7 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
         };
         contradicted.retain(|&i| scope.contains(facts(i)));
         let suspect = Suspect { candidate, fits, scope, contradicted };
-        Some(suspect).filter(|suspect| suspect.counts(&self.failed, self.refused_by_chance, self.known.single.len()))
-    }
-
-    /// The part of the legal calls of this run, by cases, that were refused.
-    fn share_of_wrong_refusals(&self) -> f64 {
-        let is_legal = |i: &&usize| self.known.right(**i).iter().all(Predicted::is_legal);
-        let passed = self.passed.iter().filter(is_legal).count();
-        let failed: Vec<_> = self.failed.iter().filter(|(i, _)| is_legal(i)).collect();
-        let is_refused = |made: &Option<Vec<Made>>| made.as_ref().is_some_and(|made| made.iter().any(Made::is_refused));
-        let refused = failed.iter().filter(|(_, made)| is_refused(made)).count();
-        refused as f64 / (passed + failed.len()).max(1) as f64
+        Some(suspect).filter(|suspect| suspect.counts(self))
     }
 
     /// What the failures that are left have in common and the passed cases have not.
@@ -237,14 +242,14 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
         )
     }
 
-    fn deviates(&self, candidate: &Candidate, i: usize) -> bool {
+    fn deviates(&self, candidate: &Candidate<C>, i: usize) -> bool {
         candidate.deviates(i, &self.known.cases[i], self.known.right(i))
     }
 
     /// The pairs that are worth trying.
-    fn pairs(&self, found: &[Explanation]) -> Vec<Candidate> {
+    fn pairs(&self, found: &[Explanation]) -> Vec<Candidate<C>> {
         // Those that were found, and of the others those that change what the smallest of the failed cases gives.
-        let size = |i: &usize| self.known.cases[*i].cache.bytes().len();
+        let size = |i: &usize| self.known.cases[*i].size();
         let ran = self.failed.iter().filter(|(_, made)| made.is_some()).map(|(&i, _)| i);
         let Some(smallest) = ran.min_by_key(size) else { return Vec::new() };
         let is_found = |mistake: &Mistake| found.iter().any(|found| found.mistakes.contains(&mistake.name));
@@ -259,12 +264,12 @@ impl<A, I: Inputs<A>> Run<'_, '_, A, I> {
         };
         let pairs = single.iter().enumerate().flat_map(with_later);
         // What does not explain the smallest explains too little.
-        let explains = |pair: &Candidate| {
+        let explains = |pair: &Candidate<C>| {
             let made = self.failed[&smallest].as_deref();
             pair.fit(smallest, &self.known.cases[smallest], self.known.right(smallest), made).is_some()
         };
         let is_worth_trying =
-            |pair: &Candidate| match pair.mistakes.iter().filter(|(mistake, _)| is_found(mistake)).count() {
+            |pair: &Candidate<C>| match pair.mistakes.iter().filter(|(mistake, _)| is_found(mistake)).count() {
                 0 => found.is_empty() && explains(pair),
                 1 => explains(pair),
                 _ => true,

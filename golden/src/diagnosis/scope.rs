@@ -4,10 +4,11 @@ use std::fmt;
 
 use crate::case::Case;
 use crate::oracle::Inputs;
+use crate::suite::Features;
 
 /// What of a case can tell parts of an implementation apart.
 #[derive(Debug, Clone)]
-pub(super) struct Facts {
+pub struct Facts {
     /// The types, by name.
     types: [(&'static str, &'static str); 3],
     /// Attributes and sizes.
@@ -44,6 +45,16 @@ impl Facts {
         numbers.extend(size(0).map(|&head_dim| ("head_dim", head_dim as i64)));
         numbers.extend(size(1).map(|&num_heads| ("num_heads", num_heads as i64)));
         Self { types, numbers }
+    }
+}
+
+impl Facts {
+    /// What the features of a case say.
+    pub(super) fn of_features(features: &Features) -> Self {
+        let of_type = |name| (name, features.types.get(name).map_or("absent", |element| element.name()));
+        let numbers = features.numbers.iter().map(|(&name, &value)| (name, value));
+        let parts = numbers.filter(|(name, _)| !["layer_idx", "batch"].contains(name));
+        Self { types: ["T1", "T2", "T3"].map(of_type), numbers: parts.collect() }
     }
 }
 

@@ -13,6 +13,8 @@ pub struct Mistake {
     pub rule: Option<&'static str>,
     /// The same of static batching.
     pub static_rule: Option<&'static str>,
+    /// The rule of the attention operators that it breaks, if it is not that of `KeyValueCache`.
+    pub attention_rule: Option<&'static str>,
     /// What it changes.
     pub(super) change: fn(&mut Behavior),
 }
@@ -25,7 +27,7 @@ impl Mistake {
         about: &'static str,
         change: fn(&mut Behavior),
     ) -> Self {
-        Self { name, about, rule: Some(rule), static_rule: Some(rule), change }
+        Self { name, about, rule: Some(rule), static_rule: Some(rule), attention_rule: None, change }
     }
 
     /// The same, of dynamic batching alone.
@@ -35,7 +37,7 @@ impl Mistake {
         about: &'static str,
         change: fn(&mut Behavior),
     ) -> Self {
-        Self { name, about, rule: Some(rule), static_rule: None, change }
+        Self { name, about, rule: Some(rule), static_rule: None, attention_rule: None, change }
     }
 
     /// The same, of static batching alone.
@@ -45,7 +47,23 @@ impl Mistake {
         about: &'static str,
         change: fn(&mut Behavior),
     ) -> Self {
-        Self { name, about, rule: None, static_rule: Some(rule), change }
+        Self { name, about, rule: None, static_rule: Some(rule), attention_rule: None, change }
+    }
+
+    /// The same, of attention alone.
+    pub(super) const fn of_attention(
+        rule: &'static str,
+        name: &'static str,
+        about: &'static str,
+        change: fn(&mut Behavior),
+    ) -> Self {
+        Self { name, about, rule: None, static_rule: None, attention_rule: Some(rule), change }
+    }
+
+    /// With another rule in attention.
+    pub(super) const fn attention_rule(mut self, rule: &'static str) -> Self {
+        self.attention_rule = Some(rule);
+        self
     }
 
     /// With another rule in static batching.

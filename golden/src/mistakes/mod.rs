@@ -7,6 +7,7 @@ mod accepted;
 mod accepted_inputs;
 mod addressing;
 mod arithmetic;
+mod attention;
 mod list;
 mod mistake;
 mod nibbles;
@@ -18,5 +19,5 @@ mod scales;
 mod storage;
 mod values;
 
-pub use list::{mistake, mistakes, mistakes_of};
+pub use list::{attention_rule, mistake, mistakes, mistakes_of};
 pub use mistake::Mistake;

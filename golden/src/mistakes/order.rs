@@ -23,6 +23,12 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.sources = Sources { cache: true, scale: false },
     ),
     Mistake::new(
+        "dequantizing.rounded-to-t3",
+        "codes-not-dequantized",
+        "Codes are given back as they are: multiply them with their scales.",
+        |behavior| behavior.arithmetic.value = |_, code, _| code.into(),
+    ),
+    Mistake::new(
         "scale.rounded-to-t3",
         "scale-stale",
         "Codes are stored, but their scales are not: current tokens keep the scales of what was in their slots.",

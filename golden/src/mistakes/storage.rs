@@ -118,7 +118,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "The outputs key and value are exchanged.",
         |behavior| behavior.outputs = [1, 0],
     )
-    .static_rule("loaded-positions"),
+    .static_rule("loaded-positions")
+    .attention_rule("weights"),
     Mistake::new(
         "cache-layout.0",
         "key-and-value-swapped-in-cache",

@@ -16,7 +16,7 @@ pub struct Oracle {
 
 /// What the oracle says that a call does, whose outputs are `O`.
 #[derive(Debug, Clone)]
-pub struct Prediction<O = Outputs> {
+pub struct Prediction<O = Box<Outputs>> {
     /// How it ends.
     pub outcome: PredictedOutcome<O>,
     /// What `cache` and `scale` are then.
@@ -25,9 +25,9 @@ pub struct Prediction<O = Outputs> {
 
 /// How a call ends.
 #[derive(Debug, Clone)]
-pub enum PredictedOutcome<O = Outputs> {
+pub enum PredictedOutcome<O = Box<Outputs>> {
     /// It gives these outputs.
-    Done(Box<O>),
+    Done(O),
     /// It gives some outputs: it is illegal, but made, or what was in the cache is not known.
     DoneSomehow,
     /// It is refused, as being of this kind and with this message.

@@ -56,7 +56,11 @@ pub fn run_suite(
             let mut cases = chosen(cases, Vec::new(), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            Ok(runner.run_attention(&Callable::new(&caller), &cases))
+            let callable = Callable::new(&caller);
+            let recorder = Recorder::new(&callable);
+            let mut report = runner.run_attention(&recorder, &cases);
+            recorder.diagnose(&mut report, &cases);
+            Ok(report)
         }
         _ => {
             let cases = folder.map_or_else(kvcache_golden::cases, |folder| kvcache_golden::read_cases(&folder));

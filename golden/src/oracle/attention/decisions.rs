@@ -7,7 +7,8 @@ use kvcache_schema::ElementType;
 use crate::oracle::attention::ragged::{MaskShape, Query, Ragged};
 
 /// What the oracle of attention does. [`Attention::default`] is the specification; a mistake changes one field of it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(unpredictable_function_pointer_comparisons, reason = "the same function does the same; others may, too")]
 pub struct Attention {
     /// The rows of `query`, and of `attn_output`, that belong to a sequence.
     pub queries: fn(&Ragged, b: usize) -> Range<i64>,

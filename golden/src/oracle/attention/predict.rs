@@ -1,5 +1,7 @@
 //! What the oracle does with a case of attention, call by call.
 
+use std::rc::Rc;
+
 use kvcache_schema::{AttentionAttributes, Attributes, ElementType};
 
 use crate::attention::{CallResult, Case, Implementation, Operator, Step};
@@ -7,22 +9,25 @@ use crate::case::{Outputs, StepInputs, Types};
 use crate::implementation::Outcome;
 use crate::oracle::arithmetic::Arithmetic;
 use crate::oracle::attention::attend::{Attended, KnownRow, Packed, attend};
+use crate::oracle::attention::decisions::Attention;
 use crate::oracle::attention::ragged::Ragged;
 use crate::oracle::attention::rules::{AttentionCall, broken_rules};
-use crate::oracle::behavior::Verdict;
-use crate::oracle::execute::{State, empty};
+use crate::oracle::behavior::{Behavior, Verdict};
+use crate::oracle::execute::{OutsideOfCache, State, empty};
 use crate::oracle::inputs::Inputs;
 use crate::oracle::predict::{Knowledge, Oracle, PredictedOutcome, PredictedState, Prediction};
 use crate::oracle::refusal::Refusal;
 use crate::tensor::Tensor;
 
 /// What the oracle says that a call of attention does.
-pub type AttentionPrediction = Prediction<Attended>;
+pub type AttentionPrediction = Prediction<Rc<Attended>>;
 
 /// What a call reads and computes where no mistake is made, so that the same need not be computed again.
 #[derive(Debug)]
 pub struct KnownCall {
+    ragged: Ragged,
     read: Outputs,
+    output: Rc<Attended>,
     rows: Vec<KnownRow>,
 }
 
@@ -106,22 +111,17 @@ impl Oracle {
             return Prediction { outcome: PredictedOutcome::RefusedWrongly, state: kept };
         }
         let outcome = match stored.outcome {
-            PredictedOutcome::Done(outputs) => {
-                let (query, mask) = (step.input("query"), step.inputs.get("attn_mask"));
-                let packed = Packed::new(query, &outputs.key, &outputs.value, mask);
-                let known = known.filter(|known| known.read == *outputs).map(|known| &known.rows[..]);
-                match attend(&ragged, &packed, &self.behavior.attention, self.behavior.outside, known) {
-                    Ok((output, rows)) => {
-                        *computed = Some(KnownCall { read: *outputs, rows });
-                        PredictedOutcome::Done(Box::new(output))
-                    }
-                    Err(_) => {
-                        *knowledge = Knowledge::Nothing;
-                        let state = PredictedState::Unknown;
-                        return Prediction { outcome: PredictedOutcome::Fails, state };
-                    }
+            PredictedOutcome::Done(outputs) => match self.attended(step, ragged, *outputs, known) {
+                Ok((output, call)) => {
+                    *computed = call;
+                    PredictedOutcome::Done(output)
                 }
-            }
+                Err(OutsideOfCache) => {
+                    *knowledge = Knowledge::Nothing;
+                    let state = PredictedState::Unknown;
+                    return Prediction { outcome: PredictedOutcome::Fails, state };
+                }
+            },
             PredictedOutcome::DoneSomehow => PredictedOutcome::DoneSomehow,
             PredictedOutcome::Refused(kind, message) => PredictedOutcome::Refused(kind, message),
             PredictedOutcome::RefusedWrongly => PredictedOutcome::RefusedWrongly,
@@ -129,6 +129,26 @@ impl Oracle {
             PredictedOutcome::Unknown => PredictedOutcome::Unknown,
         };
         Prediction { outcome, state: stored.state }
+    }
+
+    /// The output of a legal call that reads this from the cache, and what is computed, unless all of it is known.
+    fn attended(
+        &self,
+        step: &Step,
+        ragged: Ragged,
+        read: Outputs,
+        known: Option<&KnownCall>,
+    ) -> Result<(Rc<Attended>, Option<KnownCall>), OutsideOfCache> {
+        let Behavior { attention, outside, .. } = &self.behavior;
+        let known = known.filter(|known| known.read == read);
+        if let Some(known) = known.filter(|known| known.ragged == ragged && *attention == Attention::default()) {
+            return Ok((Rc::clone(&known.output), None));
+        }
+        let packed = Packed::new(step.input("query"), &read.key, &read.value, step.inputs.get("attn_mask"));
+        let (output, rows) = attend(&ragged, &packed, attention, *outside, known.map(|known| &known.rows[..]))?;
+        let output = Rc::new(output);
+        let call = KnownCall { ragged, read, output: Rc::clone(&output), rows };
+        Ok((output, Some(call)))
     }
 
     /// What is done with a call that breaks a rule of attention.

@@ -9,7 +9,7 @@ use crate::oracle::behavior::Behavior;
 use crate::oracle::inputs::indices;
 
 /// The indices of a call, and the sizes of its tensors. The starts are those of a legal call.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields have the specification's names")]
 pub struct Ragged {
     pub t1: ElementType,

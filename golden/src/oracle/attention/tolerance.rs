@@ -37,7 +37,9 @@ pub(super) fn tolerance(row: &Row, output: &[f64], value: impl Fn(usize, usize) 
         .clone()
         .map(|key| {
             let half = if row.t1 == ElementType::Float16 { half_precision_variance(row, key) } else { 0.0 };
-            score_variance(row, key, largest, r, r_products) + exp * exp + half
+            let variance = score_variance(row, key, largest, r, r_products) + half;
+            // A score that is not finite has no error: what it does to the output has no tolerance either.
+            exp * exp + if variance.is_finite() { variance } else { 0.0 }
         })
         .collect();
     let weights = partial_sums(keys.len(), row.weights.iter().copied());
@@ -85,7 +87,7 @@ fn score_variance(row: &Row, key: usize, largest: f64, r: f64, r_products: f64) 
     let sums = squares + of_partial_sums(row.head_dim as f64, product, squares);
     let mut variance = r_products * r_products * sums + 2.0 * (r * product).powi(2);
     let mut sum = product;
-    for mask in terms.masks() {
+    for mask in terms.masks().filter(|mask| mask.is_finite()) {
         sum += mask;
         variance += 3.0 * (r * mask).powi(2) + (r * sum).powi(2);
     }
@@ -99,7 +101,7 @@ fn half_precision_variance(row: &Row, key: usize) -> f64 {
     let product = terms.product * terms.factor;
     let mut variance = 2.0 * (r * product).powi(2);
     let mut sum = product;
-    for mask in terms.masks() {
+    for mask in terms.masks().filter(|mask| mask.is_finite()) {
         sum += mask;
         variance += (r * mask).powi(2) + (r * sum).powi(2);
     }

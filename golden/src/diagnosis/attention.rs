@@ -1,0 +1,229 @@
+//! What a call of attention did, and what it is predicted to do: the state as a number, the output element by element,
+//! since it has a tolerance.
+
+use std::rc::Rc;
+
+use half::f16;
+use kvcache_schema::ElementType;
+
+use super::diagnosable::{Diagnosable, MadeCall, Predict};
+use super::fingerprint::{MadeState, StatePrint, of_state};
+use super::scope::Facts;
+use crate::attention::{CallResult, Case};
+use crate::case::NanRule;
+use crate::difference::Value;
+use crate::implementation::Outcome;
+use crate::mistakes::{Mistake, attention_rule};
+use crate::oracle::attention::{Attended, KnownCall};
+use crate::oracle::{Oracle, PredictedOutcome};
+use crate::suite::Suite;
+use crate::tensor::Tensor;
+
+/// What a call is predicted to do.
+#[derive(Debug)]
+pub struct PredictedAttention {
+    outcome: PredictedEnd,
+    state: StatePrint,
+    /// What it computes, if it is what is right.
+    known: Option<KnownCall>,
+}
+
+#[derive(Debug)]
+enum PredictedEnd {
+    /// The output is shared with what is right where it is the same.
+    Done(Rc<Attended>),
+    DoneSomehow,
+    Refused(&'static str),
+    RefusedWrongly,
+    Fails,
+    Unknown,
+}
+
+/// What a call did.
+#[derive(Debug, Clone)]
+pub struct MadeAttention {
+    outcome: MadeEnd,
+    state: MadeState,
+}
+
+#[derive(Debug, Clone)]
+enum MadeEnd {
+    Done { element: ElementType, shape: Vec<usize>, values: Vec<f64> },
+    Refused(Option<String>),
+}
+
+impl Diagnosable for Case {
+    type Predicted = PredictedAttention;
+    type Made = MadeAttention;
+
+    fn rule_of(mistake: &Mistake) -> Option<&'static str> {
+        attention_rule(mistake)
+    }
+
+    fn predicted(&self, oracle: &Oracle, right: Option<&[PredictedAttention]>) -> Vec<PredictedAttention> {
+        let shared = |i: usize, output: Rc<Attended>| match right.and_then(|right| Some(&right.get(i)?.outcome)) {
+            Some(PredictedEnd::Done(right)) if *right == output => Rc::clone(right),
+            _ => output,
+        };
+        let known: Vec<_> = right.unwrap_or_default().iter().map(|right| right.known.as_ref()).collect();
+        let predictions = oracle.predict_attention_from(self, &known).into_iter().enumerate();
+        let predicted = predictions.map(|(i, (prediction, computed))| PredictedAttention {
+            outcome: match prediction.outcome {
+                PredictedOutcome::Done(output) => PredictedEnd::Done(shared(i, output)),
+                PredictedOutcome::DoneSomehow => PredictedEnd::DoneSomehow,
+                PredictedOutcome::Refused(kind, _) => PredictedEnd::Refused(kind),
+                PredictedOutcome::RefusedWrongly => PredictedEnd::RefusedWrongly,
+                PredictedOutcome::Fails => PredictedEnd::Fails,
+                PredictedOutcome::Unknown => PredictedEnd::Unknown,
+            },
+            // Where there is no cache, nothing can change.
+            state: match self.cache {
+                Some(_) => StatePrint::of(prediction.state, NanRule::Exact),
+                None => StatePrint::Kept,
+            },
+            known: computed.filter(|_| right.is_none()),
+        });
+        predicted.collect()
+    }
+
+    fn made(&self, results: &[CallResult]) -> Vec<MadeAttention> {
+        let mut before = (self.cache.as_ref(), self.scale.as_ref());
+        let made = results.iter().map(|CallResult { outcome, cache, scale }| {
+            let kept = before == (cache.as_ref(), scale.as_ref());
+            before = (cache.as_ref(), scale.as_ref());
+            MadeAttention {
+                outcome: match outcome {
+                    Outcome::Done(output) => MadeEnd::Done {
+                        element: output.element(),
+                        shape: output.shape().to_vec(),
+                        values: numbers(output),
+                    },
+                    Outcome::Refused { kind, .. } => MadeEnd::Refused(kind.clone()),
+                },
+                state: MadeState {
+                    print: cache.as_ref().map_or(0, |cache| of_state(cache, scale.as_ref(), NanRule::Exact)),
+                    kept,
+                },
+            }
+        });
+        made.collect()
+    }
+
+    fn facts(&self) -> Facts {
+        Facts::of_features(&self.features())
+    }
+
+    fn size(&self) -> usize {
+        let size = |tensor: &Tensor| tensor.bytes().len();
+        self.steps.iter().flat_map(|step| step.inputs.values()).chain(&self.cache).map(size).sum()
+    }
+}
+
+/// The elements of a tensor; none if they are not of a float type.
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    (0..Value::count(tensor)).filter_map(|i| Value::at(tensor, i).float()).collect()
+}
+
+impl MadeCall for MadeAttention {
+    fn is_refused(&self) -> bool {
+        matches!(self.outcome, MadeEnd::Refused(_))
+    }
+}
+
+impl Predict<MadeAttention> for PredictedAttention {
+    fn fails(&self) -> bool {
+        matches!(self.outcome, PredictedEnd::Fails)
+    }
+
+    fn is_legal(&self) -> bool {
+        !matches!(self.outcome, PredictedEnd::Refused(_))
+    }
+
+    fn refuses(&self) -> bool {
+        matches!(self.outcome, PredictedEnd::RefusedWrongly)
+    }
+
+    fn tells(&self) -> bool {
+        !matches!(self.outcome, PredictedEnd::Fails | PredictedEnd::Unknown)
+    }
+
+    fn is_full(&self) -> bool {
+        matches!(self.outcome, PredictedEnd::Done(_))
+    }
+
+    fn fits(&self, made: &MadeAttention) -> bool {
+        let outcome = match (&self.outcome, &made.outcome) {
+            // An illegal call that is made may also end in an error, when it has written something.
+            (PredictedEnd::DoneSomehow, MadeEnd::Refused(_)) => !made.state.kept,
+            (PredictedEnd::Unknown, _)
+            | (PredictedEnd::DoneSomehow, MadeEnd::Done { .. })
+            | (PredictedEnd::RefusedWrongly | PredictedEnd::Fails, MadeEnd::Refused(_)) => true,
+            (PredictedEnd::Done(predicted), MadeEnd::Done { element, shape, values }) => {
+                predicted.element == *element
+                    && predicted.shape == *shape
+                    && values.len() == predicted.values.len()
+                    && is_within(predicted, values)
+            }
+            (PredictedEnd::Refused(kind), MadeEnd::Refused(made)) => made.as_deref().is_none_or(|made| made == *kind),
+            _ => false,
+        };
+        outcome && self.state.fits(&made.state)
+    }
+
+    fn is_wrong(&self, right: &Self) -> bool {
+        self.differs(right, 0.0)
+    }
+
+    fn is_never_right(&self, right: &Self) -> bool {
+        self.differs(right, 1.0)
+    }
+}
+
+impl PredictedAttention {
+    /// Whether it is not `right` by more than the tolerance of what is right and, so many times, its own.
+    fn differs(&self, right: &Self, own: f64) -> bool {
+        let outcome = match (&self.outcome, &right.outcome) {
+            (PredictedEnd::Done(wrong), PredictedEnd::Done(right)) => {
+                !Rc::ptr_eq(wrong, right)
+                    && (wrong.element != right.element || wrong.shape != right.shape || !is_near(wrong, right, own))
+            }
+            (PredictedEnd::Refused(wrong), PredictedEnd::Refused(right)) => wrong != right,
+            (PredictedEnd::DoneSomehow, PredictedEnd::DoneSomehow) => false,
+            _ => true,
+        };
+        outcome || self.state != right.state
+    }
+}
+
+/// Whether `wrong` is within the tolerance of what is right and, so many times, its own: as it is, and rounded as
+/// implementations give it.
+fn is_near(wrong: &Attended, right: &Attended, own: f64) -> bool {
+    let allowed = right.tolerance.iter().zip(&wrong.tolerance).map(|(right, wrong)| right + own * wrong);
+    let pairs = right.values.iter().zip(&wrong.values).zip(allowed);
+    pairs.into_iter().all(|((&expected, &got), allowed)| {
+        passes(expected, got, allowed) && passes(expected, rounded(right.element, got), allowed)
+    })
+}
+
+/// Whether values are within the tolerance of what is predicted. What is too large for the type is an infinity.
+fn is_within(predicted: &Attended, values: &[f64]) -> bool {
+    let beyond = |x: f64| if rounded(predicted.element, x).is_infinite() { f64::INFINITY.copysign(x) } else { x };
+    let pairs = predicted.values.iter().zip(values).zip(&predicted.tolerance);
+    pairs.into_iter().all(|((&predicted, &made), &tolerance)| passes(beyond(predicted), made, tolerance))
+}
+
+/// A number of a float type.
+fn rounded(element: ElementType, x: f64) -> f64 {
+    match element {
+        ElementType::Float16 => f16::from_f64(x).to_f64(),
+        _ => f64::from(x as f32),
+    }
+}
+
+/// Whether a number is the expected one, within a tolerance; one that is not finite is the same infinity or a NaN.
+fn passes(expected: f64, got: f64, tolerance: f64) -> bool {
+    match expected.is_finite() {
+        true => (got - expected).abs() <= tolerance,
+        false => got == expected || got.is_nan() && expected.is_nan(),
+    }
+}

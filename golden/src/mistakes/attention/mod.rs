@@ -1,0 +1,9 @@
+//! Known mistakes of attention. Those of the cache that it reads are `KeyValueCache`'s.
+
+pub(super) mod alibi;
+pub(super) mod causal;
+pub(super) mod masks;
+pub(super) mod refusals;
+pub(super) mod scores;
+pub(super) mod sequences;
+pub(super) mod weights;

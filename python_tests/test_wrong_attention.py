@@ -1,0 +1,48 @@
+"""Attention in whole numpy arrays, right and wrong, through the conformance kit: the right one passes, the flaw of each
+wrong one is named, and no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from kvcache_ops import conformance
+
+import vectorized_attention
+from vectorized_attention import Right
+
+CASES = Path(__file__).resolve().parents[1] / "golden/attention_cases"
+# Cases of masks and sequences, which tell most wrong implementations apart.
+TELLING = ("alibi", "batch", "causal", "chunked", "mask", "packed", "pages", "reads", "shared")
+
+
+def test_the_right_one_passes() -> None:
+    """Every case, and nothing is diagnosed."""
+    report = conformance.run(Right(), suite="attention")
+    report.raise_for_failures()
+    assert report.passed == len(report.cases) > 300
+    assert "diagnosis" not in json.loads(report.json())
+
+
+@pytest.fixture(scope="module")
+def some_cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Telling cases, and a tenth of the others: a diagnosis takes longer than all calls."""
+    folder = tmp_path_factory.mktemp("cases")
+    for number, case in enumerate(sorted(CASES.iterdir())):
+        if number % 20 == 0 or case.name.startswith(TELLING):
+            shutil.copytree(case, folder / case.name)
+    return folder
+
+
+@pytest.mark.parametrize("wrong", vectorized_attention.WRONG, ids=lambda wrong: wrong.__name__)
+def test_the_flaw_of_each_wrong_one_is_named(wrong: type[Right], some_cases: Path) -> None:
+    """First and alone: for the run as a whole, and for each case that failed."""
+    report = conformance.run(wrong(), suite="attention", cases=some_cases)
+    name = vectorized_attention.WRONG[wrong]
+    assert report.passed and {case.diagnosis and case.diagnosis.mistake for case in report.failures} == {name}
+    (line,) = json.loads(report.json())["diagnosis"]
+    failed = report.failed
+    explained = f"{failed} of {failed} failures are" if failed > 1 else "the failure is"
+    assert line.startswith(f"{explained} what {name} gives: "), line
