@@ -19,7 +19,7 @@ use proptest::prelude::*;
 fn models() -> impl Strategy<Value = Model> {
     let rows: Vec<_> = multi_head_cache_attention::combinations().collect();
     let heads = prop::sample::select(vec![(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (8, 1)]);
-    let sizes = prop::sample::select(vec![(8, 8), (8, 4), (4, 2), (12, 4), (40, 8)]);
+    let sizes = prop::sample::select(vec![(8, 8), (8, 4), (4, 2), (12, 4), (40, 8), (16, 8), (48, 16), (64, 2)]);
     let mask = prop::sample::select(vec![None, Some(2), Some(3)]);
     (prop::sample::select(rows), heads, sizes, mask, any::<[bool; 2]>(), any::<u64>()).prop_map(
         |(types, (num_heads, num_kv_heads), (head_dim, quant_group), mask, [is_causal, is_alibi], seed)| Model {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::call::Call;
 use super::dispatch::WeighFunction;
 use super::generic::fold::Sums;
-use super::generic::panel::{BLOCK, DEPTH, Pack};
+use super::generic::panel::{BLOCK, PANEL, Pack};
 use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
 use super::generic::rows::{Next, Rows};
@@ -120,12 +120,12 @@ impl BlockMemory {
     }
 
     fn panel_len(call: &Call<'_>) -> usize {
-        BLOCK * call.width.max(DEPTH)
+        BLOCK * call.width
     }
 
     /// For each scale of a row those of all rows.
     fn room_len(call: &Call<'_>) -> usize {
-        call.groups.count.next_multiple_of(LINE) * BLOCK
+        call.groups.count.next_multiple_of(LINE) * PANEL
     }
 }
 
@@ -255,20 +255,17 @@ unsafe fn score_panels(
     let head_dim = call.geometry.head_dim;
     // SAFETY: see `# Safety`.
     unsafe {
-        for first in (0..head_dim).step_by(DEPTH) {
-            let elements = first..head_dim.min(first + DEPTH);
-            let depth = elements.len();
-            (functions.pack)(&Pack { rows: here.rows(call, KEY, 0..BLOCK, next), keys, elements, panel, room });
+        for first in (0..keys).step_by(PANEL) {
+            let keys = PANEL.min(keys - first);
+            (functions.pack)(&Pack { rows: here.rows(call, KEY, first..first + PANEL, next), keys, panel, room });
             (functions.scores)(&Products {
-                query: query.add(first),
+                query,
                 query_step: width,
                 queries: rows.len(),
-                depth,
-                first: first == 0,
+                head_dim,
                 panel,
-                from: 0,
                 keys,
-                scores: weights,
+                scores: weights.add(first),
             });
         }
     }

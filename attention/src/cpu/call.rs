@@ -4,9 +4,10 @@ use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType;
 
 use super::dispatch::{Functions, ScoreRowsFunction, functions};
-use super::generic::panel::{BLOCK, WORDS};
+use super::generic::panel::BLOCK;
 use super::generic::query_row::QueryRow;
 use super::generic::rows::Groups;
+use super::generic::scores::PARTS;
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem, Keys, RaggedRows};
@@ -57,7 +58,8 @@ impl<'a> Call<'a> {
         let width = head_dim.next_multiple_of(functions.lanes);
         let groups = quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes));
         let whole = head_dim.is_multiple_of(functions.lanes);
-        let score_rows = functions.score_rows.filter(|_| head_dim.is_multiple_of(WORDS));
+        let weigh_in_place = if quant.is_some() { !groups.in_row.is_empty() } else { whole };
+        let score_rows = functions.score_rows.filter(|_| head_dim.is_multiple_of(PARTS) && weigh_in_place);
         Self {
             geometry,
             indices: *problem.indices(),
@@ -65,7 +67,7 @@ impl<'a> Call<'a> {
             source: Source::new(problem),
             in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32) && whole,
             score_rows,
-            weigh_in_place: if quant.is_some() { !groups.in_row.is_empty() } else { whole },
+            weigh_in_place,
             groups,
             width,
             scratch_offsets: std::array::from_fn(|t| t * width * size_of::<f32>()),

@@ -40,8 +40,8 @@ pub(crate) struct Functions {
     pub(crate) read_query: Outlined<ReadQuery<f32>>,
     pub(crate) pack: PackFunction,
     pub(crate) read: ReadFunction,
-    pub(crate) scores: Outlined<Scores<f32>>,
-    /// Scores of few queries without a panel, for keys of whole columns; none where a panel is faster.
+    pub(crate) scores: Outlined<Scores>,
+    /// Scores of few queries without a panel, for keys of whole registers; none where a panel is faster.
     pub(crate) score_rows: Option<ScoreRowsFunction>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) softmax_rows: Outlined<SoftmaxRows>,
@@ -72,7 +72,6 @@ pub(crate) fn functions(instructions: InstructionSet, types: Types) -> Functions
 #[derive(Clone, Copy)]
 struct Readers {
     pack: PackFunction,
-    scores: Outlined<Scores<f32>>,
     score_rows: Option<ScoreRowsFunction>,
     read: ReadFunction,
     weigh: WeighFunction,
@@ -86,8 +85,7 @@ fn for_types<S: Outline>(types: Types) -> Functions {
         (Float16, Float32, _) => floats::<S, true>(),
         (_, Float16, _) => Readers {
             pack: S::outlined::<PackHalves>(),
-            scores: S::outlined::<Scores<f16>>(),
-            score_rows: None,
+            score_rows: Some(S::outlined::<ScoreRows<StoredFloats<f16, false>>>()),
             read: S::outlined::<ReadFloats<f16, false>>(),
             weigh: S::outlined::<Weigh<StoredFloats<f16, false>>>(),
         },
@@ -108,8 +106,7 @@ fn for_types<S: Outline>(types: Types) -> Functions {
 fn floats<S: Outline, const ROUND: bool>() -> Readers {
     Readers {
         pack: S::outlined::<PackFloats<ROUND>>(),
-        scores: S::outlined::<Scores<f32>>(),
-        score_rows: Some(S::outlined::<ScoreRows<ROUND>>()),
+        score_rows: Some(S::outlined::<ScoreRows<StoredFloats<f32, ROUND>>>()),
         read: S::outlined::<ReadFloats<f32, ROUND>>(),
         weigh: S::outlined::<Weigh<StoredFloats<f32, ROUND>>>(),
     }
@@ -118,20 +115,20 @@ fn floats<S: Outline, const ROUND: bool>() -> Readers {
 fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
     Readers {
         pack: S::outlined::<PackCodes<Q, T, ROUND>>(),
-        scores: S::outlined::<Scores<f32>>(),
-        score_rows: None,
+        // Codes of four bits take more instructions in place than in a panel, whose words have two codes a byte.
+        score_rows: (Q::IN_WORD == Int8::IN_WORD).then_some(S::outlined::<ScoreRows<StoredCodes<Q, T, ROUND>>>()),
         read: S::outlined::<ReadCodes<Q, T, ROUND>>(),
         weigh: S::outlined::<Weigh<StoredCodes<Q, T, ROUND>>>(),
     }
 }
 
-fn for_t1<S: Outline, T1: Float>(Readers { pack, scores, score_rows, read, weigh }: Readers) -> Functions {
+fn for_t1<S: Outline, T1: Float>(Readers { pack, score_rows, read, weigh }: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
         pack,
         read,
-        scores,
+        scores: S::outlined::<Scores>(),
         score_rows,
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),

@@ -215,4 +215,18 @@ impl Simd for Portable {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn sum_lanes(registers: [[f32; LANES]; 16], to: [*mut f32; 4]) {
+        for (i, mut lanes) in registers.into_iter().enumerate() {
+            let mut half = LANES / 2;
+            while half > 0 {
+                for lane in 0..half {
+                    lanes[lane] += lanes[half + lane];
+                }
+                half /= 2;
+            }
+            unsafe { to[i / 4].add(i % 4).write(lanes[0]) }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::block::{BlockMemory, KEY, KeyRows, Queries, VALUE};
 use super::call::Call;
-use super::generic::panel::{BLOCK, DEPTH, Pack};
+use super::generic::panel::{BLOCK, PANEL, Pack};
 use super::generic::read_rows::Read;
 use super::generic::rows::Rows;
 use super::generic::scores::Products;
@@ -17,9 +17,6 @@ use super::generic::weigh_rows::{PackRows, ValuePanels};
 
 /// From so many query rows on, packing values is worth it.
 pub(super) const MANY_ROWS: usize = 16;
-
-/// Keys whose products with some queries are left out together, where these see none of them.
-const KEYS: usize = 32;
 
 /// Adds one block of keys to what the query rows have summed, as [`attend_block`](super::block::attend_block) does.
 ///
@@ -43,24 +40,20 @@ pub(super) unsafe fn attend_many_rows(
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last.
     unsafe {
-        for d in (0..head_dim).step_by(DEPTH) {
-            let elements = d..head_dim.min(d + DEPTH);
-            let depth = elements.len();
-            (functions.pack)(&Pack { rows: here.rows(call, KEY, 0..BLOCK, next), keys: padded, elements, panel, room });
-            for first in (0..padded).step_by(KEYS) {
-                let without = seen.partition_point(|&seen| seen <= first);
-                (functions.scores)(&Products {
-                    query: query.add(without * width + d),
-                    query_step: width,
-                    queries: rows.len() - without,
-                    depth,
-                    first: d == 0,
-                    panel,
-                    from: first,
-                    keys: KEYS.min(padded - first),
-                    scores: weights.add(without * BLOCK),
-                });
-            }
+        for first in (0..padded).step_by(PANEL) {
+            let keys = PANEL.min(padded - first);
+            (functions.pack)(&Pack { rows: here.rows(call, KEY, first..first + PANEL, next), keys, panel, room });
+            // These queries see none of the keys.
+            let without = seen.partition_point(|&seen| seen <= first);
+            (functions.scores)(&Products {
+                query: query.add(without * width),
+                query_step: width,
+                queries: rows.len() - without,
+                head_dim,
+                panel,
+                keys,
+                scores: weights.add(without * BLOCK + first),
+            });
         }
         let (factor, max, sums) = (call.factor, state.max, state.weights);
         let hidden = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {

@@ -1,8 +1,7 @@
-//! A panel of keys, as the inner products want them: for each of some elements of `head_dim` that of each of [`BLOCK`]
-//! keys.
+//! A panel of keys, as the inner products of many queries want them: for each element of `head_dim` that of each of
+//! [`PANEL`] keys.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use half::f16;
 
@@ -12,12 +11,11 @@ use super::read_rows::rounded;
 use super::rows::{Cursor, LINE, Rows};
 use super::simd::{HALVES, MOST_LANES, Registers, Simd};
 
-/// Keys in a panel.
+/// Keys in a block, the first of which is key 0 of a sequence; whole panels.
 pub(crate) const BLOCK: usize = 64;
 
-/// Elements of `head_dim` in a panel: a panel of float32 is a third of a first-level cache, and the 16 bytes of a row
-/// that are read at once are part of one panel.
-pub(crate) const DEPTH: usize = 64;
+/// Keys in a panel: one of float32 with a `head_dim` of 128 is a third of a first-level cache.
+pub(crate) const PANEL: usize = 32;
 
 /// Bytes of a row that are read at once.
 const COLUMN: usize = 16;
@@ -27,23 +25,20 @@ pub(crate) const WORDS: usize = 4;
 
 /// Keys, and the panel to write.
 ///
-/// The rows, [`BLOCK`] of them, can be read; those from `keys` on, which are whole registers, need not be packed. The
-/// panel has [`BLOCK`] numbers for each of [`DEPTH`] elements.
+/// The rows, [`PANEL`] of them, can be read; those from `keys` on, which are whole registers, need not be packed. The
+/// panel has [`PANEL`] numbers for each element of a row.
 pub(crate) struct Pack<'a> {
     pub(crate) rows: Rows<'a>,
     pub(crate) keys: usize,
-    /// At most [`DEPTH`] elements of `head_dim`, the first of which is a multiple of it.
-    pub(crate) elements: Range<usize>,
     pub(crate) panel: *mut f32,
-    /// Room for the scales of [`BLOCK`] rows, of each whole registers: written with the first elements, and used with
-    /// the others.
+    /// Room for the scales of [`PANEL`] rows, of each whole registers.
     pub(crate) room: *mut f32,
 }
 
 /// Packs keys of float32, with `ROUND` rounded to float16.
 pub(crate) struct PackFloats<const ROUND: bool>;
 
-/// Packs keys of float16, which they stay in the panel.
+/// Packs keys of float16.
 pub(crate) struct PackHalves;
 
 /// Packs keys of codes Q with scales T; with `ROUND` products are rounded to float16.
@@ -54,27 +49,26 @@ impl<const ROUND: bool> Function for PackFloats<ROUND> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Pack { ref rows, keys, ref elements, panel, .. }: &Pack<'_>) {
-        let whole = elements.end - elements.len() % WORDS;
-        let (mut cursor, lines) =
-            prefetches(rows, elements, 4 * rows.len, keys / S::LANES * (whole - elements.start) / WORDS);
+    unsafe fn run<S: Simd>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
+        let whole = rows.len - rows.len % WORDS;
+        let (mut cursor, lines) = prefetches(rows, 4 * rows.len, keys / S::LANES * whole / WORDS);
         for first in (0..keys).step_by(S::LANES) {
-            // SAFETY: there are BLOCK rows, and as many are next; the panel has as many numbers for each element.
+            // SAFETY: there are PANEL rows, and as many are next; the panel has as many numbers for each element.
             unsafe {
                 let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.add(first));
-                for d in (elements.start..whole).step_by(WORDS) {
+                for d in (0..whole).step_by(WORDS) {
                     cursor.advance(lines);
                     let words = S::read_columns(rows.from.add(4 * d), offsets);
-                    let to = to.add((d - elements.start) * BLOCK);
+                    let to = to.add(d * PANEL);
                     for (j, &word) in words.iter().enumerate() {
-                        S::write_f32(to.add(j * BLOCK), rounded::<S, ROUND>(word));
+                        S::write_f32(to.add(j * PANEL), rounded::<S, ROUND>(word));
                     }
                 }
-                if whole < elements.end {
+                if whole < rows.len {
                     let words = some_columns::<S>(rows, first, 4 * whole, 4 * rows.len);
-                    let to = to.add((whole - elements.start) * BLOCK);
-                    for (j, &word) in words[..elements.end - whole].iter().enumerate() {
-                        S::write_f32(to.add(j * BLOCK), rounded::<S, ROUND>(word));
+                    let to = to.add(whole * PANEL);
+                    for (j, &word) in words[..rows.len - whole].iter().enumerate() {
+                        S::write_f32(to.add(j * PANEL), rounded::<S, ROUND>(word));
                     }
                 }
             }
@@ -87,27 +81,29 @@ impl Function for PackHalves {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Pack { ref rows, keys, ref elements, panel, .. }: &Pack<'_>) {
-        let whole = elements.end - elements.len() % HALVES;
-        let steps = keys.div_ceil(S::HALF_ROWS) * (whole - elements.start) / HALVES;
-        let (mut cursor, lines) = prefetches(rows, elements, 2 * rows.len, steps);
+    unsafe fn run<S: Simd>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
+        let whole = rows.len - rows.len % HALVES;
+        let steps = keys.div_ceil(S::HALF_ROWS) * whole / HALVES;
+        let (mut cursor, lines) = prefetches(rows, 2 * rows.len, steps);
         for first in (0..keys).step_by(S::HALF_ROWS) {
-            // SAFETY: there are BLOCK rows, whole times HALF_ROWS, and as many are next; the panel has as many numbers
+            // SAFETY: there are PANEL rows, whole times HALF_ROWS, and as many are next; the panel has as many numbers
             // for each element.
             unsafe {
                 let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.cast::<f16>().add(first));
-                for d in (elements.start..whole).step_by(HALVES) {
+                for d in (0..whole).step_by(HALVES) {
                     cursor.advance(lines);
-                    S::transpose_halves(rows.from.add(2 * d), offsets, to.add((d - elements.start) * BLOCK), BLOCK);
+                    S::transpose_halves(rows.from.add(2 * d), offsets, to.add(d * PANEL), PANEL);
                 }
-                for d in whole..elements.end {
+                for d in whole..rows.len {
                     for r in 0..S::HALF_ROWS {
                         let from = rows.from.add(*offsets.add(r)).cast::<f16>().add(d);
-                        to.add((d - elements.start) * BLOCK + r).write(from.read());
+                        to.add(d * PANEL + r).write(from.read());
                     }
                 }
             }
         }
+        // SAFETY: the panel has PANEL numbers for each element.
+        unsafe { widen::<S>(panel, rows.len) }
     }
 }
 
@@ -116,45 +112,43 @@ impl<Q: Codes, T: Float, const ROUND: bool> Function for PackCodes<Q, T, ROUND> 
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Pack { ref rows, keys, ref elements, panel, room }: &Pack<'_>) {
+    unsafe fn run<S: Simd>(&Pack { ref rows, keys, panel, room }: &Pack<'_>) {
         let group = rows.groups.group;
         // Where each word has one scale, those of whole columns.
         let whole = match group.is_multiple_of(Q::IN_WORD) {
-            true => elements.end - elements.len() % (WORDS * Q::IN_WORD),
-            false => elements.start,
+            true => rows.len - rows.len % (WORDS * Q::IN_WORD),
+            false => 0,
         };
-        let steps = keys / S::LANES * (whole - elements.start) / (WORDS * Q::IN_WORD);
-        let (mut cursor, lines) = prefetches(rows, elements, Q::bytes(rows.len), steps);
+        let steps = keys / S::LANES * whole / (WORDS * Q::IN_WORD);
+        let (mut cursor, lines) = prefetches(rows, Q::bytes(rows.len), steps);
         for first in (0..keys).step_by(S::LANES) {
-            // SAFETY: there are BLOCK rows, and as many are next; the panel has as many numbers for each element, and
+            // SAFETY: there are PANEL rows, and as many are next; the panel has as many numbers for each element, and
             // the room for each scale.
             unsafe {
                 let (offsets, to, room) = (rows.offsets.as_ptr().add(first), panel.add(first), room.add(first));
-                if elements.start == 0 {
-                    transpose_scales::<S, T>(rows, first, room);
-                    for r in 0..S::LANES {
-                        rows.next.prefetch_scales(first + r, rows.groups.count * size_of::<T>());
-                    }
+                transpose_scales::<S, T>(rows, first, room);
+                for r in 0..S::LANES {
+                    rows.next.prefetch_scales(first + r, rows.groups.count * size_of::<T>());
                 }
-                for d in (elements.start..whole).step_by(WORDS * Q::IN_WORD) {
+                for d in (0..whole).step_by(WORDS * Q::IN_WORD) {
                     cursor.advance(lines);
                     let words = S::read_columns(rows.from.add(Q::bytes(d)), offsets);
-                    let to = to.add((d - elements.start) * BLOCK);
+                    let to = to.add(d * PANEL);
                     for (j, &word) in words.iter().enumerate() {
-                        let s = S::read_f32(room.add((d + j * Q::IN_WORD) / group * BLOCK));
+                        let s = S::read_f32(room.add((d + j * Q::IN_WORD) / group * PANEL));
                         for k in 0..Q::IN_WORD {
                             let x = S::mul(Q::code::<S>(word, k), s);
-                            S::write_f32(to.add((j * Q::IN_WORD + k) * BLOCK), rounded::<S, ROUND>(x));
+                            S::write_f32(to.add((j * Q::IN_WORD + k) * PANEL), rounded::<S, ROUND>(x));
                         }
                     }
                 }
-                for d in (whole..elements.end).step_by(WORDS * Q::IN_WORD) {
+                for d in (whole..rows.len).step_by(WORDS * Q::IN_WORD) {
                     let words = some_columns::<S>(rows, first, Q::bytes(d), Q::bytes(rows.len));
-                    let to = to.add((d - elements.start) * BLOCK);
-                    for i in 0..(elements.end - d).min(WORDS * Q::IN_WORD) {
-                        let s = S::read_f32(room.add((d + i) / group * BLOCK));
+                    let to = to.add(d * PANEL);
+                    for i in 0..(rows.len - d).min(WORDS * Q::IN_WORD) {
+                        let s = S::read_f32(room.add((d + i) / group * PANEL));
                         let x = S::mul(Q::code::<S>(words[i / Q::IN_WORD], i % Q::IN_WORD), s);
-                        S::write_f32(to.add(i * BLOCK), rounded::<S, ROUND>(x));
+                        S::write_f32(to.add(i * PANEL), rounded::<S, ROUND>(x));
                     }
                 }
             }
@@ -162,24 +156,37 @@ impl<Q: Codes, T: Float, const ROUND: bool> Function for PackCodes<Q, T, ROUND> 
     }
 }
 
-/// Prefetches of the rows that are next, as many of them as these are of the elements: in each of so many steps, so many
-/// lines.
+/// Float16 to float32 in a panel of so many elements, from the last element to the first: no number is written over one
+/// that has not been read.
 #[inline(always)]
-pub(super) fn prefetches<'a>(
-    rows: &'a Rows<'_>,
-    elements: &Range<usize>,
-    len: usize,
-    steps: usize,
-) -> (Cursor<'a>, usize) {
-    let (first, last) = (BLOCK * elements.start / rows.len, BLOCK * elements.end / rows.len);
-    let lines = (last - first) * len.div_ceil(LINE);
-    (rows.next.cursor(first..last, len), lines.div_ceil(steps.max(1)))
+unsafe fn widen<S: Simd>(panel: *mut f32, elements: usize) {
+    for d in (0..elements).rev() {
+        // SAFETY: the panel has PANEL float32 for each element, and PANEL is whole times two registers.
+        unsafe {
+            let (from, to) = (panel.cast::<f16>().add(d * PANEL), panel.add(d * PANEL));
+            let mut first = PANEL;
+            while first > 0 {
+                first -= 2 * S::LANES;
+                let two = [S::read_f16(from.add(first)), S::read_f16(from.add(first + S::LANES))];
+                S::write_f32(to.add(first), two[0]);
+                S::write_f32(to.add(first + S::LANES), two[1]);
+            }
+        }
+    }
+}
+
+/// Prefetches of the rows that are next, which have `len` bytes: in each of so many steps, so many lines.
+#[inline(always)]
+pub(super) fn prefetches<'a>(rows: &'a Rows<'_>, len: usize, steps: usize) -> (Cursor<'a>, usize) {
+    let count = rows.offsets.len();
+    let lines = count * len.div_ceil(LINE);
+    (rows.next.cursor(0..count, len), lines.div_ceil(steps.max(1)))
 }
 
 /// Of a register of rows from row `first` on, the words of the column from byte `at` on; behind `len` they are 0.
 #[inline(always)]
 unsafe fn some_columns<S: Simd>(rows: &Rows<'_>, first: usize, at: usize, len: usize) -> [S::F32; WORDS] {
-    // SAFETY: there are BLOCK rows, of which each has `len` bytes; they are copied.
+    // SAFETY: there are PANEL rows, of which each has `len` bytes; they are copied.
     unsafe {
         let (from, offsets) = (rows.from.add(at), rows.offsets.as_ptr().add(first));
         let (mut bytes, mut places) = ([[0u8; COLUMN]; MOST_LANES], [0; MOST_LANES]);
@@ -191,7 +198,7 @@ unsafe fn some_columns<S: Simd>(rows: &Rows<'_>, first: usize, at: usize, len: u
     }
 }
 
-/// Of a register of rows from row `first` on, the scales: for each group those of all rows, one each [`BLOCK`] numbers.
+/// Of a register of rows from row `first` on, the scales: for each group those of all rows, one each [`PANEL`] numbers.
 #[inline(always)]
 unsafe fn transpose_scales<S: Simd, T: Float>(rows: &Rows<'_>, first: usize, room: *mut f32) {
     let (count, offsets) = (rows.groups.count, &rows.scale_offsets[first..]);
@@ -200,7 +207,7 @@ unsafe fn transpose_scales<S: Simd, T: Float>(rows: &Rows<'_>, first: usize, roo
         for g in (0..count).step_by(S::LANES) {
             let scales = Scales { from: rows.scale.cast::<T>().add(g), offsets, left: count - g };
             for (j, &register) in S::transpose(S::square(&scales)).as_ref().iter().enumerate() {
-                S::write_f32(room.add((g + j) * BLOCK), register);
+                S::write_f32(room.add((g + j) * PANEL), register);
             }
         }
     }

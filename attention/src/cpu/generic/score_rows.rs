@@ -1,73 +1,139 @@
-//! Inner products of few queries and keys of float32, which are transposed in registers: for so few, a panel would be
-//! written and read for little.
+//! Inner products of few queries and keys, which are read where they are, element by element of `head_dim` in the lanes
+//! of a register: for so few, a panel would be written and read for little.
+
+use std::marker::PhantomData;
 
 use super::outline::Function;
-use super::panel::{BLOCK, WORDS, prefetches};
-use super::read_rows::rounded;
-use super::rows::Rows;
+use super::panel::{BLOCK, prefetches};
+use super::rows::{Cursor, Rows};
+use super::scores::PARTS;
 use super::simd::Simd;
+use super::values::{Part, Stored};
+
+/// Keys that are multiplied at once.
+const KEYS: usize = 4;
 
 /// Queries, keys, and where the products are written.
 pub(crate) struct RowProducts<'a> {
-    /// `queries` rows of float32, one each `query_step` elements: 1, 2, 3, 4 or 8.
+    /// `queries` rows of float32, one each `query_step` elements.
     pub(crate) query: *const f32,
     pub(crate) query_step: usize,
     pub(crate) queries: usize,
-    /// [`BLOCK`] rows of float32, of whole columns of [`WORDS`]; those from `keys` on, which are whole registers, need
-    /// not be multiplied.
+    /// [`BLOCK`] rows of a multiple of [`PARTS`] elements; those from `keys` on, which is a multiple of 16, need not be
+    /// multiplied.
     pub(crate) rows: Rows<'a>,
     pub(crate) keys: usize,
     /// For each query a row of as many products, one row each [`BLOCK`] elements.
     pub(crate) scores: *mut f32,
 }
 
-/// Multiplies each query with each key, with `ROUND` rounded to float16: fused multiply-adds from the first element of
-/// `head_dim` to the last.
-pub(crate) struct ScoreRows<const ROUND: bool>;
+/// Multiplies each query with each key, as they are [`Stored`]: the sums of [`Scores`](super::scores::Scores), to the
+/// bit.
+pub(crate) struct ScoreRows<V>(PhantomData<V>);
 
-impl<const ROUND: bool> Function for ScoreRows<ROUND> {
+impl<V: Stored> Function for ScoreRows<V> {
     type Arguments<'a> = RowProducts<'a>;
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(products: &RowProducts<'_>) {
-        // SAFETY: so many queries are there.
+        let mut query = 0;
+        // SAFETY: the queries from `query` on are there.
         unsafe {
-            match products.queries {
-                1 => queries::<S, ROUND, 1>(products),
-                2 => queries::<S, ROUND, 2>(products),
-                3 => queries::<S, ROUND, 3>(products),
-                4 => queries::<S, ROUND, 4>(products),
-                8 => queries::<S, ROUND, 8>(products),
-                queries => unreachable!("{queries} queries are not few"),
+            while products.queries - query >= 4 {
+                queries::<S, V, 4, 1>(products, query);
+                query += 4;
+            }
+            if products.queries - query >= 2 {
+                queries::<S, V, 2, 2>(products, query);
+                query += 2;
+            }
+            if products.queries - query == 1 {
+                queries::<S, V, 1, 4>(products, query);
             }
         }
     }
 }
 
-/// Q queries with all keys.
+/// Q queries with all keys, TILES times [`KEYS`] at once; Q and TILES make four. The first queries prefetch what comes
+/// next.
 #[inline(always)]
-unsafe fn queries<S: Simd, const ROUND: bool, const Q: usize>(products: &RowProducts<'_>) {
-    let &RowProducts { query, query_step, ref rows, keys, scores, .. } = products;
-    let steps = keys / S::LANES * rows.len / WORDS;
-    let (mut cursor, lines) = prefetches(rows, &(0..rows.len), size_of::<f32>() * rows.len, steps);
-    for first in (0..keys).step_by(S::LANES) {
-        // SAFETY: there are BLOCK rows, and as many are next; each has whole columns.
+unsafe fn queries<S: Simd, V: Stored, const Q: usize, const TILES: usize>(products: &RowProducts<'_>, query: usize) {
+    let &RowProducts { ref rows, keys, scores, .. } = products;
+    let step = TILES * KEYS;
+    // With two registers of partial sums, there are accumulators for two queries and two keys.
+    let at_once = if S::LANES == PARTS { KEYS } else { 2 };
+    let (mut cursor, lines) = prefetches(rows, V::bytes(rows.len), keys / at_once * (rows.len / PARTS));
+    let lines = if query == 0 { lines } else { 0 };
+    for first in (0..keys).step_by(step) {
+        // SAFETY: there are BLOCK rows, and as many are next; Q queries from `query` on have BLOCK products each.
         unsafe {
-            let offsets = rows.offsets.as_ptr().add(first);
-            let mut sums = [S::splat(0.0); Q];
-            for d in (0..rows.len).step_by(WORDS) {
-                cursor.advance(lines);
-                let columns = S::read_columns(rows.from.add(size_of::<f32>() * d), offsets);
-                for (j, &column) in columns.iter().enumerate() {
-                    let keys = rounded::<S, ROUND>(column);
-                    for (q, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::mul_add(S::splat(*query.add(q * query_step + d + j)), keys, *sum);
+            let mut sums = [S::splat(0.0); 4 * KEYS];
+            for at in (0..step).step_by(at_once) {
+                let (here, next) = ([query, first + at], (&mut cursor, lines));
+                if S::LANES == PARTS {
+                    tile::<S, V, Q, KEYS, 1>(products, here, next, &mut sums, [at, step]);
+                } else if Q == 1 {
+                    tile::<S, V, 1, 2, 2>(products, here, next, &mut sums, [at, step]);
+                } else {
+                    tile::<S, V, 2, 2, 2>(products, here, next, &mut sums, [at, step]);
+                    if Q == 4 {
+                        let (here, next) = ([query + 2, first + at], (&mut cursor, 0));
+                        tile::<S, V, 2, 2, 2>(products, here, next, &mut sums, [2 * step + at, step]);
                     }
                 }
             }
-            for (q, &sum) in sums.iter().enumerate() {
-                S::write_f32(scores.add(q * BLOCK + first), sum);
+            let mut to = [scores; 4];
+            for (i, to) in to.iter_mut().enumerate() {
+                *to = to.add((query + i / TILES) * BLOCK + first + i % TILES * KEYS);
+            }
+            S::sum_lanes(sums, to);
+        }
+    }
+}
+
+/// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, which are added to one: that
+/// of the first query and key to number `at` of all, those of the next query `step` behind.
+#[inline(always)]
+unsafe fn tile<S: Simd, V: Stored, const Q: usize, const K: usize, const R: usize>(
+    &RowProducts { query: queries, query_step, ref rows, .. }: &RowProducts<'_>,
+    [query, key]: [usize; 2],
+    (cursor, lines): (&mut Cursor<'_>, usize),
+    all: &mut [S::F32; 4 * KEYS],
+    [at, step]: [usize; 2],
+) {
+    // SAFETY: so many queries and rows are there; each is whole times R registers.
+    unsafe {
+        let queries = queries.add(query * query_step);
+        let (offsets, scale_offsets) = (rows.offsets.as_ptr().add(key), rows.scale_offsets.as_ptr().add(key));
+        let mut sums = [[[S::splat(0.0); R]; K]; Q];
+        if V::SCALE_BYTES > 0 && lines > 0 {
+            for k in 0..K {
+                rows.next.prefetch_scales(key + k, rows.groups.count * V::SCALE_BYTES);
+            }
+        }
+        let mut d = 0;
+        while d < rows.len {
+            cursor.advance(lines);
+            for r in 0..R {
+                let part = Part::new::<S, V>(rows, d);
+                let mut keys = [S::splat(0.0); K];
+                for (k, key) in keys.iter_mut().enumerate() {
+                    let scale = rows.scale.wrapping_add(*scale_offsets.add(k));
+                    [*key] = V::read::<S, 1>(rows.from.add(*offsets.add(k)), scale, &part);
+                }
+                for (q, sums) in sums.iter_mut().enumerate() {
+                    let query = S::read_f32(queries.add(q * query_step + d));
+                    for (k, sum) in sums.iter_mut().enumerate() {
+                        sum[r] = S::mul_add(query, keys[k], sum[r]);
+                    }
+                }
+                d += S::LANES;
+            }
+        }
+        for (q, sums) in sums.iter().enumerate() {
+            for (k, sum) in sums.iter().enumerate() {
+                all[q * step + at + k] = if R == 1 { sum[0] } else { S::add(sum[0], sum[R - 1]) };
             }
         }
     }

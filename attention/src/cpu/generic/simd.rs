@@ -88,6 +88,10 @@ pub(crate) trait Simd: Sized {
     /// element i of each row `i * step` elements behind `to`.
     unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize);
 
+    /// Sums the lanes of each register by halves: lanes i and `i + LANES / 2` for all i, and so on until one is left.
+    /// Writes the sums of four registers after the other to four places.
+    unsafe fn sum_lanes(registers: [Self::F32; 16], to: [*mut f32; 4]);
+
     /// The first `n < LANES` elements; the other lanes are 0.
     #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> Self::F32 {

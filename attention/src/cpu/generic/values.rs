@@ -1,4 +1,4 @@
-//! Registers of rows of values, as they are in memory: read, dequantized and rounded as by
+//! Registers of rows of keys or values, as they are in memory: read, dequantized and rounded as by
 //! [`read_rows`](super::read_rows), to the bit.
 
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use super::read_rows::rounded;
 use super::rows::{Groups, Rows};
 use super::simd::{MOST_LANES, Simd};
 
-/// How rows of values are stored.
+/// How rows are stored.
 ///
 /// # Safety
 /// As for [`Simd`]. Rows are whole registers.
@@ -44,9 +44,9 @@ pub(crate) struct Part<'a> {
 impl<'a> Part<'a> {
     /// The part from element `at` on.
     #[inline(always)]
-    pub(crate) fn new<S: Simd>(rows: &Rows<'a>, at: usize) -> Self {
+    pub(crate) fn new<S: Simd, V: Stored>(rows: &Rows<'a>, at: usize) -> Self {
         let &Groups { group, count, ref in_row, .. } = rows.groups;
-        if in_row.is_empty() {
+        if V::SCALE_BYTES == 0 {
             return Self { at, scale: 0, scales: 0, lanes: &[] };
         }
         let scale = at / group / S::LANES * S::LANES;

@@ -112,7 +112,7 @@ unsafe fn tile<S: Simd, V: Stored, const Q: usize, const C: usize, const NEXT: b
         let end = rows.offsets.len() * (at + C * S::LANES) / values.width;
         let (mut cursor, lines) =
             (rows.next.cursor(first..end, V::bytes(rows.len)), V::bytes(C * S::LANES).div_ceil(LINE));
-        let part = Part::new::<S>(rows, at);
+        let part = Part::new::<S, V>(rows, at);
         for (t, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
             if NEXT {
                 cursor.advance(lines);

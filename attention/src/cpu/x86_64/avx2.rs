@@ -246,4 +246,30 @@ impl Simd for Avx2 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn sum_lanes(x: [__m256; 16], to: [*mut f32; 4]) {
+        unsafe {
+            for (four, &to) in to.iter().enumerate() {
+                let x = [x[4 * four], x[4 * four + 1], x[4 * four + 2], x[4 * four + 3]];
+                // Of registers 0 and 2, and of 1 and 3: the sums of both halves.
+                let mut halves = [x[0]; 2];
+                for (i, sums) in halves.iter_mut().enumerate() {
+                    let (own, others) =
+                        (_mm256_blend_ps::<0xf0>(x[i], x[i + 2]), _mm256_permute2f128_ps::<0x21>(x[i], x[i + 2]));
+                    *sums = _mm256_add_ps(own, others);
+                }
+                // Of registers 0 and 1 in one half, 2 and 3 in the other.
+                let pairs = _mm256_add_ps(
+                    _mm256_shuffle_ps::<0b01_00_01_00>(halves[0], halves[1]),
+                    _mm256_shuffle_ps::<0b11_10_11_10>(halves[0], halves[1]),
+                );
+                let low = _mm256_castps256_ps128(pairs);
+                let high = _mm256_extractf128_ps::<1>(pairs);
+                let even = _mm_shuffle_ps::<0b10_00_10_00>(low, high);
+                let odd = _mm_shuffle_ps::<0b11_01_11_01>(low, high);
+                _mm_storeu_ps(to, _mm_add_ps(even, odd));
+            }
+        }
+    }
 }

@@ -295,4 +295,39 @@ impl Simd for Avx512 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn sum_lanes(x: [__m512; 16], to: [*mut f32; 4]) {
+        unsafe {
+            // Registers i and i + 8: the sums of both halves, in a half each.
+            let mut halves = [x[0]; 8];
+            for (i, sums) in halves.iter_mut().enumerate() {
+                let own = _mm512_mask_mov_ps(x[i], 0xff00, x[i + 8]);
+                *sums = _mm512_add_ps(own, _mm512_shuffle_f32x4::<0b01_00_11_10>(x[i], x[i + 8]));
+            }
+            // And i + 4: in quarters, those of registers i, i + 8, i + 4 and i + 12.
+            let mut quarters = [x[0]; 4];
+            for (i, sums) in quarters.iter_mut().enumerate() {
+                let (a, b) = (halves[i], halves[i + 4]);
+                *sums = _mm512_add_ps(
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+                );
+            }
+            // In each quarter, the sums of lanes 0 and 2, and of 1 and 3, of two registers: 0 and 1, 2 and 3.
+            let mut pairs = [x[0]; 2];
+            for (i, sums) in pairs.iter_mut().enumerate() {
+                let (a, b) = (quarters[2 * i], quarters[2 * i + 1]);
+                let own = _mm512_mask_mov_ps(a, 0xcccc, b);
+                *sums = _mm512_add_ps(own, _mm512_shuffle_ps::<0b01_00_11_10>(a, b));
+            }
+            let [a, b] = pairs;
+            let sums =
+                _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b));
+            _mm_storeu_ps(to[0], _mm512_castps512_ps128(sums));
+            _mm_storeu_ps(to[1], _mm512_extractf32x4_ps::<2>(sums));
+            _mm_storeu_ps(to[2], _mm512_extractf32x4_ps::<1>(sums));
+            _mm_storeu_ps(to[3], _mm512_extractf32x4_ps::<3>(sums));
+        }
+    }
 }
