@@ -64,7 +64,7 @@ fn combinations() -> impl Iterator<Item = TypeCombination> {
 fn prompts_of_every_type() {
     for types in combinations() {
         // Without and with whole registers, which decoding multiplies where they are.
-        for heads in [[4, 2, 24], [4, 1, 32]] {
+        for heads in [[4, 2, 24], [5, 1, 32]] {
             cuts_agree(&model(types, heads, false, None), &[&[70], &[64, 5, 1]]);
         }
     }

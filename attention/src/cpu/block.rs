@@ -183,8 +183,9 @@ pub(super) unsafe fn attend_block(
     let Queries { rows, query, state } = *queries;
     let padded = keys.len().next_multiple_of(SUMS);
     let BlockMemory { panel, weights, rescale, .. } = memory;
-    // One tile computes so many: more tiles would dequantize the same rows again.
-    let few = rows.len() <= 4 || rows.len() == 8;
+    // Codes are dequantized for each tile: these numbers of rows are one. Floats are cheaper to read again than to pack.
+    let is_float = call.groups.count == 0 && call.score_rows.is_some();
+    let few = rows.len() <= 4 || rows.len() == 8 || is_float;
     // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last.
     unsafe {
         if let Some(score_rows) = call.score_rows

@@ -85,7 +85,8 @@ fn for_types<S: Outline>(types: Types) -> Functions {
         (Float16, Float32, _) => floats::<S, true>(),
         (_, Float16, _) => Readers {
             pack: S::outlined::<PackHalves>(),
-            score_rows: Some(S::outlined::<ScoreRows<StoredFloats<f16, false>>>()),
+            // In a panel each element is converted once, in place once for each two queries.
+            score_rows: S::CONVERTS_F16.then_some(S::outlined::<ScoreRows<StoredFloats<f16, false>>>()),
             read: S::outlined::<ReadFloats<f16, false>>(),
             weigh: S::outlined::<Weigh<StoredFloats<f16, false>>>(),
         },

@@ -34,6 +34,7 @@ macro_rules! each {
 impl Simd for Portable {
     const LANES: usize = LANES;
     const ACCUMULATORS: usize = 8;
+    const CONVERTS_F16: bool = false;
     type F32 = [f32; LANES];
     type Square = [[f32; LANES]; LANES];
 

@@ -20,6 +20,9 @@ pub(crate) trait Simd: Sized {
     /// Registers that sums can be kept in while others are multiplied: 8 or 16.
     const ACCUMULATORS: usize;
 
+    /// Whether an instruction makes float32 of a register of float16; else that takes longer than all else.
+    const CONVERTS_F16: bool;
+
     /// Elements of 16 bits in a register.
     const HALF_ROWS: usize = 2 * Self::LANES;
 

@@ -30,6 +30,7 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const ACCUMULATORS: usize = 8;
+    const CONVERTS_F16: bool = true;
     type F32 = __m256;
     type Square = [__m256; 8];
 

@@ -33,6 +33,7 @@ const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const ACCUMULATORS: usize = 16;
+    const CONVERTS_F16: bool = true;
     type F32 = __m512;
     type Square = [__m512; 16];
 
