@@ -41,7 +41,8 @@ pub(crate) struct Functions {
     pub(crate) pack: PackFunction,
     pub(crate) read: ReadFunction,
     pub(crate) scores: Outlined<Scores>,
-    /// Scores of few queries without a panel, for keys of whole registers; none where a panel is faster.
+    /// Scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
+    /// element is converted and dequantized once.
     pub(crate) score_rows: Option<ScoreRowsFunction>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) softmax_rows: Outlined<SoftmaxRows>,
@@ -85,14 +86,13 @@ fn for_types<S: Outline>(types: Types) -> Functions {
         (Float16, Float32, _) => floats::<S, true>(),
         (_, Float16, _) => Readers {
             pack: S::outlined::<PackHalves>(),
-            // In a panel each element is converted once, in place once for each two queries.
             score_rows: S::CONVERTS_F16.then_some(S::outlined::<ScoreRows<StoredFloats<f16, false>>>()),
             read: S::outlined::<ReadFloats<f16, false>>(),
             weigh: S::outlined::<Weigh<StoredFloats<f16, false>>>(),
         },
-        (Float32, I8, Some(Float32)) => codes::<S, Int8, f32, false>(),
-        (Float16, I8, Some(Float32)) => codes::<S, Int8, f32, true>(),
-        (_, I8, Some(Float16)) => codes::<S, Int8, f16, true>(),
+        (Float32, I8, Some(Float32)) => int8::<S, f32, false>(),
+        (Float16, I8, Some(Float32)) => int8::<S, f32, true>(),
+        (_, I8, Some(Float16)) => int8::<S, f16, true>(),
         (Float32, I4, Some(Float32)) => codes::<S, Int4, f32, false>(),
         (Float16, I4, Some(Float32)) => codes::<S, Int4, f32, true>(),
         (_, I4, Some(Float16)) => codes::<S, Int4, f16, true>(),
@@ -107,17 +107,23 @@ fn for_types<S: Outline>(types: Types) -> Functions {
 fn floats<S: Outline, const ROUND: bool>() -> Readers {
     Readers {
         pack: S::outlined::<PackFloats<ROUND>>(),
-        score_rows: Some(S::outlined::<ScoreRows<StoredFloats<f32, ROUND>>>()),
+        score_rows: (S::CONVERTS_F16 || !ROUND).then_some(S::outlined::<ScoreRows<StoredFloats<f32, ROUND>>>()),
         read: S::outlined::<ReadFloats<f32, ROUND>>(),
         weigh: S::outlined::<Weigh<StoredFloats<f32, ROUND>>>(),
     }
 }
 
+/// Int8 is multiplied where it is; int4 takes more instructions there than in a panel, of which a word is read for eight
+/// codes at once.
+fn int8<S: Outline, T: Float, const ROUND: bool>() -> Readers {
+    let score_rows = S::outlined::<ScoreRows<StoredCodes<Int8, T, ROUND>>>();
+    Readers { score_rows: Some(score_rows), ..codes::<S, Int8, T, ROUND>() }
+}
+
 fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
     Readers {
         pack: S::outlined::<PackCodes<Q, T, ROUND>>(),
-        // Codes of four bits take more instructions in place than in a panel, whose words have two codes a byte.
-        score_rows: (Q::IN_WORD == Int8::IN_WORD).then_some(S::outlined::<ScoreRows<StoredCodes<Q, T, ROUND>>>()),
+        score_rows: None,
         read: S::outlined::<ReadCodes<Q, T, ROUND>>(),
         weigh: S::outlined::<Weigh<StoredCodes<Q, T, ROUND>>>(),
     }

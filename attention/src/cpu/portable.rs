@@ -219,15 +219,20 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn sum_lanes(registers: [[f32; LANES]; 16], to: [*mut f32; 4]) {
-        for (i, mut lanes) in registers.into_iter().enumerate() {
+        let mut i = 0;
+        while i < registers.len() {
+            let mut lanes = registers[i];
             let mut half = LANES / 2;
             while half > 0 {
-                for lane in 0..half {
+                let mut lane = 0;
+                while lane < half {
                     lanes[lane] += lanes[half + lane];
+                    lane += 1;
                 }
                 half /= 2;
             }
             unsafe { to[i / 4].add(i % 4).write(lanes[0]) }
+            i += 1;
         }
     }
 }
