@@ -275,11 +275,15 @@ deny: $(CARGO_DENY)
 		"$(CARGO_DENY)" --manifest-path $$workspace/Cargo.toml --locked --config "$(CURDIR)/deny.toml" check || exit 1; \
 	done
 
-# The public interfaces of the crates against those of a release, by semantic versioning.
+# The public interfaces of the crates against those of a release, by semantic versioning. Before the first release there
+# is nothing to compare with.
 BASE ?= v0.1.0
-.PHONY: semver
-semver: $(CARGO_SEMVER_CHECKS)
+.PHONY: semver semver-base
+semver: semver-base $(CARGO_SEMVER_CHECKS)
 	"$(CARGO_SEMVER_CHECKS)" semver-checks --baseline-rev $(BASE) $(LIBRARIES:%=-p kvcache-%)
+semver-base:
+	@git rev-parse --quiet --verify "$(BASE)^{commit}" > /dev/null || \
+		{ echo "semver: there is no $(BASE) here: BASE is the tag or commit of a release to compare with" >&2; exit 1; }
 
 # The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
 # for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
