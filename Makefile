@@ -52,6 +52,9 @@ endif
 ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
 CUDA_FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-python/cuda,kvcache-bench-device/cuda
+# What tests are built from. Cargo gives a crate the features that the selected packages want, those of tests only where
+# a test or an example is selected: with these flags, and one of those, no command compiles what another has compiled.
+WORKSPACE := --workspace --locked --features $(CUDA_FEATURES)
 
 .PHONY: run
 run: .venv/wheel
@@ -154,30 +157,40 @@ lint: .venv/wheel
 	$(VENV) -m mypy.stubtest kvcache_ops --allowlist python/stubtest.txt
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy --workspace --all-targets --locked --features $(CUDA_FEATURES) -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet --features $(CUDA_FEATURES)
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --quiet
 
-# The tests of all float16 take long without optimization: they run by themselves.
+# The tests of all float16 take long without optimization: they run by themselves, with kernels as in a release. Tests
+# for GPUs are built here and see none: test-cuda and test-gpu run them.
+AS_RELEASED := $(addprefix --config profile.dev.package.kvcache-kernels.,\
+	opt-level=3 codegen-units=1 debug-assertions=false overflow-checks=false)
 .PHONY: test-rust
 test-rust: .venv/ready build
-	KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test --workspace --locked -- --skip every_product --skip every_pair
-	cargo test --release --locked -p kvcache-kernels \
-		--test every_float16_quotient --test every_float16_product
+	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" \
+		cargo test $(WORKSPACE) -- --skip every_product --skip every_pair
+	cargo test $(WORKSPACE) $(AS_RELEASED) --test every_float16_quotient --test every_float16_product
 	"$(TARGET)/debug/examples/serve" > /dev/null
 
 # What is generated is up to date; contents, links, anchors and commands of the book are right. Its code runs with the
 # other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
 .PHONY: test-docs
 test-docs: .venv/ready
-	cargo run --quiet --locked -p kvcache-schema --example operator_page -- --check
+	cargo build --quiet $(WORKSPACE) --example operator_page
+	"$(TARGET)/debug/examples/operator_page" --check
 	$(VENV) docs/pictures.py --check
 	$(VENV) docs/quality.py --check
 	$(VENV) docs/check.py
 
+# The conformance kit as tests have it; the example is no part of it, and makes the features those of the tests.
+KIT := $(TARGET)/debug/kvcache-conformance
+.PHONY: kit
+kit:
+	cargo build --quiet $(WORKSPACE) --bin kvcache-conformance --example operator_page
+
 .PHONY: test-golden
-test-golden: .venv/ready
+test-golden: .venv/ready kit
 	$(VENV) golden/generate.py --check
-	cargo run --quiet --locked -p kvcache-conformance -- --backend all --messages
+	"$(KIT)" --backend all --messages
 
 # A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository.
 .PHONY: test-layout
@@ -343,18 +356,16 @@ test-fuzz:
 
 # The CUDA code on the CPU: what the host checks of a device's call, then everything that needs a GPU over a driver that
 # runs the kernels on the CPU, under the name that libcuda has in the system; last the CUDA provider's operator, in the
-# place of the CPU's. The packages are always the same, so that nothing is built twice.
-WITH_EMULATED_CUDA := $(addprefix -p kvcache-,kernels attention op ort bench-device emulation-driver) \
-	--features kvcache-kernels/cuda,kvcache-attention/cuda,kvcache-op/cuda,kvcache-ort/cuda-emulated,kvcache-bench-device/cuda
+# place of the CPU's.
 .PHONY: test-cuda
 test-cuda: .venv/wheel
-	cargo build --locked $(WITH_EMULATED_CUDA)
+	cargo build $(WORKSPACE) --features kvcache-ort/cuda-emulated \
+		--lib --bin kvcache-bench-device --test device_checks --test cuda
 	mkdir -p "$(TARGET)/emulation"
 	ln -sf ../debug/libkvcache_cuda_driver.so "$(TARGET)/emulation/libcuda.so"
-	cargo test --locked $(WITH_EMULATED_CUDA) --lib -- cuda
-	cargo test --locked $(WITH_EMULATED_CUDA) --test device_checks
-	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_REQUIRE_GPU=emulated \
-		cargo test --locked $(WITH_EMULATED_CUDA) --test cuda
+	cargo test $(WORKSPACE) --lib -- cuda
+	cargo test $(WORKSPACE) --test device_checks
+	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_REQUIRE_GPU=emulated cargo test $(WORKSPACE) --test cuda
 	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 \
 		"$(TARGET)/debug/kvcache-bench-device"
 	LD_LIBRARY_PATH="$(TARGET)/emulation" KVCACHE_CUDA_EMULATED=1 \
