@@ -207,6 +207,7 @@ test-ptx: .venv-cuda/ready
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
 # UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
 # packages are always the same, so that test-sanitize and test-fuzz share what they build.
+EMULATED := dynamic_agree static_agree golden_cases attention_cases attention_invariance arithmetic exponential device
 SYSTEM := x86_64-unknown-linux-gnu
 ASAN_FLAGS := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address
 WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYSTEM) \
