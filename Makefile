@@ -215,7 +215,7 @@ WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYS
 .PHONY: test-sanitize
 test-sanitize:
 	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
-	cargo test --locked -p kvcache-emulation-kernels --features sanitize
+	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize $(EMULATED:%=--test %)
 
 # The borders to C and to Python under AddressSanitizer: what another language gives and gets is read and written inside
 # its own memory. For C: the tests of capi, whose programs are compiled with the sanitizer, too, and link the shared or
@@ -389,18 +389,24 @@ bench-gpu: build-gpu
 # Both run the conformance suite as ONNX backend tests, too, which are written first.
 export KVCACHE_BACKEND_TESTS := $(TARGET)/backend_tests
 .PHONY: test-python
-test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel
+test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel kit
 	rm -rf "$(KVCACHE_BACKEND_TESTS)"
-	cargo run --quiet --locked -p kvcache-conformance -- --export-onnx "$(KVCACHE_BACKEND_TESTS)"
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target pytest-newest pytest-oldest
+	"$(KIT)" --export-onnx "$(KVCACHE_BACKEND_TESTS)"
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target pytest-oldest pytest-newest pytest-once
 	$(MIDDLE) -m pytest python_tests/test_retyping.py
 
-# Most tests run on one thread: two runs at once take half the time. What they build is not make's business.
-.PHONY: pytest-newest pytest-oldest
+# Most tests run on one thread: two runs at once take half the time. What they build is not make's business. Once, with
+# the newest, runs what takes long and has nothing of a runtime in it: what the conformance kit says of implementations
+# in numpy (test_conformance.py shows with both that it reads their arrays), and that the soak finds planted flaws.
+ONCE := test_wrong_implementations.py test_book_conformance.py \
+	test_soak.py::test_a_wrong_byte_is_found test_soak.py::test_kept_memory_is_found
+.PHONY: pytest-newest pytest-oldest pytest-once
 pytest-newest:
-	env -u MAKEFLAGS $(VENV) -m pytest python_tests
+	env -u MAKEFLAGS $(VENV) -m pytest python_tests $(ONCE:%=--deselect %)
 pytest-oldest:
-	env -u MAKEFLAGS $(OLDEST) -m pytest python_tests
+	env -u MAKEFLAGS $(OLDEST) -m pytest python_tests $(ONCE:%=--deselect %)
+pytest-once:
+	env -u MAKEFLAGS KVCACHE_CONFORMANCE="$(KIT)" $(VENV) -m pytest $(ONCE:%=python_tests/%)
 
 # Sequences that join and leave on many threads, sessions and managers, with answers that are checked bit for bit, while
 # nothing may grow: resident memory, memory in use, threads, files.

@@ -4,6 +4,7 @@ of each wrong one is named, and no other."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -112,8 +113,10 @@ def assert_named(report: dict[str, Any], name: str) -> None:
 def test_as_a_program(wrong: type[Right], cases: str, tmp_path: Path) -> None:
     """The same through kvcache-conformance, which starts Python for each case."""
     program = f"'{sys.executable}' '{vectorized.__file__}' {wrong.__name__} {{case}} {{output}}"
-    command = ["cargo", "run", "--quiet", "--locked", "--manifest-path", str(ROOT / "Cargo.toml")]
-    command += ["-p", "kvcache-conformance", "--", "--program", program, "--filter", cases]
+    cargo = ["cargo", "run", "--quiet", "--locked", "--manifest-path", str(ROOT / "Cargo.toml")]
+    built = os.environ.get("KVCACHE_CONFORMANCE")
+    command = [built] if built else [*cargo, "-p", "kvcache-conformance", "--"]
+    command += ["--program", program, "--filter", cases]
     output = tmp_path / "report.json"
     command += ["--suite", "key-value-cache", "--report", "json", "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True)
