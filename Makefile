@@ -398,7 +398,7 @@ test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel kit
 # Most tests run on one thread: two runs at once take half the time. What they build is not make's business. Once, with
 # the newest, runs what takes long and has nothing of a runtime in it: what the conformance kit says of implementations
 # in numpy (test_conformance.py shows with both that it reads their arrays), and that the soak finds planted flaws.
-ONCE := test_wrong_implementations.py test_book_conformance.py \
+ONCE := test_wrong_implementations.py test_wrong_attention.py test_book_conformance.py \
 	test_soak.py::test_a_wrong_byte_is_found test_soak.py::test_kept_memory_is_found
 .PHONY: pytest-newest pytest-oldest pytest-once
 pytest-newest:
