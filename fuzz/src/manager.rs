@@ -1,5 +1,7 @@
 //! What the targets of the manager share.
 
+use std::collections::BTreeSet;
+
 use kvcache_manager::{CacheMemory, CacheSpec, MemoryError, Rope, Rotation, RowCopy};
 
 /// What a slot holds, in the place of a token's keys and values.
@@ -31,8 +33,10 @@ pub struct Slots {
     /// By slot.
     pub contents: Vec<Content>,
     row_len: usize,
-    /// Whether the next call fails.
-    pub fails: bool,
+    /// How many calls pass before one fails, if one shall.
+    pub fails_after: Option<usize>,
+    /// The slots that the call that failed last was to write. Every second one of them holds what nobody has written.
+    pub damaged: BTreeSet<usize>,
 }
 
 impl Slots {
@@ -40,17 +44,28 @@ impl Slots {
     pub fn new(spec: &CacheSpec) -> Self {
         let row_len = spec.bytes_per_token();
         assert!(row_len >= 8, "a row has room for what a slot holds");
-        Self { contents: vec![Content::NONE; spec.geometry().max_t], row_len, fails: false }
+        let contents = vec![Content::NONE; spec.geometry().max_t];
+        Self { contents, row_len, fails_after: None, damaged: BTreeSet::new() }
     }
 
-    fn result(&mut self) -> Result<(), MemoryError> {
-        if std::mem::take(&mut self.fails) { Err("injected".into()) } else { Ok(()) }
+    /// Fails if it is this call's turn, and then damages slots that it was to write.
+    fn result(&mut self, slots: impl Iterator<Item = usize>) -> Result<(), MemoryError> {
+        let Some(left) = self.fails_after else { return Ok(()) };
+        self.fails_after = left.checked_sub(1);
+        if left > 0 {
+            return Ok(());
+        }
+        self.damaged = slots.collect();
+        for &slot in self.damaged.iter().step_by(2) {
+            self.contents[slot] = Content::NONE;
+        }
+        Err("injected".into())
     }
 }
 
 impl CacheMemory for Slots {
     fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.result()?;
+        self.result(copies.iter().flat_map(|copy| copy.dst..copy.dst + copy.len))?;
         for copy in copies {
             self.contents.copy_within(copy.src..copy.src + copy.len, copy.dst);
         }
@@ -61,7 +76,7 @@ impl CacheMemory for Slots {
         let mut slots: Vec<_> = rotations.iter().flat_map(|turn| turn.slot..turn.slot + turn.len).collect();
         slots.sort_unstable();
         assert!(slots.is_sorted_by(|a, b| a < b), "a slot is in one rotation");
-        self.result()?;
+        self.result(slots.into_iter())?;
         for turn in rotations {
             for content in &mut self.contents[turn.slot..turn.slot + turn.len] {
                 content.rotated = (i64::from(content.rotated) + turn.delta) as i32;
@@ -82,7 +97,7 @@ impl CacheMemory for Slots {
 
     fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
         assert_eq!(rows.len(), slots.len() * self.row_len);
-        self.result()?;
+        self.result(slots.iter().copied())?;
         for (row, &slot) in rows.chunks_exact(self.row_len).zip(slots) {
             let (content, _) = row.as_chunks();
             self.contents[slot] = Content::from_bytes(content[0]);
