@@ -1,36 +1,76 @@
-//! Session files of any bytes, but with the digest that they should have: what is loaded passes every check, what is
-//! refused changes nothing.
+//! Session files of any bytes, but with the digest that they should have. A file is loaded if and only if the rules of
+//! `session_oracle` allow it, and then every sequence has the positions, tokens and bytes that the file says, also once
+//! it is saved again; what is refused changes nothing.
 
 use std::cell::RefCell;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Seek, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{Append, CacheSpec, Geometry, KeyForm, Manager, Mode, Rope, RopeStyle};
-use safetensors::SafeTensors;
+use kvcache_manager::{
+    Append, CacheMemory, CacheSpec, Geometry, KeyForm, Manager, MemoryError, Mode, Rope, RopeStyle, Rotation, RowCopy,
+    SeqId,
+};
+use serde_json::Map;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::manager::{Content, Slots, directory};
+use crate::manager::directory;
+use crate::session_oracle::{Saved, Session, tokens_agree};
 use crate::tally;
+
+/// The bytes of a row: 2 layers, each with a key and a value of 4 int8 and a scale.
+pub const ROW: usize = 24;
+/// What the model is called.
+pub const FINGERPRINT: &str = "a \"model\" \\ ü";
+/// By which keys are rotated.
+pub const FREQUENCIES: [f64; 2] = [1.0, 0.1 + 0.2];
+/// So many rows, in pages of their own, fit beside those that are there.
+const ROOM: usize = 48;
+/// Tokens of the sequence that is there, which no file has.
+const LIVE: [u32; 3] = [4_000_000_001, 4_000_000_007, 4_000_000_009];
 
 /// The cache that the kept session is of; key form and mode differ.
 fn spec(mode: Mode, key_form: KeyForm) -> CacheSpec {
     let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 64 };
     let builder = CacheSpec::builder(geometry).quantized(QuantBit::Eight, 4, ElementType::Float16);
-    let rope = Rope::with_frequencies(RopeStyle::Neox, vec![1.0, 0.1 + 0.2]);
-    let builder = builder.layout(CacheLayout::HeadMajor).rope(rope).fingerprint("a \"model\" \\ ü");
+    let rope = Rope::with_frequencies(RopeStyle::Neox, FREQUENCIES.to_vec());
+    let builder = builder.layout(CacheLayout::HeadMajor).rope(rope).fingerprint(FINGERPRINT);
     builder.mode(mode).key_form(key_form).build().expect("a legal specification")
 }
 
-/// Puts the digest of the bytes into its place, if there is one.
+const KEY: &[u8] = b"\"digest\":\"";
+
+/// Where the digest is in a file.
+fn digest_at(bytes: &[u8]) -> Option<usize> {
+    let start = bytes.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
+    (start + 32 <= bytes.len()).then_some(start)
+}
+
+/// The digest that the bytes should have.
+pub fn digest(bytes: &[u8]) -> Option<String> {
+    let start = digest_at(bytes)?;
+    let mut bytes = bytes.to_vec();
+    bytes[start..start + 32].fill(b'0');
+    Some(format!("{:032x}", xxh3_128(&bytes)))
+}
+
+/// Where the data ends, as the header says, or the file.
+fn end(bytes: &[u8]) -> usize {
+    let header = |len: u64| bytes.get(8..)?.get(..usize::try_from(len).ok()?);
+    let header = bytes.first_chunk().and_then(|&len| header(u64::from_le_bytes(len)));
+    let tensors = header.and_then(|header| serde_json::from_slice::<Map<_, _>>(header).ok());
+    let ends =
+        tensors.iter().flat_map(|tensors| tensors.values()).filter_map(|tensor| tensor["data_offsets"][1].as_u64());
+    let start = header.map_or(0, <[u8]>::len) + 8;
+    ends.max().and_then(|end| start.checked_add(end.try_into().ok()?)).map_or(bytes.len(), |end| end.min(bytes.len()))
+}
+
+/// Puts the digest of the bytes into its place, if there is one: not of any behind the data.
 fn sign(bytes: &mut [u8]) {
-    const KEY: &[u8] = b"\"digest\":\"";
-    if let Some(start) = bytes.windows(KEY.len()).position(|window| window == KEY).map(|at| at + KEY.len())
-        && let Some(place) = bytes.get_mut(start..start + 32)
-    {
-        place.fill(b'0');
-        let digest = format!("{:032x}", xxh3_128(bytes));
+    let end = end(bytes);
+    let bytes = &mut bytes[..end];
+    if let (Some(start), Some(digest)) = (digest_at(bytes), digest(bytes)) {
         bytes[start..start + 32].copy_from_slice(digest.as_bytes());
     }
 }
@@ -52,6 +92,115 @@ fn write(bytes: &[u8]) -> PathBuf {
     })
 }
 
+/// The rows of a cache, by slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rows(Vec<[u8; ROW]>);
+
+impl CacheMemory for Rows {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        copies.iter().for_each(|copy| self.0.copy_within(copy.src..copy.src + copy.len, copy.dst));
+        Ok(())
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
+        unreachable!("no position was changed: {rotations:?}")
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        assert_eq!(rows.len(), slots.len() * ROW);
+        rows.as_chunks_mut().0.iter_mut().zip(slots).for_each(|(row, &slot)| *row = self.0[slot]);
+        Ok(())
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        assert_eq!(rows.len(), slots.len() * ROW);
+        rows.as_chunks().0.iter().zip(slots).for_each(|(row, &slot)| self.0[slot] = *row);
+        Ok(())
+    }
+}
+
+/// A cache, and what the file says that its manager is given.
+struct Reading<'a> {
+    path: &'a Path,
+    key_form: KeyForm,
+    file: Option<&'a Session>,
+    manager: Manager,
+    memory: Rows,
+}
+
+impl Reading<'_> {
+    /// Loads one sequence, or all.
+    fn load(&mut self, index: Option<usize>) -> Result<Vec<SeqId>, kvcache_manager::Error> {
+        match index {
+            Some(index) => self.manager.load_seq(self.path, &mut self.memory, index).map(|seq| vec![seq]),
+            None => self.manager.load(self.path, &mut self.memory),
+        }
+    }
+
+    /// The sequences that are to be loaded, if they may be; and whether there is certainly room for them.
+    fn expected(&self, index: Option<usize>) -> Option<(Vec<Saved>, bool)> {
+        let sequences = &self.file?.sequences;
+        let wanted = index.map_or(Some(&sequences[..]), |index| Some(std::slice::from_ref(sequences.get(index)?)))?;
+        let page_size = self.manager.spec().page_size();
+        let need: usize = wanted.iter().map(|saved| saved.rows.len().next_multiple_of(page_size)).sum();
+        tokens_agree(wanted).then(|| (wanted.to_vec(), need <= ROOM))
+    }
+
+    /// Loads one sequence, or all, and compares.
+    fn run(mut self, index: Option<usize>) {
+        let (before, expected) = (self.manager.clone(), self.expected(index));
+        let loaded = self.load(index);
+        tally::count(loaded.is_ok());
+        self.manager.check().expect("a manager whose invariants hold");
+        match (loaded, expected) {
+            (Ok(seqs), Some((expected, _))) => self.compare(&seqs, &expected),
+            (Ok(_), None) => panic!("a file that breaks a rule is loaded"),
+            (Err(error), Some((_, true))) if self.file.is_some_and(|file| file.is_plain) => {
+                panic!("a session is refused: {error}")
+            }
+            (Err(error), _) => {
+                assert!(!error.to_string().is_empty());
+                assert!(self.manager == before, "what is refused has changed something");
+            }
+        }
+    }
+
+    /// Whether sequences are as the file says, and so is the file that they are saved to.
+    fn compare(&mut self, seqs: &[SeqId], expected: &[Saved]) {
+        let file = self.file.expect("a file that may be loaded");
+        assert_eq!(seqs.len(), expected.len());
+        for (&seq, saved) in seqs.iter().zip(expected) {
+            let positions: Vec<i64> = self.manager.positions(seq).expect("a sequence").collect();
+            assert_eq!(positions, saved.positions, "positions of {seq:?}");
+            let rows: Vec<_> = self.manager.slots(seq).expect("a sequence").map(|slot| self.memory.0[slot]).collect();
+            assert!(rows.iter().eq(saved.rows.iter().map(|&row| &file.rows[row])), "rows of {seq:?} are others");
+        }
+        let others = self.manager.stats().sequences - seqs.len();
+        let path = self.path.with_extension("again");
+        self.manager.save(&path, &self.memory).expect("a saved session");
+        let bytes = fs::read(&path).expect("what was saved");
+        let again = Session::read(&bytes, self.key_form).expect("a legal session");
+        assert_eq!(again.sequences.len(), others + expected.len());
+        for (got, saved) in again.sequences[others..].iter().zip(expected) {
+            let rows = got.rows.iter().map(|&row| again.rows[row]);
+            assert!(rows.eq(saved.rows.iter().map(|&row| file.rows[row])), "other rows are saved");
+            let known = got.tokens.len();
+            // Pages that sequences share have the tokens that the first of them knows.
+            let shares = matches!(self.manager.spec().mode(), Mode::Paged { .. }) && expected.len() > 1;
+            assert!(known == saved.known() || shares && known < saved.known(), "{known} tokens are saved of {saved:?}");
+            let tokens = saved.tokens[..known].to_vec();
+            let saved = Saved { rows: got.rows.clone(), tokens, ..saved.clone() };
+            assert_eq!(*got, saved, "another sequence is saved");
+        }
+        for &seq in seqs {
+            if let Ok(planned) = self.manager.begin_step(&[Append::tokens(seq, &[1, 2, 3])]) {
+                planned.apply(&mut self.memory).expect("an applied step").commit();
+            }
+        }
+        self.manager.check().expect("a manager whose invariants hold");
+    }
+}
+
 /// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
@@ -59,44 +208,18 @@ pub fn run(bytes: &[u8]) {
     let path = write(&bytes);
     let raw = bytes.windows(16).any(|window| window == b"\"key_form\":\"raw\"");
     let key_form = if raw { KeyForm::Raw } else { KeyForm::Roped };
+    let file = Session::read(&bytes, key_form);
     for mode in [Mode::Paged { page_size: 2 }, Mode::Paged { page_size: 16 }, Mode::Runs, Mode::Cells] {
         let spec = spec(mode, key_form);
-        let mut memory = Slots::new(&spec);
-        let mut manager = Manager::new(spec).expect("a small manager");
+        let mut memory = Rows((0..64).map(|slot| [128 + slot; ROW]).collect());
+        let empty = Manager::new(spec).expect("a small manager");
         // Something that is there already.
+        let mut manager = empty.clone();
         let live = manager.create();
-        let step = manager.begin_step(&[Append::tokens(live, &[11, 12, 13])]).expect("room").apply(&mut memory);
-        step.expect("an applied step").commit();
-        let before = manager.clone();
-        let slots: Vec<usize> = manager.slots(live).expect("a live sequence").collect();
-        let contents = slots.iter().map(|&slot| Content { tag: slot as u32, rotated: 3 });
-        slots.iter().zip(contents).for_each(|(&slot, content)| memory.contents[slot] = content);
-        for index in [0, 2] {
-            match manager.load_seq(&path, &mut memory, index) {
-                Ok(seq) => {
-                    manager.check().expect("a manager whose invariants hold");
-                    manager.free(seq).expect("a sequence that was loaded");
-                }
-                Err(_) => assert!(manager == before || index > 0),
-            }
-            // What is live stays where it is, and what it is.
-            let is_kept = |&slot: &usize| memory.contents[slot] == Content { tag: slot as u32, rotated: 3 };
-            assert!(
-                manager.slots(live).expect("a live sequence").eq(slots.iter().copied()) && slots.iter().all(is_kept)
-            );
-        }
-        manager.free(live).expect("a live sequence");
-        let loaded = manager.load(&path, &mut memory);
-        tally::count(loaded.is_ok());
-        if let Ok(seqs) = loaded {
-            SafeTensors::deserialize(&bytes).expect("a file of safetensors, without other bytes");
-            manager.check().expect("a manager whose invariants hold");
-            for &seq in &seqs {
-                if let Ok(planned) = manager.begin_step(&[Append::tokens(seq, &[1, 2, 3])]) {
-                    planned.apply(&mut memory).expect("an applied step").commit();
-                }
-            }
-            manager.check().expect("a manager whose invariants hold");
+        manager.begin_step(&[Append::tokens(live, &LIVE)]).expect("room").apply(&mut memory).expect("applied").commit();
+        for (manager, index) in [(&manager, Some(0)), (&manager, Some(2)), (&empty, None)] {
+            let (manager, memory) = (manager.clone(), memory.clone());
+            Reading { path: &path, key_form, file: file.as_ref(), manager, memory }.run(index);
         }
     }
 }

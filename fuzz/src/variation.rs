@@ -1,7 +1,9 @@
-//! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on, and
-//! texts that can still be read.
+//! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on,
+//! texts that can still be read, and files whose parts agree again.
 
 use crate::source::Random;
+use crate::tensor_variation::vary_tensors;
+use crate::text_variation::vary_text;
 
 /// What the bytes of a target are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,42 +15,6 @@ pub enum Form {
     /// The length of a text, the text, and bytes.
     File,
 }
-
-/// What texts break at: numbers at which types end, other types, names, and characters of several bytes.
-const WORDS: [&str; 32] = [
-    "0",
-    "1",
-    "-1",
-    "2",
-    "7",
-    "255",
-    "256",
-    "65536",
-    "2147483648",
-    "4294967295",
-    "4294967296",
-    "9223372036854775807",
-    "9223372036854775808",
-    "18446744073709551615",
-    "1e400",
-    "0.5",
-    "null",
-    "true",
-    "\"\"",
-    "[]",
-    "{}",
-    "[0]",
-    "~",
-    ": ",
-    "\n",
-    "é",
-    "\u{20ac}",
-    "\u{1f600}",
-    "\\u00e9",
-    "int4",
-    "float16",
-    "€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€",
-];
 
 impl Form {
     /// Changes an input.
@@ -87,39 +53,6 @@ fn vary_choices(input: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-/// Some changes, of which each leaves most of the text as it is.
-fn vary_text(input: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..1 + random.below(3) {
-        let word = WORDS[random.below(WORDS.len())].as_bytes();
-        let at = random.below(input.len() + 1);
-        let most = 1 << random.below(8);
-        let len = random.below(most).min(input.len() - at);
-        match random.below(8) {
-            // In the place of a number, or of a word.
-            0..3 => {
-                let word = word.to_vec();
-                let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._".contains(byte);
-                let start = input[at..].iter().position(is_part).map_or(at, |skipped| at + skipped);
-                let end = input[start..].iter().position(|byte| !is_part(byte)).map_or(input.len(), |len| start + len);
-                input.splice(start..end, word);
-            }
-            3 => drop(input.splice(at..at, word.iter().copied())),
-            4 => drop(input.splice(at..at + len.min(4), word.iter().copied())),
-            5 => drop(input.drain(at..at + len)),
-            6 => {
-                let copy = input[at..at + len].to_vec();
-                let to = random.below(input.len() + 1);
-                input.splice(to..to, copy);
-            }
-            _ => {
-                if let Some(byte) = input.get_mut(at) {
-                    *byte = random.bits() as u8;
-                }
-            }
-        }
-    }
-}
-
 /// The text, whose length then mostly is the one that is given, or the bytes.
 fn vary_file(input: &mut Vec<u8>, random: &mut Random) {
     let len = input.first_chunk().map_or(0, |&len| u64::from_le_bytes(len));
@@ -129,14 +62,30 @@ fn vary_file(input: &mut Vec<u8>, random: &mut Random) {
         let length = lengths[random.below(lengths.len())].to_le_bytes();
         return drop(input.splice(..input.len().min(8), length));
     };
-    if random.below(3) > 0 && end < input.len() {
+    if random.below(3) == 0
+        && let Some(other) = vary_tensors(input, random)
+    {
+        *input = other;
+        return;
+    }
+    if random.below(2) == 0 && end < input.len() {
         let mut bytes = input.split_off(end);
         for _ in 0..1 + random.below(2) {
-            let at = random.below(bytes.len());
-            // Small numbers are what is in them.
-            bytes[at] = if random.below(2) == 0 { random.below(40) as u8 } else { random.bits() as u8 };
+            // Small numbers are what is in them, of four or eight bytes.
+            let at = random.below(bytes.len()) & if random.below(4) > 0 { !3 } else { !0 };
+            bytes[at] = match random.below(4) {
+                0 => bytes[at].wrapping_add(random.below(5) as u8).wrapping_sub(2),
+                1 => bytes[random.below(bytes.len()) & !3],
+                2 => random.below(40) as u8,
+                _ => random.bits() as u8,
+            };
         }
         input.extend(bytes);
+        match random.below(16) {
+            0 => input.truncate(input.len() - 1 - random.below(8)),
+            1 => input.extend_from_slice(&random.bits().to_le_bytes()[random.below(8)..]),
+            _ => {}
+        }
         return;
     }
     let bytes = input.split_off(end);
