@@ -118,9 +118,16 @@ impl Plan {
         let row = (plan.num_heads * plan.head_dim).max(1);
         let mut room = (ELEMENTS / row).clamp(8, 600);
         let mut products = PRODUCTS / (row * plan.queries_per_head);
+        // More keys than attention goes through at once, of rows that are short enough.
+        let is_far = attends && row * plan.queries_per_head <= 160 && source.one_in(8);
         for b in 0..source.below(5) {
-            let past = if source.one_in(8) { source.below(600) } else { source.below(9) };
             let current = if source.one_in(8) { source.below(40) } else { source.below(6) };
+            let past = match source.below(8) {
+                0 => source.below(600),
+                // All keys are about as many as whole blocks of them.
+                1 => (16 * (1 + source.below(18)) + source.below(3)).saturating_sub(current + 1),
+                _ => source.below(9),
+            };
             let past = past.min(room);
             let current = current.min((room - past).max(4));
             room = room.saturating_sub(past + current);
@@ -132,6 +139,8 @@ impl Plan {
             } else {
                 (past, current)
             };
+            let (past, current) =
+                if is_far && b == 0 { (1000 + source.below(1200), 1 + source.below(2)) } else { (past, current) };
             let more = if calls > 1 { source.below(6) * (calls - 1) } else { 0 };
             let alike = if operator == Operator::StaticKeyValueCache { plan.sequences.first().cloned() } else { None };
             plan.sequences.push(alike.unwrap_or(Sequence {
