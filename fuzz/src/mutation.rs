@@ -9,24 +9,25 @@ use crate::source::Source;
 impl Call {
     /// Changes one thing of the call.
     pub fn mutate(&mut self, source: &mut Source<'_>) {
-        match source.below(12) {
-            0 => {
+        match source.below(16) {
+            0 | 1 => {
                 let i = source.below(self.attributes.len());
                 let (_, value) = &mut self.attributes[i];
                 *value = source.number_near(*value);
             }
             // Values of indices have the most rules.
-            1..6 => self.mutate_index(source),
-            6 => {
-                let i = source.below(self.operands.len());
+            2..7 => self.mutate_index(source),
+            7 => {
+                let mask = self.operands.iter().position(|operand| operand.name == "attn_mask");
+                let i = mask.filter(|_| source.one_in(4)).unwrap_or_else(|| source.below(self.operands.len()));
                 mutate_shape(&mut self.operands[i], source);
             }
-            7 => self.mutate_dimension(source),
-            8 => {
+            8 => self.mutate_dimension(source),
+            9 => {
                 let i = source.below(self.operands.len());
                 self.operands[i].element = source.pick(&ElementType::ALL);
             }
-            9 => {
+            10 => {
                 let optional = source.pick(&["scale", "attn_mask"]);
                 let given = self.operands.len();
                 self.operands.retain(|operand| operand.name != optional);
@@ -36,8 +37,38 @@ impl Call {
                     self.operands.push(Operand { name: optional, element, shape, bytes: vec![1] });
                 }
             }
+            11 => self.mutate_pair(source),
+            12 | 13 => self.mutate_length(source),
             _ => self.mutate_memory(source),
         }
+    }
+
+    /// Gives two tensors that go together another length along an axis.
+    fn mutate_pair(&mut self, source: &mut Source<'_>) {
+        let pair = source.pick(&[["current_key", "current_value"], ["cache", "scale"]]);
+        let axis = source.below(5);
+        let of_pair = self.operands.iter_mut().filter(|operand| pair.contains(&operand.name));
+        let mut lengths: Vec<_> = of_pair.filter_map(|operand| operand.shape.get_mut(axis)).collect();
+        if let Some(before) = lengths.first().map(|len| **len as i64) {
+            let after = source.number_near(before) as usize;
+            lengths.iter_mut().for_each(|len| **len = after);
+        }
+    }
+
+    /// Gives a sequence more tokens in the cache, or fewer, also fewer than none: all starts agree as before.
+    fn mutate_length(&mut self, source: &mut Source<'_>) {
+        let batch = self.operand("kvstarts").map_or(0, |starts| starts.values().len().saturating_sub(1));
+        let (b, step) = (source.below(batch), source.number_near(0));
+        let mut add = |name: &str, which: &dyn Fn(usize) -> bool| {
+            let operand = self.operands.iter_mut().find(|operand| operand.name == name);
+            let values = operand.into_iter().flat_map(|operand| operand.bytes.as_chunks_mut::<8>().0).enumerate();
+            for (_, value) in values.filter(|&(i, _)| which(i)) {
+                *value = i64::from_le_bytes(*value).wrapping_add(step).to_le_bytes();
+            }
+        };
+        add("start_pos", &|i| i == b);
+        add("kvstarts", &|i| i > b);
+        add("max_kvlen", &|_| step > 0);
     }
 
     /// Gives an index another value: a number near it, or another index.

@@ -40,11 +40,14 @@ impl<'a> Source<'a> {
     pub fn number_near(&mut self, near: i64) -> i64 {
         let step = |source: &mut Self| source.below(7) as i64 - 3;
         match self.below(8) {
-            0..3 => near.wrapping_add(step(self)),
+            0..3 => near.wrapping_add(self.pick(&[-1, 1, -1, 1, -2, 2, -3, 3])),
             3 => near.wrapping_mul(step(self)),
             4 => self.below(70) as i64 - 2,
             5 => self.pick(&[i64::MIN, i64::MAX, -1, 0]).wrapping_add(step(self)),
-            6 => (1_i64 << self.below(64)).wrapping_add(step(self)),
+            6 => {
+                let any = self.below(64);
+                (1_i64 << self.pick(&[any, any, 32, 61, 62, 63])).wrapping_add(step(self))
+            }
             _ => self.number(),
         }
     }
