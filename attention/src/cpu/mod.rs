@@ -2,10 +2,11 @@
 //!
 //! # The order of sums
 //! All is float32. Of a query with `head_dim` elements, and the keys t = 0, 1, ... of its sequence that it sees:
-//! 1. A product is the sum over `head_dim` in [`PARTS`](generic::scores::PARTS) partial sums, that of element d in number
-//!    `d % PARTS`: fused multiply-adds, from the first element to the last. They are added by halves: number i and number
-//!    `i + PARTS / 2`, and so on until one is left. The score is `product * (1 / sqrt(head_dim))`, or with a mask or ALiBi
-//!    a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and the mask's number.
+//! 1. A product is the sum over `head_dim` in [`PARTS`](generic::scores::PARTS) partial sums, that of element d in
+//!    number `d % PARTS`: fused multiply-adds, from the first element to the last. They are added by halves: number i
+//!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * (1 / sqrt(head_dim))`, or with a
+//!    mask or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and
+//!    the mask's number.
 //! 2. Keys are taken by blocks of [`BLOCK`](generic::panel::BLOCK), the first of which begins at key 0 of the sequence. A block
 //!    raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
@@ -25,9 +26,9 @@
 //! # Two ways to a product
 //! Few queries, as in decoding, are multiplied with keys where they are: the elements of a row are in the lanes of a
 //! register, which are the partial sums, and are added across lanes in the end
-//! ([`score_rows`](generic::score_rows)). That reads keys as fast as memory gives them. Many queries, as in prompts, are
-//! multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after the other
-//! ([`scores`](generic::scores)), which takes fewer instructions once the panel is there.
+//! ([`score_rows`](generic::score_rows)). Nothing is transposed, so less waits for memory. Many queries, as in
+//! prompts, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
+//! the other ([`scores`](generic::scores)), which takes fewer instructions once the panel is there.
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
