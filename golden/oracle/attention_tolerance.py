@@ -9,7 +9,8 @@ order is the implementation's, so the mean over all orders counts. To first orde
 - the sums of weights and of weighted values have the errors of their m partial sums, and the division has one.
 
 Where T1 is float16, an implementation may also round to it the scores (after the product, the division by sqrt(Dh) and
-each mask) and the weights, as the public reference does.
+each mask) and the weights, as the public reference does. There the weights are rounded after they were divided by their
+sum, which nothing makes up for: an error e_j changes the output by p_j e_j v_j.
 
 Errors are independent, so variances add up. Eight deviations are allowed, plus half a unit of T1 for the last rounding.
 """
@@ -58,6 +59,8 @@ def tolerance(row: Row, T1: type[np.floating]) -> np.ndarray:
         relative = relative + half_precision_variance(row)
     variance = np.sum(moved**2 * relative[:, None], axis=0)
     terms = row.weights[:, None] * row.values
+    if T1 is np.float16:
+        variance = variance + np.sum((terms * half_precision_weights(row)[:, None]) ** 2, axis=0)
     variance = variance + r**2 * (np.sum(terms**2, axis=0) + partial_sums(terms))  # the products, and their sum
     variance = variance + (r * row.output) ** 2 * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
@@ -98,9 +101,15 @@ def half_precision_variance(row: Row) -> np.ndarray:
     for mask in row.masks:
         sums = sums + mask
         variance = variance + (r * mask) ** 2 + (r * sums) ** 2
+    return variance + half_precision_weights(row) ** 2
+
+
+def half_precision_weights(row: Row) -> np.ndarray:
+    """The deviation of each weight (m), relative to it, where it is rounded to float16, 0 for a float16 number."""
     # A weight is rounded in units of at least the smallest number of float16.
     smallest = float(np.finfo(np.float16).smallest_subnormal) / (2 * math.sqrt(3))
-    return variance + (r + smallest / np.maximum(row.weights, smallest)) ** 2
+    deviations = rounding(np.float16) + smallest / np.maximum(row.weights, smallest)
+    return np.where(row.weights == row.weights.astype(np.float16), 0.0, deviations)
 
 
 def last_rounding(output: np.ndarray, T1: type[np.floating]) -> np.ndarray:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence
+from ..case import Sequence, indices
 from .case import AttentionCase, mask, over_cache
 
 # A decode step, two new tokens of a speculative step, the chunk of a prompt, nothing, a prompt.
 BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 4), Sequence(1, 3, 8), Sequence(0, 0, 12), Sequence(0, 4, 12))
+# The same of unequal lengths.
+UNEQUAL = (Sequence(1, 1, 0), Sequence(5, 2, 2), Sequence(0, 3, 9), Sequence(2, 1, 12), Sequence(1, 4, 15))
 
 
 def cases() -> Iterator[AttentionCase]:
@@ -21,6 +23,7 @@ def cases() -> Iterator[AttentionCase]:
     yield from empty_masks()
     yield from as_exported()
     yield from alibi()
+    yield from unequal()
 
 
 def causal() -> Iterator[AttentionCase]:
@@ -95,10 +98,20 @@ def masks() -> Iterator[AttentionCase]:
     values[1, :] = -10000
     yield case.call(Sequence(2, 2, 2), attn_mask=values)
 
+    for types, size in (("f32 f32", 30000), ("f16 f16", 200)):
+        name = f"mask-of-large-numbers-{types.replace(' ', '-')}"
+        about = f"Every score of a row is far below -{size}, or far above: what counts is how far they are apart."
+        case = over_cache(name, about, types, (2, 2), 8, proves="attn-mask weights", is_causal=0)
+        values = mask(name, case, (Sequence(2, 3, 2),), forbidden=0.0)
+        values += np.array([-2 * size, 2 * size, -3 * size])[:, None].astype(values.dtype)
+        yield case.call(Sequence(2, 3, 2), attn_mask=values)
+
     for rank in (2, 3):
         name = f"mask{rank}-numbers-outside"
         about = f"A mask of rank {rank} with numbers outside of the blocks, too: who adds them is not told by NaN."
-        case = over_cache(name, about, "f32 f32", (4, 2), 8, proves="attn-mask attn-mask.padding", max_t=16, is_causal=0)
+        case = over_cache(
+            name, about, "f32 f32", (4, 2), 8, proves="attn-mask attn-mask.padding", max_t=16, is_causal=0
+        )
         shape = (4, 10, 32) if rank == 3 else (10, 32)
         yield case.call(*BATCH, attn_mask=random_values(f"{name} mask", shape, "float32"))
 
@@ -140,3 +153,22 @@ def alibi() -> Iterator[AttentionCase]:
         case = over_cache(name, about, "f32 f32", (4, 2), 8, proves=rules, max_t=16, is_alibi=1)
         values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
         yield case.call(*BATCH, attn_mask=values)
+
+
+def unequal() -> Iterator[AttentionCase]:
+    """Each mask over sequences of which each has a length of its own."""
+    for name, rules, attributes, rank in (
+        ("causal", "causal-mask", {}, None),
+        ("alibi", "alibi alibi.causal", dict(is_alibi=1, is_causal=0), None),
+        ("mask2", "attn-mask", dict(is_causal=0), 2),
+        ("mask3", "attn-mask attn-mask.beside", {}, 3),
+    ):
+        name = f"{name}-unequal-lengths"
+        about = "Sequences of unequal numbers of queries and keys, under bounds that are no length of any."
+        case = over_cache(name, about, "f32 f32", (4, 2), 8, proves=rules, max_t=24, **attributes)
+        changes = {}
+        if rank is not None:  # with numbers outside of the blocks, which tell who reads them better than NaN does
+            values = mask(name, case, UNEQUAL, heads=4 if rank == 3 else None)
+            outside = random_values(f"{name} outside", values.shape, "float32")
+            changes["attn_mask"] = np.where(np.isnan(values), outside, values)
+        yield case.call(*UNEQUAL, max_seqlen=indices([6]), max_kvlen=indices([9]), **changes)

@@ -21,6 +21,7 @@ def cases() -> Iterator[AttentionCase]:
     yield beyond_t1()
     yield infinity()
     yield converted()
+    yield output_of_float16()
     for T, element, bits in (("f32", np.float32, np.uint32), ("f16", np.float16, np.uint16)):
         yield kept(T, element, bits)
 
@@ -65,6 +66,15 @@ def infinity() -> AttentionCase:
     value = case.inputs(batch, {}).current_value
     value[2, 0, 3], value[3, 0, 9] = np.inf, -np.inf
     return case.call(*batch, current_value=value)
+
+
+def output_of_float16() -> AttentionCase:
+    """Equal weights of float16 itself, so that nothing but the output is rounded."""
+    about = "Weights of 1/2, 1/4, 1/8 and 1/16, and means of values that are halfway between two float16, and beside."
+    case = over_cache("rounding-of-float16-output", about, "f16 f16", (2, 1), 8, proves="precision weights", max_t=40)
+    batch = (Sequence(0, 2, 0), Sequence(0, 4, 2), Sequence(7, 1, 6), Sequence(0, 16, 14))
+    call = case.inputs(batch, {})
+    return case.call(*batch, query=np.zeros_like(call.query), decoding_batches=4)
 
 
 def converted() -> AttentionCase:

@@ -47,7 +47,14 @@ pub(super) fn tolerance(row: &Row, output: &[f64], value: impl Fn(usize, usize) 
         let moved = keys.clone().map(|key| (row.weights[key] * (value(key, d) - output)).powi(2) * relative[key]);
         let terms = keys.clone().map(|key| row.weights[key] * value(key, d));
         let squares: f64 = terms.clone().map(|term| term * term).sum();
+        // Weights that are rounded after the division: nothing makes up for their errors.
+        let rounded = |key: usize| match row.t1 {
+            ElementType::Float16 => half_precision_weight(row, key),
+            _ => 0.0,
+        };
+        let rounded_terms = keys.clone().map(|key| (row.weights[key] * value(key, d) * rounded(key)).powi(2));
         let variance = moved.sum::<f64>()
+            + rounded_terms.sum::<f64>()
             + r_values * r_values * (squares + partial_sums(keys.len(), terms))
             + (r_values * output).powi(2) * (weights + 1.0);
         let smallest = f64::from(f32::MIN_POSITIVE);
@@ -91,6 +98,11 @@ fn score_variance(row: &Row, key: usize, largest: f64, r: f64, r_products: f64) 
         sum += mask;
         variance += 3.0 * (r * mask).powi(2) + (r * sum).powi(2);
     }
+    // What is added in place of -inf is only known by the score. Beside a number beyond 2^24 no product counts.
+    let score = row.scores[key];
+    if terms.masks().any(|mask| mask == f64::NEG_INFINITY) && score.abs() < f64::exp2(24.0) {
+        variance += (r * score).powi(2);
+    }
     variance + (r * (row.scores[key] - largest)).powi(2)
 }
 
@@ -105,8 +117,17 @@ fn half_precision_variance(row: &Row, key: usize) -> f64 {
         sum += mask;
         variance += (r * mask).powi(2) + (r * sum).powi(2);
     }
+    variance + half_precision_weight(row, key).powi(2)
+}
+
+/// The deviation of a weight, relative to it, where it is rounded to float16: none if it is a float16 number.
+fn half_precision_weight(row: &Row, key: usize) -> f64 {
+    let weight = row.weights[key];
+    if f16::from_f64(weight).to_f64() == weight {
+        return 0.0;
+    }
     let smallest = f16::MIN_POSITIVE_SUBNORMAL.to_f64() / (2.0 * 3f64.sqrt());
-    variance + (r + smallest / row.weights[key].max(smallest)).powi(2)
+    rounding(ElementType::Float16) + smallest / weight.max(smallest)
 }
 
 /// Half a unit in the last place of a type.
