@@ -1,4 +1,4 @@
-"""Attention in whole numpy arrays, right and wrong, through the conformance kit: the right one passes, the flaw of each
+"""Attention in whole numpy arrays, right and wrong, through the conformance kit: right ones pass, the flaw of each
 wrong one is named, and no other."""
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import pytest
 from kvcache_ops import conformance
 
 import vectorized_attention
-from vectorized_attention import Right
+from vectorized_attention import Right, RightInT1
 
 CASES = Path(__file__).resolve().parents[1] / "golden/attention_cases"
 # Cases of masks and sequences, which tell most wrong implementations apart.
 TELLING = ("alibi", "batch", "causal", "chunked", "mask", "packed", "pages", "reads", "shared")
 
 
-def test_the_right_one_passes() -> None:
+@pytest.mark.parametrize("right", (Right, RightInT1))
+def test_a_right_one_passes(right: type[Right]) -> None:
     """Every case, and nothing is diagnosed."""
-    report = conformance.run(Right(), suite="attention")
+    report = conformance.run(right(), suite="attention")
     report.raise_for_failures()
     assert report.passed == len(report.cases) > 300
     assert "diagnosis" not in json.loads(report.json())

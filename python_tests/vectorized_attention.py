@@ -143,6 +143,14 @@ class Right:
         return output.astype(i.query.dtype)
 
 
+class RightInT1(Right):
+    """Scores and normalized weights are rounded to T1, as the public PMX implementation rounds them."""
+
+    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
+        t1 = i.query.dtype
+        return super().weights(scores.astype(t1).astype(np.float32), i).astype(t1).astype(np.float32)
+
+
 def refuse_illegal(
     op_type: str, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray | None, scale: np.ndarray | None
 ) -> None:

@@ -71,6 +71,24 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "quantizing.qmax",
+        "qmax-127-of-int4",
+        "The step is amax / 127 where quant_bit is 4, too, and codes are clamped to 7: divide by 7.",
+        |behavior| {
+            behavior.arithmetic.qmax = |_| 127.0;
+            behavior.arithmetic.code = |group, _, rounded| {
+                let largest = if group.quant_bit == 4 { 7.0 } else { 127.0 };
+                code(rounded, -largest, largest)
+            };
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "qmax-127-of-int4-wraps",
+        "The step is amax / 127 where quant_bit is 4, too, and of codes up to 127 four bits are kept: divide by 7.",
+        |behavior| behavior.arithmetic.qmax = |_| 127.0,
+    ),
+    Mistake::new(
+        "quantizing.qmax",
         "qmax-128-wraps",
         "The largest code is taken as 2^(quant_bit-1), 128 or 8, which becomes -128 or -8: it is one less, 127 or 7.",
         |behavior| {
@@ -147,6 +165,24 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "A NaN does not count toward amax, as fmax() and max() of many libraries have it: it should make the scale \
          NaN.",
         |behavior| behavior.arithmetic.amax = |_, values| values.iter().fold(0.0, |amax, x| amax.max(x.abs())),
+    ),
+    Mistake::dynamic(
+        "non-finite.nan",
+        "nan-swallowed-beside-numbers",
+        "A NaN does not count toward amax unless all of the group are NaN, as a reduction with fmax() has it: it \
+         should make the scale NaN.",
+        |behavior| {
+            behavior.arithmetic.amax = |_, values| values.iter().fold(f64::NAN, |amax, x| amax.max(x.abs()));
+        },
+    ),
+    Mistake::new(
+        "non-finite.nan",
+        "non-finite-swallowed",
+        "Only finite values count toward amax: a NaN should make the scale NaN, and an infinity make it infinite.",
+        |behavior| {
+            behavior.arithmetic.amax =
+                |_, values| values.iter().filter(|x| x.is_finite()).fold(0.0, |amax: f64, x| amax.max(x.abs()));
+        },
     ),
     Mistake::new(
         "non-finite.infinity",

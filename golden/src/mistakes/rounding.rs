@@ -1,6 +1,7 @@
 //! Mistakes of rounding: of quotients to integers, of results to the types T1 and T3, and between float types.
 
 use half::f16;
+use kvcache_schema::ElementType;
 
 use super::mistake::Mistake;
 use crate::oracle::arithmetic::Group;
@@ -155,7 +156,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "A float32 step is truncated where it becomes a float16 scale: round to nearest, ties to even.",
         |behavior| {
             behavior.arithmetic.stored_scale = |group, steps| match group.t3 {
-                kvcache_schema::ElementType::Float16 => truncated(steps.step as f32).to_f32().into(),
+                ElementType::Float16 => truncated(steps.step as f32).to_f32().into(),
                 _ => steps.scale,
             };
         },
@@ -181,6 +182,17 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "conversion-truncates",
         "float32 is truncated where it becomes float16: round to nearest, ties to even.",
         |behavior| behavior.arithmetic.narrow = truncated,
+    ),
+    Mistake::new(
+        "conversion.same-type",
+        "stored-through-float16",
+        "float32 values are rounded to float16 before they are stored in a cache of float32: every bit is kept.",
+        |behavior| {
+            behavior.arithmetic.current = |t1, x| match t1 {
+                ElementType::Float32 => f16::from_f64(x).to_f64(),
+                _ => x,
+            };
+        },
     ),
     Mistake::new(
         "conversion.rounding",

@@ -45,9 +45,9 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "The scale is made of half of the range, (max - min) / 2: it should be made of the largest magnitude, codes \
          have no zero point.",
         |behavior| {
-            behavior.arithmetic.amax = |_, values| {
+            behavior.arithmetic.amax = |group, values| {
                 let (least, most) = extremes(values.iter().copied());
-                (most - least) / 2.0
+                group.to_t1(most - least) / 2.0
             };
         },
     ),
@@ -153,6 +153,14 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| {
             behavior.arithmetic.stored_scale = |group, steps| group.to_t3(group.to_t1(1.0 / steps.step));
             behavior.arithmetic.value = |group, code, scale| group.to_t1(group.to_t3(f64::from(code) / scale));
+        },
+    ),
+    Mistake::new(
+        "scale.rounded-to-t3",
+        "reciprocal-stored-but-multiplied",
+        "scale holds 1 / s, and codes are multiplied with it: it should hold s.",
+        |behavior| {
+            behavior.arithmetic.stored_scale = |group, steps| group.to_t3(group.to_t1(1.0 / steps.step));
         },
     ),
     Mistake::new(

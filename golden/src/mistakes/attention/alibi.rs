@@ -15,7 +15,7 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "alibi-without-distance",
         "ALiBi hides the keys behind a query, but adds nothing to the others: slope[h] * (j - (m - n + i)) is missing.",
         |behavior| {
-            behavior.attention.bias = |query, _, j| if j <= query.position() { 0.0 } else { f64::NEG_INFINITY };
+            behavior.attention.bias = |_, query, _, j| if j <= query.position() { 0.0 } else { f64::NEG_INFINITY };
         },
     ),
     Mistake::of_attention(
@@ -23,7 +23,7 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "alibi-sign",
         "ALiBi favors distant keys, its sign is wrong: slope[h] * (j - (m - n + i)) is at most 0.",
         |behavior| {
-            behavior.attention.bias = |query, slope, j| match j <= query.position() {
+            behavior.attention.bias = |_, query, slope, j| match j <= query.position() {
                 true => slope * (query.position() - j) as f64,
                 false => f64::NEG_INFINITY,
             };
@@ -45,14 +45,14 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "alibi.causal",
         "alibi-not-causal",
         "ALiBi leaves queries the keys behind them, with slope[h] * (j - (m - n + i)): -inf should hide them.",
-        |behavior| behavior.attention.bias = |query, slope, j| slope * (j - query.position()) as f64,
+        |behavior| behavior.attention.bias = |_, query, slope, j| slope * (j - query.position()) as f64,
     ),
     Mistake::of_attention(
         "alibi.causal",
         "alibi-symmetric",
         "ALiBi leaves queries the keys behind them, with -slope[h] times the distance: -inf should hide them.",
         |behavior| {
-            behavior.attention.bias = |query, slope, j| -slope * (j - query.position()).abs() as f64;
+            behavior.attention.bias = |_, query, slope, j| -slope * (j - query.position()).abs() as f64;
         },
     ),
     Mistake::of_attention(
@@ -60,9 +60,31 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "alibi-aligned-at-start",
         "ALiBi counts a query's position from the first query, not from the first key: it is m - n + i.",
         |behavior| {
-            behavior.attention.bias = |query, slope, j| match j <= query.i {
+            behavior.attention.bias = |_, query, slope, j| match j <= query.i {
                 true => slope * (j - query.i) as f64,
                 false => f64::NEG_INFINITY,
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "alibi",
+        "alibi-offset-of-bounds",
+        "ALiBi is aligned by max_kvlen - max_seqlen: by m - n of each sequence.",
+        |behavior| {
+            behavior.attention.bias = |ragged, query, slope, j| {
+                let position = ragged.max_kvlen - ragged.max_seqlen + query.i;
+                if j <= position { slope * (j - position) as f64 } else { f64::NEG_INFINITY }
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "alibi",
+        "alibi-offset-of-max-kvlen",
+        "ALiBi is aligned by max_kvlen - n: by m - n, with the keys m of each sequence.",
+        |behavior| {
+            behavior.attention.bias = |ragged, query, slope, j| {
+                let position = ragged.max_kvlen - query.n + query.i;
+                if j <= position { slope * (j - position) as f64 } else { f64::NEG_INFINITY }
             };
         },
     ),

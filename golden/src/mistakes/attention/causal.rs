@@ -49,6 +49,16 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         },
     ),
     Mistake::of_attention(
+        "causal-mask.decoding",
+        "decoding-batches-at-end",
+        "The last decoding_batches sequences have no causal mask: it is the first that are decoding.",
+        |behavior| {
+            behavior.attention.has_causal_mask = |ragged, b| {
+                has_queries(ragged, b) && (b as i128) < ragged.len() as i128 - i128::from(ragged.decoding_batches)
+            };
+        },
+    ),
+    Mistake::of_attention(
         "decoding-batches",
         "decoding-batches-as-int32",
         "decoding_batches is cut to 32 bits: what is beyond becomes 0 or negative, it should count as B.",
@@ -130,6 +140,48 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
             behavior.attention.has_causal_mask = |ragged, _| ragged.is_causal;
             behavior.attention.sees = |_, query, j| j <= query.i;
         },
+    ),
+    Mistake::of_attention(
+        "causal-mask",
+        "causal-mask-only-without-past",
+        "Sequences with past keys have no causal mask, as if each had one query: query i sees key j if j <= m - n + i.",
+        |behavior| {
+            behavior.attention.sees = |_, query, j| query.m != query.n || j <= query.position();
+        },
+    ),
+    Mistake::of_attention(
+        "causal-mask",
+        "causal-mask-hides-past",
+        "The causal mask hides the past keys, too: query i sees key j if j <= m - n + i, the past ones among them.",
+        |behavior| {
+            behavior.attention.sees = |_, query, j| (query.m - query.n..=query.position()).contains(&j);
+        },
+    ),
+    Mistake::of_attention(
+        "causal-mask",
+        "causal-mask-offset-of-bounds",
+        "The causal mask is aligned by max_kvlen - max_seqlen: by m - n of each sequence.",
+        |behavior| {
+            behavior.attention.sees = |ragged, query, j| j <= ragged.max_kvlen - ragged.max_seqlen + query.i;
+        },
+    ),
+    Mistake::of_attention(
+        "causal-mask",
+        "causal-mask-offset-of-max-kvlen",
+        "The causal mask is aligned by max_kvlen - n: by m - n, with the keys m of each sequence.",
+        |behavior| behavior.attention.sees = |ragged, query, j| j <= ragged.max_kvlen - query.n + query.i,
+    ),
+    Mistake::of_attention(
+        "causal-mask",
+        "causal-mask-offset-of-max-seqlen",
+        "The causal mask is aligned by m - max_seqlen: by m - n, with the queries n of each sequence.",
+        |behavior| behavior.attention.sees = |ragged, query, j| j <= query.m - ragged.max_seqlen + query.i,
+    ),
+    Mistake::of_attention(
+        "causal-mask",
+        "causal-mask-offset-of-first-sequence",
+        "The causal mask of every sequence is aligned by m - n of the first: each has its own.",
+        |behavior| behavior.attention.sees = |ragged, query, j| j <= ragged.kvlen(0) - ragged.seqlen(0) + query.i,
     ),
     Mistake::of_attention(
         "causal-mask",

@@ -53,6 +53,48 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
                 |terms| Terms { attn_mask: terms.attn_mask.map(|mask| shown(mask == 0.0)), ..*terms }.score();
         },
     ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-negative-hides",
+        "attn_mask is taken as true and false: a value below 0 hides a key. It is added.",
+        |behavior| {
+            behavior.attention.score =
+                |terms| Terms { attn_mask: terms.attn_mask.map(|mask| shown(mask >= 0.0)), ..*terms }.score();
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-never-positive",
+        "Values of attn_mask above 0 count as 0: they are added as they are.",
+        |behavior| {
+            behavior.attention.score =
+                |terms| Terms { attn_mask: terms.attn_mask.map(|mask| mask.min(0.0)), ..*terms }.score();
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "masks-without-log2e",
+        "Inner products are multiplied with log2(e) for exp2(), and attn_mask and ALiBi are not: multiply the whole \
+         score.",
+        |behavior| {
+            behavior.attention.score = |terms| {
+                let of_base_2 = |mask: Option<f64>| mask.map(|mask| mask * std::f64::consts::LN_2);
+                let (attn_mask, alibi) = (of_base_2(terms.attn_mask), of_base_2(terms.alibi));
+                Terms { attn_mask, alibi, ..*terms }.score()
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-without-log2e",
+        "Inner products are multiplied with log2(e) for exp2(), and attn_mask is not: multiply the whole score.",
+        |behavior| {
+            behavior.attention.score = |terms| {
+                let attn_mask = terms.attn_mask.map(|mask| mask * std::f64::consts::LN_2);
+                Terms { attn_mask, ..*terms }.score()
+            };
+        },
+    ),
     Mistake::of_attention("attn-mask", "mask-subtracted", "attn_mask is subtracted: it is added.", |behavior| {
         behavior.attention.score = |terms| {
             let subtracted = |mask: f64| if mask == f64::NEG_INFINITY { mask } else { -mask };
@@ -151,6 +193,15 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::of_attention(
         "attn-mask",
+        "mask-planes-tiled",
+        "Query head h reads plane h % num_kv_heads of an attn_mask of rank 3: each query head has its own.",
+        |behavior| {
+            behavior.attention.mask_element =
+                |ragged, mask, query, j| at(ragged, mask, query, query.h % ragged.kv_heads, j);
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
         "mask-planes-interleaved",
         "The planes of an attn_mask of rank 3 are taken as the innermost or middle axis: its axes are heads, rows, \
          columns.",
@@ -202,6 +253,44 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
             behavior.attention.mask_element = |ragged, mask, query, j| {
                 Some(element(ragged, mask, query, j) - ragged.seqstarts[query.b] * mask.width as i64)
             };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-rows-at-kvstarts",
+        "Sequence b reads attn_mask from row kvstarts[b] on: its rows begin at seqstarts[b].",
+        |behavior| {
+            behavior.attention.mask_element =
+                |ragged, mask, query, j| row_of(ragged, mask, query, j, ragged.kvstarts[query.b] + query.i)
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-rows-by-position",
+        "The row of attn_mask is moved by the number of past keys: it has rows for current tokens alone.",
+        |behavior| {
+            behavior.attention.mask_element =
+                |ragged, mask, query, j| row_of(ragged, mask, query, j, ragged.seqstarts[query.b] + query.position())
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-first-row-for-all",
+        "All queries of a sequence read the first row of its block of attn_mask: each has its own.",
+        |behavior| {
+            behavior.attention.mask_element =
+                |ragged, mask, query, j| row_of(ragged, mask, query, j, ragged.seqstarts[query.b])
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-columns-of-padded-sequences",
+        "Sequence b reads attn_mask from column b * max_kvlen on: its columns begin at kvstarts[b].",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let moved = query.b as i64 * ragged.max_kvlen - ragged.kvstarts[query.b];
+                Some(element(ragged, mask, query, j) + moved)
+            }
         },
     ),
     Mistake::of_attention(
@@ -298,4 +387,10 @@ fn element(ragged: &Ragged, mask: &MaskShape, query: &Query, j: i64) -> i64 {
 /// The same in another plane of a mask of rank 3.
 fn at(ragged: &Ragged, mask: &MaskShape, query: &Query, plane: usize, j: i64) -> Option<i64> {
     Some(element(ragged, mask, &Query { h: plane, ..*query }, j))
+}
+
+/// The same in another row.
+fn row_of(ragged: &Ragged, mask: &MaskShape, query: &Query, j: i64, row: i64) -> Option<i64> {
+    let own = ragged.seqstarts[query.b] + query.i;
+    Some(element(ragged, mask, query, j) + (row - own) * mask.width as i64)
 }

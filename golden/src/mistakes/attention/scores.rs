@@ -123,7 +123,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "precision",
         "computed-in-float16",
-        "Inner products and weighted values are computed in float16 where T1 is float32, too.",
+        "Inner products and weighted values are computed in float16 where T1 is float32, too, or something else is \
+         no more precise: weights or exponentials of float16, an approximate exp(), an epsilon in the sum of weights.",
         |behavior| {
             behavior.attention.sums_of_products = |_| Some(ElementType::Float16);
             behavior.attention.sums_of_values = |_| Some(ElementType::Float16);

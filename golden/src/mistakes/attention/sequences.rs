@@ -6,6 +6,7 @@ use half::f16;
 use kvcache_schema::ElementType;
 
 use crate::mistakes::mistake::Mistake;
+use crate::oracle::Behavior;
 use crate::oracle::attention::decisions::{Key, keys};
 use crate::oracle::attention::ragged::Ragged;
 
@@ -105,6 +106,12 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     behind_last_block::<64>("keys-behind-last-block-of-64-ignored"),
     Mistake::of_attention(
         "scores",
+        "elements-behind-8-ignored",
+        "Inner products leave out the elements of a head behind the last multiple of 8.",
+        |behavior| behavior.attention.product_elements = |head_dim| head_dim - head_dim % 8,
+    ),
+    Mistake::of_attention(
+        "scores",
         "elements-behind-16-ignored",
         "Inner products leave out the elements of a head behind the last multiple of 16.",
         |behavior| behavior.attention.product_elements = |head_dim| head_dim - head_dim % 16,
@@ -120,6 +127,60 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "elements-behind-64-ignored",
         "Inner products leave out the elements of a head behind the last multiple of 64.",
         |behavior| behavior.attention.product_elements = |head_dim| head_dim - head_dim % 64,
+    ),
+    Mistake::of_attention(
+        "weights",
+        "values-behind-8-ignored",
+        "Elements of the output behind the last multiple of 8 in a head are zeros.",
+        |behavior| behavior.attention.value_elements = |head_dim| head_dim - head_dim % 8,
+    ),
+    Mistake::of_attention(
+        "weights",
+        "values-behind-16-ignored",
+        "Elements of the output behind the last multiple of 16 in a head are zeros.",
+        |behavior| behavior.attention.value_elements = |head_dim| head_dim - head_dim % 16,
+    ),
+    Mistake::of_attention(
+        "scores",
+        "head-behind-8-ignored",
+        "The elements of a head behind the last multiple of 8 are left out of inner products, and zeros in the output.",
+        |behavior| of_head(behavior, |head_dim| head_dim - head_dim % 8),
+    ),
+    Mistake::of_attention(
+        "scores",
+        "head-behind-16-ignored",
+        "The elements of a head behind the last multiple of 16 are left out of inner products, and zeros in the output.",
+        |behavior| of_head(behavior, |head_dim| head_dim - head_dim % 16),
+    ),
+    Mistake::of_attention(
+        "scores",
+        "elements-beyond-128-ignored",
+        "Inner products leave out the elements of a head beyond 128.",
+        |behavior| behavior.attention.product_elements = |head_dim| head_dim.min(128),
+    ),
+    Mistake::of_attention(
+        "weights",
+        "values-beyond-128-ignored",
+        "Elements of the output beyond 128 in a head are zeros.",
+        |behavior| behavior.attention.value_elements = |head_dim| head_dim.min(128),
+    ),
+    Mistake::of_attention(
+        "scores",
+        "head-beyond-128-ignored",
+        "The elements of a head beyond 128 are left out of inner products, and zeros in the output.",
+        |behavior| of_head(behavior, |head_dim| head_dim.min(128)),
+    ),
+    Mistake::of_attention(
+        "causal-mask.decoding",
+        "decoding-taken-as-last-queries",
+        "Of the first decoding_batches sequences only the last query is answered: they may have more.",
+        |behavior| {
+            behavior.attention.queries = |ragged, b| {
+                let all = ragged.queries(b);
+                let is_decoding = (b as i128) < i128::from(ragged.decoding_batches);
+                if is_decoding { all.start.max(all.end - 1)..all.end } else { all }
+            };
+        },
     ),
     Mistake::of_attention(
         "causal-mask.decoding",
@@ -211,6 +272,17 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.attention.output_type = |_| ElementType::Float32,
     ),
     Mistake::of_attention(
+        "equivalence",
+        "output-saturated",
+        "What is beyond the largest float16 becomes that in the output: it is an infinity.",
+        |behavior| {
+            behavior.attention.output = |element, x| match element {
+                ElementType::Float16 => x.clamp(-f16::MAX.to_f64(), f16::MAX.to_f64()),
+                _ => x,
+            };
+        },
+    ),
+    Mistake::of_attention(
         "precision",
         "output-truncated",
         "The output is truncated where it becomes float16: round to nearest, ties to even.",
@@ -223,6 +295,12 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         },
     ),
 ];
+
+/// So many elements of a head count, in inner products and in the output.
+fn of_head(behavior: &mut Behavior, elements: fn(usize) -> usize) {
+    behavior.attention.product_elements = elements;
+    behavior.attention.value_elements = elements;
+}
 
 /// The keys of a sequence but for so many of the first and of the last.
 fn cut(ragged: &Ragged, b: usize, first: i64, last: i64) -> Vec<Key> {

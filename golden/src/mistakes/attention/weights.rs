@@ -56,6 +56,19 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
             scores.iter().map(|score| (score - largest.unwrap_or(0.0)).exp()).collect()
         };
     }),
+    Mistake::of_attention(
+        "weights",
+        "softmax-plus-one",
+        "1 is added to the sum of weights, as by an attention sink: they add up to 1.",
+        |behavior| {
+            behavior.attention.softmax = |_, scores| {
+                let largest = scores.iter().copied().filter(|&score| score != f64::NEG_INFINITY).reduce(larger);
+                let exps: Vec<_> = scores.iter().map(|score| (score - largest.unwrap_or(0.0)).exp()).collect();
+                let sum: f64 = exps.iter().sum();
+                exps.iter().map(|exp| exp / (sum + 1.0)).collect()
+            };
+        },
+    ),
     Mistake::of_attention("weights", "softmax-missing", "Scores are taken as weights.", |behavior| {
         behavior.attention.softmax = |_, scores| scores.to_vec();
     }),
@@ -94,9 +107,9 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "rows-without-keys",
         "causal-mask-of-minus-10000",
-        "The causal mask and ALiBi add -10000 in place of -inf: a query from which they hide all keys attends to them \
+        "The causal mask and ALiBi add -10000 or such a number, as -65504, in place of -inf: a query from which they hide all keys attends to them \
          as if nothing were hidden, it should give zeros.",
-        |behavior| behavior.attention.score = |terms| least::<10_000>(terms, false),
+        |behavior| behavior.attention.score = |terms| least::<65_504>(terms, false),
     ),
     Mistake::of_attention(
         "rows-without-keys",
@@ -108,9 +121,9 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "rows-without-keys",
         "masks-of-minus-10000",
-        "-inf becomes -10000 in every mask: a query whose keys are all hidden attends to them as if nothing were \
+        "-inf becomes -10000 or such a number, as -65504, in every mask: a query whose keys are all hidden attends to them as if nothing were \
          hidden, it should give zeros.",
-        |behavior| behavior.attention.score = |terms| least::<10_000>(terms, true),
+        |behavior| behavior.attention.score = |terms| least::<65_504>(terms, true),
     ),
     Mistake::of_attention(
         "weights.hidden",

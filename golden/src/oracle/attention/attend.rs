@@ -199,7 +199,7 @@ impl<'a> Sequence<'a> {
                 product,
                 factor,
                 causal: causal.then(|| if (attention.sees)(ragged, &query, j) { 0.0 } else { f64::NEG_INFINITY }),
-                alibi: alibi.then(|| (attention.bias)(&query, slope, j)),
+                alibi: alibi.then(|| (attention.bias)(self.ragged, &query, slope, j)),
                 attn_mask: self.mask(&query, j)?,
             };
             scored.scores.push((attention.score)(&terms));
@@ -323,7 +323,11 @@ impl<'a> Sequence<'a> {
         for (written, &x) in values.iter_mut().zip(&row.sum) {
             *written = (self.attention.output)(output.element, x);
         }
-        output.tolerance[first..first + head_dim].copy_from_slice(&row.tolerance);
+        let tolerance = &mut output.tolerance[first..first + head_dim];
+        tolerance.copy_from_slice(&row.tolerance);
+        let ignored = (self.attention.value_elements)(head_dim)..;
+        values[ignored.clone()].fill(0.0);
+        tolerance[ignored].fill(0.0);
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Attention {
     pub key_head: fn(&Ragged, h: usize) -> usize,
     /// The elements of a head that inner products are taken over, from the first: all.
     pub product_elements: fn(head_dim: usize) -> usize,
+    /// The elements of a head that the output has, from the first: all. The others are zeros.
+    pub value_elements: fn(head_dim: usize) -> usize,
     /// What an inner product is multiplied with: `1 / sqrt(Dh)`.
     pub factor: fn(&Ragged) -> f64,
 
@@ -30,7 +32,7 @@ pub struct Attention {
     /// The slope of a query head.
     pub slope: fn(&Ragged, h: usize) -> f64,
     /// What ALiBi adds for the key at position `j`.
-    pub bias: fn(&Query, slope: f64, j: i64) -> f64,
+    pub bias: fn(&Ragged, &Query, slope: f64, j: i64) -> f64,
     /// The number of the element of `attn_mask`, in row-major order, for the key at position `j`; `None` if the mask
     /// is not looked at.
     pub mask_element: fn(&Ragged, &MaskShape, &Query, j: i64) -> Option<i64>,
@@ -115,6 +117,7 @@ impl Default for Attention {
             keys: |ragged, b| keys(ragged.keys(b), 0),
             key_head: |ragged, h| h / ragged.group(),
             product_elements: |head_dim| head_dim,
+            value_elements: |head_dim| head_dim,
             factor: |ragged| 1.0 / (ragged.head_dim as f64).sqrt(),
             has_causal_mask: |ragged, b| {
                 ragged.is_causal && ragged.seqlen(b) > 1 && b as i128 >= i128::from(ragged.decoding_batches)
@@ -122,7 +125,7 @@ impl Default for Attention {
             sees: |_, query, j| j <= query.position(),
             has_alibi: |ragged, _| ragged.is_alibi,
             slope: |ragged, h| slopes(ragged.num_heads)[h],
-            bias: |query, slope, j| match j <= query.position() {
+            bias: |_, query, slope, j| match j <= query.position() {
                 true => slope * (j - query.position()) as f64,
                 false => f64::NEG_INFINITY,
             },
