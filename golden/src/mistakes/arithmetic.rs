@@ -83,12 +83,6 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "quantizing.qmax",
-        "qmax-127-of-int4-wraps",
-        "The step is amax / 127 where quant_bit is 4, too, and of codes up to 127 four bits are kept: divide by 7.",
-        |behavior| behavior.arithmetic.qmax = |_| 127.0,
-    ),
-    Mistake::new(
-        "quantizing.qmax",
         "qmax-128-wraps",
         "The largest code is taken as 2^(quant_bit-1), 128 or 8, which becomes -128 or -8: it is one less, 127 or 7.",
         |behavior| {
