@@ -95,23 +95,24 @@ def decoding(native: Native, name: str, case: AttentionCase, formats: list[Forma
 
 def arithmetic(native: Native, formats: Iterable[Format]) -> Group:
     """Decoding over caches that stay in the processor's cache, of the speed of loops that only read from memory: what
-    decoding from memory would reach if reading cost nothing, and beside it what it reaches."""
+    decoding from memory would reach if reading cost nothing, and beside it what it reaches. On one thread, since waking
+    another takes as long as so small a call."""
     arena, rows, calls = Arena(), [], []
     for form in formats:
         cold = Direct(native, tensors_of(AttentionCase(decode(8, 2048), form, 3), arena))
-        warm = Direct(native, tensors_of(AttentionCase(decode(THREADS, 128), form, 3, cold=False), arena))
+        warm = Direct(native, tensors_of(AttentionCase(decode(1, 256), form, 3, cold=False), arena))
         for direct in (cold, warm):
-            checked(direct, (THREADS,))
+            checked(direct, (1,))
         traffic = cold.tensors.case.traffic
         times = traffic.read / warm.tensors.case.traffic.read
 
         def without_reading(*ns: float, times: float = times) -> float:
             return fastest_of(*ns) / times
 
-        loops = reads(native, form.name, traffic, THREADS, arena)
+        loops = reads(native, form.name, traffic, 1, arena)
         name = f"decode B8 kvlen2048 {form.name}, of reading"
-        rows.append(Row(name, [cold.contender(THREADS), *loops], fastest_of))
-        in_cache = warm.contender(THREADS, f"{form.name} in the processor's cache")
+        rows.append(Row(name, [cold.contender(1), *loops], fastest_of))
+        in_cache = warm.contender(1, f"{form.name} in the processor's cache")
         rows.append(Row(f"{name}, if that cost nothing", [in_cache, *loops], without_reading))
         calls += [cold, warm]
     return Group("decode arithmetic", rows, calls)
