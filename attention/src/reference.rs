@@ -29,11 +29,11 @@ impl AttentionKernel for AttentionReference {
     }
 
     fn attend(&self, problem: &mut AttentionProblem<'_>, _: &dyn Workers) {
-        let Tensors { geometry, indices, query, mask, mut rows, output } = problem.tensors();
-        let AttentionGeometry { batch, num_heads, head_dim, t1, .. } = geometry;
-        if query.is_empty() {
-            return; // and `num_heads` may be any number
+        let AttentionGeometry { batch, num_heads, head_dim, t1, .. } = *problem.geometry();
+        if problem.total_seqlen() == 0 || num_heads == 0 || head_dim == 0 {
+            return; // and the others may be any number, whose memory there is not
         }
+        let Tensors { geometry, indices, query, mask, mut rows, output } = problem.tensors();
         let slopes = alibi_slopes(num_heads);
         let head_len = head_dim * (t1.bits() / 8);
         let (mut q, mut result) = (vec![0.0; head_dim], vec![0.0; head_dim]);

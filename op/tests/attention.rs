@@ -219,24 +219,26 @@ fn the_outputs_shape_is_inferred_from_query() {
 }
 
 #[test]
-fn any_number_of_heads_is_legal_where_there_are_no_queries() {
-    const HEADS: usize = 1 << 44;
+fn heads_of_any_number_and_size_are_legal_where_there_are_no_queries() {
     let element = ElementType::Float32;
     // SAFETY: no tensor has an element, so any address serves.
-    let tensor =
-        |heads: usize| unsafe { TensorRef::from_raw_parts(element, [0, heads, 1], std::ptr::dangling::<f32>().cast()) };
-    for backend in AttentionBackend::all() {
+    let tensor = |heads: usize, head_dim: usize| unsafe {
+        TensorRef::from_raw_parts(element, [0, heads, head_dim], std::ptr::dangling::<f32>().cast())
+    };
+    let sizes = [(1 << 44, 1), (1, 1 << 60)];
+    let backends = AttentionBackend::all();
+    for (backend, (heads, head_dim)) in backends.flat_map(|backend| sizes.map(|size| (backend, size))) {
         let attributes = AttentionAttributes {
-            num_heads: HEADS as i64,
+            num_heads: heads as i64,
             num_kv_heads: 1,
-            head_dim: 1,
+            head_dim: head_dim as i64,
             is_alibi: 1,
             ..Default::default()
         };
         let inputs = AttentionInputs {
-            query: tensor(HEADS),
-            key: tensor(1),
-            value: tensor(1),
+            query: tensor(heads, head_dim),
+            key: tensor(1, head_dim),
+            value: tensor(1, head_dim),
             seqstarts: (&[0, 0]).into(),
             kvstarts: (&[0, 0]).into(),
             decoding_batches: (&0).into(),
@@ -246,6 +248,6 @@ fn any_number_of_heads_is_legal_where_there_are_no_queries() {
         };
         let op = MultiHeadAttention::new(attributes).unwrap().with_backend(backend);
         let output = op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap();
-        assert_eq!(output.dim(), (0, HEADS, 1), "{}", backend.name());
+        assert_eq!(output.dim(), (0, heads, head_dim), "{}", backend.name());
     }
 }
