@@ -18,7 +18,7 @@ mod workers;
 pub use addressing::{Addressing, Run, Segment};
 pub use cache_bytes::{CacheBytes, TensorBytes};
 pub use cache_rows::{CacheRows, RowCopy, RowsError};
-pub use cpu::{Cpu, InstructionSet};
+pub use cpu::{Cpu, InstructionSet, LoadedRows, RowLoader};
 pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
 pub use reference::Reference;
 pub use rotary::{Rope, RopeError, RopeStyle, Rotation};

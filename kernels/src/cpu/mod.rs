@@ -1,6 +1,7 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `rotate_keys`; `kernel` (phases); `partition` (tokens to
+//! Each file imports only from those below it. From the top: `rotate_keys`; `row_loader` (rows for other
+//! kernels); `kernel` (phases); `partition` (tokens to
 //! threads) and `walk` (a thread's tokens to blocks); `movers` (a block by row functions) and `dispatch` (which row
 //! functions); `tiling`, `x86_64` and `aarch64`; `generic` (row functions over any vector registers); `portable` (the
 //! same in plain Rust); `elements`, `functions` and `block` (types).
@@ -22,6 +23,7 @@ mod movers;
 mod partition;
 mod portable;
 mod rotate_keys;
+mod row_loader;
 mod tiling;
 mod walk;
 #[cfg(target_arch = "x86_64")]
@@ -29,3 +31,4 @@ mod x86_64;
 
 pub use dispatch::InstructionSet;
 pub use kernel::Cpu;
+pub use row_loader::{LoadedRows, RowLoader};

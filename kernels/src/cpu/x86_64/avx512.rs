@@ -69,13 +69,24 @@ unsafe fn outlined_native_f16<F: RowFunction>(rows: &F::Rows) {
     unsafe { F::run::<Avx512<true>>(rows) }
 }
 
+/// For each lane of 32 bits, of the eight bytes that each 128 bits have, the one with its code; nothing above it.
+const TWICE: [u32; 16] = {
+    let mut bytes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        bytes[i] = 0x8080_8000 | (i as u32 / 2);
+        i += 1;
+    }
+    bytes
+};
+
 /// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no
 /// others.
 #[inline(always)]
 unsafe fn nibbles(bytes: __m128i) -> __m512i {
     // SAFETY: the instructions are enabled (see Simd).
     unsafe {
-        let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+        let twice = _mm512_shuffle_epi8(_mm512_broadcastq_epi64(bytes), _mm512_loadu_si512(TWICE.as_ptr().cast()));
         _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
     }
 }
