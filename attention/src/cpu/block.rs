@@ -5,13 +5,15 @@
 
 use std::ops::Range;
 
+use kvcache_kernels::LoadedRows;
+
 use super::call::Call;
 use super::dispatch::WeighFunction;
 use super::generic::fold::Sums;
-use super::generic::panel::{BLOCK, PANEL, Pack};
+use super::generic::panel::{PANEL, Pack};
 use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
-use super::generic::rows::{Next, Rows};
+use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::score_rows::RowProducts;
 use super::generic::scores::Products;
 use super::generic::softmax::{Block, HIDDEN, SUMS};
@@ -90,9 +92,10 @@ const READ_ROWS: usize = 32;
 pub(super) struct BlockMemory {
     /// A panel of keys, and then rows of values or panels of them.
     pub(super) panel: *mut f32,
-    /// Rows of values.
+    /// Rows of values as float32.
     pub(super) rows: *mut f32,
-    pub(super) room: *mut f32,
+    /// Rows that are loaded from the cache.
+    loaded: *mut f32,
     pub(super) weights: *mut f32,
     pub(super) rescale: *mut f32,
     ones: *const f32,
@@ -101,7 +104,7 @@ pub(super) struct BlockMemory {
 impl BlockMemory {
     /// How much it takes for so many query rows at once.
     pub(super) fn len(call: &Call<'_>, queries: usize) -> usize {
-        Self::panel_len(call) + BLOCK * call.width + Self::room_len(call) + queries * (BLOCK + 2)
+        2 * BLOCK * call.width + Self::loaded_len(call) + queries * (BLOCK + 2)
     }
 
     /// The memory in [`len`](Self::len) numbers.
@@ -109,60 +112,93 @@ impl BlockMemory {
     /// # Safety
     /// They can be written, and are nobody else's.
     pub(super) unsafe fn new(memory: *mut f32, call: &Call<'_>, queries: usize) -> Self {
-        let rows = memory.wrapping_add(Self::panel_len(call));
-        let room = rows.wrapping_add(BLOCK * call.width);
-        let weights = room.wrapping_add(Self::room_len(call));
+        let rows = memory.wrapping_add(BLOCK * call.width);
+        let loaded = rows.wrapping_add(BLOCK * call.width);
+        let weights = loaded.wrapping_add(Self::loaded_len(call));
         let rescale = weights.wrapping_add(queries * BLOCK);
         let ones = rescale.wrapping_add(queries);
         // SAFETY: the last `queries` numbers are part of the memory: see `# Safety`.
         unsafe { std::slice::from_raw_parts_mut(ones, queries).fill(1.0) }
-        Self { panel: memory, rows, room, weights, rescale, ones }
+        Self { panel: memory, rows, loaded, weights, rescale, ones }
     }
 
-    fn panel_len(call: &Call<'_>) -> usize {
-        BLOCK * call.width
-    }
-
-    /// For each scale of a row those of all rows.
-    fn room_len(call: &Call<'_>) -> usize {
-        call.groups.count.next_multiple_of(LINE) * PANEL
+    fn loaded_len(call: &Call<'_>) -> usize {
+        if call.loader.is_some() { BLOCK * call.width } else { 0 }
     }
 }
 
-/// The rows of a block of keys, of one head.
+/// The rows of a block of tokens, of one key head.
 #[derive(Clone, Copy)]
-pub(super) struct KeyRows<'a> {
+pub(super) struct BlockRows<'a> {
     /// The key head.
     pub(super) head: usize,
     /// The rows of the block's tokens.
     pub(super) offsets: &'a Offsets,
 }
 
-impl<'a> KeyRows<'a> {
-    /// Some rows, of keys or of values, and what is read in place of them next.
-    pub(super) fn rows<'b>(self, call: &'b Call<'_>, kv: usize, rows: Range<usize>, next: KeyRows<'b>) -> Rows<'b>
+impl<'a> BlockRows<'a> {
+    /// Rows of some of the tokens, of keys or of values, where they are; what is read in place of them next is
+    /// prefetched.
+    fn stored<'b>(self, call: &'b Call<'_>, kv: usize, tokens: Range<usize>, next: BlockRows<'b>) -> Rows<'b>
     where
         'a: 'b,
     {
         let (from, scale) = call.source.head(kv, self.head);
-        Rows {
-            from,
-            offsets: &self.offsets.cache[rows.clone()],
-            scale,
-            scale_offsets: &self.offsets.scale[rows.clone()],
-            len: call.geometry.head_dim,
-            groups: &call.groups,
-            next: next.next(call, kv, rows.start),
+        let Offsets { cache: offsets, scale: scale_offsets, .. } = self.offsets;
+        let group_bits = call.codes.map_or(0, |codes| codes.group_bits);
+        let len = call.geometry.head_dim;
+        Rows { from, offsets, scale, scale_offsets, len, group_bits, next: next.next(call, kv) }.some(tokens)
+    }
+
+    /// The rows as those that are read next, keys with the scales of keys and values.
+    fn next<'b>(self, call: &'b Call<'_>, kv: usize) -> Next<'b>
+    where
+        'a: 'b,
+    {
+        let [len, scale_len] = call.source.head_len();
+        Next {
+            rows: call.source.head(kv, self.head).0,
+            offsets: &self.offsets.cache,
+            len,
+            scales: [KEY, VALUE].map(|kv| call.source.head(kv, self.head).1),
+            scale_offsets: if scale_len > 0 && kv == KEY { &self.offsets.scale } else { &[] },
+            scale_len,
         }
     }
 
-    /// The rows from `first` on, as those that are read next.
-    fn next<'b>(self, call: &Call<'_>, kv: usize, first: usize) -> Next<'b>
+    /// The same as floats: where they are, or loaded.
+    ///
+    /// # Safety
+    /// The instruction set is supported; the memory is nobody else's, and holds nothing that is still needed of rows
+    /// that have been loaded.
+    pub(super) unsafe fn floats<'b>(
+        self,
+        call: &'b Call<'_>,
+        kv: usize,
+        tokens: Range<usize>,
+        next: BlockRows<'b>,
+        memory: BlockMemory,
+    ) -> Rows<'b>
     where
         'a: 'b,
     {
-        let (from, scale) = call.source.head(kv, self.head);
-        Next { from, offsets: &self.offsets.cache[first..], scale, scale_offsets: &self.offsets.scale[first..] }
+        let rows = self.stored(call, kv, tokens.clone(), next);
+        let Some(loader) = &call.loader else { return rows };
+        let [cache_step, scale_step] = call.source.steps();
+        let to = memory.loaded.cast::<u8>();
+        for run in self.offsets.runs() {
+            let (first, end) = (run.start.max(tokens.start), run.end.min(tokens.end));
+            if first >= end {
+                continue;
+            }
+            let cache = rows.from.wrapping_add(self.offsets.cache[first]);
+            let scale = rows.scale.wrapping_add(self.offsets.scale[first]);
+            let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
+            // SAFETY: see `# Safety`: the rows are those of slots, and the memory has room for a block of them.
+            unsafe { loader.load(&rows, to.add(call.loaded_offsets[first - tokens.start]), call.loaded_offsets[1]) }
+        }
+        let offsets = &call.loaded_offsets[..tokens.len()];
+        Rows { from: to, offsets, scale_offsets: offsets, ..rows }
     }
 }
 
@@ -176,31 +212,37 @@ pub(super) unsafe fn attend_block(
     call: &Call<'_>,
     queries: &Queries<'_>,
     keys: Range<usize>,
-    [here, next]: [KeyRows<'_>; 2],
+    [here, next]: [BlockRows<'_>; 2],
     memory: BlockMemory,
 ) {
     let Call { functions, width, .. } = *call;
     let Queries { rows, query, state } = *queries;
     let padded = keys.len().next_multiple_of(SUMS);
     let BlockMemory { panel, weights, rescale, .. } = memory;
-    // Codes are dequantized for each tile: these numbers of rows are one. Floats are cheaper to read again than to pack.
-    let is_float = call.groups.count == 0 && call.score_rows.is_some();
-    let few = rows.len() <= 4 || rows.len() == 8 || is_float;
-    // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last.
+    // More queries use a value more than once.
+    let codes = call.codes.filter(|_| rows.len() <= 4);
+    let at_once = if call.loader.is_some() && codes.is_none() { call.loaded_at_once } else { BLOCK };
+    // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last, or of any numbers.
     unsafe {
-        if let Some(score_rows) = call.score_rows
-            && few
-        {
-            score_rows(&RowProducts {
-                query,
-                query_step: width,
-                queries: rows.len(),
-                rows: here.rows(call, KEY, 0..BLOCK, next),
-                keys: padded,
-                scores: weights,
-            });
-        } else {
-            score_panels(call, queries, padded, [here, next], memory);
+        let rows_of = |kv: usize, tokens: Range<usize>| match codes {
+            Some(_) => here.stored(call, kv, tokens, next),
+            None => here.floats(call, kv, tokens, next, memory),
+        };
+        match codes.map(|codes| codes.score_rows).or(call.score_rows) {
+            Some(score_rows) => {
+                for first in (0..padded).step_by(at_once) {
+                    let some = first..padded.min(first + at_once);
+                    score_rows(&RowProducts {
+                        query,
+                        query_step: width,
+                        queries: rows.len(),
+                        keys: some.len(),
+                        rows: rows_of(KEY, some),
+                        scores: weights.add(first),
+                    });
+                }
+            }
+            None => score_panels(call, queries, padded, [here, next], memory),
         }
         let hidden = (functions.softmax)(&Block {
             rows,
@@ -213,14 +255,16 @@ pub(super) unsafe fn attend_block(
         })
         .any;
         let mut rescale = rescale.cast_const();
-        let in_place = call.weigh_in_place && (call.in_place || few);
-        let at_once = if in_place { BLOCK } else { READ_ROWS };
+        let in_place = codes.is_some() || call.weigh_in_place;
+        let weigh_in_place = codes.map_or(functions.weigh_in_place, |codes| codes.weigh);
+        let at_once = if in_place { at_once } else { READ_ROWS };
         for first in (0..keys.len()).step_by(at_once) {
             let some = first..keys.len().min(first + at_once);
-            let mut values = here.rows(call, VALUE, some.clone(), next);
+            let mut values = rows_of(VALUE, some.clone());
             if !in_place {
                 (functions.read)(&Read { rows: values, to: panel, to_step: width });
                 (values.from, values.offsets) = (panel.cast_const().cast(), &call.scratch_offsets[..some.len()]);
+                values.scale_offsets = values.offsets;
             }
             let values = Values {
                 weights: weights.add(first),
@@ -231,7 +275,7 @@ pub(super) unsafe fn attend_block(
                 rescale,
                 sums: state.values,
             };
-            let weigh = if in_place { functions.weigh_in_place } else { functions.weigh };
+            let weigh = if in_place { weigh_in_place } else { functions.weigh };
             match hidden {
                 false => weigh(&values),
                 true => weigh_seen(weigh, &values),
@@ -249,16 +293,18 @@ unsafe fn score_panels(
     call: &Call<'_>,
     &Queries { rows, query, .. }: &Queries<'_>,
     keys: usize,
-    [here, next]: [KeyRows<'_>; 2],
-    BlockMemory { panel, room, weights, .. }: BlockMemory,
+    [here, next]: [BlockRows<'_>; 2],
+    memory: BlockMemory,
 ) {
     let Call { functions, width, .. } = *call;
+    let BlockMemory { panel, weights, .. } = memory;
     let head_dim = call.geometry.head_dim;
     // SAFETY: see `# Safety`.
     unsafe {
         for first in (0..keys).step_by(PANEL) {
             let keys = PANEL.min(keys - first);
-            (functions.pack)(&Pack { rows: here.rows(call, KEY, first..first + PANEL, next), keys, panel, room });
+            let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
+            (functions.pack)(&Pack { rows: panel_rows, keys, panel });
             (functions.scores)(&Products {
                 query,
                 query_step: width,

@@ -1,16 +1,20 @@
 //! The operands of one call.
 
-use kvcache_kernels::InstructionSet;
-use kvcache_schema::ElementType;
+use half::f16;
+use kvcache_kernels::{InstructionSet, RowLoader};
+use kvcache_schema::ElementType::{Float16, Float32};
 
-use super::dispatch::{Functions, ScoreRowsFunction, functions};
-use super::generic::panel::BLOCK;
+use super::dispatch::{CodeFunctions, Functions, ScoreRowsFunction, code_functions, functions};
 use super::generic::query_row::QueryRow;
-use super::generic::rows::Groups;
+use super::generic::rows::BLOCK;
 use super::generic::scores::PARTS;
+use super::generic::softmax::SUMS;
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem, Keys, RaggedRows};
+
+/// Bytes of rows that are loaded at once: they stay in the first-level cache until they are used.
+const LOADED_BYTES: usize = 16 << 10;
 
 /// A call, and how it is computed.
 pub(super) struct Call<'a> {
@@ -18,18 +22,24 @@ pub(super) struct Call<'a> {
     pub(super) indices: AttentionIndices<'a>,
     pub(super) functions: Functions,
     pub(super) source: Source<'a>,
-    pub(super) groups: Groups,
-    /// Whether rows are float32 in whole registers, which are used where they are.
+    /// Loads rows that are not the floats which the functions read; none where they are.
+    pub(super) loader: Option<RowLoader>,
+    /// What is done with codes where they are, if queries are few.
+    pub(super) codes: Option<CodeFunctions>,
+    /// Whether these floats are float32 in whole registers.
     pub(super) in_place: bool,
-    /// Multiplies few queries with keys where they are; none where a panel is faster.
+    /// Multiplies few queries with rows of keys; none where a panel is faster.
     pub(super) score_rows: Option<ScoreRowsFunction>,
-    /// Whether the kernel weighs rows of values where they are: whole registers of floats, or of codes in suitable
-    /// groups.
+    /// Whether rows of values are weighed as these floats, which are whole registers; else as float32.
     pub(super) weigh_in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
     /// How many bytes behind the first row in scratch memory each begins.
     pub(super) scratch_offsets: [usize; BLOCK],
+    /// The same of rows that are loaded.
+    pub(super) loaded_offsets: [usize; BLOCK],
+    /// How many rows are loaded at once.
+    pub(super) loaded_at_once: usize,
     /// What products are multiplied with.
     pub(super) factor: f32,
     /// ALiBi's slope of each query head; empty without.
@@ -47,30 +57,42 @@ impl<'a> Call<'a> {
     pub(super) fn new(problem: &'a AttentionProblem<'_>, instructions: InstructionSet) -> Self {
         let geometry = *problem.geometry();
         let AttentionGeometry { num_heads, head_dim, t1, .. } = geometry;
-        let (types, quant) = match problem.keys() {
-            Keys::Packed(_) => ((t1, t1, None), None),
+        let (types, group) = match problem.keys() {
+            Keys::Packed(_) => ((t1, t1, None), 1),
             Keys::Cache(stored) => {
                 let stored = stored.geometry();
-                ((t1, stored.t2, stored.quant.map(|quant| quant.t3)), stored.quant)
+                let group = stored.quant.map_or(1, |quant| quant.group);
+                ((t1, stored.t2, stored.quant.map(|quant| quant.t3)), group)
             }
         };
-        let functions = functions(instructions, types);
+        // The floats that rows are read as: every number that `KeyValueCache` gives is one. Its two roundings, of the
+        // product of code and scale to T3 and of the value to T1, are one to float16 where either type is float16.
+        let (floats, loader) = match types {
+            (_, Float16, _) | (Float32, Float32, _) => (types.1, None),
+            (t1, t2, t3) => {
+                let floats = if t1 == Float16 || t3 == Some(Float16) { Float16 } else { Float32 };
+                (floats, RowLoader::new(instructions, (floats, t2, t3), head_dim, group))
+            }
+        };
+        let functions = functions(instructions, t1, floats);
         let width = head_dim.next_multiple_of(functions.lanes);
-        let groups = quant.map_or_else(Groups::default, |quant| Groups::new(head_dim, quant.group, functions.lanes));
         let whole = head_dim.is_multiple_of(functions.lanes);
-        let weigh_in_place = if quant.is_some() { !groups.in_row.is_empty() } else { whole };
-        let score_rows = functions.score_rows.filter(|_| head_dim.is_multiple_of(PARTS) && weigh_in_place);
+        let each = |bytes: usize| std::array::from_fn(|t| t * width * bytes);
+        let float_bytes = if floats == Float16 { size_of::<f16>() } else { size_of::<f32>() };
         Self {
             geometry,
             indices: *problem.indices(),
             functions,
             source: Source::new(problem),
-            in_place: (types.0, types.1) == (ElementType::Float32, ElementType::Float32) && whole,
-            score_rows,
-            weigh_in_place,
-            groups,
+            loader,
+            codes: code_functions(instructions, types, head_dim, group),
+            in_place: floats == Float32 && whole,
+            score_rows: functions.score_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
+            weigh_in_place: whole && (floats == Float32 || functions.score_rows.is_some()),
             width,
-            scratch_offsets: std::array::from_fn(|t| t * width * size_of::<f32>()),
+            scratch_offsets: each(size_of::<f32>()),
+            loaded_offsets: each(float_bytes),
+            loaded_at_once: (LOADED_BYTES / (width * float_bytes).max(1) / SUMS * SUMS).clamp(SUMS, BLOCK),
             factor: 1.0 / (head_dim as f32).sqrt(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
             pointers: problem.pointers(),

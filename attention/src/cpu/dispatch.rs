@@ -2,34 +2,39 @@
 
 use half::f16;
 use kvcache_kernels::InstructionSet;
-use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
+use kvcache_schema::ElementType::{self, Float16, Float32, Int8};
 
-use super::generic::elements::{Codes, Float, Int4, Int8};
+use super::generic::elements::Float;
 use super::generic::fold::{Finish, Fold, ReadQuery};
 use super::generic::outline::{Outline, Outlined};
-use super::generic::panel::{Pack, PackCodes, PackFloats, PackHalves};
-use super::generic::read_rows::{Read, ReadCodes, ReadFloats};
+use super::generic::panel::{Pack, PackFloats, PackHalves};
+use super::generic::read_rows::{Read, ReadRows};
 use super::generic::score_rows::{RowProducts, ScoreRows};
 use super::generic::scores::Scores;
+#[cfg(target_arch = "x86_64")]
+use super::generic::simd::Simd;
 use super::generic::softmax::Softmax;
 use super::generic::softmax_rows::SoftmaxRows;
-use super::generic::values::{StoredCodes, StoredFloats};
 use super::generic::weigh::{Values, Weigh};
 use super::generic::weigh_rows::{PackValues, WeighRows};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::{avx2::Avx2, avx512::Avx512};
+use super::x86_64::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::avx512::Avx512;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::codes::{score_int8, weigh_int8};
 
-/// Packs keys of a call's types.
+/// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
 
-/// Reads rows of a call's types as float32.
+/// Reads rows as float32.
 pub(crate) type ReadFunction = for<'a> unsafe fn(&Read<'a>);
 
-/// Multiplies few queries with keys of a call's types.
+/// Multiplies few queries with keys.
 pub(crate) type ScoreRowsFunction = for<'a> unsafe fn(&RowProducts<'a>);
 
-/// Weighs values of a call's types.
+/// Weighs values.
 pub(crate) type WeighFunction = for<'a> unsafe fn(&Values<'a>);
 
 /// The functions of one call. They may be called where the instruction set is supported.
@@ -55,18 +60,51 @@ pub(crate) struct Functions {
     pub(crate) finish: Outlined<Finish<f32>>,
 }
 
-/// The types of a call's keys and values: T1, T2, T3.
-pub(crate) type Types = (ElementType, ElementType, Option<ElementType>);
-
-/// The functions of an instruction set for these types.
-pub(crate) fn functions(instructions: InstructionSet, types: Types) -> Functions {
+/// The functions of an instruction set for a call's T1 and the floats that its rows are read as.
+pub(crate) fn functions(instructions: InstructionSet, t1: ElementType, floats: ElementType) -> Functions {
     match instructions {
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => for_types::<Avx2>(types),
+        InstructionSet::Avx2 => for_types::<Avx2>(t1, floats),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512>(types),
-        _ => for_types::<Portable>(types),
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512>(t1, floats),
+        _ => for_types::<Portable>(t1, floats),
     }
+}
+
+/// Functions for few queries, over codes that are dequantized in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct CodeFunctions {
+    pub(crate) score_rows: ScoreRowsFunction,
+    pub(crate) weigh: WeighFunction,
+    /// Codes that share a scale, as a power of two.
+    pub(crate) group_bits: u32,
+}
+
+/// Those of an instruction set for T1, T2 and T3, for rows of `len` codes in groups of `group`; none where it is better
+/// to load rows, as it is where a byte has two codes, or AVX512-FP16 multiplies float16.
+pub(crate) fn code_functions(
+    instructions: InstructionSet,
+    types: (ElementType, ElementType, Option<ElementType>),
+    len: usize,
+    group: usize,
+) -> Option<CodeFunctions> {
+    // A register has whole groups or a part of one, and registers that are read together have their scales in one.
+    #[cfg(target_arch = "x86_64")]
+    if len.is_multiple_of(Avx512::LANES) && group.is_power_of_two() && group >= 8 {
+        use InstructionSet::{Avx512, Avx512Fp16};
+        let group_bits = group.ilog2();
+        return match (instructions, types) {
+            (Avx512 | Avx512Fp16, (Float32, Int8, Some(Float32))) => {
+                Some(CodeFunctions { score_rows: score_int8::<false>, weigh: weigh_int8::<false>, group_bits })
+            }
+            (Avx512, (_, Int8, Some(Float16))) => {
+                Some(CodeFunctions { score_rows: score_int8::<true>, weigh: weigh_int8::<true>, group_bits })
+            }
+            _ => None,
+        };
+    }
+    let _ = (instructions, types, len, group);
+    None
 }
 
 /// The functions that read keys and values.
@@ -79,53 +117,25 @@ struct Readers {
 }
 
 /// The one match on a call's types.
-fn for_types<S: Outline>(types: Types) -> Functions {
-    let (t1, t2, t3) = types;
-    let readers = match (t1, t2, t3) {
-        (Float32, Float32, _) => floats::<S, false>(),
-        (Float16, Float32, _) => floats::<S, true>(),
-        (_, Float16, _) => Readers {
-            pack: S::outlined::<PackHalves>(),
-            score_rows: S::CONVERTS_F16.then_some(S::outlined::<ScoreRows<StoredFloats<f16, false>>>()),
-            read: S::outlined::<ReadFloats<f16, false>>(),
-            weigh: S::outlined::<Weigh<StoredFloats<f16, false>>>(),
+fn for_types<S: Outline>(t1: ElementType, floats: ElementType) -> Functions {
+    let readers = match floats {
+        Float32 => Readers {
+            pack: S::outlined::<PackFloats>(),
+            score_rows: Some(S::outlined::<ScoreRows<f32>>()),
+            read: S::outlined::<ReadRows<f32>>(),
+            weigh: S::outlined::<Weigh<f32>>(),
         },
-        (Float32, I8, Some(Float32)) => int8::<S, f32, false>(),
-        (Float16, I8, Some(Float32)) => int8::<S, f32, true>(),
-        (_, I8, Some(Float16)) => int8::<S, f16, true>(),
-        (Float32, I4, Some(Float32)) => codes::<S, Int4, f32, false>(),
-        (Float16, I4, Some(Float32)) => codes::<S, Int4, f32, true>(),
-        (_, I4, Some(Float16)) => codes::<S, Int4, f16, true>(),
-        types => unreachable!("a problem has a legal combination of types, not {types:?}"),
+        Float16 => Readers {
+            pack: S::outlined::<PackHalves>(),
+            score_rows: S::CONVERTS_F16.then_some(S::outlined::<ScoreRows<f16>>()),
+            read: S::outlined::<ReadRows<f16>>(),
+            weigh: S::outlined::<Weigh<f16>>(),
+        },
+        floats => unreachable!("{floats} is no float"),
     };
     match t1 {
         Float16 => for_t1::<S, f16>(readers),
         _ => for_t1::<S, f32>(readers),
-    }
-}
-
-fn floats<S: Outline, const ROUND: bool>() -> Readers {
-    Readers {
-        pack: S::outlined::<PackFloats<ROUND>>(),
-        score_rows: (S::CONVERTS_F16 || !ROUND).then_some(S::outlined::<ScoreRows<StoredFloats<f32, ROUND>>>()),
-        read: S::outlined::<ReadFloats<f32, ROUND>>(),
-        weigh: S::outlined::<Weigh<StoredFloats<f32, ROUND>>>(),
-    }
-}
-
-/// Int8 is multiplied where it is; int4 takes more instructions there than in a panel, of which a word is read for eight
-/// codes at once.
-fn int8<S: Outline, T: Float, const ROUND: bool>() -> Readers {
-    let score_rows = S::outlined::<ScoreRows<StoredCodes<Int8, T, ROUND>>>();
-    Readers { score_rows: Some(score_rows), ..codes::<S, Int8, T, ROUND>() }
-}
-
-fn codes<S: Outline, Q: Codes, T: Float, const ROUND: bool>() -> Readers {
-    Readers {
-        pack: S::outlined::<PackCodes<Q, T, ROUND>>(),
-        score_rows: None,
-        read: S::outlined::<ReadCodes<Q, T, ROUND>>(),
-        weigh: S::outlined::<Weigh<StoredCodes<Q, T, ROUND>>>(),
     }
 }
 
@@ -139,7 +149,7 @@ fn for_t1<S: Outline, T1: Float>(Readers { pack, score_rows, read, weigh }: Read
         score_rows,
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
-        weigh: S::outlined::<Weigh<StoredFloats<f32, false>>>(),
+        weigh: S::outlined::<Weigh<f32>>(),
         weigh_in_place: weigh,
         pack_values: S::outlined::<PackValues>(),
         weigh_rows: S::outlined::<WeighRows>(),

@@ -7,8 +7,8 @@
 //!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * (1 / sqrt(head_dim))`, or with a
 //!    mask or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and
 //!    the mask's number.
-//! 2. Keys are taken by blocks of [`BLOCK`](generic::panel::BLOCK), the first of which begins at key 0 of the sequence. A block
-//!    raises the running maximum to that of its scores; what has been summed before is multiplied with
+//! 2. Keys are taken by blocks of [`BLOCK`](generic::rows::BLOCK), the first of which begins at key 0 of the sequence.
+//!    A block raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
 //! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
 //!    values by fused multiply-adds, from the first key to the last.
@@ -29,6 +29,12 @@
 //! ([`score_rows`](generic::score_rows)). Nothing is transposed, so less waits for memory. Many queries, as in
 //! prompts, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
 //! the other ([`scores`](generic::scores)), which takes fewer instructions once the panel is there.
+//!
+//! # Rows
+//! Rows of float32 and of float16 are used where they are. All else is dequantized and rounded by the cache's own
+//! functions ([`RowLoader`](kvcache_kernels::RowLoader)), a few rows at a time, into memory that stays in the first-level
+//! cache. With AVX-512 and at most four queries that share a key head, some int8 is dequantized in registers instead
+//! ([`dispatch`]), to the same bits.
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a

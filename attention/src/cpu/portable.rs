@@ -69,38 +69,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn round_f16(x: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| f16::from_f32_const(x[i]).to_f32_const())
-    }
-
-    #[inline(always)]
-    unsafe fn read_i8(from: *const u8) -> [f32; LANES] {
-        let codes = unsafe { from.cast::<[i8; LANES]>().read() };
-        each!(|i| f32::from(codes[i]))
-    }
-
-    #[inline(always)]
-    unsafe fn read_i4(from: *const u8) -> [f32; LANES] {
-        let bytes = unsafe { from.cast::<[u8; LANES / 2]>().read() };
-        each!(|i| f32::from(((bytes[i / 2] << (4 - i % 2 * 4)) as i8) >> 4))
-    }
-
-    #[inline(always)]
-    unsafe fn code_i8(words: [f32; LANES], i: usize) -> [f32; LANES] {
-        each!(|lane| f32::from(words[lane].to_bits().to_le_bytes()[i % 4] as i8))
-    }
-
-    #[inline(always)]
-    unsafe fn code_i4(words: [f32; LANES], i: usize) -> [f32; LANES] {
-        each!(|lane| ((words[lane].to_bits().to_le() << (28 - 4 * (i % 8))) as i32 >> 28) as f32)
-    }
-
-    #[inline(always)]
-    unsafe fn f16_to_f32(x: f16) -> f32 {
-        x.to_f32_const()
-    }
-
-    #[inline(always)]
     unsafe fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         each!(|i| a[i] + b[i])
     }
@@ -167,12 +135,6 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn power_of_two(x: [f32; LANES]) -> [f32; LANES] {
         each!(|i| f32::from_bits((x[i].to_bits() << 23).wrapping_add(127 << 23)))
-    }
-
-    #[inline(always)]
-    unsafe fn permute(x: [f32; LANES], lanes: *const u32) -> [f32; LANES] {
-        let lanes = unsafe { lanes.cast::<[u32; LANES]>().read_unaligned() };
-        each!(|i| x[lanes[i] as usize % LANES])
     }
 
     #[inline(always)]

@@ -5,14 +5,14 @@
 
 use std::ops::Range;
 
-use super::block::{BlockMemory, KEY, KeyRows, Queries, VALUE};
+use super::block::{BlockMemory, BlockRows, KEY, Queries, VALUE};
 use super::call::Call;
-use super::generic::panel::{BLOCK, PANEL, Pack};
+use super::generic::panel::{PANEL, Pack};
 use super::generic::read_rows::Read;
-use super::generic::rows::Rows;
+use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::scores::Products;
 use super::generic::softmax::{Block, SUMS};
-use super::generic::softmax_rows::BlockRows;
+use super::generic::softmax_rows::ManyRows;
 use super::generic::weigh_rows::{PackRows, ValuePanels};
 
 /// From so many query rows on, packing values is worth it.
@@ -26,11 +26,11 @@ pub(super) unsafe fn attend_many_rows(
     call: &Call<'_>,
     queries: &Queries<'_>,
     keys: Range<usize>,
-    [here, next]: [KeyRows<'_>; 2],
+    [here, next]: [BlockRows<'_>; 2],
     memory: BlockMemory,
 ) {
     let Call { functions, width, .. } = *call;
-    let BlockMemory { panel, room, weights, rescale, .. } = memory;
+    let BlockMemory { panel, weights, rescale, .. } = memory;
     let head_dim = call.geometry.head_dim;
     let padded = keys.len().next_multiple_of(SUMS);
     // A row sees no less than the one before it: the first ones may see nothing of the block.
@@ -38,11 +38,12 @@ pub(super) unsafe fn attend_many_rows(
     let rows = &queries.rows[blind..];
     let (state, query) = (queries.state.row(blind), queries.query.wrapping_add(blind * width));
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
-    // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last.
+    // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last, or of any numbers.
     unsafe {
         for first in (0..padded).step_by(PANEL) {
             let keys = PANEL.min(padded - first);
-            (functions.pack)(&Pack { rows: here.rows(call, KEY, first..first + PANEL, next), keys, panel, room });
+            let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
+            (functions.pack)(&Pack { rows: panel_rows, keys, panel });
             // These queries see none of the keys.
             let without = seen.partition_point(|&seen| seen <= first);
             (functions.scores)(&Products {
@@ -57,19 +58,19 @@ pub(super) unsafe fn attend_many_rows(
         }
         let (factor, max, sums) = (call.factor, state.max, state.weights);
         let hidden = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
-            (functions.softmax_rows)(&BlockRows { scores: weights, seen: &seen, factor, max, sums, rescale })
+            (functions.softmax_rows)(&ManyRows { scores: weights, seen: &seen, factor, max, sums, rescale })
         } else {
             let block = Block { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale };
             (functions.softmax)(&block).among_visible
         };
-        let values = here.rows(call, VALUE, 0..keys.len(), next);
+        let values = here.floats(call, VALUE, 0..keys.len(), next, memory);
         if call.in_place {
             let Rows { from, offsets, next, .. } = values;
-            (functions.pack_values)(&PackRows { from, offsets, width, next: Some(next), panels: panel });
+            (functions.pack_values)(&PackRows { from, offsets, width, next, panels: panel });
         } else {
             (functions.read)(&Read { rows: values, to: memory.rows, to_step: width });
             let (from, offsets) = (memory.rows.cast_const().cast(), &call.scratch_offsets[..keys.len()]);
-            (functions.pack_values)(&PackRows { from, offsets, width, next: None, panels: panel });
+            (functions.pack_values)(&PackRows { from, offsets, width, next: Next::NONE, panels: panel });
         }
         (functions.weigh_rows)(&ValuePanels {
             weights,

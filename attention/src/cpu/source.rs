@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvcache_kernels::{Addressing, CacheBytes, TensorBytes};
 
-use super::generic::panel::BLOCK;
+use super::generic::rows::BLOCK;
 use crate::problem::{AttentionProblem, Keys};
 
 /// The rows of keys and values of a call. All that it names is inside of the tensors.
@@ -31,11 +31,26 @@ enum TokenRows<'a> {
 pub(super) struct Offsets {
     pub(super) cache: [usize; BLOCK],
     pub(super) scale: [usize; BLOCK],
+    /// How many tokens each run of slots has.
+    runs: [u8; BLOCK],
+    run_count: usize,
+}
+
+impl Offsets {
+    /// The tokens of each run of slots, whose rows are at equal distances.
+    pub(super) fn runs(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut end = 0;
+        self.runs[..self.run_count].iter().map(move |&len| {
+            let start = end;
+            end += usize::from(len);
+            start..end
+        })
+    }
 }
 
 impl Default for Offsets {
     fn default() -> Self {
-        Self { cache: [0; BLOCK], scale: [0; BLOCK] }
+        Self { cache: [0; BLOCK], scale: [0; BLOCK], runs: [0; BLOCK], run_count: 0 }
     }
 }
 
@@ -77,34 +92,46 @@ impl<'a> Source<'a> {
         (offset(self.cache[kv], &self.cache_bytes), offset(self.scale[kv], &self.scale_bytes))
     }
 
+    /// Bytes from the row of one slot to that of the next, and between their scales.
+    pub(super) fn steps(&self) -> [usize; 2] {
+        [self.cache_bytes.token, self.scale_bytes.token]
+    }
+
+    /// Bytes of a head's row, and of its scales.
+    pub(super) fn head_len(&self) -> [usize; 2] {
+        [self.cache_bytes.head_len, self.scale_bytes.head_len]
+    }
+
     /// Whether the rows of all heads of a token are nearer to each other than to those of the next token.
     pub(super) fn heads_are_adjacent(&self) -> bool {
         self.cache_bytes.head < self.cache_bytes.token
     }
 
     /// The rows of at most [`BLOCK`] tokens of sequence `b`.
-    pub(super) fn offsets(&self, b: usize, tokens: Range<usize>) -> Offsets {
-        let mut offsets = Offsets::default();
+    pub(super) fn offsets(&self, b: usize, tokens: Range<usize>, to: &mut Offsets) {
+        let Offsets { cache, scale, runs, run_count } = to;
         let len = tokens.len();
+        let [cache_step, scale_step] = self.steps();
         let mut at = 0;
+        *run_count = 0;
         let mut run = |first: usize, len: usize| {
-            for row in first..first + len {
-                offsets.cache[at] = row * self.cache_bytes.token;
-                offsets.scale[at] = row * self.scale_bytes.token;
-                at += 1;
+            let mut next = [first * cache_step, first * scale_step];
+            for (cache, scale) in cache[at..][..len].iter_mut().zip(&mut scale[at..]) {
+                [*cache, *scale] = next;
+                next = [next[0] + cache_step, next[1] + scale_step];
             }
+            runs[*run_count] = len as u8;
+            *run_count += 1;
+            at += len;
         };
         match self.rows {
-            TokenRows::Packed(kvstarts) => run(kvstarts[b] as usize + tokens.start, tokens.len()),
-            TokenRows::Slots(addressing) => {
-                addressing.runs(b, tokens).for_each(|slots| run(slots.slot, slots.len));
-            }
+            TokenRows::Packed(kvstarts) => run(kvstarts[b] as usize + tokens.start, len),
+            TokenRows::Slots(addressing) => addressing.runs(b, tokens).for_each(|slots| run(slots.slot, slots.len)),
         }
         if let Some(last) = len.checked_sub(1) {
-            let (cache, scale) = (offsets.cache[last], offsets.scale[last]);
-            offsets.cache[len..].fill(cache);
-            offsets.scale[len..].fill(scale);
+            let last = (cache[last], scale[last]);
+            cache[len..].fill(last.0);
+            scale[len..].fill(last.1);
         }
-        offsets
     }
 }

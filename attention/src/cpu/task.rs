@@ -1,15 +1,17 @@
 //! One task of a call: some query rows over some pieces of keys.
 
+use std::mem::swap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::block::{BlockMemory, KeyRows, Queries, State, attend_block};
+use super::block::{BlockMemory, BlockRows, Queries, State, attend_block};
 use super::call::Call;
 use super::generic::fold::{Result, Row};
-use super::generic::panel::BLOCK;
 use super::generic::query_row::QueryRow;
+use super::generic::rows::BLOCK;
 use super::prompt::{MANY_ROWS, attend_many_rows};
 use super::schedule::{PIECE, Split, Task, Unit};
 use super::scratch;
+use super::source::Offsets;
 
 /// What the tasks of a call share.
 pub(super) struct Shared<'a> {
@@ -109,11 +111,13 @@ unsafe fn attend_piece(
     let rows = unit.rows(call.group());
     let block = |first: usize| first..unit.keys.min(first + BLOCK);
     let first = piece * PIECE;
-    let mut next_offsets = call.source.offsets(unit.b, block(first));
+    // Those of the block, and of the next, if there is one.
+    let (mut offsets, mut next_offsets) = (&mut Offsets::default(), &mut Offsets::default());
+    call.source.offsets(unit.b, block(first), next_offsets);
     for first in (first..unit.keys.min(first + PIECE)).step_by(BLOCK) {
-        let offsets = next_offsets;
+        swap(&mut offsets, &mut next_offsets);
         let next = first + BLOCK;
-        next_offsets = if next < unit.keys { call.source.offsets(unit.b, block(next)) } else { offsets };
+        call.source.offsets(unit.b, block(if next < unit.keys { next } else { first }), next_offsets);
         for (i, head) in unit.heads.clone().enumerate() {
             let row = i * rows;
             let queries = Queries {
@@ -122,12 +126,12 @@ unsafe fn attend_piece(
                 state: state.row(row),
             };
             let next = match head + 1 {
-                head if head < unit.heads.end => KeyRows { head, offsets: &offsets },
-                _ => KeyRows { head: unit.heads.start, offsets: &next_offsets },
+                head if head < unit.heads.end => BlockRows { head, offsets },
+                _ => BlockRows { head: unit.heads.start, offsets: next_offsets },
             };
             let attend = if rows < MANY_ROWS { attend_block } else { attend_many_rows };
             // SAFETY: see `# Safety`; the block is one of the piece, and the offsets are its own.
-            unsafe { attend(call, &queries, block(first), [KeyRows { head, offsets: &offsets }, next], memory) }
+            unsafe { attend(call, &queries, block(first), [BlockRows { head, offsets }, next], memory) }
         }
     }
 }

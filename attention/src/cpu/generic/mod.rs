@@ -13,6 +13,6 @@ pub(super) mod scores;
 pub(super) mod simd;
 pub(super) mod softmax;
 pub(super) mod softmax_rows;
-pub(super) mod values;
+pub(super) mod stored;
 pub(super) mod weigh;
 pub(super) mod weigh_rows;

@@ -1,8 +1,9 @@
-//! Rows of one head of keys or values, as they are in memory.
+//! Rows of one head of keys or values, as floats in memory.
 
 use std::ops::Range;
 
-use super::simd::MOST_LANES;
+/// Keys in a block, the first of which is key 0 of a sequence; whole panels.
+pub(crate) const BLOCK: usize = 64;
 
 /// Bytes in a cache line.
 pub(crate) const LINE: usize = 64;
@@ -10,84 +11,83 @@ pub(crate) const LINE: usize = 64;
 /// Rows of one head, which can be read.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
-    /// The head's first row, and how many bytes behind it each row begins.
+    /// Where the rows are, and how many bytes behind it each begins.
     pub(crate) from: *const u8,
     pub(crate) offsets: &'a [usize],
-    /// The same of the scales; not accessed without.
+    /// The same of the scales, if they are codes.
     pub(crate) scale: *const u8,
     pub(crate) scale_offsets: &'a [usize],
     /// Elements in a row.
     pub(crate) len: usize,
-    pub(crate) groups: &'a Groups,
-    /// Rows that are read soon, at least as many, at any addresses: they are prefetched.
+    /// Codes that share a scale, as a power of two.
+    pub(crate) group_bits: u32,
+    /// What is read soon.
     pub(crate) next: Next<'a>,
 }
 
-/// Rows that are read soon.
+impl Rows<'_> {
+    /// Some of the rows.
+    pub(crate) fn some(self, rows: Range<usize>) -> Self {
+        let (offsets, scale_offsets) = (&self.offsets[rows.clone()], &self.scale_offsets[rows.clone()]);
+        Self { offsets, scale_offsets, next: self.next.from(rows.start), ..self }
+    }
+}
+
+/// Rows that are read soon, as many or more, as they are in memory, at any addresses; or none.
 #[derive(Clone, Copy)]
 pub(crate) struct Next<'a> {
-    pub(crate) from: *const u8,
+    /// Where they are, and how many bytes behind it each begins.
+    pub(crate) rows: *const u8,
     pub(crate) offsets: &'a [usize],
-    pub(crate) scale: *const u8,
+    /// Bytes of each.
+    pub(crate) len: usize,
+    /// The same of scales that are read soon, at two places.
+    pub(crate) scales: [*const u8; 2],
     pub(crate) scale_offsets: &'a [usize],
+    pub(crate) scale_len: usize,
 }
 
-/// Which elements of a row share a scale.
-#[derive(Debug, Default)]
-pub(crate) struct Groups {
-    /// Elements that share a scale; 0 without scales.
-    pub(crate) group: usize,
-    /// Scales of a row.
-    pub(crate) count: usize,
-    /// Of each register of as many as have a register of scales, which of these each lane has, if groups divide a
-    /// register.
-    pub(crate) lanes: Vec<[u32; MOST_LANES]>,
-    /// Of each register of a row, which scale each lane has, if groups are [`in_registers`](Self::in_registers).
-    pub(crate) in_row: Vec<[u32; MOST_LANES]>,
-}
+impl<'a> Next<'a> {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self {
+        rows: std::ptr::null(),
+        offsets: &[],
+        len: 0,
+        scales: [std::ptr::null(); 2],
+        scale_offsets: &[],
+        scale_len: 0,
+    };
 
-impl Groups {
-    /// For rows of `len` elements in groups of `group`, in registers of `lanes`.
-    pub(crate) fn new(len: usize, group: usize, lanes: usize) -> Self {
-        let count = len / group;
-        let of_register = |k: usize| std::array::from_fn(|i| ((k * lanes + i % lanes) / group) as u32);
-        let registers = if lanes.is_multiple_of(group) { group } else { 0 };
-        let in_row = if Self::in_registers(len, group, lanes) { len / lanes } else { 0 };
-        Self {
-            group,
-            count,
-            lanes: (0..registers).map(of_register).collect(),
-            in_row: (0..in_row).map(of_register).collect(),
-        }
+    /// The rows from `first` on.
+    fn from(self, first: usize) -> Self {
+        let [offsets, scale_offsets] =
+            [self.offsets, self.scale_offsets].map(|offsets| offsets.get(first..).unwrap_or_default());
+        Self { offsets, scale_offsets, ..self }
     }
 
-    /// Whether a row is whole registers, of which any eight in a row, from a multiple of as many on, have their scales
-    /// in one register. (The narrower registers are too few for this.)
-    fn in_registers(len: usize, group: usize, lanes: usize) -> bool {
-        let one_register = len / group <= lanes || group.is_power_of_two() && group >= 8;
-        lanes == MOST_LANES && len.is_multiple_of(lanes) && one_register
-    }
-}
-
-impl Next<'_> {
-    /// Prefetches of some rows of `len` bytes, line by line: processors prefetch by themselves what is read in order.
-    pub(crate) fn cursor(&self, rows: Range<usize>, len: usize) -> Cursor<'_> {
-        let rows = &self.offsets[rows.start.min(self.offsets.len())..rows.end.min(self.offsets.len())];
-        Cursor { from: self.from, rows: rows.iter(), row: self.from, left: 0, lines: len.div_ceil(LINE) }
+    /// Prefetches of some rows, line by line: processors prefetch by themselves what is read in order.
+    pub(crate) fn cursor(&self, rows: Range<usize>) -> Cursor<'a> {
+        let count = self.offsets.len();
+        let offsets = self.offsets[rows.start.min(count)..rows.end.min(count)].iter();
+        Cursor { from: self.rows, offsets, len: self.len, line: std::ptr::null(), end: std::ptr::null() }
     }
 
-    /// Prefetches the scales of a row, which take `len` bytes.
-    ///
-    /// # Safety
-    /// There are more than `row` rows.
+    /// Prefetches of as many rows, in so many steps: and how many lines in each step.
+    pub(crate) fn prefetches(&self, rows: usize, steps: usize) -> (Cursor<'a>, usize) {
+        let cursor = self.cursor(0..rows);
+        let lines = (self.rows.addr() % LINE + self.len).div_ceil(LINE) * cursor.offsets.len();
+        (cursor, lines.div_ceil(steps.max(1)))
+    }
+
+    /// Prefetches the scales of some rows.
     #[inline(always)]
-    pub(crate) unsafe fn prefetch_scales(&self, row: usize, len: usize) {
-        // SAFETY: see `# Safety`.
-        let from = self.scale.wrapping_add(unsafe { *self.scale_offsets.get_unchecked(row) });
-        let mut at = 0;
-        while at < len {
-            prefetch(from.wrapping_add(at));
-            at += LINE;
+    pub(crate) fn prefetch_scales(&self, rows: Range<usize>) {
+        for &offset in self.scale_offsets.iter().take(rows.end).skip(rows.start) {
+            for from in self.scales {
+                for at in (0..self.scale_len).step_by(LINE) {
+                    prefetch(from.wrapping_add(offset + at));
+                }
+            }
         }
     }
 }
@@ -95,11 +95,12 @@ impl Next<'_> {
 /// Where prefetches have come to.
 pub(crate) struct Cursor<'a> {
     from: *const u8,
-    rows: std::slice::Iter<'a, usize>,
-    row: *const u8,
-    /// Lines that are left of the row, of so many.
-    left: usize,
-    lines: usize,
+    offsets: std::slice::Iter<'a, usize>,
+    /// Bytes of a row.
+    len: usize,
+    /// The next line, and where the row ends.
+    line: *const u8,
+    end: *const u8,
 }
 
 impl Cursor<'_> {
@@ -107,13 +108,17 @@ impl Cursor<'_> {
     #[inline(always)]
     pub(crate) fn advance(&mut self, lines: usize) {
         for _ in 0..lines {
-            if self.left == 0 {
-                let Some(offset) = self.rows.next() else { return };
-                (self.row, self.left) = (self.from.wrapping_add(*offset), self.lines);
+            if self.line >= self.end {
+                let Some(offset) = self.offsets.next() else { return };
+                let row = self.from.wrapping_add(*offset);
+                // Of a row behind the one before, the first line may have been that one's last.
+                if row != self.end {
+                    self.line = row.wrapping_sub(row.addr() % LINE);
+                }
+                self.end = row.wrapping_add(self.len);
             }
-            prefetch(self.row);
-            self.row = self.row.wrapping_add(LINE);
-            self.left -= 1;
+            prefetch(self.line);
+            self.line = self.line.wrapping_add(LINE);
         }
     }
 }

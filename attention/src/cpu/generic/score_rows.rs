@@ -3,12 +3,12 @@
 
 use std::marker::PhantomData;
 
+use super::elements::Float;
 use super::outline::Function;
-use super::panel::{BLOCK, prefetches};
-use super::rows::{Cursor, Rows};
+use super::rows::{BLOCK, Cursor, Rows};
 use super::scores::PARTS;
 use super::simd::Simd;
-use super::values::{Part, Stored};
+use super::stored::Stored;
 
 /// Keys that are multiplied at once.
 const KEYS: usize = 4;
@@ -19,38 +19,46 @@ pub(crate) struct RowProducts<'a> {
     pub(crate) query: *const f32,
     pub(crate) query_step: usize,
     pub(crate) queries: usize,
-    /// [`BLOCK`] rows of a multiple of [`PARTS`] elements; those from `keys` on, which is a multiple of 16, need not be
-    /// multiplied.
+    /// As many rows as `keys`, a multiple of 16, or more; of a multiple of [`PARTS`] elements.
     pub(crate) rows: Rows<'a>,
     pub(crate) keys: usize,
     /// For each query a row of as many products, one row each [`BLOCK`] elements.
     pub(crate) scores: *mut f32,
 }
 
-/// Multiplies each query with each key, as they are [`Stored`]: the sums of [`Scores`](super::scores::Scores), to the
-/// bit.
-pub(crate) struct ScoreRows<V>(PhantomData<V>);
+/// Multiplies each query with each key, of floats E: the sums of [`Scores`](super::scores::Scores), to the bit.
+pub(crate) struct ScoreRows<E>(PhantomData<E>);
 
-impl<V: Stored> Function for ScoreRows<V> {
+impl<E: Float> Function for ScoreRows<E> {
     type Arguments<'a> = RowProducts<'a>;
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(products: &RowProducts<'_>) {
-        let mut query = 0;
-        // SAFETY: the queries from `query` on are there.
-        unsafe {
-            while products.queries - query >= 4 {
-                queries::<S, V, 4, 1>(products, query);
-                query += 4;
-            }
-            if products.queries - query >= 2 {
-                queries::<S, V, 2, 2>(products, query);
-                query += 2;
-            }
-            if products.queries - query == 1 {
-                queries::<S, V, 1, 4>(products, query);
-            }
+        // SAFETY: the same conditions.
+        unsafe { score_rows::<S, E>(products) }
+    }
+}
+
+/// The same of keys that are stored in any way.
+///
+/// # Safety
+/// As for [`ScoreRows`].
+#[inline(always)]
+pub(crate) unsafe fn score_rows<S: Simd, V: Stored<S>>(products: &RowProducts<'_>) {
+    let mut query = 0;
+    // SAFETY: the queries from `query` on are there.
+    unsafe {
+        while products.queries - query >= 4 {
+            queries::<S, V, 4, 1>(products, query);
+            query += 4;
+        }
+        if products.queries - query >= 2 {
+            queries::<S, V, 2, 2>(products, query);
+            query += 2;
+        }
+        if products.queries - query == 1 {
+            queries::<S, V, 1, 4>(products, query);
         }
     }
 }
@@ -58,15 +66,15 @@ impl<V: Stored> Function for ScoreRows<V> {
 /// Q queries with all keys, TILES times [`KEYS`] at once; Q and TILES make four. The first queries prefetch what comes
 /// next.
 #[inline(always)]
-unsafe fn queries<S: Simd, V: Stored, const Q: usize, const TILES: usize>(products: &RowProducts<'_>, query: usize) {
+unsafe fn queries<S: Simd, V: Stored<S>, const Q: usize, const TILES: usize>(products: &RowProducts<'_>, query: usize) {
     let &RowProducts { ref rows, keys, scores, .. } = products;
     let step = TILES * KEYS;
     // With two registers of partial sums, there are accumulators for two queries and two keys.
     let at_once = if S::LANES == PARTS { KEYS } else { 2 };
-    let (mut cursor, lines) = prefetches(rows, V::bytes(rows.len), keys / at_once * (rows.len / PARTS));
+    let (mut cursor, lines) = rows.next.prefetches(keys, keys / at_once * (rows.len / PARTS));
     let lines = if query == 0 { lines } else { 0 };
     for first in (0..keys).step_by(step) {
-        // SAFETY: there are BLOCK rows, and as many are next; Q queries from `query` on have BLOCK products each.
+        // SAFETY: there are so many rows; Q queries from `query` on have BLOCK products each.
         unsafe {
             let mut sums = [S::splat(0.0); 4 * KEYS];
             for at in (0..step).step_by(at_once) {
@@ -95,7 +103,7 @@ unsafe fn queries<S: Simd, V: Stored, const Q: usize, const TILES: usize>(produc
 /// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, which are added to one: that
 /// of the first query and key to number `at` of all, those of the next query `step` behind.
 #[inline(always)]
-unsafe fn tile<S: Simd, V: Stored, const Q: usize, const K: usize, const R: usize>(
+unsafe fn tile<S: Simd, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
     &RowProducts { query: queries, query_step, ref rows, .. }: &RowProducts<'_>,
     [query, key]: [usize; 2],
     (cursor, lines): (&mut Cursor<'_>, usize),
@@ -105,30 +113,34 @@ unsafe fn tile<S: Simd, V: Stored, const Q: usize, const K: usize, const R: usiz
     // SAFETY: so many queries and rows are there; each is whole times R registers.
     unsafe {
         let queries = queries.add(query * query_step);
-        let (offsets, scale_offsets) = (rows.offsets.as_ptr().add(key), rows.scale_offsets.as_ptr().add(key));
+        let (offsets, scale_offsets) = (&rows.offsets[key..][..K], &rows.scale_offsets[key..][..K]);
         let mut sums = [[[S::splat(0.0); R]; K]; Q];
-        if V::SCALE_BYTES > 0 && lines > 0 {
-            for k in 0..K {
-                rows.next.prefetch_scales(key + k, rows.groups.count * V::SCALE_BYTES);
-            }
+        if lines > 0 {
+            rows.next.prefetch_scales(key..key + K);
         }
+        let at_once = V::at_once(rows);
         let mut d = 0;
         while d < rows.len {
-            cursor.advance(lines);
-            for r in 0..R {
-                let part = Part::new::<S, V>(rows, d);
-                let mut keys = [S::splat(0.0); K];
-                for (k, key) in keys.iter_mut().enumerate() {
-                    let scale = rows.scale.wrapping_add(*scale_offsets.add(k));
-                    [*key] = V::read::<S, 1>(rows.from.add(*offsets.add(k)), scale, &part);
-                }
-                for (q, sums) in sums.iter_mut().enumerate() {
-                    let query = S::read_f32(queries.add(q * query_step + d));
-                    for (k, sum) in sums.iter_mut().enumerate() {
-                        sum[r] = S::mul_add(query, keys[k], sum[r]);
+            let end = rows.len.min(d + at_once);
+            let mut here = [V::row(rows, offsets[0], scale_offsets[0], d); K];
+            for (k, here) in here.iter_mut().enumerate().skip(1) {
+                *here = V::row(rows, offsets[k], scale_offsets[k], d);
+            }
+            while d < end {
+                cursor.advance(lines);
+                for r in 0..R {
+                    let mut keys = [S::splat(0.0); K];
+                    for (k, key) in keys.iter_mut().enumerate() {
+                        [*key] = V::read(rows, here[k], d);
                     }
+                    for (q, sums) in sums.iter_mut().enumerate() {
+                        let query = S::read_f32(queries.add(q * query_step + d));
+                        for (k, sum) in sums.iter_mut().enumerate() {
+                            sum[r] = S::mul_add(query, keys[k], sum[r]);
+                        }
+                    }
+                    d += S::LANES;
                 }
-                d += S::LANES;
             }
         }
         for (q, sums) in sums.iter().enumerate() {

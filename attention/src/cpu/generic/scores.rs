@@ -3,7 +3,8 @@
 use std::mem::MaybeUninit;
 
 use super::outline::Function;
-use super::panel::{BLOCK, PANEL};
+use super::panel::PANEL;
+use super::rows::BLOCK;
 use super::simd::Simd;
 
 /// Partial sums of an inner product: element d of `head_dim` is added to partial sum `d % PARTS`.

@@ -42,19 +42,6 @@ pub(crate) trait Simd: Sized {
     unsafe fn read_f16(from: *const f16) -> Self::F32;
     /// Writes a register as float16, rounded to nearest, ties to even.
     unsafe fn write_f16(to: *mut f16, x: Self::F32);
-    /// Rounds to float16, to nearest, ties to even.
-    unsafe fn round_f16(x: Self::F32) -> Self::F32;
-    /// Reads a register of int8, one a byte.
-    unsafe fn read_i8(from: *const u8) -> Self::F32;
-    /// Reads a register of int4, two a byte.
-    unsafe fn read_i4(from: *const u8) -> Self::F32;
-
-    /// Code `i` of the four int8 in each lane's 32 bits.
-    unsafe fn code_i8(words: Self::F32, i: usize) -> Self::F32;
-    /// Code `i` of the eight int4 in each lane's 32 bits.
-    unsafe fn code_i4(words: Self::F32, i: usize) -> Self::F32;
-    /// The number as float32.
-    unsafe fn f16_to_f32(x: f16) -> f32;
 
     /// `a + b`
     unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
@@ -78,8 +65,6 @@ pub(crate) trait Simd: Sized {
     unsafe fn count_equal(a: Self::F32, b: Self::F32) -> usize;
     /// 2 to the power of n, -126 <= n <= 127, where `x` is `n + 1.5 * 2^23`; anything where it is not.
     unsafe fn power_of_two(x: Self::F32) -> Self::F32;
-    /// Lane `lanes[i]` of `x` in lane i, for a register of lane numbers.
-    unsafe fn permute(x: Self::F32, lanes: *const u32) -> Self::F32;
     /// The first registers, read in an unrolled loop.
     unsafe fn square(registers: &impl Registers<Self>) -> Self::Square;
     /// Lane i of register j becomes lane j of register i.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::elements::Float;
 use super::exp::exp;
 use super::outline::Function;
-use super::panel::BLOCK;
 use super::query_row::QueryRow;
+use super::rows::BLOCK;
 use super::simd::{MOST_LANES, Simd};
 
 /// Partial sums of weights: that of key t is added to partial sum `t % SUMS`.

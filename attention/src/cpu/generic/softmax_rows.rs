@@ -7,12 +7,12 @@ use std::cell::Cell;
 
 use super::exp::exp;
 use super::outline::Function;
-use super::panel::BLOCK;
+use super::rows::BLOCK;
 use super::simd::{MOST_LANES, Registers, Simd};
 use super::softmax::{COUNT, HIDDEN, SUMS};
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
-pub(crate) struct BlockRows<'a> {
+pub(crate) struct ManyRows<'a> {
     /// For each query a row of products, one row each [`BLOCK`] elements. Those of the keys that it sees become weights.
     pub(crate) scores: *mut f32,
     /// How many keys, the first ones, each query sees.
@@ -30,12 +30,12 @@ pub(crate) struct BlockRows<'a> {
 pub(crate) struct SoftmaxRows;
 
 impl Function for SoftmaxRows {
-    type Arguments<'a> = BlockRows<'a>;
+    type Arguments<'a> = ManyRows<'a>;
     /// Whether there are keys that a query sees, with a score of -inf by their numbers. Their weight is [`HIDDEN`].
     type Output = bool;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(rows: &BlockRows<'_>) -> bool {
+    unsafe fn run<S: Simd>(rows: &ManyRows<'_>) -> bool {
         let mut hidden = false;
         for (i, seen) in rows.seen.chunks(S::LANES).enumerate() {
             // SAFETY: as many rows as `seen` are there from `i * LANES` on.
@@ -47,7 +47,7 @@ impl Function for SoftmaxRows {
 
 /// The weights of a register of rows, or of fewer, from `first` on.
 #[inline(always)]
-unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize]) -> bool {
+unsafe fn some_rows<S: Simd>(rows: &ManyRows<'_>, first: usize, seen: &[usize]) -> bool {
     let hidden = f32::NEG_INFINITY;
     let mut lanes = [hidden; MOST_LANES];
     let (mut references, mut rescales) = ([0.0; MOST_LANES], [0.0; MOST_LANES]);
@@ -96,7 +96,7 @@ unsafe fn some_rows<S: Simd>(rows: &BlockRows<'_>, first: usize, seen: &[usize])
 
 /// The maxima of the scores of some rows, of each in as many lanes: products become scores.
 struct Maxima<'a> {
-    rows: &'a BlockRows<'a>,
+    rows: &'a ManyRows<'a>,
     first: usize,
     seen: &'a [usize],
     /// How many scores are -inf, with those of the last registers' lanes that stand for no key.

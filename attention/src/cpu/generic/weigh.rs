@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
+use super::elements::Float;
 use super::outline::Function;
-use super::panel::BLOCK;
-use super::rows::{LINE, Rows};
+use super::rows::{BLOCK, LINE, Rows};
 use super::simd::Simd;
-use super::values::{Part, Stored};
+use super::stored::Stored;
 
 /// Weights of some queries, rows of values, and the sums that they are added to.
 pub(crate) struct Values<'a> {
@@ -23,39 +23,49 @@ pub(crate) struct Values<'a> {
     pub(crate) sums: *mut f32,
 }
 
-/// Adds weighted values, as they are [`Stored`], to rescaled sums: fused multiply-adds from the first row to the last.
-pub(crate) struct Weigh<V>(PhantomData<V>);
+/// Adds weighted values, floats E, to rescaled sums: fused multiply-adds from the first row to the last.
+pub(crate) struct Weigh<E>(PhantomData<E>);
 
-impl<V: Stored> Function for Weigh<V> {
+impl<E: Float> Function for Weigh<E> {
     type Arguments<'a> = Values<'a>;
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(values: &Values<'_>) {
-        let mut query = 0;
-        // SAFETY: the queries from `query` on are there.
-        unsafe {
-            while values.queries - query >= 8 && S::ACCUMULATORS >= 16 {
-                columns::<S, V, 8>(values, query);
-                query += 8;
-            }
-            while values.queries - query >= 4 {
-                columns::<S, V, 4>(values, query);
-                query += 4;
-            }
-            match values.queries - query {
-                1 => columns::<S, V, 1>(values, query),
-                2 => columns::<S, V, 2>(values, query),
-                3 => columns::<S, V, 3>(values, query),
-                _ => (),
-            }
+        // SAFETY: the same conditions.
+        unsafe { weigh::<S, E>(values) }
+    }
+}
+
+/// The same of values that are stored in any way.
+///
+/// # Safety
+/// As for [`Weigh`].
+#[inline(always)]
+pub(crate) unsafe fn weigh<S: Simd, V: Stored<S>>(values: &Values<'_>) {
+    let mut query = 0;
+    // SAFETY: the queries from `query` on are there.
+    unsafe {
+        while values.queries - query >= 8 && S::ACCUMULATORS >= 16 {
+            columns::<S, V, 8>(values, query);
+            query += 8;
+        }
+        while values.queries - query >= 4 {
+            columns::<S, V, 4>(values, query);
+            query += 4;
+        }
+        match values.queries - query {
+            1 => columns::<S, V, 1>(values, query),
+            2 => columns::<S, V, 2>(values, query),
+            3 => columns::<S, V, 3>(values, query),
+            _ => (),
         }
     }
 }
 
 /// All registers of the sums of Q queries, as many at once as there are accumulators for.
 #[inline(always)]
-unsafe fn columns<S: Simd, V: Stored, const Q: usize>(values: &Values<'_>, query: usize) {
+unsafe fn columns<S: Simd, V: Stored<S>, const Q: usize>(values: &Values<'_>, query: usize) {
     let mut left = values.width / S::LANES;
     // SAFETY: `left` registers are left of each row.
     unsafe {
@@ -79,7 +89,7 @@ unsafe fn columns<S: Simd, V: Stored, const Q: usize>(values: &Values<'_>, query
 
 /// C registers of the sums of Q queries; the first queries of all prefetch what comes next.
 #[inline(always)]
-unsafe fn some<S: Simd, V: Stored, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
+unsafe fn some<S: Simd, V: Stored<S>, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
     // SAFETY: the same conditions.
     unsafe {
         match query {
@@ -90,7 +100,7 @@ unsafe fn some<S: Simd, V: Stored, const Q: usize, const C: usize>(values: &Valu
 }
 
 #[inline(always)]
-unsafe fn tile<S: Simd, V: Stored, const Q: usize, const C: usize, const NEXT: bool>(
+unsafe fn tile<S: Simd, V: Stored<S>, const Q: usize, const C: usize, const NEXT: bool>(
     values: &Values<'_>,
     query: usize,
     at: usize,
@@ -110,17 +120,12 @@ unsafe fn tile<S: Simd, V: Stored, const Q: usize, const C: usize, const NEXT: b
         let rows = &values.rows;
         let first = rows.offsets.len() * at / values.width;
         let end = rows.offsets.len() * (at + C * S::LANES) / values.width;
-        let (mut cursor, lines) =
-            (rows.next.cursor(first..end, V::bytes(rows.len)), V::bytes(C * S::LANES).div_ceil(LINE));
-        let part = Part::new::<S, V>(rows, at);
+        let (mut cursor, lines) = (rows.next.cursor(first..end), (C * V::BYTES).div_ceil(LINE));
         for (t, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
             if NEXT {
                 cursor.advance(lines);
-                if V::SCALE_BYTES > 0 && at == 0 {
-                    rows.next.prefetch_scales(t, rows.groups.count * V::SCALE_BYTES);
-                }
             }
-            let registers: [S::F32; C] = V::read::<S, C>(rows.from.add(offset), rows.scale.wrapping_add(scale), &part);
+            let registers: [S::F32; C] = V::read::<C>(rows, V::row(rows, offset, scale, at), at);
             for (i, sums) in sums.iter_mut().enumerate() {
                 let weight = S::splat(*weights.add(i * BLOCK + t));
                 for (c, sum) in sums.iter_mut().enumerate() {

@@ -1,8 +1,7 @@
 //! Sums of weighted values for many queries at once.
 
 use super::outline::Function;
-use super::panel::BLOCK;
-use super::rows::{LINE, Next};
+use super::rows::{BLOCK, Next};
 use super::simd::Simd;
 use super::softmax::HIDDEN;
 
@@ -15,8 +14,8 @@ pub(crate) struct PackRows<'a> {
     pub(crate) from: *const u8,
     pub(crate) offsets: &'a [usize],
     pub(crate) width: usize,
-    /// Rows that are read soon, at least as many.
-    pub(crate) next: Option<Next<'a>>,
+    /// What is read soon.
+    pub(crate) next: Next<'a>,
     /// As many elements as there are in all rows.
     pub(crate) panels: *mut f32,
 }
@@ -31,12 +30,9 @@ impl Function for PackValues {
     #[inline(always)]
     unsafe fn run<S: Simd>(&PackRows { from, offsets, width, next, panels }: &PackRows<'_>) {
         let step = COLUMNS * S::LANES;
-        let row_len = width * size_of::<f32>();
-        let mut cursor = next.as_ref().map(|next| next.cursor(0..offsets.len(), row_len));
+        let (mut cursor, lines) = next.prefetches(offsets.len(), offsets.len());
         for (t, &offset) in offsets.iter().enumerate() {
-            if let Some(cursor) = &mut cursor {
-                cursor.advance(row_len.div_ceil(LINE));
-            }
+            cursor.advance(lines);
             let row = from.wrapping_add(offset).cast::<f32>();
             for first in (0..width).step_by(step) {
                 let len = step.min(width - first);

@@ -60,48 +60,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn round_f16(x: __m256) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_i8(from: *const u8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_i4(from: *const u8) -> __m256 {
-        unsafe {
-            let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
-            // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
-            let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
-            let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn code_i8(words: __m256, i: usize) -> __m256 {
-        unsafe {
-            let top = _mm256_sllv_epi32(_mm256_castps_si256(words), _mm256_set1_epi32(24 - 8 * i as i32));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn code_i4(words: __m256, i: usize) -> __m256 {
-        unsafe {
-            let top = _mm256_sllv_epi32(_mm256_castps_si256(words), _mm256_set1_epi32(28 - 4 * i as i32));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn f16_to_f32(x: f16) -> f32 {
-        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits())))) }
-    }
-
-    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_add_ps(a, b) }
     }
@@ -162,11 +120,6 @@ impl Simd for Avx2 {
             let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(x));
             _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn permute(x: __m256, lanes: *const u32) -> __m256 {
-        unsafe { _mm256_permutevar8x32_ps(x, _mm256_loadu_si256(lanes.cast())) }
     }
 
     #[inline(always)]

@@ -1,0 +1,55 @@
+//! Rows of keys or values in registers, as they are stored.
+
+use super::elements::Float;
+use super::rows::Rows;
+use super::simd::Simd;
+
+/// How rows are stored, for registers of S.
+///
+/// # Safety
+/// As for [`Simd`]; rows are whole registers.
+pub(crate) trait Stored<S: Simd> {
+    /// Bytes of a register.
+    const BYTES: usize;
+
+    /// What is known of a row before its elements are read.
+    type Row: Copy;
+
+    /// Elements, from a multiple of as many on, that a [`Row`](Self::Row) is for.
+    fn at_once(rows: &Rows<'_>) -> usize;
+
+    /// The row that begins at the offset, and its scales at theirs, for [`at_once`](Self::at_once) elements, `at` one of
+    /// them.
+    unsafe fn row(rows: &Rows<'_>, offset: usize, scale: usize, at: usize) -> Self::Row;
+
+    /// C registers from element `at` on.
+    unsafe fn read<const C: usize>(rows: &Rows<'_>, row: Self::Row, at: usize) -> [S::F32; C];
+}
+
+impl<S: Simd, E: Float> Stored<S> for E {
+    const BYTES: usize = S::LANES * size_of::<E>();
+
+    type Row = *const E;
+
+    #[inline(always)]
+    fn at_once(rows: &Rows<'_>) -> usize {
+        rows.len
+    }
+
+    #[inline(always)]
+    unsafe fn row(rows: &Rows<'_>, offset: usize, _: usize, _: usize) -> *const E {
+        rows.from.wrapping_add(offset).cast()
+    }
+
+    #[inline(always)]
+    unsafe fn read<const C: usize>(_: &Rows<'_>, row: *const E, at: usize) -> [S::F32; C] {
+        // SAFETY: the registers are the row's.
+        unsafe {
+            let mut registers = [S::splat(0.0); C];
+            for (c, register) in registers.iter_mut().enumerate() {
+                *register = E::read::<S>(row.add(at + c * S::LANES));
+            }
+            registers
+        }
+    }
+}
