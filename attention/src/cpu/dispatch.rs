@@ -2,7 +2,7 @@
 
 use half::f16;
 use kvcache_kernels::InstructionSet;
-use kvcache_schema::ElementType::{self, Float16, Float32, Int8};
+use kvcache_schema::ElementType::{self, Float16, Float32};
 
 use super::generic::elements::Float;
 use super::generic::fold::{Finish, Fold, ReadQuery};
@@ -91,6 +91,7 @@ pub(crate) fn code_functions(
     // A register has whole groups or a part of one, and registers that are read together have their scales in one.
     #[cfg(target_arch = "x86_64")]
     if len.is_multiple_of(Avx512::LANES) && group.is_power_of_two() && group >= 8 {
+        use ElementType::Int8;
         use InstructionSet::{Avx512, Avx512Fp16};
         let group_bits = group.ilog2();
         return match (instructions, types) {
