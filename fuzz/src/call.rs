@@ -225,7 +225,7 @@ impl Call {
             let [inner, outer] = [overlap.name, overlap.of].map(|name| self.operand(name).and_then(Operand::len));
             // What is large has no memory, and what is empty none to share.
             let end = inner.filter(|&len| len > 0).and_then(|len| len.checked_add(overlap.offset));
-            end.zip(outer).is_some_and(|(end, outer)| end <= outer.min(MOST))
+            end.zip(outer).is_some_and(|(end, outer)| end <= outer && outer <= MOST)
         };
         self.overlap.filter(fits).is_some_and(|overlap| {
             self.is_used(overlap.name) && self.is_used(overlap.of) && (written(overlap.name) || written(overlap.of))
@@ -366,6 +366,12 @@ impl Call {
         how: How<'_>,
         run: impl FnOnce(&[Memory; N]) -> Result<(), Error>,
     ) -> Result<Ended, Error> {
+        if let Some(expected) = self.output_shape() {
+            assert!(
+                shape.iter().map(|&len| len as u128).eq(expected.iter().copied()),
+                "outputs of {shape:?}, expected {expected:?}"
+            );
+        }
         let mut overlaps = false;
         let outputs = names.map(|name| {
             let operand = Operand { name, element: t1, shape: shape.to_vec(), bytes: vec![UNTOUCHED] };

@@ -144,10 +144,18 @@ impl Described {
         let mut other = true;
         match source.below(9) {
             0 => {
-                let codes = [0, 1, 2, 3, 4, 5, 6, 17, 255];
-                let code = DLDataTypeCode(source.pick(&codes));
-                let (bits, lanes) = (source.pick(&[4, 8, 16, 32, 64, 0, 1, 255]), source.pick(&[1, 1, 0, 2, u16::MAX]));
-                self.dtype = DLDataType { code, bits, lanes };
+                // One of the three, mostly, and of the codes that of unsigned integers, which have the same bytes.
+                let which = source.below(4);
+                if [0, 3].contains(&which) {
+                    self.dtype.code = DLDataTypeCode(source.pick(&[1, 1, 0, 2, 3, 4, 5, 6, 17, 255]));
+                }
+                if [1, 3].contains(&which) {
+                    self.dtype.bits = source.pick(&[4, 8, 16, 32, 64, 0, 1, 255]);
+                }
+                if [2, 3].contains(&which) {
+                    self.dtype.lanes = source.pick(&[2, 0, 4, u16::MAX]);
+                }
+                other = self.dtype != dtype_of(self.memory.operand.element);
             }
             1 => {
                 self.device.device_type = DLDeviceType(source.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX]));

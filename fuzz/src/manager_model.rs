@@ -6,6 +6,7 @@ use std::ops::Range;
 use kvcache_manager::{CacheSpec, Error, KeyForm, Manager, Mode, SeqId, Step};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::key_oracle::{self, Keys};
 use crate::manager::{Content, Slots};
 
 /// A row of a sequence.
@@ -178,9 +179,26 @@ impl Model {
         }
     }
 
+    /// In the mode `cells`: where the rows of all sequences are.
+    pub fn cells(&self, manager: &Manager) -> Vec<(SeqId, Keys)> {
+        let keys = |seq: SeqId| Keys {
+            positions: manager.positions(seq).expect("a sequence").collect(),
+            cells: manager.slots(seq).expect("a sequence").collect(),
+        };
+        let in_cells = manager.spec().mode() == Mode::Cells;
+        self.seqs().filter(|_| in_cells).map(|seq| (seq, keys(seq))).collect()
+    }
+
     /// Writes the rows of an applied step where its tensors say, as the operator does, then reads all rows of its
     /// sequences there. Gives the rows that these have once it is committed.
-    pub fn write(&mut self, step: &Step<'_>, spec: &CacheSpec, appends: &[New], memory: &mut Slots) -> Written {
+    pub fn write(
+        &mut self,
+        step: &Step<'_>,
+        spec: &CacheSpec,
+        appends: &[New],
+        cells: &[(SeqId, Keys)],
+        memory: &mut Slots,
+    ) -> Written {
         let in_cells = spec.mode() == Mode::Cells;
         let cachestarts = step.cachestarts();
         let slot = |entry: usize, row: usize| match spec.mode() {
@@ -189,6 +207,7 @@ impl Model {
         };
         check_order(step, appends);
         let mut written = Vec::new();
+        let mut keys = Vec::new();
         let mut first = 0;
         for (entry, &append) in step.order().iter().enumerate() {
             let New { seq, len, tokens, at } = &appends[append as usize];
@@ -196,6 +215,9 @@ impl Model {
             let cached = step.cached()[entry] as usize;
             let next = at.unwrap_or_else(|| rows.last().map_or(0, |last| last.position + 1));
             let start = rows.len() + cached;
+            assert!(cached < *len, "all rows of entry {entry} are cached: none is computed");
+            let before = cells.iter().find(|(other, _)| other == seq);
+            let mut cells = before.map(|(_, keys)| keys.cells.clone()).unwrap_or_default();
             assert!(
                 in_cells || step.start_pos()[entry] as usize == start,
                 "rows that the sequence has, and cached ones"
@@ -223,12 +245,18 @@ impl Model {
                 self.chains.push(chain);
                 let at = if in_cells { cachestarts[[0]] as usize + first + i } else { slot(entry, row) };
                 memory.contents[at] = Content { tag, rotated: position as i32 };
+                cells.extend(in_cells.then_some(at));
                 expected.push(Expected::Tag(tag));
                 rows.push(Row { tag, position });
             }
             first += len - cached;
+            let positions = rows.iter().map(|row| row.position).collect();
+            keys.push((len - cached, Keys { positions, cells }));
             written.push((*seq, rows, expected));
         }
+        let others = cells.iter().filter(|(seq, _)| !appends.iter().any(|append| append.seq == *seq));
+        let others: Vec<Keys> = others.map(|(_, keys)| keys.clone()).collect();
+        key_oracle::check(step, spec, &keys, &others, self.chains.len() as u64);
         // Only now: cached rows may be those of another entry.
         for (entry, (_, rows, expected)) in written.iter_mut().enumerate().filter(|_| !in_cells) {
             for (at, (row, expected)) in rows.iter_mut().zip(expected).enumerate() {

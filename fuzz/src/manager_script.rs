@@ -4,238 +4,15 @@
 use std::path::PathBuf;
 
 use arbitrary::{Arbitrary, Unstructured};
-use kvcache_manager::schema::{ElementType, QuantBit};
-use kvcache_manager::{
-    Append, CacheSpec, ContextShift, Create, Error, Geometry, KeyForm, MAX_POSITION, Manager, Mode, Rope, SeqId,
-};
+use kvcache_manager::{Append, ContextShift, Create, Error, Manager, Mode, SeqId};
 
 use crate::manager::{Slots, directory};
 use crate::manager_model::{Model, New};
+use crate::manager_operation::{Count, End, Failure, Managed, Operation, Position, Rows, Start};
 use crate::tally;
 
 /// The most operations of a script.
 const OPERATIONS: usize = 60;
-
-/// An operation. Sequences are numbers; see [`Run::seq`].
-#[derive(Debug)]
-enum Operation {
-    Create {
-        reserve: Count,
-        salt: u8,
-    },
-    Free(u8),
-    Fork(u8),
-    Keep(u8),
-    Remove(Option<u8>, Position, Position),
-    /// To a sequence, or to the latest, which is a new one.
-    Copy(u8, Option<u8>, Position, Position),
-    Add(u8, Position, Position, Delta),
-    Divide(u8, Position, Position, Delta),
-    Shift(u8, [Position; 3], Option<Position>),
-    Defragment(Option<u8>),
-    Compact(u8),
-    Update {
-        fails: Failure,
-    },
-    Step {
-        appends: Vec<Rows>,
-        end: End,
-        fails: Failure,
-    },
-    /// All are saved, and loaded into another manager.
-    Reload {
-        mode: u8,
-    },
-    /// One of all, or one alone, is saved and loaded beside them.
-    Session {
-        seq: u8,
-        alone: bool,
-        fails: Failure,
-    },
-}
-
-impl<'a> Arbitrary<'a> for Operation {
-    fn arbitrary(bytes: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
-        Ok(match bytes.int_in_range(0..=39)? {
-            0..4 => Self::Create { reserve: bytes.arbitrary()?, salt: bytes.arbitrary()? },
-            4..6 => Self::Free(bytes.arbitrary()?),
-            6..9 => Self::Fork(bytes.arbitrary()?),
-            9 if bytes.ratio(1, 4)? => Self::Keep(bytes.arbitrary()?),
-            9..14 => Self::Remove(Self::mostly(bytes)?, bytes.arbitrary()?, bytes.arbitrary()?),
-            14..17 => {
-                let (src, is_new) = (bytes.arbitrary()?, bytes.ratio(3, 4)?);
-                let dst = if is_new { None } else { Some(bytes.arbitrary()?) };
-                Self::Copy(src, dst, bytes.arbitrary()?, bytes.arbitrary()?)
-            }
-            17..20 => Self::Add(bytes.arbitrary()?, bytes.arbitrary()?, bytes.arbitrary()?, bytes.arbitrary()?),
-            20 => Self::Divide(bytes.arbitrary()?, bytes.arbitrary()?, bytes.arbitrary()?, bytes.arbitrary()?),
-            21 => Self::Shift(bytes.arbitrary()?, bytes.arbitrary()?, bytes.arbitrary()?),
-            22 => Self::Defragment(bytes.arbitrary()?),
-            23 => Self::Compact(bytes.arbitrary()?),
-            24 => Self::Update { fails: bytes.arbitrary()? },
-            25 => Self::Reload { mode: bytes.arbitrary()? },
-            26 | 27 => Self::Session { seq: bytes.arbitrary()?, alone: bytes.arbitrary()?, fails: bytes.arbitrary()? },
-            _ => {
-                let appends = (0..bytes.int_in_range(0..=4)?).map(|_| bytes.arbitrary()).collect::<Result<_, _>>()?;
-                Self::Step { appends, end: bytes.arbitrary()?, fails: bytes.arbitrary()? }
-            }
-        })
-    }
-}
-
-impl Operation {
-    /// A sequence, but once in eight times none.
-    fn mostly(bytes: &mut Unstructured<'_>) -> arbitrary::Result<Option<u8>> {
-        if bytes.ratio(1, 8)? { Ok(None) } else { bytes.arbitrary().map(Some) }
-    }
-}
-
-/// Rows that a step appends to a sequence.
-#[derive(Debug, Arbitrary)]
-struct Rows {
-    seq: u8,
-    tokens: Option<Tokens>,
-    n: Count,
-    at: Start,
-}
-
-/// Tokens, of which the first are the same in all prompts.
-#[derive(Debug, Clone, Copy, Arbitrary)]
-struct Tokens {
-    len: u8,
-    prompt: u8,
-}
-
-impl Tokens {
-    fn get(self) -> Vec<u32> {
-        let prompt = u32::from(self.prompt % 4);
-        (0..u32::from(self.len % 24)).map(|i| if i < 3 * prompt { 0 } else { prompt }).collect()
-    }
-}
-
-/// How a step ends.
-#[derive(Debug, Arbitrary)]
-enum End {
-    Commit,
-    CommitToo,
-    Detach,
-    DropPlanned,
-    DropStep,
-    Leak,
-}
-
-/// Which of the next calls of the memory fails: mostly none.
-#[derive(Debug, Clone, Copy, Arbitrary)]
-struct Failure(u8);
-
-impl Failure {
-    fn get(self) -> Option<usize> {
-        self.0.checked_sub(232).map(|after| usize::from(after % 3))
-    }
-}
-
-/// A position that is mostly small, but also one of those at which numbers end.
-#[derive(Debug, Clone, Copy, Arbitrary)]
-struct Position(i8);
-
-impl Position {
-    fn get(self) -> i64 {
-        match self.0 {
-            i8::MIN => i64::MIN,
-            i8::MAX => i64::MAX,
-            near @ 116..i8::MAX => MAX_POSITION + 4 - i64::from(i8::MAX - near),
-            small => i64::from(small / 2),
-        }
-    }
-}
-
-/// What is added to positions, or divides them.
-#[derive(Debug, Clone, Copy, Arbitrary)]
-struct Delta(i8);
-
-impl Delta {
-    fn get(self) -> i64 {
-        if (-100..100).contains(&self.0) { (self.0 % 12).into() } else { Position(self.0).get() }
-    }
-}
-
-/// Where a step's rows begin: behind the last row, mostly.
-#[derive(Debug, Clone, Copy, Arbitrary)]
-struct Start(u8);
-
-impl Start {
-    fn get(self, next: i64) -> Option<i64> {
-        match self.0 {
-            0..200 => None,
-            200..240 => Some(next.saturating_add(i64::from(self.0 % 4))),
-            _ => Some(Position(self.0 as i8).get()),
-        }
-    }
-}
-
-/// A number of rows or cells: mostly small, else as large as can be.
-#[derive(Debug, Clone, Copy, Arbitrary)]
-struct Count(u8);
-
-impl Count {
-    fn get(self) -> usize {
-        match self.0 {
-            u8::MAX => usize::MAX,
-            254 => i64::MAX as usize,
-            253 => MAX_POSITION as usize,
-            small if small < 192 => usize::from(small % 12),
-            small => usize::from(small % 64),
-        }
-    }
-}
-
-/// What a manager manages.
-#[derive(Debug, Clone, Arbitrary)]
-struct Managed {
-    mode: u8,
-    max_t: u8,
-    max_pages: Option<u8>,
-    raw: bool,
-    no_rope: bool,
-    int4: bool,
-    sharing: bool,
-    window: Option<(u8, u8, u8)>,
-    threshold: Option<u8>,
-}
-
-impl Managed {
-    fn spec(&self) -> Option<CacheSpec> {
-        let mode = match self.mode % 8 {
-            0 | 1 => Mode::Runs,
-            2 | 3 => Mode::Cells,
-            pages => Mode::Paged { page_size: [1, 2, 3, 5][usize::from(pages) - 4] },
-        };
-        let max_t = 1 + usize::from(self.max_t);
-        let mut builder = CacheSpec::builder(Geometry { num_layer: 1, num_heads: 1, head_dim: 4, max_t }).mode(mode);
-        if self.int4 {
-            builder = builder.quantized(QuantBit::Four, 4, ElementType::Float16);
-        }
-        if !self.no_rope || !self.raw {
-            builder = builder.rope(Rope::neox(4, 1e4));
-        }
-        if let Some((window, sink, slack)) = self.window.filter(|(window, ..)| window % 2 == 0) {
-            builder = builder.window((window % 32).into()).sink((sink % 8).into()).slack((slack % 8).into());
-        }
-        if let Some(threshold) = self.threshold {
-            builder = builder.defrag_threshold(f64::from(threshold) / 256.0);
-        }
-        if let Some(max_pages) = self.max_pages {
-            builder = builder.max_pages(max_pages.into());
-        }
-        let key_form = if self.raw { KeyForm::Raw } else { KeyForm::Roped };
-        builder.key_form(key_form).prefix_sharing(self.sharing).build().ok()
-    }
-
-    /// One of another mode, with as much room as there can be.
-    fn other(&self, mode: u8) -> Self {
-        Self { mode, max_t: u8::MAX, max_pages: None, ..self.clone() }
-    }
-}
 
 /// What operations go on.
 struct Run {
@@ -269,7 +46,7 @@ impl Run {
     fn operate(&mut self, operation: &Operation) -> Result<(), Error> {
         match *operation {
             Operation::Create { reserve, salt } => {
-                let salt = &[salt % 8; 2][..usize::from(salt % 3)];
+                let salt = &[salt % 8; 2][..usize::from(salt.saturating_sub(127) % 3)];
                 self.create(&Create { reserve: reserve.get(), salt });
             }
             Operation::Free(seq) => {
@@ -328,6 +105,11 @@ impl Run {
             }
             Operation::Update { fails } => self.with_memory(fails, |manager, memory| manager.update(memory))?,
             Operation::Step { ref appends, ref end, fails } => self.step(appends, end, fails)?,
+            Operation::Prompt { tokens, ref end, fails } => {
+                // The latest.
+                let seq = (self.model.seqs().len() - 1).min(239) as u8;
+                self.step(&[Rows { seq, tokens: Some(tokens), n: Count(0), at: Start(0) }], end, fails)?;
+            }
             Operation::Reload { mode } => self.reload(mode)?,
             Operation::Session { seq, alone, fails } => self.session(seq, alone, fails)?,
         }
@@ -357,8 +139,9 @@ impl Run {
     }
 
     fn step(&mut self, appends: &[Rows], end: &End, fails: Failure) -> Result<(), Error> {
+        let page_size = self.manager.spec().page_size();
         let new = |rows: &Rows| {
-            let (seq, tokens) = (self.seq(rows.seq), rows.tokens.map(Tokens::get));
+            let (seq, tokens) = (self.seq(rows.seq), rows.tokens.map(|tokens| tokens.get(page_size)));
             let len = tokens.as_ref().map_or(rows.n.get(), Vec::len);
             New { seq, len, tokens, at: rows.at.get(self.model.end(seq).1) }
         };
@@ -379,18 +162,23 @@ impl Run {
             appends.push(at.map_or(append, |at| append.at(at)));
         }
         let (spec, has_room) = (self.manager.spec().clone(), self.has_room(&new));
+        let cells = self.model.cells(&self.manager);
+        let is_undone = matches!(end, End::DropPlanned | End::DropStep | End::Leak);
+        let before = is_undone.then(|| self.manager.clone());
         let planned = self.manager.begin_step(&appends).inspect_err(|error| {
             let is_full = matches!(error, Error::OutOfPages { .. } | Error::NoSlot { .. });
             assert!(!(is_full && has_room), "there is room for a step: {error}");
         })?;
         if let End::DropPlanned = end {
+            drop(planned);
+            assert!(before.is_some_and(|before| before == self.manager), "a planned step that is dropped stays");
             return Ok(());
         }
         self.memory.fails_after = fails.get();
         let applied = planned.apply(&mut self.memory);
         self.memory.fails_after = None;
         let step = applied?;
-        let written = self.model.write(&step, &spec, &new, &mut self.memory);
+        let written = self.model.write(&step, &spec, &new, &cells, &mut self.memory);
         let is_committed = match end {
             End::Commit | End::CommitToo => {
                 step.commit();
@@ -414,6 +202,10 @@ impl Run {
         };
         if is_committed {
             self.model.commit(written, &spec);
+        } else if let Some(mut before) = before.filter(|_| !spec.prefix_sharing()) {
+            // The step has made the updates that were due. With a prefix index, overwritten pages have left it, too.
+            before.update(&mut self.memory.clone())?;
+            assert!(before == self.manager, "a step that is rolled back stays");
         }
         Ok(())
     }
@@ -471,7 +263,7 @@ pub fn run(bytes: &[u8]) {
     for _ in 0..OPERATIONS {
         let Some(operation) = Operation::arbitrary(&mut bytes).ok().filter(|_| !bytes.is_empty()) else { return };
         let operation = &operation;
-        if let Operation::Copy(_, None, ..) = operation {
+        if let Operation::Copy(_, None, ..) | Operation::Prompt { .. } = operation {
             run.create(&Create::default());
         }
         let before = run.manager.clone();

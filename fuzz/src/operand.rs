@@ -4,7 +4,6 @@ use std::alloc::{self, Layout};
 use std::ptr::{self, NonNull};
 
 use half::f16;
-use kvcache_op::schema::shape;
 use kvcache_op::{ElementType, TensorMut, TensorRef};
 
 use crate::source::Random;
@@ -57,16 +56,10 @@ impl Operand {
 
     /// The bytes that the tensor has; `None` if they are too many for any memory.
     pub fn len(&self) -> Option<usize> {
-        shape::bytes(self.element, &self.shape)
-    }
-
-    /// Whether the tensor has elements, but so many that no size tells of them.
-    pub fn overflows(&self) -> bool {
-        let mut bits = Some(self.element.bits() as u128);
-        for &len in &self.shape {
-            bits = bits.and_then(|bits| bits.checked_mul(len as u128));
-        }
-        !self.shape.contains(&0) && bits.is_none_or(|bits| bits / 8 > u128::from(u64::MAX))
+        let nonzero = self.shape.iter().filter(|&&len| len > 0);
+        let bits = nonzero.fold(self.element.bits() as u128, |bits, &len| bits.saturating_mul(len as u128));
+        let bytes = isize::try_from(bits.div_ceil(8)).ok();
+        if self.shape.contains(&0) { Some(0) } else { bytes.map(isize::unsigned_abs) }
     }
 
     /// A tensor of int64's values.

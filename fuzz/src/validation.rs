@@ -15,6 +15,16 @@ use crate::source::Source;
 use crate::tally;
 use crate::workers::Careless;
 
+/// Where a call is brought to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Edge {
+    None,
+    /// Sizes about as large as they can be.
+    Sizes,
+    /// A bound that is just met, or missed by one.
+    Bounds,
+}
+
 /// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let mut source = Source::new(bytes);
@@ -32,6 +42,12 @@ pub fn run(bytes: &[u8]) {
     for _ in 0..mutations {
         call.mutate(&mut source);
     }
+    let edge = source.pick(&[Edge::None, Edge::None, Edge::Sizes, Edge::Bounds, Edge::Bounds]);
+    match edge {
+        Edge::None => {}
+        Edge::Sizes => call.grow(&mut source),
+        Edge::Bounds => call.tighten(&mut source),
+    }
     if !call.is_testable() {
         return;
     }
@@ -46,9 +62,10 @@ pub fn run(bytes: &[u8]) {
     };
     let ended = call.run(How::REFERENCE);
     let other = call.run(fast);
+    let is_planned = mutations == 0 && edge == Edge::None;
     match (&ended, &other) {
-        (Ended::Refused(kind), Ended::Refused(_)) => assert!(mutations > 0, "a legal call is refused: {kind}"),
-        (Ended::Unrun, Ended::Unrun) => assert!(mutations > 0, "a small call has not been run"),
+        (Ended::Refused(kind), Ended::Refused(_)) => assert!(!is_planned, "a legal call is refused: {kind}"),
+        (Ended::Unrun, Ended::Unrun) => assert!(!is_planned, "a small call has not been run"),
         (Ended::Done(after), Ended::Done(other)) => {
             assert!((&after.cache, &after.scale) == (&other.cache, &other.scale), "different bits in the cache");
             // Attention's sums are in another order.
@@ -57,11 +74,17 @@ pub fn run(bytes: &[u8]) {
         }
         _ => panic!("{ended:?} and {other:?}"),
     }
-    match (call.verdict(), &ended) {
+    // Of a legal call only the sizes have changed.
+    let verdict = if mutations == 0 && edge == Edge::Sizes { call.verdict_of_sizes() } else { call.verdict() };
+    match (verdict, &ended) {
         (Some(Verdict::Broken(rules)), Ended::Done(_) | Ended::Unrun) => {
-            panic!("an illegal call is accepted: {rules:?}")
+            let shapes: Vec<_> = call.operands.iter().map(|operand| (operand.name, &operand.shape)).collect();
+            panic!("an illegal call is accepted: {rules:?}; {operator:?} {:?} {shapes:?} {ended:?}", call.attributes)
         }
-        (Some(Verdict::Legal), Ended::Refused(kind)) => panic!("a legal call is refused: {kind}"),
+        (Some(Verdict::Legal), Ended::Refused(kind)) => {
+            let shapes: Vec<_> = call.operands.iter().map(|operand| (operand.name, &operand.shape)).collect();
+            panic!("a legal call is refused: {kind}; {operator:?} {:?} {shapes:?}", call.attributes)
+        }
         _ => {}
     }
     tally::count(matches!(ended, Ended::Done(_)));
