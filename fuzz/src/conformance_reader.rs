@@ -16,6 +16,7 @@ use kvcache_op::ElementType;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
+use crate::case_oracle::is_as_in_the_text;
 use crate::tally;
 
 /// What is between the parts of an input. Neither YAML nor JSON has it.
@@ -118,6 +119,7 @@ pub fn run(bytes: &[u8]) {
         match read_cases(folder) {
             Ok(cases) => {
                 cases.iter().for_each(|case| is_as_in_the_file(case, &file));
+                cases.iter().for_each(|case| is_as_in_the_text(case, yaml));
                 reports.push(run_cases(&program, &cases));
             }
             Err(error) => check(error.to_string()),
@@ -125,6 +127,7 @@ pub fn run(bytes: &[u8]) {
         match static_batching::read_cases(folder) {
             Ok(cases) => {
                 cases.iter().for_each(|case| is_as_in_the_file(case, &file));
+                cases.iter().for_each(|case| is_as_in_the_text(case, yaml));
                 reports.push(run_cases(&program, &cases));
             }
             Err(error) => check(error.to_string()),

@@ -6,6 +6,7 @@ pub mod attention;
 mod attention_oracle;
 mod attention_rules;
 mod call;
+mod case_oracle;
 pub mod conformance_reader;
 pub mod dlpack;
 mod edges;

@@ -3,7 +3,7 @@
 use crate::source::Random;
 
 /// What texts break at: numbers at which types end, other types, names, and characters of several bytes.
-const WORDS: [&str; 32] = [
+const WORDS: [&str; 36] = [
     "0",
     "1",
     "-1",
@@ -34,6 +34,10 @@ const WORDS: [&str; 32] = [
     "\u{1f600}",
     "\\u00e9",
     "int4",
+    "U8",
+    "I8",
+    "F16",
+    "page_size",
     "float16",
     "€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€€",
 ];
