@@ -121,29 +121,39 @@ fn make_one_nan(element: ElementType, bytes: &mut [u8]) {
 const UNTOUCHED: u8 = 0xa5;
 
 /// The memory of a call's inputs.
-pub struct Bound(Vec<Memory>);
+pub struct Bound {
+    inputs: Vec<Memory>,
+    /// That of an output which an input lies in.
+    output: Option<Memory>,
+}
 
 impl Bound {
     /// New memory.
     pub fn new(call: &Call) -> Self {
-        let mut bound = Self(call.operands.iter().map(|operand| Memory::new(operand.clone(), 0)).collect());
+        let inputs = call.operands.iter().map(|operand| Memory::new(operand.clone(), 0)).collect();
+        let around = call.overlap.and_then(|overlap| call.output(overlap.of));
+        let mut bound = Self { inputs, output: around.map(|operand| Memory::new(operand, 0)) };
         if let Some(overlap) = call.overlap
             && let Some(mut inside) =
                 call.operand(overlap.name).and_then(|operand| bound.inside(overlap, operand.clone()))
-            && let Some(place) = bound.0.iter_mut().find(|memory| memory.operand.name == overlap.name)
+            && let Some(place) = bound.inputs.iter_mut().find(|memory| memory.operand.name == overlap.name)
         {
-            inside.fill();
+            // What is not used holds anything.
+            if call.is_used(overlap.name) {
+                inside.fill();
+            }
             *place = inside;
         }
         bound
     }
 
     fn inside(&self, overlap: Overlap, operand: Operand) -> Option<Memory> {
-        Memory::inside(operand, self.find(overlap.of)?, overlap.offset)
+        let around = self.output.as_ref().filter(|output| output.operand.name == overlap.of);
+        Memory::inside(operand, around.or_else(|| self.find(overlap.of))?, overlap.offset)
     }
 
     fn find(&self, name: &str) -> Option<&Memory> {
-        self.0.iter().find(|memory| memory.operand.name == name)
+        self.inputs.iter().find(|memory| memory.operand.name == name)
     }
 
     fn get(&self, name: &str) -> &Memory {
@@ -163,7 +173,7 @@ impl Bound {
     }
 
     fn is_whole(&self) -> bool {
-        self.0.iter().all(Memory::is_whole)
+        self.inputs.iter().all(Memory::is_whole)
     }
 
     fn indices(&self) -> IndexInputs<'_> {
@@ -232,6 +242,24 @@ impl Call {
         })
     }
 
+    /// Whether an input that is used lies in an output.
+    fn fits(&self, Overlap { name, of, offset }: Overlap) -> bool {
+        let len = |operand: &Operand| operand.len().filter(|&len| len > 0);
+        let end = self.operand(name).and_then(len).and_then(|len| len.checked_add(offset));
+        let around = self.output(of).and_then(|output| len(&output));
+        self.is_used(name) && end.zip(around).is_some_and(|(end, len)| end <= len && len <= MOST)
+    }
+
+    /// An output of a legal call, if it has this name and the operator one of it.
+    pub fn output(&self, name: &str) -> Option<Operand> {
+        let attends = matches!(self.operator, Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention);
+        let names: &[_] = if attends { &["attn_output"] } else { &["key", "value"] };
+        let name = names.iter().find(|other| **other == name)?;
+        let t1 = self.operand(if attends { "query" } else { "current_key" })?.element;
+        let shape = self.output_shape()?.into_iter().map(usize::try_from).collect::<Result<_, _>>().ok()?;
+        Some(Operand { name, element: t1, shape, bytes: vec![UNTOUCHED] })
+    }
+
     /// Checks the call and, if it is legal and of a size for it, runs it on new memory.
     pub fn run(&self, how: How<'_>) -> Ended {
         let bound = &Bound::new(self);
@@ -260,9 +288,16 @@ impl Call {
         attributes
     }
 
+    /// The layer, and attributes: by layers those of the first one, if the layer has a number.
+    fn of_layer<A: Default>(&self, set: impl Fn(&mut A, &str, i64) -> bool, how: How<'_>) -> (usize, A) {
+        let layer_idx = self.attribute("layer_idx");
+        let is_first = |name: &str| how.by_layers && layer_idx >= 0 && name == "layer_idx";
+        let attributes = self.set(|all, name, value| set(all, name, if is_first(name) { 0 } else { value }));
+        (layer_idx as usize, attributes)
+    }
+
     fn run_cache(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
-        let attributes = self.set(Attributes::set);
-        let layer_idx = attributes.layer_idx as usize;
+        let (layer_idx, attributes) = self.of_layer(Attributes::set, how);
         let op = KeyValueCache::new(attributes)?.with_backend(how.backend);
         let inputs = bound.inputs();
         let (cache, scale) = bound.cache();
@@ -279,8 +314,7 @@ impl Call {
     }
 
     fn run_static(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
-        let attributes = self.set(StaticAttributes::set);
-        let layer_idx = attributes.layer_idx as usize;
+        let (layer_idx, attributes) = self.of_layer(StaticAttributes::set, how);
         let op = StaticKeyValueCache::new(attributes)?.with_backend(how.backend);
         let inputs = StaticInputs {
             current_key: bound.read("current_key"),
@@ -318,8 +352,7 @@ impl Call {
     }
 
     fn run_cache_attention(&self, bound: &Bound, how: How<'_>) -> Result<Ended, Error> {
-        let attributes = self.set(CacheAttentionAttributes::set);
-        let layer_idx = attributes.cache.layer_idx as usize;
+        let (layer_idx, attributes) = self.of_layer(CacheAttentionAttributes::set, how);
         let op = MultiHeadCacheAttention::new(attributes)?.with_backends(how.attention, how.backend);
         let inputs = CacheAttentionInputs {
             query: bound.read("query"),
@@ -367,6 +400,7 @@ impl Call {
         run: impl FnOnce(&[Memory; N]) -> Result<(), Error>,
     ) -> Result<Ended, Error> {
         if let Some(expected) = self.output_shape() {
+            // Before anything is written.
             assert!(
                 shape.iter().map(|&len| len as u128).eq(expected.iter().copied()),
                 "outputs of {shape:?}, expected {expected:?}"
@@ -379,6 +413,10 @@ impl Call {
             let overlap = self.overlap.filter(|overlap| overlap.name == name);
             let inside = overlap.and_then(|overlap| bound.inside(overlap, operand.clone()));
             overlaps |= inside.is_some() && overlap.is_some_and(|overlap| self.is_used(overlap.of));
+            let around = bound.output.as_ref().filter(|output| output.operand.name == name);
+            let around = around.and_then(|output| Memory::inside(operand.clone(), output, 0));
+            overlaps |= around.is_some() && self.overlap.is_some_and(|overlap| self.fits(overlap));
+            let inside = inside.or(around);
             inside.unwrap_or_else(|| Memory::new(operand, how.offset))
         });
         if !bound.is_whole() || !outputs.iter().all(Memory::is_whole) {

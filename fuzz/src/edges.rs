@@ -4,7 +4,7 @@
 use kvcache_op::schema::{CacheDims, CacheLayout, StaticCacheDims, StaticCacheLayout};
 
 use crate::call::{Call, Operator};
-use crate::operand::Operand;
+use crate::operand::{MOST as MOST_BYTES, Operand};
 use crate::source::Source;
 
 /// What an edge is looked for of: beyond it there are no such lists of indices.
@@ -51,7 +51,7 @@ impl Call {
     pub fn tighten(&mut self, source: &mut Source<'_>) {
         let step = source.pick(&[0, -1, -1, 1]);
         let near = |least: i128| (0..=MOST).contains(&least).then(|| (least as usize).saturating_add_signed(step));
-        match source.below(8) {
+        match source.below(11) {
             0..3 => {
                 if let Some(slots) = self.used_slots().and_then(near) {
                     self.set_dims(|dims| dims.slots = slots);
@@ -93,13 +93,27 @@ impl Call {
                     *len = len.saturating_add_signed(step);
                 }
             }
+            8 => self.place_near(source, step),
+            9 => self.place_at_the_end(source, step),
+            10 if source.flag() => {
+                let layer_idx = self.attribute("num_layer").saturating_add(step as i64);
+                self.set_attribute("layer_idx", |_| layer_idx);
+            }
+            10 => {
+                let group = source.below(12) as i64 + 1;
+                self.set_attribute("quant_group", |_| group);
+                self.set_dims(|_| {});
+            }
             _ => {
                 let starts = if self.operand("key").is_some() && source.flag() { "kvstarts" } else { "seqstarts" };
                 let names: &[_] =
                     if starts == "kvstarts" { &["key", "value"] } else { &["query", "current_key", "current_value"] };
                 let end = self.operand(starts).and_then(|starts| starts.values().last().copied());
                 let Some(rows) = end.and_then(|end| near(end.into())) else { return };
-                let of = self.operands.iter_mut().filter(|operand| names.contains(&operand.name));
+                // All of them, or one.
+                let only = source.one_in(3).then(|| source.pick(names));
+                let is_meant = |name| names.contains(&name) && only.is_none_or(|only| name == only);
+                let of = self.operands.iter_mut().filter(|operand| is_meant(operand.name));
                 of.filter_map(|operand| operand.shape.first_mut()).for_each(|len| *len = rows);
                 let mask = self.operand_mut("attn_mask").filter(|_| starts == "seqstarts");
                 if let Some(len) = mask.and_then(|mask| mask.shape.iter_mut().rev().nth(1)) {
@@ -159,7 +173,53 @@ impl Call {
     /// How many inputs the call uses for which there is no memory.
     pub fn absent(&self) -> usize {
         let used = self.operands.iter().filter(|operand| self.is_used(operand.name));
-        used.filter(|operand| operand.len().is_none_or(|len| len > crate::operand::MOST)).count()
+        used.filter(|operand| operand.len().is_none_or(|len| len > MOST_BYTES)).count()
+    }
+
+    /// Places a sequence so that its first current token is `step` slots behind the one that follows another's last.
+    fn place_near(&mut self, source: &mut Source<'_>, step: isize) {
+        let lengths = self.lengths("seqstarts");
+        let (a, b) = (source.below(lengths.len()), source.below(lengths.len()));
+        let Some(place) = self.last_slot(b, &lengths).map(|last| last + 1 + step as i128) else { return };
+        self.place(a, place);
+    }
+
+    /// Places a sequence, mostly the shortest, so that it ends `step` slots behind the cache's end.
+    fn place_at_the_end(&mut self, source: &mut Source<'_>, step: isize) {
+        let lengths = self.lengths("kvstarts");
+        let shortest = (0..lengths.len()).min_by_key(|&b| lengths[b]).unwrap_or_default();
+        let b = if source.flag() { source.below(lengths.len()) } else { shortest };
+        let mut slots = None;
+        self.set_dims(|dims| slots = i128::try_from(dims.slots).ok());
+        let first = self.operand("start_pos").and_then(|start_pos| start_pos.values().get(b).copied());
+        if let (Some(slots), Some(&kvlen), Some(first)) = (slots, lengths.get(b), first) {
+            self.place(b, slots - kvlen + i128::from(first) - step as i128);
+        }
+    }
+
+    /// The slot of a sequence's last current token.
+    fn last_slot(&self, b: usize, seqlens: &[i128]) -> Option<i128> {
+        let token = i128::from(*self.operand("start_pos")?.values().get(b)?) + seqlens.get(b)? - 1;
+        let (entry, skip) = self.entry(b, token)?;
+        Some(i128::from(*self.operand("cachestarts")?.values().get(entry)?) + skip)
+    }
+
+    /// Which entry of `cachestarts` says where a token is, and how far behind it.
+    fn entry(&self, b: usize, token: i128) -> Option<(usize, i128)> {
+        let Some(columns) = self.operand("cachestarts")?.shape.get(1) else { return Some((b, token)) };
+        let page_size = i128::from(self.attribute("page_size")).max(1);
+        let page = usize::try_from(token.div_euclid(page_size)).ok()?;
+        Some((b.checked_mul(*columns)?.checked_add(page)?, token.rem_euclid(page_size)))
+    }
+
+    /// Has the first current token of a sequence be in a slot.
+    fn place(&mut self, b: usize, slot: i128) {
+        let first = self.operand("start_pos").and_then(|start_pos| start_pos.values().get(b).copied());
+        let Some((entry, skip)) = first.and_then(|first| self.entry(b, i128::from(first))) else { return };
+        let table = self.operand_mut("cachestarts").map(|table| table.bytes.as_chunks_mut::<8>().0);
+        if let (Some(value), Ok(start)) = (table.and_then(|table| table.get_mut(entry)), i64::try_from(slot - skip)) {
+            *value = start.to_le_bytes();
+        }
     }
 
     fn operand_mut(&mut self, name: &str) -> Option<&mut Operand> {

@@ -97,6 +97,12 @@ impl Model {
         found.map_or((0, 0), |Sequence { rows, .. }| (rows.len(), rows.last().map_or(0, |last| last.position + 1)))
     }
 
+    /// The positions of a sequence's rows.
+    pub fn positions(&self, seq: SeqId) -> Vec<i64> {
+        let found = self.sequences.iter().find(|sequence| sequence.seq == seq);
+        found.map_or(Vec::new(), |sequence| sequence.rows.iter().map(|row| row.position).collect())
+    }
+
     /// A memory has failed: sequences with rows where it may have written are lost.
     pub fn lose(&mut self, manager: &Manager, memory: &Slots) {
         for sequence in &mut self.sequences {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use arbitrary::{Arbitrary, Unstructured};
-use kvcache_manager::{Append, ContextShift, Create, Error, Manager, Mode, SeqId};
+use kvcache_manager::{Append, ContextShift, Create, Error, MAX_POSITION, Manager, Mode, SeqId};
 
 use crate::manager::{Slots, directory};
 use crate::manager_model::{Model, New};
@@ -33,6 +33,28 @@ impl Run {
             _ => self.seqs.get(i % (self.seqs.len() + 1)).copied(),
         };
         seq.unwrap_or_default()
+    }
+
+    /// Whether positions would not be in order, or too large, after an operation that is refused for that.
+    fn is_due(&self, operation: &Operation, error: &Error) -> bool {
+        let is_order = matches!(error, Error::PositionOrder { .. });
+        if !is_order && !matches!(error, Error::PositionOverflow { .. }) {
+            return true;
+        }
+        let mut model = self.model.clone();
+        let positions = match *operation {
+            Operation::Add(seq, p0, p1, delta) => {
+                model.add(self.seq(seq), p0.get()..p1.get(), delta.get());
+                model.positions(self.seq(seq))
+            }
+            Operation::Divide(seq, p0, p1, divisor) => {
+                model.divide(self.seq(seq), p0.get()..p1.get(), divisor.get());
+                model.positions(self.seq(seq))
+            }
+            Operation::Shift(seq, ..) => model.positions(self.seq(seq)),
+            _ => return true,
+        };
+        if is_order { !positions.is_sorted() } else { positions.iter().any(|&position| position > MAX_POSITION) }
     }
 
     /// Has the manager use its memory, of which a call may fail.
@@ -274,7 +296,10 @@ pub fn run(bytes: &[u8]) {
             Ok(()) => {}
             Err(Error::Memory { .. }) => run.model.lose(&run.manager, &run.memory),
             Err(Error::Broken { .. }) => unreachable!("only a check says so"),
-            Err(error) => assert!(run.manager == before, "{operation:?} is refused, and changes something: {error}"),
+            Err(error) => {
+                assert!(run.manager == before, "{operation:?} is refused, and changes something: {error}");
+                assert!(run.is_due(operation, &error), "{operation:?} is refused without a reason: {error}");
+            }
         }
         run.model.check(&run.manager, &run.memory);
     }

@@ -92,13 +92,14 @@ impl Call {
         let inputs: Vec<_> = self.operands.iter().map(|operand| operand.name).collect();
         let outputs: &[_] = if self.operand("query").is_some() { &["attn_output"] } else { &["key", "value"] };
         let written: Vec<_> = inputs.iter().copied().filter(|name| ["cache", "scale"].contains(name)).collect();
-        let (name, of) = match (source.below(3), &written[..]) {
+        let (name, of) = match (source.below(4), &written[..]) {
+            (3, _) => (source.pick(&inputs), source.pick(outputs)),
             (0, _) | (_, []) => (source.pick(outputs), source.pick(&inputs)),
             (1, _) => (source.pick(&inputs), source.pick(&written)),
             _ => (source.pick(&written), source.pick(&inputs)),
         };
-        let inner = self.operand(name).map_or(Some(8), Operand::len);
-        let outer = self.operand(of).and_then(Operand::len);
+        let len = |name| self.operand(name).cloned().or_else(|| self.output(name)).and_then(|operand| operand.len());
+        let (inner, outer) = (len(name), len(of));
         if let (Some(inner), Some(outer)) = (inner, outer)
             && name != of
             && inner <= outer

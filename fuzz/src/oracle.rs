@@ -32,7 +32,10 @@ const MOST: usize = 1 << 20;
 impl Call {
     /// What must become of a call; `None` where that is not known: of large tensors, and of outputs inside of inputs.
     pub fn verdict(&self) -> Option<Verdict> {
-        if self.overlap.is_some_and(|overlap| self.operand(overlap.name).is_none()) {
+        if self
+            .overlap
+            .is_some_and(|overlap| [overlap.name, overlap.of].iter().any(|name| self.operand(name).is_none()))
+        {
             return None; // an output: a call that is made fails by itself
         }
         if self.writes_overlap() {

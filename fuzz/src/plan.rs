@@ -446,8 +446,13 @@ impl Plan {
                 let end = ends(b);
                 for t in self.sequences[*b].past..end {
                     let mut random = self.random.of(&[7, plane, *b, t]);
-                    for value in &mut values[(plane * tokens + row) * width + column..][..end] {
+                    // Some see no early key, or only late ones.
+                    let hidden = [0, 0, 0, 0, random.below(end + 1), end - random.below(end + 1).min(9)];
+                    let hidden = hidden[random.below(hidden.len())];
+                    let seen = &mut values[(plane * tokens + row) * width + column..][..end];
+                    for (key, value) in seen.iter_mut().enumerate() {
                         *value = match random.below(6) {
+                            _ if key < hidden => f32::NEG_INFINITY,
                             0 => f32::NEG_INFINITY,
                             step => step as f32 / 4.0 - 1.0,
                         };
