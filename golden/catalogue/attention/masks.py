@@ -106,6 +106,14 @@ def masks() -> Iterator[AttentionCase]:
         values += np.array([-2 * size, 2 * size, -3 * size])[:, None].astype(values.dtype)
         yield case.call(Sequence(2, 3, 2), attn_mask=values)
 
+    name = "mask-nan-within"
+    about = "NaN in the blocks of attn_mask is added like any number: who sees its key gives NaN, and no other query."
+    rules = "attn-mask non-finite.reach"
+    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves=rules, max_t=16, is_causal=0)
+    values = mask(name, case, BATCH, width=32)
+    values[1, 5] = values[5, 16] = np.nan
+    yield case.call(*BATCH, attn_mask=values)
+
     for rank in (2, 3):
         name = f"mask{rank}-numbers-outside"
         about = f"A mask of rank {rank} with numbers outside of the blocks, too: who adds them is not told by NaN."

@@ -148,7 +148,7 @@ impl Predict<MadeAttention> for PredictedAttention {
     }
 
     fn is_full(&self) -> bool {
-        matches!(self.outcome, PredictedEnd::Done(_))
+        matches!(self.outcome, PredictedEnd::Done(_)) || self.is_refused_late()
     }
 
     fn fits(&self, made: &MadeAttention) -> bool {
@@ -162,6 +162,7 @@ impl Predict<MadeAttention> for PredictedAttention {
                 predicted.element == *element
                     && predicted.shape == *shape
                     && values.len() == predicted.values.len()
+                    && says_something(predicted)
                     && is_within(predicted, values)
             }
             (PredictedEnd::Refused(kind), MadeEnd::Refused(made)) => made.as_deref().is_none_or(|made| made == *kind),
@@ -175,11 +176,16 @@ impl Predict<MadeAttention> for PredictedAttention {
     }
 
     fn is_never_right(&self, right: &Self) -> bool {
-        self.differs(right, 1.0)
+        self.differs(right, 1.0) && !self.is_refused_late()
     }
 }
 
 impl PredictedAttention {
+    /// Whether the call is refused after it has written something.
+    fn is_refused_late(&self) -> bool {
+        matches!((&self.outcome, self.state), (PredictedEnd::Refused(_), StatePrint::Changed))
+    }
+
     /// Whether it is not `right` by more than the tolerance of what is right and, so many times, its own.
     fn differs(&self, right: &Self, own: f64) -> bool {
         let outcome = match (&self.outcome, &right.outcome) {
@@ -203,6 +209,14 @@ fn is_near(wrong: &Attended, right: &Attended, own: f64) -> bool {
     pairs.into_iter().all(|((&expected, &got), allowed)| {
         passes(expected, got, allowed) && passes(expected, rounded(right.element, got), allowed)
     })
+}
+
+/// Whether not everything is within the tolerance of what is predicted, as where errors of scores are multiplied with
+/// weights far beyond 1.
+fn says_something(predicted: &Attended) -> bool {
+    let largest =
+        |values: &[f64]| values.iter().copied().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+    largest(&predicted.tolerance) <= largest(&predicted.values).max(1.0)
 }
 
 /// Whether values are within the tolerance of what is predicted. What is too large for the type is an infinity.

@@ -48,7 +48,7 @@ pub trait Predict<M>: Sized {
     /// Whether something is known of how the call ends.
     fn tells(&self) -> bool;
 
-    /// Whether outputs and state are predicted.
+    /// Whether outputs and state are predicted, or that the call is refused after it has written something.
     fn is_full(&self) -> bool;
 
     /// Whether a call did what is predicted.
@@ -57,6 +57,7 @@ pub trait Predict<M>: Sized {
     /// Whether it is wrong where `right` is what the call should do.
     fn is_wrong(&self, right: &Self) -> bool;
 
-    /// Whether nothing that fits it is right: what is compared with a tolerance can be both.
+    /// Whether nothing that fits it is right. What is compared with a tolerance can be both, and who writes before a
+    /// rule is checked may check another one in time.
     fn is_never_right(&self, right: &Self) -> bool;
 }

@@ -137,7 +137,7 @@ impl Predict<Made> for Predicted {
     }
 
     fn is_full(&self) -> bool {
-        matches!((self.outcome, self.state), (OutcomePrint::Done(_), StatePrint::Known(_)))
+        matches!((self.outcome, self.state), (OutcomePrint::Done(_), StatePrint::Known(_))) || self.is_refused_late()
     }
 
     fn fits(&self, made: &Made) -> bool {
@@ -161,7 +161,14 @@ impl Predict<Made> for Predicted {
     }
 
     fn is_never_right(&self, right: &Self) -> bool {
-        self != right
+        self != right && !(self.is_refused_late() && self.outcome == right.outcome)
+    }
+}
+
+impl Predicted {
+    /// Whether the call is refused after it has written something.
+    fn is_refused_late(&self) -> bool {
+        matches!((self.outcome, self.state), (OutcomePrint::Refused(_), StatePrint::Changed))
     }
 }
 

@@ -39,6 +39,19 @@ pub(super) const MISTAKES: &[Mistake] = &[
             };
         },
     ),
+    bound_refused::<0, false>(
+        "max-seqlen-must-be-scalar",
+        "max_seqlen of shape [1] is refused: real exports have that.",
+    ),
+    bound_refused::<1, false>("max-kvlen-must-be-scalar", "max_kvlen of shape [1] is refused: real exports have that."),
+    bound_refused::<0, true>(
+        "max-seqlen-must-be-vector",
+        "max_seqlen as a scalar is refused: the specification has it so.",
+    ),
+    bound_refused::<1, true>(
+        "max-kvlen-must-be-vector",
+        "max_kvlen as a scalar is refused: the specification has it so.",
+    ),
     Mistake::dynamic(
         "inputs.shapes",
         "bounds-must-be-scalars",
@@ -284,6 +297,13 @@ pub(super) fn used_pages(batch: &Batch) -> impl Iterator<Item = (i64, i64)> {
 /// The same of one sequence.
 pub(super) fn pages_of(batch: &Batch, b: usize) -> impl Iterator<Item = (i64, i64)> {
     (0..batch.max_p).map(move |p| (batch.page(b, p as i64), batch.slots_used(b, p))).filter(|&(_, used)| used > 0)
+}
+
+/// One of `max_seqlen` (0) and `max_kvlen` (1) that is refused as a scalar, or as an array of one number.
+const fn bound_refused<const BOUND: usize, const SCALAR: bool>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("inputs.shapes", name, about, |behavior| {
+        behavior.dynamic.refuses = |batch| batch.scalar_bounds[BOUND] == SCALAR;
+    })
 }
 
 /// Legal calls of a layout, or of two, that are refused.

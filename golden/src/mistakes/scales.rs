@@ -69,6 +69,67 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "The last value of a group does not count toward its scale: look at the end of the loop over the group.",
         |behavior| behavior.arithmetic.amax = |_, values| largest(&values[..values.len().saturating_sub(1).max(1)]),
     ),
+    amax_of_first::<4>("amax-of-first-4", "Only the first 4 values of a group count toward its scale: all do."),
+    amax_of_first::<8>("amax-of-first-8", "Only the first 8 values of a group count toward its scale: all do."),
+    amax_of_first::<16>("amax-of-first-16", "Only the first 16 values of a group count toward its scale: all do."),
+    amax_of_first::<32>("amax-of-first-32", "Only the first 32 values of a group count toward its scale: all do."),
+    rest_not_in_amax::<4>(
+        "values-behind-4-not-in-amax",
+        "Values of a group behind its last multiple of 4 do not count toward its scale.",
+    ),
+    rest_not_in_amax::<8>(
+        "values-behind-8-not-in-amax",
+        "Values of a group behind its last multiple of 8 do not count toward its scale.",
+    ),
+    rest_not_in_amax::<16>(
+        "values-behind-16-not-in-amax",
+        "Values of a group behind its last multiple of 16 do not count toward its scale.",
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "quant-group-8-in-stores",
+        "Scales are made of 8 elements of a head each, as by the default of quant_group: it is an attribute.",
+        |behavior| behavior.arithmetic.group = |d, _, groups| (d / 8).min(groups - 1),
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "quant-group-8",
+        "Every 8 elements of a head have a scale, as by the default of quant_group: it is an attribute.",
+        |behavior| {
+            behavior.arithmetic.group = |d, _, groups| (d / 8).min(groups - 1);
+            behavior.arithmetic.loaded_group = |d, _, groups| (d / 8).min(groups - 1);
+        },
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-first-head-stored",
+        "The scales of head 0 are stored for all heads: each has its own.",
+        |behavior| behavior.scale_source_head = |_| 0,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-first-head-in-loads",
+        "All heads are loaded with the scales of head 0: each has its own.",
+        |behavior| behavior.loaded_scale_head = |_| 0,
+    ),
+    Mistake::new(
+        "untouched-layers",
+        "layer-ignored-by-scale",
+        "Scales are stored for layer 0, and loaded from it, whatever layer_idx is.",
+        |behavior| (behavior.scale_layer, behavior.loaded_scale_layer) = (|_| 0, |_| 0),
+    ),
+    Mistake::new(
+        "untouched-layers",
+        "layer-ignored-by-stores-of-scale",
+        "Scales are stored for layer 0 whatever layer_idx is, and loaded from the layer that they belong to.",
+        |behavior| behavior.scale_layer = |_| 0,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "layer-ignored-by-loads-of-scale",
+        "Scales are loaded from layer 0 whatever layer_idx is.",
+        |behavior| behavior.loaded_scale_layer = |_| 0,
+    ),
     Mistake::new(
         "quantizing.groups",
         "scale-shared-by-key-and-value",
@@ -237,6 +298,23 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.arithmetic.loaded_group = |d, _, groups| (d / 8).min(groups - 1),
     ),
 ];
+
+/// A scale that only the first `N` values of a group count toward.
+const fn amax_of_first<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::new("quantizing.groups", name, about, |behavior| {
+        behavior.arithmetic.amax = |_, values| largest(&values[..values.len().min(N)]);
+    })
+}
+
+/// A scale that the values behind the last multiple of `N` do not count toward.
+const fn rest_not_in_amax<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::new("quantizing.groups", name, about, |behavior| {
+        behavior.arithmetic.amax = |_, values| match values.len() / N * N {
+            0 => largest(values),
+            whole => largest(&values[..whole]),
+        };
+    })
+}
 
 /// Another constant where 1e-5 belongs: 10 to the power of -`EXPONENT`.
 const fn eps<const EXPONENT: i32>(name: &'static str, about: &'static str) -> Mistake {

@@ -37,6 +37,14 @@ pub struct Behavior {
     pub loaded_scale_kv: [usize; 2],
     /// Of which of keys and values the stored scales are: key (0), value (1).
     pub scale_source: [usize; 2],
+    /// Of which head the scales are that are stored for a head: its own.
+    pub scale_source_head: fn(h: usize) -> usize,
+    /// Which head's scales a head is loaded with: its own.
+    pub loaded_scale_head: fn(h: usize) -> usize,
+    /// The layer that scales are stored for: that of the tokens.
+    pub scale_layer: fn(layer: usize) -> usize,
+    /// The layer whose scales tokens are loaded with: their own.
+    pub loaded_scale_layer: fn(layer: usize) -> usize,
     /// What is stored as key and as value: `current_key` (0), `current_value` (1), nothing.
     pub stored: [Option<usize>; 2],
     /// Which of the two goes where: `key` gets what is loaded as key (0), `value` as value (1).
@@ -130,6 +138,10 @@ impl Default for Behavior {
             scale_kv: [0, 1],
             loaded_scale_kv: [0, 1],
             scale_source: [0, 1],
+            scale_source_head: |h| h,
+            loaded_scale_head: |h| h,
+            scale_layer: |layer| layer,
+            loaded_scale_layer: |layer| layer,
             stored: [Some(0), Some(1)],
             outputs: [0, 1],
             cache_head: |output_head, _, num_repeat| Some(output_head / num_repeat),

@@ -126,15 +126,17 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let (quant_bit, group) = (self.attributes.quant_bit, self.group());
-        let Some(scales) = self.head(&self.plan.scale, store.place, layer, behavior.scale_kv[key_or_value], h)? else {
+        let scale_layer = (behavior.scale_layer)(layer);
+        let Some(scales) = self.head(&self.plan.scale, store.place, scale_layer, behavior.scale_kv[key_or_value], h)?
+        else {
             return Ok(());
         };
         let groups = self.groups();
         let steps: Vec<_> = (0..groups).map(|g| self.steps(source, store.row, h, g, scales * groups + g)).collect();
         for (g, steps) in steps.iter().enumerate() {
-            let stored = match behavior.scale_source[key_or_value] {
-                own if own == key_or_value => (arithmetic.stored_scale)(&group, steps),
-                other => {
+            let stored = match (behavior.scale_source[key_or_value], (behavior.scale_source_head)(h)) {
+                own if own == (key_or_value, h) => (arithmetic.stored_scale)(&group, steps),
+                (other, h) => {
                     let steps = self.steps(other, store.row, h, g, scales * groups + g);
                     (arithmetic.stored_scale)(&group, &steps)
                 }
@@ -208,9 +210,9 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let (quant_bit, group, groups) = (self.attributes.quant_bit, self.group(), self.groups());
-        let Some(scales) =
-            self.head(&self.plan.scale, load.place, layer, self.behavior.loaded_scale_kv[key_or_value], h)?
-        else {
+        let (of_layer, of_head) = ((self.behavior.loaded_scale_layer)(layer), (self.behavior.loaded_scale_head)(h));
+        let of_kv = self.behavior.loaded_scale_kv[key_or_value];
+        let Some(scales) = self.head(&self.plan.scale, load.place, of_layer, of_kv, of_head)? else {
             return Ok(());
         };
         let from = if self.behavior.sources.scale { &self.after.scale } else { &self.before.scale };

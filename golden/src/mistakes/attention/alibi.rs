@@ -49,6 +49,28 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::of_attention(
         "alibi.causal",
+        "alibi-causal-by-is-causal",
+        "ALiBi leaves queries the keys behind them where is_causal is 0: it hides them whatever is_causal is.",
+        |behavior| {
+            behavior.attention.bias = |ragged, query, slope, j| match ragged.is_causal && j > query.position() {
+                true => f64::NEG_INFINITY,
+                false => slope * (j - query.position()) as f64,
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "alibi",
+        "alibi-times-log2e",
+        "ALiBi is multiplied with log2(e), as exp2() needs it, and the inner products are not.",
+        |behavior| {
+            behavior.attention.bias = |_, query, slope, j| match j <= query.position() {
+                true => slope * (j - query.position()) as f64 * std::f64::consts::LOG2_E,
+                false => f64::NEG_INFINITY,
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "alibi.causal",
         "alibi-symmetric",
         "ALiBi leaves queries the keys behind them, with -slope[h] times the distance: -inf should hide them.",
         |behavior| {
@@ -176,6 +198,19 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
             behavior.attention.slope = |ragged, h| {
                 let mut slopes = slopes(ragged.num_heads);
                 slopes.sort_by(|a, b| b.total_cmp(a));
+                slopes[h]
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "alibi.slopes",
+        "alibi-slopes-of-double-first",
+        "Where num_heads is no power of two, the slopes 2^(-4k/c) of odd k come first: those of the power of two below \
+         do.",
+        |behavior| {
+            behavior.attention.slope = |ragged, h| {
+                let mut slopes = slopes(ragged.num_heads);
+                slopes.rotate_left(1 << ragged.num_heads.max(1).ilog2());
                 slopes[h]
             };
         },

@@ -205,6 +205,20 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
                 |ragged, query, j| ragged.kvstarts[query.b] + j <= ragged.seqstarts[query.b] + query.i;
         },
     ),
+    window::<2>("window-of-2"),
+    window::<4>("window-of-4"),
+    window::<8>("window-of-8"),
+    window::<16>("window-of-16"),
+    window::<32>("window-of-32"),
+    window::<64>("window-of-64"),
+    window::<128>("window-of-128"),
+    window::<3>("window-of-2-and-own-key"),
+    window::<5>("window-of-4-and-own-key"),
+    window::<9>("window-of-8-and-own-key"),
+    window::<17>("window-of-16-and-own-key"),
+    window::<33>("window-of-32-and-own-key"),
+    window::<65>("window-of-64-and-own-key"),
+    window::<129>("window-of-128-and-own-key"),
 ];
 
 /// Whether a sequence has queries for which the causal mask counts.
@@ -216,4 +230,12 @@ fn has_queries(ragged: &Ragged, b: usize) -> bool {
 fn every_sequence(behavior: &mut Behavior) {
     behavior.attention.has_causal_mask =
         |ragged, b| ragged.is_causal && b as i128 >= i128::from(ragged.decoding_batches);
+}
+
+/// Queries that see the last `N` keys alone, their own the last of them.
+const fn window<const N: i64>(name: &'static str) -> Mistake {
+    let about = "Queries see a window of the last keys up to their own: they see all keys that no mask hides.";
+    Mistake::of_attention("causal-mask", name, about, |behavior| {
+        behavior.attention.hides = |query, j| j <= query.position() - N;
+    })
 }

@@ -18,6 +18,26 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::of_attention(
         "attn-mask",
+        "mask-nan-taken-as-0",
+        "NaN in attn_mask is taken as 0: it is added, and the query that sees it gives NaN.",
+        |behavior| {
+            behavior.attention.score =
+                |terms| Terms { attn_mask: terms.attn_mask.filter(|mask| !mask.is_nan()), ..*terms }.score();
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-nan-hides",
+        "NaN in attn_mask hides a key: it is added, and the query that sees it gives NaN.",
+        |behavior| {
+            behavior.attention.score = |terms| {
+                let hidden = |mask: f64| if mask.is_nan() { f64::NEG_INFINITY } else { mask };
+                Terms { attn_mask: terms.attn_mask.map(hidden), ..*terms }.score()
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
         "mask-does-not-hide",
         "Values of attn_mask are added, but for -inf, which should hide the key.",
         |behavior| {
@@ -327,6 +347,121 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         },
     ),
     Mistake::of_attention(
+        "attn-mask",
+        "mask-stride-of-own-keys",
+        "A row of attn_mask is taken as long as its sequence has keys: it has W columns, for those of all sequences.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let row = plane_of(mask, query) * mask.rows as i64 + ragged.seqstarts[query.b] + query.i;
+                Some(row * query.m + ragged.kvstarts[query.b] + j)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-stride-and-columns-of-own-keys",
+        "attn_mask is read as if its columns were the keys of one sequence: a row has W columns, and those of sequence b begin at kvstarts[b].",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let row = plane_of(mask, query) * mask.rows as i64 + ragged.seqstarts[query.b] + query.i;
+                Some(row * query.m + j)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-of-each-sequence-alone",
+        "attn_mask is read as if it were that of one sequence, of n rows and m columns: sequence b has the block that begins at seqstarts[b] and kvstarts[b], in rows of W columns.",
+        |behavior| {
+            behavior.attention.mask_element =
+                |_, mask, query, j| Some((plane_of(mask, query) * query.n + query.i) * query.m + j);
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-stride-of-max-kvlen",
+        "A row of attn_mask is taken as max_kvlen columns long, of its sequence alone: it has W, and the columns of sequence b begin at kvstarts[b].",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let row = plane_of(mask, query) * mask.rows as i64 + ragged.seqstarts[query.b] + query.i;
+                Some(row * ragged.max_kvlen + j)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-blocks-one-behind-the-other",
+        "The blocks of attn_mask are taken as packed, one behind the other: they lie on the diagonal of rows of W columns.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, _, query, j| {
+                let before: i64 = (0..query.b).map(|b| ragged.seqlen(b) * ragged.kvlen(b)).sum();
+                Some(before + query.i * query.m + j)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-transposed",
+        "attn_mask is read as keys by queries: its rows are queries.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let (row, column) = (ragged.seqstarts[query.b] + query.i, ragged.kvstarts[query.b] + j);
+                Some((plane_of(mask, query) * mask.width as i64 + column) * mask.rows as i64 + row)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask.width",
+        "mask-planes-of-keys",
+        "A plane of attn_mask is taken as long as if it had no padding: it has W columns in each row.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let narrow = plane_of(mask, query) * mask.rows as i64 * (mask.width as i64 - ragged.total_keys());
+                Some(element(ragged, mask, query, j) - narrow)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-planes-of-own-queries",
+        "A plane of attn_mask is taken as having the rows of one sequence: it has those of all queries.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| {
+                let row = plane_of(mask, query) * query.n + query.i;
+                Some(row * mask.width as i64 + ragged.kvstarts[query.b] + j)
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-one-column-further",
+        "attn_mask is read one column further: key j has column kvstarts[b] + j.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| Some(element(ragged, mask, query, j) + 1);
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-one-column-before",
+        "attn_mask is read one column before: key j has column kvstarts[b] + j.",
+        |behavior| {
+            behavior.attention.mask_element = |ragged, mask, query, j| Some(element(ragged, mask, query, j) - 1);
+        },
+    ),
+    Mistake::of_attention(
+        "attn-mask",
+        "mask-planes-reversed",
+        "The planes of an attn_mask of rank 3 are taken in reverse order: plane h is that of query head h.",
+        |behavior| {
+            behavior.attention.mask_element =
+                |ragged, mask, query, j| at(ragged, mask, query, ragged.num_heads - 1 - query.h, j);
+        },
+    ),
+    Mistake::of_attention("attn-mask", "mask-added-twice", "attn_mask is added twice.", |behavior| {
+        behavior.attention.score =
+            |terms| Terms { attn_mask: terms.attn_mask.map(|mask| 2.0 * mask), ..*terms }.score();
+    }),
+    Mistake::of_attention(
         "weights.hidden",
         "hidden-scores-not-replaced",
         "-inf is added to a score that is NaN or infinite, which gives NaN: a hidden key has score -inf, whatever its \
@@ -377,10 +512,14 @@ fn added(terms: &Terms) -> f64 {
     terms.masks().fold(terms.product * terms.factor, |score, mask| score + mask)
 }
 
+/// The plane of a query head; 0 where a mask has rank 2.
+fn plane_of(mask: &MaskShape, query: &Query) -> i64 {
+    mask.planes.map_or(0, |_| query.h as i64)
+}
+
 /// The number of the mask's element for the key at position `j`.
 fn element(ragged: &Ragged, mask: &MaskShape, query: &Query, j: i64) -> i64 {
-    let plane = mask.planes.map_or(0, |_| query.h as i64);
-    let row = plane * mask.rows as i64 + ragged.seqstarts[query.b] + query.i;
+    let row = plane_of(mask, query) * mask.rows as i64 + ragged.seqstarts[query.b] + query.i;
     row * mask.width as i64 + ragged.kvstarts[query.b] + j
 }
 

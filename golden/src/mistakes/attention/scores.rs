@@ -3,6 +3,7 @@
 use kvcache_schema::ElementType;
 
 use crate::mistakes::mistake::Mistake;
+use crate::oracle::attention::decisions::Terms;
 
 pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
@@ -99,6 +100,32 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "Query heads use key heads in reverse order: query head h uses key head h / (num_heads / num_kv_heads).",
         |behavior| behavior.attention.key_head = |ragged, h| ragged.kv_heads - 1 - h / ragged.group(),
     ),
+    clipped::<10_000>(
+        "scores-clipped-at-10000",
+        "Scores are clipped to what is between -10000 and 10000: they have no bounds.",
+    ),
+    clipped::<65_504>(
+        "scores-clipped-at-65504",
+        "Scores are clipped to what a float16 holds, 65504: in float32 they have no such bounds.",
+    ),
+    capped::<30>(
+        "scores-capped-at-30",
+        "Scores are capped, 30 * tanh(score / 30), as some models do: they are taken as they are.",
+    ),
+    capped::<50>(
+        "scores-capped-at-50",
+        "Scores are capped, 50 * tanh(score / 50), as some models do: they are taken as they are.",
+    ),
+    Mistake::of_attention(
+        "precision",
+        "values-summed-in-float16-before-division",
+        "Values are multiplied with weights that are not divided by their sum yet, and added up in float16, which has no \
+         room for that: add them in float32, and round the result once.",
+        |behavior| {
+            behavior.attention.sums_of_values = float16_of_float16;
+            behavior.attention.divides_last = true;
+        },
+    ),
     Mistake::of_attention(
         "precision",
         "values-summed-in-float16",
@@ -131,6 +158,29 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         },
     ),
 ];
+
+/// Scores that are clipped; hidden ones stay.
+const fn clipped<const LARGEST: i32>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::of_attention("scores", name, about, |behavior| {
+        behavior.attention.score = |terms| of_seen(terms, |score| score.clamp(-f64::from(LARGEST), f64::from(LARGEST)));
+    })
+}
+
+/// Scores that approach a largest one; hidden ones stay.
+const fn capped<const LARGEST: i32>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::of_attention("scores", name, about, |behavior| {
+        behavior.attention.score =
+            |terms| of_seen(terms, |score| f64::from(LARGEST) * (score / f64::from(LARGEST)).tanh());
+    })
+}
+
+/// What becomes of the score of a key that is not hidden.
+fn of_seen(terms: &Terms, changed: impl Fn(f64) -> f64) -> f64 {
+    match terms.score() {
+        f64::NEG_INFINITY => f64::NEG_INFINITY,
+        score => changed(score),
+    }
+}
 
 /// float16 for tensors of float16.
 fn float16_of_float16(t1: ElementType) -> Option<ElementType> {

@@ -248,6 +248,38 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         },
     ),
     Mistake::of_attention(
+        "heads.grouped",
+        "output-heads-by-group",
+        "Heads are written in the order (num_heads / num_kv_heads, num_kv_heads): those that share a key head are \
+         neighbors.",
+        |behavior| {
+            behavior.attention.output_head = |ragged, token, h| {
+                let (key_head, r) = (h / ragged.group(), h % ragged.group());
+                token * ragged.num_heads + r * ragged.kv_heads + key_head
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "heads.grouped",
+        "output-heads-by-key-head",
+        "Heads are taken in the order (num_heads / num_kv_heads, num_kv_heads), and written as if those that share a \
+         key head were neighbors there.",
+        |behavior| {
+            behavior.attention.output_head = |ragged, token, h| {
+                let (r, key_head) = (h / ragged.kv_heads, h % ragged.kv_heads);
+                token * ragged.num_heads + key_head * ragged.group() + r
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "weights",
+        "output-heads-reversed",
+        "The heads of the output come in reverse order.",
+        |behavior| {
+            behavior.attention.output_head = |ragged, token, h| token * ragged.num_heads + ragged.num_heads - 1 - h;
+        },
+    ),
+    Mistake::of_attention(
         "weights",
         "output-heads-merged",
         "The output has the shape (tokens, Hq * Dh): it should be (tokens, Hq, Dh).",

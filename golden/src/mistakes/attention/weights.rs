@@ -1,5 +1,8 @@
 //! Mistakes of the softmax, and of rows that see no key.
 
+use half::f16;
+use kvcache_schema::ElementType;
+
 use crate::mistakes::mistake::Mistake;
 use crate::oracle::attention::decisions::{Axis, RowsWithoutKeys, Terms, larger, softmax};
 
@@ -66,6 +69,25 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
                 let exps: Vec<_> = scores.iter().map(|score| (score - largest.unwrap_or(0.0)).exp()).collect();
                 let sum: f64 = exps.iter().sum();
                 exps.iter().map(|exp| exp / (sum + 1.0)).collect()
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "precision",
+        "weights-summed-in-float16",
+        "Weights are added up in float16 before they are divided by their sum, one after the other: small ones are lost \
+         beside a sum that is large. Add them in float32.",
+        |behavior| {
+            behavior.attention.softmax = |t1, scores| match t1 {
+                ElementType::Float16 => {
+                    let largest = scores.iter().copied().filter(|&score| score != f64::NEG_INFINITY).reduce(larger);
+                    let exps: Vec<_> = scores.iter().map(|score| (score - largest.unwrap_or(0.0)).exp()).collect();
+                    let sum = exps
+                        .iter()
+                        .fold(f16::ZERO, |sum, &exp| f16::from_f64(sum.to_f64() + f16::from_f64(exp).to_f64()));
+                    if sum == f16::ZERO { softmax(scores) } else { exps.iter().map(|exp| exp / sum.to_f64()).collect() }
+                }
+                _ => softmax(scores),
             };
         },
     ),

@@ -198,7 +198,10 @@ impl<'a> Sequence<'a> {
             let terms = Terms {
                 product,
                 factor,
-                causal: causal.then(|| if (attention.sees)(ragged, &query, j) { 0.0 } else { f64::NEG_INFINITY }),
+                causal: match (attention.hides)(&query, j) {
+                    true => Some(f64::NEG_INFINITY),
+                    false => causal.then(|| if (attention.sees)(ragged, &query, j) { 0.0 } else { f64::NEG_INFINITY }),
+                },
                 alibi: alibi.then(|| (attention.bias)(self.ragged, &query, slope, j)),
                 attn_mask: self.mask(&query, j)?,
             };
@@ -290,11 +293,17 @@ impl<'a> Sequence<'a> {
         };
         let value = |key: usize, d: usize| scored.heads[key].map_or(0.0, |head| self.packed.value[head + d]);
         let (mut sum, mut allowed) = (vec![nothing; head_dim], vec![0.0; head_dim]);
+        // Before the division the largest weight is 1.
+        let largest = seen.iter().map(|&key| used[key]).fold(0.0, f64::max);
+        let divisor = if attention.divides_last && largest > 0.0 { 1.0 / largest } else { 1.0 };
         for &key in &seen {
-            let weight = rounded(sums, used[key]);
+            let weight = rounded(sums, used[key] * divisor);
             for (d, sum) in sum.iter_mut().enumerate() {
                 *sum = rounded(sums, *sum + rounded(sums, weight * value(key, d)));
             }
+        }
+        if divisor != 1.0 {
+            sum.iter_mut().for_each(|sum| *sum /= divisor);
         }
         if !seen.is_empty() {
             let row = Row {

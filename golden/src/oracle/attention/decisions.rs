@@ -27,6 +27,8 @@ pub struct Attention {
     pub has_causal_mask: fn(&Ragged, b: usize) -> bool,
     /// Whether, with the causal mask, a query sees the key at position `j`.
     pub sees: fn(&Ragged, &Query, j: i64) -> bool,
+    /// Whether a query does not see the key at position `j`, causal mask or not: it sees all that masks leave.
+    pub hides: fn(&Query, j: i64) -> bool,
     /// Whether a sequence has ALiBi's mask.
     pub has_alibi: fn(&Ragged, b: usize) -> bool,
     /// The slope of a query head.
@@ -51,6 +53,10 @@ pub struct Attention {
     pub sums_of_products: fn(ElementType) -> Option<ElementType>,
     /// The same of sums of weighted values.
     pub sums_of_values: fn(ElementType) -> Option<ElementType>,
+
+    /// Whether weights are divided by their sum after the values were summed with them: it does not matter where sums
+    /// are of float32 or better.
+    pub divides_last: bool,
 
     /// The shape of `attn_output`.
     pub output_shape: fn(&Ragged) -> Vec<usize>,
@@ -123,6 +129,7 @@ impl Default for Attention {
                 ragged.is_causal && ragged.seqlen(b) > 1 && b as i128 >= i128::from(ragged.decoding_batches)
             },
             sees: |_, query, j| j <= query.position(),
+            hides: |_, _| false,
             has_alibi: |ragged, _| ragged.is_alibi,
             slope: |ragged, h| slopes(ragged.num_heads)[h],
             bias: |_, query, slope, j| match j <= query.position() {
@@ -145,6 +152,7 @@ impl Default for Attention {
             rows_without_keys: RowsWithoutKeys::Zeros,
             sums_of_products: |_| None,
             sums_of_values: |_| None,
+            divides_last: false,
             output_shape: |ragged| vec![ragged.tokens() as usize, ragged.num_heads, ragged.head_dim],
             output_head: |ragged, token, h| token * ragged.num_heads + h,
             output_type: |t1| t1,
