@@ -9,9 +9,9 @@ use kvcache_schema::ElementType;
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::fingerprint::{MadeState, StatePrint, of_state};
 use super::scope::Facts;
-use crate::attention::{CallResult, Case};
+use crate::attention::{CallResult, Case, Step};
 use crate::case::NanRule;
-use crate::difference::Value;
+use crate::difference::{Value, integers};
 use crate::implementation::Outcome;
 use crate::mistakes::{Mistake, attention_rule};
 use crate::oracle::attention::{Attended, KnownCall};
@@ -115,7 +115,14 @@ impl Diagnosable for Case {
 
     fn size(&self) -> usize {
         let size = |tensor: &Tensor| tensor.bytes().len();
-        self.steps.iter().flat_map(|step| step.inputs.values()).chain(&self.cache).map(size).sum()
+        let tensors: usize = self.steps.iter().flat_map(|step| step.inputs.values()).chain(&self.cache).map(size).sum();
+        // The keys of a sequence are at most those of its call.
+        let keys = |step: &Step| step.inputs.get("kvstarts").and_then(|starts| integers(starts).last().copied());
+        let products = |step: &Step| {
+            let keys = usize::try_from(keys(step).unwrap_or(0)).unwrap_or(0);
+            step.inputs.get("query").map_or(0, |query| Value::count(query).saturating_mul(keys))
+        };
+        self.steps.iter().map(products).fold(tensors, usize::saturating_add)
     }
 }
 
@@ -127,6 +134,10 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
 impl MadeCall for MadeAttention {
     fn is_refused(&self) -> bool {
         matches!(self.outcome, MadeEnd::Refused(_))
+    }
+
+    fn is_kept(&self) -> bool {
+        self.state.kept
     }
 }
 
@@ -176,16 +187,20 @@ impl Predict<MadeAttention> for PredictedAttention {
     }
 
     fn is_never_right(&self, right: &Self) -> bool {
-        self.differs(right, 1.0) && !self.is_refused_late()
+        let is_open = match self.outcome {
+            PredictedEnd::Refused(_) => self.is_refused_late(),
+            PredictedEnd::DoneSomehow | PredictedEnd::Unknown => right.is_legal(),
+            _ => false,
+        };
+        self.differs(right, 1.0) && !is_open
+    }
+
+    fn is_refused_late(&self) -> bool {
+        matches!((&self.outcome, self.state), (PredictedEnd::Refused(_), StatePrint::Changed))
     }
 }
 
 impl PredictedAttention {
-    /// Whether the call is refused after it has written something.
-    fn is_refused_late(&self) -> bool {
-        matches!((&self.outcome, self.state), (PredictedEnd::Refused(_), StatePrint::Changed))
-    }
-
     /// Whether it is not `right` by more than the tolerance of what is right and, so many times, its own.
     fn differs(&self, right: &Self, own: f64) -> bool {
         let outcome = match (&self.outcome, &right.outcome) {

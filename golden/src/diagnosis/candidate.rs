@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use super::diagnosable::{Diagnosable, Predict};
+use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use crate::mistakes::Mistake;
 use crate::oracle::{Oracle, Outside};
 
@@ -62,7 +62,7 @@ impl<C: Diagnosable> Candidate<C> {
     }
 }
 
-fn fit<M, P: Predict<M>>(predicted: &[P], right: &[P], made: Option<&[M]>) -> Option<Fit> {
+fn fit<M: MadeCall, P: Predict<M>>(predicted: &[P], right: &[P], made: Option<&[M]>) -> Option<Fit> {
     let pairs = || predicted.iter().zip(right);
     let wrong = || pairs().filter(|(predicted, right)| predicted.is_wrong(right)).map(|(wrong, _)| wrong);
     wrong().next()?;
@@ -75,6 +75,10 @@ fn fit<M, P: Predict<M>>(predicted: &[P], right: &[P], made: Option<&[M]>) -> Op
         });
     };
     if made.len() != predicted.len() || predicted.iter().zip(made).any(|(predicted, made)| !predicted.fits(made)) {
+        return None;
+    }
+    let mut refused_late = predicted.iter().zip(made).filter(|(predicted, _)| predicted.is_refused_late()).peekable();
+    if refused_late.peek().is_some() && refused_late.all(|(_, made)| made.is_kept()) {
         return None;
     }
     Some(Fit {

@@ -32,6 +32,9 @@ pub trait Diagnosable: Suite + Sized {
 pub trait MadeCall {
     /// Whether it was refused.
     fn is_refused(&self) -> bool;
+
+    /// Whether it left cache and scale as they were.
+    fn is_kept(&self) -> bool;
 }
 
 /// What a call is predicted to do.
@@ -60,4 +63,7 @@ pub trait Predict<M>: Sized {
     /// Whether nothing that fits it is right. What is compared with a tolerance can be both, and who writes before a
     /// rule is checked may check another one in time.
     fn is_never_right(&self, right: &Self) -> bool;
+
+    /// Whether the call is refused, perhaps after it has written something.
+    fn is_refused_late(&self) -> bool;
 }

@@ -117,6 +117,10 @@ impl MadeCall for Made {
     fn is_refused(&self) -> bool {
         matches!(self.outcome, MadeOutcome::Refused(_))
     }
+
+    fn is_kept(&self) -> bool {
+        self.state.kept
+    }
 }
 
 impl Predict<Made> for Predicted {
@@ -161,12 +165,14 @@ impl Predict<Made> for Predicted {
     }
 
     fn is_never_right(&self, right: &Self) -> bool {
-        self != right && !(self.is_refused_late() && self.outcome == right.outcome)
+        let is_open = match self.outcome {
+            OutcomePrint::Refused(_) => self.is_refused_late() && self.outcome == right.outcome,
+            OutcomePrint::DoneSomehow | OutcomePrint::Unknown => right.is_legal(),
+            _ => false,
+        };
+        self != right && !is_open
     }
-}
 
-impl Predicted {
-    /// Whether the call is refused after it has written something.
     fn is_refused_late(&self) -> bool {
         matches!((self.outcome, self.state), (OutcomePrint::Refused(_), StatePrint::Changed))
     }
@@ -187,8 +193,8 @@ impl StatePrint {
         match self {
             Self::Known(state) => state == made.print,
             Self::Kept => made.kept,
-            Self::Changed => !made.kept,
-            Self::Unknown => true,
+            // Who writes before one rule is checked may check another one in time.
+            Self::Changed | Self::Unknown => true,
         }
     }
 }

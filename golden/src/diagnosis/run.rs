@@ -1,5 +1,6 @@
 //! The diagnosis of a whole run.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -15,6 +16,9 @@ const MOST_CONTRADICTIONS: usize = 4;
 /// A mistake that refuses legal calls is not named if it is more likely that those were refused by chance.
 const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
 
+/// How much work is spent on pairs of mistakes, in what [`Diagnosable::size`] counts: seconds, whatever failed.
+const MOST_WORK: usize = 1 << 28;
+
 /// What the failures of a run come from.
 #[derive(Debug, Clone, Default)]
 pub struct RunDiagnosis {
@@ -26,6 +30,8 @@ pub struct RunDiagnosis {
     pub undiagnosed: Vec<String>,
     /// What these have in common and the cases that passed have not.
     pub undiagnosed_scope: Scope,
+    /// How many pairs of mistakes were not tried on these, because that would have been too much work.
+    pub pairs_left_out: usize,
 }
 
 /// A mistake, or two that are made together, and the failures that come from it.
@@ -74,7 +80,11 @@ impl fmt::Display for RunDiagnosis {
                 scope if scope.is_everything() => String::new(),
                 scope => format!(": all of them are of cases where {scope}"),
             };
-            lines.push(format!("{of} what no known mistake gives{only}"));
+            let untried = match self.pairs_left_out {
+                0 => String::new(),
+                pairs => format!(" ({pairs} pairs of mistakes were not tried: too much work)"),
+            };
+            lines.push(format!("{of} what no known mistake gives{only}{untried}"));
         }
         f.write_str(&lines.join("\n"))
     }
@@ -86,7 +96,7 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
     /// That mistake comes first for which the failures that it explains outnumber the passed cases that contradict it
     /// by most; of equals, the one that predicts the most calls in full, then the first of the list. Then the same for
     /// the failures that are left. What is left in the end may come from two mistakes at once: pairs with one that was
-    /// found are tried, or of all where none was found.
+    /// found are tried, or of all where none was found, as far as the work allows that is spent on them.
     ///
     /// A mistake may be made in a part of the implementation alone, like one type or one layout. Then the passed cases
     /// outside of that part do not contradict it, but a part that takes many words to describe is less likely. That a
@@ -101,11 +111,11 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
         let mut run = Run { known: self, passed, failed, refused_by_chance };
         let count = run.failed.len();
         let mut explanations = run.explain(&self.single);
-        let pairs = run.pairs(&explanations);
+        let (pairs, pairs_left_out) = run.pairs(&explanations);
         explanations.extend(run.explain(&pairs));
         let undiagnosed = run.failed.keys().map(|&case| self.cases[case].name().to_owned()).collect();
         let undiagnosed_scope = run.scope_of_failed();
-        RunDiagnosis { failed: count, explanations, undiagnosed, undiagnosed_scope }
+        RunDiagnosis { failed: count, explanations, undiagnosed, undiagnosed_scope, pairs_left_out }
     }
 
     /// The part of the legal calls of a run, by cases, that were refused.
@@ -246,34 +256,45 @@ impl<C: Diagnosable> Run<'_, '_, C> {
         candidate.deviates(i, &self.known.cases[i], self.known.right(i))
     }
 
-    /// The pairs that are worth trying.
-    fn pairs(&self, found: &[Explanation]) -> Vec<Candidate<C>> {
+    /// The pairs that are worth trying, as far as the work allows, and how many were not looked at for it.
+    fn pairs(&self, found: &[Explanation]) -> (Vec<Candidate<C>>, usize) {
         // Those that were found, and of the others those that change what the smallest of the failed cases gives.
         let size = |i: &usize| self.known.cases[*i].size();
         let ran = self.failed.iter().filter(|(_, made)| made.is_some()).map(|(&i, _)| i);
-        let Some(smallest) = ran.min_by_key(size) else { return Vec::new() };
+        let Some(smallest) = ran.min_by_key(size) else { return Default::default() };
         let is_found = |mistake: &Mistake| found.iter().any(|found| found.mistakes.contains(&mistake.name));
         let candidates = self.known.single.iter().map(|candidate| (candidate, candidate.mistakes[0]));
         let single: Vec<_> = candidates
             .filter(|(candidate, (mistake, _))| is_found(mistake) || self.deviates(candidate, smallest))
             .map(|(_, mistake)| mistake)
             .collect();
-        let with_later = |(i, &one): (usize, &_)| {
-            let later = single[i + 1..].iter();
-            later.map(move |&other| Candidate::new(vec![one, other], self.known.cases.len())).collect::<Vec<_>>()
-        };
-        let pairs = single.iter().enumerate().flat_map(with_later);
+        let with_later =
+            |(i, &one): (usize, &_)| single[i + 1..].iter().map(move |&other| [one, other]).collect::<Vec<_>>();
+        let of_found = |pair: &[(&Mistake, _); 2]| pair.iter().filter(|(mistake, _)| is_found(mistake)).count();
+        let mut pairs: Vec<_> = single.iter().enumerate().flat_map(with_later).collect();
+        // Of mistakes that were found any with another, else any.
+        pairs.retain(|pair| found.is_empty() || of_found(pair) > 0);
+        pairs.sort_by_key(|pair| Reverse(of_found(pair)));
         // What does not explain the smallest explains too little.
         let explains = |pair: &Candidate<C>| {
             let made = self.failed[&smallest].as_deref();
             pair.fit(smallest, &self.known.cases[smallest], self.known.right(smallest), made).is_some()
         };
-        let is_worth_trying =
-            |pair: &Candidate<C>| match pair.mistakes.iter().filter(|(mistake, _)| is_found(mistake)).count() {
-                0 => found.is_empty() && explains(pair),
-                1 => explains(pair),
-                _ => true,
-            };
-        pairs.filter(is_worth_trying).collect()
+        let all = self.failed.keys().chain(&self.passed).map(size).fold(0, usize::saturating_add);
+        let (mut worth_trying, mut work, mut left_out) = (Vec::new(), 0, 0);
+        for pair in pairs {
+            if work > MOST_WORK {
+                left_out += 1;
+                continue;
+            }
+            let are_found = of_found(&pair) == 2;
+            let candidate = Candidate::new(pair.to_vec(), self.known.cases.len());
+            work = work.saturating_add(size(&smallest));
+            if are_found || explains(&candidate) {
+                work = work.saturating_add(all);
+                worth_trying.push(candidate);
+            }
+        }
+        (worth_trying, left_out)
     }
 }
