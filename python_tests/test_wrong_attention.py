@@ -14,8 +14,8 @@ import vectorized_attention
 from vectorized_attention import Right, RightInT1
 
 CASES = Path(__file__).resolve().parents[1] / "golden/attention_cases"
-# Cases of masks and sequences, which tell most wrong implementations apart.
-TELLING = ("alibi", "batch", "causal", "chunked", "mask", "packed", "pages", "reads", "shared")
+# Cases of masks, sequences and refusals, which tell most wrong implementations apart.
+TELLING = ("alibi", "batch", "causal", "chunked", "mask", "packed", "pages", "reads", "refuse", "shared")
 
 
 @pytest.mark.parametrize("right", (Right, RightInT1))

@@ -465,6 +465,44 @@ class FirstRepetition(Right):
         return repeated
 
 
+class AmaxOfFirst8(Right):
+    """One vector of each group."""
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        return super().amax(groups[..., :8])
+
+
+class ScaleOfFirstHead(Right):
+    """An index of the head forgotten."""
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        return super().dequantized(a, codes, np.broadcast_to(scale[:, :, :1], scale.shape), t1)
+
+
+class ScaleOfFirstLayer(Right):
+    """A layer of the scales forgotten, where they are loaded."""
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if a.quant_bit != 0:
+            scale = scale.copy()
+            scale[:, a.layer_idx] = scale[:, 0]
+        return super().gather(a, i, cache, scale)
+
+
+class SlotsCheckedLate(Right):
+    """Where tokens go is checked as they are stored, when others have been."""
+
+    late = ("cache_range", "page_range", "too_many_pages", "write_conflict")
+
+    def __call__(self, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+        try:
+            return super().__call__(attributes, inputs, cache, scale)
+        except Refused as refusal:
+            if str(refusal) in self.late:
+                cache.reshape(-1).view(np.uint8)[:1] ^= 1
+            raise
+
+
 # What the diagnosis calls each.
 WRONG: dict[type[Right], str] = {
     NibblesSwapped: "nibbles-swapped",
@@ -503,6 +541,10 @@ WRONG: dict[type[Right], str] = {
     SignAndMagnitude: "nibbles-with-a-sign-bit",
     NibblesSwappedInLoads: "nibbles-swapped-in-loads",
     FirstRepetition: "first-repetition-alone",
+    AmaxOfFirst8: "amax-of-first-8",
+    ScaleOfFirstHead: "scale-of-first-head-in-loads",
+    ScaleOfFirstLayer: "layer-ignored-by-loads-of-scale",
+    SlotsCheckedLate: "state-changed-before-refusal",
 }
 
 

@@ -329,6 +329,95 @@ class KeyAndValueSwapped(Right):
         return super().attend(a, i, value, key)
 
 
+class WindowOf4(Right):
+    """A window where there is none."""
+
+    def hidden(self, a: Any, i: Any) -> np.ndarray:
+        _, _, positions, j = self.positions(i)
+        return super().hidden(a, i) | (j <= positions[:, None] - 4)
+
+
+class ScoresClipped(Right):
+    """What float16 holds, whatever T1 is."""
+
+    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
+        return super().weights(np.where(scores == -INFINITY, scores, scores.clip(-65504, 65504)), i)
+
+
+class WeightsSummedInFloat16(Right):
+    """Small weights vanish beside their sum."""
+
+    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
+        if i.query.dtype != np.float16:
+            return super().weights(scores, i)
+        exps = np.where(scores == -INFINITY, 0, np.exp(scores - self.largest(scores)))
+        sums = np.cumsum(exps, -1, np.float16)[..., -1:] if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
+        return exps / np.where((scores == -INFINITY).all(-1, keepdims=True), 1, sums.astype(np.float32))
+
+
+class HeadsByGroup(Right):
+    """The heads that share a key head lie apart."""
+
+    def finished(self, a: Any, i: Any, output: np.ndarray) -> np.ndarray:
+        grouped = super().finished(a, i, output)
+        group = a.num_heads // a.num_kv_heads
+        heads = grouped.reshape(len(output), a.num_kv_heads, group, a.head_dim)
+        return heads.transpose(0, 2, 1, 3).reshape(output.shape)
+
+
+class MaskNanIsZero(Right):
+    """np.nan_to_num() of the mask."""
+
+    def columns(self, a: Any, i: Any, mask: np.ndarray) -> np.ndarray:
+        columns = super().columns(a, i, mask)
+        return np.where(np.isnan(columns), columns.dtype.type(0), columns)
+
+
+class MaskOneColumnBefore(Right):
+    """A mask whose first column is taken for one of padding."""
+
+    def columns(self, a: Any, i: Any, mask: np.ndarray) -> np.ndarray:
+        planes = mask if mask.ndim == 3 else mask[None]
+        before = np.concatenate([np.zeros(1, mask.dtype), planes.reshape(-1)[:-1]])
+        return before.reshape(planes.shape)[..., : i.kvstarts[-1]]
+
+
+class AlibiForBaseTwo(Right):
+    """ALiBi times log2(e), and inner products not."""
+
+    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        return super().bias(slopes, distance) * np.float32(np.log2(np.e))
+
+
+class InputsOfBfloat16(Right):
+    """Numbers of 8 bits are multiplied."""
+
+    def attend(self, a: Any, i: Any, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        rounded = SimpleNamespace(**vars(i) | {"query": bfloat16(i.query)})
+        return super().attend(a, rounded, bfloat16(key), bfloat16(value)).astype(i.query.dtype)
+
+
+def bfloat16(x: np.ndarray) -> np.ndarray:
+    """Rounded to nearest, ties to even, as float32."""
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(x), np.float32(np.nan), rounded)
+
+
+class LateRefusal(Right):
+    """The mask is looked at when the tokens have been stored."""
+
+    def __call__(
+        self, op_type: str, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None
+    ) -> np.ndarray:
+        try:
+            return super().__call__(op_type, attributes, inputs, cache, scale)
+        except Refused as refusal:
+            if cache is not None and str(refusal) in ("mask_too_small", "kvlen_mismatch", "cache_range", "page_range"):
+                cache.reshape(-1).view(np.uint8)[:1] ^= 1
+            raise
+
+
 WRONG = {
     ScaleMissing: "score-scale-missing",
     ScaleOfAllHeads: "score-scale-of-all-heads",
@@ -352,5 +441,14 @@ WRONG = {
     LoadsBeforeStores: "loads-before-stores",
     NibblesSwapped: "nibbles-swapped",
     KeyAndValueSwapped: "key-and-value-swapped",
+    WindowOf4: "window-of-4",
+    ScoresClipped: "scores-clipped-at-65504",
+    WeightsSummedInFloat16: "weights-summed-in-float16",
+    HeadsByGroup: "output-heads-by-group",
+    MaskNanIsZero: "mask-nan-taken-as-0",
+    MaskOneColumnBefore: "mask-one-column-before",
+    AlibiForBaseTwo: "alibi-times-log2e",
+    InputsOfBfloat16: "inputs-of-bfloat16",
+    LateRefusal: "state-changed-before-refusal",
 }
 """The name of each one's flaw among the known mistakes."""

@@ -66,6 +66,22 @@ def groups() -> Iterator[Case]:
             quant_group=8,
         )
         yield case.call(Sequence(2, 2, 0), Sequence(0, 1, 4))
+        # A group that ends inside of a vector of 4, 8 or 16, with its largest magnitude there.
+        case = begin(
+            f"group22-int{bits}",
+            f"int{bits} in 2 groups of 22, whose last value is the largest: it counts toward the step.",
+            f"f32 int{bits} f32",
+            proves=rules,
+            head_dim=44,
+            max_t=6,
+            quant_bit=bits,
+            quant_group=22,
+        )
+        batch = (Sequence(0, 2, 3), Sequence(1, 1, 0))
+        call = case.inputs(batch, {})
+        for current in (call.current_key, call.current_value):
+            current[..., 21::22] = -3 * abs(current).max(axis=-1, keepdims=True)
+        yield case.call(*batch, current_key=call.current_key, current_value=call.current_value)
 
 
 def heads() -> Iterator[Case]:

@@ -19,6 +19,12 @@ use crate::oracle::{Oracle, PredictedOutcome};
 use crate::suite::Suite;
 use crate::tensor::Tensor;
 
+/// So many products of a query's and a key's element are as much work as a byte of a tensor.
+const PRODUCTS_OF_A_BYTE: usize = 64;
+
+/// A tolerance beyond so many times the largest value says nothing.
+const MOST_TOLERANCE: f64 = 1024.0;
+
 /// What a call is predicted to do.
 #[derive(Debug)]
 pub struct PredictedAttention {
@@ -122,7 +128,7 @@ impl Diagnosable for Case {
             let keys = usize::try_from(keys(step).unwrap_or(0)).unwrap_or(0);
             step.inputs.get("query").map_or(0, |query| Value::count(query).saturating_mul(keys))
         };
-        self.steps.iter().map(products).fold(tensors, usize::saturating_add)
+        self.steps.iter().map(products).fold(0, usize::saturating_add) / PRODUCTS_OF_A_BYTE + tensors
     }
 }
 
@@ -226,12 +232,11 @@ fn is_near(wrong: &Attended, right: &Attended, own: f64) -> bool {
     })
 }
 
-/// Whether not everything is within the tolerance of what is predicted, as where errors of scores are multiplied with
-/// weights far beyond 1.
+/// Whether a prediction is not so vague that almost everything is within its tolerance, as where errors of large scores
+/// are multiplied with weights far beyond 1.
 fn says_something(predicted: &Attended) -> bool {
-    let largest =
-        |values: &[f64]| values.iter().copied().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
-    largest(&predicted.tolerance) <= largest(&predicted.values).max(1.0)
+    let largest = |values: &[f64]| values.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+    largest(&predicted.tolerance) <= MOST_TOLERANCE * largest(&predicted.values).max(1.0)
 }
 
 /// Whether values are within the tolerance of what is predicted. What is too large for the type is an infinity.

@@ -17,7 +17,7 @@ const MOST_CONTRADICTIONS: usize = 4;
 const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
 
 /// How much work is spent on pairs of mistakes, in what [`Diagnosable::size`] counts: seconds, whatever failed.
-const MOST_WORK: usize = 1 << 28;
+const MOST_WORK: usize = 1 << 26;
 
 /// What the failures of a run come from.
 #[derive(Debug, Clone, Default)]

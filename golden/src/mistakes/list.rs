@@ -24,6 +24,7 @@ pub fn mistakes() -> &'static [Mistake] {
             paging::MISTAKES,
             addressing::MISTAKES,
             order::MISTAKES,
+            attention::precision::MISTAKES,
             attention::scores::MISTAKES,
             attention::causal::MISTAKES,
             attention::alibi::MISTAKES,

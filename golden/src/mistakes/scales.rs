@@ -308,7 +308,7 @@ const fn amax_of_first<const N: usize>(name: &'static str, about: &'static str) 
 
 /// A scale that the values behind the last multiple of `N` do not count toward.
 const fn rest_not_in_amax<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
-    Mistake::new("quantizing.groups", name, about, |behavior| {
+    Mistake::dynamic("quantizing.groups", name, about, |behavior| {
         behavior.arithmetic.amax = |_, values| match values.len() / N * N {
             0 => largest(values),
             whole => largest(&values[..whole]),

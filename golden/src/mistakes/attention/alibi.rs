@@ -48,17 +48,6 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.attention.bias = |_, query, slope, j| slope * (j - query.position()) as f64,
     ),
     Mistake::of_attention(
-        "alibi.causal",
-        "alibi-causal-by-is-causal",
-        "ALiBi leaves queries the keys behind them where is_causal is 0: it hides them whatever is_causal is.",
-        |behavior| {
-            behavior.attention.bias = |ragged, query, slope, j| match ragged.is_causal && j > query.position() {
-                true => f64::NEG_INFINITY,
-                false => slope * (j - query.position()) as f64,
-            };
-        },
-    ),
-    Mistake::of_attention(
         "alibi",
         "alibi-times-log2e",
         "ALiBi is multiplied with log2(e), as exp2() needs it, and the inner products are not.",

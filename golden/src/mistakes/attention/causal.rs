@@ -235,7 +235,7 @@ fn every_sequence(behavior: &mut Behavior) {
 /// Queries that see the last `N` keys alone, their own the last of them.
 const fn window<const N: i64>(name: &'static str) -> Mistake {
     let about = "Queries see a window of the last keys up to their own: they see all keys that no mask hides.";
-    Mistake::of_attention("causal-mask", name, about, |behavior| {
+    Mistake::of_attention("scores", name, about, |behavior| {
         behavior.attention.hides = |query, j| j <= query.position() - N;
     })
 }

@@ -445,7 +445,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "mask-one-column-before",
         "attn_mask is read one column before: key j has column kvstarts[b] + j.",
         |behavior| {
-            behavior.attention.mask_element = |ragged, mask, query, j| Some(element(ragged, mask, query, j) - 1);
+            behavior.attention.mask_element =
+                |ragged, mask, query, j| Some(element(ragged, mask, query, j) - 1).filter(|&element| element >= 0);
         },
     ),
     Mistake::of_attention(

@@ -3,6 +3,7 @@
 pub(super) mod alibi;
 pub(super) mod causal;
 pub(super) mod masks;
+pub(super) mod precision;
 pub(super) mod refusals;
 pub(super) mod scores;
 pub(super) mod sequences;

@@ -31,13 +31,13 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    pub(super) fn new(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Self {
-        Self {
-            query: numbers(query),
-            key: numbers(key),
-            value: numbers(value),
-            mask: mask.map(numbers).unwrap_or_default(),
-        }
+    /// What is read of the tensors of a call.
+    pub(super) fn new([query, key, value]: [&Tensor; 3], mask: Option<&Tensor>, reads: Option<fn(f64) -> f64>) -> Self {
+        let read = |tensor: &Tensor| match reads {
+            Some(reads) => numbers(tensor).into_iter().map(reads).collect(),
+            None => numbers(tensor),
+        };
+        Self { query: read(query), key: read(key), value: read(value), mask: mask.map(numbers).unwrap_or_default() }
     }
 }
 

@@ -10,6 +10,8 @@ use crate::oracle::attention::ragged::{MaskShape, Query, Ragged};
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(unpredictable_function_pointer_comparisons, reason = "the same function does the same; others may, too")]
 pub struct Attention {
+    /// What becomes of the elements of query, key and value that are read: nothing, where there is no such function.
+    pub reads: Option<fn(f64) -> f64>,
     /// The rows of `query`, and of `attn_output`, that belong to a sequence.
     pub queries: fn(&Ragged, b: usize) -> Range<i64>,
     /// The keys that a sequence's queries are scored with.
@@ -119,6 +121,7 @@ pub enum Axis {
 impl Default for Attention {
     fn default() -> Self {
         Self {
+            reads: None,
             queries: Ragged::queries,
             keys: |ragged, b| keys(ragged.keys(b), 0),
             key_head: |ragged, h| h / ragged.group(),

@@ -140,11 +140,12 @@ impl Oracle {
         known: Option<&KnownCall>,
     ) -> Result<(Rc<Attended>, Option<KnownCall>), OutsideOfCache> {
         let Behavior { attention, outside, .. } = &self.behavior;
-        let known = known.filter(|known| known.read == read);
+        let known = known.filter(|known| known.read == read && attention.reads.is_none());
         if let Some(known) = known.filter(|known| known.ragged == ragged && *attention == Attention::default()) {
             return Ok((Rc::clone(&known.output), None));
         }
-        let packed = Packed::new(step.input("query"), &read.key, &read.value, step.inputs.get("attn_mask"));
+        let tensors = [step.input("query"), &read.key, &read.value];
+        let packed = Packed::new(tensors, step.inputs.get("attn_mask"), attention.reads);
         let (output, rows) = attend(&ragged, &packed, attention, *outside, known.map(|known| &known.rows[..]))?;
         let output = Rc::new(output);
         let call = KnownCall { ragged, read, output: Rc::clone(&output), rows };
