@@ -28,6 +28,7 @@ pub fn mistakes() -> &'static [Mistake] {
             attention::scores::MISTAKES,
             attention::causal::MISTAKES,
             attention::alibi::MISTAKES,
+            attention::mask_elements::MISTAKES,
             attention::masks::MISTAKES,
             attention::sequences::MISTAKES,
             attention::weights::MISTAKES,

@@ -176,7 +176,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     Mistake::new(
         "attributes.group-divides",
         "idle-quant-group-must-divide",
-        "A head_dim that is no multiple of quant_group is refused where quant_bit is 0: quant_group has no effect there.",
+        "A head_dim that is no multiple of quant_group is refused where quant_bit is 0: quant_group has no effect \
+         there.",
         |behavior| {
             behavior.dynamic.refuses =
                 |batch| batch.attributes.quant_bit == 0 && batch.head_dim as i64 % batch.attributes.quant_group != 0;

@@ -2,6 +2,7 @@
 
 pub(super) mod alibi;
 pub(super) mod causal;
+pub(super) mod mask_elements;
 pub(super) mod masks;
 pub(super) mod precision;
 pub(super) mod refusals;

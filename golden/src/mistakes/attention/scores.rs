@@ -119,8 +119,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "precision",
         "values-summed-in-float16-before-division",
-        "Values are multiplied with weights that are not divided by their sum yet, and added up in float16, which has no \
-         room for that: add them in float32, and round the result once.",
+        "Values are multiplied with weights that are not divided by their sum yet, and added up in float16, which has \
+         no room for that: add them in float32, and round the result once.",
         |behavior| {
             behavior.attention.sums_of_values = float16_of_float16;
             behavior.attention.divides_last = true;
@@ -150,8 +150,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "precision",
         "computed-in-float16",
-        "Inner products and weighted values are computed in float16 where T1 is float32, too, or something else is \
-         no more precise: weights or exponentials of float16, an approximate exp(), an epsilon in the sum of weights.",
+        "Inner products and weighted values are computed in float16 where T1 is float32, too, or something else is no \
+         more precise: weights or exponentials of float16, an approximate exp(), an epsilon in the sum of weights.",
         |behavior| {
             behavior.attention.sums_of_products = |_| Some(ElementType::Float16);
             behavior.attention.sums_of_values = |_| Some(ElementType::Float16);

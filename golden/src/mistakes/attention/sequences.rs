@@ -149,7 +149,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "scores",
         "head-behind-16-ignored",
-        "The elements of a head behind the last multiple of 16 are left out of inner products, and zeros in the output.",
+        "The elements of a head behind the last multiple of 16 are left out of inner products, and zeros in the \
+         output.",
         |behavior| of_head(behavior, |head_dim| head_dim - head_dim % 16),
     ),
     Mistake::of_attention(

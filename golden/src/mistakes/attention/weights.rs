@@ -75,8 +75,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "precision",
         "weights-summed-in-float16",
-        "Weights are added up in float16 before they are divided by their sum, one after the other: small ones are lost \
-         beside a sum that is large. Add them in float32.",
+        "Weights are added up in float16 before they are divided by their sum, one after the other: small ones are \
+         lost beside a sum that is large. Add them in float32.",
         |behavior| {
             behavior.attention.softmax = |t1, scores| match t1 {
                 ElementType::Float16 => {
@@ -129,8 +129,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "rows-without-keys",
         "causal-mask-of-minus-10000",
-        "The causal mask and ALiBi add -10000 or such a number, as -65504, in place of -inf: a query from which they hide all keys attends to them \
-         as if nothing were hidden, it should give zeros.",
+        "The causal mask and ALiBi add -10000 or such a number, as -65504, in place of -inf: a query from which they \
+         hide all keys attends to them as if nothing were hidden, it should give zeros.",
         |behavior| behavior.attention.score = |terms| least::<65_504>(terms, false),
     ),
     Mistake::of_attention(
@@ -143,8 +143,8 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     Mistake::of_attention(
         "rows-without-keys",
         "masks-of-minus-10000",
-        "-inf becomes -10000 or such a number, as -65504, in every mask: a query whose keys are all hidden attends to them as if nothing were \
-         hidden, it should give zeros.",
+        "-inf becomes -10000 or such a number, as -65504, in every mask: a query whose keys are all hidden attends to \
+         them as if nothing were hidden, it should give zeros.",
         |behavior| behavior.attention.score = |terms| least::<65_504>(terms, true),
     ),
     Mistake::of_attention(
