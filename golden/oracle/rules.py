@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .call import NUMPY_TYPES, Attributes, Inputs, Types
+from .call import Attributes, Inputs, Types
 from .key_value_cache import cache_slot, kvlen, seqlen
 from .layouts import LAYOUTS, cache_shape, max_t
 
@@ -191,5 +191,5 @@ def size_rules(inputs: Inputs, attributes: Attributes) -> Iterator[str]:
     """The bytes of an output fit in 64 bits."""
     _, num_heads, head_dim = inputs.current_key.shape
     elements = int(inputs.kvstarts[-1]) * num_heads * attributes.num_repeat * head_dim
-    if elements * np.dtype(NUMPY_TYPES["float32"]).itemsize >= 2**63:
+    if elements * inputs.current_key.dtype.itemsize >= 2**63:
         yield "size_overflow"

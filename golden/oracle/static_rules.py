@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .call import NUMPY_TYPES, Types
+from .call import Types
 from .rules import scale_rank_rules, types_go_together
 from .static_batching import STATIC_LAYOUTS, StaticAttributes, StaticInputs, static_cache_shape
 
@@ -108,5 +108,5 @@ def size_rules(inputs: StaticInputs, attributes: StaticAttributes) -> Iterator[s
     """The bytes of an output fit in 64 bits."""
     batch, seqlen, num_heads, head_dim = inputs.current_key.shape
     elements = batch * (inputs.start_pos.item() + seqlen) * num_heads * attributes.num_repeat * head_dim
-    if elements * np.dtype(NUMPY_TYPES["float32"]).itemsize >= 2**63:
+    if elements * inputs.current_key.dtype.itemsize >= 2**63:
         yield "size_overflow"

@@ -73,14 +73,15 @@ pub(super) fn shape(name: &str, got: &[usize], expected: &[usize]) -> Vec<Refusa
     pairs.map(broken).collect()
 }
 
-/// The bytes of an output of this shape fit in 64 bits.
-pub(super) fn size(shape: &[i128]) -> Option<Refusal> {
+/// The bytes of an output of this type and shape fit in 64 bits.
+pub(super) fn size(element: ElementType, shape: &[i128]) -> Option<Refusal> {
     let fits = |bytes: i128| (bytes < 1 << 63).then_some(bytes);
     // An axis of length 0 makes the others not matter.
     let bytes = if shape.contains(&0) {
         Some(0)
     } else {
-        shape.iter().try_fold(4i128, |bytes, &axis| bytes.checked_mul(axis).and_then(fits))
+        let bytes = element.bits() as i128 / 8;
+        shape.iter().try_fold(bytes, |bytes, &axis| bytes.checked_mul(axis).and_then(fits))
     };
     let message = format!("the size of key (shape {shape:?}) does not fit in 64 bits");
     bytes.is_none().then(|| Refusal::new("size_overflow", message))
