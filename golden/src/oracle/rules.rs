@@ -208,5 +208,6 @@ fn sizes(call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
     let [_, num_heads, head_dim] = *call.inputs.current_key.shape() else { unreachable!("the ranks were checked") };
     let num_repeat = call.attributes.num_repeat;
     let tokens = batch.kvstarts[batch.len()];
-    shared::size(call.inputs.current_key.element(), &[tokens.into(), num_heads as i128, num_repeat.into(), head_dim as i128]).into_iter().collect()
+    let shape = [tokens.into(), num_heads as i128, num_repeat.into(), head_dim as i128];
+    shared::size(call.inputs.current_key.element(), &shape).into_iter().collect()
 }

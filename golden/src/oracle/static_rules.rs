@@ -101,5 +101,6 @@ fn sizes(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
     };
     let positions = i128::from(start_pos(call.inputs, behavior)) + seqlen as i128;
     let num_repeat = i128::from(call.attributes.num_repeat);
-    shared::size(call.inputs.current_key.element(), &[batch as i128, positions, num_heads as i128, num_repeat, head_dim as i128]).into_iter().collect()
+    let shape = [batch as i128, positions, num_heads as i128, num_repeat, head_dim as i128];
+    shared::size(call.inputs.current_key.element(), &shape).into_iter().collect()
 }
