@@ -5,8 +5,31 @@ use std::collections::{BTreeMap, HashMap};
 use kvcache_manager::{KeyForm, MAX_POSITION};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_128;
 
-use crate::session_reader::{FINGERPRINT, FREQUENCIES, ROW, digest};
+/// The bytes of a row: 2 layers, each with a key and a value of 4 int8 and a scale.
+pub const ROW: usize = 24;
+/// What the model is called.
+pub const FINGERPRINT: &str = "a \"model\" \\ ü";
+/// By which keys are rotated.
+pub const FREQUENCIES: [f64; 2] = [1.0, 0.1 + 0.2];
+
+/// What is before the digest in a file.
+const KEY: &[u8] = b"\"digest\":\"";
+
+/// Where the digest is in a file.
+pub fn digest_at(bytes: &[u8]) -> Option<usize> {
+    let start = bytes.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
+    (start + 32 <= bytes.len()).then_some(start)
+}
+
+/// The digest that the bytes should have.
+pub fn digest(bytes: &[u8]) -> Option<String> {
+    let start = digest_at(bytes)?;
+    let mut bytes = bytes.to_vec();
+    bytes[start..start + 32].fill(b'0');
+    Some(format!("{:032x}", xxh3_128(&bytes)))
+}
 
 /// A sequence of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]

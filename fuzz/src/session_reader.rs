@@ -13,18 +13,11 @@ use kvcache_manager::{
     SeqId,
 };
 use serde_json::Map;
-use xxhash_rust::xxh3::xxh3_128;
 
 use crate::manager::directory;
-use crate::session_oracle::{Saved, Session, tokens_agree};
+use crate::session_oracle::{FINGERPRINT, FREQUENCIES, ROW, Saved, Session, digest, digest_at, tokens_agree};
 use crate::tally;
 
-/// The bytes of a row: 2 layers, each with a key and a value of 4 int8 and a scale.
-pub const ROW: usize = 24;
-/// What the model is called.
-pub const FINGERPRINT: &str = "a \"model\" \\ ü";
-/// By which keys are rotated.
-pub const FREQUENCIES: [f64; 2] = [1.0, 0.1 + 0.2];
 /// So many rows, in pages of their own, fit beside those that are there.
 const ROOM: usize = 48;
 /// Tokens of the sequence that is there, which no file has.
@@ -37,22 +30,6 @@ fn spec(mode: Mode, key_form: KeyForm) -> CacheSpec {
     let rope = Rope::with_frequencies(RopeStyle::Neox, FREQUENCIES.to_vec());
     let builder = builder.layout(CacheLayout::HeadMajor).rope(rope).fingerprint(FINGERPRINT);
     builder.mode(mode).key_form(key_form).build().expect("a legal specification")
-}
-
-const KEY: &[u8] = b"\"digest\":\"";
-
-/// Where the digest is in a file.
-fn digest_at(bytes: &[u8]) -> Option<usize> {
-    let start = bytes.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
-    (start + 32 <= bytes.len()).then_some(start)
-}
-
-/// The digest that the bytes should have.
-pub fn digest(bytes: &[u8]) -> Option<String> {
-    let start = digest_at(bytes)?;
-    let mut bytes = bytes.to_vec();
-    bytes[start..start + 32].fill(b'0');
-    Some(format!("{:032x}", xxh3_128(&bytes)))
 }
 
 /// Where the data ends, as the header says, or the file.

@@ -10,7 +10,7 @@ use safetensors::{SafeTensorError, SafeTensors};
 #[cfg(feature = "program")]
 use tempfile::TempDir;
 
-use crate::files::{CaseFiles, Cause, ReadError};
+use crate::case_files::{CaseFiles, Cause, ReadError};
 
 /// What the folders of embedded cases begin with. There is no such folder.
 const ROOT: &str = "embedded:";

@@ -37,6 +37,7 @@ pub mod attention;
 #[cfg(feature = "onnx")]
 pub mod backend_test;
 mod case;
+mod case_files;
 mod compare;
 mod demand;
 pub mod diagnosis;
@@ -65,12 +66,12 @@ mod suite;
 mod tensor;
 
 pub use case::{After, Case, Expected, NamedInputs, NanRule, Outputs, Step, StepInputs, Types};
+pub use case_files::ReadError;
 pub use demand::Demand;
 pub use difference::{
     CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
     Value,
 };
-pub use files::ReadError;
 pub use implementation::{CallResult, Implementation, Outcome};
 pub use profile::{Profile, ProfileError, Standing};
 #[cfg(feature = "program")]

@@ -8,7 +8,8 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
-use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
+use crate::case_files::{CaseFiles, Cause, ReadError};
+use crate::files::{committed, read_folders};
 use crate::rules::{OperatorPage, rule};
 use crate::tensor::Tensor;
 

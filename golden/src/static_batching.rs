@@ -6,9 +6,10 @@ use std::path::Path;
 use kvcache_schema::StaticAttributes;
 
 use crate::case::NamedInputs;
+use crate::case_files::{CaseFiles, Cause, ReadError};
 use crate::demand::Demand;
 use crate::difference::{Difference, Location, Slot, output, static_cache, static_owner};
-use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
+use crate::files::{committed, read_folders};
 use crate::implementation::CallResult;
 use crate::read::read_case;
 use crate::rules::OperatorPage;

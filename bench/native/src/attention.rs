@@ -5,7 +5,8 @@ use kvcache_op::{
     Inputs, MultiHeadCacheAttention, Workers,
 };
 
-use crate::call::{Tensor, TensorDescription};
+use crate::call::Tensor;
+use crate::description::TensorDescription;
 
 /// A call as the caller describes it.
 #[repr(C)]

@@ -11,7 +11,7 @@ use kvcache::{
 use kvcache_op::Workers;
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
 
-use crate::call::{CallDescription, TensorDescription};
+use crate::description::{CallDescription, TensorDescription};
 use crate::team::Team;
 
 /// An operator with all tensors of a call, as C describes them.

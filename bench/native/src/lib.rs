@@ -17,6 +17,7 @@ pub mod attention_abi;
 pub mod bench_abi;
 mod c_call;
 mod call;
+mod description;
 mod empty;
 mod error_text;
 mod limit;
@@ -31,7 +32,8 @@ mod team;
 
 pub use answer::Answer;
 pub use attention::{AttentionDescription, BoundAttention};
-pub use call::{BoundCall, CallDescription, TensorDescription};
+pub use call::BoundCall;
+pub use description::{CallDescription, TensorDescription};
 pub use empty::RegisterCustomOps;
 pub use error_text::{ErrorText, OK, REFUSED};
 pub use moved::Moved;

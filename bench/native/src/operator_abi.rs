@@ -3,7 +3,8 @@
 //! A call keeps the addresses that it was given. Whatever works on it afterwards checks the values of the index tensors
 //! again, before the first byte is written.
 
-use crate::call::{BoundCall, CallDescription};
+use crate::call::BoundCall;
+use crate::description::CallDescription;
 use crate::error_text::ErrorText;
 
 /// Makes a call. [`REFUSED`](crate::REFUSED), with the operator's own reason, if the operator would refuse it.

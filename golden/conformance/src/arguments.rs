@@ -15,6 +15,7 @@ use kvcache_golden::onnxruntime::{Library, Options, Provider};
 #[cfg(feature = "backends")]
 use crate::backends;
 use crate::error::Error;
+use crate::suites::SuiteName;
 use crate::tested::{Kind, Tested};
 
 /// The arguments that serve a library in ONNX Runtime alone. To require the library is not enough: clap waives that
@@ -130,17 +131,6 @@ pub struct Arguments {
     /// How many seconds a program has for a case, or an operator in ONNX Runtime for a call.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     timeout: Duration,
-}
-
-/// A suite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SuiteName {
-    /// KeyValueCache of dynamic batching.
-    KeyValueCache,
-    /// KeyValueCache of static batching.
-    Static,
-    /// MultiHeadAttention and MultiHeadCacheAttention.
-    Attention,
 }
 
 /// A form of a report.

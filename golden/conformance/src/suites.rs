@@ -2,13 +2,24 @@
 
 use std::path::Path;
 
+use clap::ValueEnum;
 use kvcache_golden::backend_test::{ExportError, TestCase, Written, export};
 use kvcache_golden::diagnosis::Recorder;
 use kvcache_golden::{Implementation, Report, Runner, Suite, attention, random, static_batching};
 use tempfile::TempDir;
 
-use crate::arguments::SuiteName;
 use crate::error::Error;
+
+/// A suite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SuiteName {
+    /// KeyValueCache of dynamic batching.
+    KeyValueCache,
+    /// KeyValueCache of static batching.
+    Static,
+    /// MultiHeadAttention and MultiHeadCacheAttention.
+    Attention,
+}
 
 /// The cases of each suite; none of one that is not chosen.
 pub struct Suites {

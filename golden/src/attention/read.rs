@@ -9,7 +9,8 @@ use serde::Deserialize;
 
 use super::case::{After, Case, Operator, Step};
 use crate::case::Expected;
-use crate::files::{CaseFiles, Cause, ReadError, committed, read_folders};
+use crate::case_files::{CaseFiles, Cause, ReadError};
+use crate::files::{committed, read_folders};
 use crate::read::{StepFile, Tensors, element, known_rules};
 
 #[derive(Deserialize)]
