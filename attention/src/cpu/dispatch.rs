@@ -47,7 +47,7 @@ pub(crate) struct Functions {
     pub(crate) read: ReadFunction,
     pub(crate) scores: Outlined<Scores>,
     /// Scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
-    /// element is converted and dequantized once.
+    /// element is converted once.
     pub(crate) score_rows: Option<ScoreRowsFunction>,
     pub(crate) softmax: Outlined<Softmax<f32>>,
     pub(crate) softmax_rows: Outlined<SoftmaxRows>,

@@ -1,4 +1,4 @@
-//! Rows of one head of keys or values, as floats in memory.
+//! Rows of one head of keys or values, floats or codes, in memory.
 
 use std::ops::Range;
 
