@@ -11,10 +11,10 @@ use super::generic::panel::{Pack, PackFloats, PackHalves};
 use super::generic::read_rows::{Read, ReadRows};
 use super::generic::score_rows::{RowProducts, ScoreRows};
 use super::generic::scores::Scores;
-#[cfg(target_arch = "x86_64")]
-use super::generic::simd::Simd;
 use super::generic::softmax::Softmax;
 use super::generic::softmax_rows::SoftmaxRows;
+#[cfg(target_arch = "x86_64")]
+use super::generic::stored::Stored;
 use super::generic::weigh::{Values, Weigh};
 use super::generic::weigh_rows::{PackValues, WeighRows};
 use super::portable::Portable;
@@ -23,7 +23,7 @@ use super::x86_64::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::avx512::Avx512;
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::codes::{score_int8, weigh_int8};
+use super::x86_64::codes::{LANES, ScaledInt8, WideInt8, score_codes, weigh_codes};
 
 /// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
@@ -90,22 +90,27 @@ pub(crate) fn code_functions(
 ) -> Option<CodeFunctions> {
     // A register has whole groups or a part of one, and registers that are read together have their scales in one.
     #[cfg(target_arch = "x86_64")]
-    if len.is_multiple_of(Avx512::LANES) && group.is_power_of_two() && group >= 8 {
+    if len.is_multiple_of(LANES) && group.is_power_of_two() && group >= 8 {
         use ElementType::Int8;
         use InstructionSet::{Avx512, Avx512Fp16};
         let group_bits = group.ilog2();
         return match (instructions, types) {
-            (Avx512 | Avx512Fp16, (Float32, Int8, Some(Float32))) => {
-                Some(CodeFunctions { score_rows: score_int8::<false>, weigh: weigh_int8::<false>, group_bits })
-            }
-            (Avx512, (_, Int8, Some(Float16))) => {
-                Some(CodeFunctions { score_rows: score_int8::<true>, weigh: weigh_int8::<true>, group_bits })
-            }
+            (Avx512 | Avx512Fp16, (Float32, Int8, Some(Float32))) => Some(match group {
+                LANES.. => in_registers::<WideInt8>(group_bits),
+                _ => in_registers::<ScaledInt8<false>>(group_bits),
+            }),
+            (Avx512, (_, Int8, Some(Float16))) => Some(in_registers::<ScaledInt8<true>>(group_bits)),
             _ => None,
         };
     }
     let _ = (instructions, types, len, group);
     None
+}
+
+/// Those for codes V.
+#[cfg(target_arch = "x86_64")]
+fn in_registers<V: Stored<Avx512>>(group_bits: u32) -> CodeFunctions {
+    CodeFunctions { score_rows: score_codes::<V>, weigh: weigh_codes::<V>, group_bits }
 }
 
 /// The functions that read keys and values.

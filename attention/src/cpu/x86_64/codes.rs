@@ -10,7 +10,7 @@ use super::super::generic::weigh::{Values, weigh};
 use super::avx512::Avx512;
 
 /// Values in a register.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Rounds to nearest, ties to even, without exceptions.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -19,7 +19,7 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 /// Codes of eight bits with scales of float32, or of float16.
-struct ScaledInt8<const F16: bool>;
+pub(crate) struct ScaledInt8<const F16: bool>;
 
 // SAFETY of every block: the instructions are enabled; the codes are the row's, and the scales from `first` on.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
@@ -68,16 +68,52 @@ impl<const F16: bool> Stored<Avx512> for ScaledInt8<F16> {
     }
 }
 
-/// As [`ScoreRows`](super::super::generic::score_rows::ScoreRows), for int8.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn score_int8<const F16: bool>(products: &RowProducts<'_>) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
-    unsafe { score_rows::<Avx512, ScaledInt8<F16>>(products) }
+/// Codes of eight bits with scales of float32, each for whole registers: it is broadcast as the product's operand in
+/// memory, which takes no instruction.
+pub(crate) struct WideInt8;
+
+// SAFETY of every block: the instructions are enabled; the codes are the row's, and so is the scale of their group.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Stored<Avx512> for WideInt8 {
+    const BYTES: usize = LANES;
+
+    /// Where its codes and its scales begin.
+    type Row = (*const u8, *const f32);
+
+    #[inline(always)]
+    fn at_once(rows: &Rows<'_>) -> usize {
+        rows.len
+    }
+
+    #[inline(always)]
+    unsafe fn row(rows: &Rows<'_>, offset: usize, scale: usize, _: usize) -> Self::Row {
+        (rows.from.wrapping_add(offset), rows.scale.wrapping_add(scale).cast())
+    }
+
+    #[inline(always)]
+    unsafe fn read<const C: usize>(rows: &Rows<'_>, (codes, scales): Self::Row, at: usize) -> [__m512; C] {
+        unsafe {
+            let mut registers = [_mm512_setzero_ps(); C];
+            for (c, register) in registers.iter_mut().enumerate() {
+                let at = at + c * LANES;
+                let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codes.add(at).cast())));
+                *register = _mm512_mul_ps(codes, _mm512_set1_ps(*scales.add(at >> rows.group_bits)));
+            }
+            registers
+        }
+    }
 }
 
-/// As [`Weigh`](super::super::generic::weigh::Weigh), for int8.
+/// As [`ScoreRows`](super::super::generic::score_rows::ScoreRows), for codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn weigh_int8<const F16: bool>(values: &Values<'_>) {
+pub(crate) unsafe fn score_codes<V: Stored<Avx512>>(products: &RowProducts<'_>) {
     // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
-    unsafe { weigh::<Avx512, ScaledInt8<F16>>(values) }
+    unsafe { score_rows::<Avx512, V>(products) }
+}
+
+/// As [`Weigh`](super::super::generic::weigh::Weigh), for codes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(crate) unsafe fn weigh_codes<V: Stored<Avx512>>(values: &Values<'_>) {
+    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    unsafe { weigh::<Avx512, V>(values) }
 }
