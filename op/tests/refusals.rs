@@ -96,6 +96,32 @@ fn tensors_that_share_memory() {
     assert_eq!(error, Error::OperandsOverlap { input: "key", other: "cache" });
 }
 
+/// Tensors overlap from the first element that they share on, on either side, and not where one ends as the other begins.
+#[test]
+fn tensors_that_share_one_element() {
+    const LEN: usize = 5 * 2 * 4;
+    let mut memory = vec![0.0f32; 3 * LEN];
+    let data = memory.as_mut_ptr();
+    for at in 0..=2 * LEN {
+        let mut call = Call::new();
+        // SAFETY: each has LEN elements of the memory, which is used here alone; of calls with both, those are refused
+        // before they write where they share any.
+        let outputs = unsafe {
+            Outputs {
+                key: TensorMut::from_raw_parts(ElementType::Float32, [5, 2, 4], data.add(LEN).cast()),
+                value: TensorMut::from_raw_parts(ElementType::Float32, [5, 2, 4], data.add(at).cast()),
+            }
+        };
+        let got = op().run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial);
+        let expected = match [0, 2 * LEN].contains(&at) {
+            true => Ok(()),
+            false => Err(Error::OperandsOverlap { input: "value", other: "key" }),
+        };
+        assert_eq!(got, expected, "value begins at element {at}, key has those from {LEN} to {}", 2 * LEN - 1);
+        assert_eq!(call.cache.sum() == 0.0, got.is_err(), "value begins at element {at}");
+    }
+}
+
 #[test]
 fn tensors_at_odd_addresses() {
     let mut bytes = vec![0u8; 2048];
