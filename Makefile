@@ -146,8 +146,20 @@ test-wheel: wheel-release
 .venv/wheel .venv-oldest/wheel .venv-middle/wheel .venv-torch/wheel: %/wheel: %/ready wheel
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
+# Each half is on one thread for much of its time, so the second, which builds with profiles and folders of its own, runs
+# beside the first. Its output comes at the end, in one piece.
+FIRST := lint test-rust test-docs test-golden test-ptx test-cuda test-python
+SECOND := test-sanitize test-fuzz test-layout test-capi
+SECOND_LOG := $(TARGET)/second-half.log
 .PHONY: test
-test: lint test-rust test-docs test-capi test-golden test-layout test-ptx test-cuda test-sanitize test-fuzz test-python
+test: .venv/ready
+	mkdir -p "$(TARGET)"
+	@$(MAKE) --no-print-directory $(SECOND) > "$(SECOND_LOG)" 2>&1 & second=$$!; \
+	$(MAKE) --no-print-directory $(FIRST); first=$$?; \
+	wait $$second; second=$$?; \
+	cat "$(SECOND_LOG)"; \
+	test $$first = 0 || { echo "test: one of $(FIRST) failed, above the output of $(SECOND)" >&2; exit $$first; }; \
+	exit $$second
 
 .PHONY: lint
 lint: .venv/wheel
