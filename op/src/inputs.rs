@@ -20,17 +20,17 @@ pub struct Inputs<'a> {
 /// as a `K`; the bounds are the host's there too.
 #[derive(Debug, Clone)]
 pub struct IndexInputs<'a, D = TensorRef<'a>, K = TensorRef<'a>> {
-    /// int64, shape (B + 1).
+    /// Where each sequence's tokens start in the current keys and values, and their total. int64, shape (B + 1).
     pub seqstarts: D,
-    /// int64, shape (B + 1).
+    /// Where each sequence's tokens start in `key` and `value`, and their total. int64, shape (B + 1).
     pub kvstarts: K,
-    /// int64, shape (B) or, paged, (B, MaxP).
+    /// Each sequence's first slot, or the first slots of its pages. int64, shape (B) or, paged, (B, MaxP).
     pub cachestarts: D,
-    /// int64, shape (B).
+    /// How many tokens of each sequence the cache holds before this call. int64, shape (B).
     pub start_pos: D,
-    /// int64, a scalar or of shape (1).
+    /// At least the largest number of current tokens of a sequence. int64, a scalar or of shape (1).
     pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
+    /// At least the largest number of tokens of a sequence, past and current. int64, a scalar or of shape (1).
     pub max_kvlen: TensorRef<'a>,
 }
 

@@ -6,35 +6,37 @@ use crate::tensor::TensorRef;
 /// The inputs of `MultiHeadAttention`. Everything is checked when a call is made.
 #[derive(Debug, Clone)]
 pub struct AttentionInputs<'a> {
-    /// T1, shape (`seqstarts[B]`, Hq, Dh).
+    /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
     pub query: TensorRef<'a>,
-    /// T1, shape (`kvstarts[B]`, Hk, Dh).
+    /// The keys of all tokens, past and current, sequence after sequence. T1, shape (`kvstarts[B]`, Hk, Dh).
     pub key: TensorRef<'a>,
-    /// T1, shape (`kvstarts[B]`, Hk, Dh).
+    /// Their values, in the same order. T1, shape (`kvstarts[B]`, Hk, Dh).
     pub value: TensorRef<'a>,
-    /// int64, shape (B + 1).
+    /// Where each sequence's rows start in `query`, and their total. int64, shape (B + 1).
     pub seqstarts: TensorRef<'a>,
-    /// int64, shape (B + 1).
+    /// Where each sequence's rows start in `key` and `value`, and their total. int64, shape (B + 1).
     pub kvstarts: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
+    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1).
     pub decoding_batches: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
+    /// At least the largest number of queries of a sequence. int64, a scalar or of shape (1).
     pub max_seqlen: TensorRef<'a>,
-    /// int64, a scalar or of shape (1).
+    /// At least the largest number of keys of a sequence. int64, a scalar or of shape (1).
     pub max_kvlen: TensorRef<'a>,
-    /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
+    /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
+    /// `kvstarts[B]`; without elements it is as good as none.
     pub attn_mask: Option<TensorRef<'a>>,
 }
 
 /// The inputs of `MultiHeadCacheAttention` that are only read. Everything is checked when a call is made.
 #[derive(Debug, Clone)]
 pub struct CacheAttentionInputs<'a> {
-    /// T1, shape (`seqstarts[B]`, Hq, Dh).
+    /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
     pub query: TensorRef<'a>,
     /// Those that are `KeyValueCache`'s: the current keys and values, and where tokens are.
     pub stored: Inputs<'a>,
-    /// int64, a scalar or of shape (1).
+    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1).
     pub decoding_batches: TensorRef<'a>,
-    /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
+    /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
+    /// `kvstarts[B]`; without elements it is as good as none.
     pub attn_mask: Option<TensorRef<'a>>,
 }
