@@ -192,6 +192,12 @@ fn packed_rows_are_checked_as_the_cache_is() {
     let onto = unsafe { TensorMut::from_raw_parts(ElementType::Float32, [3, 4, 8], rows.as_ptr().cast_mut().cast()) };
     let error = op.check(&inputs).unwrap().run(onto, &Serial).unwrap_err();
     assert_eq!(error, Error::OperandsOverlap { input: "attn_output", other: "key" });
+    let (fewer, heads) = (numbers((5, 2, 8), 1), numbers((6, 3, 8), 1));
+    let error = op.check(&AttentionInputs { value: (&fewer).into(), ..inputs.clone() }).map(|_| ()).unwrap_err();
+    assert_eq!(error.to_string(), "value has 5 in axis 0 (shape [5, 2, 8]), expected 6, as in key");
+    let error = op.check(&AttentionInputs { key: (&heads).into(), ..inputs.clone() }).map(|_| ()).unwrap_err();
+    let expected = "key has 3 in axis 1 (shape [6, 3, 8]), expected 2, by num_kv_heads and head_dim";
+    assert_eq!(error.to_string(), expected);
     let wide = Array3::<f32>::zeros((6, 2, 9));
     let part = wide.slice(s![.., .., ..8]);
     let error = op.check(&AttentionInputs { value: (&part).into(), ..inputs.clone() }).map(|_| ()).unwrap_err();

@@ -137,9 +137,8 @@ impl MultiHeadAttention {
         let tokens = validate::query(config, t1, &inputs.query)?;
         let [total_kvlen, ..] = shapes::rank::<3>("key", &inputs.key.shape)?;
         let expected = [total_kvlen, config.num_kv_heads, config.head_dim];
-        for (name, tensor) in rows {
-            shapes::equal(name, &tensor.shape, &expected, "as in key, by num_kv_heads and head_dim")?;
-        }
+        shapes::equal("key", &inputs.key.shape, &expected, "by num_kv_heads and head_dim")?;
+        shapes::equal("value", &inputs.value.shape, &expected, "as in key")?;
         let [starts] = shapes::rank("seqstarts", &inputs.seqstarts.shape)?;
         shapes::equal("seqstarts", &inputs.seqstarts.shape, &[starts.max(1)], "as many as sequences, and the total")?;
         shapes::equal("kvstarts", &inputs.kvstarts.shape, &[starts], "as in seqstarts")?;
