@@ -126,7 +126,7 @@ def shifted(array: np.ndarray) -> np.ndarray:
     return memory.view(array.dtype).reshape(array.shape)
 
 
-FLOATS = "expected float32, float16, int8, int64"
+FLOATS = "expected float32, float16, int8"
 REFUSALS = {
     "cache-read-only": ("cache", read_only, "read_only", "cache is read-only, expected writable memory"),
     "scale-read-only": ("scale", read_only, "read_only", "scale is read-only"),
@@ -160,10 +160,31 @@ REFUSALS = {
     "current-double": ("current_key", np.float64, "type_mismatch", f"current_key is of type float64, {FLOATS}"),
     "current-bytes": ("current_key", lambda x: x.astype(np.uint8), "type_mismatch", "current_key is of type uint8"),
     "current-half": ("current_value", np.float16, "type_mismatch", "current_value is of type float16"),
-    "indices-int32": ("seqstarts", lambda x: x.astype(np.int32), "type_mismatch", "seqstarts is of type int32"),
-    "indices-floats": ("start_pos", lambda _: [0.5, 1.0], "type_mismatch", "start_pos is of type float64"),
-    "indices-huge": ("start_pos", lambda _: [0, 2**70], "type_mismatch", "start_pos is of type object"),
-    "indices-ragged": ("cachestarts", lambda _: [[0], [1, 2]], "ragged", "rows of one length"),
+    "indices-int32": (
+        "seqstarts",
+        lambda x: x.astype(np.int32),
+        "type_mismatch",
+        "seqstarts is of type int32, expected int64",
+    ),
+    "indices-floats": (
+        "start_pos",
+        lambda _: [0.5, 1.0],
+        "type_mismatch",
+        "start_pos is of type float64, expected int64",
+    ),
+    "indices-huge": ("start_pos", lambda _: [0, 2**70], "type_mismatch", "start_pos is of type object, expected int64"),
+    "indices-a-float": (
+        "max_kvlen",
+        lambda _: 6.0,
+        "not_a_tensor",
+        "max_kvlen is a float, expected an int, a list of ints",
+    ),
+    "indices-ragged": (
+        "cachestarts",
+        lambda _: [[0], [1, 2]],
+        "ragged",
+        "cachestarts is [[0], [1, 2]], expected rows of one length",
+    ),
     "indices-slot": ("cachestarts", lambda _: [0, 30], "cache_range", "cachestarts is 30 at batch 1"),
     "indices-negative": ("kvstarts", lambda _: [0, -3, 6], "starts_decrease", "decreases from 0 to -3"),
     "key-shape": ("key", lambda x: x[:-1], "shape_mismatch", "key has 8 in axis 0"),
@@ -368,6 +389,9 @@ def test_attention_over_a_cache_is_attention_over_its_rows() -> None:
         with pytest.raises(KvCacheError) as refusal:
             function(spec, *inputs)
         assert refusal.value.kind == "attribute_missing" and "num_heads" in str(refusal.value)
+        with pytest.raises(KvCacheError, match='has no attribute "num_haeds"') as refusal:
+            function(spec, *inputs, num_haeds=4)
+        assert refusal.value.kind == "attribute_unknown"
 
 
 EMPTY = {

@@ -67,7 +67,8 @@ def run(
 
         key, value = kvcache_ops.run(spec, current_key, current_value, *indices, cache, scale, layer_idx=3)
 
-    attributes: a CacheSpec, or the node's attributes by name. more: further attributes, as layer_idx and num_repeat.
+    attributes: a CacheSpec, or the node's attributes by name. more: further attributes, as num_repeat, and layer_idx,
+    which is 0 if it is not given.
     current_key, current_value: T1, (seqstarts[B], H, Dh). seqstarts, kvstarts: int64 (B + 1). cachestarts: int64 (B),
     or (B, MaxP) in cache_mode 1. start_pos: int64 (B). max_seqlen, max_kvlen: int64, upper bounds of the lengths.
     cache, scale: as `CacheSpec` says, written in place; int4 is uint8 with two elements in a byte, the first in the low
@@ -76,7 +77,15 @@ def run(
 
     Gives key and value. Raises KvCacheError, with the library's sentence and its `kind`; nothing has then been written.
     """
-    inputs = [current_key, current_value, *_step(seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen)]
+    step = _step(
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        cachestarts=cachestarts,
+        start_pos=start_pos,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+    )
+    inputs = [current_key, current_value, *step]
     got_key, got_value = _call("KeyValueCache", attributes, more, [*inputs, cache, scale], [key, value])
     return got_key, got_value
 
@@ -99,7 +108,15 @@ def check(
 
     Gives the shape of key and value: (kvstarts[B], H * num_repeat, Dh). Raises what `run` raises.
     """
-    inputs = [current_key, current_value, *_step(seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen)]
+    step = _step(
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        cachestarts=cachestarts,
+        start_pos=start_pos,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+    )
+    inputs = [current_key, current_value, *step]
     return _check("KeyValueCache", attributes, more, [*inputs, cache, scale])
 
 
@@ -120,15 +137,23 @@ def multi_head_attention(
 ) -> Any:
     """MultiHeadAttention: each sequence's queries attend over its packed keys and values.
 
-    attributes: a CacheSpec, or the node's attributes by name; num_heads has no default. more: further attributes.
+    attributes: a CacheSpec, which gives num_kv_heads and head_dim, or the node's attributes by name; num_heads (Hq) has
+    no default. more: further attributes, as is_causal (1 if not given) and is_alibi (0).
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh). key, value: T1, (kvstarts[B], Hk, Dh). decoding_batches:
-    int64, so many first sequences are not masked by is_causal. attn_mask: T1, (seqstarts[B], W) or
-    (Hq, seqstarts[B], W) with W >= kvstarts[B], added to the scores. attn_output: where to write the output, of query's
-    type and shape.
+    int64, so many first sequences are not masked by is_causal; 0 is right where each of them has one query.
+    attn_mask: T1, (seqstarts[B], W) or (Hq, seqstarts[B], W) with W >= kvstarts[B], added to the scores.
+    attn_output: where to write the output, of query's type and shape.
 
     Gives attn_output. Raises KvCacheError; nothing has then been written.
     """
-    inputs = _attention(query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask)
+    step = _step(
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        decoding_batches=decoding_batches,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+    )
+    inputs = [query, key, value, *step, attn_mask]
     return _call("MultiHeadAttention", attributes, more, inputs, [attn_output])[0]
 
 
@@ -146,7 +171,14 @@ def check_multi_head_attention(
     **more: int,
 ) -> tuple[int, int, int]:
     """Checks a call of `multi_head_attention`. Gives the shape of attn_output; raises what the call raises."""
-    inputs = _attention(query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask)
+    step = _step(
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        decoding_batches=decoding_batches,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+    )
+    inputs = [query, key, value, *step, attn_mask]
     return _check("MultiHeadAttention", attributes, more, inputs)
 
 
@@ -171,12 +203,21 @@ def multi_head_cache_attention(
 ) -> Any:
     """MultiHeadCacheAttention: `run`, then `multi_head_attention`, straight over the cache.
 
-    Inputs are as theirs; num_heads has no default, and num_repeat is no attribute.
+    query: T1 (float32 or float16), (seqstarts[B], Hq, Dh), rotary embedding applied; the other inputs are as theirs.
+    more: further attributes, as num_heads, which has no default, and layer_idx, 0 if not given; num_repeat is none.
 
     Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
     """
-    starts, bounds = (seqstarts, kvstarts, cachestarts, start_pos), (decoding_batches, max_seqlen, max_kvlen)
-    inputs = [query, current_key, current_value, *_step(*starts, *bounds), cache, scale, attn_mask]
+    step = _step(
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        cachestarts=cachestarts,
+        start_pos=start_pos,
+        decoding_batches=decoding_batches,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+    )
+    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
     return _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output])[0]
 
 
@@ -198,8 +239,16 @@ def check_multi_head_cache_attention(
     **more: int,
 ) -> tuple[int, int, int]:
     """Checks a call of `multi_head_cache_attention`. Gives the shape of attn_output; raises what the call raises."""
-    starts, bounds = (seqstarts, kvstarts, cachestarts, start_pos), (decoding_batches, max_seqlen, max_kvlen)
-    inputs = [query, current_key, current_value, *_step(*starts, *bounds), cache, scale, attn_mask]
+    step = _step(
+        seqstarts=seqstarts,
+        kvstarts=kvstarts,
+        cachestarts=cachestarts,
+        start_pos=start_pos,
+        decoding_batches=decoding_batches,
+        max_seqlen=max_seqlen,
+        max_kvlen=max_kvlen,
+    )
+    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
     return _check("MultiHeadCacheAttention", attributes, more, inputs)
 
 
@@ -213,21 +262,18 @@ def _check(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs
     return _native.check(op_type, node_attributes(op_type, attributes, more), inputs)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *indices_and_mask: Any) -> list[Any]:
-    """The inputs of MultiHeadAttention."""
-    *indices, attn_mask = indices_and_mask
-    return [query, key, value, *_step(*indices), attn_mask]
+def _step(**indices: Indices) -> list[Any]:
+    """Index inputs as tensors, in their order: an int or a list becomes an array of int64."""
+    return [
+        _array(name, numbers) if isinstance(numbers, int | np.integer | list | tuple) else numbers
+        for name, numbers in indices.items()
+    ]
 
 
-def _step(*indices: Indices) -> list[Any]:
-    """Index inputs as tensors: an int or a list becomes an array of int64."""
-    return [_array(numbers) if isinstance(numbers, int | np.integer | list | tuple) else numbers for numbers in indices]
-
-
-def _array(numbers: Any) -> Any:
+def _array(name: str, numbers: Any) -> Any:
     try:
         array = np.asarray(numbers)
     except ValueError as error:
-        raise KvCacheError(f"index inputs {numbers!r} are not rows of one length", "ragged") from error
+        raise KvCacheError(f"{name} is {numbers!r}, expected rows of one length", "ragged") from error
     # Whatever is no int stays what it is, and is refused with its type.
     return array.astype(np.int64) if array.size == 0 or array.dtype.kind == "i" else array

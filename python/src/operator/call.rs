@@ -16,6 +16,9 @@ use crate::threads::Threads;
 pub const OPTIONAL: [&str; 2] = ["scale", "attn_mask"];
 /// The inputs that a call writes.
 const WRITTEN: [&str; 2] = ["cache", "scale"];
+/// The inputs that decide where bytes are read and written.
+const INDICES: [&str; 7] =
+    ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
 
 /// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
 /// others. `inputs` and `outputs` are in the operator's order, with None for what is left out.
@@ -80,6 +83,7 @@ fn prepare<'py>(
                 let access = match *name {
                     "cache" => Access::WriteInt4,
                     name if WRITTEN.contains(&name) => Access::Write,
+                    name if INDICES.contains(&name) => Access::Index,
                     _ => Access::Read,
                 };
                 match may_be_empty(*name) {

@@ -88,18 +88,20 @@ impl Operator {
     /// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
     pub fn new(kind: Kind, given: &Bound<'_, PyDict>) -> PyResult<Self> {
         let given = given.iter().map(|(name, value)| attribute(&name, &value)).collect::<PyResult<Vec<_>>>()?;
-        for (name, required) in kind.attributes() {
-            if required && given.iter().all(|(got, _)| got != name) {
-                let message = format!("attribute {name} is absent, and {} has no default for it", kind.name());
-                return Err(Refused::new("attribute_missing", message).into());
-            }
-        }
+        // Unknown names first: what is absent may be there misspelled.
         let set_all = |set: &mut dyn FnMut(&str, i64) -> bool| {
-            given.iter().find(|(name, value)| !set(name, *value)).map_or(Ok(()), |(name, _)| {
-                let names = kind.attributes().into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+            let known = kind.attributes();
+            if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, *value)) {
+                let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
                 let message = format!("{} has no attribute {name:?}, expected one of {names}", kind.name());
-                Err(Refused::new("attribute_unknown", message))
-            })
+                return Err(Refused::new("attribute_unknown", message));
+            }
+            let is_given = |name| given.iter().any(|(got, _)| got == name);
+            if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
+                let message = format!("attribute {name} is absent, and {} has no default for it", kind.name());
+                return Err(Refused::new("attribute_missing", message));
+            }
+            Ok(())
         };
         let operator = match kind {
             Kind::KeyValueCache => {

@@ -13,6 +13,8 @@ use super::refused::Refused;
 pub enum Access {
     /// It reads it.
     Read,
+    /// It reads numbers that decide addresses: int64.
+    Index,
     /// It writes it in place.
     Write,
     /// It writes it in place, and uint8 is packed int4: it is a cache.
@@ -39,7 +41,7 @@ impl<'py> Tensor<'py> {
     /// `KvCacheError` of kind `not_a_tensor`, `type_mismatch`, `not_contiguous`, `read_only`, or what [`dlpack::borrow`]
     /// says.
     pub fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
-        Self::checked(name, object, Given::new(name, object)?, access)
+        Self::checked(name, object, Given::new(name, object, access)?, access)
     }
 
     /// The same, but `None` for a tensor without elements, of whatever type and rank.
@@ -47,7 +49,7 @@ impl<'py> Tensor<'py> {
     /// # Errors
     /// As for `new`; without elements `not_a_tensor`, or what [`dlpack::borrow`] says.
     pub fn with_elements(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Option<Self>> {
-        let given = Given::new(name, object)?;
+        let given = Given::new(name, object, access)?;
         if given.shape.contains(&0) {
             return Ok(None);
         }
@@ -60,11 +62,12 @@ impl<'py> Tensor<'py> {
             Ok(element) => element,
             Err(Other::Byte) if access == Access::WriteInt4 => ElementType::Int4,
             Err(other) => {
-                let mut expected = vec!["float32", "float16", "int8", "int64"];
-                if access == Access::WriteInt4 {
-                    expected.push("uint8 with two elements of int4 in a byte");
-                }
-                let message = format!("{name} is of type {}, expected {}", other.name(), expected.join(", "));
+                let expected = match access {
+                    Access::Index => "int64",
+                    Access::Read | Access::Write => "float32, float16, int8",
+                    Access::WriteInt4 => "float32, float16, int8, uint8 with two elements of int4 in a byte",
+                };
+                let message = format!("{name} is of type {}, expected {expected}", other.name());
                 return Err(Refused::new("type_mismatch", message).into());
             }
         };
@@ -81,13 +84,13 @@ impl<'py> Tensor<'py> {
             let message = format!("{name}: the tensor exports a copy of its memory, expected the memory itself");
             return Err(Refused::new("copied", message).into());
         }
-        if given.read_only && access != Access::Read {
+        if given.read_only && matches!(access, Access::Write | Access::WriteInt4) {
             let message = format!("{name} is read-only, expected writable memory because it is written in place");
             return Err(Refused::new("read_only", message).into());
         }
         let mut tensor =
             Self { object: object.clone(), _owner: given.owner, element, shape, address: given.address, indices: None };
-        if element == ElementType::Int64 && access == Access::Read {
+        if element == ElementType::Int64 && access == Access::Index {
             tensor.indices = Some(tensor.copied_indices(name)?);
         }
         Ok(tensor)
@@ -171,14 +174,19 @@ impl Other {
 }
 
 impl<'py> Given<'py> {
-    fn new(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
         if let Ok(array) = object.cast::<PyUntypedArray>() {
             Ok(Self::numpy(array))
         } else if object.hasattr("__dlpack__")? {
             Self::dlpack(name, object)
         } else {
             let class = object.get_type().name()?;
-            let message = format!("{name} is a {class}, expected a numpy array or a tensor that exports DLPack");
+            let tensor = "a numpy array or a tensor that exports DLPack";
+            let expected = match access {
+                Access::Index => format!("an int, a list of ints, {tensor}"),
+                Access::Read | Access::Write | Access::WriteInt4 => tensor.to_owned(),
+            };
+            let message = format!("{name} is a {class}, expected {expected}");
             Err(Refused::new("not_a_tensor", message).into())
         }
     }
