@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kvcache_golden::diagnosis::{KnownMistakes, Recorder, RunDiagnosis, Trial};
-use kvcache_golden::mistakes::{mistakes, mistakes_of};
+use kvcache_golden::mistakes::{Mistake, mistakes, mistakes_of};
 use kvcache_golden::oracle::{Inputs, Oracle};
 use kvcache_golden::{CallResult, Case, Implementation, Rule, Suite, Verdict, cases, run, static_batching};
 use kvcache_schema::{Attributes, StaticAttributes};
@@ -88,6 +88,22 @@ where
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Two mistakes together may do what neither does, as leave a group without values: no pair of them ends the program.
+#[test]
+fn pairs_of_mistakes_can_be_tried() {
+    let mut cases = cases().unwrap();
+    cases.sort_by_key(|case| case.cache.bytes().len());
+    let (all, telling) = (mistakes(), cases.iter().filter(|case| !case.cache.bytes().is_empty()).step_by(40));
+    let cases: Vec<_> = telling.take(6).collect();
+    for (i, one) in all.iter().enumerate() {
+        // Each with some of the others, near and far in the list.
+        for other in all.iter().skip(i % 17).step_by(17) {
+            let oracle = Mistake::oracle_of(&[one, other]);
+            cases.iter().for_each(|case| assert_eq!(oracle.predict(case).len(), case.steps.len()));
+        }
+    }
 }
 
 #[test]

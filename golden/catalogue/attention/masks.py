@@ -106,6 +106,13 @@ def masks() -> Iterator[AttentionCase]:
         values += np.array([-2 * size, 2 * size, -3 * size])[:, None].astype(values.dtype)
         yield case.call(Sequence(2, 3, 2), attn_mask=values)
 
+    name = "mask-of-bounds"
+    about = "Every score of a row is far below a number that is often taken for infinite: weights are as without it."
+    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves="attn-mask weights", is_causal=0)
+    values = mask(name, case, (Sequence(2, 6, 2),), forbidden=0.0)
+    values += np.array([-300, -3000, -9000, -30000, -80000, -2e5], np.float32)[:, None]
+    yield case.call(Sequence(2, 6, 2), attn_mask=values)
+
     name = "mask-nan-within"
     about = "NaN in the blocks of attn_mask is added like any number: who sees its key gives NaN, and no other query."
     rules = "attn-mask non-finite.reach"

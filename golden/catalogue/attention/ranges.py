@@ -16,6 +16,7 @@ def cases() -> Iterator[AttentionCase]:
     yield large_scores()
     yield small_weights()
     yield large_values()
+    yield large_distances()
 
 
 def large_scores() -> AttentionCase:
@@ -49,3 +50,13 @@ def large_values() -> AttentionCase:
     query = np.zeros((1, 1, 8), np.float16)
     value = 1000 + random_values(f"{name} value", (128, 1, 8), "float16")
     return case.call(Sequence(127, 1, 0), query=query, value=value)
+
+
+def large_distances() -> AttentionCase:
+    """Distances that are no numbers of a narrow type."""
+    name = "packed-alibi-of-large-distances"
+    about = "ALiBi up to a distance of 599: bfloat16 has not all integers beyond 256."
+    case = packed(name, about, "f32", (1, 1), 8, proves="alibi precision", is_alibi=1)
+    # Small scores, so that no key outweighs the others.
+    query = random_values(f"{name} query", (1, 1, 8), "float32") / np.float32(64)
+    return case.call(Sequence(599, 1, 0), query=query)

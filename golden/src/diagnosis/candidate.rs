@@ -40,7 +40,7 @@ impl<C: Diagnosable> Candidate<C> {
         self.predictions[i].get_or_init(|| {
             let mut all = vec![case.predicted(&self.oracle, Some(right))];
             if all[0].iter().any(C::Predicted::fails) {
-                let outside = [Outside::Flat, Outside::FromEnd, Outside::Skipped];
+                let outside = [Outside::Flat, Outside::FromEnd, Outside::Wrapped, Outside::Clamped, Outside::Skipped];
                 let predicted = |outside| case.predicted(&self.oracle.with_outside(outside), Some(right));
                 all.extend(outside.map(predicted));
             }

@@ -121,6 +121,25 @@ pub(super) const MISTAKES: &[Mistake] = &[
     .static_rule("stored-positions"),
     Mistake::dynamic(
         "inputs.packed",
+        "first-current-token-to-sequence-before",
+        "The first current token of a sequence is stored behind the last of the sequence before, as by a search for the \
+         first start that is not less: its sequence is the last that starts at its row or before.",
+        |behavior| {
+            behavior.dynamic.stored_slot = Some(|batch, b, position| {
+                let row = batch.seqstarts[b] + position - batch.start_pos[b];
+                let b = batch
+                    .seqstarts
+                    .iter()
+                    .take_while(|&&start| start < row)
+                    .count()
+                    .saturating_sub(1)
+                    .min(batch.len() - 1);
+                batch.slot(b, batch.start_pos[b] + row - batch.seqstarts[b])
+            });
+        },
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
         "start-pos-of-first-sequence",
         "Every sequence stores from start_pos[0] on: it should be its own entry.",
         |behavior| behavior.dynamic.position = |batch, _| batch.start_pos[0],

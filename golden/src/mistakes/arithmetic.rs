@@ -113,6 +113,14 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "quantizing.qmax",
+        "scale-of-full-range-clamped",
+        "The scale is 2 * amax / (2^quant_bit - 1), though codes are symmetric: it should be amax / (2^(quant_bit-1) - 1).",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| at_least(group.to_t1(amax / (group.qmax() + 0.5)), floor(group));
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
         "amax-without-sign",
         "The scale is made of the largest value, not of the largest magnitude: take |x| before the maximum.",
         |behavior| {

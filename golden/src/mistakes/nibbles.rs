@@ -66,6 +66,18 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "int4.nibbles",
+        "nibbles-offset-by-8-in-loads",
+        "8 is subtracted from nibbles when they are loaded, as if they held the code plus 8: they are two's complement.",
+        |behavior| behavior.arithmetic.from_nibble = |nibble, _| nibble as i8 - 8,
+    ),
+    Mistake::new(
+        "int4.nibbles",
+        "nibbles-offset-by-8-in-stores",
+        "Nibbles are stored as the code plus 8: they are two's complement, as loads take them.",
+        |behavior| behavior.arithmetic.to_nibble = |code| (code + 8) as u8,
+    ),
+    Mistake::new(
+        "int4.nibbles",
         "nibbles-with-a-sign-bit",
         "Nibbles hold a sign and a magnitude: they are two's complement.",
         |behavior| {

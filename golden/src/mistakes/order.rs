@@ -72,6 +72,15 @@ pub(super) const MISTAKES: &[Mistake] = &[
     .static_rule("stored-positions"),
     Mistake::new(
         "inputs.packed",
+        "only-first-sequence-stored",
+        "The current tokens of the first sequence alone are stored: those of all are.",
+        |behavior| {
+            behavior.order = |batch| (0..batch.min(1)).map(Pass::Store).chain((0..batch).map(Pass::Load)).collect();
+        },
+    )
+    .static_rule("stored-positions"),
+    Mistake::new(
+        "inputs.packed",
         "last-sequence-missing",
         "The last sequence is neither stored nor loaded: a batch has one sequence less than seqstarts has entries.",
         |behavior| {

@@ -166,6 +166,54 @@ pub(super) const MISTAKES: &[Mistake] = &[
         },
     ),
     Mistake::dynamic(
+        "pages.unaligned",
+        "page-offset-masked",
+        "A token's place on its page is t & (page_size - 1): t % page_size is something else where page_size is no power \
+         of two.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| match batch.paged {
+                true => batch.page(b, position / batch.page_size).saturating_add(position & (batch.page_size - 1)),
+                false => batch.slot(b, position),
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "page-table-stride-of-max-kvlen",
+        "A row of the page table is taken to have as many entries as max_kvlen tokens need: it has MaxP.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| {
+                let stride = batch.max_kvlen.saturating_add(batch.page_size - 1) / batch.page_size;
+                let entry = stride.saturating_mul(b as i64).saturating_add(position / batch.page_size);
+                paged(batch, b, position, |batch| entry_of(batch, entry))
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "current-tokens-on-one-page",
+        "All current tokens of a sequence are stored behind its first one, past the end of that one's page: token t is \
+         on page t / page_size.",
+        |behavior| {
+            behavior.dynamic.stored_slot = Some(|batch, b, position| {
+                let first = if batch.paged { batch.start_pos[b] } else { position };
+                batch.slot(b, first).saturating_add(position - first)
+            });
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "page-of-current-token-without-past",
+        "Current tokens are stored on the page i / page_size by their number i in the call: token t is on page t / \
+         page_size, and start_pos counts.",
+        |behavior| {
+            behavior.dynamic.stored_slot = Some(|batch, b, position| {
+                let page = (position - batch.start_pos[b]) / batch.page_size;
+                paged(batch, b, position, |batch| batch.page(b, page))
+            });
+        },
+    ),
+    Mistake::dynamic(
         "cache-mode.1",
         "first-token-of-page-on-page-before",
         "The first token of a page is stored behind the last of the page before: token t is on page t / page_size, \
@@ -174,6 +222,17 @@ pub(super) const MISTAKES: &[Mistake] = &[
             behavior.dynamic.slot = |batch, b, position| match batch.paged && position > 0 {
                 true => batch.slot(b, position - 1).saturating_add(1),
                 false => batch.slot(b, position),
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "cache-mode.1",
+        "first-slot-of-page-before",
+        "The first token of a page is at the start of the page before, whose number is (t - 1) / page_size: token t is on \
+         page t / page_size.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| {
+                paged(batch, b, position, |batch| batch.page(b, (position - 1).max(0) / batch.page_size))
             };
         },
     ),

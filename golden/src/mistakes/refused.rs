@@ -185,6 +185,37 @@ pub(super) const MISTAKES: &[Mistake] = &[
                 |shape| shape.quant_bit == 0 && shape.head_dim as i64 % shape.quant_group != 0;
         },
     ),
+    Mistake::new(
+        "inputs.packed",
+        "head-dim-must-be-multiple-of-8",
+        "A head_dim that is no multiple of 8 is refused: every size is legal.",
+        |behavior| {
+            behavior.dynamic.refuses = |batch| batch.head_dim % 8 != 0;
+            behavior.static_batching.refuses = |shape| shape.head_dim % 8 != 0;
+            behavior.attention.refuses = |ragged| ragged.head_dim % 8 != 0;
+        },
+    )
+    .static_rule("stored-positions")
+    .attention_rule("scores"),
+    Mistake::dynamic(
+        "quantizing.groups",
+        "quant-group-below-8-refused",
+        "A quant_group below 8 is refused: every one that divides head_dim is legal.",
+        |behavior| {
+            behavior.dynamic.refuses = |batch| batch.attributes.quant_bit != 0 && batch.attributes.quant_group < 8;
+        },
+    ),
+    Mistake::dynamic(
+        "quantizing.groups",
+        "quant-group-must-be-power-of-two",
+        "A quant_group that is no power of two is refused: every one that divides head_dim is legal.",
+        |behavior| {
+            behavior.dynamic.refuses = |batch| {
+                let quant_group = batch.attributes.quant_group;
+                batch.attributes.quant_bit != 0 && quant_group & (quant_group - 1) != 0
+            };
+        },
+    ),
     layouts_refused::<0, 0>(
         "cache-layout.0",
         "layout-0-refused",

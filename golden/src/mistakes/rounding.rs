@@ -162,6 +162,49 @@ pub(super) const MISTAKES: &[Mistake] = &[
         },
     ),
     Mistake::new(
+        "quantizing.amax-quotient",
+        "scale-through-float16",
+        "Steps are rounded to float16 where the scale is float32, too: scale holds s converted to T3.",
+        |behavior| behavior.arithmetic.stored_scale = |_, steps| to_float16(steps.step),
+    )
+    .static_rule("quantizing.groups"),
+    Mistake::new(
+        "quantizing.code-quotient",
+        "quantized-in-float16",
+        "Values of float32 are rounded to float16 before they are quantized, with steps and quotients of float16: where \
+         T1 is float32 all of that is float32.",
+        |behavior| {
+            let arithmetic = &mut behavior.arithmetic;
+            arithmetic.amax = |_, values| {
+                let largest =
+                    |amax: f64, x: &f64| if x.is_nan() || amax.is_nan() { f64::NAN } else { amax.max(x.abs()) };
+                to_float16(values.iter().fold(0.0, largest))
+            };
+            arithmetic.step = |group, amax| to_float16(amax / group.qmax()).max_or_nan(to_float16(1e-5));
+            arithmetic.quotient = |_, x, divisor| to_float16(to_float16(x) / divisor);
+        },
+    ),
+    Mistake::new(
+        "dequantizing.rounded-to-t3",
+        "product-of-float16",
+        "Scale and product are rounded to float16 where the scale is float32, too: the product is of T3.",
+        |behavior| {
+            behavior.arithmetic.value =
+                |group, code, scale| group.to_t1(to_float16(f64::from(code) * to_float16(scale)));
+        },
+    )
+    .static_rule("quantizing.groups"),
+    Mistake::new(
+        "dequantizing.rounded-to-t3",
+        "product-rounded-to-float16",
+        "The product of code and scale is rounded to float16 where the scale is float32, too: it is of T3.",
+        |behavior| {
+            behavior.arithmetic.value =
+                |group, code, scale| group.to_t1(to_float16((f64::from(code) * scale).in_float32()));
+        },
+    )
+    .static_rule("quantizing.groups"),
+    Mistake::new(
         "dequantizing.rounded-to-t3",
         "dequantize-not-rounded-to-t3",
         "The product of code and scale goes to T1 from float32: round it to T3, the scale's type, first.",
@@ -239,6 +282,10 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.arithmetic.copies_bits = false,
     ),
 ];
+
+fn to_float16(x: f64) -> f64 {
+    f16::from_f64(x).to_f64()
+}
 
 /// The constant 1e-5 of a group.
 fn floor(group: &Group<'_>) -> f64 {

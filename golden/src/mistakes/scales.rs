@@ -1,7 +1,10 @@
 //! Mistakes of scales: what they are made of, for which values they are made, what is stored, and which one a code is
 //! loaded with.
 
+use std::slice;
+
 use super::mistake::Mistake;
+use crate::oracle::Place;
 use crate::oracle::arithmetic::{Group, Shares};
 
 pub(super) const MISTAKES: &[Mistake] = &[
@@ -67,7 +70,14 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "quantizing.groups",
         "last-value-not-in-amax",
         "The last value of a group does not count toward its scale: look at the end of the loop over the group.",
-        |behavior| behavior.arithmetic.amax = |_, values| largest(&values[..values.len().saturating_sub(1).max(1)]),
+        |behavior| {
+            behavior.arithmetic.amax =
+                |_, values| {
+                    largest(values.split_last().map_or(values, |(last, others)| {
+                        if others.is_empty() { slice::from_ref(last) } else { others }
+                    }))
+                }
+        },
     ),
     amax_of_first::<4>("amax-of-first-4", "Only the first 4 values of a group count toward its scale: all do."),
     amax_of_first::<8>("amax-of-first-8", "Only the first 8 values of a group count toward its scale: all do."),
@@ -111,6 +121,45 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "scale-of-first-head-in-loads",
         "All heads are loaded with the scales of head 0: each has its own.",
         |behavior| behavior.loaded_scale_head = |_| 0,
+    ),
+    scale_of_slot::<1>(
+        "scale-of-next-slot-in-loads",
+        "Tokens are loaded with the scales of the slot behind theirs: each slot has its own.",
+    ),
+    scale_of_slot::<-1>(
+        "scale-of-slot-before-in-loads",
+        "Tokens are loaded with the scales of the slot before theirs: each slot has its own.",
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-first-token-in-loads",
+        "All tokens of a sequence are loaded with the scales of its first one: each has its own.",
+        |behavior| behavior.loaded_scale_place = |_, first| first,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-first-current-token-stored",
+        "The scales of a sequence's first current token are stored for all of them: each has its own.",
+        |behavior| behavior.scale_source_row = |_, first| first,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-first-row-stored",
+        "The scales of the first row of current_key and current_value are stored for all current tokens: each has its \
+         own.",
+        |behavior| behavior.scale_source_row = |_, _| 0,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scale-of-next-slot-stored",
+        "Scales are stored for the slot behind that of their token: each slot has its own.",
+        |behavior| behavior.scale_place = |own, _| Place { slot: own.slot + 1, ..own },
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scales-stored-for-first-current-token",
+        "Scales of all current tokens of a sequence are stored in the slot of its first one: each has its own.",
+        |behavior| behavior.scale_place = |_, first| first,
     ),
     Mistake::new(
         "untouched-layers",
@@ -185,6 +234,14 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "eps-of-machine-epsilon",
         "The least scale is the machine epsilon of float32, 2^-23: it should be 1e-5.",
         |behavior| behavior.arithmetic.step = |group, amax| at_least(group, amax, f32::EPSILON.into()),
+    ),
+    Mistake::new(
+        "quantizing.amax-quotient",
+        "scale-of-power-of-two",
+        "The scale is rounded up to a power of two: it should be max(amax / qmax, 1e-5).",
+        |behavior| {
+            behavior.arithmetic.step = |group, amax| at_least(group, amax, 1e-5).log2().ceil().exp2();
+        },
     ),
     Mistake::new(
         "quantizing.step-of-t1",
@@ -273,6 +330,18 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "quantizing.groups",
+        "scale-of-key-for-value",
+        "Values are coded with the steps of the keys, whose scales are stored for them, too: each has its own.",
+        |behavior| (behavior.step_source, behavior.scale_source) = ([0, 0], [0, 0]),
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scales-of-values-not-stored",
+        "The scales of values are not stored, those of keys are: both are.",
+        |behavior| behavior.stores_scale = [true, false],
+    ),
+    Mistake::new(
+        "quantizing.groups",
         "scale-of-key-in-loads-of-value",
         "Values are loaded with the scales of the keys: each has its own.",
         |behavior| behavior.loaded_scale_kv = [0, 0],
@@ -289,6 +358,12 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "Scales are tiled along a head, element d is loaded with scale d % groups: repeat each quant_group times, \
          element d has scale d / quant_group.",
         |behavior| behavior.arithmetic.loaded_group = |d, _, groups| d % groups,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "scales-by-number-of-groups",
+        "Element d is loaded with scale d / (Dh / quant_group): with scale d / quant_group.",
+        |behavior| behavior.arithmetic.loaded_group = |d, _, groups| (d / groups).min(groups - 1),
     ),
     Mistake::new(
         "quantizing.groups",
@@ -313,6 +388,13 @@ const fn rest_not_in_amax<const N: usize>(name: &'static str, about: &'static st
             0 => largest(values),
             whole => largest(&values[..whole]),
         };
+    })
+}
+
+/// The scales of the slot that is `BY` further.
+const fn scale_of_slot<const BY: i64>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::new("quantizing.groups", name, about, |behavior| {
+        behavior.loaded_scale_place = |own, _| Place { slot: own.slot + BY, ..own };
     })
 }
 

@@ -174,13 +174,43 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.outputs = [1, 1],
     )
     .static_rule("loaded-positions"),
+    rest_not_stored::<4>(
+        "elements-behind-4-not-stored",
+        "Elements of a head behind its last multiple of 4 are not stored: head_dim need be no multiple.",
+    ),
+    rest_not_stored::<8>(
+        "elements-behind-8-not-stored",
+        "Elements of a head behind its last multiple of 8 are not stored: head_dim need be no multiple.",
+    ),
+    rest_not_loaded::<4>(
+        "elements-behind-4-not-loaded",
+        "Elements of a head behind its last multiple of 4 are not loaded: head_dim need be no multiple.",
+    ),
+    rest_not_loaded::<8>(
+        "elements-behind-8-not-loaded",
+        "Elements of a head behind its last multiple of 8 are not loaded: head_dim need be no multiple.",
+    ),
+    Mistake::new(
+        "inputs.packed",
+        "current-heads-first",
+        "current_key and current_value are read as (H, tokens, Dh): they are (tokens, H, Dh).",
+        |behavior| behavior.current_head = |row, h, rows, _| h * rows + row,
+    )
+    .static_rule("stored-positions"),
+    Mistake::new(
+        "outputs.packed",
+        "output-heads-first-in-memory",
+        "key and value are written as (heads, tokens, Dh) in the memory of (tokens, heads, Dh).",
+        |behavior| behavior.output_head = |row, h, rows, _| h * rows + row,
+    )
+    .static_rule("loaded-positions"),
     Mistake::new(
         "num-repeat",
         "first-repetition-alone",
         "The first of the repetitions of each head is written, the others stay zero: there are num_repeat of them.",
         |behavior| {
             behavior.cache_head =
-                |output_head, _, num_repeat| (output_head % num_repeat == 0).then_some(output_head / num_repeat);
+                |_, output_head, _, num_repeat| (output_head % num_repeat == 0).then_some(output_head / num_repeat);
         },
     ),
     Mistake::new(
@@ -189,7 +219,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "Two repetitions of each head are written, the others stay zero: there are num_repeat of them.",
         |behavior| {
             behavior.cache_head =
-                |output_head, _, num_repeat| (output_head % num_repeat < 2).then_some(output_head / num_repeat);
+                |_, output_head, _, num_repeat| (output_head % num_repeat < 2).then_some(output_head / num_repeat);
         },
     ),
     Mistake::new(
@@ -197,7 +227,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "last-repetition-missing",
         "The last of the repetitions of each head stays zero: there are num_repeat of them.",
         |behavior| {
-            behavior.cache_head = |output_head, _, num_repeat| {
+            behavior.cache_head = |_, output_head, _, num_repeat| {
                 (num_repeat == 1 || output_head % num_repeat < num_repeat - 1).then_some(output_head / num_repeat)
             };
         },
@@ -207,20 +237,40 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "first-heads-alone",
         "The first heads of the outputs are the cache's heads, the others stay zero: output head h is cache head h / \
          num_repeat.",
-        |behavior| behavior.cache_head = |output_head, num_heads, _| (output_head < num_heads).then_some(output_head),
+        |behavior| {
+            behavior.cache_head = |_, output_head, num_heads, _| (output_head < num_heads).then_some(output_head)
+        },
     ),
     Mistake::new(
         "num-repeat",
         "first-head-repeated",
         "Every output head is cache head 0: output head h is cache head h / num_repeat.",
-        |behavior| behavior.cache_head = |_, _, _| Some(0),
+        |behavior| behavior.cache_head = |_, _, _, _| Some(0),
     ),
     Mistake::new(
         "num-repeat",
         "repeat-interleaved",
         "Repeated heads are interleaved, output head h is cache head h % H: it should be h / num_repeat, each head \
          beside its repetitions.",
-        |behavior| behavior.cache_head = |output_head, num_heads, _| Some(output_head % num_heads),
+        |behavior| behavior.cache_head = |_, output_head, num_heads, _| Some(output_head % num_heads),
+    ),
+    Mistake::new(
+        "num-repeat",
+        "repeat-by-number-of-heads",
+        "Output head h is cache head h / H: it should be h / num_repeat.",
+        |behavior| {
+            behavior.cache_head = |_, output_head, num_heads, _| Some((output_head / num_heads).min(num_heads - 1))
+        },
+    ),
+    interleaved_alone::<0>(
+        "repeat-interleaved-of-keys",
+        "Repeated heads are interleaved in key, where output head h is cache head h % H, and are not in value: it should \
+         be h / num_repeat in both.",
+    ),
+    interleaved_alone::<1>(
+        "repeat-interleaved-of-values",
+        "Repeated heads are interleaved in value, where output head h is cache head h % H, and are not in key: it should \
+         be h / num_repeat in both.",
     ),
     Mistake::new(
         "num-repeat",
@@ -228,14 +278,35 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "num_repeat is not looked at: the outputs have as many heads as the cache.",
         |behavior| {
             behavior.output_heads = |num_heads, _| num_heads;
-            behavior.cache_head = |output_head, _, _| Some(output_head);
+            behavior.cache_head = |_, output_head, _, _| Some(output_head);
         },
     ),
 ];
 
+/// Heads of which the elements behind the last multiple of `N` are not stored.
+const fn rest_not_stored<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("inputs.packed", name, about, |behavior| behavior.stored_elements = |head_dim| head_dim / N * N)
+}
+
+/// The same of loads.
+const fn rest_not_loaded<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("outputs.packed", name, about, |behavior| {
+        behavior.loaded_elements = |head_dim| head_dim / N * N;
+    })
+}
+
 fn scale_layout_ignored(behavior: &mut Behavior) {
     behavior.dynamic.scale_layouts = [CacheLayout::TokenMajor; CacheLayout::ALL.len()];
     behavior.static_batching.scale_layouts = [StaticCacheLayout::BatchMajor; 2];
+}
+
+/// Heads interleaved in key (0) or value (1) alone.
+const fn interleaved_alone<const KV: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::new("num-repeat", name, about, |behavior| {
+        behavior.cache_head = |key_or_value, output_head, num_heads, num_repeat| {
+            Some(if key_or_value == KV { output_head % num_heads } else { output_head / num_repeat })
+        };
+    })
 }
 
 /// Two layouts taken one for the other.

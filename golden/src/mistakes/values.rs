@@ -33,6 +33,12 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.arithmetic.current = |_, x| if x.is_finite() { x } else { 0.0 },
     ),
     Mistake::new(
+        "conversion.same-type",
+        "nan-made-canonical",
+        "A NaN is stored as the one NaN that is its type's default: every bit is kept.",
+        |behavior| behavior.arithmetic.current = |_, x| if x.is_nan() { f64::NAN } else { x },
+    ),
+    Mistake::new(
         "non-finite.nan",
         "nan-replaced-on-load",
         "A NaN is loaded as 0: what is not finite must show in key and value.",

@@ -3,6 +3,7 @@
 use crate::oracle::arithmetic::Arithmetic;
 use crate::oracle::attention::decisions::Attention;
 use crate::oracle::dynamic::Dynamic;
+use crate::oracle::plan::Place;
 use crate::oracle::refusal::Refusal;
 use crate::oracle::static_batching::StaticBatching;
 
@@ -35,22 +36,41 @@ pub struct Behavior {
     pub scale_kv: [usize; 2],
     /// The same where they are loaded.
     pub loaded_scale_kv: [usize; 2],
+    /// Of which of keys and values the steps are that codes are made with: key (0), value (1).
+    pub step_source: [usize; 2],
+    /// Whether the scales of keys (0) and of values (1) are stored: both.
+    pub stores_scale: [bool; 2],
     /// Of which of keys and values the stored scales are: key (0), value (1).
     pub scale_source: [usize; 2],
     /// Of which head the scales are that are stored for a head: its own.
     pub scale_source_head: fn(h: usize) -> usize,
     /// Which head's scales a head is loaded with: its own.
     pub loaded_scale_head: fn(h: usize) -> usize,
+    /// Where the scales of a current token are stored: in its own slot. `first` is that of its sequence's first one.
+    pub scale_place: fn(own: Place, first: Place) -> Place,
+    /// Whose scales a token is loaded with: its own. `first` is where the first token of its sequence is.
+    pub loaded_scale_place: fn(own: Place, first: Place) -> Place,
+    /// The row of `current_key` and `current_value` whose scales are stored for a row: its own. `first` is that of its
+    /// sequence's first one.
+    pub scale_source_row: fn(own: usize, first: usize) -> usize,
     /// The layer that scales are stored for: that of the tokens.
     pub scale_layer: fn(layer: usize) -> usize,
     /// The layer whose scales tokens are loaded with: their own.
     pub loaded_scale_layer: fn(layer: usize) -> usize,
     /// What is stored as key and as value: `current_key` (0), `current_value` (1), nothing.
     pub stored: [Option<usize>; 2],
+    /// How many elements of a head are stored, from the first: all. The others keep their bytes.
+    pub stored_elements: fn(head_dim: usize) -> usize,
+    /// The same of loads. The others stay zero.
+    pub loaded_elements: fn(head_dim: usize) -> usize,
+    /// Where a token's head lies in `current_key` and `current_value`, in heads: token after token.
+    pub current_head: fn(row: usize, h: usize, rows: usize, num_heads: usize) -> usize,
+    /// The same of `key` and `value`.
+    pub output_head: fn(row: usize, h: usize, rows: usize, num_heads: usize) -> usize,
     /// Which of the two goes where: `key` gets what is loaded as key (0), `value` as value (1).
     pub outputs: [usize; 2],
-    /// The cache head of an output head; without one the output head stays zero.
-    pub cache_head: fn(output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize>,
+    /// The cache head of an output head of `key` (0) or `value` (1); without one the output head stays zero.
+    pub cache_head: fn(key_or_value: usize, output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize>,
     /// How many heads the outputs have.
     pub output_heads: fn(num_heads: usize, num_repeat: usize) -> usize,
     /// Where the outputs of current tokens come from: the cache, like those of past tokens.
@@ -107,6 +127,10 @@ pub enum Outside {
     Flat,
     /// A negative slot counts from the last, as in Python; beyond the last the call ends.
     FromEnd,
+    /// The slots follow each other in a ring.
+    Wrapped,
+    /// The nearest slot takes its place.
+    Clamped,
     /// Nothing is stored, and zeros are loaded.
     Skipped,
 }
@@ -137,14 +161,23 @@ impl Default for Behavior {
             kv: [0, 1],
             scale_kv: [0, 1],
             loaded_scale_kv: [0, 1],
+            step_source: [0, 1],
+            stores_scale: [true, true],
             scale_source: [0, 1],
             scale_source_head: |h| h,
             loaded_scale_head: |h| h,
+            scale_place: |own, _| own,
+            loaded_scale_place: |own, _| own,
+            scale_source_row: |own, _| own,
             scale_layer: |layer| layer,
             loaded_scale_layer: |layer| layer,
             stored: [Some(0), Some(1)],
+            stored_elements: |head_dim| head_dim,
+            loaded_elements: |head_dim| head_dim,
+            current_head: |row, h, _, num_heads| row * num_heads + h,
+            output_head: |row, h, _, num_heads| row * num_heads + h,
             outputs: [0, 1],
-            cache_head: |output_head, _, num_repeat| Some(output_head / num_repeat),
+            cache_head: |_, output_head, _, num_repeat| Some(output_head / num_repeat),
             output_heads: |num_heads, num_repeat| num_heads * num_repeat,
             current_tokens: CurrentTokens::Cache,
             sources: Sources { cache: true, scale: true },

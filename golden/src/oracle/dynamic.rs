@@ -5,7 +5,7 @@ use std::cell::Cell;
 use kvcache_schema::{Attributes, Axis as LayoutAxis, CacheLayout};
 
 use crate::case::StepInputs;
-use crate::oracle::behavior::Behavior;
+use crate::oracle::behavior::{Behavior, Outside};
 use crate::oracle::inputs::{Call, Inputs, SharedAttributes, indices};
 use crate::oracle::plan::{Axis, Load, Place, Plan, Rows, Sequence, Store};
 use crate::oracle::refusal::Refusal;
@@ -24,6 +24,8 @@ pub struct Dynamic {
     pub scale_layouts: Layouts,
     /// The slot of the token at a position of a sequence.
     pub slot: fn(&Batch, b: usize, position: i64) -> i64,
+    /// The slot of a current token where it is stored: the same, where there is no such function.
+    pub stored_slot: Option<fn(&Batch, b: usize, position: i64) -> i64>,
     /// How many tokens a sequence stores: seqlen.
     pub stored: fn(&Batch, b: usize) -> i64,
     /// The row of its first current token in `current_key` and `current_value`.
@@ -48,6 +50,7 @@ impl Default for Dynamic {
             cache_layouts: CacheLayout::ALL,
             scale_layouts: CacheLayout::ALL,
             slot: Batch::slot,
+            stored_slot: None,
             stored: Batch::seqlen,
             current_row: |batch, b| batch.seqstarts[b],
             position: |batch, b| batch.start_pos[b],
@@ -210,17 +213,21 @@ impl Inputs<Attributes> for StepInputs {
         let row =
             |first: i64, i: i64, rows: usize| usize::try_from(first.saturating_add(i)).ok().filter(|&row| row < rows);
         let rows_outside = Cell::new(false);
-        let row = |first, i, rows| {
-            let row = row(first, i, rows);
+        let row = |first: i64, i: i64, rows: usize| {
+            let row = match behavior.outside {
+                Outside::Clamped if rows > 0 => Some(first.saturating_add(i).clamp(0, rows as i64 - 1) as usize),
+                _ => row(first, i, rows),
+            };
             rows_outside.set(rows_outside.get() || row.is_none());
             row
         };
         let output_rows = usize::try_from((dynamic.output_rows)(&batch)).unwrap_or_default();
         let sequence = |b: usize| {
             let (first, position) = ((dynamic.current_row)(&batch, b), (dynamic.position)(&batch, b));
+            let stored_slot = dynamic.stored_slot.unwrap_or(dynamic.slot);
             let stores = (0..(dynamic.stored)(&batch, b)).filter_map(|t| {
                 let row = row(first, t, batch.tokens)?;
-                Some(Store { row, place: at(b, position + t) })
+                Some(Store { row, place: Place { sequence: 0, slot: stored_slot(&batch, b, position + t) } })
             });
             let loads = (dynamic.loaded)(&batch, b).enumerate().filter_map(|(i, t)| {
                 let current = (t >= batch.start_pos[b]).then(|| batch.seqstarts[b] + t - batch.start_pos[b]);

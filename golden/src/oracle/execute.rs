@@ -9,7 +9,7 @@ use crate::case::Outputs;
 use crate::oracle::arithmetic::{Group, Shares, Steps};
 use crate::oracle::behavior::{Behavior, CurrentTokens, Outside, Pass};
 use crate::oracle::inputs::{Call, Inputs, SharedAttributes};
-use crate::oracle::plan::{Load, Place, Plan, Rows, Store};
+use crate::oracle::plan::{Load, Place, Plan, Rows, Sequence, Store};
 use crate::tensor::Tensor;
 
 /// `cache` and `scale`.
@@ -29,7 +29,7 @@ pub(super) fn execute<A, I: Inputs<A>>(
     behavior: &Behavior,
 ) -> Result<(Outputs, State), OutsideOfCache> {
     let before = State { cache: call.cache.clone(), scale: call.scale.cloned() };
-    if plan.rows_outside && matches!(behavior.outside, Outside::Fails | Outside::FromEnd) {
+    if plan.rows_outside && !matches!(behavior.outside, Outside::Flat | Outside::Skipped | Outside::Clamped) {
         return Err(OutsideOfCache);
     }
     let mut run = Run {
@@ -50,8 +50,8 @@ pub(super) fn execute<A, I: Inputs<A>>(
     let mut outputs = [zeros(), zeros()];
     for pass in (behavior.order)(plan.sequences.len()) {
         match pass {
-            Pass::Store(b) => plan.sequences[b].stores.iter().try_for_each(|store| run.store(store))?,
-            Pass::Load(b) => plan.sequences[b].loads.iter().try_for_each(|load| run.load(load, &mut outputs))?,
+            Pass::Store(b) => run.store(&plan.sequences[b])?,
+            Pass::Load(b) => run.load(&plan.sequences[b], &mut outputs)?,
         }
     }
     let mut state = run.after;
@@ -83,40 +83,62 @@ struct Run<'a> {
     amaxes: RefCell<HashMap<[usize; 4], f64>>,
 }
 
+/// Of which row the scales are that are stored for a current token, and where.
+#[derive(Clone, Copy)]
+struct ScaleSource {
+    row: usize,
+    place: Place,
+}
+
 impl<'a> Run<'a> {
-    /// Stores a token's key and value.
-    fn store(&mut self, store: &Store) -> Result<(), OutsideOfCache> {
+    /// Stores the keys and values of a sequence's current tokens.
+    fn store(&mut self, Sequence { stores, .. }: &Sequence) -> Result<(), OutsideOfCache> {
         let num_layer = self.attributes.num_layer as usize;
-        for layer in (self.behavior.layers_stored)(self.attributes.layer_idx as usize, num_layer) {
-            for key_or_value in 0..2 {
-                for h in 0..self.plan.num_heads {
-                    self.store_head(store, layer, key_or_value, h)?;
+        for store in stores {
+            let scale = ScaleSource {
+                row: (self.behavior.scale_source_row)(store.row, stores[0].row),
+                place: (self.behavior.scale_place)(store.place, stores[0].place),
+            };
+            for layer in (self.behavior.layers_stored)(self.attributes.layer_idx as usize, num_layer) {
+                for key_or_value in 0..2 {
+                    for h in 0..self.plan.num_heads {
+                        self.store_head(store, scale, layer, key_or_value, h)?;
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    fn store_head(&mut self, store: &Store, layer: usize, key_or_value: usize, h: usize) -> Result<(), OutsideOfCache> {
+    fn store_head(
+        &mut self,
+        store: &Store,
+        scale: ScaleSource,
+        layer: usize,
+        key_or_value: usize,
+        h: usize,
+    ) -> Result<(), OutsideOfCache> {
         let (behavior, head_dim) = (self.behavior, self.plan.head_dim);
         let arithmetic = &behavior.arithmetic;
         let Some(source) = behavior.stored[key_or_value] else { return Ok(()) };
         let Some(codes) = self.head(&self.plan.cache, store.place, layer, behavior.kv[key_or_value], h)? else {
             return Ok(());
         };
-        let (current, first) = (self.current[source], (store.row * self.plan.num_heads + h) * head_dim);
+        let (current, first) = (self.current[source], self.current_head(store.row, h) * head_dim);
+        let elements = (behavior.stored_elements)(head_dim);
         let t2 = self.after.cache.element();
         let codes = head_bytes(t2, codes, head_dim);
         if self.attributes.quant_bit == 0 {
             let copies = self.copies(t2);
             let head = &mut self.after.cache.bytes_mut()[codes];
             if copies {
-                head.copy_from_slice(&current.bytes()[self.t1.align() * first..][..head.len()]);
+                let bytes = elements * t2.bits() / 8;
+                head[..bytes].copy_from_slice(&current.bytes()[self.t1.align() * first..][..bytes]);
                 if t2 == ElementType::Int8 {
                     return Ok(());
                 }
             }
-            for d in 0..head_dim {
+            for d in 0..elements {
                 let x = arithmetic.read(self.t1, current.bytes(), first + d);
                 let becomes = (arithmetic.current)(self.t1, x);
                 if !copies || becomes.to_bits() != x.to_bits() {
@@ -127,25 +149,28 @@ impl<'a> Run<'a> {
         }
         let (quant_bit, group) = (self.attributes.quant_bit, self.group());
         let scale_layer = (behavior.scale_layer)(layer);
-        let Some(scales) = self.head(&self.plan.scale, store.place, scale_layer, behavior.scale_kv[key_or_value], h)?
-        else {
-            return Ok(());
-        };
+        let of_kv = behavior.scale_kv[key_or_value];
+        let Some(scales) = self.head(&self.plan.scale, scale.place, scale_layer, of_kv, h)? else { return Ok(()) };
         let groups = self.groups();
-        let steps: Vec<_> = (0..groups).map(|g| self.steps(source, store.row, h, g, scales * groups + g)).collect();
+        let of = if behavior.step_source[key_or_value] == key_or_value {
+            source
+        } else {
+            behavior.step_source[key_or_value]
+        };
+        let steps: Vec<_> = (0..groups).map(|g| self.steps(of, store.row, h, g, scales * groups + g)).collect();
         for (g, steps) in steps.iter().enumerate() {
-            let stored = match (behavior.scale_source[key_or_value], (behavior.scale_source_head)(h)) {
-                own if own == (key_or_value, h) => (arithmetic.stored_scale)(&group, steps),
-                (other, h) => {
-                    let steps = self.steps(other, store.row, h, g, scales * groups + g);
+            let stored = match (behavior.scale_source[key_or_value], scale.row, (behavior.scale_source_head)(h)) {
+                own if own == (key_or_value, store.row, h) => (arithmetic.stored_scale)(&group, steps),
+                (other, row, h) => {
+                    let steps = self.steps(other, row, h, g, scales * groups + g);
                     (arithmetic.stored_scale)(&group, &steps)
                 }
             };
-            if let Some(scale) = &mut self.after.scale {
+            if let Some(scale) = self.after.scale.as_mut().filter(|_| behavior.stores_scale[key_or_value]) {
                 arithmetic.write(group.t3, scale.bytes_mut(), scales * groups + g, stored);
             }
         }
-        for d in 0..head_dim {
+        for d in 0..elements {
             let x = (arithmetic.current)(self.t1, arithmetic.read(self.t1, current.bytes(), first + d));
             let code = group.code(x, &steps[(arithmetic.group)(d, self.quant_group(), groups)]);
             arithmetic.write_code(quant_bit, &mut self.after.cache.bytes_mut()[codes.clone()], d, head_dim, code);
@@ -153,22 +178,27 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Loads a token's key and value.
-    fn load(&self, load: &Load, outputs: &mut [Tensor; 2]) -> Result<(), OutsideOfCache> {
+    /// Loads the keys and values of a sequence's tokens.
+    fn load(&self, Sequence { loads, .. }: &Sequence, outputs: &mut [Tensor; 2]) -> Result<(), OutsideOfCache> {
         let heads = self.plan.output_shape[self.plan.output_shape.len() - 2];
-        for (output, key_or_value) in outputs.iter_mut().zip(self.behavior.outputs) {
-            for output_head in 0..heads {
-                let first = (load.row * heads + output_head) * self.plan.head_dim;
-                self.load_head(load, key_or_value, output_head, first, output)?;
+        let rows = self.plan.output_shape[..self.plan.output_shape.len() - 2].iter().product();
+        for load in loads {
+            let scale = (self.behavior.loaded_scale_place)(load.place, loads[0].place);
+            for (output, key_or_value) in outputs.iter_mut().zip(self.behavior.outputs) {
+                for output_head in 0..heads {
+                    let first = (self.behavior.output_head)(load.row, output_head, rows, heads) * self.plan.head_dim;
+                    self.load_head(load, scale, key_or_value, output_head, first, output)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Loads a head into the elements of `output` from `first` on.
+    /// Loads a head, its scales from `scale_place`, into the elements of `output` from `first` on.
     fn load_head(
         &self,
         load: &Load,
+        scale_place: Place,
         key_or_value: usize,
         output_head: usize,
         first: usize,
@@ -176,10 +206,12 @@ impl<'a> Run<'a> {
     ) -> Result<(), OutsideOfCache> {
         let (arithmetic, head_dim) = (&self.behavior.arithmetic, self.plan.head_dim);
         let num_repeat = self.attributes.num_repeat as usize;
-        let Some(h) = (self.behavior.cache_head)(output_head, self.plan.num_heads, num_repeat) else { return Ok(()) };
+        let Some(h) = (self.behavior.cache_head)(key_or_value, output_head, self.plan.num_heads, num_repeat) else {
+            return Ok(());
+        };
         let size = self.t1.align();
         if let (CurrentTokens::Inputs, Some(row)) = (self.behavior.current_tokens, load.current) {
-            let from = (row * self.plan.num_heads + h) * head_dim;
+            let from = self.current_head(row, h) * head_dim;
             let tokens = self.current[key_or_value].bytes();
             // Two mistakes together may take a head that the current tokens do not have.
             let head = tokens.get(size * from..size * (from + head_dim)).ok_or(OutsideOfCache)?;
@@ -191,16 +223,18 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let cache = if self.behavior.sources.cache { &self.after.cache } else { &self.before.cache };
+        let elements = (self.behavior.loaded_elements)(head_dim);
         let t2 = cache.element();
         let head = &cache.bytes()[head_bytes(t2, codes, head_dim)];
         if self.attributes.quant_bit == 0 {
             if self.copies(t2) {
-                output.bytes_mut()[size * first..][..size * head_dim].copy_from_slice(head);
+                let bytes = size * elements;
+                output.bytes_mut()[size * first..][..bytes].copy_from_slice(&head[..bytes]);
                 if t2 == ElementType::Int8 {
                     return Ok(());
                 }
             }
-            for d in 0..head_dim {
+            for d in 0..elements {
                 let x = arithmetic.read(t2, head, d);
                 let becomes = (arithmetic.output)(self.t1, x);
                 if !self.copies(t2) || becomes.to_bits() != x.to_bits() {
@@ -212,7 +246,7 @@ impl<'a> Run<'a> {
         let (quant_bit, group, groups) = (self.attributes.quant_bit, self.group(), self.groups());
         let (of_layer, of_head) = ((self.behavior.loaded_scale_layer)(layer), (self.behavior.loaded_scale_head)(h));
         let of_kv = self.behavior.loaded_scale_kv[key_or_value];
-        let Some(scales) = self.head(&self.plan.scale, load.place, of_layer, of_kv, of_head)? else {
+        let Some(scales) = self.head(&self.plan.scale, scale_place, of_layer, of_kv, of_head)? else {
             return Ok(());
         };
         let from = if self.behavior.sources.scale { &self.after.scale } else { &self.before.scale };
@@ -224,7 +258,7 @@ impl<'a> Run<'a> {
             (_, _, None) => unreachable!("a legal call with quantization has a scale"),
         };
         let scales: Vec<_> = (0..groups).map(scale).collect();
-        for d in 0..head_dim {
+        for d in 0..elements {
             let scale = scales[(arithmetic.loaded_group)(d, self.quant_group(), groups)];
             let code = arithmetic.read_code(quant_bit, head, d, head_dim);
             let value = match (self.behavior.current_tokens, load.current) {
@@ -262,7 +296,7 @@ impl<'a> Run<'a> {
     /// The values that share a scale with those of a group.
     fn sharing(&self, shares: Shares, key_or_value: usize, row: usize, head: usize, group: usize) -> Vec<f64> {
         let arithmetic = &self.behavior.arithmetic;
-        let (num_heads, head_dim) = (self.plan.num_heads, self.plan.head_dim);
+        let Plan { num_heads, head_dim, .. } = *self.plan;
         let range = |is_same: bool, index: usize, len: usize| if is_same { index..index + 1 } else { 0..len };
         let is_member = |d: &usize| !shares.group || (arithmetic.group)(*d, self.quant_group(), self.groups()) == group;
         let mut values = Vec::new();
@@ -270,7 +304,7 @@ impl<'a> Run<'a> {
             let bytes = self.current[key_or_value].bytes();
             for row in range(shares.row, row, self.rows()) {
                 for head in range(shares.head, head, num_heads) {
-                    let first = (row * num_heads + head) * head_dim;
+                    let first = self.current_head(row, head) * head_dim;
                     let read = |d| (arithmetic.current)(self.t1, arithmetic.read(self.t1, bytes, first + d));
                     values.extend((0..head_dim).filter(is_member).map(read));
                 }
@@ -293,8 +327,14 @@ impl<'a> Run<'a> {
             _ if rows.contains(place) => place,
             Outside::Flat => place,
             Outside::FromEnd if place.slot < 0 => Place { slot: place.slot + rows.slot.len as i64, ..place },
+            Outside::Wrapped if rows.slot.len > 0 => {
+                Place { slot: place.slot.rem_euclid(rows.slot.len as i64), ..place }
+            }
+            Outside::Clamped if rows.slot.len > 0 => {
+                Place { slot: place.slot.clamp(0, rows.slot.len as i64 - 1), ..place }
+            }
             Outside::Skipped => return Ok(None),
-            Outside::Fails | Outside::FromEnd => return Err(OutsideOfCache),
+            Outside::Wrapped | Outside::Clamped | Outside::Fails | Outside::FromEnd => return Err(OutsideOfCache),
         };
         if self.behavior.outside != Outside::Flat && !rows.contains(place) {
             return Err(OutsideOfCache);
@@ -310,6 +350,11 @@ impl<'a> Run<'a> {
     fn group(&self) -> Group<'a> {
         let (behavior, t3) = (self.behavior, self.before.scale.as_ref().map_or(self.t1, Tensor::element));
         Group { arithmetic: &behavior.arithmetic, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
+    }
+
+    /// The number of a token's head in `current_key` and `current_value`.
+    fn current_head(&self, row: usize, h: usize) -> usize {
+        (self.behavior.current_head)(row, h, self.rows(), self.plan.num_heads)
     }
 
     /// The current tokens of the call.

@@ -1,6 +1,6 @@
 //! What the oracle does with a case, call by call.
 
-use crate::case::{Case, Outputs, Types};
+use crate::case::{Case, Outputs, Step, Types};
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::oracle::behavior::{Behavior, Outside, Verdict};
 use crate::oracle::execute::{OutsideOfCache, State, empty, execute};
@@ -76,6 +76,18 @@ impl Oracle {
                 _ => self.predict_call(case.types, &attributes, &step.inputs, &mut state, &mut knowledge),
             })
             .collect()
+    }
+
+    /// What one call of a case does, given this state.
+    pub fn predict_one<A, I: Inputs<A>>(
+        &self,
+        case: &Case<A, I>,
+        step: &Step<I>,
+        (cache, scale): (&Tensor, Option<&Tensor>),
+    ) -> Prediction {
+        let attributes = I::read_attributes(&case.attributes, &self.behavior);
+        let mut state = State { cache: cache.clone(), scale: scale.cloned() };
+        self.predict_call(case.types, &attributes, &step.inputs, &mut state, &mut Knowledge::Values)
     }
 
     /// What a call does. `state` is that before it, as far as that is known, and becomes that after it.

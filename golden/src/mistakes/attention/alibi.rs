@@ -1,5 +1,7 @@
 //! Mistakes of ALiBi: what it adds, for which sequences, and its slopes.
 
+use half::bf16;
+
 use crate::mistakes::mistake::Mistake;
 use crate::oracle::attention::decisions::{Terms, slopes};
 
@@ -54,6 +56,34 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         |behavior| {
             behavior.attention.bias = |_, query, slope, j| match j <= query.position() {
                 true => slope * (j - query.position()) as f64 * std::f64::consts::LOG2_E,
+                false => f64::NEG_INFINITY,
+            };
+        },
+    ),
+    of_distance::<0>(
+        "alibi-of-squared-distance",
+        "ALiBi subtracts slope[h] times the square of the distance: times the distance.",
+    ),
+    of_distance::<1>(
+        "alibi-of-root-of-distance",
+        "ALiBi subtracts slope[h] times the square root of the distance: times the distance.",
+    ),
+    of_distance::<2>(
+        "alibi-of-logarithm-of-distance",
+        "ALiBi subtracts slope[h] * log(1 + distance): slope[h] times the distance.",
+    ),
+    of_distance::<3>(
+        "alibi-distance-of-bfloat16",
+        "ALiBi's distances are rounded to bfloat16, which has not all integers beyond 256: they are of float32.",
+    ),
+    Mistake::of_attention(
+        "alibi",
+        "alibi-of-bfloat16",
+        "ALiBi's slopes and what it adds are rounded to bfloat16: they are of float32.",
+        |behavior| {
+            behavior.attention.slope = |ragged, h| to_bfloat16(slopes(ragged.num_heads)[h]);
+            behavior.attention.bias = |_, query, slope, j| match j <= query.position() {
+                true => to_bfloat16(slope * to_bfloat16((j - query.position()) as f64)),
                 false => f64::NEG_INFINITY,
             };
         },
@@ -225,6 +255,21 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.attention.slope = |ragged, h| slopes(ragged.num_heads)[h / ragged.group()],
     ),
 ];
+
+/// The bias by another function of the distance.
+const fn of_distance<const FUNCTION: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::of_attention("alibi", name, about, |behavior| {
+        behavior.attention.bias = |_, query, slope, j| {
+            let distance = (query.position() - j) as f64;
+            let function: fn(f64) -> f64 = [|x| x * x, f64::sqrt, f64::ln_1p, to_bfloat16][FUNCTION];
+            if distance >= 0.0 { -slope * function(distance) } else { f64::NEG_INFINITY }
+        };
+    })
+}
+
+fn to_bfloat16(x: f64) -> f64 {
+    bf16::from_f32(x as f32).to_f64()
+}
 
 /// Slope `k` of those of `count` heads.
 fn slope(k: usize, count: usize) -> f64 {

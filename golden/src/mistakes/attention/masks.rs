@@ -83,6 +83,18 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
                 |terms| Terms { attn_mask: terms.attn_mask.map(|mask| shown(mask >= 0.0)), ..*terms }.score();
         },
     ),
+    hides_below::<100>("mask-below-100-hides", "A value of attn_mask below -100 hides a key: only -inf does."),
+    hides_below::<1_000>("mask-below-1000-hides", "A value of attn_mask below -1000 hides a key: only -inf does."),
+    hides_below::<9_999>("mask-of-10000-hides", "A value of attn_mask of -10000 or less hides a key: only -inf does."),
+    hides_below::<10_000>("mask-below-10000-hides", "A value of attn_mask below -10000 hides a key: only -inf does."),
+    hides_below::<65_503>(
+        "mask-of-65504-hides",
+        "A value of attn_mask of -65504, the least float16, or less hides a key: only -inf does.",
+    ),
+    hides_below::<100_000>(
+        "mask-below-100000-hides",
+        "A value of attn_mask below -100000 hides a key: only -inf does.",
+    ),
     Mistake::of_attention(
         "attn-mask",
         "mask-never-positive",
@@ -226,6 +238,16 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         },
     ),
 ];
+
+/// Values that are taken as -inf because they are below `-BOUND`.
+const fn hides_below<const BOUND: i32>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::of_attention("attn-mask", name, about, |behavior| {
+        behavior.attention.score = |terms| {
+            let hidden = |mask: f64| if mask < -f64::from(BOUND) { f64::NEG_INFINITY } else { mask };
+            Terms { attn_mask: terms.attn_mask.map(hidden), ..*terms }.score()
+        };
+    })
+}
 
 /// Whether a sequence has the causal mask, as the specification has it.
 fn causal(ragged: &Ragged, b: usize) -> bool {

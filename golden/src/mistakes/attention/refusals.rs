@@ -130,12 +130,6 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::of_attention(
         "scores",
-        "head-dim-must-be-multiple-of-8",
-        "A head_dim that is no multiple of 8 is refused: every size is legal.",
-        |behavior| behavior.attention.refuses = |ragged| ragged.head_dim % 8 != 0,
-    ),
-    Mistake::of_attention(
-        "scores",
         "head-dim-must-be-power-of-two",
         "A head_dim that is no power of two is refused: every size is legal.",
         |behavior| behavior.attention.refuses = |ragged| !ragged.head_dim.is_power_of_two(),

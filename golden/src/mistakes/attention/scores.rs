@@ -100,6 +100,23 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
         "Query heads use key heads in reverse order: query head h uses key head h / (num_heads / num_kv_heads).",
         |behavior| behavior.attention.key_head = |ragged, h| ragged.kv_heads - 1 - h / ragged.group(),
     ),
+    Mistake::of_attention(
+        "heads.grouped",
+        "query-heads-interleaved-for-keys",
+        "Query head h uses the key of head h % num_kv_heads, and the value of the right one: both should be of h / \
+         (num_heads / num_kv_heads).",
+        |behavior| {
+            behavior.attention.key_head = |ragged, h| h % ragged.kv_heads;
+            behavior.attention.value_head = Some(|ragged, h| h / ragged.group());
+        },
+    ),
+    Mistake::of_attention(
+        "heads.grouped",
+        "query-heads-interleaved-for-values",
+        "Query head h uses the value of head h % num_kv_heads, and the key of the right one: both should be of h / \
+         (num_heads / num_kv_heads).",
+        |behavior| behavior.attention.value_head = Some(|ragged, h| h % ragged.kv_heads),
+    ),
     clipped::<10_000>(
         "scores-clipped-at-10000",
         "Scores are clipped to what is between -10000 and 10000: they have no bounds.",

@@ -93,6 +93,7 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::of_attention("weights", "softmax-missing", "Scores are taken as weights.", |behavior| {
         behavior.attention.softmax = |_, scores| scores.to_vec();
+        behavior.attention.exponentiates = false;
     }),
     Mistake::of_attention(
         "weights",

@@ -224,8 +224,15 @@ impl<'a> Sequence<'a> {
             _ if inside && head < kv_heads => Ok(Some(first)),
             Outside::Flat if inside => Ok(Some(first)),
             Outside::Skipped => Ok(None),
-            Outside::Flat | Outside::Fails | Outside::FromEnd => Err(OutsideOfCache),
+            _ => Err(OutsideOfCache),
         }
+    }
+
+    /// The first element of the value of a query head whose key begins at `key`.
+    fn value_head(&self, key: usize, h: usize) -> usize {
+        let Attention { key_head, value_head, .. } = self.attention;
+        let head_dim = self.ragged.head_dim;
+        value_head.map_or(key, |of| key - key_head(self.ragged, h) * head_dim + of(self.ragged, h) * head_dim)
     }
 
     /// What `attn_mask` adds for the key at position `j`.
@@ -268,7 +275,9 @@ impl<'a> Sequence<'a> {
     fn row(&self, scored: Scored, weights: Vec<f64>, known: Option<&KnownRow>) -> KnownRow {
         let (attention, head_dim) = (self.attention, self.ragged.head_dim);
         let sums = (attention.sums_of_values)(self.ragged.t1);
-        let plain = (attention.sums_of_products)(self.ragged.t1).or(sums).is_none() && !attention.adds_hidden_values;
+        let plain = (attention.sums_of_products)(self.ragged.t1).or(sums).is_none()
+            && !attention.adds_hidden_values
+            && attention.value_head.is_none();
         let is_known = |known: &&KnownRow| {
             (&known.scored.heads, &known.scored.terms, &known.scored.scores, &known.weights)
                 == (&scored.heads, &scored.terms, &scored.scores, &weights)
@@ -291,7 +300,9 @@ impl<'a> Sequence<'a> {
             RowsWithoutKeys::NanOfHidden if sees_none && count > 0 => f64::NAN,
             _ => 0.0,
         };
-        let value = |key: usize, d: usize| scored.heads[key].map_or(0.0, |head| self.packed.value[head + d]);
+        let value = |key: usize, d: usize| {
+            scored.heads[key].map_or(0.0, |head| self.packed.value[self.value_head(head, scored.h) + d])
+        };
         let (mut sum, mut allowed) = (vec![nothing; head_dim], vec![0.0; head_dim]);
         // Before the division the largest weight is 1.
         let largest = seen.iter().map(|&key| used[key]).fold(0.0, f64::max);
@@ -314,6 +325,7 @@ impl<'a> Sequence<'a> {
                 squares: seen.iter().map(|&key| scored.squares[key] * scored.terms[key].factor.powi(2)).collect(),
                 scores: seen.iter().map(|&key| scored.scores[key]).collect(),
                 weights: seen.iter().map(|&key| used[key]).collect(),
+                exponentiates: attention.exponentiates,
                 sums_of_products: (attention.sums_of_products)(self.ragged.t1),
                 sums_of_values: sums,
             };

@@ -18,6 +18,8 @@ pub struct Attention {
     pub keys: fn(&Ragged, b: usize) -> Vec<Key>,
     /// The key head of a query head: `h / (Hq/Hk)`.
     pub key_head: fn(&Ragged, h: usize) -> usize,
+    /// The value head of a query head: that of its key, where there is no such function.
+    pub value_head: Option<fn(&Ragged, h: usize) -> usize>,
     /// The elements of a head that inner products are taken over, from the first: all.
     pub product_elements: fn(head_dim: usize) -> usize,
     /// The elements of a head that the output has, from the first: all. The others are zeros.
@@ -45,6 +47,8 @@ pub struct Attention {
 
     /// The weights of scores.
     pub softmax: fn(ElementType, &[f64]) -> Vec<f64>,
+    /// Whether the weights are exponentials of scores; else they are the scores.
+    pub exponentiates: bool,
     /// Which scores the weights add up to 1 over.
     pub normalized_over: Axis,
     /// Whether the value of a key with score -inf is multiplied with its weight: it does not matter, whatever it is.
@@ -125,6 +129,7 @@ impl Default for Attention {
             queries: Ragged::queries,
             keys: |ragged, b| keys(ragged.keys(b), 0),
             key_head: |ragged, h| h / ragged.group(),
+            value_head: None,
             product_elements: |head_dim| head_dim,
             value_elements: |head_dim| head_dim,
             factor: |ragged| 1.0 / (ragged.head_dim as f64).sqrt(),
@@ -150,6 +155,7 @@ impl Default for Attention {
             },
             score: Terms::score,
             softmax: |_, scores| softmax(scores),
+            exponentiates: true,
             normalized_over: Axis::Keys,
             adds_hidden_values: false,
             rows_without_keys: RowsWithoutKeys::Zeros,

@@ -20,6 +20,8 @@ pub(super) struct Row {
     pub(super) squares: Vec<f64>,
     pub(super) scores: Vec<f64>,
     pub(super) weights: Vec<f64>,
+    /// Whether the weights are exponentials of the scores, which are normalized; else they are the scores.
+    pub(super) exponentiates: bool,
     /// The type of the sums, where it is narrower than float32.
     pub(super) sums_of_products: Option<ElementType>,
     pub(super) sums_of_values: Option<ElementType>,
@@ -44,7 +46,10 @@ pub(super) fn tolerance(row: &Row, output: &[f64], value: impl Fn(usize, usize) 
         .collect();
     let weights = partial_sums(keys.len(), row.weights.iter().copied());
     for (d, (allowed, &output)) in allowed.iter_mut().zip(output).enumerate() {
-        let moved = keys.clone().map(|key| (row.weights[key] * (value(key, d) - output)).powi(2) * relative[key]);
+        let moved = keys.clone().map(|key| match row.exponentiates {
+            true => (row.weights[key] * (value(key, d) - output)).powi(2) * relative[key],
+            false => value(key, d).powi(2) * relative[key],
+        });
         let terms = keys.clone().map(|key| row.weights[key] * value(key, d));
         let squares: f64 = terms.clone().map(|term| term * term).sum();
         // Weights that are rounded after the division: nothing makes up for their errors.
