@@ -30,6 +30,8 @@ enum Wrong {
     HighNibblesUnsigned,
     TiesOfInt4,
     ReciprocalOfPaged,
+    /// Every third quotient is truncated.
+    RoundedSomehow,
     Undiagnosed,
 }
 
@@ -164,7 +166,7 @@ impl Implementation for Flat {
                                 if nan {
                                     s = f32::NAN;
                                 }
-                                for (code, x) in codes.iter_mut().zip(x) {
+                                for (d, (code, x)) in codes.iter_mut().zip(x).enumerate() {
                                     let quotient = match wrong {
                                         Wrong::Reciprocal => rounded(current, x * rounded(current, 1.0 / s)),
                                         Wrong::ReciprocalOfPaged if attributes.cache_mode == 1 => {
@@ -174,6 +176,7 @@ impl Implementation for Flat {
                                     };
                                     let integer = match wrong {
                                         Wrong::Ties => quotient.round(),
+                                        Wrong::RoundedSomehow if (row + d as i64) % 3 == 0 => quotient.trunc(),
                                         Wrong::TiesOfInt4 if attributes.quant_bit == 4 => quotient.round(),
                                         _ => quotient.round_ties_even(),
                                     };
@@ -257,6 +260,7 @@ fn wrong_ones_are_named_and_the_right_one_is_not() {
         (Wrong::HighNibblesUnsigned, Some("high-nibbles-unsigned")),
         (Wrong::TiesOfInt4, Some("half-away-from-even")),
         (Wrong::ReciprocalOfPaged, Some("reciprocal-multiplication")),
+        (Wrong::RoundedSomehow, Some("codes-off-by-one")),
         (Wrong::Undiagnosed, None),
     ] {
         let report = run(&Flat(wrong) as &dyn Implementation, &cases);

@@ -8,14 +8,15 @@ use kvcache_schema::ElementType;
 
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::fingerprint::{MadeState, StatePrint, of_state};
+use super::near::{Near, loading};
 use super::scope::Facts;
-use crate::attention::{CallResult, Case, Step};
+use crate::attention::{CallResult, Case, Operator, Step};
 use crate::case::NanRule;
 use crate::difference::{Value, integers};
 use crate::implementation::Outcome;
 use crate::mistakes::{Mistake, attention_rule};
-use crate::oracle::attention::{Attended, KnownCall};
-use crate::oracle::{Oracle, PredictedOutcome};
+use crate::oracle::attention::{Attended, AttentionPrediction, KnownCall};
+use crate::oracle::{Oracle, PredictedOutcome, PredictedState};
 use crate::suite::Suite;
 use crate::tensor::Tensor;
 
@@ -115,6 +116,31 @@ impl Diagnosable for Case {
         made.collect()
     }
 
+    fn near(&self, results: &[CallResult]) -> Option<Near> {
+        let quantizes = self.operator == Operator::MultiHeadCacheAttention && self.attributes.cache.quant_bit != 0;
+        if !quantizes || results.len() != self.steps.len() {
+            return None;
+        }
+        let (mut near, mut before) = (Near::default(), (&self.cache, &self.scale));
+        for (step, CallResult { outcome, cache, scale }) in self.steps.iter().zip(results) {
+            let right = self.only_call(&Oracle::default(), step, before)?;
+            match (right.outcome, outcome) {
+                (PredictedOutcome::Done(_), Outcome::Done(output)) => {
+                    let PredictedState::Known(right_cache, right_scale) = &right.state else { return None };
+                    near.compare_state((right_cache, right_scale.as_ref()), (cache.as_ref()?, scale.as_ref()), true)?;
+                    let loaded = self.only_call(&loading(), step, (cache, scale))?;
+                    let PredictedOutcome::Done(attended) = loaded.outcome else { return None };
+                    let is_alike = (attended.element, &attended.shape[..]) == (output.element(), output.shape());
+                    (is_alike && is_within(&attended, &numbers(output))).then_some(())?;
+                }
+                (PredictedOutcome::Refused(..), Outcome::Refused { .. }) if before == (cache, scale) => {}
+                _ => return None,
+            }
+            before = (cache, scale);
+        }
+        Some(near).filter(|near| *near != Near::default())
+    }
+
     fn facts(&self) -> Facts {
         Facts::of_features(&self.features())
     }
@@ -129,6 +155,20 @@ impl Diagnosable for Case {
             step.inputs.get("query").map_or(0, |query| Value::count(query).saturating_mul(keys))
         };
         self.steps.iter().map(products).fold(0, usize::saturating_add) / PRODUCTS_OF_A_BYTE + tensors
+    }
+}
+
+impl Case {
+    /// What an oracle says of one call, given this state.
+    fn only_call(
+        &self,
+        oracle: &Oracle,
+        step: &Step,
+        (cache, scale): (&Option<Tensor>, &Option<Tensor>),
+    ) -> Option<AttentionPrediction> {
+        let mut one = self.clone();
+        (one.cache, one.scale, one.steps) = (cache.clone(), scale.clone(), vec![step.clone()]);
+        oracle.predict_attention(&one).pop()
     }
 }
 

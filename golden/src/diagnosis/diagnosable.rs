@@ -1,5 +1,6 @@
 //! What a suite tells of its cases, so that their failures can be diagnosed.
 
+use super::near::Near;
 use super::scope::Facts;
 use crate::mistakes::Mistake;
 use crate::oracle::Oracle;
@@ -20,6 +21,9 @@ pub trait Diagnosable: Suite + Sized {
 
     /// What each call did.
     fn made(&self, results: &[Self::Result]) -> Vec<Self::Made>;
+
+    /// What differs in the results of its calls, if no more does than other roundings explain.
+    fn near(&self, results: &[Self::Result]) -> Option<Near>;
 
     /// What can be said of it.
     fn facts(&self) -> Facts;

@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use kvcache_schema::ElementType;
 
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
+use super::near::{self, Near};
 use super::scope::Facts;
 use crate::case::{Case, NanRule, Outputs};
 use crate::implementation::{CallResult, Outcome};
@@ -102,6 +103,10 @@ where
             }
         });
         made.collect()
+    }
+
+    fn near(&self, results: &[CallResult]) -> Option<Near> {
+        near::near(self, results)
     }
 
     fn facts(&self) -> Facts {

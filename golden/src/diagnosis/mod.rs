@@ -9,6 +9,9 @@
 //! gives, if that differs by more than the case's tolerance from what is right. The state is compared bit for bit there,
 //! too. [`Diagnosable`] is what a suite tells of its cases.
 //!
+//! Some flaws, as rounding at random, give what no oracle can predict. Results that are so near to the right ones that
+//! only a rounding can be otherwise are told as that, [`Near`], where no mistake explains them.
+//!
 //! [`diagnose`] looks at one case. A run of many tells more: [`KnownMistakes::diagnose_run`] names the mistakes that
 //! explain most of the failures, and weighs in which of the cases that passed they would have been wrong. [`Recorder`]
 //! stands between an implementation and whatever runs cases on it, and diagnoses the report in the end.
@@ -18,12 +21,14 @@ mod candidate;
 mod diagnosable;
 mod fingerprint;
 mod known;
+mod near;
 mod recorder;
 mod run;
 mod scope;
 
 pub use diagnosable::{Diagnosable, MadeCall, Predict};
 pub use known::{Diagnosis, KnownMistakes, Trial, diagnose};
+pub use near::Near;
 pub use recorder::Recorder;
 pub use run::{Explanation, RunDiagnosis};
 pub use scope::Scope;

@@ -7,6 +7,7 @@ use std::fmt;
 use super::candidate::{Candidate, Fit};
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::known::{KnownMistakes, Trial};
+use super::near::{self, Near};
 use super::scope::Scope;
 use crate::mistakes::Mistake;
 
@@ -15,6 +16,9 @@ const MOST_CONTRADICTIONS: usize = 4;
 
 /// A mistake that refuses legal calls is not named if it is more likely that those were refused by chance.
 const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
+
+/// A mistake that refuses legal calls explains at least one of so many refusals that nothing else explains.
+const LEAST_PART_OF_REFUSALS: usize = 3;
 
 /// How much work is spent on pairs of mistakes, in what [`Diagnosable::size`] counts: seconds, whatever failed.
 const MOST_WORK: usize = 1 << 26;
@@ -96,7 +100,13 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
     /// That mistake comes first for which the failures that it explains outnumber the passed cases that contradict it
     /// by most; of equals, the one that predicts the most calls in full, then the first of the list. Then the same for
     /// the failures that are left. What is left in the end may come from two mistakes at once: pairs with one that was
-    /// found are tried, or of all where none was found, as far as the work allows that is spent on them.
+    /// found are tried, or of all where none was found, as far as the work allows that is spent on them. There are so
+    /// many pairs that some explain a little of anything: one counts only if no case contradicts it, if it explains as
+    /// many failures as it takes new mistakes and conditions to describe it, and by what calls gave, not by that legal
+    /// ones were refused.
+    ///
+    /// Failures that nothing explains may be near to what is right, as where a rounding is done at random: that is said
+    /// of them, if it holds for most that are left. They contradict a mistake that is wrong there in another way.
     ///
     /// A mistake may be made in a part of the implementation alone, like one type or one layout. Then the passed cases
     /// outside of that part do not contradict it, but a part that takes many words to describe is less likely. That a
@@ -108,11 +118,15 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
         let failed: BTreeMap<_, _> = failed.map(|trial| (trial.case, made(trial))).collect();
         let passed: Vec<_> = trials.iter().filter(|trial| trial.passed).map(|trial| trial.case).collect();
         let refused_by_chance = self.share_of_wrong_refusals(&passed, &failed);
-        let mut run = Run { known: self, passed, failed, refused_by_chance };
+        let wrong = trials.iter().filter(|trial| !trial.passed);
+        let near = wrong.filter_map(|trial| Some((trial.case, self.cases[trial.case].near(trial.results?)?))).collect();
+        let mut run = Run { known: self, passed, failed, near, found: Vec::new(), refused_by_chance };
         let count = run.failed.len();
         let mut explanations = run.explain(&self.single);
-        let (pairs, pairs_left_out) = run.pairs(&explanations);
+        run.found = explanations.iter().flat_map(|explanation| explanation.mistakes.clone()).collect();
+        let (pairs, pairs_left_out) = run.pairs();
         explanations.extend(run.explain(&pairs));
+        explanations.extend(run.explain_near());
         let undiagnosed = run.failed.keys().map(|&case| self.cases[case].name().to_owned()).collect();
         let undiagnosed_scope = run.scope_of_failed();
         RunDiagnosis { failed: count, explanations, undiagnosed, undiagnosed_scope, pairs_left_out }
@@ -120,13 +134,21 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
 
     /// The part of the legal calls of a run, by cases, that were refused.
     fn share_of_wrong_refusals(&self, passed: &[usize], failed: &Failed<C>) -> f64 {
-        let is_legal = |i: &&usize| self.right(**i).iter().all(C::Predicted::is_legal);
+        let is_legal = |i: &&usize| self.is_legal(**i);
         let passed = passed.iter().filter(is_legal).count();
-        let failed: Vec<_> = failed.iter().filter(|(i, _)| is_legal(i)).collect();
-        let is_refused =
-            |made: &Option<Vec<C::Made>>| made.as_ref().is_some_and(|made| made.iter().any(C::Made::is_refused));
-        let refused = failed.iter().filter(|(_, made)| is_refused(made)).count();
-        refused as f64 / (passed + failed.len()).max(1) as f64
+        let refused = failed.iter().filter(|(case, made)| self.is_refused_wrongly(**case, made)).count();
+        let failed = failed.keys().filter(is_legal).count();
+        refused as f64 / (passed + failed).max(1) as f64
+    }
+
+    /// Whether all calls of a case are legal.
+    fn is_legal(&self, case: usize) -> bool {
+        self.right(case).iter().all(C::Predicted::is_legal)
+    }
+
+    /// Whether all calls of a case are legal, and one was refused.
+    fn is_refused_wrongly(&self, case: usize, made: &Option<Vec<C::Made>>) -> bool {
+        self.is_legal(case) && made.as_ref().is_some_and(|made| made.iter().any(C::Made::is_refused))
     }
 }
 
@@ -135,6 +157,10 @@ struct Run<'a, 'b, C: Diagnosable> {
     known: &'a KnownMistakes<'b, C>,
     passed: Vec<usize>,
     failed: Failed<C>,
+    /// The failures that are near to what is right.
+    near: BTreeMap<usize, Near>,
+    /// The mistakes that explain something by themselves.
+    found: Vec<&'static str>,
     /// How likely a legal call of this run is refused.
     refused_by_chance: f64,
 }
@@ -149,15 +175,17 @@ struct Suspect<'a, C: Diagnosable> {
     fits: BTreeMap<usize, Fit>,
     /// The part of the implementation in which it is made.
     scope: Scope,
-    /// The passed cases of that part in which it would be wrong.
+    /// The cases of that part in which it would be wrong otherwise than they were, by what is known of them: they
+    /// passed, or failed nearly.
     contradicted: Vec<usize>,
 }
 
 impl<C: Diagnosable> Suspect<'_, C> {
     /// The larger, the likelier.
-    fn score(&self) -> (isize, usize) {
+    fn score(&self) -> (isize, usize, usize) {
         let beyond = self.fits.len() as isize - self.contradicted.len() as isize - self.scope.len() as isize;
-        (beyond, self.fits.values().map(|fit| fit.in_full).sum())
+        let tell = self.fits.values().filter(|fit| fit.tells).count();
+        (beyond, self.fits.values().map(|fit| fit.in_full).sum(), tell)
     }
 
     /// Whether it is worth naming: it predicts what one of these failures gave, or it may have made all of them fail, and
@@ -165,15 +193,18 @@ impl<C: Diagnosable> Suspect<'_, C> {
     fn counts(&self, run: &Run<'_, '_, C>) -> bool {
         let Run { known, failed, refused_by_chance, .. } = run;
         if self.fits.values().all(|fit| fit.refuses) && !self.fits.is_empty() {
-            let covers_all = || {
-                failed.iter().all(|(case, made)| {
-                    self.fits.contains_key(case)
-                        || !made.as_ref().is_some_and(|made| made.iter().any(C::Made::is_refused))
-                })
-            };
+            let refused: Vec<_> = failed.iter().filter(|(case, made)| known.is_refused_wrongly(**case, made)).collect();
+            // One that explains a small part alone is likelier to be something that goes along with the reason.
+            if LEAST_PART_OF_REFUSALS * self.fits.len() < refused.len() {
+                return false;
+            }
+            let covers_all = || refused.iter().all(|(case, _)| self.fits.contains_key(case));
             // That any of so many candidates has so many refusals by chance.
             let by_chance = refused_by_chance.powi(self.fits.len() as i32) * known.single.len() as f64;
             return self.contradicted.is_empty() && (by_chance < MOST_LIKELY_BY_CHANCE || covers_all());
+        }
+        if !self.is_single_or_likely(run) {
+            return false;
         }
         // That an illegal call was made names the rule that was not checked. Other results may be alike by accident.
         let accepts = self.fits.values().all(|fit| fit.accepts);
@@ -182,6 +213,13 @@ impl<C: Diagnosable> Suspect<'_, C> {
         }
         let may_be_all = failed.len() > 1 && self.fits.len() == failed.len() && self.contradicted.is_empty();
         self.fits.values().any(|fit| fit.tells) || may_be_all && failed.values().any(Option::is_some)
+    }
+
+    /// Whether it is a single mistake, or a pair with more to speak for it than chance.
+    fn is_single_or_likely(&self, run: &Run<'_, '_, C>) -> bool {
+        let mistakes = &self.candidate.mistakes;
+        let new = mistakes.iter().filter(|(mistake, _)| !run.is_found(mistake)).count();
+        mistakes.len() == 1 || self.contradicted.is_empty() && self.fits.len() >= new + self.scope.len()
     }
 
     fn name(&self) -> String {
@@ -205,7 +243,12 @@ impl<C: Diagnosable> Run<'_, '_, C> {
                 about: mistakes.iter().map(|(mistake, _)| mistake.about).collect(),
                 rules: mistakes.iter().map(|(_, rule)| *rule).collect(),
                 cases: first.fits.keys().map(name).collect(),
-                passed_nevertheless: first.contradicted.iter().map(name).collect(),
+                passed_nevertheless: first
+                    .contradicted
+                    .iter()
+                    .filter(|case| !self.near.contains_key(case))
+                    .map(name)
+                    .collect(),
                 scope: first.scope.clone(),
                 or: alike.map(Suspect::name).collect(),
             });
@@ -224,11 +267,15 @@ impl<C: Diagnosable> Run<'_, '_, C> {
         let fit = |(&i, made): (&usize, &Option<Vec<C::Made>>)| {
             Some((i, candidate.fit(i, &self.known.cases[i], self.known.right(i), made.as_deref())?))
         };
-        let fits: BTreeMap<_, _> = self.failed.iter().filter_map(fit).collect();
+        let is_pair = candidate.mistakes.len() > 1;
+        let says_enough = |(_, fit): &(usize, Fit)| !is_pair || fit.tells && !fit.refuses;
+        let fits: BTreeMap<_, _> = self.failed.iter().filter_map(fit).filter(says_enough).collect();
         if fits.is_empty() {
             return None;
         }
-        let mut contradicted: Vec<_> = self.passed.iter().copied().filter(|&i| self.deviates(candidate, i)).collect();
+        let near = self.near.keys().filter(|case| self.failed.contains_key(case) && !fits.contains_key(case));
+        let known = self.passed.iter().chain(near).copied();
+        let mut contradicted: Vec<_> = known.filter(|&i| self.deviates(candidate, i)).collect();
         let facts = |i: usize| &self.known.facts[i];
         let inside: Vec<_> = fits.keys().map(|&i| facts(i)).collect();
         let scope = match fits.len() {
@@ -238,6 +285,34 @@ impl<C: Diagnosable> Run<'_, '_, C> {
         contradicted.retain(|&i| scope.contains(facts(i)));
         let suspect = Suspect { candidate, fits, scope, contradicted };
         Some(suspect).filter(|suspect| suspect.counts(self))
+    }
+
+    fn is_found(&self, mistake: &Mistake) -> bool {
+        self.found.contains(&mistake.name)
+    }
+
+    /// Says of failures that are left that they are near to what is right, if most are.
+    fn explain_near(&mut self) -> Option<Explanation> {
+        let of_kind = |(mistake, is_of): near::Kind| {
+            let near = self.near.iter().filter(|(case, near)| self.failed.contains_key(case) && is_of(**near));
+            (mistake, near.map(|(&case, _)| case).collect::<Vec<_>>())
+        };
+        let kinds = near::KINDS.map(of_kind);
+        let most = kinds.iter().map(|(_, cases)| cases.len()).max()?;
+        let (mistake, cases) = kinds.into_iter().find(|(_, cases)| cases.len() == most)?;
+        if 2 * most <= self.failed.len() {
+            return None;
+        }
+        self.failed.retain(|case, _| !cases.contains(case));
+        Some(Explanation {
+            mistakes: vec![mistake.name],
+            about: vec![mistake.about],
+            rules: vec![C::rule_of(mistake)?],
+            cases: cases.iter().map(|&case| self.known.cases[case].name().to_owned()).collect(),
+            passed_nevertheless: Vec::new(),
+            scope: Scope::default(),
+            or: Vec::new(),
+        })
     }
 
     /// What the failures that are left have in common and the passed cases have not.
@@ -257,23 +332,26 @@ impl<C: Diagnosable> Run<'_, '_, C> {
     }
 
     /// The pairs that are worth trying, as far as the work allows, and how many were not looked at for it.
-    fn pairs(&self, found: &[Explanation]) -> (Vec<Candidate<C>>, usize) {
+    fn pairs(&self) -> (Vec<Candidate<C>>, usize) {
         // Those that were found, and of the others those that change what the smallest of the failed cases gives.
         let size = |i: &usize| self.known.cases[*i].size();
-        let ran = self.failed.iter().filter(|(_, made)| made.is_some()).map(|(&i, _)| i);
-        let Some(smallest) = ran.min_by_key(size) else { return Default::default() };
-        let is_found = |mistake: &Mistake| found.iter().any(|found| found.mistakes.contains(&mistake.name));
+        let tells = |(_, made): &(&usize, &Option<Vec<C::Made>>)| {
+            made.as_ref().is_some_and(|made| !made.iter().all(C::Made::is_refused))
+        };
+        let Some(smallest) = self.failed.iter().filter(tells).map(|(&i, _)| i).min_by_key(size) else {
+            return Default::default();
+        };
         let candidates = self.known.single.iter().map(|candidate| (candidate, candidate.mistakes[0]));
         let single: Vec<_> = candidates
-            .filter(|(candidate, (mistake, _))| is_found(mistake) || self.deviates(candidate, smallest))
+            .filter(|(candidate, (mistake, _))| self.is_found(mistake) || self.deviates(candidate, smallest))
             .map(|(_, mistake)| mistake)
             .collect();
         let with_later =
             |(i, &one): (usize, &_)| single[i + 1..].iter().map(move |&other| [one, other]).collect::<Vec<_>>();
-        let of_found = |pair: &[(&Mistake, _); 2]| pair.iter().filter(|(mistake, _)| is_found(mistake)).count();
+        let of_found = |pair: &[(&Mistake, _); 2]| pair.iter().filter(|(mistake, _)| self.is_found(mistake)).count();
         let mut pairs: Vec<_> = single.iter().enumerate().flat_map(with_later).collect();
         // Of mistakes that were found any with another, else any.
-        pairs.retain(|pair| found.is_empty() || of_found(pair) > 0);
+        pairs.retain(|pair| self.found.is_empty() || of_found(pair) > 0);
         pairs.sort_by_key(|pair| Reverse(of_found(pair)));
         // What does not explain the smallest explains too little.
         let explains = |pair: &Candidate<C>| {

@@ -10,6 +10,7 @@ mod arithmetic;
 mod attention;
 mod list;
 mod mistake;
+pub(crate) mod near;
 mod nibbles;
 mod order;
 mod paging;
