@@ -489,6 +489,67 @@ class ScaleOfFirstLayer(Right):
         return super().gather(a, i, cache, scale)
 
 
+class RoundedAtRandom(Right):
+    """Up or down, the likelier the nearer."""
+
+    def integer(self, quotient: np.ndarray) -> np.ndarray:
+        return np.floor(quotient + np.random.default_rng(7).random(quotient.shape, np.float32))
+
+
+class ScaleOfNextSlot(Right):
+    """An index of scales that is one too large, and wraps."""
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        return super().gather(a, i, cache, scale if scale is None else np.roll(scale, -1, 0))
+
+
+class ScaleOfFirstToken(Right):
+    """One scale of a sequence for all its tokens."""
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        return super().dequantized(a, codes, scale[self.first], t1)
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        self.first = np.repeat(i.kvstarts[:-1], np.diff(i.kvstarts))
+        return super().gather(a, i, cache, scale)
+
+
+class ProductOfFloat16(Right):
+    """Codes times scales in float16, whatever T3 is."""
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        return super().dequantized(a, codes, scale.astype(np.float16), t1)
+
+
+class KeysTiled(Right):
+    """Repeated heads of keys come after all others, those of values do not."""
+
+    def repeated(self, heads: np.ndarray, num_repeat: int) -> np.ndarray:
+        repeated = super().repeated(heads, num_repeat)
+        repeated[:, 0] = np.tile(heads[:, 0], (num_repeat, 1))
+        return repeated
+
+
+class ChunkOnOnePage(Right):
+    """Current tokens behind the first one, beyond the end of its page."""
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        owners, positions = self.current_tokens(a, i)
+        self.before = (positions - i.start_pos[owners]) * a.cache_mode
+        super().scatter(a, i, cache, scale)
+
+    def slots(self, a: Any, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        before, self.before = getattr(self, "before", 0), 0
+        return super().slots(a, i, owners, positions - before) + before
+
+
+class ScaleOfValuesStale(Right):
+    """The scales of keys alone are stored."""
+
+    def keep_scale(self, scale: np.ndarray, slots: np.ndarray, steps: np.ndarray) -> None:
+        scale[slots, 0] = steps[:, 0]
+
+
 class SlotsCheckedLate(Right):
     """Where tokens go is checked as they are stored, when others have been."""
 
@@ -544,6 +605,13 @@ WRONG: dict[type[Right], str] = {
     AmaxOfFirst8: "amax-of-first-8",
     ScaleOfFirstHead: "scale-of-first-head-in-loads",
     ScaleOfFirstLayer: "layer-ignored-by-loads-of-scale",
+    RoundedAtRandom: "codes-off-by-one",
+    ScaleOfNextSlot: "scale-of-next-slot-in-loads",
+    ScaleOfFirstToken: "scale-of-first-token-in-loads",
+    ProductOfFloat16: "product-of-float16",
+    KeysTiled: "repeat-interleaved-of-keys",
+    ChunkOnOnePage: "current-tokens-on-one-page",
+    ScaleOfValuesStale: "scales-of-values-not-stored",
     SlotsCheckedLate: "state-changed-before-refusal",
 }
 
@@ -576,6 +644,27 @@ class RefusesOdd(Right):
         if i.kvstarts[-1] % 2:
             raise Refused("odd")
         return super().run(a, i, cache, scale)
+
+
+class RefusesMixedBatches(Right):
+    """Refuses decode steps beside prompts, of which no known mistake is."""
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        seqlens = np.diff(i.seqstarts)
+        if (seqlens == 1).any() and (seqlens > 1).any():
+            raise Refused("mixed")
+        return super().run(a, i, cache, scale)
+
+
+class GarbageInOdd(Right):
+    """Outputs of which no known mistake is: every seventh element where the last kvstarts is odd."""
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        key, value = super().gather(a, i, cache, scale)
+        if i.kvstarts[-1] % 2:
+            key = key.copy()
+            key.reshape(-1)[::7] = 3
+        return key, value
 
 
 class RefusesPaged(Right):

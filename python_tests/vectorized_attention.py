@@ -418,7 +418,41 @@ class LateRefusal(Right):
             raise
 
 
+class SoftmaxMissing(Right):
+    """Scores as weights."""
+
+    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
+        return np.where(scores == -INFINITY, 0, scores)
+
+
+class ValuesTiled(Right):
+    """The value of another head than the key."""
+
+    def attend(self, a: Any, i: Any, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        repeats = a.num_heads // a.num_kv_heads
+        every_head = SimpleNamespace(**vars(a) | dict(num_kv_heads=a.num_heads))
+        return super().attend(every_head, i, np.repeat(key, repeats, 1), np.tile(value, (1, repeats, 1)))
+
+
+class AlibiOfSquares(Right):
+    """The distance squared."""
+
+    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        return -slopes * distance * distance
+
+
+class MaskBelow1000Hides(Right):
+    """A large negative number as a way to write -inf."""
+
+    def masked(self, scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        return super().masked(scores, np.where(mask < -1000, -INFINITY, mask))
+
+
 WRONG = {
+    SoftmaxMissing: "softmax-missing",
+    ValuesTiled: "query-heads-interleaved-for-values",
+    AlibiOfSquares: "alibi-of-squared-distance",
+    MaskBelow1000Hides: "mask-below-1000-hides",
     ScaleMissing: "score-scale-missing",
     ScaleOfAllHeads: "score-scale-of-all-heads",
     HeadsTiled: "query-heads-interleaved",
