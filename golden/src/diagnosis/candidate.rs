@@ -48,10 +48,12 @@ impl<C: Diagnosable> Candidate<C> {
         })
     }
 
-    /// Whether a case of which this is `right` fails where the mistakes are made.
+    /// Whether a case of which this is `right` fails where the mistakes are made, whatever an access outside of the cache
+    /// gives.
     pub(super) fn deviates(&self, i: usize, case: &C, right: &[C::Predicted]) -> bool {
-        let predicted = &self.predictions(i, case, right)[0];
-        predicted.iter().zip(right).any(|(predicted, right)| predicted.is_never_right(right))
+        self.predictions(i, case, right)
+            .iter()
+            .all(|predicted| predicted.iter().zip(right).any(|(predicted, right)| predicted.is_never_right(right)))
     }
 
     /// How well the mistakes explain what an implementation made of a case (`None`: it could not run it); `None` if
