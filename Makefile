@@ -148,8 +148,8 @@ test-wheel: wheel-release
 
 # Each half is on one thread for much of its time, so the second, which builds with profiles and folders of its own, runs
 # beside the first. Its output comes at the end, in one piece.
-FIRST := lint test-rust test-docs test-golden test-ptx test-cuda test-python
-SECOND := test-sanitize test-fuzz test-layout test-capi
+FIRST := lint test-rust test-docs test-golden test-cuda test-python
+SECOND := test-sanitize test-fuzz test-layout test-capi test-ptx
 SECOND_LOG := $(TARGET)/second-half.log
 .PHONY: test
 test: .venv/ready
