@@ -1,13 +1,15 @@
-"""The public PMX implementation of KeyValueCache as the conformance kit calls it.
+"""The public PMX implementation of the operators as the conformance kit calls them.
 
-`PMX_CHECKOUT` names a checkout of the repository openppl-public/ppl.pmx; nothing is downloaded. For the report, in this
-folder: `python -m kvcache_ops conformance pmx_conformance:key_value_cache --profile pmx_profile.yaml`.
+`PMX_CHECKOUT` names a checkout of the repository openppl-public/ppl.pmx; nothing is downloaded. For a report, in this
+folder: `python -m kvcache_ops conformance pmx_conformance:key_value_cache --profile pmx_profile.yaml`, or with
+`--suite static` and `pmx_conformance:static_key_value_cache`, or with `--suite attention` and `pmx_conformance:attend`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from functools import cache as once
 from pathlib import Path
 from typing import Any
@@ -15,37 +17,86 @@ from typing import Any
 import numpy as np
 import torch
 
-FILE = "torch_function/dynamic_batching/KeyValueCache.py"
-INPUTS = ("current_key", "current_value", "seqstarts", "kvstarts", "cachestarts", "start_pos")
-INPUTS += ("max_seqlen", "max_kvlen")
-ATTRIBUTES = ("num_layer", "layer_idx", "quant_bit", "quant_group", "num_repeat")
-ATTRIBUTES += ("cache_mode", "cache_layout", "page_size")
+FOLDER = "torch_function"
+# The inputs and attributes of each operator in the order of its function's arguments, between which cache and scale
+# stand (for KeyValueCache), or cache, scale and attn_mask (for attention).
+INDICES = ("seqstarts", "kvstarts", "cachestarts", "start_pos")
+SIZES = ("max_seqlen", "max_kvlen")
+CURRENT = ("current_key", "current_value")
+CACHE = ("num_layer", "layer_idx", "quant_bit", "quant_group")
+PAGES = ("cache_mode", "cache_layout", "page_size")
+HEADS = ("num_heads", "head_dim", "is_causal", "is_alibi", "num_kv_heads")
 
 
 def checkout() -> Path | None:
-    """The checkout, if the environment names one that has the file."""
+    """The folder of its functions, if the environment names a checkout that has it."""
     folder = os.environ.get("PMX_CHECKOUT")
-    return Path(folder) if folder and (Path(folder) / FILE).is_file() else None
+    return Path(folder) / FOLDER if folder and (Path(folder) / FOLDER / "KeyValueCache.py").is_file() else None
 
 
 @once
-def function() -> Any:
-    """Its class, an autograd function."""
+def module(name: str, file: str) -> Any:
+    """A module or package of its functions, by its name and its file there."""
     folder = checkout()
     if folder is None:
-        raise FileNotFoundError(f"PMX_CHECKOUT names no checkout with {FILE}")
-    spec = importlib.util.spec_from_file_location("pmx_key_value_cache", folder / FILE)
+        raise FileNotFoundError(f"PMX_CHECKOUT names no checkout with {FOLDER}/KeyValueCache.py")
+    spec = importlib.util.spec_from_file_location(name, folder / file)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.KeyValueCache
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded  # where a package's modules look for it
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def dynamic_batching() -> Any:
+    """The functions of dynamic batching."""
+    return module("pmx_dynamic_batching", "dynamic_batching/__init__.py")
+
+
+def tensors(*arrays: np.ndarray | None) -> list[torch.Tensor | None]:
+    """Tensors that share the arrays' memory."""
+    return [None if array is None else torch.from_numpy(array) for array in arrays]
 
 
 def key_value_cache(
     attributes: dict[str, int], inputs: dict[str, np.ndarray], cache: np.ndarray, scale: np.ndarray | None
 ) -> Any:
-    """A call of it, on tensors that share the arrays' memory: by position, as an autograd function is called."""
-    tensors = [torch.from_numpy(inputs[name]) for name in INPUTS]
-    state = [None if array is None else torch.from_numpy(array) for array in (cache, scale)]
-    key, value = function().apply(*tensors, *state, *(attributes[name] for name in ATTRIBUTES))
-    return key, value
+    """A call of KeyValueCache."""
+    names = (*CACHE, "num_repeat", *PAGES)
+    return dynamic_batching().key_value_cache(
+        *tensors(*(inputs[name] for name in (*CURRENT, *INDICES, *SIZES)), cache, scale),
+        *(attributes[name] for name in names),
+    )
+
+
+def static_key_value_cache(
+    attributes: dict[str, int], inputs: dict[str, np.ndarray], cache: np.ndarray, scale: np.ndarray | None
+) -> Any:
+    """A call of static batching's KeyValueCache, whose start_pos is a tensor of one element and never a scalar."""
+    names = (*CACHE, "num_repeat", "cache_layout")
+    start_pos = inputs["start_pos"].reshape(1)  # which it iterates over
+    return module("pmx_key_value_cache", "KeyValueCache.py").key_value_cache(
+        *tensors(*(inputs[name] for name in CURRENT), start_pos, cache, scale),
+        *(attributes[name] for name in names),
+    )
+
+
+def attend(
+    op_type: str,
+    attributes: dict[str, int],
+    inputs: dict[str, np.ndarray],
+    cache: np.ndarray | None,
+    scale: np.ndarray | None,
+) -> Any:
+    """A call of one of the attention operators."""
+    functions, mask = dynamic_batching(), inputs.get("attn_mask")
+    heads = [attributes[name] for name in HEADS]
+    if op_type == "MultiHeadAttention":
+        names = ("query", "key", "value", *INDICES[:2], "decoding_batches", *SIZES)
+        return functions.multi_head_attention(*tensors(*(inputs[name] for name in names), mask), *heads)
+    names = ("query", *CURRENT, *INDICES, "decoding_batches", *SIZES)
+    return functions.multi_head_cache_attention(
+        *tensors(*(inputs[name] for name in names), cache, scale, mask),
+        *heads,
+        *(attributes[name] for name in (*CACHE, *PAGES)),
+    )
