@@ -80,6 +80,14 @@ def test_a_part_of_the_cases_explains_away_no_more(wrong: type[Right], some_case
     assert "are what no known mistake gives" in line
 
 
+def test_what_explains_calls_that_were_made_explains_no_refusals() -> None:
+    """Where calls that were made contradict it. Random cases have bounds of 33 bits and more."""
+    report = conformance.run(vectorized.RefusesOddWithoutBounds(), random=400, seed=7, filter="random")
+    refused = [case for case in report.failures if case.difference.kind == "refused"]
+    assert {case.diagnosis for case in refused} == {None} and len(report.failures) > len(refused) > 150
+    assert "accepts-small-max-kvlen" in str(json.loads(report.json())["diagnosis"])
+
+
 def test_refusals_of_a_part_are_told_by_the_part(some_cases: Path) -> None:
     """Where no special reason explains them."""
     report = conformance.run(vectorized.RefusesPaged(), cases=some_cases)

@@ -646,6 +646,14 @@ class RefusesOdd(Right):
         return super().run(a, i, cache, scale)
 
 
+class RefusesOddWithoutBounds(RefusesOdd):
+    """The same, and max_seqlen and max_kvlen are not checked."""
+
+    def __call__(self, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+        bounds = dict.fromkeys(("max_seqlen", "max_kvlen"), np.array(2**62))
+        return super().__call__(attributes, inputs | bounds, cache, scale)
+
+
 class RefusesMixedBatches(Right):
     """Refuses decode steps beside prompts, of which no known mistake is."""
 

@@ -87,8 +87,9 @@ fn fit<M: MadeCall, P: Predict<M>>(predicted: &[P], right: &[P], made: Option<&[
         tells: wrong().any(P::tells),
         in_full: wrong().filter(|predicted| predicted.is_full()).count(),
         refuses: pairs()
-            .find(|(predicted, right)| predicted.is_wrong(right))
-            .is_some_and(|(wrong, right)| wrong.refuses() || right.is_legal() && !wrong.is_legal()),
+            .zip(made)
+            .find(|((predicted, right), made)| predicted.is_wrong(right) && !right.fits(made))
+            .is_some_and(|((wrong, right), _)| wrong.refuses() || right.is_legal() && !wrong.is_legal()),
         accepts: pairs().all(|(predicted, right)| !predicted.is_wrong(right) || !right.is_legal()),
     })
 }

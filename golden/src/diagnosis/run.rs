@@ -269,7 +269,18 @@ impl<C: Diagnosable> Run<'_, '_, C> {
         };
         let is_pair = candidate.mistakes.len() > 1;
         let says_enough = |(_, fit): &(usize, Fit)| !is_pair || fit.tells && !fit.refuses;
-        let fits: BTreeMap<_, _> = self.failed.iter().filter_map(fit).filter(says_enough).collect();
+        let fits = self.failed.iter().filter_map(fit).filter(says_enough).collect();
+        let mut suspect = self.suspect_of(candidate, fits)?;
+        if !suspect.contradicted.is_empty() {
+            // What refuses legal calls explains that only where nothing contradicts it.
+            suspect.fits.retain(|_, fit| !fit.refuses);
+            suspect = self.suspect_of(candidate, suspect.fits)?;
+        }
+        Some(suspect).filter(|suspect| suspect.counts(self))
+    }
+
+    /// A candidate with the failures that it explains, which are not none.
+    fn suspect_of<'c>(&self, candidate: &'c Candidate<C>, fits: BTreeMap<usize, Fit>) -> Option<Suspect<'c, C>> {
         if fits.is_empty() {
             return None;
         }
@@ -283,8 +294,7 @@ impl<C: Diagnosable> Run<'_, '_, C> {
             _ => Scope::around(&inside, &contradicted.iter().map(|&i| facts(i)).collect::<Vec<_>>()),
         };
         contradicted.retain(|&i| scope.contains(facts(i)));
-        let suspect = Suspect { candidate, fits, scope, contradicted };
-        Some(suspect).filter(|suspect| suspect.counts(self))
+        Some(Suspect { candidate, fits, scope, contradicted })
     }
 
     fn is_found(&self, mistake: &Mistake) -> bool {
