@@ -88,6 +88,16 @@ def test_what_explains_calls_that_were_made_explains_no_refusals() -> None:
     assert "accepts-small-max-kvlen" in str(json.loads(report.json())["diagnosis"])
 
 
+def test_refusals_are_told_by_what_they_say() -> None:
+    """A mistake that explains those that say the same is named, however many others say something else."""
+    report = conformance.run(vectorized.RefusesForTwoReasons())
+    named = {(case.diagnosis and case.diagnosis.mistake, "empty" in case.difference.text) for case in report.failures}
+    lines = json.loads(report.json())["diagnosis"]
+    assert named == {("idle-sequences-refused", True), (None, False)}, lines
+    assert "what idle-sequences-refused gives" in lines[0] and "Only where cache_mode is 1." in lines[0], lines
+    assert len(lines) == 2 and "what no known mistake gives" in lines[1], lines
+
+
 def test_refusals_of_a_part_are_told_by_the_part(some_cases: Path) -> None:
     """Where no special reason explains them."""
     report = conformance.run(vectorized.RefusesPaged(), cases=some_cases)

@@ -654,6 +654,15 @@ class RefusesOddWithoutBounds(RefusesOdd):
         return super().__call__(attributes, inputs | bounds, cache, scale)
 
 
+class RefusesForTwoReasons(RefusesOdd):
+    """Refuses sequences without current tokens in paged mode, too, and says so."""
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if a.cache_mode == 1 and (np.diff(i.seqstarts) == 0).any():
+            raise Refused(f"sequence {np.flatnonzero(np.diff(i.seqstarts) == 0)[0]} is empty")
+        return super().run(a, i, cache, scale)
+
+
 class RefusesMixedBatches(Right):
     """Refuses decode steps beside prompts, of which no known mistake is."""
 

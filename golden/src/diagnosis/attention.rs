@@ -9,6 +9,7 @@ use kvcache_schema::ElementType;
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::fingerprint::{MadeState, StatePrint, of_state};
 use super::near::{Near, loading};
+use super::refusals::Refusal;
 use super::scope::Facts;
 use crate::attention::{CallResult, Case, Operator, Step};
 use crate::case::NanRule;
@@ -56,7 +57,7 @@ pub struct MadeAttention {
 #[derive(Debug, Clone)]
 enum MadeEnd {
     Done { element: ElementType, shape: Vec<usize>, values: Vec<f64> },
-    Refused(Option<String>),
+    Refused(Refusal),
 }
 
 impl Diagnosable for Case {
@@ -105,7 +106,7 @@ impl Diagnosable for Case {
                         shape: output.shape().to_vec(),
                         values: numbers(output),
                     },
-                    Outcome::Refused { kind, .. } => MadeEnd::Refused(kind.clone()),
+                    Outcome::Refused { kind, message } => MadeEnd::Refused(Refusal::new(kind.as_deref(), message)),
                 },
                 state: MadeState {
                     print: cache.as_ref().map_or(0, |cache| of_state(cache, scale.as_ref(), NanRule::Exact)),
@@ -178,8 +179,11 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
 }
 
 impl MadeCall for MadeAttention {
-    fn is_refused(&self) -> bool {
-        matches!(self.outcome, MadeEnd::Refused(_))
+    fn refusal(&self) -> Option<&Refusal> {
+        match &self.outcome {
+            MadeEnd::Refused(refusal) => Some(refusal),
+            MadeEnd::Done { .. } => None,
+        }
     }
 
     fn is_kept(&self) -> bool {
@@ -222,7 +226,7 @@ impl Predict<MadeAttention> for PredictedAttention {
                     && says_something(predicted)
                     && is_within(predicted, values)
             }
-            (PredictedEnd::Refused(kind), MadeEnd::Refused(made)) => made.as_deref().is_none_or(|made| made == *kind),
+            (PredictedEnd::Refused(kind), MadeEnd::Refused(made)) => made.has_kind(kind),
             _ => false,
         };
         outcome && self.state.fits(&made.state)

@@ -1,6 +1,7 @@
 //! What a suite tells of its cases, so that their failures can be diagnosed.
 
 use super::near::Near;
+use super::refusals::Refusal;
 use super::scope::Facts;
 use crate::mistakes::Mistake;
 use crate::oracle::Oracle;
@@ -34,8 +35,13 @@ pub trait Diagnosable: Suite + Sized {
 
 /// What a call did.
 pub trait MadeCall {
+    /// What was said when it was refused; `None` if it was not.
+    fn refusal(&self) -> Option<&Refusal>;
+
     /// Whether it was refused.
-    fn is_refused(&self) -> bool;
+    fn is_refused(&self) -> bool {
+        self.refusal().is_some()
+    }
 
     /// Whether it left cache and scale as they were.
     fn is_kept(&self) -> bool;

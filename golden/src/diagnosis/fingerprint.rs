@@ -7,6 +7,7 @@ use kvcache_schema::ElementType;
 
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::near::{self, Near};
+use super::refusals::Refusal;
 use super::scope::Facts;
 use crate::case::{Case, NanRule, Outputs};
 use crate::implementation::{CallResult, Outcome};
@@ -60,7 +61,7 @@ pub(super) struct MadeState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MadeOutcome {
     Done(u64),
-    Refused(Option<String>),
+    Refused(Refusal),
 }
 
 impl<A, I: Inputs<A>> Diagnosable for Case<A, I>
@@ -97,7 +98,7 @@ where
             Made {
                 outcome: match outcome {
                     Outcome::Done(outputs) => MadeOutcome::Done(of_outputs(outputs, self.nan)),
-                    Outcome::Refused { kind, .. } => MadeOutcome::Refused(kind.clone()),
+                    Outcome::Refused { kind, message } => MadeOutcome::Refused(Refusal::new(kind.as_deref(), message)),
                 },
                 state: MadeState { print: of_state(cache, scale.as_ref(), self.nan), kept },
             }
@@ -119,8 +120,11 @@ where
 }
 
 impl MadeCall for Made {
-    fn is_refused(&self) -> bool {
-        matches!(self.outcome, MadeOutcome::Refused(_))
+    fn refusal(&self) -> Option<&Refusal> {
+        match &self.outcome {
+            MadeOutcome::Refused(refusal) => Some(refusal),
+            MadeOutcome::Done(_) => None,
+        }
     }
 
     fn is_kept(&self) -> bool {
@@ -157,9 +161,7 @@ impl Predict<Made> for Predicted {
             | (OutcomePrint::DoneSomehow, MadeOutcome::Done(_))
             | (OutcomePrint::RefusedWrongly | OutcomePrint::Fails, MadeOutcome::Refused(_)) => true,
             (OutcomePrint::Done(predicted), MadeOutcome::Done(made)) => predicted == *made,
-            (OutcomePrint::Refused(kind), MadeOutcome::Refused(made)) => {
-                made.as_deref().is_none_or(|made| made == kind)
-            }
+            (OutcomePrint::Refused(kind), MadeOutcome::Refused(made)) => made.has_kind(kind),
             _ => false,
         };
         outcome && self.state.fits(&made.state)

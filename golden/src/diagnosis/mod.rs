@@ -23,6 +23,7 @@ mod fingerprint;
 mod known;
 mod near;
 mod recorder;
+mod refusals;
 mod run;
 mod scope;
 
@@ -30,5 +31,6 @@ pub use diagnosable::{Diagnosable, MadeCall, Predict};
 pub use known::{Diagnosis, KnownMistakes, Trial, diagnose};
 pub use near::Near;
 pub use recorder::Recorder;
+pub use refusals::Refusal;
 pub use run::{Explanation, RunDiagnosis};
 pub use scope::Scope;

@@ -8,17 +8,12 @@ use super::candidate::{Candidate, Fit};
 use super::diagnosable::{Diagnosable, MadeCall, Predict};
 use super::known::{KnownMistakes, Trial};
 use super::near::{self, Near};
+use super::refusals::Refusals;
 use super::scope::Scope;
 use crate::mistakes::Mistake;
 
 /// For each failure that a mistake explains, so many cases may have passed that it would fail.
 const MOST_CONTRADICTIONS: usize = 4;
-
-/// A mistake that refuses legal calls is not named if it is more likely that those were refused by chance.
-const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
-
-/// A mistake that refuses legal calls explains at least one of so many refusals that nothing else explains.
-const LEAST_PART_OF_REFUSALS: usize = 3;
 
 /// How much work is spent on pairs of mistakes, in what [`Diagnosable::size`] counts: seconds, whatever failed.
 const MOST_WORK: usize = 1 << 26;
@@ -117,10 +112,10 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
         let made = |trial: &Trial<'_, C::Result>| trial.results.map(|results| self.cases[trial.case].made(results));
         let failed: BTreeMap<_, _> = failed.map(|trial| (trial.case, made(trial))).collect();
         let passed: Vec<_> = trials.iter().filter(|trial| trial.passed).map(|trial| trial.case).collect();
-        let refused_by_chance = self.share_of_wrong_refusals(&passed, &failed);
+        let refusals = self.refusals(&passed, &failed);
         let wrong = trials.iter().filter(|trial| !trial.passed);
         let near = wrong.filter_map(|trial| Some((trial.case, self.cases[trial.case].near(trial.results?)?))).collect();
-        let mut run = Run { known: self, passed, failed, near, found: Vec::new(), refused_by_chance };
+        let mut run = Run { known: self, passed, failed, near, found: Vec::new(), refusals };
         let count = run.failed.len();
         let mut explanations = run.explain(&self.single);
         run.found = explanations.iter().flat_map(|explanation| explanation.mistakes.clone()).collect();
@@ -132,23 +127,11 @@ impl<C: Diagnosable> KnownMistakes<'_, C> {
         RunDiagnosis { failed: count, explanations, undiagnosed, undiagnosed_scope, pairs_left_out }
     }
 
-    /// The part of the legal calls of a run, by cases, that were refused.
-    fn share_of_wrong_refusals(&self, passed: &[usize], failed: &Failed<C>) -> f64 {
-        let is_legal = |i: &&usize| self.is_legal(**i);
-        let passed = passed.iter().filter(is_legal).count();
-        let refused = failed.iter().filter(|(case, made)| self.is_refused_wrongly(**case, made)).count();
-        let failed = failed.keys().filter(is_legal).count();
-        refused as f64 / (passed + failed).max(1) as f64
-    }
-
-    /// Whether all calls of a case are legal.
-    fn is_legal(&self, case: usize) -> bool {
-        self.right(case).iter().all(C::Predicted::is_legal)
-    }
-
-    /// Whether all calls of a case are legal, and one was refused.
-    fn is_refused_wrongly(&self, case: usize, made: &Option<Vec<C::Made>>) -> bool {
-        self.is_legal(case) && made.as_ref().is_some_and(|made| made.iter().any(C::Made::is_refused))
+    /// The refusals in cases all of whose calls are legal.
+    fn refusals(&self, passed: &[usize], failed: &Failed<C>) -> Refusals {
+        let is_legal = |i: usize| self.right(i).iter().all(C::Predicted::is_legal);
+        let failed = failed.iter().filter(|(case, _)| is_legal(**case)).map(|(&case, made)| (case, made.as_deref()));
+        Refusals::new(passed.iter().filter(|&&case| is_legal(case)).count(), failed)
     }
 }
 
@@ -161,8 +144,8 @@ struct Run<'a, 'b, C: Diagnosable> {
     near: BTreeMap<usize, Near>,
     /// The mistakes that explain something by themselves.
     found: Vec<&'static str>,
-    /// How likely a legal call of this run is refused.
-    refused_by_chance: f64,
+    /// The legal calls that were refused.
+    refusals: Refusals,
 }
 
 /// What the calls of each failed case did; `None` if it could not be run.
@@ -191,17 +174,11 @@ impl<C: Diagnosable> Suspect<'_, C> {
     /// Whether it is worth naming: it predicts what one of these failures gave, or it may have made all of them fail, and
     /// nothing contradicts that. What gave no results at all may have any cause.
     fn counts(&self, run: &Run<'_, '_, C>) -> bool {
-        let Run { known, failed, refused_by_chance, .. } = run;
+        let Run { known, failed, refusals, .. } = run;
         if self.fits.values().all(|fit| fit.refuses) && !self.fits.is_empty() {
-            let refused: Vec<_> = failed.iter().filter(|(case, made)| known.is_refused_wrongly(**case, made)).collect();
-            // One that explains a small part alone is likelier to be something that goes along with the reason.
-            if LEAST_PART_OF_REFUSALS * self.fits.len() < refused.len() {
-                return false;
-            }
-            let covers_all = || refused.iter().all(|(case, _)| self.fits.contains_key(case));
-            // That any of so many candidates has so many refusals by chance.
-            let by_chance = refused_by_chance.powi(self.fits.len() as i32) * known.single.len() as f64;
-            return self.contradicted.is_empty() && (by_chance < MOST_LIKELY_BY_CHANCE || covers_all());
+            let is_left = |case| failed.contains_key(&case);
+            return self.contradicted.is_empty()
+                && refusals.are_explained_by(self.fits.keys().copied(), is_left, known.single.len());
         }
         if !self.is_single_or_likely(run) {
             return false;
@@ -270,13 +247,21 @@ impl<C: Diagnosable> Run<'_, '_, C> {
         let is_pair = candidate.mistakes.len() > 1;
         let says_enough = |(_, fit): &(usize, Fit)| !is_pair || fit.tells && !fit.refuses;
         let fits = self.failed.iter().filter_map(fit).filter(says_enough).collect();
-        let mut suspect = self.suspect_of(candidate, fits)?;
-        if !suspect.contradicted.is_empty() {
-            // What refuses legal calls explains that only where nothing contradicts it.
-            suspect.fits.retain(|_, fit| !fit.refuses);
-            suspect = self.suspect_of(candidate, suspect.fits)?;
+        let suspect = self.suspect_of(candidate, fits)?;
+        let suspect = if suspect.contradicted.is_empty() { Some(suspect) } else { self.less_contradicted(suspect) };
+        suspect.filter(|suspect| suspect.counts(self))
+    }
+
+    /// A contradicted suspect without what a mistake explains only where nothing contradicts it, that legal calls were
+    /// refused. If it explains nothing else, it explains those that say the same.
+    fn less_contradicted<'c>(&self, Suspect { candidate, fits, .. }: Suspect<'c, C>) -> Option<Suspect<'c, C>> {
+        let (refused, made): (BTreeMap<_, _>, BTreeMap<_, _>) = fits.into_iter().partition(|(_, fit)| fit.refuses);
+        if !made.is_empty() {
+            return self.suspect_of(candidate, made);
         }
-        Some(suspect).filter(|suspect| suspect.counts(self))
+        let suspects =
+            self.refusals.by_wording(&refused).into_iter().filter_map(|fits| self.suspect_of(candidate, fits));
+        suspects.filter(|suspect| suspect.contradicted.is_empty()).max_by_key(Suspect::score)
     }
 
     /// A candidate with the failures that it explains, which are not none.
