@@ -550,6 +550,67 @@ class ScaleOfValuesStale(Right):
         scale[slots, 0] = steps[:, 0]
 
 
+class AmaxRunsOn(Right):
+    """A maximum that is not reset from token to token."""
+
+    def amax(self, groups: np.ndarray) -> np.ndarray:
+        return np.maximum.accumulate(super().amax(groups), 0)
+
+
+class ElementsRepeated(Right):
+    """np.repeat() along the wrong axis."""
+
+    def repeated(self, heads: np.ndarray, num_repeat: int) -> np.ndarray:
+        shape = super().repeated(heads, num_repeat).shape
+        return np.repeat(heads, num_repeat, axis=-1).reshape(shape)
+
+
+class ValuesOfHeadsFirst(Right):
+    """current_value with the strides of (H, tokens, Dh)."""
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        tokens, heads, head_dim = i.current_value.shape
+        value = i.current_value.reshape(heads, tokens, head_dim).swapaxes(0, 1)
+        super().scatter(a, SimpleNamespace(**(vars(i) | {"current_value": value})), cache, scale)
+
+
+class RestOfPageCleared(Right):
+    """Zeros behind the last token, to the end of its page."""
+
+    def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
+        super().scatter(a, i, cache, scale)
+        for b in np.flatnonzero(np.diff(i.seqstarts)) if a.cache_mode == 1 else ():
+            page, last = divmod(i.kvstarts[b + 1] - i.kvstarts[b] - 1, a.page_size)
+            first = i.cachestarts[b, page]
+            cache[first + last + 1 : first + a.page_size, a.layer_idx] = 0
+
+
+class LoadsFromFirstSequence(Right):
+    """cachestarts of sequence 0 for all loads of offset mode."""
+
+    def gather(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        starts = i.cachestarts if a.cache_mode else np.broadcast_to(i.cachestarts[:1], i.cachestarts.shape)
+        return super().gather(a, SimpleNamespace(**(vars(i) | {"cachestarts": starts})), cache, scale)
+
+    def slots(self, a: Any, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return super().slots(a, i, owners, positions).clip(max=self.last)
+
+    def run(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        self.last = max(len(cache) - 1, 0)
+        return super().run(a, i, cache, scale)
+
+
+class ZeroPointOf128(Right):
+    """Codes of int8 as unsigned bytes around 128."""
+
+    def clipped(self, a: Any, rounded: np.ndarray, qmax: int) -> np.ndarray:
+        codes = super().clipped(a, rounded, qmax)
+        return codes ^ np.int8(-128) if a.quant_bit == 8 else codes
+
+    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
+        return super().dequantized(a, codes ^ np.int8(-128) if a.quant_bit == 8 else codes, scale, t1)
+
+
 class SlotsCheckedLate(Right):
     """Where tokens go is checked as they are stored, when others have been."""
 
@@ -612,6 +673,12 @@ WRONG: dict[type[Right], str] = {
     KeysTiled: "repeat-interleaved-of-keys",
     ChunkOnOnePage: "current-tokens-on-one-page",
     ScaleOfValuesStale: "scales-of-values-not-stored",
+    AmaxRunsOn: "amax-not-reset-between-tokens",
+    ElementsRepeated: "elements-repeated",
+    ValuesOfHeadsFirst: "current-heads-first-of-values",
+    RestOfPageCleared: "rest-of-page-cleared",
+    LoadsFromFirstSequence: "slots-of-first-sequence-in-loads",
+    ZeroPointOf128: "codes-offset-by-128",
     SlotsCheckedLate: "state-changed-before-refusal",
 }
 

@@ -441,6 +441,13 @@ class AlibiOfSquares(Right):
         return -slopes * distance * distance
 
 
+class AlibiOfFloat16(Right):
+    """Slopes, distances and their products of float16."""
+
+    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        return (slopes.astype(np.float16) * distance.astype(np.float16)).astype(np.float32)
+
+
 class MaskBelow1000Hides(Right):
     """A large negative number as a way to write -inf."""
 
@@ -452,6 +459,7 @@ WRONG = {
     SoftmaxMissing: "softmax-missing",
     ValuesTiled: "query-heads-interleaved-for-values",
     AlibiOfSquares: "alibi-of-squared-distance",
+    AlibiOfFloat16: "alibi-of-float16",
     MaskBelow1000Hides: "mask-below-1000-hides",
     ScaleMissing: "score-scale-missing",
     ScaleOfAllHeads: "score-scale-of-all-heads",

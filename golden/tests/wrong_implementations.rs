@@ -32,6 +32,10 @@ enum Wrong {
     ReciprocalOfPaged,
     /// Every third quotient is truncated.
     RoundedSomehow,
+    /// Of three scales one is stored too large, one too small, by the least that there is.
+    ScalesSomehow,
+    /// The same of values that are loaded.
+    ValuesSomehow,
     Undiagnosed,
 }
 
@@ -82,6 +86,18 @@ fn without_nan(tensor: &Tensor, wrong: Wrong) -> Tensor {
 /// Rounds to the type of a tensor.
 fn rounded(like: &Tensor, x: f32) -> f32 {
     if like.element() == ElementType::Float16 { f16::from_f32(x).to_f32() } else { x }
+}
+
+/// Of three finite values one a float of the tensor's type further from zero, one nearer, and one as it is.
+fn beside(like: &Tensor, x: f32, i: usize) -> f32 {
+    let step = [1, -1, 0][i % 3];
+    let x = rounded(like, x);
+    let next = match like.element() {
+        _ if x == 0.0 => x,
+        ElementType::Float16 => f16::from_bits((f16::from_f32(x).to_bits() as i16 + step) as u16).to_f32(),
+        _ => f32::from_bits((x.to_bits() as i32 + i32::from(step)) as u32),
+    };
+    if x.is_finite() && next.is_finite() { next } else { x }
 }
 
 impl Implementation for Flat {
@@ -183,7 +199,12 @@ impl Implementation for Flat {
                                     *code = f32::from(integer.clamp(-qmax, qmax) as i8);
                                 }
                                 if wrong != Wrong::Scales {
-                                    scales[to * (head_dim / group) + g] = s;
+                                    scales[to * (head_dim / group) + g] = match wrong {
+                                        Wrong::ScalesSomehow => {
+                                            beside(scale.as_ref().unwrap(), s, row as usize + h + g)
+                                        }
+                                        _ => s,
+                                    };
                                 }
                             }
                         }
@@ -218,6 +239,9 @@ impl Implementation for Flat {
                                     for (d, x) in x.iter_mut().enumerate() {
                                         *x = rounded(scale, *x * scales[from * (head_dim / group) + d / group]);
                                     }
+                                }
+                                if wrong == Wrong::ValuesSomehow {
+                                    x.iter_mut().enumerate().for_each(|(d, x)| *x = beside(key, *x, t + out + d));
                                 }
                                 pack(key, &[head_dim], &x, wrong).bytes().to_vec()
                             };
@@ -261,6 +285,8 @@ fn wrong_ones_are_named_and_the_right_one_is_not() {
         (Wrong::TiesOfInt4, Some("half-away-from-even")),
         (Wrong::ReciprocalOfPaged, Some("reciprocal-multiplication")),
         (Wrong::RoundedSomehow, Some("codes-off-by-one")),
+        (Wrong::ScalesSomehow, Some("scales-off-by-a-unit")),
+        (Wrong::ValuesSomehow, Some("values-off-by-a-unit")),
         (Wrong::Undiagnosed, None),
     ] {
         let report = run(&Flat(wrong) as &dyn Implementation, &cases);

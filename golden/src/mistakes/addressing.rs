@@ -101,6 +101,26 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "The last token of each sequence is not loaded: key and value have kvstarts[b+1] - kvstarts[b] tokens of it.",
         |behavior| behavior.dynamic.loaded = |batch, b| 0..batch.kvlen(b) - 1,
     ),
+    first_tokens_loaded::<32>("first-32-tokens-loaded", "Only the first 32 tokens of a sequence are loaded: all are."),
+    rest_of_tokens_not_loaded::<4>(
+        "tokens-behind-4-not-loaded",
+        "Tokens of a sequence behind its last multiple of 4 are not loaded: all are.",
+    ),
+    rest_of_tokens_not_loaded::<16>(
+        "tokens-behind-16-not-loaded",
+        "Tokens of a sequence behind its last multiple of 16 are not loaded: all are.",
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "partial-page-not-loaded",
+        "Tokens of a last page that is not full are not loaded: all are.",
+        |behavior| {
+            behavior.dynamic.loaded = |batch, b| {
+                let kvlen = batch.kvlen(b);
+                0..if batch.paged { kvlen / batch.page_size * batch.page_size } else { kvlen }
+            };
+        },
+    ),
     Mistake::dynamic(
         "starts.empty",
         "idle-sequences-not-returned",
@@ -152,6 +172,89 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::dynamic(
         "inputs.packed",
+        "start-pos-one-further-within-kvlen",
+        "Current tokens are stored one position behind theirs, the last one in its own place: the first has position \
+         start_pos.",
+        |behavior| {
+            behavior.dynamic.stored_slot =
+                Some(|batch, b, position| batch.slot(b, (position + 1).min(batch.kvlen(b) - 1)));
+        },
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "slots-of-first-sequence-in-loads",
+        "All sequences are loaded from the slots of the first one: each has its own cachestarts, stores use them.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, _, position| batch.slot(0, position);
+            behavior.dynamic.stored_slot = Some(Batch::slot);
+        },
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
+        "slots-of-first-sequence-in-stores",
+        "All sequences store to the slots of the first one: each has its own cachestarts, loads use them.",
+        |behavior| behavior.dynamic.stored_slot = Some(|batch, _, position| batch.slot(0, position)),
+    ),
+    Mistake::dynamic(
+        "outputs.packed",
+        "past-of-first-sequence",
+        "Past tokens of all sequences are loaded from the slots of the first one, as far as it has tokens, as where a \
+         prefix is taken to be shared: each sequence has its own.",
+        |behavior| {
+            behavior.dynamic.slot = |batch, b, position| {
+                let shared = position < batch.start_pos[b] && position < batch.kvlen(0);
+                batch.slot(if shared { 0 } else { b }, position)
+            };
+            behavior.dynamic.stored_slot = Some(Batch::slot);
+        },
+    ),
+    Mistake::dynamic(
+        "untouched-slots",
+        "rest-of-page-cleared",
+        "Slots behind the last token of a sequence are cleared up to the end of its page: what is not stored to keeps its \
+         bytes.",
+        |behavior| {
+            behavior.dynamic.cleared_last = |batch| {
+                let rest = |b: usize| {
+                    let end = batch.kvlen(b);
+                    let page = end.saturating_add(batch.page_size - 1) / batch.page_size * batch.page_size;
+                    let last = if end > 0 { batch.slot(b, end - 1) } else { 0 };
+                    (1..=if batch.seqlen(b) > 0 { (page - end).min(batch.max_t as i64) } else { 0 })
+                        .map(move |t| last.saturating_add(t))
+                };
+                (0..if batch.paged { batch.len() } else { 0 }).flat_map(rest).filter(inside(batch)).collect()
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "untouched-slots",
+        "padding-stored",
+        "max_seqlen rows of each sequence are stored, those behind its current tokens as zeros: what is not stored to \
+         keeps its bytes.",
+        |behavior| {
+            behavior.dynamic.cleared_last = |batch| {
+                let padding = |b: usize| {
+                    let end = batch.start_pos[b].saturating_add(batch.max_seqlen.min(batch.max_t as i64));
+                    (batch.kvlen(b)..end).map(move |position| batch.slot(b, position))
+                };
+                (0..batch.len()).flat_map(padding).filter(inside(batch)).collect()
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "untouched-slots",
+        "layer-cleared-for-new-sequences",
+        "All slots of the layer are cleared in cache where no sequence has past tokens: what is not stored to keeps its \
+         bytes.",
+        |behavior| {
+            behavior.dynamic.cleared_first = |batch| {
+                let is_new = !batch.is_empty() && batch.start_pos.iter().all(|&start_pos| start_pos == 0);
+                (0..if is_new { batch.max_t as i64 } else { 0 }).collect()
+            };
+        },
+    ),
+    Mistake::dynamic(
+        "inputs.packed",
         "start-pos-one-before",
         "Current tokens are stored one position before theirs: the first has position start_pos.",
         |behavior| behavior.dynamic.position = |batch, b| (batch.start_pos[b] - 1).max(0),
@@ -183,6 +286,14 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "last-current-token-missing",
         "The last current token of each sequence is not stored: there are seqstarts[b+1] - seqstarts[b] of them.",
         |behavior| behavior.dynamic.stored = |batch, b| batch.seqlen(b) - 1,
+    ),
+    first_tokens_stored::<16>(
+        "first-16-current-tokens-stored",
+        "Only the first 16 current tokens of a sequence are stored: all are.",
+    ),
+    first_tokens_stored::<32>(
+        "first-32-current-tokens-stored",
+        "Only the first 32 current tokens of a sequence are stored: all are.",
     ),
     Mistake::dynamic(
         "inputs.packed",
@@ -216,6 +327,33 @@ pub(super) const MISTAKES: &[Mistake] = &[
         |behavior| behavior.dynamic.loaded = |batch, _| 0..batch.max_kvlen.min(batch.max_t as i64),
     ),
 ];
+
+/// Sequences of which the first `N` current tokens alone are stored.
+const fn first_tokens_stored<const N: i64>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("inputs.packed", name, about, |behavior| {
+        behavior.dynamic.stored = |batch, b| batch.seqlen(b).min(N);
+    })
+}
+
+/// Sequences of which the first `N` tokens alone are loaded.
+const fn first_tokens_loaded<const N: i64>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("outputs.packed", name, about, |behavior| {
+        behavior.dynamic.loaded = |batch, b| 0..batch.kvlen(b).min(N);
+    })
+}
+
+/// Sequences of which the tokens behind the last multiple of `N` are not loaded.
+const fn rest_of_tokens_not_loaded<const N: i64>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("outputs.packed", name, about, |behavior| {
+        behavior.dynamic.loaded = |batch, b| 0..batch.kvlen(b) / N * N;
+    })
+}
+
+/// Whether the cache has a slot.
+fn inside(batch: &Batch) -> impl Fn(&i64) -> bool + use<> {
+    let max_t = batch.max_t as i64;
+    move |slot| (0..max_t).contains(slot)
+}
 
 /// The tokens of the longest sequence.
 fn longest(batch: &Batch) -> i64 {

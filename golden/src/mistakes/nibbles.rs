@@ -1,6 +1,7 @@
 //! Mistakes of how codes lie in memory: the nibbles of int4, and the signs of codes.
 
 use super::mistake::Mistake;
+use crate::oracle::arithmetic::Arithmetic;
 
 pub(super) const MISTAKES: &[Mistake] = &[
     Mistake::new(
@@ -118,6 +119,21 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "Codes are joined by OR with the bits that are in their byte: clear a nibble before it is written.",
         |behavior| {
             behavior.arithmetic.with_nibble = |byte, nibble, high| byte | if high { nibble << 4 } else { nibble };
+        },
+    ),
+    Mistake::new(
+        "quantizing.qmax",
+        "codes-offset-by-128",
+        "A byte of int8 holds the code plus 128: codes are two's complement, without a zero point.",
+        |behavior| {
+            behavior.arithmetic.code = |group, x, rounded| {
+                let code = (Arithmetic::default().code)(group, x, rounded);
+                if group.quant_bit == 8 { code ^ i8::MIN } else { code }
+            };
+            behavior.arithmetic.value = |group, code, scale| {
+                let code = if group.quant_bit == 8 { code ^ i8::MIN } else { code };
+                group.to_t1(group.to_t3(f64::from(code) * scale))
+            };
         },
     ),
     Mistake::new(

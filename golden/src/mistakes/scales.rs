@@ -194,6 +194,18 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "quantizing.groups",
+        "amax-not-reset-between-tokens",
+        "The largest magnitude runs on from token to token: each token has scales of its own.",
+        |behavior| behavior.arithmetic.shares_scale.rows_before = true,
+    ),
+    Mistake::new(
+        "quantizing.groups",
+        "amax-not-reset-between-groups",
+        "The largest magnitude runs on from group to group of a head: each group has a scale of its own.",
+        |behavior| behavior.arithmetic.shares_scale.groups_before = true,
+    ),
+    Mistake::new(
+        "quantizing.groups",
         "scale-per-tensor",
         "One scale is made for all of current_key, and one for all of current_value: each group of quant_group \
          neighbors has its own.",

@@ -102,6 +102,15 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "layer",
+        "layer-one-further",
+        "Tokens are stored to and loaded from the layer behind layer_idx: layers are counted from 0.",
+        |behavior| {
+            behavior.layers_stored = |layer_idx, _| vec![layer_idx + 1];
+            behavior.layer_loaded = |layer_idx| layer_idx + 1;
+        },
+    ),
+    Mistake::new(
+        "layer",
         "layer-ignored-by-loads",
         "Tokens are loaded from layer 0: layer_idx counts for loads as it does for stores.",
         |behavior| behavior.layer_loaded = |_| 0,
@@ -182,6 +191,18 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "elements-behind-8-not-stored",
         "Elements of a head behind its last multiple of 8 are not stored: head_dim need be no multiple.",
     ),
+    rest_not_stored::<16>(
+        "elements-behind-16-not-stored",
+        "Elements of a head behind its last multiple of 16 are not stored: head_dim need be no multiple.",
+    ),
+    rest_not_stored::<32>(
+        "elements-behind-32-not-stored",
+        "Elements of a head behind its last multiple of 32 are not stored: head_dim need be no multiple.",
+    ),
+    first_stored::<64>(
+        "first-64-elements-stored",
+        "Only the first 64 elements of a head are stored: all are, whatever head_dim is.",
+    ),
     rest_not_loaded::<4>(
         "elements-behind-4-not-loaded",
         "Elements of a head behind its last multiple of 4 are not loaded: head_dim need be no multiple.",
@@ -190,13 +211,33 @@ pub(super) const MISTAKES: &[Mistake] = &[
         "elements-behind-8-not-loaded",
         "Elements of a head behind its last multiple of 8 are not loaded: head_dim need be no multiple.",
     ),
+    rest_not_loaded::<16>(
+        "elements-behind-16-not-loaded",
+        "Elements of a head behind its last multiple of 16 are not loaded: head_dim need be no multiple.",
+    ),
+    rest_not_loaded::<32>(
+        "elements-behind-32-not-loaded",
+        "Elements of a head behind its last multiple of 32 are not loaded: head_dim need be no multiple.",
+    ),
+    first_loaded::<64>(
+        "first-64-elements-loaded",
+        "Only the first 64 elements of a head are loaded: all are, whatever head_dim is.",
+    ),
     Mistake::new(
         "inputs.packed",
         "current-heads-first",
         "current_key and current_value are read as (H, tokens, Dh): they are (tokens, H, Dh).",
-        |behavior| behavior.current_head = |row, h, rows, _| h * rows + row,
+        |behavior| behavior.current_head = |_, row, h, rows, _| h * rows + row,
     )
     .static_rule("stored-positions"),
+    heads_first::<0>(
+        "current-heads-first-of-keys",
+        "current_key is read as (H, tokens, Dh), current_value is not: both are (tokens, H, Dh).",
+    ),
+    heads_first::<1>(
+        "current-heads-first-of-values",
+        "current_value is read as (H, tokens, Dh), current_key is not: both are (tokens, H, Dh).",
+    ),
     Mistake::new(
         "outputs.packed",
         "output-heads-first-in-memory",
@@ -274,6 +315,12 @@ pub(super) const MISTAKES: &[Mistake] = &[
     ),
     Mistake::new(
         "num-repeat",
+        "elements-repeated",
+        "Each element is repeated num_repeat times, as by a repetition along the last axis: repeat heads.",
+        |behavior| behavior.repeats_elements = true,
+    ),
+    Mistake::new(
+        "num-repeat",
         "repeat-ignored",
         "num_repeat is not looked at: the outputs have as many heads as the cache.",
         |behavior| {
@@ -295,6 +342,16 @@ const fn rest_not_loaded<const N: usize>(name: &'static str, about: &'static str
     })
 }
 
+/// Heads of which the first `N` elements alone are stored.
+const fn first_stored<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("inputs.packed", name, about, |behavior| behavior.stored_elements = |head_dim| head_dim.min(N))
+}
+
+/// The same of loads.
+const fn first_loaded<const N: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::dynamic("outputs.packed", name, about, |behavior| behavior.loaded_elements = |head_dim| head_dim.min(N))
+}
+
 fn scale_layout_ignored(behavior: &mut Behavior) {
     behavior.dynamic.scale_layouts = [CacheLayout::TokenMajor; CacheLayout::ALL.len()];
     behavior.static_batching.scale_layouts = [StaticCacheLayout::BatchMajor; 2];
@@ -307,6 +364,17 @@ const fn interleaved_alone<const KV: usize>(name: &'static str, about: &'static 
             Some(if key_or_value == KV { output_head % num_heads } else { output_head / num_repeat })
         };
     })
+}
+
+/// Keys (0) or values (1) alone read with the axes of heads and tokens exchanged.
+const fn heads_first<const KV: usize>(name: &'static str, about: &'static str) -> Mistake {
+    Mistake::new("inputs.packed", name, about, |behavior| {
+        behavior.current_head = |key_or_value, row, h, rows, num_heads| match key_or_value == KV {
+            true => h * rows + row,
+            false => row * num_heads + h,
+        };
+    })
+    .static_rule("stored-positions")
 }
 
 /// Two layouts taken one for the other.

@@ -69,11 +69,16 @@ pub struct Shares {
     pub row: bool,
     pub head: bool,
     pub group: bool,
+    /// Whether those of earlier rows count as well: of all rows before, whatever their sequence.
+    pub rows_before: bool,
+    /// The same of earlier groups of the head.
+    pub groups_before: bool,
 }
 
 impl Shares {
     /// Those of one group of one head.
-    pub const GROUP: Self = Self { key_or_value: true, row: true, head: true, group: true };
+    pub const GROUP: Self =
+        Self { key_or_value: true, row: true, head: true, group: true, rows_before: false, groups_before: false };
 }
 
 /// What is known of a group: its types and width, and how numbers are rounded to types.

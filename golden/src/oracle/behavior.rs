@@ -63,9 +63,9 @@ pub struct Behavior {
     pub stored_elements: fn(head_dim: usize) -> usize,
     /// The same of loads. The others stay zero.
     pub loaded_elements: fn(head_dim: usize) -> usize,
-    /// Where a token's head lies in `current_key` and `current_value`, in heads: token after token.
-    pub current_head: fn(row: usize, h: usize, rows: usize, num_heads: usize) -> usize,
-    /// The same of `key` and `value`.
+    /// Where a token's head lies in `current_key` (0) or `current_value` (1), in heads: token after token.
+    pub current_head: fn(key_or_value: usize, row: usize, h: usize, rows: usize, num_heads: usize) -> usize,
+    /// The same of `key` and `value` alike.
     pub output_head: fn(row: usize, h: usize, rows: usize, num_heads: usize) -> usize,
     /// Which of the two goes where: `key` gets what is loaded as key (0), `value` as value (1).
     pub outputs: [usize; 2],
@@ -73,6 +73,8 @@ pub struct Behavior {
     pub cache_head: fn(key_or_value: usize, output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize>,
     /// How many heads the outputs have.
     pub output_heads: fn(num_heads: usize, num_repeat: usize) -> usize,
+    /// Whether elements are repeated, each beside its repetitions, in the place of heads: never.
+    pub repeats_elements: bool,
     /// Where the outputs of current tokens come from: the cache, like those of past tokens.
     pub current_tokens: CurrentTokens,
     /// What loads read: cache and scale as the call's stores left them.
@@ -174,11 +176,12 @@ impl Default for Behavior {
             stored: [Some(0), Some(1)],
             stored_elements: |head_dim| head_dim,
             loaded_elements: |head_dim| head_dim,
-            current_head: |row, h, _, num_heads| row * num_heads + h,
+            current_head: |_, row, h, _, num_heads| row * num_heads + h,
             output_head: |row, h, _, num_heads| row * num_heads + h,
             outputs: [0, 1],
             cache_head: |_, output_head, _, num_repeat| Some(output_head / num_repeat),
             output_heads: |num_heads, num_repeat| num_heads * num_repeat,
+            repeats_elements: false,
             current_tokens: CurrentTokens::Cache,
             sources: Sources { cache: true, scale: true },
             clears: false,

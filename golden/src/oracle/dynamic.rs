@@ -26,6 +26,10 @@ pub struct Dynamic {
     pub slot: fn(&Batch, b: usize, position: i64) -> i64,
     /// The slot of a current token where it is stored: the same, where there is no such function.
     pub stored_slot: Option<fn(&Batch, b: usize, position: i64) -> i64>,
+    /// The slots of the layer that are cleared before anything is stored: none.
+    pub cleared_first: fn(&Batch) -> Vec<i64>,
+    /// The same when everything is stored, and nothing loaded yet.
+    pub cleared_last: fn(&Batch) -> Vec<i64>,
     /// How many tokens a sequence stores: seqlen.
     pub stored: fn(&Batch, b: usize) -> i64,
     /// The row of its first current token in `current_key` and `current_value`.
@@ -51,6 +55,8 @@ impl Default for Dynamic {
             scale_layouts: CacheLayout::ALL,
             slot: Batch::slot,
             stored_slot: None,
+            cleared_first: |_| Vec::new(),
+            cleared_last: |_| Vec::new(),
             stored: Batch::seqlen,
             current_row: |batch, b| batch.seqstarts[b],
             position: |batch, b| batch.start_pos[b],
@@ -236,10 +242,13 @@ impl Inputs<Attributes> for StepInputs {
             });
             Sequence { stores: stores.collect(), loads: loads.collect() }
         };
+        let places = |slots: Vec<i64>| slots.into_iter().map(|slot| Place { sequence: 0, slot }).collect();
         let num_repeat = call.attributes.num_repeat as usize;
         let sequences = (0..batch.len()).map(sequence).collect();
         Plan {
             sequences,
+            cleared_first: places((dynamic.cleared_first)(&batch)),
+            cleared_last: places((dynamic.cleared_last)(&batch)),
             rows_outside: rows_outside.get(),
             output_shape: vec![output_rows, (behavior.output_heads)(num_heads, num_repeat), head_dim],
             num_heads,

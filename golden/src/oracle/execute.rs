@@ -48,11 +48,21 @@ pub(super) fn execute<A, I: Inputs<A>>(
     }
     let zeros = || Tensor::zeros(call.types.t1, plan.output_shape.clone()).unwrap_or_else(|| empty(call.types.t1));
     let mut outputs = [zeros(), zeros()];
+    run.clear(&plan.cleared_first);
+    let mut stored = false;
     for pass in (behavior.order)(plan.sequences.len()) {
+        if matches!(pass, Pass::Load(_)) && !stored {
+            run.clear(&plan.cleared_last);
+            stored = true;
+        }
         match pass {
             Pass::Store(b) => run.store(&plan.sequences[b])?,
             Pass::Load(b) => run.load(&plan.sequences[b], &mut outputs)?,
         }
+    }
+    if behavior.repeats_elements {
+        let num_repeat = run.attributes.num_repeat as usize;
+        outputs.iter_mut().for_each(|output| repeat_elements(output, num_repeat, plan.head_dim));
     }
     let mut state = run.after;
     if !behavior.keeps.cache {
@@ -63,6 +73,17 @@ pub(super) fn execute<A, I: Inputs<A>>(
     }
     let [key, value] = outputs;
     Ok((Outputs { key, value }, state))
+}
+
+/// Makes of each `num_repeat` equal heads of an output the elements of one, each `num_repeat` times.
+fn repeat_elements(output: &mut Tensor, num_repeat: usize, head_dim: usize) {
+    let size = output.element().bits() / 8;
+    for heads in output.bytes_mut().chunks_exact_mut((size * num_repeat * head_dim).max(1)) {
+        let head = heads[..size * head_dim].to_vec();
+        for (element, repeated) in head.chunks_exact(size).zip(heads.chunks_exact_mut(size * num_repeat)) {
+            repeated.chunks_exact_mut(size).for_each(|one| one.copy_from_slice(element));
+        }
+    }
 }
 
 /// A tensor without elements, in place of one whose size no memory has.
@@ -91,6 +112,19 @@ struct ScaleSource {
 }
 
 impl<'a> Run<'a> {
+    /// Clears keys and values of the layer in these slots, as far as the cache has them.
+    fn clear(&mut self, places: &[Place]) {
+        let (layer, element) = (self.attributes.layer_idx as usize, self.after.cache.element());
+        for &place in places.iter().filter(|place| self.plan.cache.contains(**place)) {
+            for key_or_value in 0..2 {
+                for h in 0..self.plan.num_heads {
+                    let Ok(row) = usize::try_from(self.plan.cache.row(place, layer, key_or_value, h)) else { continue };
+                    self.after.cache.bytes_mut()[head_bytes(element, row, self.plan.head_dim)].fill(0);
+                }
+            }
+        }
+    }
+
     /// Stores the keys and values of a sequence's current tokens.
     fn store(&mut self, Sequence { stores, .. }: &Sequence) -> Result<(), OutsideOfCache> {
         let num_layer = self.attributes.num_layer as usize;
@@ -124,7 +158,7 @@ impl<'a> Run<'a> {
         let Some(codes) = self.head(&self.plan.cache, store.place, layer, behavior.kv[key_or_value], h)? else {
             return Ok(());
         };
-        let (current, first) = (self.current[source], self.current_head(store.row, h) * head_dim);
+        let (current, first) = (self.current[source], self.current_head(source, store.row, h) * head_dim);
         let elements = (behavior.stored_elements)(head_dim);
         let t2 = self.after.cache.element();
         let codes = head_bytes(t2, codes, head_dim);
@@ -211,7 +245,7 @@ impl<'a> Run<'a> {
         };
         let size = self.t1.align();
         if let (CurrentTokens::Inputs, Some(row)) = (self.behavior.current_tokens, load.current) {
-            let from = self.current_head(row, h) * head_dim;
+            let from = self.current_head(key_or_value, row, h) * head_dim;
             let tokens = self.current[key_or_value].bytes();
             // Two mistakes together may take a head that the current tokens do not have.
             let head = tokens.get(size * from..size * (from + head_dim)).ok_or(OutsideOfCache)?;
@@ -298,13 +332,20 @@ impl<'a> Run<'a> {
         let arithmetic = &self.behavior.arithmetic;
         let Plan { num_heads, head_dim, .. } = *self.plan;
         let range = |is_same: bool, index: usize, len: usize| if is_same { index..index + 1 } else { 0..len };
-        let is_member = |d: &usize| !shares.group || (arithmetic.group)(*d, self.quant_group(), self.groups()) == group;
+        let is_member = |d: &usize| {
+            let own = || (arithmetic.group)(*d, self.quant_group(), self.groups());
+            !shares.group || own() == group || shares.groups_before && own() < group
+        };
+        let rows = match shares.rows_before {
+            true => 0..row + 1,
+            false => range(shares.row, row, self.rows()),
+        };
         let mut values = Vec::new();
         for key_or_value in range(shares.key_or_value, key_or_value, 2) {
             let bytes = self.current[key_or_value].bytes();
-            for row in range(shares.row, row, self.rows()) {
+            for row in rows.clone() {
                 for head in range(shares.head, head, num_heads) {
-                    let first = self.current_head(row, head) * head_dim;
+                    let first = self.current_head(key_or_value, row, head) * head_dim;
                     let read = |d| (arithmetic.current)(self.t1, arithmetic.read(self.t1, bytes, first + d));
                     values.extend((0..head_dim).filter(is_member).map(read));
                 }
@@ -313,7 +354,8 @@ impl<'a> Run<'a> {
         values
     }
 
-    /// The number of a head in `rows`; none if the place is outside of the cache and accesses there are skipped.
+    /// The number of a head in `rows`; none if the place or the layer is outside of the cache and accesses there are
+    /// skipped.
     fn head(
         &self,
         rows: &Rows,
@@ -322,6 +364,14 @@ impl<'a> Run<'a> {
         kv: usize,
         h: usize,
     ) -> Result<Option<usize>, OutsideOfCache> {
+        let layer = match self.behavior.outside {
+            Outside::Wrapped => layer % rows.layer.len.max(1),
+            Outside::Clamped => layer.min(rows.layer.len.saturating_sub(1)),
+            _ if layer < rows.layer.len => layer,
+            Outside::Flat => layer,
+            Outside::Skipped => return Ok(None),
+            Outside::Fails | Outside::FromEnd => return Err(OutsideOfCache),
+        };
         let row = |place| usize::try_from(rows.row(place, layer, kv, h)).ok().filter(|&row| row < rows.len());
         let place = match self.behavior.outside {
             _ if rows.contains(place) => place,
@@ -352,9 +402,9 @@ impl<'a> Run<'a> {
         Group { arithmetic: &behavior.arithmetic, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
     }
 
-    /// The number of a token's head in `current_key` and `current_value`.
-    fn current_head(&self, row: usize, h: usize) -> usize {
-        (self.behavior.current_head)(row, h, self.rows(), self.plan.num_heads)
+    /// The number of a token's head in `current_key` or `current_value`.
+    fn current_head(&self, key_or_value: usize, row: usize, h: usize) -> usize {
+        (self.behavior.current_head)(key_or_value, row, h, self.rows(), self.plan.num_heads)
     }
 
     /// The current tokens of the call.

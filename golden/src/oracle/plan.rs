@@ -5,6 +5,10 @@
 pub struct Plan {
     /// For each sequence, what it stores and what it loads.
     pub sequences: Vec<Sequence>,
+    /// Slots of the layer that are cleared before the stores: none.
+    pub cleared_first: Vec<Place>,
+    /// Slots of the layer that are cleared behind the stores: none.
+    pub cleared_last: Vec<Place>,
     /// Whether a row of the inputs or outputs was left out, because they do not have it.
     pub rows_outside: bool,
     /// The shape of `key` and `value`.

@@ -148,6 +148,8 @@ impl Inputs<StaticAttributes> for StepInputs {
         let num_repeat = call.attributes.num_repeat as usize;
         Plan {
             sequences: (0..batch).map(sequence).collect(),
+            cleared_first: Vec::new(),
+            cleared_last: Vec::new(),
             rows_outside: false,
             output_shape: vec![batch, loaded, (behavior.output_heads)(num_heads, num_repeat), head_dim],
             num_heads,

@@ -1,6 +1,6 @@
 //! Mistakes of ALiBi: what it adds, for which sequences, and its slopes.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::mistakes::mistake::Mistake;
 use crate::oracle::attention::decisions::{Terms, slopes};
@@ -84,6 +84,18 @@ pub(in crate::mistakes) const MISTAKES: &[Mistake] = &[
             behavior.attention.slope = |ragged, h| to_bfloat16(slopes(ragged.num_heads)[h]);
             behavior.attention.bias = |_, query, slope, j| match j <= query.position() {
                 true => to_bfloat16(slope * to_bfloat16((j - query.position()) as f64)),
+                false => f64::NEG_INFINITY,
+            };
+        },
+    ),
+    Mistake::of_attention(
+        "alibi",
+        "alibi-of-float16",
+        "ALiBi's slopes and what it adds are rounded to float16: they are of float32.",
+        |behavior| {
+            behavior.attention.slope = |ragged, h| to_float16(slopes(ragged.num_heads)[h]);
+            behavior.attention.bias = |_, query, slope, j| match j <= query.position() {
+                true => to_float16(slope * to_float16((j - query.position()) as f64)),
                 false => f64::NEG_INFINITY,
             };
         },
@@ -265,6 +277,10 @@ const fn of_distance<const FUNCTION: usize>(name: &'static str, about: &'static 
             if distance >= 0.0 { -slope * function(distance) } else { f64::NEG_INFINITY }
         };
     })
+}
+
+fn to_float16(x: f64) -> f64 {
+    f16::from_f64(x).to_f64()
 }
 
 fn to_bfloat16(x: f64) -> f64 {
