@@ -119,7 +119,7 @@ RELEASE_PYTHON := $(CURDIR)/.venv-release/bin/python
 .PHONY: wheel-release
 wheel-release: .venv-release/ready
 	rm -rf "$(PUBLISHED)"
-	$(RELEASE_PYTHON) -m maturin sdist --quiet --manifest-path python/Cargo.toml --out "$(PUBLISHED)"
+	$(RELEASE_PYTHON) -m maturin sdist --manifest-path python/Cargo.toml --out "$(PUBLISHED)"
 	test "$$(tar -tzf "$(PUBLISHED)"/*.tar.gz | grep -c 'cases/.*/tensors\.safetensors$$')" = \
 		"$$(ls golden/*cases/*/tensors.safetensors | wc -l)"
 	mkdir "$(PUBLISHED)/source"
