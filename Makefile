@@ -147,7 +147,8 @@ test-wheel: wheel-release
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 # Each half is on one thread for much of its time, so the second, which builds with profiles and folders of its own, runs
-# beside the first. Its output comes at the end, in one piece.
+# beside the first. What it builds in the first one's folder, the emulated kernels, comes while that is at the wheel. Its
+# output comes at the end, in one piece.
 FIRST := lint test-rust test-docs test-golden test-cuda test-python
 SECOND := test-sanitize test-fuzz test-layout test-capi test-ptx
 SECOND_LOG := $(TARGET)/second-half.log
@@ -226,8 +227,8 @@ WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYS
 	-p kvcache-op -p kvcache-attention -p kvcache-fuzz
 .PHONY: test-sanitize
 test-sanitize:
-	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
 	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize $(EMULATED:%=--test %)
+	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
 
 # The borders to C and to Python under AddressSanitizer: what another language gives and gets is read and written inside
 # its own memory. For C: the tests of capi, whose programs are compiled with the sanitizer, too, and link the shared or
