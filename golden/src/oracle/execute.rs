@@ -119,7 +119,10 @@ impl<'a> Run<'a> {
             for key_or_value in 0..2 {
                 for h in 0..self.plan.num_heads {
                     let Ok(row) = usize::try_from(self.plan.cache.row(place, layer, key_or_value, h)) else { continue };
-                    self.after.cache.bytes_mut()[head_bytes(element, row, self.plan.head_dim)].fill(0);
+                    let head = head_bytes(element, row, self.plan.head_dim);
+                    if let Some(head) = self.after.cache.bytes_mut().get_mut(head) {
+                        head.fill(0);
+                    }
                 }
             }
         }
