@@ -2,7 +2,10 @@
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests;
 #                  wheel-release: as it is published, for old systems too; test-wheel: that one, with each of PYTHONS
 # make test        everything that can be proven on this machine: lint, and test-rust, test-docs, test-capi, test-golden,
-#                  test-layout, test-ptx, test-cuda, test-sanitize, test-fuzz, test-python; each can be called alone
+#                  test-layout, test-ptx, test-cuda, test-sanitize, test-fuzz, test-python; each can be called alone.
+#                  What takes long is sampled
+# make test-whole  the same without samples, with the libraries as released, and test-float16. It takes hours; each
+#                  target can be called alone with KVCACHE_WHOLE=1
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
@@ -149,19 +152,27 @@ test-wheel: wheel-release
 # Each half is on one thread for much of its time, so the second, which builds with profiles and folders of its own, runs
 # beside the first. What it builds in the first one's folder, the emulated kernels, comes while that is at the wheel. Its
 # output comes at the end, in one piece.
+# The libraries are built without optimization at link time, which takes half of the time and moves no bit.
+FASTER := $(if $(KVCACHE_WHOLE),,CARGO_PROFILE_RELEASE_LTO=off)
 FIRST := lint test-rust test-docs test-golden test-cuda test-python
 SECOND := test-sanitize test-fuzz test-layout test-capi test-ptx
 SECOND_LOG := $(TARGET)/second-half.log
 .PHONY: test
 test: .venv/ready
 	mkdir -p "$(TARGET)"
-	@$(MAKE) --no-print-directory $(SECOND) > "$(SECOND_LOG)" 2>&1 & second=$$!; \
-	$(MAKE) --no-print-directory $(FIRST); first=$$?; \
+	@$(FASTER) $(MAKE) --no-print-directory $(SECOND) > "$(SECOND_LOG)" 2>&1 & second=$$!; \
+	$(FASTER) $(MAKE) --no-print-directory $(FIRST); first=$$?; \
 	wait $$second; second=$$?; \
 	cat "$(SECOND_LOG)"; \
 	test $$first = 0 || { echo "test: one of $(FIRST) failed, above the output of $(SECOND)" >&2; exit $$first; }; \
 	exit $$second
 
+.PHONY: test-whole
+test-whole:
+	$(MAKE) --no-print-directory test test-float16 KVCACHE_WHOLE=1
+
+# The sample is what others depend on.
+DOCUMENTED = $(if $(KVCACHE_WHOLE),$(WORKSPACE),--locked --lib $(LIBRARIES:%=-p kvcache-%))
 .PHONY: lint
 lint: .venv/wheel
 	$(VENV) -m ruff check
@@ -171,18 +182,19 @@ lint: .venv/wheel
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc $(DOCUMENTED) --no-deps --quiet
 
-# The tests of all float16 take long without optimization: they run by themselves, with kernels as in a release. Tests
-# for GPUs are built here and see none: test-cuda and test-gpu run them.
-AS_RELEASED := $(addprefix --config profile.dev.package.kvcache-kernels.,\
-	opt-level=3 codegen-units=1 debug-assertions=false overflow-checks=false)
+# Tests for GPUs are built here and see none: test-cuda and test-gpu run them.
 .PHONY: test-rust
 test-rust: .venv/ready build
-	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" \
-		cargo test $(WORKSPACE) -- --skip every_product --skip every_pair
-	cargo test $(WORKSPACE) $(AS_RELEASED) --test every_float16_quotient --test every_float16_product
+	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test $(WORKSPACE)
 	"$(TARGET)/debug/examples/serve" > /dev/null
+
+# Every float16 as a scale, with every code, and every pair of float16 as a value and the largest of its group, on kernels
+# as released. test-rust samples them.
+.PHONY: test-float16
+test-float16:
+	cargo test --release --locked -p kvcache-kernels --test every_float16_quotient --test every_float16_product
 
 # What is generated is up to date; contents, links, anchors and commands of the book are right. Its code runs with the
 # other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
@@ -205,17 +217,19 @@ test-golden: .venv/ready kit
 	$(VENV) golden/generate.py --check
 	"$(KIT)" --backend all --messages
 
-# A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository.
+# A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository. The sample
+# leaves out its tests in Rust.
 .PHONY: test-layout
 test-layout: .venv/ready
-	$(VENV) golden/add_layout.py
+	$(VENV) golden/add_layout.py $(if $(KVCACHE_WHOLE),,--sample)
 
 CUDA_FOLDERS := kernels/src/cuda attention/src/cuda
 
-# The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
+# The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs; the sample is one generation
+# for each module.
 .PHONY: test-ptx
 test-ptx: .venv-cuda/ready
-	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check
+	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check $(if $(KVCACHE_WHOLE),,--sample)
 
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
 # UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
@@ -399,7 +413,8 @@ bench-gpu: build-gpu
 	.ci/gpu bench
 
 # The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
-# Both run the conformance suite as ONNX backend tests, too, which are written first.
+# Both run the conformance suite as ONNX backend tests, too, which are written first. The sample with the oldest is what
+# is between an operator and its runtime.
 export KVCACHE_BACKEND_TESTS := $(TARGET)/backend_tests
 .PHONY: test-python
 test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel kit
@@ -413,11 +428,14 @@ test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel kit
 # in numpy (test_conformance.py shows with both that it reads their arrays), and that the soak finds planted flaws.
 ONCE := test_wrong_implementations.py test_wrong_attention.py test_book_conformance.py \
 	test_soak.py::test_a_wrong_byte_is_found test_soak.py::test_kept_memory_is_found
+IN_RUNTIME := attention attention_golden attention_invariance attention_retyping backend_tests bind golden graphs inplace \
+	library_file make_node memory pmx_operators random refusals register retyping scan schema shapes static_batching threads
+WITH_OLDEST := $(if $(KVCACHE_WHOLE),python_tests $(ONCE:%=--deselect %),$(IN_RUNTIME:%=python_tests/test_%.py))
 .PHONY: pytest-newest pytest-oldest pytest-once
 pytest-newest:
 	env -u MAKEFLAGS $(VENV) -m pytest python_tests $(ONCE:%=--deselect %)
 pytest-oldest:
-	env -u MAKEFLAGS $(OLDEST) -m pytest python_tests $(ONCE:%=--deselect %)
+	env -u MAKEFLAGS $(OLDEST) -m pytest $(WITH_OLDEST)
 pytest-once:
 	env -u MAKEFLAGS KVCACHE_CONFORMANCE="$(KIT)" $(VENV) -m pytest $(ONCE:%=python_tests/%)
 

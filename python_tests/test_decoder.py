@@ -22,6 +22,7 @@ from decoder import Decoder
 from engine import Engine
 from kvcache import FORMATS, LAYOUT_AXES, CacheFormat
 from recomputation import Recomputation
+from sample import every
 from scheduler import Request, Scheduler, Turn
 from setting import FLOAT, HALF, INT4, INT8
 from side_by_side import SideBySide
@@ -290,9 +291,10 @@ def test_one_wrong_page_is_far_beyond_the_bound(name: str) -> None:
 def test_the_example_checks_itself() -> None:
     """The command that `make run` calls ends with 0, and with 1 if a difference is beyond its bound."""
     command = [sys.executable, "continuous_batching.py", "--requests", "3", "--new-tokens", "4", "--formats"]
-    good = subprocess.run([*command, *FORMATS], cwd=EXAMPLES, capture_output=True, text=True, timeout=300)
+    formats = list(FORMATS)[:: every(3)]
+    good = subprocess.run([*command, *formats], cwd=EXAMPLES, capture_output=True, text=True, timeout=300)
     assert good.returncode == 0, good.stdout + good.stderr
-    for name in FORMATS:
+    for name in formats:
         assert good.stdout.count(f"\n{name} ") == 3, "fused, packed and standard"
     cells = subprocess.run(
         [*command, "float16", "--mode", "cells"], cwd=EXAMPLES, capture_output=True, text=True, timeout=300

@@ -4,6 +4,8 @@
 mod backends;
 #[path = "common/random.rs"]
 mod random;
+#[path = "../../golden/tests/common/sample.rs"]
+mod sample;
 
 use std::ops::Range;
 
@@ -12,13 +14,14 @@ use kvcache_op::{Backend, Rayon, Serial, Workers};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use random::{After, Plan, RandomCall, calls, plans};
+use sample::every;
 
 fn run(call: &RandomCall, backend: Backend, workers: &dyn Workers) -> After {
     call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(2000 / every(4) as u32))]
 
     #[test]
     fn small_calls_agree(call in calls(12, 12)) {
@@ -30,7 +33,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(24 / every(4) as u32))]
 
     /// The work is split, whatever it is.
     #[test]

@@ -2,6 +2,8 @@
 
 #[path = "../../../attention/tests/common/call.rs"]
 mod call;
+#[path = "common/sampled.rs"]
+mod sampled;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,6 +14,7 @@ use kvcache_attention::cuda::MODULES;
 use kvcache_emulation_kernels::{EmulatedAttention, Order};
 use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
 use kvcache_golden::{Expected, Outcome};
+use sampled::under_sanitizers;
 
 /// A kernel as the conformance suite sees it.
 struct Attention<'a>(&'a dyn AttentionKernel);
@@ -33,10 +36,12 @@ impl Implementation for Attention<'_> {
 }
 
 fn all_cases_pass(kernel: EmulatedAttention) {
-    let report = run(&Attention(&kernel), &cases().expect("the golden cases can be read"));
+    let sample = under_sanitizers(5);
+    let cases: Vec<_> = cases().expect("the golden cases can be read").into_iter().step_by(sample).collect();
+    let report = run(&Attention(&kernel), &cases);
     println!("{kernel:?}: {report}");
     assert!(report.failed() == 0, "{kernel:?}: {report}");
-    assert!(report.passed() > 200, "{report}");
+    assert!(report.passed() > 200 / sample, "{report}");
 }
 
 /// Together the two launch every kernel that attends.

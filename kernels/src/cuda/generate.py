@@ -14,6 +14,7 @@ driver refuses whatever is newer than itself. The assembler of that older CUDA c
 import argparse
 import ctypes
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -157,8 +158,8 @@ def complaints(line: str, kernels: dict[str, int]) -> list[str]:
     return wrong
 
 
-def make(folder: Folder, nvrtc: Nvrtc, check: bool, verbose: bool) -> None:
-    """Writes the modules of a folder, or checks them."""
+def make(folder: Folder, nvrtc: Nvrtc, check: bool, sample: bool, verbose: bool) -> None:
+    """Writes the modules of a folder, or checks them; of a sample, each module on one architecture."""
     modules = {f"{types}.ptx.z": nvrtc.ptx(folder, types) for types in folder.types}
     if not check:
         folder.ptx.mkdir(exist_ok=True)
@@ -176,6 +177,8 @@ def make(folder: Folder, nvrtc: Nvrtc, check: bool, verbose: bool) -> None:
     assemblers = [(PTXAS, architecture) for architecture in ARCHITECTURES]
     assemblers += [(OLDEST_PTXAS, architecture) for architecture in OLDEST_PTXAS_ARCHITECTURES]
     jobs = [(ptx, *assembler) for ptx in modules.values() for assembler in assemblers]
+    if sample:
+        jobs = [(ptx, *assembler) for ptx, assembler in zip(modules.values(), itertools.cycle(assemblers))]
     with ThreadPoolExecutor() as pool:
         lines = [line for found in pool.map(lambda job: resources(*job), jobs) for line in found]
     if verbose:
@@ -197,11 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="+", type=Path, help="a folder with a modules.yaml")
     parser.add_argument("--check", action="store_true", help="compare instead of writing, and ask ptxas")
+    parser.add_argument("--sample", action="store_true", help="ask ptxas for one architecture for each module")
     parser.add_argument("--verbose", action="store_true", help="print what each kernel takes")
     arguments = parser.parse_args()
     nvrtc = Nvrtc()
     for folder in arguments.folder:
-        make(Folder(folder), nvrtc, arguments.check, arguments.verbose)
+        make(Folder(folder), nvrtc, arguments.check, arguments.sample, arguments.verbose)
 
 
 if __name__ == "__main__":
