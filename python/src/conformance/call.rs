@@ -60,9 +60,14 @@ impl Caller {
         self.ended_by.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether something has ended the run.
+    pub fn has_ended(&self) -> bool {
+        self.ended_by.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Makes a call; none, once something has ended the run.
     pub fn call(&self, given: &Given<'_>) -> Result<Made, Stopped> {
-        if self.ended_by.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+        if self.has_ended() {
             return Err(Stopped::Failed("the run has ended".to_owned()));
         }
         Python::attach(|py| py.check_signals().and_then(|()| self.reply(py, given))).unwrap_or_else(|error| {

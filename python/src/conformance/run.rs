@@ -49,7 +49,7 @@ pub fn run_suite(
             let mut cases = chosen(cases, random::static_cases(count, seed), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            Ok(diagnosed::<_, static_batching::StepInputs>(&runner, &Callable::new(&caller), &cases))
+            Ok(diagnosed::<_, static_batching::StepInputs>(&runner, &caller, &cases))
         }
         "attention" => {
             let cases = folder.map_or_else(attention::cases, |folder| attention::read_cases(&folder));
@@ -59,7 +59,9 @@ pub fn run_suite(
             let callable = Callable::new(&caller);
             let recorder = Recorder::new(&callable);
             let mut report = runner.run_attention(&recorder, &cases);
-            recorder.diagnose(&mut report, &cases);
+            if !caller.has_ended() {
+                recorder.diagnose(&mut report, &cases);
+            }
             Ok(report)
         }
         _ => {
@@ -67,7 +69,7 @@ pub fn run_suite(
             let mut cases = chosen(cases, random::cases(count, seed), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));
-            Ok(diagnosed::<_, StepInputs>(&runner, &Callable::new(&caller), &cases))
+            Ok(diagnosed::<_, StepInputs>(&runner, &caller, &cases))
         }
     });
     if let Some(end) = caller.into_end() {
@@ -78,18 +80,18 @@ pub fn run_suite(
     Ok((report.json(), report.to_string(), report.rule_table(), report.junit()))
 }
 
-/// The report on an implementation, with the known mistakes that its failures come from.
-fn diagnosed<A, I: Inputs<A>>(
-    runner: &Runner<'_>,
-    implementation: &(dyn Implementation<A, I> + Sync),
-    cases: &[Case<A, I>],
-) -> Report
+/// The report on the callable, with the known mistakes that its failures come from, unless something has ended the run.
+fn diagnosed<A, I: Inputs<A>>(runner: &Runner<'_>, caller: &Caller, cases: &[Case<A, I>]) -> Report
 where
     Case<A, I>: Suite<Result = CallResult>,
+    for<'a> Callable<'a, CallResult>: Implementation<A, I>,
 {
-    let recorder = Recorder::new(implementation);
+    let callable = Callable::new(caller);
+    let recorder = Recorder::new(&callable);
     let mut report = runner.run(&recorder, cases);
-    recorder.diagnose(&mut report, cases);
+    if !caller.has_ended() {
+        recorder.diagnose(&mut report, cases);
+    }
     report
 }
 
