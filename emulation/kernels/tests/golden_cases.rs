@@ -2,8 +2,8 @@
 
 #[path = "common/golden.rs"]
 mod golden;
-#[path = "common/sampled.rs"]
-mod sampled;
+#[path = "common/sampled_cases.rs"]
+mod sampled_cases;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,14 +12,11 @@ use golden::Player;
 use kvcache_emulation_kernels::{EmulatedCuda, Order};
 use kvcache_golden::{run, static_batching};
 use kvcache_kernels::cuda::MODULES;
-use sampled::under_sanitizers;
+use sampled_cases::sampled_cases;
 
 fn all_cases_pass(kernel: EmulatedCuda) {
-    let cases = kvcache_golden::cases().expect("the golden cases can be read");
-    let static_cases = static_batching::cases().expect("the golden cases can be read");
-    let sample = under_sanitizers(5);
-    let cases: Vec<_> = cases.into_iter().step_by(sample).collect();
-    let static_cases: Vec<_> = static_cases.into_iter().step_by(sample).collect();
+    let cases = sampled_cases(kvcache_golden::cases().expect("the golden cases can be read"));
+    let static_cases = sampled_cases(static_batching::cases().expect("the golden cases can be read"));
     let reports =
         [(run(&Player(kernel), &cases), cases.len()), (run(&Player(kernel), &static_cases), static_cases.len())];
     for (report, cases) in reports {

@@ -13,6 +13,8 @@ mod attention_on_host;
 mod device_check;
 #[path = "../common/random.rs"]
 mod random;
+#[path = "../../../golden/tests/common/sample.rs"]
+mod sample;
 
 mod agree;
 mod attention;

@@ -1,9 +1,6 @@
 //! The known mistakes of attention: each is wrong in some case, and, as an implementation, is diagnosed by its own
 //! name.
 
-#[path = "common/sample.rs"]
-mod sample;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
@@ -11,7 +8,8 @@ use kvcache_golden::diagnosis::{KnownMistakes, Recorder, RunDiagnosis, Trial};
 use kvcache_golden::mistakes::{Mistake, attention_rule, mistakes};
 use kvcache_golden::oracle::Oracle;
 use kvcache_golden::{Report, Verdict};
-use sample::every;
+
+use crate::sample::every;
 
 /// Results that were made before, by the name of the case.
 struct Recorded<'a>(BTreeMap<&'a str, &'a [CallResult]>);

@@ -1,8 +1,5 @@
 //! The known mistakes: each is wrong in some case, and, as an implementation, is diagnosed by its own name.
 
-#[path = "common/sample.rs"]
-mod sample;
-
 use std::collections::BTreeSet;
 
 use kvcache_golden::diagnosis::{KnownMistakes, Recorder, RunDiagnosis, Trial};
@@ -10,7 +7,8 @@ use kvcache_golden::mistakes::{Mistake, mistakes, mistakes_of};
 use kvcache_golden::oracle::{Inputs, Oracle};
 use kvcache_golden::{CallResult, Case, Implementation, Rule, Suite, Verdict, cases, run, static_batching};
 use kvcache_schema::{Attributes, StaticAttributes};
-use sample::every;
+
+use crate::sample::every;
 
 #[test]
 fn each_has_a_name_of_its_own_and_a_rule() {
