@@ -53,7 +53,7 @@ where
 {
     let known = KnownMistakes::new(cases);
     let mut problems = Vec::new();
-    for (mistake, rule) in mistakes_of::<A, I>().step_by(every(4)) {
+    for (mistake, rule) in mistakes_of::<A, I>().step_by(every(8)) {
         let (name, oracle) = (mistake.name, mistake.oracle());
         let report = run(&oracle, cases);
         let page = report.entries[0].page;
