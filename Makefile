@@ -184,13 +184,12 @@ lint: .venv/wheel
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc $(DOCUMENTED) --no-deps --quiet
 
-# Tests for GPUs are built here and see none: test-cuda and test-gpu run them. The operator library is the package's; for
-# the whole that of `build`.
+# Tests for GPUs are built here and see none: test-cuda and test-gpu run them. The operator library that they load is the
+# CPU's, whose kernels are compiled for the package, too; for the whole that of `build`.
 .PHONY: test-rust
-test-rust: .venv/wheel $(if $(KVCACHE_WHOLE),build)
-	library=$$($(VENV) -c 'import kvcache_ops; print(kvcache_ops.library_path())') && \
-	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" \
-		$(if $(KVCACHE_WHOLE),,KVCACHE_ORT_LIB="$$library") cargo test $(WORKSPACE)
+test-rust: .venv/ready
+	cargo build --release --locked -p kvcache-ort $(if $(KVCACHE_WHOLE),--features cuda)
+	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test $(WORKSPACE)
 	"$(TARGET)/debug/examples/serve" > /dev/null
 
 # Every float16 as a scale, with every code, and every pair of float16 as a value and the largest of its group, on kernels
