@@ -4,8 +4,8 @@
 # make test        everything that can be proven on this machine: lint, and test-rust, test-docs, test-capi, test-golden,
 #                  test-layout, test-ptx, test-cuda, test-sanitize, test-fuzz, test-python; each can be called alone.
 #                  What takes long is sampled
-# make test-whole  the same without samples, with the libraries as released, and test-float16. It takes hours; each
-#                  target can be called alone with KVCACHE_WHOLE=1
+# make test-whole  the same without samples, with the libraries as released, and test-float16; it takes more than twice as
+#                  long. Each target can be called alone with KVCACHE_WHOLE=1
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
