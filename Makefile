@@ -2,10 +2,9 @@
 # make wheel       the Python package kvcache_ops, in target/wheels and in the environments of examples and tests;
 #                  wheel-release: as it is published, for old systems too; test-wheel: that one, with each of PYTHONS
 # make test        everything that can be proven on this machine: lint, and test-rust, test-docs, test-capi, test-golden,
-#                  test-layout, test-ptx, test-cuda, test-sanitize, test-fuzz, test-python; each can be called alone.
-#                  What takes long is sampled
-# make test-whole  the same without samples, with the libraries as released, and test-float16; it takes more than twice as
-#                  long. Each target can be called alone with KVCACHE_WHOLE=1
+#                  test-layout, test-ptx, test-cuda, test-sanitize, test-fuzz, test-python. What takes long is sampled;
+#                  called alone, each target is whole
+# make test-whole  the same without samples, with the libraries as released, and test-float16: several times as long
 # make bench       what is fast, and how fast, as ratios of one run: bench-operator against the limit of memory and peers,
 #                  bench-attention against loops that only read, matrix products and peers, bench-manager against
 #                  memcpy, itself at other sizes, and peers; BENCH="--quick" for a sample of all,
@@ -38,6 +37,8 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 OLDEST := .venv-oldest/bin/python
 MIDDLE := .venv-middle/bin/python
+# What is imported is compiled then.
+INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 # Where cargo builds, unless the user has said so. (No functions of make on paths: they split at spaces.)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
@@ -138,7 +139,7 @@ PYTHONS ?= $(PYTHON)
 test-wheel: wheel-release
 	for python in $(PYTHONS); do \
 		rm -rf "$(TARGET)/installed" && $$python -m venv "$(TARGET)/installed" && \
-		"$(TARGET)/installed/bin/python" -m pip install --quiet --disable-pip-version-check \
+		"$(TARGET)/installed/bin/python" $(INSTALL) \
 			"$(PUBLISHED)"/*.whl markdown-it-py onnx onnxruntime pytest && \
 		"$(TARGET)/installed/bin/python" -m kvcache_ops doctor && \
 		"$(TARGET)/installed/bin/python" -m pytest --quiet --noconftest \
@@ -147,32 +148,30 @@ test-wheel: wheel-release
 
 # Installs it into an environment.
 .venv/wheel .venv-oldest/wheel .venv-middle/wheel .venv-torch/wheel: %/wheel: %/ready wheel
-	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
+	$*/bin/python $(INSTALL) --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 # Each half is on one thread for much of its time, so the second, which builds with profiles and folders of its own, runs
-# beside the first. What it builds in the first one's folder, the emulated kernels, comes while that is at the wheel. Its
-# output comes at the end, in one piece.
+# beside the first. Its output comes at the end, in one piece.
 # The libraries are built without optimization at link time, which takes half of the time and moves no bit.
-FASTER := $(if $(KVCACHE_WHOLE),,CARGO_PROFILE_RELEASE_LTO=off)
+SAMPLED := KVCACHE_SAMPLE=1 CARGO_PROFILE_RELEASE_LTO=off
 FIRST := lint test-rust test-docs test-golden test-cuda test-python
 SECOND := test-sanitize test-fuzz test-layout test-capi test-ptx
 SECOND_LOG := $(TARGET)/second-half.log
 .PHONY: test
 test: .venv/ready
 	mkdir -p "$(TARGET)"
-	@$(FASTER) $(MAKE) --no-print-directory $(SECOND) > "$(SECOND_LOG)" 2>&1 & second=$$!; \
-	$(FASTER) $(MAKE) --no-print-directory $(FIRST); first=$$?; \
+	@$(SAMPLED) $(MAKE) --no-print-directory $(SECOND) > "$(SECOND_LOG)" 2>&1 & second=$$!; \
+	$(SAMPLED) $(MAKE) --no-print-directory $(FIRST); first=$$?; \
 	wait $$second; second=$$?; \
 	cat "$(SECOND_LOG)"; \
 	test $$first = 0 || { echo "test: one of $(FIRST) failed, above the output of $(SECOND)" >&2; exit $$first; }; \
 	exit $$second
 
 .PHONY: test-whole
-test-whole:
-	$(MAKE) --no-print-directory test test-float16 KVCACHE_WHOLE=1
+test-whole: $(FIRST) $(SECOND) test-float16
 
-# The sample is what others depend on.
-DOCUMENTED = $(if $(KVCACHE_WHOLE),$(WORKSPACE),--locked --lib $(LIBRARIES:%=-p kvcache-%))
+# The sample: clippy with all features alone, and the documentation of what others depend on.
+DOCUMENTED = $(if $(KVCACHE_SAMPLE),--locked --lib $(LIBRARIES:%=-p kvcache-%),$(WORKSPACE))
 .PHONY: lint
 lint: .venv/wheel
 	$(VENV) -m ruff check
@@ -180,7 +179,7 @@ lint: .venv/wheel
 	$(VENV) -m mypy --strict python/kvcache_ops
 	$(VENV) -m mypy.stubtest kvcache_ops --allowlist python/stubtest.txt
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(if $(KVCACHE_SAMPLE),,cargo clippy --workspace --all-targets --locked -- -D warnings)
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc $(DOCUMENTED) --no-deps --quiet
 
@@ -188,7 +187,7 @@ lint: .venv/wheel
 # CPU's, whose kernels are compiled for the package, too; for the whole that of `build`.
 .PHONY: test-rust
 test-rust: .venv/ready
-	cargo build --release --locked -p kvcache-ort $(if $(KVCACHE_WHOLE),--features cuda)
+	cargo build --release --locked -p kvcache-ort $(if $(KVCACHE_SAMPLE),,--features cuda)
 	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test $(WORKSPACE)
 	"$(TARGET)/debug/examples/serve" > /dev/null
 
@@ -220,10 +219,10 @@ test-golden: .venv/ready kit
 	"$(KIT)" --backend all --messages
 
 # A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository. The sample
-# leaves out its tests in Rust.
+# is the oracle in that copy.
 .PHONY: test-layout
 test-layout: .venv/ready
-	$(VENV) golden/add_layout.py $(if $(KVCACHE_WHOLE),,--sample)
+	$(VENV) golden/add_layout.py $(if $(KVCACHE_SAMPLE),--sample)
 
 CUDA_FOLDERS := kernels/src/cuda attention/src/cuda
 
@@ -231,20 +230,24 @@ CUDA_FOLDERS := kernels/src/cuda attention/src/cuda
 # for each module.
 .PHONY: test-ptx
 test-ptx: .venv-cuda/ready
-	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check $(if $(KVCACHE_WHOLE),,--sample)
+	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check $(if $(KVCACHE_SAMPLE),--sample)
 
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
 # UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
-# packages are always the same, so that test-sanitize and test-fuzz share what they build.
+# packages are always the same, so that test-sanitize and test-fuzz share what they build. The sample of `make test` is
+# the CPU kernels.
 EMULATED := dynamic_agree static_agree golden_cases attention_cases attention_invariance arithmetic exponential device
 SYSTEM := x86_64-unknown-linux-gnu
 ASAN_FLAGS := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address
 WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYSTEM) \
 	-p kvcache-op -p kvcache-attention -p kvcache-fuzz
 .PHONY: test-sanitize
-test-sanitize:
-	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize $(EMULATED:%=--test %)
+test-sanitize: $(if $(KVCACHE_SAMPLE),,test-sanitize-cuda)
 	$(WITH_ASAN) --test golden --test agree --test layers --test static_golden --test static_batching --test invariance
+
+.PHONY: test-sanitize-cuda
+test-sanitize-cuda:
+	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize $(EMULATED:%=--test %)
 
 # The borders to C and to Python under AddressSanitizer: what another language gives and gets is read and written inside
 # its own memory. For C: the tests of capi, whose programs are compiled with the sanitizer, too, and link the shared or
@@ -415,15 +418,15 @@ bench-gpu: build-gpu
 	.ci/gpu bench
 
 # The newest and the oldest supported ONNX Runtime, and, where versions between them differ from both, one of those.
-# Both run the conformance suite as ONNX backend tests, too, which are written first. The sample with the oldest is what
-# is between an operator and its runtime.
+# Both run the conformance suite as ONNX backend tests, too, which are written first. The sample is all tests with the
+# newest, and with the oldest what is between an operator and its runtime.
 export KVCACHE_BACKEND_TESTS := $(TARGET)/backend_tests
 .PHONY: test-python
-test-python: .venv/wheel .venv-oldest/wheel .venv-middle/wheel kit
+test-python: .venv/wheel .venv-oldest/wheel $(if $(KVCACHE_SAMPLE),,.venv-middle/wheel) kit
 	rm -rf "$(KVCACHE_BACKEND_TESTS)"
 	"$(KIT)" --export-onnx "$(KVCACHE_BACKEND_TESTS)"
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target pytest-oldest pytest-newest pytest-once
-	$(MIDDLE) -m pytest python_tests/test_retyping.py
+	$(if $(KVCACHE_SAMPLE),,$(MIDDLE) -m pytest python_tests/test_retyping.py)
 
 # Most tests run on one thread: two runs at once take half the time. What they build is not make's business. Once, with
 # the newest, runs what takes long and has nothing of a runtime in it: what the conformance kit says of implementations
@@ -432,7 +435,7 @@ ONCE := test_wrong_implementations.py test_wrong_attention.py test_book_conforma
 	test_soak.py::test_a_wrong_byte_is_found test_soak.py::test_kept_memory_is_found
 IN_RUNTIME := attention attention_golden attention_invariance attention_retyping backend_tests bind golden graphs inplace \
 	library_file make_node memory pmx_operators random refusals register retyping scan schema shapes static_batching threads
-WITH_OLDEST := $(if $(KVCACHE_WHOLE),python_tests $(ONCE:%=--deselect %),$(IN_RUNTIME:%=python_tests/test_%.py))
+WITH_OLDEST := $(if $(KVCACHE_SAMPLE),$(IN_RUNTIME:%=python_tests/test_%.py),python_tests $(ONCE:%=--deselect %))
 .PHONY: pytest-newest pytest-oldest pytest-once
 pytest-newest:
 	env -u MAKEFLAGS $(VENV) -m pytest python_tests $(ONCE:%=--deselect %)
@@ -506,38 +509,38 @@ book: .venv/ready $(MDBOOK)
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
-	$(VENV) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(VENV) $(INSTALL) -r requirements.txt
 	touch $@
 
 .venv-oldest/ready: requirements-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
-	$(OLDEST) -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
+	$(OLDEST) $(INSTALL) -r requirements-oldest.txt
 	touch $@
 
 .venv-middle/ready: requirements-middle.txt
 	$(PYTHON) -m venv .venv-middle
-	$(MIDDLE) -m pip install --quiet --disable-pip-version-check -r requirements-middle.txt
+	$(MIDDLE) $(INSTALL) -r requirements-middle.txt
 	touch $@
 
 .venv-torch/ready: requirements-torch.txt
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.txt
+	.venv-torch/bin/python $(INSTALL) -r requirements-torch.txt
 	touch $@
 
 .venv-cuda/ready: kernels/src/cuda/requirements.txt
 	$(PYTHON) -m venv .venv-cuda
-	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r kernels/src/cuda/requirements.txt
+	.venv-cuda/bin/python $(INSTALL) --no-deps -r kernels/src/cuda/requirements.txt
 	touch $@
 
 .venv-release/ready: requirements-release.txt
 	$(PYTHON) -m venv .venv-release
-	$(RELEASE_PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-release.txt
+	$(RELEASE_PYTHON) $(INSTALL) -r requirements-release.txt
 	touch $@
 
 # For test-gpu and bench-gpu, where it is wanted: the machine's own Python serves as well.
 .venv-gpu/ready: requirements-gpu.txt
 	$(PYTHON) -m venv .venv-gpu
-	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
+	.venv-gpu/bin/python $(INSTALL) -r requirements-gpu.txt
 	touch $@
 
 .PHONY: clean

@@ -6,5 +6,5 @@ import os
 
 
 def every(count: int) -> int:
-    """Of so many, one is taken; where `KVCACHE_WHOLE` is set (`make test-whole`), every one is."""
-    return 1 if "KVCACHE_WHOLE" in os.environ else count
+    """Where `KVCACHE_SAMPLE` is set, as by `make test`, one of so many is taken, else every one."""
+    return count if "KVCACHE_SAMPLE" in os.environ else 1

@@ -40,7 +40,7 @@ def some_cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("wrong", list(vectorized_attention.WRONG)[:: every(3)], ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize("wrong", list(vectorized_attention.WRONG)[:: every(6)], ids=lambda wrong: wrong.__name__)
 def test_the_flaw_of_each_wrong_one_is_named(wrong: type[Right], some_cases: Path) -> None:
     """First and alone: for the run as a whole, and for each case that failed."""
     report = conformance.run(wrong(), suite="attention", cases=some_cases)

@@ -43,7 +43,7 @@ def some_cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("wrong", list(vectorized.WRONG)[:: every(3)], ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize("wrong", list(vectorized.WRONG)[:: every(6)], ids=lambda wrong: wrong.__name__)
 def test_the_flaw_of_each_wrong_one_is_named(wrong: type[Right], some_cases: Path) -> None:
     """For the run as a whole, and for each case that failed."""
     report = conformance.run(wrong(), cases=some_cases)
@@ -52,7 +52,7 @@ def test_the_flaw_of_each_wrong_one_is_named(wrong: type[Right], some_cases: Pat
     assert_named(json.loads(report.json()), name)
 
 
-@pytest.mark.parametrize("flaw", vectorized.PARTLY[:: every(3)], ids=lambda flaw: flaw[0].__name__)
+@pytest.mark.parametrize("flaw", vectorized.PARTLY[:: every(6)], ids=lambda flaw: flaw[0].__name__)
 def test_a_flaw_of_a_part_is_named_with_the_part(flaw: Any) -> None:
     """One type, one mode, one layout, one value of an attribute. Fewer cases leave open which part it is."""
     wrong, where, part = flaw

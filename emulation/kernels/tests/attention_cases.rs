@@ -11,7 +11,9 @@ use std::sync::Mutex;
 use call::{State, attend};
 use kvcache_attention::AttentionKernel;
 use kvcache_attention::cuda::MODULES;
-use kvcache_emulation_kernels::{EmulatedAttention, Order};
+use kvcache_emulation_kernels::EmulatedAttention;
+#[cfg(not(feature = "sanitize"))]
+use kvcache_emulation_kernels::Order;
 use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
 use kvcache_golden::{Expected, Outcome};
 use sampled_cases::sampled_cases;
