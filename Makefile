@@ -151,8 +151,8 @@ test-wheel: wheel-release
 	$*/bin/python $(INSTALL) --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 # Each half is on one thread for much of its time, so the second, which builds with profiles and folders of its own, runs
-# beside the first. Its output comes at the end, in one piece.
-# The libraries are built without optimization at link time, which takes half of the time and moves no bit.
+# beside the first. Its output comes at the end, in one piece. The libraries are built without optimization at link time,
+# which takes minutes and moves no bit.
 SAMPLED := KVCACHE_SAMPLE=1 CARGO_PROFILE_RELEASE_LTO=off
 FIRST := lint test-rust test-docs test-golden test-cuda test-python
 SECOND := test-sanitize test-fuzz test-layout test-capi test-ptx

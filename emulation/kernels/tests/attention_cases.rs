@@ -2,8 +2,6 @@
 
 #[path = "../../../attention/tests/common/call.rs"]
 mod call;
-#[path = "common/sampled_cases.rs"]
-mod sampled_cases;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -16,7 +14,6 @@ use kvcache_emulation_kernels::EmulatedAttention;
 use kvcache_emulation_kernels::Order;
 use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
 use kvcache_golden::{Expected, Outcome};
-use sampled_cases::sampled_cases;
 
 /// A kernel as the conformance suite sees it.
 struct Attention<'a>(&'a dyn AttentionKernel);
@@ -38,11 +35,10 @@ impl Implementation for Attention<'_> {
 }
 
 fn all_cases_pass(kernel: EmulatedAttention) {
-    let cases = sampled_cases(cases().expect("the golden cases can be read"));
-    let report = run(&Attention(&kernel), &cases);
+    let report = run(&Attention(&kernel), &cases().expect("the golden cases can be read"));
     println!("{kernel:?}: {report}");
     assert!(report.failed() == 0, "{kernel:?}: {report}");
-    assert!(report.passed() > cases.len() / 2, "{report}");
+    assert!(report.passed() > 200, "{report}");
 }
 
 /// Together the two launch every kernel that attends.

@@ -5,8 +5,6 @@
 mod call;
 #[path = "../../../attention/tests/common/model.rs"]
 mod model;
-#[path = "common/sampled.rs"]
-mod sampled;
 
 use call::{State, attend};
 use kvcache_attention::{AttentionKernel, AttentionReference};
@@ -17,7 +15,6 @@ use kvcache_schema::{
 };
 use model::{Model, Part, Placement, int64s};
 use proptest::prelude::*;
-use sampled::under_sanitizers;
 
 fn models() -> impl Strategy<Value = Model> {
     let rows: Vec<_> = multi_head_cache_attention::combinations().collect();
@@ -82,7 +79,7 @@ fn alone(model: &Model, kernel: &EmulatedAttention, sequence: usize, tokens: usi
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12 / under_sanitizers(6) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn a_token_depends_on_its_own_sequence_alone(

@@ -4,22 +4,19 @@
 mod devices;
 #[path = "../../../op/tests/common/random.rs"]
 mod random;
-#[path = "common/sampled.rs"]
-mod sampled;
 
 use devices::devices;
 use kvcache_kernels::{Kernel, Serial};
 use kvcache_op::Backend;
 use proptest::prelude::*;
 use random::{After, RandomCall, calls};
-use sampled::under_sanitizers;
 
 fn run(call: &RandomCall, kernel: &dyn Kernel) -> After {
     call.run(Backend::Reference, |call, outputs| kernel.run(&mut call.bind(outputs).unwrap(), &Serial))
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600 / under_sanitizers(10) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
     fn small_calls_agree(call in calls(12, 12), device in devices()) {
@@ -28,7 +25,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(20 / under_sanitizers(10) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(20))]
 
     /// Large enough that warps make several rounds.
     #[test]

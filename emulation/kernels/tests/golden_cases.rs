@@ -2,8 +2,6 @@
 
 #[path = "common/golden.rs"]
 mod golden;
-#[path = "common/sampled_cases.rs"]
-mod sampled_cases;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,11 +10,10 @@ use golden::Player;
 use kvcache_emulation_kernels::{EmulatedCuda, Order};
 use kvcache_golden::{run, static_batching};
 use kvcache_kernels::cuda::MODULES;
-use sampled_cases::sampled_cases;
 
 fn all_cases_pass(kernel: EmulatedCuda) {
-    let cases = sampled_cases(kvcache_golden::cases().expect("the golden cases can be read"));
-    let static_cases = sampled_cases(static_batching::cases().expect("the golden cases can be read"));
+    let cases = kvcache_golden::cases().expect("the golden cases can be read");
+    let static_cases = static_batching::cases().expect("the golden cases can be read");
     let reports =
         [(run(&Player(kernel), &cases), cases.len()), (run(&Player(kernel), &static_cases), static_cases.len())];
     for (report, cases) in reports {

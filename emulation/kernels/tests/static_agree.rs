@@ -2,8 +2,6 @@
 
 #[path = "common/devices.rs"]
 mod devices;
-#[path = "common/sampled.rs"]
-mod sampled;
 #[path = "../../../op/tests/common/static_calls.rs"]
 mod static_calls;
 
@@ -11,7 +9,6 @@ use devices::devices;
 use kvcache_kernels::{Kernel, Serial};
 use kvcache_op::Backend;
 use proptest::prelude::*;
-use sampled::under_sanitizers;
 use static_calls::{After, RandomStaticCall, static_calls};
 
 fn run(call: &RandomStaticCall, kernel: &dyn Kernel) -> After {
@@ -21,7 +18,7 @@ fn run(call: &RandomStaticCall, kernel: &dyn Kernel) -> After {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300 / under_sanitizers(10) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn small_calls_agree(call in static_calls(12, 12), device in devices()) {
@@ -30,7 +27,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10 / under_sanitizers(10) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(10))]
 
     /// Large enough that warps make several rounds.
     #[test]
