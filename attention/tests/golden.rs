@@ -9,8 +9,8 @@ mod kernels;
 use call::{State, attend};
 use kernels::kernels;
 use kvcache_attention::AttentionKernel;
-use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
-use kvcache_golden::{Expected, Outcome};
+use kvcache_conformance::attention::{CallResult, Case, Implementation, cases, run};
+use kvcache_conformance::{Expected, Outcome};
 
 /// A kernel as the conformance suite sees it.
 struct Attention<'a>(&'a dyn AttentionKernel);

@@ -11,7 +11,7 @@ mod model;
 
 use call::attend;
 use kernels::kernels;
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_schema::{AttentionAttributes, CacheLayout, CacheMode, multi_head_cache_attention};
 use model::{Model, Part, Placement, int64s};
 use proptest::prelude::*;

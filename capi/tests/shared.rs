@@ -1,7 +1,6 @@
 //! What C has of the library: shared by threads, made and freed again and again. No call keeps memory, no pool threads.
 
-#[path = "../../op/tests/common/live_bytes.rs"]
-mod live_bytes;
+use kvcache_testing::live_bytes;
 
 use std::ffi::{CStr, c_void};
 use std::fs;

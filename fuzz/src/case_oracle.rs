@@ -1,6 +1,6 @@
 //! What a case must be by its `case.yaml`, read without the suite's types.
 
-use kvcache_golden::{Case, Expected, OperatorPage, rule};
+use kvcache_conformance::{Case, Expected, OperatorPage, rule};
 use kvcache_op::schema::static_key_value_cache::DOMAINS;
 use kvcache_op::{Attributes, ElementType, StaticAttributes};
 use serde_yaml::Value;

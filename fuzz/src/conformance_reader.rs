@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use kvcache_golden::{
+use kvcache_conformance::{
     Case, Expected, NamedInputs, Program, Tensor, attention, read_cases, run as run_cases, static_batching,
 };
 use kvcache_op::ElementType;

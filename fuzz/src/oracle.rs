@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use kvcache_golden::oracle::{Behavior, Call as OracleCall, Inputs, Oracle, PredictedOutcome, PredictedState};
-use kvcache_golden::{Case, Expected, NanRule, Step, StepInputs, Tensor, Types, static_batching};
+use kvcache_conformance::oracle::{Behavior, Call as OracleCall, Inputs, Oracle, PredictedOutcome, PredictedState};
+use kvcache_conformance::{Case, Expected, NanRule, Step, StepInputs, Tensor, Types, static_batching};
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, StaticAttributes};
 

@@ -1,6 +1,6 @@
 //! A cache in memory of this process, as a manager sees it.
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_manager::op::{Serial, Shape, TensorMut};
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{CacheMemory, CacheSpec, Geometry, HostMemory, Mode, Rope, Rotation, RowCopy};

@@ -1,11 +1,7 @@
 //! Every backend matches the reference bit for bit, on random calls of every legal combination of types.
 
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/random.rs"]
-mod random;
-#[path = "../../golden/tests/common/sample.rs"]
-mod sample;
+use kvcache_testing::backends;
+use kvcache_testing::random;
 
 use std::ops::Range;
 
@@ -14,14 +10,13 @@ use kvcache_op::{Backend, Rayon, Serial, Workers};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use random::{After, Plan, RandomCall, calls, plans};
-use sample::every;
 
 fn run(call: &RandomCall, backend: Backend, workers: &dyn Workers) -> After {
     call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000 / every(4) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn small_calls_agree(call in calls(12, 12)) {
@@ -33,7 +28,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24 / every(4) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
 
     /// The work is split, whatever it is.
     #[test]

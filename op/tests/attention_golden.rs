@@ -1,15 +1,10 @@
 //! Every attention backend, and the default one over every backend that stores, passes every golden case, refusals
 //! included.
 
-#[path = "common/attention.rs"]
-mod attention;
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/memory.rs"]
-mod memory;
+use kvcache_conformance::backends::Attention;
+use kvcache_testing::backends;
 
-use attention::Attention;
-use kvcache_golden::attention::{cases, run};
+use kvcache_conformance::attention::{cases, run};
 use kvcache_op::{AttentionBackend, Backend, Rayon, Serial, Workers};
 
 fn all_cases_pass(workers: impl Workers + Copy) {

@@ -1,9 +1,7 @@
 //! Calls at once, on one pool of threads or on threads of their own, have the bits of one call after the other.
 
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/random.rs"]
-mod random;
+use kvcache_testing::backends;
+use kvcache_testing::random;
 
 use std::thread;
 

@@ -3,14 +3,10 @@
 
 #[path = "common/device_check.rs"]
 mod device_check;
-#[expect(dead_code, reason = "nothing is written")]
-#[path = "common/memory.rs"]
-mod memory;
-
 use std::collections::BTreeMap;
 
 use device_check::{check, left_to_device};
-use kvcache_golden::{Expected, cases};
+use kvcache_conformance::{Expected, cases};
 use kvcache_op::Error;
 
 /// Rules about values in device memory. The host checks all others.

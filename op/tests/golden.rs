@@ -1,15 +1,10 @@
 //! Every backend passes every golden case.
 
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/memory.rs"]
-mod memory;
-#[path = "common/operator.rs"]
-mod operator;
+use kvcache_conformance::backends::Operator;
+use kvcache_testing::backends;
 
-use kvcache_golden::{cases, run};
+use kvcache_conformance::{cases, run};
 use kvcache_op::{Rayon, Serial, Workers};
-use operator::Operator;
 
 fn all_cases_pass(workers: impl Workers + Copy) {
     let cases = cases().expect("the golden cases can be read");

@@ -5,15 +5,12 @@
 //! the golden case that failed is the last that `--nocapture` prints.
 #![cfg(unix)]
 
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/guarded.rs"]
-mod guarded_memory;
-#[path = "common/random.rs"]
-mod random;
+use kvcache_testing::backends;
+use kvcache_testing::guarded as guarded_memory;
+use kvcache_testing::random;
 
 use guarded_memory::{Guard, Guarded};
-use kvcache_golden::{Expected, Tensor, cases};
+use kvcache_conformance::{Expected, Tensor, cases};
 use kvcache_op::{Attributes, Backend, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use proptest::prelude::*;
 use random::{After, RandomCall, calls};

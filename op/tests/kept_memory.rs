@@ -1,7 +1,6 @@
 //! Operators that are made, called, refused and dropped thousands of times keep no memory.
 
-#[path = "common/live_bytes.rs"]
-mod live_bytes;
+use kvcache_testing::live_bytes;
 
 use kvcache_op::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheAttentionInputs, IndexInputs, Inputs,

@@ -1,13 +1,13 @@
 //! Layers with indices checked once for all give what each layer gives when it is called alone.
 
-#[path = "common/random.rs"]
-mod random;
+use kvcache_conformance::backends::write;
+use kvcache_testing::random;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::{Attributes, Backend, ElementType, Error, IndexInputs, KeyValueCache, Outputs, Serial, TensorRef};
 use ndarray::{Array3, Array5};
 use proptest::prelude::*;
-use random::{After, RandomCall, calls, memory};
+use random::{After, RandomCall, calls};
 
 /// The operator on each layer in turn, checked each time: what each returned, and the state in the end.
 fn one_by_one(mut call: RandomCall, order: &[i64]) -> Vec<After> {
@@ -33,12 +33,12 @@ proptest! {
         let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
         let (inputs, t1) = (call.inputs(), call.t1);
         let mut layers = op
-            .check_layers(t1, &inputs.indices, memory::write(&mut cache), scale.as_mut().map(memory::write))
+            .check_layers(t1, &inputs.indices, write(&mut cache), scale.as_mut().map(write))
             .unwrap();
         for (&layer_idx, expected) in order.iter().zip(&expected) {
             let output = || Tensor::zeros(t1, layers.output_shape().to_vec()).unwrap();
             let (mut key, mut value) = (output(), output());
-            let outputs = Outputs { key: memory::write(&mut key), value: memory::write(&mut value) };
+            let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
             let call = layers.layer(layer_idx as usize, &inputs.current_key, &inputs.current_value).unwrap();
             call.run(outputs, &Serial).unwrap();
             prop_assert!((&key, &value) == (&expected.key, &expected.value), "layer {}", layer_idx);

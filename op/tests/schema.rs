@@ -1,15 +1,12 @@
 //! The operator agrees with `key_value_cache.yaml`: a call made from nothing but its types and shape formulas is
 //! accepted; any other rank, length or type is refused, and so is an attribute outside its range.
 
-#[path = "common/memory.rs"]
-mod memory;
-
+use kvcache_conformance::backends::{read, write};
 use std::collections::BTreeMap;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::schema::SCHEMA;
 use kvcache_op::{Attributes, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
-use memory::{read, write};
 use serde::Deserialize;
 
 #[derive(Deserialize)]

@@ -1,19 +1,18 @@
 //! Static batching on random calls: every backend matches the reference bit for bit, each sequence is one of dynamic
 //! batching, and layers that are checked once give what they give one by one.
 
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/static_calls.rs"]
-mod static_calls;
+use kvcache_conformance::backends::{read, write};
+use kvcache_testing::backends;
+use kvcache_testing::static_calls;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::schema::StaticAxis;
 use kvcache_op::{
     Attributes, Backend, CacheLayout, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Rayon, Serial,
     StaticAttributes, StaticCacheLayout, StaticInputs, StaticKeyValueCache, TensorMut, TensorRef, Workers,
 };
 use proptest::prelude::*;
-use static_calls::{After, RandomStaticCall, memory, static_calls};
+use static_calls::{After, RandomStaticCall, static_calls};
 
 fn run(call: &RandomStaticCall, backend: Backend, workers: &dyn Workers) -> After {
     call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
@@ -62,8 +61,8 @@ fn dynamic(call: &RandomStaticCall, b: usize) -> After {
     let op = KeyValueCache::new(attributes).unwrap().with_backend(Backend::Reference);
     let (seqstarts, kvstarts, start_pos) = ([0, seqlen], [0, kvlen], [call.start_pos]);
     let inputs = Inputs {
-        current_key: memory::read(&current[0]),
-        current_value: memory::read(&current[1]),
+        current_key: read(&current[0]),
+        current_value: read(&current[1]),
         indices: IndexInputs {
             seqstarts: (&seqstarts).into(),
             kvstarts: (&kvstarts).into(),
@@ -73,10 +72,10 @@ fn dynamic(call: &RandomStaticCall, b: usize) -> After {
             max_kvlen: (&kvlen).into(),
         },
     };
-    let checked = op.check(&inputs, memory::write(&mut cache), scale.as_mut().map(memory::write)).unwrap();
+    let checked = op.check(&inputs, write(&mut cache), scale.as_mut().map(write)).unwrap();
     let output = || Tensor::zeros(call.t1, checked.output_shape().to_vec()).unwrap();
     let (mut key, mut value) = (output(), output());
-    checked.run(Outputs { key: memory::write(&mut key), value: memory::write(&mut value) }, &Serial).unwrap();
+    checked.run(Outputs { key: write(&mut key), value: write(&mut value) }, &Serial).unwrap();
     After { key, value, cache, scale }
 }
 
@@ -109,8 +108,8 @@ proptest! {
         let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
         let shape = call.current[0].shape();
         let inputs = call.inputs();
-        let scale_tensor = scale.as_mut().map(memory::write);
-        let cache_tensor = memory::write(&mut cache);
+        let scale_tensor = scale.as_mut().map(write);
+        let cache_tensor = write(&mut cache);
         let mut layers =
             op.check_layers(call.t1, [shape[0], shape[1]], &inputs.start_pos, cache_tensor, scale_tensor).unwrap();
         let mut alone = call.clone();
@@ -119,7 +118,7 @@ proptest! {
             let expected = run(&alone, Backend::default(), &Serial);
             let output = || Tensor::zeros(call.t1, layers.output_shape().to_vec()).unwrap();
             let (mut key, mut value) = (output(), output());
-            let outputs = Outputs { key: memory::write(&mut key), value: memory::write(&mut value) };
+            let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
             let layer = layers.layer(layer_idx as usize, &inputs.current_key, &inputs.current_value).unwrap();
             layer.run(outputs, &Serial).unwrap();
             prop_assert!((&key, &value) == (&expected.key, &expected.value), "layer {}", layer_idx);

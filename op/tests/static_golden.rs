@@ -1,16 +1,11 @@
 //! Every backend passes every golden case of static batching.
 
-#[path = "common/backends.rs"]
-mod backends;
-#[path = "common/memory.rs"]
-mod memory;
-#[path = "common/static_operator.rs"]
-mod static_operator;
+use kvcache_conformance::backends::StaticOperator;
+use kvcache_testing::backends;
 
-use kvcache_golden::run;
-use kvcache_golden::static_batching::cases;
+use kvcache_conformance::run;
+use kvcache_conformance::static_batching::cases;
 use kvcache_op::{Rayon, Serial, Workers};
-use static_operator::StaticOperator;
 
 fn all_cases_pass(workers: impl Workers + Copy) {
     let cases = cases().expect("the golden cases can be read");

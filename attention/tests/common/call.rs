@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvcache_attention::{
     AttentionGeometry, AttentionIndices, AttentionKernel, AttentionPointers, AttentionProblem, Keys, Mask,
 };
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_kernels::{Addressing, Geometry, Indices, Kernel, Pointers, Problem, Quant, Reference, Serial, Workers};
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use half::f16;
 use kvcache_attention::AttentionKernel;
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_schema::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, TypeCombination,
 };

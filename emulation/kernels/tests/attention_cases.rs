@@ -9,11 +9,11 @@ use std::sync::Mutex;
 use call::{State, attend};
 use kvcache_attention::AttentionKernel;
 use kvcache_attention::cuda::MODULES;
+use kvcache_conformance::attention::{CallResult, Case, Implementation, cases, run};
+use kvcache_conformance::{Expected, Outcome};
 use kvcache_emulation_kernels::EmulatedAttention;
 #[cfg(not(feature = "sanitize"))]
 use kvcache_emulation_kernels::Order;
-use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
-use kvcache_golden::{Expected, Outcome};
 
 /// A kernel as the conformance suite sees it.
 struct Attention<'a>(&'a dyn AttentionKernel);

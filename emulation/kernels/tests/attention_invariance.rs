@@ -8,8 +8,8 @@ mod model;
 
 use call::{State, attend};
 use kvcache_attention::{AttentionKernel, AttentionReference};
+use kvcache_conformance::Tensor;
 use kvcache_emulation_kernels::{EmulatedAttention, Order};
-use kvcache_golden::Tensor;
 use kvcache_schema::{
     AttentionAttributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, multi_head_cache_attention,
 };

@@ -9,9 +9,9 @@ mod call;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use call::{State, attend};
+use kvcache_conformance::attention::{CallResult, Case, Implementation, cases, run};
+use kvcache_conformance::{Expected, Outcome};
 use kvcache_emulation_kernels::{ATTENTION_MUTANTS, Build, EmulatedAttention, Order};
-use kvcache_golden::attention::{CallResult, Case, Implementation, cases, run};
-use kvcache_golden::{Expected, Outcome};
 use kvcache_op::ElementType;
 
 /// Kernels for one combination of types.

@@ -2,8 +2,7 @@
 
 #[path = "common/devices.rs"]
 mod devices;
-#[path = "../../../op/tests/common/random.rs"]
-mod random;
+use kvcache_testing::random;
 
 use devices::devices;
 use kvcache_kernels::{Kernel, Serial};

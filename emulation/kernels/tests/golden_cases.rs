@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use golden::Player;
+use kvcache_conformance::{run, static_batching};
 use kvcache_emulation_kernels::{EmulatedCuda, Order};
-use kvcache_golden::{run, static_batching};
 use kvcache_kernels::cuda::MODULES;
 
 fn all_cases_pass(kernel: EmulatedCuda) {
-    let cases = kvcache_golden::cases().expect("the golden cases can be read");
+    let cases = kvcache_conformance::cases().expect("the golden cases can be read");
     let static_cases = static_batching::cases().expect("the golden cases can be read");
     let reports =
         [(run(&Player(kernel), &cases), cases.len()), (run(&Player(kernel), &static_cases), static_cases.len())];

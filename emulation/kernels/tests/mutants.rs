@@ -7,8 +7,8 @@
 mod golden;
 
 use golden::Player;
+use kvcache_conformance::{CallResult, Case, Implementation, Report, Types, run, static_batching};
 use kvcache_emulation_kernels::{Build, EmulatedCuda, FAITHFUL, MUTANTS, Order};
-use kvcache_golden::{CallResult, Case, Implementation, Report, Types, run, static_batching};
 use kvcache_op::{ElementType, StaticAttributes};
 
 /// Kernels for one combination of types.
@@ -46,7 +46,7 @@ impl Partial {
 
 /// How often the golden cases fail on kernels, and the first failure.
 fn failures(build: &'static Build) -> (usize, String) {
-    let cases = kvcache_golden::cases().expect("the golden cases can be read");
+    let cases = kvcache_conformance::cases().expect("the golden cases can be read");
     let static_cases = static_batching::cases().expect("the golden cases can be read");
     let mut found = (0, String::new());
     for unaligned in [false, true] {

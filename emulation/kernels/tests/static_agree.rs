@@ -2,8 +2,7 @@
 
 #[path = "common/devices.rs"]
 mod devices;
-#[path = "../../../op/tests/common/static_calls.rs"]
-mod static_calls;
+use kvcache_testing::static_calls;
 
 use devices::devices;
 use kvcache_kernels::{Kernel, Serial};

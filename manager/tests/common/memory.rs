@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_manager::op::{Serial, Shape, TensorMut};
 use kvcache_manager::{CacheMemory, CacheSpec, HostMemory, MemoryError, Rope, Rotation, RowCopy};
 

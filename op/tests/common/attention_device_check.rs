@@ -1,14 +1,13 @@
 //! What the host checks of an attention call on a device, without a device: addresses are never dereferenced.
 
-use kvcache_golden::attention::{Case, Operator, Step};
-use kvcache_golden::{Expected, Tensor};
+use kvcache_conformance::attention::{Case, Operator, Step};
+use kvcache_conformance::backends::read;
+use kvcache_conformance::{Expected, Tensor};
 use kvcache_op::cuda::{
     DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceInputs, DeviceMut, DeviceRef,
     OutputRows,
 };
 use kvcache_op::{Error, IndexInputs, MultiHeadAttention, MultiHeadCacheAttention};
-
-use super::memory::read;
 
 /// The tensors of a call, on a device.
 pub trait OnDevice<'a> {

@@ -1,10 +1,9 @@
 //! What the host checks of a call on a device, without a device: addresses are never dereferenced.
 
-use kvcache_golden::{Case, Expected, Step, Tensor};
+use kvcache_conformance::backends::read;
+use kvcache_conformance::{Case, Expected, Step, Tensor};
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceRef, OutputRows};
 use kvcache_op::{Error, IndexInputs, KeyValueCache};
-
-use super::memory::read;
 
 /// An address that tensor number `i` could have.
 fn address(i: u64) -> u64 {

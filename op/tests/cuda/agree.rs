@@ -3,7 +3,7 @@
 use std::env;
 use std::error::Error;
 
-use kvcache_golden::{StepInputs, Tensor};
+use kvcache_conformance::{StepInputs, Tensor};
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Backend, KeyValueCache, Serial};
 use libtest_mimic::Failed;

@@ -1,16 +1,15 @@
 //! A GPU, tensors in its memory, and calls with tensors of the host.
 
+use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_golden::{Outputs, StepInputs, Tensor};
+use kvcache_conformance::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 use kvcache_op::cuda::{
     self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
 };
 use kvcache_op::{ElementType, IndexInputs, KeyValueCache};
-
-use crate::memory::read;
 
 /// What outputs hold before a call.
 pub const UNTOUCHED: u8 = 0xa5;

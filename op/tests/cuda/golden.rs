@@ -4,7 +4,7 @@ use std::env;
 use std::error::Error;
 use std::path::Path;
 
-use kvcache_golden::{CallResult, Case, Implementation, Outcome, read_cases, run};
+use kvcache_conformance::{CallResult, Case, Implementation, Outcome, read_cases, run};
 use kvcache_op::KeyValueCache;
 use kvcache_op::cuda;
 use libtest_mimic::Failed;
@@ -16,7 +16,7 @@ use crate::device_check::left_to_device;
 pub fn cases() -> Result<Vec<Case>, Failed> {
     Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
         Some(folder) => read_cases(Path::new(&folder))?,
-        None => kvcache_golden::cases()?,
+        None => kvcache_conformance::cases()?,
     })
 }
 

@@ -1,9 +1,10 @@
 //! CUDA graphs: captured once, replayed with other values at the same addresses.
 
+use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_golden::{Outputs, StepInputs, Tensor};
+use kvcache_conformance::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaGraph};
 use kvcache_op::cuda::{OutputRows, cudarc};
@@ -12,7 +13,6 @@ use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, UNTOUCHED, Uploaded, launch};
-use crate::memory::read;
 use crate::oracle::Oracle;
 use crate::status::of_numbers;
 

@@ -7,14 +7,9 @@
 
 #[path = "../common/attention_device_check.rs"]
 mod attention_device_check;
-#[path = "../common/attention.rs"]
-mod attention_on_host;
 #[path = "../common/device_check.rs"]
 mod device_check;
-#[path = "../common/random.rs"]
-mod random;
-#[path = "../../../golden/tests/common/sample.rs"]
-mod sample;
+use kvcache_testing::random;
 
 mod agree;
 mod attention;
@@ -33,7 +28,6 @@ use std::process::ExitCode;
 use device::Gpu;
 use kvcache_op::cuda::available;
 use libtest_mimic::{Arguments, Failed, Trial};
-use random::memory;
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 

@@ -1,12 +1,12 @@
 //! The oracle of calls on a device with any index inputs, legal or not. Works token by token: each is a call of the
 //! reference kernel with one slot.
 
-use kvcache_golden::{Outputs, StepInputs, Tensor};
+use kvcache_conformance::backends::{read, write};
+use kvcache_conformance::{Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCache, Serial};
 
 use crate::device::untouched;
-use crate::memory::{read, write};
 
 /// A call, with the state that it changes.
 pub struct Oracle<'a> {

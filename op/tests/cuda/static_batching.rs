@@ -1,23 +1,23 @@
 //! The golden suite of static batching.
 
+use kvcache_conformance::backends::read;
 use std::env;
 use std::error::Error;
 use std::path::Path;
 
-use kvcache_golden::static_batching::{Case, Step, StepInputs, read_cases};
-use kvcache_golden::{CallResult, Implementation, Outcome, Outputs, run};
+use kvcache_conformance::static_batching::{Case, Step, StepInputs, read_cases};
+use kvcache_conformance::{CallResult, Implementation, Outcome, Outputs, run};
 use kvcache_op::cuda::{self, DeviceOutputs, StaticDeviceInputs};
 use kvcache_op::{StaticAttributes, StaticKeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, Writable, shift};
-use crate::memory::read;
 
 /// The golden cases.
 fn cases() -> Result<Vec<Case>, Failed> {
     Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
         Some(folder) => read_cases(&Path::new(&folder).with_file_name("static_cases"))?,
-        None => kvcache_golden::static_batching::cases()?,
+        None => kvcache_conformance::static_batching::cases()?,
     })
 }
 

@@ -1,6 +1,6 @@
 //! The status word: what the kernels find wrong, and what they do all the same.
 
-use kvcache_golden::{Case, Outputs, StepInputs, Tensor};
+use kvcache_conformance::{Case, Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, KeyValueCache};
 use libtest_mimic::Failed;

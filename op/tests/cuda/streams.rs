@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use kvcache_op::cuda::{

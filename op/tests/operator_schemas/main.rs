@@ -2,14 +2,12 @@
 //! made from nothing but types and shape formulas is accepted; any other rank, length or type is refused, and so is an
 //! attribute outside its range.
 
-#[path = "../common/memory.rs"]
-mod memory;
 mod operators;
 #[path = "../../../schema/tests/common/schemas.rs"]
 mod schemas;
 mod setting;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::{ElementType, Error};
 use operators::Numbers;
 use setting::{Attribute, settings};

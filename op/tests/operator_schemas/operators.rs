@@ -1,14 +1,13 @@
 //! The operators, and a call of each.
 
+use kvcache_conformance::backends::{read, write};
 use std::collections::BTreeMap;
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::{
     AttentionAttributes, AttentionInputs, CacheAttentionAttributes, CacheAttentionInputs, Error, IndexInputs, Inputs,
     MultiHeadAttention, MultiHeadCacheAttention, Outputs, Serial, StaticAttributes, StaticInputs, StaticKeyValueCache,
 };
-
-use crate::memory::{read, write};
 
 pub type Numbers = BTreeMap<String, i64>;
 pub type Operands = BTreeMap<String, Tensor>;

@@ -1,6 +1,6 @@
 //! A node with the operands of its call, as the schema's formulas give them.
 
-use kvcache_golden::Tensor;
+use kvcache_conformance::Tensor;
 use kvcache_op::{ElementType, Error};
 use serde::Deserialize;
 use serde_yaml::Value;

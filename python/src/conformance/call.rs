@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_golden::{Outcome, Tensor};
+use kvcache_conformance::{Outcome, Tensor};
 use kvcache_op::ElementType;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;

@@ -2,8 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_golden::attention::{self, Operator};
-use kvcache_golden::{CallResult, Case, Implementation, NamedInputs, Outcome, Outputs, Step, Tensor, static_batching};
+use kvcache_conformance::attention::{self, Operator};
+use kvcache_conformance::{
+    CallResult, Case, Implementation, NamedInputs, Outcome, Outputs, Step, Tensor, static_batching,
+};
 use kvcache_op::schema::{self, AttributeSpec};
 use kvcache_op::{AttentionAttributes, Attributes, CacheAttentionAttributes, StaticAttributes};
 
@@ -85,7 +87,7 @@ impl Callable<'_, CallResult> {
                 inputs: step.inputs.named(),
                 cache: Some(&cache),
                 scale: scale.as_ref(),
-                succeeds: matches!(step.expected, kvcache_golden::Expected::Success(_)),
+                succeeds: matches!(step.expected, kvcache_conformance::Expected::Success(_)),
             };
             let made = self.caller.call(&given).map_err(|stopped| stopped.in_call(i))?;
             let result = stored_result(made).map_err(|stopped| stopped.in_call(i))?;
@@ -122,7 +124,7 @@ impl Callable<'_, attention::CallResult> {
                 inputs: step.inputs.iter().map(|(name, tensor)| (*name, tensor)).collect(),
                 cache: cache.as_ref(),
                 scale: scale.as_ref(),
-                succeeds: matches!(step.expected, kvcache_golden::Expected::Success(_)),
+                succeeds: matches!(step.expected, kvcache_conformance::Expected::Success(_)),
             };
             let made = self.caller.call(&given).map_err(|stopped| stopped.in_call(i))?;
             let result = attended_result(made).map_err(|stopped| stopped.in_call(i))?;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use kvcache_golden::diagnosis::Recorder;
-use kvcache_golden::oracle::Inputs;
-use kvcache_golden::{
+use kvcache_conformance::diagnosis::Recorder;
+use kvcache_conformance::oracle::Inputs;
+use kvcache_conformance::{
     CallResult, Case, Expected, Implementation, Profile, ReadError, Report, Runner, StepInputs, Suite, attention,
     random, static_batching,
 };
@@ -65,7 +65,8 @@ pub fn run_suite(
             Ok(report)
         }
         _ => {
-            let cases = folder.map_or_else(kvcache_golden::cases, |folder| kvcache_golden::read_cases(&folder));
+            let cases =
+                folder.map_or_else(kvcache_conformance::cases, |folder| kvcache_conformance::read_cases(&folder));
             let mut cases = chosen(cases, random::cases(count, seed), |case| &case.name, filter)?;
             let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
             judge_messages(messages, steps.map(|step| &mut step.expected));

@@ -1,15 +1,12 @@
 //! Golden cases on a kernel that is none of `op`'s backends; `op` checks the calls.
 
-#[path = "../../../../op/tests/common/memory.rs"]
-mod memory;
-
+use kvcache_conformance::backends::{read, write};
+use kvcache_conformance::{CallResult, Case, Implementation, Outcome, Outputs, Step, Tensor, static_batching};
 use kvcache_emulation_kernels::EmulatedCuda;
-use kvcache_golden::{CallResult, Case, Implementation, Outcome, Outputs, Step, Tensor, static_batching};
 use kvcache_kernels::Problem;
 use kvcache_op::{
     ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticAttributes, StaticInputs, StaticKeyValueCache,
 };
-use memory::{read, write};
 
 /// The kernels as the conformance suite sees them.
 pub struct Player(pub EmulatedCuda);

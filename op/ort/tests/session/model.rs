@@ -1,6 +1,6 @@
 //! Models of one `KeyValueCache` node.
 
-use kvcache_golden::onnx::Node;
+use crate::onnx::Node;
 use kvcache_schema::{Attributes, DOMAINS, ElementType, INPUTS, NAME, OUTPUTS};
 
 /// The types T1, T2 and, if the node has a scale, T3.

@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use kvcache_golden::onnxruntime::{Runtime, runtime_path};
+use kvcache_conformance::onnxruntime::{Runtime, runtime_path};
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::sys::OrtApiBase;

@@ -1,0 +1,17 @@
+//! Golden tensors as the operator's operands.
+
+use crate::Tensor;
+use kvcache_op::{TensorMut, TensorRef};
+
+/// A golden tensor as the operator reads it.
+pub fn read(tensor: &Tensor) -> TensorRef<'_> {
+    // SAFETY: the tensor owns aligned bytes of its type and shape, borrowed as long as the result lives.
+    unsafe { TensorRef::from_raw_parts(tensor.element(), tensor.shape(), tensor.bytes().as_ptr()) }
+}
+
+/// A golden tensor as the operator writes it.
+pub fn write(tensor: &mut Tensor) -> TensorMut<'_> {
+    let shape: kvcache_op::Shape = tensor.shape().into();
+    // SAFETY: the tensor owns aligned bytes of its type and shape, borrowed mutably as long as the result lives.
+    unsafe { TensorMut::from_raw_parts(tensor.element(), shape, tensor.bytes_mut().as_mut_ptr()) }
+}

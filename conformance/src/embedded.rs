@@ -1,0 +1,118 @@
+//! The cases in the library: the archives of `build.rs`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+#[cfg(feature = "program")]
+use std::{fs, io};
+
+use flate2::read::ZlibDecoder;
+use safetensors::{SafeTensorError, SafeTensors};
+#[cfg(feature = "program")]
+use tempfile::TempDir;
+
+use crate::case_files::{CaseFiles, Cause, ReadError};
+
+/// What the folders of embedded cases begin with. There is no such folder.
+const ROOT: &str = "embedded:";
+
+/// The archives, by the folders that were packed.
+const ARCHIVES: [(&str, &[u8]); 3] = [
+    ("cases", include_bytes!(concat!(env!("OUT_DIR"), "/cases"))),
+    ("static_cases", include_bytes!(concat!(env!("OUT_DIR"), "/static_cases"))),
+    ("attention_cases", include_bytes!(concat!(env!("OUT_DIR"), "/attention_cases"))),
+];
+
+/// What the cases hold that were in `folder`, by name.
+pub(crate) fn read<C>(folder: &str, read: impl Fn(&CaseFiles<'_>) -> Result<C, Cause>) -> Result<Vec<C>, ReadError> {
+    let root = Path::new(ROOT).join(folder);
+    let archive = archive(folder).map_err(|cause| cause.at(&root))?;
+    let mut names: Vec<_> = archive.names().into_iter().filter_map(|path| Some(path.split_once('/')?.0)).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() {
+        return Err(Cause::NoCase.at(&root));
+    }
+    let case = |folder: PathBuf, name: &str| {
+        read(&CaseFiles {
+            folder,
+            yaml: inflated(&archive, &format!("{name}/case.yaml"))?.into(),
+            tensors: inflated(&archive, &format!("{name}/tensors.safetensors"))?.into(),
+        })
+    };
+    names.into_iter().map(|name| case(root.join(name), name).map_err(|cause| cause.at(&root.join(name)))).collect()
+}
+
+/// The files of a case in a folder of their own, if `folder` is that of an embedded case. The folder goes when what is
+/// given goes.
+#[cfg(feature = "program")]
+pub(crate) fn unpack(folder: &Path) -> Option<io::Result<TempDir>> {
+    let path = folder.strip_prefix(ROOT).ok()?;
+    let suite = path.parent()?.to_str()?;
+    let case = path.file_name()?.to_str()?;
+    let files = || {
+        let archive = archive(suite)?;
+        let unpacked = tempfile::tempdir()?;
+        for file in ["case.yaml", "tensors.safetensors"] {
+            fs::write(unpacked.path().join(file), inflated(&archive, &format!("{case}/{file}"))?)?;
+        }
+        Ok(unpacked)
+    };
+    Some(files().map_err(|cause: Cause| io::Error::other(cause.to_string())))
+}
+
+/// The archive of what was in `folder`.
+fn archive(folder: &str) -> Result<SafeTensors<'static>, Cause> {
+    let archive = ARCHIVES.iter().find(|(name, _)| *name == folder);
+    let (_, bytes) = archive.ok_or_else(|| SafeTensorError::TensorNotFound(folder.to_owned()))?;
+    Ok(SafeTensors::deserialize(bytes)?)
+}
+
+/// A file of an archive.
+fn inflated(archive: &SafeTensors<'_>, path: &str) -> Result<Vec<u8>, Cause> {
+    let mut bytes = Vec::new();
+    ZlibDecoder::new(archive.tensor(path)?.data()).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_archives_hold_every_file_of_the_folders_and_nothing_else() {
+        for (folder, _) in ARCHIVES {
+            let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join(folder);
+            let names = read(folder, |files| {
+                let original = beside.join(files.name());
+                assert!(files.yaml == fs::read(original.join("case.yaml"))?, "{}", original.display());
+                assert!(files.tensors == fs::read(original.join("tensors.safetensors"))?, "{}", original.display());
+                Ok(files.name())
+            })
+            .unwrap();
+            let mut expected: Vec<_> =
+                fs::read_dir(&beside).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            expected.sort();
+            assert_eq!(names, expected, "{folder}");
+        }
+    }
+
+    #[cfg(feature = "program")]
+    #[test]
+    fn a_case_is_unpacked_as_it_was_and_goes() {
+        let name = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join("cases"))
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap();
+        let unpacked = unpack(&Path::new(ROOT).join("cases").join(name.file_name())).unwrap().unwrap();
+        for file in ["case.yaml", "tensors.safetensors"] {
+            assert_eq!(fs::read(unpacked.path().join(file)).unwrap(), fs::read(name.path().join(file)).unwrap());
+        }
+        let path = unpacked.path().to_owned();
+        drop(unpacked);
+        assert!(!path.exists());
+        assert!(unpack(&name.path()).is_none());
+    }
+}

@@ -1,0 +1,99 @@
+//! What became of each case.
+
+use std::time::Duration;
+
+use crate::difference::Difference;
+use crate::rules::OperatorPage;
+use crate::suite::Diagnosis;
+
+/// What became of some cases. Displayed, it is a text for a terminal; [`json`](Self::json) gives it as JSON.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// The name of what was tested.
+    pub implementation: String,
+    /// The name of the profile that it was judged by, if there is one.
+    pub profile: Option<String>,
+    /// An entry for each case, in the order of the cases.
+    pub entries: Vec<Entry>,
+    /// What the failures come from, if they were diagnosed: the known mistakes that explain most of them, one a line.
+    pub conclusions: Vec<String>,
+}
+
+/// What became of a case.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The name of its suite.
+    pub suite: &'static str,
+    /// The page of its operator, which states its rules.
+    pub page: OperatorPage,
+    /// Its name.
+    pub case: String,
+    /// What it tests, in words.
+    pub about: String,
+    /// The ids of the rules that it proves.
+    pub rules: Vec<String>,
+    /// What in it is outside of the profile, if something is: then it had to be refused.
+    pub outside: Option<String>,
+    /// How long it ran.
+    pub time: Duration,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// What became of a case.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// Everything is as expected.
+    Passed,
+    /// Something is not.
+    Failed(Box<Difference>, Option<Diagnosis>),
+    /// The implementation does not do what the case needs, for a reason.
+    Unsupported(String),
+    /// It was left out, for a reason.
+    NotRun(String),
+}
+
+impl Report {
+    /// How many cases passed.
+    pub fn passed(&self) -> usize {
+        self.count(|verdict| matches!(verdict, Verdict::Passed))
+    }
+
+    /// How many cases failed.
+    pub fn failed(&self) -> usize {
+        self.failures().count()
+    }
+
+    /// How many cases need what the implementation does not do.
+    pub fn unsupported(&self) -> usize {
+        self.count(|verdict| matches!(verdict, Verdict::Unsupported(_)))
+    }
+
+    /// How many cases were left out.
+    pub fn not_run(&self) -> usize {
+        self.count(|verdict| matches!(verdict, Verdict::NotRun(_)))
+    }
+
+    /// The cases that failed, with the first difference of each.
+    pub fn failures(&self) -> impl Iterator<Item = (&Entry, &Difference)> {
+        self.entries.iter().filter_map(|entry| match &entry.verdict {
+            Verdict::Failed(difference, _) => Some((entry, &**difference)),
+            Verdict::Passed | Verdict::Unsupported(_) | Verdict::NotRun(_) => None,
+        })
+    }
+
+    /// Whether the implementation conforms: no case failed, and at least one passed.
+    pub fn conforms(&self) -> bool {
+        self.failed() == 0 && self.passed() > 0
+    }
+
+    /// Puts the entries of another report behind those of this one.
+    pub fn append(&mut self, other: Self) {
+        self.entries.extend(other.entries);
+        self.conclusions.extend(other.conclusions);
+    }
+
+    fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
+        self.entries.iter().filter(|entry| is(&entry.verdict)).count()
+    }
+}

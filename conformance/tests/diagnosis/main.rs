@@ -1,0 +1,6 @@
+//! What the suite says of implementations that are wrong, and that it accuses none that are right. In one program: what
+//! they have in common takes long to compile.
+
+mod attention_mistakes;
+mod mistakes;
+mod wrong_implementations;

@@ -1,0 +1,200 @@
+//! Profiles: what is within is tested as ever, what is outside must be refused or is left out.
+
+use std::path::Path;
+
+use kvcache_conformance::{
+    CallResult, Case, Expected, Implementation, Mismatch, Outcome, Profile, Report, Runner, Standing, Suite, Verdict,
+    attention, cases, static_batching,
+};
+use kvcache_schema::{CacheLayout, CacheMode, ElementType};
+
+/// What becomes of a case that is outside of what an implementation does.
+#[derive(Clone, Copy, PartialEq)]
+enum Answer {
+    Refuses,
+    RefusesAfterWriting,
+    RunsIt,
+}
+
+/// Does float16 in pages of the head-major layout, for at most eight output heads to a cache head.
+struct Float16Paged(Answer);
+
+fn is_float16_paged(case: &Case) -> bool {
+    let attributes = &case.attributes;
+    case.types.t1 == ElementType::Float16
+        && case.types.t2 == ElementType::Float16
+        && attributes.quant_bit == 0
+        && attributes.cache_mode == CacheMode::Paged.code()
+        && attributes.cache_layout == CacheLayout::HeadMajor.code()
+        && (1..=8).contains(&attributes.num_repeat)
+}
+
+impl Implementation for Float16Paged {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        let refuse = self.0 != Answer::RunsIt && !is_float16_paged(case);
+        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
+        if refuse
+            && self.0 == Answer::RefusesAfterWriting
+            && let Some(byte) = cache.bytes_mut().first_mut()
+        {
+            *byte ^= 1;
+        }
+        let call = |expected: &Expected| {
+            let outcome = match expected {
+                _ if refuse => Outcome::refused("this device has no kernel for it"),
+                Expected::Success(after) => {
+                    (cache, scale) = (after.cache.clone(), after.scale.clone());
+                    Outcome::Done(after.outputs.clone())
+                }
+                Expected::Refusal { kind, mentions } => {
+                    Outcome::Refused { kind: Some(kind.clone()), message: mentions.join(" ") }
+                }
+            };
+            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+        };
+        Ok(case.steps.iter().map(|step| &step.expected).map(call).collect())
+    }
+}
+
+fn example(name: &str) -> Profile {
+    Profile::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join("profiles").join(name)).unwrap()
+}
+
+fn report(profile: &Profile, answer: Answer) -> Report {
+    let runner = Runner { profile: Some(profile), ..Runner::default() };
+    runner.run(&Float16Paged(answer), &cases().unwrap())
+}
+
+#[test]
+fn what_is_outside_must_be_refused_with_the_state_as_it_was() {
+    let profile = example("float16-paged-head-major.yaml");
+    let cases = cases().unwrap();
+    let right = report(&profile, Answer::Refuses);
+    assert!(right.conforms() && right.passed() == cases.len(), "{right}");
+    for (case, entry) in cases.iter().zip(&right.entries) {
+        assert_eq!(entry.outside.is_none(), is_float16_paged(case), "{}: {:?}", case.name, entry.outside);
+    }
+    let within = right.entries.iter().filter(|entry| entry.outside.is_none()).count();
+    assert!(within >= 2 && within < cases.len() / 4, "{within}");
+    assert!(right.summary().ends_with("(profile: float16, paged, head-major)"), "{}", right.summary());
+
+    let succeeds = |case: &Case| case.steps.iter().any(|step| matches!(step.expected, Expected::Success(_)));
+    let lenient = report(&profile, Answer::RunsIt);
+    let not_refused =
+        lenient.failures().filter(|(_, difference)| difference.mismatch == Mismatch::NotRefused { expected: None });
+    let expected = cases.iter().filter(|case| !is_float16_paged(case) && succeeds(case)).count();
+    assert_eq!((not_refused.count(), lenient.failed()), (expected, expected));
+    let text = lenient.text();
+    assert!(text.contains("must be refused, since T1 is float32, and the profile has float16\n"), "{text}");
+
+    let writing = report(&profile, Answer::RefusesAfterWriting);
+    let expected = cases.iter().filter(|case| !is_float16_paged(case) && !case.cache.bytes().is_empty()).count();
+    assert_eq!(writing.failed(), expected);
+    assert!(writing.failures().all(|(_, difference)| difference.to_string().contains("cache of a refused call")));
+}
+
+#[test]
+fn what_is_outside_may_be_left_out() {
+    let text = "{name: part, outside: skip, operators: {KeyValueCache: {T1: [float16], T2: [float16], quant_bit: [0], \
+                cache_mode: [1], cache_layout: [3], num_repeat: {max: 8, min: 1}}}}";
+    let report = report(&Profile::parse(text).unwrap(), Answer::RunsIt);
+    assert!(report.conforms(), "{report}");
+    assert_eq!(report.passed(), cases().unwrap().iter().filter(|case| is_float16_paged(case)).count());
+    assert_eq!(report.unsupported(), report.entries.len() - report.passed());
+    let reasons: Vec<_> = report
+        .entries
+        .iter()
+        .filter_map(|entry| match &entry.verdict {
+            Verdict::Unsupported(reason) => Some(reason.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert!(reasons.contains(&"cache_layout is 0, and the profile has 3"), "{reasons:?}");
+    assert!(reasons.contains(&"T1 is float32, and the profile has float16"), "{reasons:?}");
+}
+
+#[test]
+fn a_case_of_an_operator_that_is_not_listed_is_unsupported() {
+    let profile = example("float16-paged-head-major.yaml");
+    let cases = attention::cases().unwrap();
+    assert!(cases.iter().all(|case| matches!(profile.standing(&case.features()), Standing::Unsupported(_))));
+}
+
+#[test]
+fn limits_are_those_of_each_operator() {
+    let standings = |text: &str| {
+        let profile = Profile::parse(&format!("{{name: x, outside: refuse, operators: {text}}}")).unwrap();
+        let within = |features: &kvcache_conformance::Features| profile.standing(features) == Standing::Within;
+        let dynamic = cases().unwrap().into_iter().filter(|case| within(&case.features())).collect::<Vec<_>>();
+        let attention = attention::cases().unwrap().into_iter().filter(|case| within(&case.features()));
+        let of_static = static_batching::cases().unwrap().into_iter().filter(|case| within(&case.features()));
+        (dynamic, of_static.collect::<Vec<_>>(), attention.collect::<Vec<_>>())
+    };
+    let (dynamic, of_static, attention) =
+        standings("{KeyValueCache: {head_dim: {max: 8}, batch: [2]}, StaticKeyValueCache: {cache_layout: [1]}}");
+    assert!(dynamic.len() > 10 && of_static.len() > 10 && attention.is_empty());
+    for case in &dynamic {
+        let inputs = &case.steps[0].inputs;
+        assert!(inputs.current_key.shape().last().is_none_or(|&head_dim| head_dim <= 8), "{}", case.name);
+        assert!(inputs.kvstarts.shape().len() != 1 || inputs.kvstarts.shape() == [3], "{}", case.name);
+    }
+    assert!(of_static.iter().all(|case| case.attributes.cache_layout == 1));
+    let (_, _, attention) =
+        standings("{MultiHeadCacheAttention: {is_causal: [0], cache_heads: {min: 2}, T2: [int8], T3: [float32]}}");
+    assert!(!attention.is_empty());
+    for case in &attention {
+        assert_eq!(case.attributes.attention.is_causal, 0);
+        assert_eq!(case.cache.as_ref().map(kvcache_conformance::Tensor::element), Some(ElementType::Int8));
+        assert!(case.steps[0].input("current_key").shape()[1] >= 2);
+    }
+}
+
+#[test]
+fn every_example_is_a_profile() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join("profiles");
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(files.len() >= 4);
+    for file in files {
+        let name = file.to_str().unwrap();
+        let profile = example(name);
+        let standings: Vec<_> = cases()
+            .unwrap()
+            .iter()
+            .map(Suite::features)
+            .chain(attention::cases().unwrap().iter().map(Suite::features))
+            .map(|features| profile.standing(&features))
+            .collect();
+        assert!(standings.contains(&Standing::Within), "{name}");
+        let all = standings.iter().all(|standing| *standing == Standing::Within);
+        assert_eq!(all, name == "cpu.yaml", "{name}");
+    }
+}
+
+#[test]
+fn a_text_that_is_no_profile_says_why() {
+    let error = |text: &str| Profile::parse(text).unwrap_err().to_string();
+    let with = |operators: &str| error(&format!("{{name: x, outside: refuse, operators: {operators}}}"));
+    assert!(error("{name: x, outside: refuse, operator: {}}").contains("operator"));
+    assert!(error("{name: x, outside: fail, operators: {KeyValueCache: }}").contains("fail"));
+    assert!(error("{outside: skip, operators: {KeyValueCache: }}").contains("name"));
+    assert_eq!(with("{}"), "operators is empty: nothing would be tested");
+    assert!(with("{KVCache: }").starts_with("no operator is called \"KVCache\"; there are KeyValueCache, "));
+    let key = with("{KeyValueCache: {pagesize: [1]}}");
+    assert!(key.starts_with("KeyValueCache has nothing to limit called \"pagesize\"; there are T1, T2, T3, num_layer"));
+    assert!(with("{StaticKeyValueCache: {cache_mode: [1]}}").contains("\"cache_mode\""));
+    assert!(with("{MultiHeadCacheAttention: {num_repeat: [1]}}").contains("\"num_repeat\""));
+    assert_eq!(with("{KeyValueCache: {T1: [half]}}"), "KeyValueCache, T1: no element type is called \"half\"");
+    assert!(with("{KeyValueCache: {T1: float16}}").starts_with("KeyValueCache, T1: expected a list of types: "));
+    for wrong in ["3", "{from: 1}", "[a]"] {
+        let error = with(&format!("{{KeyValueCache: {{num_repeat: {wrong}}}}}"));
+        assert!(error.starts_with("KeyValueCache, num_repeat: expected a list of numbers or a range "), "{error}");
+    }
+    for (name, nothing) in [("T1", "[]"), ("num_repeat", "[]"), ("num_repeat", "{min: 3, max: 1}")] {
+        let error = with(&format!("{{KeyValueCache: {{{name}: {nothing}}}}}"));
+        assert_eq!(error, format!("KeyValueCache, {name}: nothing is allowed, so nothing would be tested"));
+    }
+    let twice = with("{KeyValueCache: {T1: [float16], T1: [float32]}}");
+    assert!(twice.contains("T1") && twice.contains("duplicate"), "{twice}");
+    let absent = Profile::read(Path::new("/no/such/profile.yaml")).unwrap_err().to_string();
+    assert!(absent.starts_with("/no/such/profile.yaml: "), "{absent}");
+}

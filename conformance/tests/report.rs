@@ -1,0 +1,195 @@
+//! The forms of a report say the same.
+
+use std::collections::BTreeMap;
+
+use kvcache_conformance::{
+    CallResult, Case, Diagnosis, Expected, Implementation, Mismatch, Outcome, Report, Runner, Verdict, cases,
+};
+use serde_json::{Value, json};
+
+/// Gives the right answers but for a flipped bit of the cache, a panic, or nothing, by the case's place in the list.
+struct Flawed(BTreeMap<String, usize>);
+
+impl Implementation for Flawed {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
+        let mut results: Vec<_> = case
+            .steps
+            .iter()
+            .map(|step| {
+                let outcome = match &step.expected {
+                    Expected::Success(after) => {
+                        (cache, scale) = (after.cache.clone(), after.scale.clone());
+                        Outcome::Done(after.outputs.clone())
+                    }
+                    Expected::Refusal { kind, mentions } => {
+                        Outcome::Refused { kind: Some(kind.clone()), message: mentions.join(" ") }
+                    }
+                };
+                CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+            })
+            .collect();
+        match self.0[&case.name] {
+            1 => results[0].cache.bytes_mut()[0] ^= 1,
+            2 => return Err("<no & such> device".to_owned()),
+            3 => panic!("a broken kernel"),
+            _ => {}
+        }
+        Ok(results)
+    }
+
+    fn cannot_run(&self, case: &Case) -> Option<String> {
+        (self.0[&case.name] == 4).then(|| "no memory for it".to_owned())
+    }
+}
+
+/// Of the cases that have a cache and the filter's text, one differs, one could not be run, one panics, one is
+/// unsupported.
+fn report() -> Report {
+    let mut cases = cases().unwrap();
+    cases.retain(|case| !case.cache.bytes().is_empty());
+    let filter = "layout".to_owned();
+    let places = cases.iter().filter(|case| case.name.contains(&filter)).zip(1..).map(|(case, i)| (&case.name, i));
+    let mut flaws: BTreeMap<_, _> = cases.iter().map(|case| (case.name.clone(), 0)).collect();
+    flaws.extend(places.map(|(name, i)| (name.clone(), i)));
+    let runner = Runner { filter, jobs: 3.try_into().unwrap(), ..Runner::default() };
+    let mut report = runner.run(&Flawed(flaws), &cases);
+    report.implementation = "flawed <1>".to_owned();
+    let names: Vec<_> = report.entries.iter().map(|entry| &entry.case).collect();
+    assert_eq!(names, cases.iter().map(|case| &case.name).collect::<Vec<_>>(), "in the order of the cases");
+    for entry in &mut report.entries {
+        if let Verdict::Failed(difference, diagnosis) = &mut entry.verdict
+            && matches!(difference.mismatch, Mismatch::Elements(_))
+        {
+            *diagnosis = Some(Diagnosis {
+                mistake: "nibbles-swapped".to_owned(),
+                about: "the nibbles of a byte are swapped".to_owned(),
+                rule: "int4".to_owned(),
+            });
+        }
+    }
+    report
+}
+
+#[test]
+fn every_case_has_an_entry_and_every_flaw_its_verdict() {
+    let report = report();
+    assert_eq!((report.failed(), report.unsupported()), (3, 1));
+    assert!(report.passed() > 5 && report.not_run() > 100, "{}", report.summary());
+    assert_eq!(report.passed() + report.failed() + report.unsupported() + report.not_run(), report.entries.len());
+    assert!(!report.conforms());
+    let texts: Vec<_> = report.failures().map(|(_, difference)| difference.to_string()).collect();
+    assert!(texts[0].starts_with("call 0: cache differs at element 0 "), "{texts:?}");
+    assert_eq!(texts[1..], ["<no & such> device", "the implementation panicked: a broken kernel"]);
+    assert!(!Report::default().conforms(), "nothing has passed");
+}
+
+#[test]
+fn the_table_by_rule_counts_the_cases_of_each_rule() {
+    let mut report = report();
+    for (i, entry) in report.entries.iter_mut().enumerate() {
+        entry.rules = if i % 2 == 0 { vec!["cache-layout.3".to_owned()] } else { Vec::new() };
+    }
+    let of_rule =
+        |is: fn(&Verdict) -> bool| report.entries.iter().step_by(2).filter(|entry| is(&entry.verdict)).count();
+    let table = report.by_rule();
+    let row = table.iter().find(|row| row.rule.id == "cache-layout.3").unwrap();
+    assert_eq!(row.passed, of_rule(|verdict| matches!(verdict, Verdict::Passed)));
+    assert_eq!(row.failed, of_rule(|verdict| matches!(verdict, Verdict::Failed(..))));
+    assert_eq!(row.unsupported, of_rule(|verdict| matches!(verdict, Verdict::Unsupported(_))));
+    assert_eq!(row.not_run, of_rule(|verdict| matches!(verdict, Verdict::NotRun(_))));
+    assert!(row.passed > 0 && row.failed > 0 && row.not_run > 0);
+    assert!(table.iter().filter(|row| row.rule.id != "cache-layout.3").all(|row| row.cases() == 0));
+    let text = report.rule_table();
+    let line = text.lines().find(|line| line.contains("KeyValueCache.md#rule-cache-layout.3")).unwrap();
+    assert!(line.starts_with("X cache_layout 3, HeadMajor "), "{line}");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("rules that no case here proves: ") && last.contains("KeyValueCache/cache-layout.0"));
+}
+
+#[test]
+fn the_text_names_failures_reasons_and_counts() {
+    let report = report();
+    let text = report.text();
+    for (entry, difference) in report.failures() {
+        assert!(text.contains(&format!("FAILED key-value-cache/{}: {difference}\n", entry.case)), "{text}");
+        assert!(text.contains(&format!("    case: {}\n", entry.about)), "{text}");
+    }
+    assert!(text.contains("diagnosis: nibbles-swapped: the nibbles of a byte are swapped (rule int4)\n"), "{text}");
+    assert!(text.contains("unsupported: no memory for it (1 case)\n"), "{text}");
+    assert!(text.contains("not run: the name does not contain \"layout\" ("), "{text}");
+    assert_eq!(text.lines().last(), Some(report.summary().as_str()));
+    assert!(report.summary().starts_with("flawed <1>: "), "{}", report.summary());
+}
+
+#[test]
+fn the_json_has_every_case_and_the_located_difference() {
+    let report = report();
+    let json: Value = serde_json::from_str(&report.json()).unwrap();
+    assert_eq!((&json["version"], &json["implementation"]), (&json!(1), &json!("flawed <1>")));
+    assert_eq!((&json["profile"], &json["conforms"]), (&Value::Null, &json!(false)));
+    assert_eq!(json["summary"]["passed"], report.passed());
+    assert_eq!(json["summary"]["not_run"], report.not_run());
+    let rules = json["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), report.by_rule().len());
+    assert!(rules.iter().any(|row| row["link"] == "KeyValueCache.md#rule-cache-layout.0"));
+    let cases = json["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), report.entries.len());
+    let with = |verdict: &str| cases.iter().filter(|case| case["verdict"] == verdict).collect::<Vec<_>>();
+    assert_eq!(with("passed").len(), report.passed());
+    assert_eq!(with("not-run").len(), report.not_run());
+    let [unsupported] = with("unsupported")[..] else { panic!("one case is unsupported") };
+    assert_eq!(unsupported["reason"], "no memory for it");
+    let [first, second, _] = with("failed")[..] else { panic!("three cases failed") };
+    let difference = &first["difference"];
+    assert_eq!((&difference["kind"], &difference["tensor"]), (&json!("elements"), &json!("cache")));
+    assert_eq!(
+        (&difference["call"], &difference["index"], &difference["differing"]),
+        (&json!(0), &json!(0), &json!(1))
+    );
+    assert_eq!(difference["coordinates"], json!([0, 0, 0, 0, 0]));
+    let location = &difference["location"];
+    for (field, expected) in [("layer", json!(0)), ("part", json!("key")), ("slot", json!(0)), ("head", json!(0))] {
+        assert_eq!(location[field], expected, "{location}");
+    }
+    assert_eq!(location["element"], 0);
+    assert!(difference["got"]["bits"].as_str().unwrap().starts_with("0x") && difference["got"]["value"].is_string());
+    assert_eq!(difference["text"], report.failures().next().unwrap().1.to_string());
+    assert_eq!(first["diagnosis"]["mistake"], "nibbles-swapped");
+    assert_eq!((&second["difference"]["kind"], &second["difference"]["call"]), (&json!("could-not-run"), &Value::Null));
+}
+
+#[cfg(feature = "junit")]
+#[test]
+fn the_junit_xml_has_every_case_once() {
+    let report = report();
+    let xml = report.junit();
+    let document = roxmltree::Document::parse(&xml).unwrap();
+    let root = document.root_element();
+    assert_eq!((root.tag_name().name(), root.attribute("name")), ("testsuites", Some("flawed <1>")));
+    assert_eq!(root.attribute("tests"), Some(report.entries.len().to_string().as_str()));
+    assert_eq!(root.attribute("failures"), Some("3"));
+    let suites: Vec<_> = root.children().filter(|node| node.has_tag_name("testsuite")).collect();
+    let [suite] = suites[..] else { panic!("one operator: {suites:?}") };
+    assert_eq!(suite.attribute("name"), Some("KeyValueCache"));
+    let cases: Vec<_> = suite.children().filter(|node| node.has_tag_name("testcase")).collect();
+    assert_eq!(cases.len(), report.entries.len());
+    for (case, entry) in cases.iter().zip(&report.entries) {
+        assert_eq!(case.attribute("name"), Some(entry.case.as_str()));
+        let child = |name| case.children().find(|node| node.has_tag_name(name));
+        let rules: Vec<_> = case
+            .descendants()
+            .filter(|node| node.has_tag_name("property") && node.attribute("name") == Some("rule"))
+            .filter_map(|node| node.attribute("value"))
+            .collect();
+        assert_eq!(rules, entry.rules);
+        let message = |name| child(name).and_then(|node| node.attribute("message")).map(str::to_owned);
+        let (failure, skipped) = match &entry.verdict {
+            Verdict::Passed => (None, None),
+            Verdict::Failed(difference, _) => (Some(difference.to_string()), None),
+            Verdict::Unsupported(reason) | Verdict::NotRun(reason) => (None, Some(reason.clone())),
+        };
+        assert_eq!((message("failure"), message("skipped")), (failure, skipped));
+    }
+    assert!(xml.contains("type=\"nibbles-swapped\""), "the diagnosis is the type of the failure");
+}

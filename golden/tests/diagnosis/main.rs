@@ -1,9 +1,0 @@
-//! What the suite says of implementations that are wrong, and that it accuses none that are right. In one program: what
-//! they have in common takes long to compile.
-
-#[path = "../common/sample.rs"]
-mod sample;
-
-mod attention_mistakes;
-mod mistakes;
-mod wrong_implementations;

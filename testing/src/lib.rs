@@ -1,0 +1,8 @@
+//! What the tests of several crates are made of. No product depends on this crate.
+
+pub mod backends;
+pub mod guarded;
+pub mod live_bytes;
+pub mod random;
+pub mod random_tensors;
+pub mod static_calls;
