@@ -1,0 +1,162 @@
+# What needs more than this machine and the package registries have, or as long as it is given.
+
+# The borders to C and to Python under AddressSanitizer: what another language gives and gets is read and written inside
+# its own memory. For C: the tests of capi, whose programs are compiled with the sanitizer, too, and link the shared or
+# the static library. For Python: the package in an interpreter where the sanitizer's runtime, GCC's, is loaded first
+# and every object has memory of its own; python_tests/with_asan shows first that too short memory is found. Leaks are
+# looked for in C alone: an interpreter frees not all at its end. The runtime takes the place of C++'s throw, which must
+# be there when it begins, and the interpreter alone has no C++. Left out are the tests of other things than the border
+# (the book, soak, model files) and test_large_cache.py, with its caches of gigabytes.
+BORDERS := $(TARGET)/borders
+ASAN_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell gcc -print-file-name=$(library)))
+PYTHON_BORDER := test_run test_run_golden test_int4 test_cache_spec test_step_indices test_memory test_inplace \
+	test_bind test_golden test_static_batching test_attention_golden test_refusals test_random test_random_defects \
+	test_threads test_conformance test_manager_golden test_manager_memory test_manager_refusals test_manager_scripts \
+	test_manager_sessions test_manager_steps test_manager_threads
+.PHONY: test-sanitize-borders
+test-sanitize-borders: .venv/ready
+	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test shared --test programs --test pages
+	$(ASAN_FLAGS) cargo build --profile sanitize --locked --target $(SYSTEM) -p kvcache-python --lib
+	rm -rf "$(BORDERS)" && mkdir -p "$(BORDERS)" && cp -r python/kvcache_ops "$(BORDERS)"
+	cp "$(TARGET)/$(SYSTEM)/sanitize/lib_native.so" "$(BORDERS)/kvcache_ops/_native.abi3.so"
+	PYTHONPATH="$(BORDERS):python_tests" PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+		LD_PRELOAD="$(ASAN_RUNTIME)" $(VENV) -m pytest -rs -p no:cacheprovider \
+		python_tests/with_asan $(PYTHON_BORDER:%=python_tests/%.py)
+
+# What threads share, under ThreadSanitizer: the tasks of a call and the counters by which they are claimed, the memory
+# that attention keeps from call to call, operators and pools that several threads use at once, in Rust and behind the C
+# interface, and the pool of the Python package's process. The sanitizer must see the synchronization inside the standard
+# library, so that is compiled anew. ONNX Runtime, whose own synchronization it would not see, has no part in this.
+WITH_TSAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=thread cargo test -Zbuild-std --profile sanitize \
+	--locked --target $(SYSTEM) --target-dir "$(TARGET)/threads"
+.PHONY: test-threads
+test-threads:
+	@command -v rustup > /dev/null || { echo "test-threads: there is no rustup, which installs rust-src" >&2; exit 1; }
+	rustup component add rust-src || { echo "test-threads: rustup has not got rust-src" >&2; exit 1; }
+	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-capi -p kvcache-python \
+		--test cache_rows --test rotate_keys --test threads --test concurrent --test shared
+
+# The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
+# rustup over the network; a machine may have neither, so `make test` does without this.
+CHECKED_TARGETS ?= aarch64-unknown-linux-gnu aarch64-apple-darwin x86_64-pc-windows-msvc
+.PHONY: add-targets check-targets
+add-targets:
+	@command -v rustup > /dev/null || { echo "check-targets: there is no rustup, which installs targets" >&2; exit 1; }
+	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup has not got the targets" >&2; exit 1; }
+check-targets: add-targets
+	cargo clippy --locked $(LIBRARIES:%=-p kvcache-%) --lib $(CHECKED_TARGETS:%=--target %) -- -D warnings
+
+# The oldest Rust that the crates declare compiles all of them, with their tests.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
+.PHONY: test-msrv
+test-msrv:
+	@command -v rustup > /dev/null || { echo "test-msrv: there is no rustup, which installs Rust $(MSRV)" >&2; exit 1; }
+	rustup toolchain install $(MSRV).0 --profile minimal --no-self-update
+	CARGO_TARGET_DIR="$(TARGET)/msrv" cargo +$(MSRV).0 check --workspace --all-targets --locked
+
+# Tools, which are compiled once.
+TOOLS := $(TARGET)/tools
+CARGO_DENY := $(TOOLS)/bin/cargo-deny
+$(CARGO_DENY):
+	cargo install --quiet --locked --version 0.20.2 --root "$(TOOLS)" cargo-deny
+CARGO_SEMVER_CHECKS := $(TOOLS)/bin/cargo-semver-checks
+$(CARGO_SEMVER_CHECKS):
+	cargo install --quiet --locked --version 0.51.0 --root "$(TOOLS)" cargo-semver-checks
+
+# The licenses, sources and known vulnerabilities of every dependency; the advisories come from the network.
+WORKSPACES := . examples/candle examples/tract
+.PHONY: deny
+deny: $(CARGO_DENY)
+	for workspace in $(WORKSPACES); do \
+		"$(CARGO_DENY)" --manifest-path $$workspace/Cargo.toml --locked --config "$(CURDIR)/deny.toml" check || exit 1; \
+	done
+
+# The public interfaces of the crates against those of a release, by semantic versioning. Before the first release there
+# is nothing to compare with.
+BASE ?= v0.1.0
+.PHONY: semver semver-base
+semver: semver-base $(CARGO_SEMVER_CHECKS)
+	"$(CARGO_SEMVER_CHECKS)" semver-checks --baseline-rev $(BASE) $(LIBRARIES:%=-p kvcache-%)
+semver-base:
+	@git rev-parse --quiet --verify "$(BASE)^{commit}" > /dev/null || \
+		{ echo "semver: there is no $(BASE) here: BASE is the tag or commit of a release to compare with" >&2; exit 1; }
+
+# The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
+# for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
+# speed. Compiled as for release, but for the long link-time optimization of each test, and with the assertions with
+# which the tests of all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. Left out: a test whose
+# processes start others, which the emulator does not follow.
+QEMU_AARCH64 ?= qemu-aarch64-static
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+AARCH64_ROOT ?= /usr/aarch64-linux-gnu
+.PHONY: test-aarch64
+test-aarch64:
+	@for program in rustup "$(QEMU_AARCH64)" "$(AARCH64_CC)"; do \
+		command -v "$$program" > /dev/null || { echo "test-aarch64: there is no $$program" >&2; exit 1; }; \
+	done
+	rustup target add aarch64-unknown-linux-gnu || { echo "test-aarch64: rustup has not got the target" >&2; exit 1; }
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$(AARCH64_CC)" \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(QEMU_AARCH64) -L $(AARCH64_ROOT)" \
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+		cargo test --release --locked --target aarch64-unknown-linux-gnu \
+			-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests \
+			-- --skip random_calls_stay_inside_their_operands
+
+# First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
+# fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
+# flags are those that cargo-fuzz gives; it has no choice of a profile.
+MINUTES ?= 1
+FUZZ_TARGETS ?= validation operator attention dlpack conformance_reader session_reader manager_script
+FUZZ_BUILD := $(TARGET)/fuzz
+COVERAGE := level=3 inline-8bit-counters pc-table
+.PHONY: fuzz
+fuzz:
+	unset CARGO_ENCODED_RUSTFLAGS; RUSTC_BOOTSTRAP=1 \
+	RUSTFLAGS="-Zsanitizer=address --cfg fuzzing -Cpasses=sancov-module $(COVERAGE:%=-Cllvm-args=-sanitizer-coverage-%)" \
+		cargo build --profile sanitize --locked --target $(SYSTEM) --target-dir "$(FUZZ_BUILD)" \
+		-p kvcache-fuzz --features libfuzzer $(FUZZ_TARGETS:%=--bin %)
+	for target in $(FUZZ_TARGETS); do \
+		program="$(FUZZ_BUILD)/$(SYSTEM)/sanitize/$$target"; \
+		kept="fuzz/corpus/$$target" new="$(FUZZ_BUILD)/corpus/$$target" failed="fuzz/artifacts/$$target/"; \
+		mkdir -p "$$new" "$$failed" && \
+		case $$target in conformance_reader) len=16384 ;; *) len=2048 ;; esac && \
+		"$$program" -runs=0 -artifact_prefix="$$failed" "$$kept" && \
+		"$$program" -max_total_time=$$(($(MINUTES) * 60)) -max_len=$$len -len_control=0 -timeout=30 \
+			-print_final_stats=1 -artifact_prefix="$$failed" "$$new" "$$kept" && \
+		if [ -n "$(MINIMIZE)" ]; then \
+			rm -rf "$$new.minimized" && mkdir "$$new.minimized" && \
+			"$$program" -merge=1 -max_len=$$len "$$new.minimized" "$$kept" "$$new" && \
+			rm -rf "$$kept" && mv "$$new.minimized" "$$kept"; \
+		fi || exit 1; \
+	done
+
+# Everything that needs an NVIDIA GPU.
+.PHONY: build-gpu
+build-gpu:
+	.ci/gpu build
+
+.PHONY: test-gpu
+test-gpu: build-gpu
+	.ci/gpu test
+
+.PHONY: bench-gpu
+bench-gpu: build-gpu
+	.ci/gpu bench
+
+# The examples for executors in Rust: workspaces of their own, since those take many minutes to build.
+.PHONY: test-executors
+test-executors:
+	cd examples/candle && cargo test --locked && cargo run --locked --example decode
+	cd examples/tract && cargo test --locked
+
+# Sequences that join and leave on many threads, sessions and managers, with answers that are checked bit for bit, while
+# nothing may grow: resident memory, memory in use, threads, files.
+STEPS ?= 1000000
+.PHONY: soak
+soak: .venv/wheel
+	PYTHONPATH=python_tests:examples:golden $(VENV) -m soak --steps $(STEPS)
+
+# What needs torch, gigabytes of it: kvcache_ops.torch, and that the committed graphs are what torch exports.
+.PHONY: test-torch
+test-torch: .venv-torch/wheel
+	PYTHONPATH=examples/austen .venv-torch/bin/python -m pytest python_tests/with_torch

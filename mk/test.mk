@@ -1,0 +1,63 @@
+# `make test`: one build, and everything that runs on it. It ends at the first part that fails.
+
+.PHONY: test
+test:
+	$(MAKE) --no-print-directory --jobs=2 .venv/ready test-build
+	$(MAKE) --no-print-directory package test-rust test-cuda test-golden test-docs test-python
+
+# Cargo has its own jobs, as many as there are cores.
+.PHONY: test-build
+test-build:
+	env -u MAKEFLAGS -u MAKELEVEL cargo test $(WORKSPACE) --no-run
+
+# The Python package without a wheel: its sources, and the library of this build among them.
+PACKAGE := $(TARGET)/package
+.PHONY: package
+package: test-build
+	rm -rf "$(PACKAGE)" && mkdir -p "$(PACKAGE)/kvcache_ops"
+	ln -s "$(CURDIR)"/python/kvcache_ops/* "$(PACKAGE)/kvcache_ops"
+	ln -s "$(TARGET)/debug/lib_native.so" "$(PACKAGE)/kvcache_ops/_native.abi3.so"
+ON_PACKAGE := PYTHONPATH="$(PACKAGE)"
+
+# Tests for GPUs are built here and see none: test-cuda and test-gpu run them.
+.PHONY: test-rust
+test-rust: .venv/ready
+	CUDA_VISIBLE_DEVICES= KVCACHE_ONNXRUNTIME_LIB="$(ONNXRUNTIME)" cargo test $(WORKSPACE)
+
+# What a kernel's author runs: some seconds, without a Python.
+.PHONY: test-kernels
+test-kernels:
+	cargo test --locked -p kvcache-kernels -p kvcache-attention -p kvcache-op --tests
+
+# The CUDA code on the CPU: everything that needs a GPU over a driver that runs the kernels on the CPU, under the name
+# that libcuda has in the system; last the CUDA provider's operator, in the place of the CPU's.
+EMULATION := $(TARGET)/emulation
+EMULATED := LD_LIBRARY_PATH="$(EMULATION)" KVCACHE_REQUIRE_GPU=emulated
+.PHONY: test-cuda
+test-cuda: package
+	mkdir -p "$(EMULATION)"
+	ln -sf ../debug/libkvcache_cuda_driver.so "$(EMULATION)/libcuda.so"
+	$(EMULATED) cargo test $(WORKSPACE) --test cuda
+	$(EMULATED) KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=decode-B1-kvlen1024 "$(TARGET)/debug/kvcache-bench-device"
+	$(ON_PACKAGE) $(EMULATED) KVCACHE_CUDA_EMULATED=1 KVCACHE_ORT_LIB="$(TARGET)/debug/libkvcache_ort.so" \
+		$(VENV) -m pytest -q python_tests/test_cuda.py
+
+# The cases are what the oracle says. (That the kernels give them is among the tests in Rust and in Python.)
+.PHONY: test-golden
+test-golden: .venv/ready
+	$(VENV) golden/generate.py --check
+
+# What is generated is up to date; contents, links, anchors and commands of the book are right. Its code runs with the
+# other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
+.PHONY: test-docs
+test-docs: .venv/ready package
+	"$(TARGET)/debug/examples/operator_page" --check
+	$(VENV) docs/pictures.py --check
+	$(VENV) docs/quality.py --check
+	$(VENV) docs/check.py
+
+# The newest supported ONNX Runtime. What the tests build is not make's business.
+.PHONY: test-python
+test-python: .venv/ready package
+	$(ON_PACKAGE) KVCACHE_CONFORMANCE="$(TARGET)/debug/kvcache-conformance" \
+		env -u MAKEFLAGS $(VENV) -m pytest -q --numprocesses 2 --dist loadfile python_tests
