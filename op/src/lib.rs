@@ -46,11 +46,6 @@ pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;
 
-/// The repository's front page, so that its example compiles.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct FrontPage;
-
 /// The book's chapter for users of this crate, so that its examples run.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/rust.md")]
