@@ -11,6 +11,7 @@ from .attention_call import AttentionAttributes, AttentionInputs, CacheAttention
 from .attention_tolerance import Row, tolerance
 from .call import Types
 from .key_value_cache import key_value_cache
+from .portable import exp, plain_nan, power_of_two, total
 
 
 @dataclass
@@ -80,28 +81,26 @@ def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, masks: list[np.n
     T1 = q.dtype.type
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
         q, keys, values = (array.astype(np.float64) for array in (q, keys, values))
-        products = keys @ q if len(keys) else np.zeros(0)
-        scores = products / math.sqrt(len(q))
+        scores = total(keys * q, axis=1) / math.sqrt(len(q))
         for mask in masks:
             scores = np.where(mask == -np.inf, -np.inf, scores + mask)  # what is hidden does not matter, if NaN or not
         seen = scores != -np.inf
         if not seen.any():
             return np.zeros(len(q)), np.zeros(len(q))
         scores, keys, values = scores[seen], keys[seen], values[seen]
-        weights = np.exp(scores - scores.max())
-        weights /= weights.sum()
-        output = weights @ values
+        weights = exp(scores - scores.max())
+        weights /= total(weights)
+        output = total(weights[:, None] * values)
         row = Row(q, keys, values, [mask[seen] for mask in masks], scores, weights, output)
         allowed = tolerance(row, T1)
-    return output, np.where(np.isfinite(output), allowed, 0.0)
+    return plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
     """The slope of each query head."""
     c = 2 ** (num_heads.bit_length() - 1) if num_heads > 0 else 1
-    slopes = [2.0 ** (-8 * k / c) for k in range(1, c + 1)]
-    slopes += [2.0 ** (-4 * k / c) for k in range(1, 2 * (num_heads - c), 2)]
-    return slopes
+    slopes = [power_of_two(-8 * k, c) for k in range(1, c + 1)]
+    return slopes + [power_of_two(-4 * k, c) for k in range(1, 2 * (num_heads - c), 2)]
 
 
 def given(mask: np.ndarray | None) -> np.ndarray | None:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .portable import square, total
+
 DEVIATIONS = 8
 EXP_ULPS = 4
 
@@ -54,17 +56,17 @@ def tolerance(row: Row, T1: type[np.floating]) -> np.ndarray:
     r = rounding(np.float32)
     moved = row.weights[:, None] * (row.values - row.output)  # (m, Dh): what a relative error of weight j changes
     exp = EXP_ULPS * 2 * unit(np.float32)  # an ulp is at most 2u of the value
-    relative = score_variance(row, r) + exp**2
+    relative = score_variance(row, r) + exp * exp
     if T1 is np.float16:
         relative = relative + half_precision_variance(row)
-    variance = np.sum(moved**2 * relative[:, None], axis=0)
+    variance = total(square(moved) * relative[:, None])
     terms = row.weights[:, None] * row.values
     if T1 is np.float16:
-        variance = variance + np.sum((terms * half_precision_weights(row)[:, None]) ** 2, axis=0)
-    variance = variance + r**2 * (np.sum(terms**2, axis=0) + partial_sums(terms))  # the products, and their sum
-    variance = variance + (r * row.output) ** 2 * (partial_sums(row.weights) + 1)  # the sum of weights, the division
+        variance = variance + total(square(terms * half_precision_weights(row)[:, None]))
+    variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
+    variance = variance + square(r * row.output) * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
-    return DEVIATIONS * np.sqrt(variance) + last_rounding(row.output, T1) + smallest * np.abs(row.values).sum(axis=0)
+    return DEVIATIONS * np.sqrt(variance) + last_rounding(row.output, T1) + smallest * total(np.abs(row.values))
 
 
 def partial_sums(terms: np.ndarray) -> np.ndarray:
@@ -73,35 +75,35 @@ def partial_sums(terms: np.ndarray) -> np.ndarray:
     A partial sum of k terms is k/n of the whole, with the variance of a choice of k terms out of n.
     """
     n = len(terms)
-    whole, squares = np.sum(terms, axis=0), np.sum(terms**2, axis=0)
-    scatter = np.maximum(squares - whole**2 / n, 0.0)
-    return whole**2 * (n + 1) * (2 * n + 1) / (6 * n) + scatter * (n + 1) / 6
+    whole, squares = total(terms), total(square(terms))
+    scatter = np.maximum(squares - square(whole) / n, 0.0)
+    return square(whole) * (n + 1) * (2 * n + 1) / (6 * n) + scatter * (n + 1) / 6
 
 
 def score_variance(row: Row, r: float) -> np.ndarray:
     """The variance of each score (m) in float32."""
     terms = (row.keys * row.q).T / math.sqrt(len(row.q))  # (Dh, m)
-    products = np.sum(terms, axis=0)
-    variance = r**2 * (np.sum(terms**2, axis=0) + partial_sums(terms))
-    variance = variance + 2 * (r * products) ** 2  # 1 / sqrt(Dh), and the product with it
+    products = total(terms)
+    variance = r * r * (total(square(terms)) + partial_sums(terms))
+    variance = variance + 2 * square(r * products)  # 1 / sqrt(Dh), and the product with it
     sums = products
     for mask in row.masks:
         # A mask that is computed has a slope and a product; then it is added, and masks may be added first.
         sums = sums + mask
-        variance = variance + 3 * (r * mask) ** 2 + (r * sums) ** 2
-    return variance + (r * (row.scores - row.scores.max())) ** 2  # the difference from the largest score
+        variance = variance + 3 * square(r * mask) + square(r * sums)
+    return variance + square(r * (row.scores - row.scores.max()))  # the difference from the largest score
 
 
 def half_precision_variance(row: Row) -> np.ndarray:
     """The variance of each score and weight (m) where they are rounded to float16."""
     r = rounding(np.float16)
-    products = row.keys @ row.q
-    variance = (r * products) ** 2 / len(row.q) + (r * products) ** 2 / len(row.q)
+    products = total(row.keys * row.q, axis=1)
+    variance = 2 * square(r * products) / len(row.q)
     sums = products / math.sqrt(len(row.q))
     for mask in row.masks:
         sums = sums + mask
-        variance = variance + (r * mask) ** 2 + (r * sums) ** 2
-    return variance + half_precision_weights(row) ** 2
+        variance = variance + square(r * mask) + square(r * sums)
+    return variance + square(half_precision_weights(row))
 
 
 def half_precision_weights(row: Row) -> np.ndarray:

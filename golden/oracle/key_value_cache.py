@@ -6,6 +6,7 @@ import numpy as np
 
 from .call import NUMPY_TYPES, Attributes, Inputs, Types
 from .layouts import head_index
+from .portable import converted
 from .quantize import dequantize, quantize
 
 KEY, VALUE = 0, 1
@@ -95,14 +96,12 @@ def store_head(
 ) -> None:
     """Stores the head x (Dh) of T1 in a row of cache and scale."""
     if quant_bit == 0:
-        with np.errstate(over="ignore", invalid="ignore"):  # float32 beyond float16 becomes Inf; NaN stays NaN
-            cache[row] = x
+        cache[row] = converted(x, cache.dtype.type)
         return
     for d in range(0, len(x), quant_group):
         codes, step = quantize(x[d : d + quant_group], quant_bit)
         cache[row][d : d + quant_group] = codes
-        with np.errstate(over="ignore"):  # a float32 step beyond a float16 scale becomes Inf
-            scale[row][d // quant_group] = step
+        scale[row][d // quant_group] = converted(step, scale.dtype.type)
 
 
 def load_head(
@@ -110,8 +109,7 @@ def load_head(
 ) -> None:
     """Loads the head x (Dh) of T1 from a row of cache and scale."""
     if quant_bit == 0:
-        with np.errstate(over="ignore", invalid="ignore"):
-            x[:] = cache[row]
+        x[:] = converted(cache[row], x.dtype.type)
         return
     for d in range(0, len(x), quant_group):
         group = slice(d, d + quant_group)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .portable import converted, plain_nan
+
 
 def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
     """The codes q (quant_group), int8, and the step s, a T1, of the neighbors x (quant_group) of T1."""
@@ -11,7 +13,7 @@ def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
     qmax = 2 ** (quant_bit - 1) - 1
     with np.errstate(invalid="ignore"):  # NaN and Inf propagate to the group
         amax = np.max(np.abs(x))  # T1, exact
-        s = np.maximum(amax / T1(qmax), T1(1e-5))  # T1; a NaN stays
+        s = plain_nan(np.maximum(amax / T1(qmax), T1(1e-5)))  # T1; a NaN stays
         quotient = x / s  # T1; Inf / Inf is NaN
     rounded = np.rint(quotient)  # half to even
     q = np.clip(rounded, T1(-qmax), T1(qmax))
@@ -23,7 +25,7 @@ def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
 def dequantize(q: np.ndarray, scale: np.floating, T1: type[np.floating]) -> np.ndarray:
     """The T1 values (quant_group) that the codes q (quant_group), int8, stand for with their scale, a T3."""
     T3 = scale.dtype.type
-    with np.errstate(invalid="ignore", over="ignore"):  # 0 * Inf; products and results beyond float16
-        product = q.astype(T3) * scale  # T3
-        assert product.dtype == T3, "nothing is promoted"
-        return product.astype(T1)
+    with np.errstate(invalid="ignore", over="ignore"):  # 0 * Inf; products beyond float16
+        product = plain_nan(q.astype(T3) * scale)  # T3
+    assert product.dtype == T3, "nothing is promoted"
+    return converted(product, T1)
