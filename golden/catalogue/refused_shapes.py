@@ -179,8 +179,3 @@ def indivisible() -> Iterator[Case]:
             quant_group=quant_group,
         )
         yield case.refuse("head_dim_not_divisible", ["quant_group", head_dim, quant_group], *BATCH)
-    for bits in (8, 4):
-        about = "quant_group larger than head_dim: the scale would have no groups; refused."
-        name = f"refuse-group-beyond-head-dim-int{bits}"
-        case = small(name, about, f"f16 int{bits} f16", "attributes.group-divides", quant_bit=bits, quant_group=16)
-        yield case.refuse("head_dim_not_divisible", ["quant_group", 8, 16], *BATCH)

@@ -49,6 +49,17 @@ def cases() -> Iterator[Case]:
         types = f"{T1} int{quant_bit} f16"
         case = begin(name, about, types, proves="scale.required", max_t=6, scale=scale, quant_bit=quant_bit)
         yield case.refuse("scale_missing", ["scale", "quant_bit", quant_bit], *batch)
+    about = "A scale without elements, in a shape of the right rank: for a cache that has some it is none."
+    for axis, shape in enumerate(((6, 1, 2, 2, 0), (6, 0, 2, 2, 1), (0, 1, 2, 2, 1))):
+        name, scale = f"refuse-scale-empty-of-rank-5-axis{4 - 2 * axis}", np.zeros(shape, np.float32)
+        case = begin(name, about, "f32 int8 f32", proves="scale.required", max_t=6, scale=scale, quant_bit=8)
+        yield case.refuse("scale_missing", ["scale", "quant_bit"], *batch)
+    about = "A cache without elements has a scale without elements: one of another shape is refused by its shape."
+    for error, shape in (("rank_mismatch", (0,)), ("shape_mismatch", (0, 1, 2, 2, 3))):
+        name, scale = f"refuse-scale-of-empty-cache-{error.split('_')[0]}", np.zeros(shape, np.float32)
+        proves = "scale.required inputs.shapes"
+        case = begin(name, about, "f32 int8 f32", proves=proves, max_t=0, scale=scale, quant_bit=8)
+        yield case.refuse(error, ["scale"])
 
     about = "current_value is float32, then int8, and current_key is float16."
     case = begin("refuse-type-of-current-value", about, "f16 f16", proves="inputs.types", max_t=6)

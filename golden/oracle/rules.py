@@ -99,13 +99,15 @@ def rank_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attr
         cache.ndim == 5,
     )
     yield from ("rank_mismatch" for legal in ranks if not legal)
-    yield from scale_rank_rules(scale, 5, attributes.quant_bit)
+    yield from scale_rank_rules(scale, cache, 5, attributes.quant_bit)
 
 
-def scale_rank_rules(scale: np.ndarray | None, rank: int, quant_bit: int) -> Iterator[str]:
-    """A scale that is needed has its rank; one without elements, of another rank, stands for none."""
-    if quant_bit != 0 and scale.ndim != rank:
-        yield "rank_mismatch" if scale.size else "scale_missing"
+def scale_rank_rules(scale: np.ndarray | None, cache: np.ndarray, rank: int, quant_bit: int) -> Iterator[str]:
+    """A scale that is needed has its rank; one without elements, for a cache that has some, stands for none."""
+    if quant_bit != 0 and scale.size == 0 and cache.size != 0:
+        yield "scale_missing"
+    elif quant_bit != 0 and scale.ndim != rank:
+        yield "rank_mismatch"
 
 
 def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes) -> Iterator[str]:

@@ -69,7 +69,7 @@ def rank_rules(
         cache.ndim == 6,
     )
     yield from ("rank_mismatch" for legal in ranks if not legal)
-    yield from scale_rank_rules(scale, 6, attributes.quant_bit)
+    yield from scale_rank_rules(scale, cache, 6, attributes.quant_bit)
 
 
 def shape_rules(

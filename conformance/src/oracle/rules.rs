@@ -71,7 +71,7 @@ fn ranks(call: &DynamicCall<'_>) -> Vec<Refusal> {
         shared::rank("max_seqlen", max_seqlen, &[0, 1]),
         shared::rank("max_kvlen", max_kvlen, &[0, 1]),
         shared::rank("cache", call.cache, &[5]),
-        shared::scale_rank(call.scale, call.attributes.quant_bit, 5),
+        shared::scale_rank(call.scale, call.cache, call.attributes.quant_bit, 5),
     ];
     table.into_iter().chain(ranks.into_iter().flatten()).collect()
 }

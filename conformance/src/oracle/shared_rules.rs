@@ -54,13 +54,14 @@ pub(super) fn rank(name: &str, tensor: &Tensor, expected: &[usize]) -> Option<Re
     (!expected.contains(&shape.len())).then(|| Refusal::new("rank_mismatch", message()))
 }
 
-/// A scale that is needed has its rank; one without elements, of another rank, stands for none.
-pub(super) fn scale_rank(scale: Option<&Tensor>, quant_bit: i64, expected: usize) -> Option<Refusal> {
+/// A scale that is needed has its rank; one without elements, for a cache that has some, stands for none.
+pub(super) fn scale_rank(scale: Option<&Tensor>, cache: &Tensor, quant_bit: i64, expected: usize) -> Option<Refusal> {
     let scale = scale.filter(|_| quant_bit != 0)?;
-    let broken = rank("scale", scale, &[expected])?;
-    let none = scale.shape().contains(&0);
-    let message = format!("scale has no elements, expected some for quant_bit {quant_bit}");
-    Some(if none { Refusal::new("scale_missing", message) } else { broken })
+    if scale.shape().contains(&0) && !cache.shape().contains(&0) {
+        let message = format!("scale has no elements, expected some for quant_bit {quant_bit}");
+        return Some(Refusal::new("scale_missing", message));
+    }
+    rank("scale", scale, &[expected])
 }
 
 /// The shape is the expected one: an entry for each axis that is not.

@@ -39,7 +39,7 @@ fn ranks(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
         shared::rank("current_value", &call.inputs.current_value, &[4]),
         shared::rank("start_pos", &call.inputs.start_pos, &[0, 1]),
         shared::rank("cache", call.cache, &[6]),
-        shared::scale_rank(call.scale, call.attributes.quant_bit, 6),
+        shared::scale_rank(call.scale, call.cache, call.attributes.quant_bit, 6),
     ];
     rules.into_iter().flatten().collect()
 }

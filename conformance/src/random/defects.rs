@@ -105,6 +105,10 @@ pub(super) fn break_state(entropy: &mut Entropy, (cache, scale): &mut (Tensor, O
             shape[axis] = if entropy.one_in(2) { shape[axis] + 1 } else { shape[axis].saturating_sub(1) };
         }
     }
+    // An odd number of int4 in a row is no shape of bytes: who is given these could not tell what is wrong.
+    if let (ElementType::Int4, Some(last)) = (changed.element(), shape.last_mut()) {
+        *last += *last % 2;
+    }
     *changed = bits(entropy, changed.element(), &shape);
 }
 

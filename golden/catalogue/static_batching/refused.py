@@ -84,6 +84,13 @@ def types() -> Iterator[StaticCase]:
         types = f"{T1} int{quant_bit} f16"
         case = begin(name, about, types, proves="scale.required", scale=scale, quant_bit=quant_bit)
         yield case.refuse("scale_missing", ["scale"], *CALL)
+    about = "A scale without elements, in a shape of the right rank: for a cache that has some it is none."
+    scale = np.zeros((1, MAX_B, 2, NUM_HEADS, 0, 1), np.float32)
+    attributes = dict(quant_bit=8, cache_layout=1)
+    case = begin(
+        "refuse-scale-empty-of-rank-6", about, "f32 int8 f32", proves="scale.required", scale=scale, **attributes
+    )
+    yield case.refuse("scale_missing", ["scale"], *CALL)
 
     about = "current_value is float32, then int8, and current_key is float16."
     case = begin("refuse-type-of-current-value", about, "f16 f16", proves="inputs.types")
@@ -167,7 +174,7 @@ def shapes() -> Iterator[StaticCase]:
     case.attributes["num_layer"] = I64_MAX
     yield case.refuse("shape_mismatch", ["cache", I64_MAX], *CALL)
 
-    for quant_bit, head_dim, quant_group in ((4, 12, 8), (8, 9, 2), (8, 8, 16)):
+    for quant_bit, head_dim, quant_group in ((4, 12, 8), (8, 9, 2)):
         about = f"head_dim {head_dim} is no multiple of quant_group {quant_group}: refused."
         name = f"refuse-head-dim-{head_dim}-group{quant_group}-int{quant_bit}"
         attributes = dict(quant_bit=quant_bit, quant_group=quant_group)

@@ -145,7 +145,7 @@ fn shapes(
     shapes::scalar_or_one_axis("start_pos", &start_pos.shape)?;
     let cache_shape = shapes::rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
-        shapes::scale_rank::<6>(&scale.shape, config.quant)?;
+        shapes::scale_rank::<6>(&scale.shape, &cache.shape, config.quant)?;
     }
 
     if let Current::Tensors([key, value]) = current {

@@ -48,7 +48,7 @@ pub(super) fn check(
     scalar_or_one_axis("max_kvlen", &inputs.max_kvlen.shape)?;
     let cache_shape = rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
-        scale_rank::<5>(&scale.shape, config.quant)?;
+        scale_rank::<5>(&scale.shape, &cache.shape, config.quant)?;
     }
 
     if let Some([key, value]) = current {
@@ -124,11 +124,11 @@ pub(crate) fn rank<const N: usize>(input: &'static str, shape: &Shape) -> Result
     shape[..].try_into().map_err(|_| Error::RankMismatch { input, shape: shape.clone(), expected: N })
 }
 
-/// Checks the rank of a scale that is needed. One without elements, of another rank, is what exports give in place of
-/// none.
-pub(crate) fn scale_rank<const N: usize>(shape: &Shape, quant: Option<QuantBit>) -> Result<(), Error> {
+/// Checks the rank of a scale that is needed. One without elements, for a cache that has some, is what exports give in
+/// place of none.
+pub(crate) fn scale_rank<const N: usize>(shape: &Shape, cache: &Shape, quant: Option<QuantBit>) -> Result<(), Error> {
     match quant {
-        Some(bits) if shape.len() != N && shape.contains(&0) => Err(Error::ScaleMissing { quant_bit: bits.code() }),
+        Some(bits) if shape.contains(&0) && !cache.contains(&0) => Err(Error::ScaleMissing { quant_bit: bits.code() }),
         _ => rank::<N>("scale", shape).map(|_| ()),
     }
 }
