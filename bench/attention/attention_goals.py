@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from attention_case import SMALL, AttentionCase
 from attention_tensors import tensors_of
 from cases import F16, F32, FLOAT, HALF, INT4, INT8, Format, decode, prefill, quantized, ragged
-from figures import Group, Row
+from figures import Group, Row, fastest_of, microseconds, quotient
 from native import Native
-from ours import Direct, checked, empty, operator, reads
+from ours import Direct, reads
 from peers import group_query_attention, matrix_product, standard, torch_attention
+from runtime import empty, operator
 from tensors import Arena
 
 THREADS = 2
@@ -27,14 +28,7 @@ OTHERS_OF_READ = 0.8
 PROMPTS = (512, 1024, 2048, 4096)
 
 
-def groups(native: Native, chosen: argparse.Namespace) -> Iterator[Group]:
-    """The groups whose names contain the words, each made when it is due."""
-    for name, make in makers(native, chosen):
-        if all(word in name for word in chosen.filter):
-            yield make()
-
-
-def makers(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Group]]]:
+def groups(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Group]]]:
     """All groups by name."""
 
     def cached(case: AttentionCase, formats: Iterable[Format]) -> tuple[str, Callable[[], Group]]:
@@ -61,27 +55,15 @@ def makers(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Ca
     yield "small", lambda: small(native)
 
 
-def quotient(above: float, below: float) -> float:
-    """How many times as long the first one takes."""
-    return above / below
-
-
-def fastest_of(*ns: float) -> float:
-    """How many times as long the fastest of the others takes as the first."""
-    return min(ns[1:]) / ns[0]
-
-
 def decoding(native: Native, name: str, case: AttentionCase, formats: list[Format]) -> Group:
     """Decoding over caches of several formats, each of the speed of loops that only read, and of each other's."""
-    arena, rows, calls, ours = Arena(), [], [], {}
+    arena, rows, ours = Arena(), [], {}
     for form in formats:
-        direct = Direct(native, tensors_of(case.of(form), arena))
-        checked(direct, tuple(native.teams))
+        direct = Direct(native, tensors_of(case.of(form), arena), *native.teams)
         loops = reads(native, form.name, direct.tensors.case.traffic, THREADS, arena)
         ours[form] = direct.contender(THREADS)
         goal = OF_READ.get(form.t2, OTHERS_OF_READ if form.t3 is None else None)
         rows.append(Row(f"{name}, {form.name}, of reading", [ours[form], *loops], fastest_of, at_least=goal))
-        calls.append(direct)
     for form in formats:
         if form.t2 == INT8 and F32 in ours:
             rows.append(Row(f"{name}, f32 of {form.name}", [ours[F32], ours[form]], quotient, at_least=2.5))
@@ -90,19 +72,17 @@ def decoding(native: Native, name: str, case: AttentionCase, formats: list[Forma
             same = next((each for each in ours if each.t2 == INT8 and each.quant_group == form.quant_group), INT8S[1])
             what = f"{name}, {same.name} of {form.name}"
             rows.append(Row(what, [ours[same], ours[form]], quotient, at_least=goal))
-    return Group(name, rows, calls)
+    return Group(name, rows)
 
 
 def arithmetic(native: Native, formats: Iterable[Format]) -> Group:
     """Decoding over caches that stay in the processor's cache, of the speed of loops that only read from memory: what
     decoding from memory would reach if reading cost nothing, and beside it what it reaches. On one thread, since waking
     another takes as long as so small a call."""
-    arena, rows, calls = Arena(), [], []
+    arena, rows = Arena(), []
     for form in formats:
-        cold = Direct(native, tensors_of(AttentionCase(decode(8, 2048), form, 3), arena))
-        warm = Direct(native, tensors_of(AttentionCase(decode(1, 256), form, 3, cold=False), arena))
-        for direct in (cold, warm):
-            checked(direct, (1,))
+        cold = Direct(native, tensors_of(AttentionCase(decode(8, 2048), form, 3), arena), 1)
+        warm = Direct(native, tensors_of(AttentionCase(decode(1, 256), form, 3, cold=False), arena), 1)
         traffic = cold.tensors.case.traffic
         times = traffic.read / warm.tensors.case.traffic.read
 
@@ -114,42 +94,37 @@ def arithmetic(native: Native, formats: Iterable[Format]) -> Group:
         rows.append(Row(name, [cold.contender(1), *loops], fastest_of))
         in_cache = warm.contender(1, f"{form.name} in the processor's cache")
         rows.append(Row(f"{name}, if that cost nothing", [in_cache, *loops], without_reading))
-        calls += [cold, warm]
-    return Group("decode arithmetic", rows, calls)
+    return Group("decode arithmetic", rows)
 
 
 def decoding_peers(native: Native, with_torch: bool) -> Group:
     """Decoding in ONNX Runtime, and what else there is for the same work."""
-    arena, rows, calls = Arena(), [], []
+    arena, rows = Arena(), []
     lengths = decode(8, 2048)
     for form, goal in ((F32, 3), (F16, None)):
-        direct = Direct(native, tensors_of(AttentionCase(lengths, form), arena))
-        expected = checked(direct, (THREADS,))
-        tensors = direct.tensors
-        ours = operator(tensors, THREADS, expected)
-        peer = group_query_attention(tensors, THREADS, expected, arena)
+        tensors = Direct(native, tensors_of(AttentionCase(lengths, form), arena), THREADS).tensors
+        ours = operator(tensors, THREADS, tensors.check)
+        peer = group_query_attention(tensors, THREADS, arena)
         what = f"{lengths.name} {form.name}, GroupQueryAttention of ours"
         rows.append(Row(what, [peer, ours], quotient, at_least=goal))
         if form == F32:
-            peer = standard(tensors, THREADS, expected, arena)
+            peer = standard(tensors, THREADS, arena)
             what = f"{lengths.name} {form.name}, KeyValueCache and standard operators of ours"
             rows.append(Row(what, [peer, ours], quotient, at_least=12))
         if with_torch:
-            peer = torch_attention(tensors, THREADS, expected)
+            peer = torch_attention(tensors, THREADS)
             rows.append(Row(f"{lengths.name} {form.name}, torch of ours", [peer, ours], quotient, at_least=2))
-        calls.append(direct)
-    return Group("decode peers", rows, calls)
+    return Group("decode peers", rows)
 
 
 def prompt(native: Native, seqlen: int, with_torch: bool) -> Group:
     """A prompt, of the speed of matrix products of which only the lower triangle counts, and of peers."""
-    arena, rows, calls = Arena(), [], []
+    arena, rows = Arena(), []
     size = 2048
     products = matrix_product(THREADS, size, arena)
     for form in (F32, F16, INT8S[1]):
         case = AttentionCase(prefill(1, seqlen), form, cold=False)
-        direct = Direct(native, tensors_of(case, arena))
-        expected = checked(direct, tuple(native.teams))
+        direct = Direct(native, tensors_of(case, arena), *native.teams)
         ours = direct.contender(THREADS)
         work = case.operations / (2 * size**3)
 
@@ -160,31 +135,28 @@ def prompt(native: Native, seqlen: int, with_torch: bool) -> Group:
         goal = 0.7 if form == F32 else None
         rows.append(Row(f"{name}, of matrix products", [ours, *products], of_products, at_least=goal))
         if form.t3 is None:
-            in_runtime = operator(direct.tensors, THREADS, expected)
-            peer = group_query_attention(direct.tensors, THREADS, expected, arena)
+            in_runtime = operator(direct.tensors, THREADS, direct.tensors.check)
+            peer = group_query_attention(direct.tensors, THREADS, arena)
             goal = 1.2 if form == F32 else None
             rows.append(Row(f"{name}, GroupQueryAttention of ours", [peer, in_runtime], quotient, at_least=goal))
             if with_torch:
-                peer = torch_attention(direct.tensors, THREADS, expected)
+                peer = torch_attention(direct.tensors, THREADS)
                 rows.append(Row(f"{name}, torch of ours", [peer, in_runtime], quotient, at_least=goal))
-        calls.append(direct)
-    return Group(f"prefill {seqlen}", rows, calls)
+    return Group(f"prefill {seqlen}", rows)
 
 
 def long(native: Native) -> Group:
     """One sequence alone, on one thread and on two, beside what reading gains by the second thread."""
-    arena, rows, calls = Arena(), [], []
+    arena, rows = Arena(), []
     lengths = decode(1, 65536)
     for form in (F16, INT8S[1]):
-        direct = Direct(native, tensors_of(AttentionCase(lengths, form), arena))
-        checked(direct, (1, THREADS))
+        direct = Direct(native, tensors_of(AttentionCase(lengths, form), arena), 1, THREADS)
         threads = [direct.contender(count) for count in (1, THREADS)]
         name = f"{lengths.name} {form.name}, one thread of two"
         rows.append(Row(name, threads, quotient, at_least=1.8))
         loops = [reads(native, form.name, direct.tensors.case.traffic, count, arena) for count in (1, THREADS)]
         rows.append(Row(f"{name}, of reading alone", [*loops[0], *loops[1]], halves))
-        calls.append(direct)
-    return Group("long", rows, calls)
+    return Group("long", rows)
 
 
 def halves(*ns: float) -> float:
@@ -195,14 +167,14 @@ def halves(*ns: float) -> float:
 
 def small(native: Native) -> Group:
     """A call in which nothing but the call itself costs."""
-    arena, rows, calls = Arena(), [], []
+    arena, rows = Arena(), []
     for form in (F32, F16):
-        direct = Direct(native, tensors_of(AttentionCase(decode(1, 16), form, 2, heads=SMALL, cold=False), arena))
-        expected = checked(direct, (1, THREADS))
-        calls.append(direct)
-        rows.append(Row(f"small call {form.name}, direct", [direct.contender(1)], lambda ns: ns / 1e3, unit="us"))
+        case = AttentionCase(decode(1, 16), form, 2, heads=SMALL, cold=False)
+        direct = Direct(native, tensors_of(case, arena), 1, THREADS)
+        rows.append(microseconds(f"small call {form.name}, direct", direct.contender(1)))
         for threads in (1, THREADS):
-            ours, nothing = operator(direct.tensors, threads, expected), empty(direct.tensors, threads)
+            tensors = direct.tensors
+            ours, nothing = operator(tensors, threads, tensors.check), empty(tensors, threads)
             what = f"small call {form.name}, beyond an empty operator, threads {threads}"
             rows.append(Row(what, [ours, nothing], lambda a, b: (a - b) / 1e3, at_most=5, unit="us"))
-    return Group("small", rows, calls)
+    return Group("small", rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from attention_case import AttentionCase
 from cases import INT4, PAGE_SIZE
 from kvcache import NUMPY_TYPES, cache_shape
 from native import WrongAnswer
-from tensors import CACHE_LIMIT, NUM_LAYER, ROTATION, Arena, place, random_pattern, repeat, starts
+from tensors import CACHE_LIMIT, NUM_LAYER, ROTATION, Arena, Tensors, index_inputs, place, random_pattern, repeat
 
 # Scores have this deviation: weights are then neither equal nor all in one key.
 SCORES = 3
@@ -20,21 +22,22 @@ SCORES = 3
 QUERIES = 64
 
 
+# Rows of an output and what must be there, for each sequence.
+Expected = list[tuple[np.ndarray, np.ndarray]]
+
+
 @dataclass(frozen=True)
-class AttentionTensors:
-    """A case's tensors. A cold case is measured on one of `layers` after another."""
+class AttentionTensors(Tensors):
+    """A case's tensors, and once `expect` was called, the right answer on the first layer."""
 
+    op_type: ClassVar[str] = "MultiHeadCacheAttention"
     case: AttentionCase
-    attributes: dict[str, int]
-    layers: list[int]
-    inputs: dict[str, np.ndarray]
-    cache_shape: tuple[int, ...]
-    output: np.ndarray
+    expected: Expected = field(default_factory=list)
 
-    def slots(self, b: int) -> np.ndarray:
-        """The slot of every token of a sequence."""
-        t, cachestarts = np.arange(self.case.lengths.kvlens[b]), self.inputs["cachestarts"]
-        return cachestarts[b, t // PAGE_SIZE] + t % PAGE_SIZE if self.case.paged else cachestarts[b] + t
+    @property
+    def output(self) -> np.ndarray:
+        """What the operator writes."""
+        return self.outputs["attn_output"]
 
     def rows(self, name: str, layer_idx: int, kv: int, b: int) -> np.ndarray:
         """A sequence's keys or values, or their scales, (tokens, heads, elements); two int4 codes are a byte."""
@@ -61,9 +64,9 @@ class AttentionTensors:
             x = x.astype(t3) * scale
         return x.astype(NUMPY_TYPES[form.t1]).astype(np.float64)
 
-    def expect(self, layer_idx: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Rows of the output, and what a call on this layer must give there, by what the cache holds."""
-        heads, expected = self.case.heads, []
+    def expect(self) -> None:
+        """Computes what a call on the first layer must give in some rows, by what the cache holds."""
+        heads, layer_idx = self.case.heads, self.layers[0]
         seqstarts = self.inputs["seqstarts"]
         for b, (n, m) in enumerate(zip(self.case.lengths.seqlens, self.case.lengths.kvlens)):
             chosen = np.unique(np.linspace(0, n - 1, min(n, QUERIES)).astype(np.int64))
@@ -75,12 +78,14 @@ class AttentionTensors:
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
             answer = np.einsum("kgqt,ktd->qkgd", weights, value, optimize=True)
-            expected.append((rows, answer.reshape(len(rows), heads.query, heads.dim)))
-        return expected
+            self.expected.append((rows, answer.reshape(len(rows), heads.query, heads.dim)))
 
-    def check(self, who: str, expected: list[tuple[np.ndarray, np.ndarray]], output: np.ndarray) -> None:
-        """Raises `WrongAnswer` unless an output is right."""
-        for b, (rows, answer) in enumerate(expected):
+    def check(self, who: str, run: Callable[[], object], output: np.ndarray | None = None) -> None:
+        """Raises `WrongAnswer` unless a run writes the right answer."""
+        output = self.output if output is None else output
+        output[:] = np.nan
+        run()
+        for b, (rows, answer) in enumerate(self.expected):
             got, largest = output[rows].astype(np.float64), np.abs(answer).max()
             error = np.abs(got - answer).max()
             if not error <= self.case.tolerance * largest:
@@ -110,13 +115,8 @@ def tensors_of(case: AttentionCase, arena: Arena) -> AttentionTensors:
         "query": random("query", form.t1, (tokens, heads.query, heads.dim), SCORES),
         "current_key": random("current_key", form.t1, current, 1),
         "current_value": random("current_value", form.t1, current, 1),
-        "seqstarts": starts(lengths.seqlens),
-        "kvstarts": starts(lengths.kvlens),
-        "cachestarts": cachestarts,
-        "start_pos": np.array(lengths.kvlens, np.int64) - np.array(lengths.seqlens, np.int64),
+        **index_inputs(lengths, cachestarts),
         "decoding_batches": np.array([sum(n == 1 for n in lengths.seqlens)], np.int64),
-        "max_seqlen": np.array([max(lengths.seqlens)], np.int64),
-        "max_kvlen": np.array([max(lengths.kvlens)], np.int64),
         "cache": random("cache", form.t2, shape, 1),
     }
     if form.t3 is not None:
@@ -139,4 +139,4 @@ def tensors_of(case: AttentionCase, arena: Arena) -> AttentionTensors:
     }
     layers = [i * num_layer // num_rotated for i in range(num_rotated)]
     output = arena.tensor(f"{case.name} output", form.t1, (tokens, heads.query, heads.dim))
-    return AttentionTensors(case, attributes, layers, inputs, shape, output)
+    return AttentionTensors(case, attributes, layers, inputs, {"attn_output": output}, shape)

@@ -11,22 +11,18 @@ that differs from numpy's in float64 by more than the number format explains end
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from attention_goals import THREADS, groups
 from figures import arguments, run
 from native import Native
 
-OUT = Path(__file__).resolve().parents[2] / "target/bench"
-
 
 def main() -> int:
     """Runs the benchmark."""
-    parser = arguments(__doc__, rounds=15, quick_rounds=7, out=OUT)
+    parser = arguments(__doc__, rounds=15, quick_rounds=7)
     parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
     chosen = parser.parse_args()
-    chosen.rounds = chosen.rounds or (7 if chosen.quick else 15)
-    run(groups(Native((1, THREADS)), chosen), "Attention", "attention", chosen)
+    run(groups(Native(1, THREADS), chosen), "attention", chosen)
     return 0
 
 

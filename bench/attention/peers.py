@@ -6,23 +6,20 @@ must give the right answer before it is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from attention_tensors import AttentionTensors
-from graph import IR_VERSION, OPSET, Graph
-from kvcache import DOMAIN, ELEMENT_TYPES, NUMPY_TYPES, bind, find_library
+from graph import Graph
+from kvcache import DOMAIN, ELEMENT_TYPES, NUMPY_TYPES, find_library
 from measure import Contender
-from ours import Expected
-from runtime import bind_output, caller, session_of, timed
+from runtime import bound, node_model, session_of, timed
 from tensors import Arena
 
 MICROSOFT = "com.microsoft"
 
 
-def group_query_attention(tensors: AttentionTensors, threads: int, expected: Expected, arena: Arena) -> Contender:
+def group_query_attention(tensors: AttentionTensors, threads: int, arena: Arena) -> Contender:
     """ONNX Runtime's own operator over contiguous caches, (B, Hk, MaxT, Dh), which it extends in place.
 
     It has one length of new tokens for all sequences.
@@ -41,43 +38,25 @@ def group_query_attention(tensors: AttentionTensors, threads: int, expected: Exp
         "total_sequence_length": np.array(kvlen, np.int32),
     }
     names = [*inputs, "past_key", "past_value", *lengths]
-    outputs = ["output", "present_key", "present_value"]
-    node = helper.make_node(
-        "GroupQueryAttention", names, outputs, domain=MICROSOFT, num_heads=heads.query, kv_num_heads=heads.key
-    )
     types = dict.fromkeys(names, t1) | dict.fromkeys(lengths, TensorProto.INT32)
-    graph = helper.make_graph(
-        [node],
-        "peer",
-        [helper.make_tensor_value_info(name, types[name], None) for name in names],
-        [helper.make_tensor_value_info(name, t1, None) for name in outputs],
-    )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
-    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
-    session = session_of(model, threads)
+    outputs = dict.fromkeys(("output", "present_key", "present_value"), t1)
+    counts = dict(num_heads=heads.query, kv_num_heads=heads.key)
+    session = session_of(node_model("GroupQueryAttention", types, outputs, MICROSOFT, **counts), threads)
     output = arena.tensor(f"{case.name} peer's output", t1, (batch, tokens, heads.query * heads.dim))
     runs = []
     for layer_idx in tensors.layers:
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            bind(binding, name, array)
-        for name, array in lengths.items():
-            binding.bind_input(name, "cpu", 0, TensorProto.INT32, array.shape, array.ctypes.data)
         held = [arena.tensor(f"{case.name} past {kv} of {layer_idx}", t1, shape) for kv in range(2)]
-        for kv, (past, array) in enumerate(zip(("key", "value"), held)):
+        for kv, array in enumerate(held):
             for b, m in enumerate(case.lengths.kvlens):
                 array[b, :, :m] = tensors.values(layer_idx, kv, b).transpose(1, 0, 2)
-            bind(binding, f"past_{past}", array)
-            bind_output(binding, f"present_{past}", array)
-        bind_output(binding, "output", output)
-        runs.append(keeping(caller(session, binding), held, inputs, lengths, output))
-    rows = output.reshape(-1, heads.query, heads.dim)
-    verify(tensors, "GroupQueryAttention", threads, expected, rows, runs[0])
+        past, present = (dict(zip((f"{when}_key", f"{when}_value"), held)) for when in ("past", "present"))
+        runs.append(bound(session, inputs | past | lengths, {"output": output} | present))
     name = f"{case.format.name}, GroupQueryAttention"
-    return Contender(name, "attention", threads, timed(runs, busy_threads=threads), cold=case.cold)
+    tensors.check(f"{name} on {threads} threads", runs[0], output.reshape(-1, heads.query, heads.dim))
+    return Contender(name, threads, timed(runs, busy_threads=threads), cold=case.cold)
 
 
-def standard(tensors: AttentionTensors, threads: int, expected: Expected, arena: Arena) -> Contender:
+def standard(tensors: AttentionTensors, threads: int, arena: Arena) -> Contender:
     """`KeyValueCache`, then attention by standard operators under a mask by which each sequence sees its own keys."""
     case, heads = tensors.case, tensors.case.heads
     tokens, all_tokens = sum(case.lengths.seqlens), sum(case.lengths.kvlens)
@@ -90,16 +69,11 @@ def standard(tensors: AttentionTensors, threads: int, expected: Expected, arena:
     runs = []
     for layer_idx in tensors.layers:
         session = session_of(standard_model(tensors, layer_idx), threads, str(find_library()))
-        binding = session.io_binding()
-        for name, array in tensors.inputs.items():
-            if name != "decoding_batches":
-                bind(binding, name, array)
-        binding.bind_input("visible", "cpu", 0, TensorProto.BOOL, visible.shape, visible.ctypes.data)
-        bind_output(binding, "attn_output", output)
-        runs.append(keeping(caller(session, binding), tensors, visible, output))
-    verify(tensors, "standard operators", threads, expected, output, runs[0])
+        inputs = {name: array for name, array in tensors.inputs.items() if name != "decoding_batches"}
+        runs.append(bound(session, inputs | {"visible": visible}, {"attn_output": output}))
     name = f"{case.format.name}, KeyValueCache and standard operators"
-    return Contender(name, "attention", threads, timed(runs, busy_threads=threads), cold=case.cold)
+    tensors.check(f"{name} on {threads} threads", runs[0], output)
+    return Contender(name, threads, timed(runs, busy_threads=threads), cold=case.cold)
 
 
 def standard_model(tensors: AttentionTensors, layer_idx: int) -> bytes:
@@ -124,7 +98,7 @@ def standard_model(tensors: AttentionTensors, layer_idx: int) -> bytes:
     return graph.serialize()
 
 
-def torch_attention(tensors: AttentionTensors, threads: int, expected: Expected) -> Contender:
+def torch_attention(tensors: AttentionTensors, threads: int) -> Contender:
     """torch's scaled_dot_product_attention on gathered keys and values, (B, Hk, kvlen, Dh), one length for all."""
     import torch
 
@@ -145,42 +119,23 @@ def torch_attention(tensors: AttentionTensors, threads: int, expected: Expected)
         )
 
     runs = [lambda layer=layer: attend(*layer) for layer in layers]
-    output = attend(*layers[0]).transpose(1, 2).reshape(-1, heads.query, heads.dim)
-    tensors.check(f"torch on {threads} threads", expected, output.numpy())
-    name = f"{case.format.name}, torch"
+    output = np.empty_like(tensors.output)
+
+    def first() -> None:
+        output[:] = attend(*layers[0]).transpose(1, 2).reshape(-1, heads.query, heads.dim).numpy()
+
+    tensors.check(f"torch on {threads} threads", first, output)
     # OpenMP's threads keep on spinning for a while.
-    return Contender(name, "attention", threads, timed(runs), cold=case.cold, rest_seconds=0.01)
-
-
-def keeping(run: Callable[[], None], *held: object) -> Callable[[], None]:
-    """The same run, which keeps the memory alive that it works on."""
-    return lambda held=held: run()
-
-
-def verify(
-    tensors: AttentionTensors, name: str, threads: int, expected: Expected, output: np.ndarray, run: Callable[[], None]
-) -> None:
-    """Raises `WrongAnswer` unless the run gives the right answer."""
-    output[:] = np.nan
-    run()
-    tensors.check(f"{name} on {threads} threads", expected, output)
+    return Contender(f"{case.format.name}, torch", threads, timed(runs), cold=case.cold, rest_seconds=0.01)
 
 
 def matrix_product(threads: int, size: int, arena: Arena) -> list[Contender]:
     """Products of square float32 matrices, by ONNX Runtime and, on all processors, by numpy's library."""
     a, b, c = (arena.random(f"factor {i}", TensorProto.FLOAT, (size, size)) for i in range(3))
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "abc"]
-    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", value[:2], value[2:])
-    opsets = [helper.make_opsetid("", OPSET)]
-    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
-    session = session_of(model, threads)
-    binding = session.io_binding()
-    bind(binding, "a", a)
-    bind(binding, "b", b)
-    bind_output(binding, "c", c)
-    run = keeping(caller(session, binding), a, b, c)
+    model = node_model("MatMul", dict.fromkeys("ab", TensorProto.FLOAT), {"c": TensorProto.FLOAT})
+    run = bound(session_of(model, threads), {"a": a, "b": b}, {"c": c})
     # The threads of numpy's library keep on spinning for a while.
     return [
-        Contender("MatMul in ONNX Runtime", "product", threads, timed([run], busy_threads=threads)),
-        Contender("matmul in numpy", "product", threads, timed([lambda: np.matmul(a, b, out=c)]), rest_seconds=0.05),
+        Contender("MatMul in ONNX Runtime", threads, timed([run], busy_threads=threads)),
+        Contender("matmul in numpy", threads, timed([lambda: np.matmul(a, b, out=c)]), rest_seconds=0.05),
     ]

@@ -1,138 +1,128 @@
-"""The benchmark: limits, kernels, the operator in ONNX Runtime and what people use today, interleaved in one process.
+"""The cache operator in ONNX Runtime and its kernel alone: of the limit, of rooflines, and against peers.
 
-    bench.py                               everything; writes report.md and report.json in target/bench
-    bench.py --quick                       a sample of it
-    bench.py --table                       the table in docs/numbers.md: the operator in ONNX Runtime, of the limit
-    bench.py --direct --filter "f16 cold"  the kernel alone, on the cases whose names contain both words
-    bench.py --list                        the names of the cases
+    bench.py                     everything; writes operator.md and operator.json in target/bench
+    bench.py --quick             a sample of the cases
+    bench.py --table             the table in docs/numbers.md: the operator in ONNX Runtime, of the limit
+    bench.py --filter prefill    only the cases whose names contain a word
+    bench.py --list              the names of the cases
 
-`make bench BENCH="--quick"` builds what it needs. By hand, PYTHONPATH=examples finds the operator library's module.
-An answer that is not the reference kernel's, bit for bit, ends the benchmark before it is measured.
+`make bench-operator BENCH="--quick"` builds what it needs. By hand, PYTHONPATH=examples finds the operator library's
+module. An answer that is not the reference kernel's, bit for bit, ends the benchmark before it is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
-import report
-from cases import Case, full_cases, has_empty_twin, quick_cases, table_cases
-from kernel import kernels
-from limit import check_limits, limits
-from measure import Contender, run_rounds
-from native import Native, NativeCall
+from cases import Case, full_cases, is_small, quick_cases, table_cases
+from figures import Group, Row, arguments, fastest_of, microseconds, quotient, run
+from loops import check_limits, check_rooflines, limits, rooflines
+from measure import Contender
+from native import DirectCall, Measured, Native
 from numpy_peer import numpy_peer
-from result import ALIGNED, Result
-from roofline import rooflines
 from runtime import empty, operator
 from standard import standard
-from tensors import Arena, CaseTensors, tensors_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tensors import Arena, Tensors, tensors_of
 
 
 def main() -> int:
     """Runs the benchmark."""
-    arguments = parse()
-    cases = selected(arguments)
-    if arguments.list:
+    parser = arguments(__doc__, rounds=15, quick_rounds=9)
+    parser.add_argument("--table", action="store_true", help="the cases of docs/numbers.md's table")
+    parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
+    parser.add_argument("--threads", type=int, default=2, help="of every contender but numpy")
+    parser.add_argument("--list", action="store_true", help="name the cases and end")
+    chosen = parser.parse_args()
+    cases = selected(chosen)
+    if chosen.list:
         print("\n".join(case.name for case in cases))
         return 0
-    if not cases:
-        print("no case has such a name; see --list", file=sys.stderr)
-        return 2
-    native, arena = Native(tuple(arguments.threads)), Arena()
+    native, arena = Native(chosen.threads), Arena()
     check_limits(native, arena)
-    results, begin = [], time.monotonic()
-    for number, case in enumerate(cases, 1):
-        result = Result(case, measured(case, native, arena, arguments))
-        results.append(result)
-        print(f"[{number}/{len(cases)}, {time.monotonic() - begin:.0f} s] {result.text()}", flush=True)
-    print(report.write(results, arguments.out, time.monotonic() - begin))
+    run(((case.name, partial(group, case, native, arena, chosen)) for case in cases), "operator", chosen)
     return 0
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sets = parser.add_mutually_exclusive_group()
-    sets.add_argument("--quick", action="store_true", help="a sample of the cases, in less than three minutes")
-    sets.add_argument("--table", action="store_true", help="the cases of docs/numbers.md's table, on the most threads")
-    parser.add_argument(
-        "--filter", action="append", default=[], help="words that a case's name contains; may be repeated"
-    )
-    parser.add_argument(
-        "--direct", action="store_true", help="only limits, rooflines and the kernel, without ONNX Runtime and peers"
-    )
-    parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
-    parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads, 1 and 2 unless given")
-    parser.add_argument("--rounds", type=int, help="rounds of a case, at most")
-    parser.add_argument("--seconds", type=float, default=1, help="after which a case has no further round")
-    parser.add_argument("--list", action="store_true", help="name the cases and end")
-    parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report")
-    arguments = parser.parse_args()
-    arguments.threads = arguments.threads or ([2] if arguments.table else [1, 2])
-    arguments.rounds = arguments.rounds or (9 if arguments.quick else 15)
-    return arguments
-
-
-def selected(arguments: argparse.Namespace) -> list[Case]:
+def selected(chosen: argparse.Namespace) -> list[Case]:
     """The chosen cases, each once; those with the same memory follow each other."""
-    chosen = quick_cases if arguments.quick else table_cases if arguments.table else full_cases
-    cases = {case.name: case for case in chosen()}
-    filters = [words.split() for words in arguments.filter] or [[]]
-    cases = [case for case in cases.values() if any(all(word in case.name for word in words) for words in filters)]
+    cases = dict.fromkeys(quick_cases() if chosen.quick else table_cases() if chosen.table else full_cases())
     return sorted(cases, key=lambda case: (not case.cold, case.format.t2, case.format.t1, case.cache_layout))
 
 
-def measured(case: Case, native: Native, arena: Arena, arguments: argparse.Namespace) -> list[Contender]:
-    """Measures all contenders of a case, after their answers have been checked."""
-    contenders, native_calls = limits(native, case, arena), []
-    for variant in [case, replace(case, past_line=0)] if case.past_line else [case]:
-        tensors = tensors_of(variant, arena)
-        layers = [NativeCall(native, tensors, layer_idx) for layer_idx in tensors.layers]
-        ours = contenders_on(tensors, native, layers, arguments, is_twin=variant != case)
-        layers[0].expect()
-        for contender in ours:
-            if contender.answer:
-                layers[0].check(f"{contender.name} on {contender.threads} threads", contender.answer)
-        contenders += ours
-        native_calls += layers
-    run_rounds(contenders, arguments.rounds, arguments.seconds)
-    for native_call in native_calls:
-        native_call.close()
-    return contenders
+def group(case: Case, native: Native, arena: Arena, chosen: argparse.Namespace) -> Group:
+    """All figures of a case."""
+    threads = chosen.threads
+    loops = limits(native, case, threads, arena) if case.cold else []
+    tensors = tensors_of(case, arena)
+    calls = called(native, tensors)
+    ours = operator(tensors, threads, calls[0].check)
+    name = f"{case.name}, in ONNX Runtime"
+    rows = [Row(f"{name}, of the limit", [ours, *loops], of_limit(case))] if case.cold else []
+    if case.past_line:
+        aligned = tensors_of(replace(case, past_line=0), arena)
+        twin = operator(aligned, threads, called(native, aligned)[0].check)
+        rows.append(Row(f"{name}, of aligned tensors", [twin, ours], quotient))
+    elif not chosen.table:
+        rows += of_rooflines(tensors, calls, threads)
+    for peer in peers(tensors, calls[0], chosen) if case.peers and not chosen.table else []:
+        rows.append(Row(f"{name}, against {peer.name}, {peer.threads} threads", [peer, ours], quotient))
+    if is_small(case):
+        nothing = empty(tensors, threads)
+        rows.append(Row(f"{name}, beyond an empty operator", [ours, nothing], lambda a, b: (a - b) / 1e3, unit="us"))
+        rows.append(microseconds(f"{case.name}, called directly", direct(calls, "op", threads)))
+    return Group(case.name, rows)
 
 
-def contenders_on(
-    tensors: CaseTensors, native: Native, layers: list[NativeCall], arguments: argparse.Namespace, is_twin: bool
-) -> list[Contender]:
-    """Who works on these tensors; on the aligned twin of a case only the kernel and the operator do."""
-    contenders, threads = kernels(native, tensors, layers), arguments.threads
-    if not arguments.direct:
-        contenders += [operator(tensors, count) for count in threads]
-    if is_twin:
-        return [replace(contender, name=contender.name + ALIGNED) for contender in contenders]
-    if not arguments.table:
-        contenders += rooflines(native, tensors, layers)
-        contenders += [] if arguments.direct else others(tensors, threads, arguments.with_torch)
-    return contenders
+def called(native: Native, tensors: Tensors) -> list[DirectCall]:
+    """The calls of a case's layers, of which the first knows the right answer."""
+    calls = [DirectCall(native, tensors, layer_idx) for layer_idx in tensors.layers]
+    calls[0].expect()
+    return calls
 
 
-def others(tensors: CaseTensors, threads: list[int], with_torch: bool) -> list[Contender]:
-    """For small calls an operator that does nothing, and what people use today where the case asks for it."""
-    contenders = [empty(tensors, count) for count in threads if has_empty_twin(tensors.case)]
-    if not tensors.case.peers:
-        return contenders
-    contenders += [standard(tensors, count) for count in threads] + [numpy_peer(tensors)]
-    if with_torch:
+def of_limit(case: Case):
+    """The figure of the operator's time and those of the loops of each phase, in three orders."""
+    # A phase that is too small for loops of its own takes its part of the other's time.
+    moved = sum(case.bytes(phase) for phase in case.limited)
+
+    def figure(ns: float, *loops: float) -> float:
+        return case.bytes("op") / moved * sum(min(loops[i : i + 3]) for i in range(0, len(loops), 3)) / ns
+
+    return figure
+
+
+def direct(calls: list[DirectCall], phase: str, threads: int) -> Contender:
+    """The kernel's phase, or the whole operator with its checks, on one layer after another."""
+
+    def sample(turn: int, iterations: int) -> Measured:
+        return calls[turn % len(calls)].measure(threads, phase, iterations)
+
+    return Contender(f"kernel's {phase}", threads, sample, cold=len(calls) > 1)
+
+
+def of_rooflines(tensors: Tensors, calls: list[DirectCall], threads: int) -> Iterator[Row]:
+    """The kernel's phases of the fastest loop that reads and writes the same rows."""
+    calls[0].check(f"the kernel on {threads} threads", partial(calls[0].measure, threads, "op", 1))
+    check_rooflines(tensors, calls[0], threads)
+    for phase in tensors.case.limited if tensors.case.cold else ():
+        contenders = [direct(calls, phase, threads), *rooflines(phase, tensors, calls, threads)]
+        yield Row(f"{tensors.case.name}, kernel's {phase}, of the roofline", contenders, fastest_of)
+
+
+def peers(tensors: Tensors, first: DirectCall, chosen: argparse.Namespace) -> Iterator[Contender]:
+    """What people use today, once its answer has been checked."""
+    made = [standard(tensors, chosen.threads), numpy_peer(tensors)]
+    if chosen.with_torch:
         from torch_peer import torch_peers
 
-        contenders += [contender for count in threads for contender in torch_peers(tensors, count)]
-    return contenders
+        made += torch_peers(tensors, chosen.threads)
+    for peer, answer in made:
+        first.check(peer.name, answer)
+        yield peer
 
 
 if __name__ == "__main__":

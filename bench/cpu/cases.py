@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from onnx import TensorProto
@@ -113,11 +113,6 @@ class Case:
         return f"{self.lengths.name}.{self.format.name}.layout{self.cache_layout}.{self.setting}"
 
     @property
-    def work(self) -> str:
-        """The name without the layout: a row of the report's table."""
-        return f"{self.lengths.name} {self.format.name} {self.setting}"
-
-    @property
     def setting(self) -> str:
         """All but lengths, types and layout."""
         words = ["paged" if self.paged else "offset", f"r{self.num_repeat}", "cold" if self.cold else "warm"]
@@ -147,14 +142,8 @@ class Case:
         least = COMPARABLE * max(traffic.bytes for traffic in phases.values())
         return {name: traffic for name, traffic in phases.items() if traffic.bytes >= least}
 
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of key and value together."""
-        return sum(self.lengths.kvlens) * self.format.value_bytes * self.num_repeat
 
-
-F32, F16, I8 = Format(FLOAT, FLOAT), Format(HALF, HALF), Format(INT8, INT8)
-MIXED = (Format(FLOAT, HALF), Format(HALF, FLOAT))
+F32, F16 = Format(FLOAT, FLOAT), Format(HALF, HALF)
 
 
 def quantized(t2: int, groups: tuple[int, ...], t1s: tuple[int, ...], t3s: tuple[int, ...]) -> list[Format]:
@@ -164,63 +153,30 @@ def quantized(t2: int, groups: tuple[int, ...], t1s: tuple[int, ...], t3s: tuple
 
 
 INT8_F16, INT4_F16 = Format(HALF, INT8, HALF, 8, 8), Format(HALF, INT4, HALF, 4, 32)
-EVERY_QUANTIZED = [
-    *quantized(INT8, (8, 32, 128), (HALF, FLOAT), (HALF, FLOAT)),
-    *quantized(INT4, (8, 32, 128), (HALF, FLOAT), (HALF, FLOAT)),
-]
 
 # Out of cache: a layer's part of the cache and the outputs are far beyond the last level.
 LONG, LONG_REPEATED = decode(8, 2048), decode(8, 1024)
-LAYOUTS, PAGED = range(4), (True, False)
+LAYOUTS = range(4)
 
 
 def full_cases() -> Iterator[Case]:
-    """Everything: one axis after another is crossed, not all with all."""
-    for form, layout, paged in product((F16, F32), LAYOUTS, PAGED):
-        peers = form == F16 and paged
-        yield Case(LONG, form, layout, paged, 1, True, peers)
-        yield Case(LONG_REPEATED, form, layout, paged, 4, True, peers)
-    for form, layout in product((INT8_F16, INT4_F16), LAYOUTS):
-        yield Case(LONG, form, layout, True, 1, True, layout in (2, 3))
-        yield Case(LONG_REPEATED, form, layout, True, 4, True, layout in (2, 3))
-        yield Case(LONG, form, layout, False, 1, True)
-    for form in EVERY_QUANTIZED:
-        for layout in (0, 3):
-            yield Case(LONG, form, layout, True, 1, True)
-        yield Case(LONG_REPEATED, form, 2, True, 4, True)
-        yield Case(prefill(8, 2048), form, 2, True, 1, True)
-    for form in (I8, *MIXED):
-        yield Case(LONG, form, 1, True, 1, True)
-        yield Case(prefill(8, 2048), form, 3, True, 1, True)
+    """The table's cases, those of the roofline and the peers, lengths that differ, and small calls."""
+    yield from table_cases()
     for form, layout in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS):
-        yield Case(prefill(8, 2048), form, layout, True, 1, True, form == F16 and layout in (2, 3))
-    yield Case(prefill(8, 2048), F16, 2, False, 1, True)
+        yield Case(LONG, form, layout, True, 1, True, peers=form == F16 or (form.t3 and layout == 2))
+        yield Case(LONG_REPEATED, form, layout, True, 4, True, peers=form == F16)
     for form, layout in product((F16, INT8_F16), (0, 3)):
         yield Case(ragged(100_000, 256, 8), form, layout, True, 1, True)
         for batch, kvlen in ((1, 16384), (32, 512), (256, 64)):
             yield Case(decode(batch, kvlen), form, layout, True, 1, True)
-    yield from sizes(F16, peers=True)
-    yield from sizes(INT8_F16)
-    for form, layout, batch in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS, (1, 16)):
-        yield warm(form, layout, batch, 64 << 10)
-        yield warm(form, layout, batch, 1 << 20)
-    for form in (F16, F32, INT8_F16, INT4_F16):
-        yield warm(form, 2, 4, 1 << 20, num_repeat=4)
-        yield Case(prefill(1, 128), form, 2, True, 1, False)
-    yield from misaligned()
-    for form, layout in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS):
-        yield past_line(Case(LONG, form, layout, True, 1, True))
-    for form in (F16, INT8_F16, INT4_F16):
-        yield past_line(Case(LONG_REPEATED, form, 2, True, 4, True))
-        yield past_line(Case(prefill(8, 2048), form, 3, True, 1, True))
     yield from small_calls()
 
 
 def table_cases() -> Iterator[Case]:
-    """The rows of the README's table: loads by type, layout and mode, prefill, and tensors that begin past a line."""
-    for form, paged, layout in product((F16, F32), PAGED, LAYOUTS):
+    """The rows of docs/numbers.md's table: loads by type, layout and mode, prefill, tensors that begin past a line."""
+    for form, paged, layout in product((F16, F32), (True, False), LAYOUTS):
         yield Case(LONG, form, layout, paged, 1, True)
-    for form, paged in product((F16, F32), PAGED):
+    for form, paged in product((F16, F32), (True, False)):
         yield Case(LONG_REPEATED, form, 3, paged, 4, True)
     for t2, t1 in product((INT8, INT4), (HALF, FLOAT)):
         for form in quantized(t2, (8, 32, 128), (t1,), (t1,)):
@@ -232,54 +188,30 @@ def table_cases() -> Iterator[Case]:
 
 def misaligned() -> Iterator[Case]:
     """Loads that write where numpy's large arrays begin: 16 bytes past a line."""
-    yield past_line(Case(LONG, F16, 3, True, 1, True))
-    yield past_line(Case(LONG_REPEATED, F16, 3, True, 4, True))
-    yield past_line(Case(LONG, INT8_F16, 3, True, 1, True))
-    yield past_line(Case(LONG, INT4_F16, 2, True, 1, True))
-
-
-def past_line(case: Case) -> Case:
-    """The same call on tensors that begin 16 bytes past a line."""
-    return replace(case, past_line=16)
+    for form, layout, num_repeat in ((F16, 3, 1), (F16, 3, 4), (INT8_F16, 3, 1), (INT4_F16, 2, 1)):
+        lengths = LONG if num_repeat == 1 else LONG_REPEATED
+        yield Case(lengths, form, layout, True, num_repeat, True, past_line=16)
 
 
 def quick_cases() -> Iterator[Case]:
     """A sample that touches every axis."""
-    for layout in LAYOUTS:
-        yield Case(LONG, F16, layout, True, 1, True, layout == 2)
-    yield Case(LONG_REPEATED, F16, 2, True, 4, True, True)
+    for layout in (0, 2, 3):
+        yield Case(LONG, F16, layout, True, 1, True, peers=layout == 2)
+    yield Case(LONG_REPEATED, F16, 2, True, 4, True)
     yield Case(LONG, F32, 3, False, 1, True)
-    for form, layout in ((INT8_F16, 0), (INT8_F16, 3), (Format(FLOAT, INT8, FLOAT, 8, 128), 2), (INT4_F16, 1)):
-        yield Case(LONG, form, layout, True, 1, True, layout == 3 or form == INT4_F16)
-    for form in (F16, INT8_F16, INT4_F16):
-        yield Case(prefill(8, 2048), form, 2, True, 1, True)
-    yield from sizes(F16, peers=True)
-    yield from sizes(INT8_F16)
-    for form in (F16, F32, INT8_F16, INT4_F16):
-        yield warm(form, 2, 1, 64 << 10)
-        yield warm(form, 3, 16, 1 << 20)
-    yield from misaligned()
+    for form, layout in ((INT8_F16, 3), (INT4_F16, 2)):
+        yield Case(LONG, form, layout, True, 1, True, peers=True)
+        yield Case(prefill(8, 2048), form, layout, True, 1, True)
+    yield next(misaligned())
     yield from small_calls()
 
 
 def small_calls() -> Iterator[Case]:
     """One sequence of 16 tokens, where the call itself is what costs."""
     for form in (F16, INT8_F16):
-        yield Case(decode(1, 16), form, 2, True, 1, False, True)
+        yield Case(decode(1, 16), form, 2, True, 1, False)
 
 
-def has_empty_twin(case: Case) -> bool:
-    """Whether a call is small, and of types that the operator which does nothing has too."""
-    return case.lengths == decode(1, 16) and case.format in (F16, INT8_F16)
-
-
-def sizes(form: Format, peers: bool = False) -> Iterator[Case]:
-    """The same work over three decades of size; no case is between in cache and out of it."""
-    for kvlen in (16, 64, 256, 2048, 4096, 16384):
-        yield Case(decode(4, kvlen), form, 2, True, 1, kvlen >= 2048, peers)
-
-
-def warm(form: Format, layout: int, batch: int, output_bytes: int, num_repeat: int = 1) -> Case:
-    """Decoding with outputs of this size, in cache."""
-    kvlen = max(1, output_bytes // (form.value_bytes * num_repeat * batch))
-    return Case(decode(batch, kvlen), form, layout, True, num_repeat, False)
+def is_small(case: Case) -> bool:
+    """Whether a call is one of those that are held against an operator which does nothing."""
+    return case.lengths == decode(1, 16) and not case.cold

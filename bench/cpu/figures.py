@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
-from measure import Contender, Spread, run_rounds, time_ns, times
-from report import markdown, provenance
+import numpy as np
+import onnxruntime
 
+from measure import Contender, Spread, run_rounds, times
 
-class Closable(Protocol):
-    """Something that holds memory of the native library."""
-
-    def close(self) -> None:
-        """Frees it."""
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,13 @@ class Row:
     at_least: float | None = None
     unit: str = ""
 
-    @property
-    def spread(self) -> Spread:
+    def measured(self) -> Figure:
         """The figure's spread over the rounds that all contenders took part in."""
-        rounds = times(*self.contenders)
-        return Spread.of([self.figure(*(each[i] for each in rounds)) for i in rounds[0]])
-
-    @property
-    def goal(self) -> str:
-        """The goal in words."""
-        if self.at_most is not None:
-            return f"<= {self.at_most:g}"
-        return f">= {self.at_least:g}" if self.at_least is not None else ""
-
-    def is_met_by(self, spread: Spread) -> bool:
-        """Whether the median is as it should be."""
-        median = spread.median
-        return (self.at_most is None or median <= self.at_most) and (self.at_least is None or median >= self.at_least)
+        spread = Spread.of([self.figure(*ns) for ns in zip(*times(*self.contenders))])
+        low, high = (float("-inf") if self.at_least is None else self.at_least, self.at_most)
+        met = low <= spread.median and (high is None or spread.median <= high)
+        goal = f"<= {high:g}" if high is not None else f">= {low:g}" if self.at_least is not None else ""
+        return Figure(self.name, spread, self.unit, goal, met)
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,6 @@ class Group:
 
     name: str
     rows: list[Row]
-    cases: list[Closable] = field(default_factory=list)
 
     @property
     def contenders(self) -> list[Contender]:
@@ -75,12 +64,6 @@ class Figure:
     goal: str
     met: bool
 
-    @classmethod
-    def of(cls, row: Row) -> Figure:
-        """The figure of a row whose contenders have been measured."""
-        spread = row.spread
-        return cls(row.name, spread, row.unit, row.goal, row.is_met_by(spread))
-
     @property
     def cells(self) -> list[str]:
         """A row of the table."""
@@ -88,63 +71,93 @@ class Figure:
         return [self.name, f"{self.spread} {self.unit}".strip(), self.goal, verdict]
 
 
-@dataclass(frozen=True)
-class Time:
-    """What one iteration of a contender took."""
-
-    group: str
-    contender: str
-    threads: int
-    milliseconds: Spread
-
-    @property
-    def cells(self) -> list[str]:
-        """A row of the table."""
-        spread = self.milliseconds
-        return [self.group, self.contender, str(self.threads), *(f"{x:.4g}" for x in asdict(spread).values())]
+def quotient(above: float, below: float) -> float:
+    """How many times as long the first one takes."""
+    return above / below
 
 
-def arguments(description: str | None, rounds: int, quick_rounds: int, out: Path) -> argparse.ArgumentParser:
-    """The command line that all such benchmarks have."""
+def fastest_of(*ns: float) -> float:
+    """How many times as long the fastest of the others takes as the first."""
+    return min(ns[1:]) / ns[0]
+
+
+def microseconds(name: str, contender: Contender) -> Row:
+    """The time of a contender."""
+    return Row(name, [contender], lambda ns: ns / 1e3, unit="us")
+
+
+def arguments(description: str | None, rounds: int, quick_rounds: int) -> argparse.ArgumentParser:
+    """The command line that all benchmarks have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{quick_rounds} rounds, and less of what takes long")
     parser.add_argument("--filter", action="append", default=[], help="a word that a group's name contains")
     parser.add_argument("--rounds", type=int, help=f"rounds of a group, at most; {rounds} unless given")
     parser.add_argument("--seconds", type=float, default=4, help="after which a group has no further round")
-    parser.add_argument("--out", type=Path, default=out, help="folder of the report")
+    parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report")
+    parser.set_defaults(default_rounds=(rounds, quick_rounds))
     return parser
 
 
-def run(groups: Iterable[Group], title: str, file: str, chosen: argparse.Namespace) -> None:
-    """Measures the groups one after the other, prints their figures, and writes the report."""
-    figures: list[Figure] = []
-    contender_times: list[Time] = []
-    begin = time.monotonic()
-    for group in groups:
-        run_rounds(group.contenders, chosen.rounds, chosen.seconds)
-        measured = [Figure.of(row) for row in group.rows]
+def run(groups: Iterable[tuple[str, Callable[[], Group]]], title: str, chosen: argparse.Namespace) -> None:
+    """Measures the groups that are chosen, each made when it is due, prints their figures, and writes the report."""
+    figures, contender_times, begin = [], [], time.monotonic()
+    rounds = chosen.rounds or chosen.default_rounds[chosen.quick]
+    for name, make in groups:
+        if not all(word in name for word in chosen.filter):
+            continue
+        group = make()
+        run_rounds(group.contenders, rounds, chosen.seconds)
+        measured = [row.measured() for row in group.rows]
         for figure in measured:
             print(" | ".join(figure.cells), flush=True)
         figures += measured
         for contender in group.contenders:
-            spread = time_ns(contender).scaled(1e-6)
-            contender_times.append(Time(group.name, contender.name, contender.threads, spread))
-        for case in group.cases:
-            case.close()
-    write(figures, contender_times, title, chosen.out / file, time.monotonic() - begin)
-    missed = sum(not figure.met for figure in figures)
-    print(f"\n{len(figures)} figures, {missed} not as they should be")
+            milliseconds = Spread.of([ns * 1e-6 for ns in times(contender)[0]])
+            contender_times.append({"group": name, "contender": contender.name, "threads": contender.threads})
+            contender_times[-1] |= asdict(milliseconds)
+    write(figures, contender_times, title, chosen.out, time.monotonic() - begin)
+    print(f"\n{len(figures)} figures, {sum(not figure.met for figure in figures)} not as they should be")
 
 
-def write(figures: list[Figure], contender_times: list[Time], title: str, file: Path, seconds: float) -> None:
+def write(figures: list[Figure], contender_times: list[dict], title: str, folder: Path, seconds: float) -> None:
     """Writes the report as Markdown and as JSON."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    origin = provenance(seconds)
-    rows = {"rows": [asdict(figure) for figure in figures], "times": [asdict(each) for each in contender_times]}
-    file.with_suffix(".json").write_text(json.dumps({"origin": origin, **rows}, indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    file, origin = folder / f"{title}.md", provenance(seconds)
+    report = {"origin": origin, "rows": [asdict(figure) for figure in figures], "times": contender_times}
+    file.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in origin.items()), ""]
     lines.append(markdown(["what", "figure", "goal", ""], [figure.cells for figure in figures]))
     header = ["group", "contender", "threads", "milliseconds", "lower quartile", "upper quartile"]
-    lines += ["", "## Times of one call", "", markdown(header, [each.cells for each in contender_times])]
-    file.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print(f"wrote {file.with_suffix('.md')}, {file.with_suffix('.json').name}")
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in contender_times]
+    lines += ["", "## Times of one call", "", markdown(header, cells)]
+    file.write_text("\n".join(lines) + "\n")
+    print(f"wrote {file}, {title}.json")
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def provenance(seconds: float) -> dict[str, str]:
+    """Where the numbers come from."""
+
+    def git(*command: str) -> str:
+        command = ("git", "-C", str(ROOT), *command)
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
+    flags = set(fields.get("flags", "").split()) & {"avx2", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_fp16"}
+    model = f"{fields.get('model name', platform.machine())}, family {fields.get('cpu family', '?')}"
+    versions = {"Python": platform.python_version(), "numpy": np.__version__, "onnxruntime": onnxruntime.__version__}
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": (git("rev-parse", "--short=12", "HEAD") or "unknown")
+        + " with local changes" * bool(git("status", "--porcelain")),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "duration": f"{seconds:.0f} s",
+        "machine": f"{model}, {cpuinfo.count('processor')} processors, {' '.join(sorted(flags))}",
+        "versions": ", ".join(" ".join(version) for version in versions.items()),
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isnan
 
 import numpy as np
 
@@ -32,19 +31,12 @@ class Contender:
     """Something that is measured; `sample(turn, iterations)` runs it on the layer that is the turn's."""
 
     name: str
-    phase: str
     threads: int
     sample: Callable[[int, int], Measured]
-    answer: Callable[[], None] | None = None  # one run on the first layer, for the verdict
     cold: bool = True  # a cold call must not be repeated on the same layer
     rest_seconds: float = 0  # how long its threads may keep on spinning
     iterations: int = 1
     measured: dict[int, Measured] = field(default_factory=dict)  # by round; meanwhile at WARM_UP
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """What tells it from the others of a case."""
-        return self.name, self.phase, self.threads
 
 
 @dataclass(frozen=True)
@@ -60,10 +52,6 @@ class Spread:
         """The spread of some values, at least one."""
         low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
         return cls(float(median), float(low), float(high))
-
-    def scaled(self, factor: float) -> Spread:
-        """The same in another unit."""
-        return Spread(self.median * factor, self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
         return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -113,7 +101,7 @@ def calibrate(contender: Contender) -> None:
     time.sleep(contender.rest_seconds)
 
 
-def times(*contenders: Contender) -> list[dict[int, float]]:
+def times(*contenders: Contender) -> list[list[float]]:
     """Nanoseconds of one iteration of each contender, by rounds that all of them took part in.
 
     Rounds in which others held the processors of one of them do not count, if enough remain.
@@ -121,36 +109,4 @@ def times(*contenders: Contender) -> list[dict[int, float]]:
     rounds = sorted(set.intersection(*(set(contender.measured) for contender in contenders)))
     quiet = [i for i in rounds if not any(each.measured[i].share < ENOUGH_SHARE for each in contenders)]
     kept = quiet if len(quiet) >= ENOUGH_ROUNDS else rounds
-    return [{i: contender.measured[i].ns for i in kept} for contender in contenders]
-
-
-def ratio(numerator: Contender, denominator: Contender, scale: float = 1) -> Spread | None:
-    """How much faster `denominator` was, round by round: its time is the divisor; None if they never met."""
-    above, below = times(numerator, denominator)
-    return Spread.of([scale * above[i] / below[i] for i in above]) if above else None
-
-
-def difference(minuend: Contender, subtrahend: Contender, scale: float) -> Spread | None:
-    """How much longer `minuend` took, round by round, in `scale` nanoseconds; None if they never met."""
-    more, less = times(minuend, subtrahend)
-    return Spread.of([scale * (more[i] - less[i]) for i in more]) if more else None
-
-
-def one_after_the_other(first: Contender, second: Contender) -> Contender:
-    """Both as one, of whom only the samples are asked: round by round, the times of both together."""
-    both = Contender(first.name, "op", max(first.threads, second.threads), first.sample, cold=first.cold)
-    for i in first.measured.keys() & second.measured.keys():
-        parts = first.measured[i], second.measured[i]
-        both.measured[i] = Measured(sum(part.ns for part in parts), min(part.share for part in parts))
-    return both
-
-
-def time_ns(contender: Contender) -> Spread:
-    """The time of one iteration."""
-    return Spread.of(list(times(contender)[0].values()))
-
-
-def share(contender: Contender) -> float | None:
-    """The median part of the time in which the contender's threads held a processor; None where it is not known."""
-    median = float(np.median([measured.share for measured in contender.measured.values()]))
-    return None if isnan(median) else median
+    return [[contender.measured[i].ns for i in kept] for contender in contenders]

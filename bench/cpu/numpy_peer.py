@@ -7,8 +7,8 @@ import numpy as np
 from cases import HEAD_DIM, INT4, NUM_HEADS
 from measure import Contender
 from rows import rows_of
-from runtime import timed
-from tensors import CaseTensors
+from runtime import Run, timed
+from tensors import Tensors
 
 NUMPY = "numpy"
 
@@ -16,7 +16,7 @@ NUMPY = "numpy"
 class NumpyCall:
     """One layer of a case."""
 
-    def __init__(self, tensors: CaseTensors, layer_idx: int) -> None:
+    def __init__(self, tensors: Tensors, layer_idx: int) -> None:
         self.tensors = tensors
         self.rows = rows_of(tensors, layer_idx)
 
@@ -26,7 +26,7 @@ class NumpyCall:
         for kv, name in enumerate(names):
             self.store(kv, self.tensors.inputs[f"current_{name}"])
         for kv, name in enumerate(names):
-            self.load(kv, getattr(self.tensors, name))
+            self.load(kv, self.tensors.outputs[name])
 
     def store(self, kv: int, current: np.ndarray) -> None:
         """Writes the current rows."""
@@ -70,7 +70,7 @@ def unpacked(x: np.ndarray) -> np.ndarray:
     return codes
 
 
-def numpy_peer(tensors: CaseTensors) -> Contender:
-    """numpy, which uses one thread."""
+def numpy_peer(tensors: Tensors) -> tuple[Contender, Run]:
+    """numpy, which uses one thread; and a run of the first layer."""
     runs = [NumpyCall(tensors, layer_idx) for layer_idx in tensors.layers]
-    return Contender(NUMPY, "op", 1, timed(runs), runs[0], cold=tensors.case.cold)
+    return Contender(NUMPY, 1, timed(runs), cold=tensors.case.cold), runs[0]

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from cases import HEAD_DIM, NUM_HEADS
-from tensors import CaseTensors
+from tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Rows:
     read: tuple[np.ndarray, np.ndarray]  # rows of all keys and values
 
 
-def rows_of(tensors: CaseTensors, layer_idx: int) -> Rows:
+def rows_of(tensors: Tensors, layer_idx: int) -> Rows:
     """A row is a token's key or value, in layout 3 that of one head; then the row numbers are (tokens, H).
 
     Two int4 elements are one byte.
@@ -34,7 +34,7 @@ def rows_of(tensors: CaseTensors, layer_idx: int) -> Rows:
     outer = () if by_head else (NUM_HEADS,)
     number = prod(tensors.cache_shape) // prod((*outer, HEAD_DIM))
     cache, scale = tensors.inputs["cache"], tensors.inputs.get("scale")
-    slots = tensors.slots
+    slots = tensors.all_slots
     read = tuple(numbers(tensors, layer_idx, kv, slots) for kv in range(2))
     write = tuple(rows[tensors.current_rows] for rows in read)
     if scale is not None:
@@ -42,7 +42,7 @@ def rows_of(tensors: CaseTensors, layer_idx: int) -> Rows:
     return Rows(cache.reshape(number, *outer, -1), scale, write, read)
 
 
-def numbers(tensors: CaseTensors, layer_idx: int, kv: int, slots: np.ndarray) -> np.ndarray:
+def numbers(tensors: Tensors, layer_idx: int, kv: int, slots: np.ndarray) -> np.ndarray:
     """The row of each slot, or of each head of each slot."""
     shape = tensors.cache_shape
     match tensors.case.cache_layout:

@@ -1,4 +1,4 @@
-"""The operator inside ONNX Runtime, and what a call costs there."""
+"""Operators inside ONNX Runtime, and what a call costs there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from graph import IR_VERSION, OPSET
-from kvcache import DOMAIN, ELEMENT_TYPES, bind, find_library
+from kvcache import DOMAIN, ELEMENT_TYPES, find_library
 from measure import Contender
-from native import INPUTS, Measured, library_path
-from tensors import CaseTensors
+from native import Measured, library_path
+from tensors import Tensors
 
-IN_RUNTIME, EMPTY = "operator in ONNX Runtime", "empty operator in ONNX Runtime"
 EMPTY_DOMAIN = "kvcache.bench"
+# The inputs of both operators, in the specification's order.
+INPUTS = (
+    "query current_key current_value seqstarts kvstarts cachestarts start_pos decoding_batches max_seqlen max_kvlen"
+)
+INPUTS = (*INPUTS.split(), "cache", "scale")
+
+Run = Callable[[], object]
 
 
 def session_of(model: bytes, threads: int, library: str | None = None) -> onnxruntime.InferenceSession:
@@ -34,20 +40,32 @@ def session_of(model: bytes, threads: int, library: str | None = None) -> onnxru
 
 def element_of(array: np.ndarray) -> int:
     """ONNX's number of an array's type; to the peers packed int4 is bytes."""
-    return TensorProto.UINT8 if array.dtype == np.uint8 else ELEMENT_TYPES[array.dtype]
+    more = {
+        np.dtype(np.uint8): TensorProto.UINT8,
+        np.dtype(np.int32): TensorProto.INT32,
+        np.dtype(bool): TensorProto.BOOL,
+    }
+    return (ELEMENT_TYPES | more)[array.dtype]
 
 
-def bind_output(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-    """Makes the runtime write an output to the array's own memory."""
-    binding.bind_output(name, "cpu", 0, element_of(array), array.shape, array.ctypes.data)
+def bound(
+    session: onnxruntime.InferenceSession,
+    inputs: dict[str, np.ndarray],
+    outputs: dict[str, np.ndarray],
+    **described: tuple[int, tuple[int, ...], int],
+) -> Run:
+    """A run of the session on the arrays' own memory, which it keeps alive.
+
+    Some inputs may be described by an element type, a shape and an address.
+    """
+    binding = session.io_binding()
+    for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+        for name, array in arrays.items():
+            bind(name, "cpu", 0, *described.get(name, (element_of(array), array.shape, array.ctypes.data)))
+    return lambda held=(inputs, outputs): session.run_with_iobinding(binding)
 
 
-def caller(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> Callable[[], None]:
-    """One run of the session; keeps the binding alive."""
-    return lambda: session.run_with_iobinding(binding)
-
-
-def timed(runs: list[Callable[[], None]], busy_threads: int = 0) -> Callable[[int, int], Measured]:
+def timed(runs: list[Run], busy_threads: int = 0) -> Callable[[int, int], Measured]:
     """A contender's samples of calls from Python, one for each layer.
 
     Where a call is known to keep so many threads busy, the process's time says what part of it they held a processor.
@@ -64,44 +82,37 @@ def timed(runs: list[Callable[[], None]], busy_threads: int = 0) -> Callable[[in
     return sample
 
 
-def node_model(tensors: CaseTensors, op_type: str, domain: str, attributes: dict[str, int]) -> bytes:
-    """A graph of one node with the operator's inputs and outputs."""
-    form = tensors.case.format
-    names = [name for name in INPUTS if name in tensors.inputs]
-    types = dict.fromkeys(INPUTS, TensorProto.INT64)
-    types |= {"current_key": form.t1, "current_value": form.t1, "cache": form.t2, "scale": form.t3}
-    node = helper.make_node(op_type, names, ["key", "value"], domain=domain, **attributes)
-    inputs = [helper.make_tensor_value_info(name, types[name], None) for name in names]
-    outputs = [helper.make_tensor_value_info(name, form.t1, None) for name in ("key", "value")]
-    graph = helper.make_graph([node], op_type, inputs, outputs)
+def node_model(
+    op_type: str, inputs: dict[str, int], outputs: dict[str, int], domain: str = "", **attributes: int
+) -> bytes:
+    """A graph of one node, whose inputs and outputs have these types."""
+    node = helper.make_node(op_type, list(inputs), list(outputs), domain=domain, **attributes)
+    values = [[helper.make_tensor_value_info(*item, None) for item in each.items()] for each in (inputs, outputs)]
+    graph = helper.make_graph([node], op_type, *values)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
-    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets[: 1 + bool(domain)]).SerializeToString()
 
 
-def bound(session: onnxruntime.InferenceSession, tensors: CaseTensors) -> Callable[[], None]:
-    """A call on the tensors' own memory, outputs included."""
-    binding = session.io_binding()
-    for name, array in tensors.inputs.items():
-        packed = name == "cache" and array.dtype == np.uint8
-        bind(binding, name, array, *((TensorProto.INT4, tensors.cache_shape) if packed else ()))
-    bind_output(binding, "key", tensors.key)
-    bind_output(binding, "value", tensors.value)
-    return caller(session, binding)
+def called(tensors: Tensors, threads: int, op_type: str, domain: str, library: str, **attributes: int) -> Run:
+    """A call of a custom operator with the tensors of a case, in a session of its own."""
+    inputs = {name: tensors.inputs[name] for name in INPUTS if name in tensors.inputs}
+    types = [{name: tensors.described(name)[0] for name in names} for names in (inputs, tensors.outputs)]
+    session = session_of(node_model(op_type, *types, domain, **attributes), threads, library)
+    return bound(session, inputs, tensors.outputs, cache=tensors.described("cache"))
 
 
-def operator(tensors: CaseTensors, threads: int) -> Contender:
-    """The operator of the built library, a session for each layer."""
-    runs = []
-    for layer_idx in tensors.layers:
-        attributes = tensors.attributes | {"layer_idx": layer_idx}
-        model = node_model(tensors, "KeyValueCache", DOMAIN, attributes)
-        runs.append(bound(session_of(model, threads, str(find_library())), tensors))
+def operator(tensors: Tensors, threads: int, check: Callable[[str, Run], None]) -> Contender:
+    """The operator of the built library, a session for each layer, whose answer is checked."""
+    runs = [
+        called(tensors, threads, tensors.op_type, DOMAIN, str(find_library()), **tensors.attributes | {"layer_idx": i})
+        for i in tensors.layers
+    ]
+    check(f"in ONNX Runtime on {threads} threads", runs[0])
     sample = timed(runs, busy_threads=threads if tensors.case.cold else 0)
-    return Contender(IN_RUNTIME, "op", threads, sample, runs[0], cold=tensors.case.cold)
+    return Contender(f"{tensors.case.format.name}, in ONNX Runtime", threads, sample, cold=tensors.case.cold)
 
 
-def empty(tensors: CaseTensors, threads: int) -> Contender:
+def empty(tensors: Tensors, threads: int) -> Contender:
     """An operator with the same inputs and outputs that does nothing, made with the same crate."""
-    model = node_model(tensors, "Empty", EMPTY_DOMAIN, {})
-    run = bound(session_of(model, threads, str(library_path())), tensors)
-    return Contender(EMPTY, "op", threads, timed([run]), cold=False)
+    run = called(tensors, threads, f"Empty{tensors.op_type}", EMPTY_DOMAIN, str(library_path()))
+    return Contender("empty operator in ONNX Runtime", threads, timed([run]), cold=False)

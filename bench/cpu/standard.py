@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-from onnxruntime import IOBinding
 
 from cases import HEAD_DIM, INT4, NUM_HEADS, Case
 from graph import IR_VERSION, OPSET
-from kvcache import NUMPY_TYPES, bind
+from kvcache import NUMPY_TYPES
 from measure import Contender
-from rows import Rows, rows_of
-from runtime import bind_output, caller, element_of, session_of, timed
-from tensors import CaseTensors
+from rows import rows_of
+from runtime import Run, bound, session_of, timed
+from tensors import Tensors
 
 STANDARD = "standard ONNX operators"
 
@@ -133,26 +132,18 @@ def model_of(case: Case) -> bytes:
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
 
 
-def standard(tensors: CaseTensors, threads: int) -> Contender:
-    """The graph on the case's memory, one session and a binding for each layer."""
+def standard(tensors: Tensors, threads: int) -> tuple[Contender, Run]:
+    """The graph on the case's memory, one session for all layers; and a run of the first layer."""
     session = session_of(model_of(tensors.case), threads)
     runs = []
     for layer_idx in tensors.layers:
-        rows, binding = rows_of(tensors, layer_idx), session.io_binding()
+        rows = rows_of(tensors, layer_idx)
+        inputs, outputs = {}, dict(tensors.outputs)
         for kv, name in enumerate(("key", "value")):
-            bind(binding, f"current_{name}", tensors.inputs[f"current_{name}"])
-            bind_rows(binding, rows, kv, name)
-            bind_output(binding, name, getattr(tensors, name))
-        run = caller(session, binding)
-        runs.append(lambda run=run, rows=rows: run())  # the rows live as long as their binding
-    return Contender(STANDARD, "op", threads, timed(runs), runs[0], cold=tensors.case.cold)
-
-
-def bind_rows(binding: IOBinding, rows: Rows, kv: int, name: str) -> None:
-    """Binds cache and scale, as input and as output, and the rows to write and to read."""
-    bind(binding, f"write_{name}", rows.write[kv][..., None])
-    bind(binding, f"read_{name}", rows.read[kv])
-    for held, array in (("cache", rows.cache), ("scale", rows.scale)):
-        if array is not None:
-            binding.bind_input(f"{held}_{name}", "cpu", 0, element_of(array), array.shape, array.ctypes.data)
-            bind_output(binding, f"{held}_{name}_stored", array)
+            inputs[f"current_{name}"] = tensors.inputs[f"current_{name}"]
+            inputs[f"write_{name}"], inputs[f"read_{name}"] = rows.write[kv][..., None], rows.read[kv]
+            for held, array in (("cache", rows.cache), ("scale", rows.scale)):
+                if array is not None:
+                    inputs[f"{held}_{name}"] = outputs[f"{held}_{name}_stored"] = array
+        runs.append(bound(session, inputs, outputs))
+    return Contender(STANDARD, threads, timed(runs), cold=tensors.case.cold), runs[0]

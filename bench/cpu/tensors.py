@@ -6,12 +6,13 @@ import mmap
 from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from onnx import TensorProto
 
-from cases import HEAD_DIM, NUM_HEADS, PAGE_SIZE, Case
-from kvcache import BITS, NUMPY_TYPES, cache_shape
+from cases import HEAD_DIM, INT4, NUM_HEADS, PAGE_SIZE, Case, Lengths
+from kvcache import BITS, ELEMENT_TYPES, NUMPY_TYPES, cache_shape
 
 
 def last_level() -> int:
@@ -67,21 +68,6 @@ class Arena:
         return self.tensor(name, element_type, shape, past_line)
 
 
-def huge_share() -> float | None:
-    """The part of the memory asked for in huge pages that lies in some; None where the system does not tell."""
-    smaps = Path("/proc/self/smaps")
-    resident = huge = in_huge = in_resident = 0
-    for line in smaps.read_text().splitlines() if smaps.exists() else []:
-        name, _, rest = line.partition(":")
-        if name == "Rss":
-            in_resident = int(rest.split()[0])
-        elif name == "AnonHugePages":
-            in_huge = int(rest.split()[0])
-        elif name == "VmFlags" and "hg" in rest.split():  # the last line of a mapping; madvise has set the flag
-            resident, huge = resident + in_resident, huge + in_huge
-    return huge / resident if resident else None
-
-
 def random_pattern(dtype: np.dtype, positive: bool) -> np.ndarray:
     """Random numbers of a type."""
     random = np.random.default_rng(1)
@@ -103,26 +89,33 @@ def repeat(values: np.ndarray, pattern: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class CaseTensors:
-    """A case's tensors. A cold case is measured on one of `layers` after another."""
+class Tensors:
+    """The tensors of a call of an operator. A cold case is measured on one of `layers` after another."""
 
+    op_type: ClassVar[str] = "KeyValueCache"
     case: Case
     attributes: dict[str, int]
     layers: list[int]
     inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
     cache_shape: tuple[int, ...]
-    key: np.ndarray
-    value: np.ndarray
+
+    def described(self, name: str) -> tuple[int, tuple[int, ...], int]:
+        """A tensor's element type, shape and address; packed int4 by its shape in elements."""
+        array = (self.inputs | self.outputs)[name]
+        packed = name == "cache" and array.dtype == np.uint8
+        element, shape = (INT4, self.cache_shape) if packed else (ELEMENT_TYPES[array.dtype], array.shape)
+        return element, shape, array.ctypes.data
+
+    def slots(self, b: int) -> np.ndarray:
+        """The slot of every token of a sequence."""
+        t, cachestarts = np.arange(self.case.lengths.kvlens[b]), self.inputs["cachestarts"]
+        return cachestarts[b, t // PAGE_SIZE] + t % PAGE_SIZE if self.case.paged else cachestarts[b] + t
 
     @property
-    def slots(self) -> np.ndarray:
+    def all_slots(self) -> np.ndarray:
         """The slot of every token of every sequence, in the order of the outputs."""
-        starts = self.inputs["cachestarts"]
-        parts = []
-        for b, kvlen in enumerate(self.case.lengths.kvlens):
-            t = np.arange(kvlen)
-            parts.append(starts[b, t // PAGE_SIZE] + t % PAGE_SIZE if self.case.paged else starts[b] + t)
-        return np.concatenate(parts)
+        return np.concatenate([self.slots(b) for b in range(len(self.case.lengths.kvlens))])
 
     @property
     def current_rows(self) -> np.ndarray:
@@ -133,7 +126,7 @@ class CaseTensors:
         )
 
 
-def tensors_of(case: Case, arena: Arena) -> CaseTensors:
+def tensors_of(case: Case, arena: Arena) -> Tensors:
     """The case's tensors, in the arena."""
     lengths, form, past = case.lengths, case.format, case.past_line
     read = sum(lengths.kvlens) * form.cache_bytes
@@ -149,12 +142,7 @@ def tensors_of(case: Case, arena: Arena) -> CaseTensors:
     inputs = {
         "current_key": arena.random("current_key", form.t1, current, past),
         "current_value": arena.random("current_value", form.t1, current, past),
-        "seqstarts": starts(lengths.seqlens),
-        "kvstarts": starts(lengths.kvlens),
-        "cachestarts": cachestarts,
-        "start_pos": np.array(lengths.kvlens, np.int64) - np.array(lengths.seqlens, np.int64),
-        "max_seqlen": np.array([max(lengths.seqlens)], np.int64),
-        "max_kvlen": np.array([max(lengths.kvlens)], np.int64),
+        **index_inputs(case.lengths, cachestarts),
         "cache": arena.random("cache", form.t2, shape, past),
     }
     if form.t3 is not None:
@@ -172,8 +160,20 @@ def tensors_of(case: Case, arena: Arena) -> CaseTensors:
         "page_size": PAGE_SIZE,
     }
     layers = [i * num_layer // num_rotated for i in range(num_rotated)]
-    key, value = (arena.tensor(name, form.t1, output, past) for name in ("key", "value"))
-    return CaseTensors(case, attributes, layers, inputs, shape, key, value)
+    outputs = {name: arena.tensor(name, form.t1, output, past) for name in ("key", "value")}
+    return Tensors(case, attributes, layers, inputs, outputs, shape)
+
+
+def index_inputs(lengths: Lengths, cachestarts: np.ndarray) -> dict[str, np.ndarray]:
+    """The index tensors of a call."""
+    return {
+        "seqstarts": starts(lengths.seqlens),
+        "kvstarts": starts(lengths.kvlens),
+        "cachestarts": cachestarts,
+        "start_pos": np.array(lengths.kvlens, np.int64) - np.array(lengths.seqlens, np.int64),
+        "max_seqlen": np.array([max(lengths.seqlens)], np.int64),
+        "max_kvlen": np.array([max(lengths.kvlens)], np.int64),
+    }
 
 
 def starts(lengths: tuple[int, ...]) -> np.ndarray:

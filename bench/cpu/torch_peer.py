@@ -10,8 +10,8 @@ from cases import HEAD_DIM, INT4, NUM_HEADS, PAGE_SIZE
 from measure import Contender
 from native import Measured
 from rows import rows_of
-from runtime import timed
-from tensors import CaseTensors
+from runtime import Run, timed
+from tensors import Tensors
 
 # OpenMP's threads spin so long after a call, at most.
 REST_SECONDS = 0.01
@@ -47,7 +47,7 @@ def unpacked(x: torch.Tensor) -> torch.Tensor:
 class IndexSelect:
     """One layer by index_copy_ and index_select on rows, with given outputs."""
 
-    def __init__(self, tensors: CaseTensors, layer_idx: int) -> None:
+    def __init__(self, tensors: Tensors, layer_idx: int) -> None:
         rows = rows_of(tensors, layer_idx)
         self.form, self.num_repeat = tensors.case.format, tensors.case.num_repeat
         self.cache = torch.from_numpy(rows.cache)
@@ -55,7 +55,7 @@ class IndexSelect:
         self.write = [torch.from_numpy(numbers.reshape(-1)) for numbers in rows.write]
         self.read = [torch.from_numpy(numbers.reshape(-1)) for numbers in rows.read]
         self.current = [torch.from_numpy(tensors.inputs[f"current_{name}"]) for name in ("key", "value")]
-        self.outputs = [torch.from_numpy(tensors.key), torch.from_numpy(tensors.value)]
+        self.outputs = [torch.from_numpy(output) for output in tensors.outputs.values()]
 
     def __call__(self) -> None:
         """The call: stores, then loads."""
@@ -80,14 +80,14 @@ class IndexSelect:
 class Pmx:
     """One layer as the PMX reference computes it: sequence by sequence, page tables walked token by token."""
 
-    def __init__(self, tensors: CaseTensors, layer_idx: int) -> None:
+    def __init__(self, tensors: Tensors, layer_idx: int) -> None:
         self.case = tensors.case
         held = {name: torch.from_numpy(array) for name, array in tensors.inputs.items()}
         self.index = [held[name] for name in ("seqstarts", "kvstarts", "cachestarts", "start_pos")]
         self.current = [held["current_key"], held["current_value"]]
         self.cache = by_token(held["cache"], self.case.cache_layout, layer_idx)
         self.scale = by_token(held["scale"], self.case.cache_layout, layer_idx) if "scale" in held else None
-        self.outputs = [torch.from_numpy(tensors.key), torch.from_numpy(tensors.value)]
+        self.outputs = [torch.from_numpy(output) for output in tensors.outputs.values()]
 
     def slots(self, b: int, first: int, last: int) -> torch.Tensor | slice:
         """The slots of tokens of a sequence."""
@@ -147,8 +147,8 @@ def on_threads(sample: Callable[[int, int], Measured], threads: int) -> Callable
     return with_threads
 
 
-def torch_peers(tensors: CaseTensors, threads: int) -> list[Contender]:
-    """Both ways; the PMX reference has no int4."""
+def torch_peers(tensors: Tensors, threads: int) -> list[tuple[Contender, Run]]:
+    """Both ways, each with a run of the first layer; the PMX reference has no int4."""
     select = [IndexSelect(tensors, layer_idx) for layer_idx in tensors.layers]
     ways = [(INDEX_SELECT, select, select[0])]
     if tensors.case.format.t2 != INT4:
@@ -156,6 +156,5 @@ def torch_peers(tensors: CaseTensors, threads: int) -> list[Contender]:
         ways.append((PMX, pmx, pmx[0].answer))
     rest, cold = REST_SECONDS if threads > 1 else 0, tensors.case.cold
     return [
-        Contender(name, "op", threads, on_threads(timed(runs), threads), answer, cold, rest)
-        for name, runs, answer in ways
+        (Contender(name, threads, on_threads(timed(runs), threads), cold, rest), answer) for name, runs, answer in ways
     ]

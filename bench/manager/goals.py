@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from binding_peer import ManagerPeer, check_same_batch
-from case import Case
-from figures import Group, Row
+from figures import Group, Row, microseconds, quotient
 from measure import Contender
-from native import Native
-from scheduler_steps import SchedulerPeer, check_same_step
+from native import Measured, Native
+from python_steps import PAGE_SIZE, PythonSteps
 
 BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768
 IDLE = 10000  # sequences that are in no step
-PAGE_SIZE, ROOM = 16, 96  # rows behind the prompt of each sequence
+ROOM = 96  # rows behind the prompt of each sequence
 NS_PER_SEQUENCE = 60
-LAYOUTS = range(4)
 WIDTHS = {16: "float16", 8: "int8", 4: "int4"}
+
+
+class Case:
+    """A case of the library by its name and its numbers, whose answers are right."""
+
+    def __init__(self, native: Native, name: str, *numbers: int) -> None:
+        self._case = native.module.ManagerCase(name, *numbers)
+
+    def contender(self, name: str) -> Contender:
+        """One of the case's contenders: what it takes of the processor's time."""
+
+        def sample(_turn: int, _iterations: int) -> Measured:
+            wall_ns, cpu_ns, _, operations = self._case.measure(name)
+            return Measured(cpu_ns / operations, cpu_ns / wall_ns)
+
+        return Contender(name, 1, sample)
+
+    def allocations(self, name: str) -> float:
+        """Heap allocations of an operation, when what grows once has grown."""
+        self._case.measure(name)
+        _, _, allocations, operations = self._case.measure(name)
+        return allocations / operations
 
 
 def pages_of(kvlen: int) -> int:
@@ -41,10 +61,7 @@ def decode(native: Native) -> Group:
     )
     names = "same batch", "changed batch, tokens unknown", "changed batch", "memcpy"
     evicted, changed, changed_evicted, copy = map(short.contender, names)
-    scheduler_peer, manager_peer = SchedulerPeer(BATCH, KVLEN), ManagerPeer(BATCH, KVLEN)
-    check_same_step(scheduler_peer.batch(), growing.tensors())
-    check_same_batch(scheduler_peer.batch(), manager_peer.batch())
-    scheduler, python = scheduler_peer.contender(), manager_peer.contender()
+    python = PythonSteps(BATCH, KVLEN).contender()
 
     def of_budget(step: float, memcpy: float) -> float:
         return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
@@ -60,19 +77,10 @@ def decode(native: Native) -> Group:
         microseconds("step, changed batch, its pages evicted from the prefix index", changed_evicted),
         microseconds("memcpy of its tensors", copy),
         Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
-        microseconds("scheduler.py", scheduler),
-        Row("scheduler.py of step, same batch", [scheduler, free], quotient, at_least=100),
-        Row("scheduler.py of step, same batch, its pages evicted", [scheduler, evicted], quotient),
-        Row("scheduler.py of step, changed batch", [scheduler, changed], quotient),
         microseconds("step from Python, same batch", python),
-        Row("scheduler.py of step from Python, same batch", [scheduler, python], quotient, at_least=20),
+        Row("step from Python, same batch, of step, same batch, its pages evicted", [python, evicted], quotient),
     ]
-    return Group("decode", rows, [short, long, growing, crowded])
-
-
-def microseconds(name: str, contender: Contender) -> Row:
-    """The time of a contender."""
-    return Row(name, [contender], lambda ns: ns / 1e3, unit="us")
+    return Group("decode", rows)
 
 
 def max_t(native: Native) -> Group:
@@ -82,50 +90,26 @@ def max_t(native: Native) -> Group:
         Row(f"step, {name}, MaxT 10^7 of 10^4", [large.contender(name), small.contender(name)], quotient, at_most=1.2)
         for name in ("same batch", "changed batch")
     ]
-    return Group("max_t", rows, [small, large])
-
-
-def quotient(above: float, below: float) -> float:
-    """How many times as long the first one takes."""
-    return above / below
+    return Group("max_t", rows)
 
 
 def allocations(native: Native) -> Group:
     """Heap allocations of steps: counted, not timed."""
-    case = decode_case(native, BATCH, KVLEN)
-    rows = []
+    case, rows = decode_case(native, BATCH, KVLEN), []
     for name in ("same batch", "changed batch"):
-        case.meter(name)  # what grows once, has grown then
-        meter = case.meter(name)
-        counted = meter.allocations / meter.operations
+        counted = case.allocations(name)
         rows.append(Row(f"allocations a step, {name}", [case.contender(name)], lambda _, counted=counted: counted, 0))
-    return Group("allocations", rows, [case])
+    return Group("allocations", rows)
 
 
 def pages(native: Native) -> Group:
-    """What is done to sequences of 1000 pages and of 10000."""
-    few, many = (Case(native, "pages", pages) for pages in (1000, 10000))
-    # By how many times more one may take where there are ten times as many pages, beside noise.
-    growth = {"fork": 10, "free a fork": 10, "free the last owner": 10}
-    growth |= {"page taken": 1, "page evicted": 1, "copy on write": 1}
-    rows = []
-    for name, factor in growth.items():
+    """What is done to pages of sequences of 1000 pages and of 10000."""
+    few, many, rows = Case(native, "pages", 1000), Case(native, "pages", 10000), []
+    for name in ("page taken", "copy on write"):
         ours, ten_times = few.contender(name), many.contender(name)
         rows.append(Row(f"{name}, 1000 pages", [ours], lambda ns: ns, unit="ns"))
-        of = lambda ten, one, factor=factor: ten / one / factor  # noqa: E731
-        what = "ten times the pages, of ten times the time" if factor > 1 else "ten times the pages, of the same time"
-        rows.append(Row(f"{name}, {what}", [ten_times, ours], of, at_most=1.25))
-    return Group("pages", rows, [few, many])
-
-
-def copies(native: Native) -> Iterator[Group]:
-    """`copy_rows` of pages."""
-    for layout in LAYOUTS:
-        for bits, name in WIDTHS.items():
-            case = Case(native, "copies", layout, bits)
-            contenders = [case.contender("bare loop"), case.contender("copy_rows")]
-            row = Row(f"copy_rows, layout {layout}, {name}, of bare loop's speed", contenders, quotient, at_least=0.9)
-            yield Group(f"copies {layout} {name}", [row], [case])
+        rows.append(Row(f"{name}, ten times the pages, of the same time", [ten_times, ours], quotient, at_most=1.25))
+    return Group("pages", rows)
 
 
 def cells(native: Native) -> Group:
@@ -136,47 +120,31 @@ def cells(native: Native) -> Group:
         microseconds("find_slot and mask, 32768 cells, 8 sequences", ours),
         Row("loops over a set for each cell, of find_slot and mask", [loops, ours], quotient, at_least=4),
     ]
-    return Group("cells", rows, [case])
+    return Group("cells", rows)
 
 
-def shifts(native: Native) -> Iterator[Group]:
-    """K-shift."""
-    for layout in LAYOUTS:
-        for bits, name in WIDTHS.items():
-            case = Case(native, "shift", layout, bits)
-            contenders = [case.contender("rotate_keys"), case.contender("store and load")]
-            row = Row(
-                f"rotate_keys, layout {layout}, {name}, of storing and loading", contenders, quotient, at_most=1.5
-            )
-            yield Group(f"shift {layout} {name}", [row], [case])
+# By case: contenders, of which the first one's time is divided by the second's, and the goal.
+BY_LAYOUT = {
+    "copies": [("bare loop", "copy_rows", dict(at_least=0.9))],
+    "shift": [("rotate_keys", "store and load", dict(at_most=1.5))],
+    "sessions": [("write and hash", "save", dict(at_least=0.7)), ("read and hash", "load", dict(at_least=0.7))],
+}
 
 
-def sessions(native: Native) -> Iterator[Group]:
-    """Saving and loading sequences."""
-    for layout in (LAYOUTS[0], LAYOUTS[-1]):
-        for bits, name in WIDTHS.items():
-            case = Case(native, "sessions", layout, bits)
-            save, load = case.contender("save"), case.contender("load")
-            peers = {
-                "write and hash": (save, 0.7),
-                "read and hash": (load, 0.7),
-                "read into the same memory and hash": (load, None),
-            }
-            rows = [
-                Row(
-                    f"{ours.name}, layout {layout}, {name}, of {peer}'s speed",
-                    [case.contender(peer), ours],
-                    quotient,
-                    at_least=goal,
-                )
-                for peer, (ours, goal) in peers.items()
-            ]
-            yield Group(f"sessions {layout} {name}", rows, [case])
+def by_layout(native: Native, kind: str, layout: int, bits: int) -> Group:
+    """What is done to the rows of a cache."""
+    case, rows = Case(native, kind, layout, bits), []
+    for above, below, goal in BY_LAYOUT[kind]:
+        contenders = [case.contender(above), case.contender(below)]
+        rows.append(Row(f"{above} of {below}, layout {layout}, {WIDTHS[bits]}", contenders, quotient, **goal))
+    return Group(kind, rows)
 
 
-def groups(native: Native) -> Iterator[Group]:
-    """All groups, made when they are due."""
-    yield from (make(native) for make in (decode, max_t, allocations, pages, cells))
-    yield from copies(native)
-    yield from shifts(native)
-    yield from sessions(native)
+def groups(native: Native) -> Iterator[tuple[str, Callable[[], Group]]]:
+    """All groups by name."""
+    for make in (decode, max_t, allocations, pages, cells):
+        yield make.__name__, partial(make, native)
+    for kind in BY_LAYOUT:
+        for layout in (0, 3) if kind == "sessions" else range(4):
+            for bits, name in WIDTHS.items():
+                yield f"{kind} layout {layout} {name}", partial(by_layout, native, kind, layout, bits)

@@ -1,155 +1,182 @@
-//! One call of the operator in the caller's memory.
+//! Calls of the operators without ONNX Runtime, and the comparison of any contender's answer with the reference's.
 
-use kvcache_kernels::{Kernel, Problem, Reference};
+use std::collections::HashMap;
+
+use kvcache_kernels::{CacheBytes, Cpu, Kernel, Problem, Reference};
 use kvcache_op::{
-    Attributes, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial, Shape, TensorMut, TensorRef,
+    Attributes, CacheAttentionAttributes, CacheAttentionInputs, KeyValueCache, MultiHeadCacheAttention, Outputs, Serial,
 };
+use pyo3::prelude::*;
+use xxhash_rust::xxh3::Xxh3;
 
-use crate::c_call::CCall;
-use crate::description::{CallDescription, TensorDescription};
-use crate::team::Team;
+use crate::moved::Moved;
+use crate::refused;
+use crate::roofline::{self, Direction};
+use crate::team::{Sample, Team};
+use crate::tensor::Tensors;
 
-/// An operator with all tensors of a call, which may be made again and again.
-pub struct BoundCall {
+/// `KeyValueCache` with all tensors of a call, which may be made again and again.
+#[pyclass(unsendable)]
+pub(crate) struct CacheCall {
     op: KeyValueCache,
-    /// The same, for C.
-    in_c: CCall,
-    inputs: Inputs<'static>,
-    cache: Tensor,
-    scale: Option<Tensor>,
-    outputs: [Tensor; 2],
+    tensors: Tensors,
 }
 
-/// A tensor's type, shape and memory.
-pub(crate) struct Tensor {
-    element: ElementType,
-    shape: Shape,
-    data: *mut u8,
-}
-
-impl BoundCall {
-    /// The call that `description` describes.
-    ///
-    /// # Errors
-    /// If a number stands for nothing, or the operator would refuse the call.
-    ///
-    /// # Safety
-    /// As long as the call lives, each tensor's `data` is valid for its type and shape: initialized, and for the last
-    /// four also for writes. They do not overlap, and nobody else writes the index tensors, or any of them while the
-    /// call runs.
-    pub unsafe fn new(description: &CallDescription) -> Result<Self, String> {
-        let mut attributes = Attributes::default();
-        for (name, value) in Attributes::NAMES.into_iter().zip(description.attributes) {
-            assert!(attributes.set(name, value), "{name} is an attribute");
+#[pymethods]
+impl CacheCall {
+    /// The call of an operator with these attributes on these tensors, each an element type, a shape and an address.
+    #[new]
+    fn new(attributes: HashMap<String, i64>, tensors: HashMap<String, (i32, Vec<usize>, usize)>) -> PyResult<Self> {
+        let mut made = Attributes::default();
+        for (name, value) in attributes {
+            made.set(&name, value).then_some(()).ok_or_else(|| refused(format!("no attribute is {name}")))?;
         }
-        let tensor = |i: usize| Tensor::new(&description.tensors[i]).map_err(|reason| format!("tensor {i}: {reason}"));
-        // SAFETY: valid for its type and shape as long as the call lives, as this function requires.
-        let read = |i: usize| tensor(i).map(|tensor| unsafe { tensor.borrow() });
-        let inputs = Inputs {
-            current_key: read(0)?,
-            current_value: read(1)?,
-            indices: IndexInputs {
-                seqstarts: read(2)?,
-                kvstarts: read(3)?,
-                cachestarts: read(4)?,
-                start_pos: read(5)?,
-                max_seqlen: read(6)?,
-                max_kvlen: read(7)?,
-            },
-        };
-        let scale = (description.tensors[9].element != 0).then(|| tensor(9)).transpose()?;
-        let op = KeyValueCache::new(attributes).map_err(|error| error.to_string())?;
-        let in_c = CCall::new(description)?;
-        let mut call = Self { op, in_c, inputs, cache: tensor(8)?, scale, outputs: [tensor(10)?, tensor(11)?] };
-        call.problem().map_err(|error| error.to_string())?;
+        let call = Self { op: KeyValueCache::new(made).map_err(refused)?, tensors: Tensors(tensors) };
+        call.problem().map_err(refused)?;
         Ok(call)
     }
 
-    /// Checks the inputs, stores the current tokens and loads all of them: what a user calls, through the C interface.
-    ///
-    /// # Errors
-    /// If the operator refuses the call: somebody has changed its memory.
-    pub(crate) fn run(&mut self, team: &Team) -> Result<(), String> {
-        // SAFETY: `new` requires such memory, and `&mut self` that nobody else uses the call.
-        unsafe { self.in_c.run(team) }
+    /// Measures the kernel's `store` or `load`, or with `op` all that a user calls, the check of the inputs included.
+    fn measure(&mut self, team: &Team, phase: &str, iterations: usize) -> PyResult<Sample> {
+        if phase == "op" {
+            return team.measure(iterations, || self.run(team)).map_err(refused);
+        }
+        let mut problem = self.problem().map_err(refused)?;
+        let mut kernel = |part: fn(&Cpu, &mut Problem<'_>, &Team)| {
+            let mut run = || part(&Cpu::default(), &mut problem, team);
+            team.measure(iterations, || {
+                run();
+                Ok::<_, String>(())
+            })
+            .map_err(refused)
+        };
+        match phase {
+            "store" => kernel(|cpu, problem, team| cpu.store(problem, team)),
+            "load" => kernel(|cpu, problem, team| cpu.load(problem, team)),
+            _ => Err(refused(format!("no phase is {phase}"))),
+        }
     }
 
-    /// The checked call with its outputs, for the kernels.
-    ///
-    /// # Errors
-    /// As for [`run`](Self::run).
-    pub(crate) fn problem(&mut self) -> Result<Problem<'_>, kvcache_op::Error> {
-        self.op.check(&self.inputs, self.cache_mut(), self.scale_mut())?.bind(self.outputs_mut())
+    /// Measures the reads and writes of a phase without its arithmetic, in one of the orders of [`roofline`].
+    fn roofline(
+        &mut self,
+        team: &Team,
+        phase: &str,
+        order: usize,
+        stream: bool,
+        iterations: usize,
+    ) -> PyResult<(Sample, Moved)> {
+        let directions: &[_] = match phase {
+            "store" => &[Direction::Store],
+            "load" => &[Direction::Load],
+            _ => &[Direction::Store, Direction::Load],
+        };
+        let (mut problem, mut moved) = (self.problem().map_err(refused)?, Moved::default());
+        let sample = team.measure(iterations, || {
+            let parts = directions.iter();
+            moved = parts.map(|&part| roofline::run(&mut problem, part, order, stream, team)).sum::<Result<_, _>>()?;
+            Ok::<_, String>(())
+        });
+        Ok((sample.map_err(refused)?, moved))
     }
 
-    /// Runs the reference kernel, the oracle: the right answer is then in cache, scale and outputs.
-    ///
-    /// # Errors
-    /// As for [`run`](Self::run).
-    pub(crate) fn run_reference(&mut self) -> Result<(), kvcache_op::Error> {
-        Reference.run(&mut self.problem()?, &Serial);
+    /// Runs the reference kernel: the right answer is then in cache, scale and outputs.
+    fn run_reference(&mut self) -> PyResult<()> {
+        Reference.run(&mut self.problem().map_err(refused)?, &Serial);
         Ok(())
     }
 
-    /// The bytes of `key` and of `value`.
-    pub(crate) fn output_bytes(&mut self) -> [&mut [u8]; 2] {
-        self.outputs.each_mut().map(|tensor| {
-            let bytes = tensor.element.bytes(tensor.shape.iter().product()).unwrap_or_default();
-            // SAFETY: `new` requires writable, initialized memory of this type and shape, apart for key and value; the
-            // slices borrow the call.
-            unsafe { std::slice::from_raw_parts_mut(tensor.data, bytes) }
-        })
+    /// Overwrites all that a contender must write, so that an answer cannot be left over.
+    fn scramble(&mut self, byte: u8) -> PyResult<()> {
+        self.visit_written(|bytes| bytes.fill(byte)).map_err(refused)
     }
 
-    fn cache_mut(&self) -> TensorMut<'static> {
-        // SAFETY: `new` requires writable memory as long as the call lives, and only `&mut self` methods ask for this.
-        unsafe { self.cache.borrow_mut() }
-    }
-
-    fn scale_mut(&self) -> Option<TensorMut<'static>> {
-        // SAFETY: as for `cache_mut`.
-        self.scale.as_ref().map(|scale| unsafe { scale.borrow_mut() })
-    }
-
-    fn outputs_mut(&self) -> Outputs<'static> {
-        // SAFETY: as for `cache_mut`.
-        let [key, value] = self.outputs.each_ref().map(|output| unsafe { output.borrow_mut() });
-        Outputs { key, value }
+    /// A hash of all that a contender must write: the outputs, and cache and scale where the current tokens are.
+    fn answer(&mut self) -> PyResult<u128> {
+        let mut hash = Xxh3::new();
+        self.visit_written(|bytes| hash.update(bytes)).map_err(refused)?;
+        Ok(hash.digest128())
     }
 }
 
-impl Tensor {
-    pub(crate) fn new(description: &TensorDescription) -> Result<Self, String> {
-        let TensorDescription { element, rank, shape, data } = *description;
-        let element = match element {
-            1 => ElementType::Float32,
-            3 => ElementType::Int8,
-            7 => ElementType::Int64,
-            10 => ElementType::Float16,
-            22 => ElementType::Int4,
-            _ => return Err(format!("element type: expected 1, 3, 7, 10 or 22, got {element}")),
+impl CacheCall {
+    fn run(&self, team: &Team) -> Result<(), String> {
+        let (cache, scale) = (self.tensors.write("cache")?, self.tensors.optional("scale")?);
+        self.op.run(&self.tensors.inputs()?, cache, scale, self.outputs()?, team).map_err(|error| error.to_string())
+    }
+
+    fn outputs(&self) -> Result<Outputs<'static>, String> {
+        Ok(Outputs { key: self.tensors.write("key")?, value: self.tensors.write("value")? })
+    }
+
+    /// The checked call with its outputs, for the kernels.
+    fn problem(&self) -> Result<Problem<'static>, String> {
+        let (cache, scale) = (self.tensors.write("cache")?, self.tensors.optional("scale")?);
+        let checked = self.op.check(&self.tensors.inputs()?, cache, scale).map_err(|error| error.to_string())?;
+        checked.bind(self.outputs()?).map_err(|error| error.to_string())
+    }
+
+    fn visit_written(&mut self, mut visit: impl FnMut(&mut [u8])) -> Result<(), String> {
+        visit(self.tensors.bytes("key")?);
+        visit(self.tensors.bytes("value")?);
+        let problem = self.problem()?;
+        let (geometry, indices, pointers) = (*problem.geometry(), *problem.indices(), problem.pointers());
+        let bytes = CacheBytes::new(&geometry);
+        for b in 0..geometry.batch {
+            let sequence = indices.sequence(b);
+            for t in sequence.start_pos..sequence.all.len() {
+                let slot = indices.addressing.slot(b, t);
+                for (kv, h) in (0..2).flat_map(|kv| (0..geometry.num_heads).map(move |h| (kv, h))) {
+                    let (cache, scale) = bytes.head(slot, kv, h);
+                    // SAFETY: `Problem`: slot < max_t, so the head lies in the cache; `&mut self` keeps others away.
+                    visit(unsafe { std::slice::from_raw_parts_mut(pointers.cache.add(cache), bytes.cache.head_len) });
+                    if geometry.quant.is_some() {
+                        let len = bytes.scale.head_len;
+                        // SAFETY: `Problem`: slot < max_t, so the head's scales lie in `scale`.
+                        visit(unsafe { std::slice::from_raw_parts_mut(pointers.scale.add(scale), len) });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `MultiHeadCacheAttention` with all tensors of a call, which may be made again and again.
+#[pyclass(unsendable)]
+pub(crate) struct AttentionCall {
+    op: MultiHeadCacheAttention,
+    tensors: Tensors,
+}
+
+#[pymethods]
+impl AttentionCall {
+    /// The call of an operator with these attributes on these tensors, each an element type, a shape and an address.
+    #[new]
+    fn new(attributes: HashMap<String, i64>, tensors: HashMap<String, (i32, Vec<usize>, usize)>) -> PyResult<Self> {
+        let mut made = CacheAttentionAttributes::default();
+        for (name, value) in attributes {
+            made.set(&name, value).then_some(()).ok_or_else(|| refused(format!("no attribute is {name}")))?;
+        }
+        Ok(Self { op: MultiHeadCacheAttention::new(made).map_err(refused)?, tensors: Tensors(tensors) })
+    }
+
+    /// Measures all that a user calls: the check of the inputs, the stores, the attention.
+    fn measure(&mut self, team: &Team, iterations: usize) -> PyResult<Sample> {
+        team.measure(iterations, || self.run(team)).map_err(refused)
+    }
+}
+
+impl AttentionCall {
+    fn run(&self, team: &Team) -> Result<(), String> {
+        let inputs = CacheAttentionInputs {
+            query: self.tensors.read("query")?,
+            stored: self.tensors.inputs()?,
+            decoding_batches: self.tensors.read("decoding_batches")?,
+            attn_mask: None,
         };
-        let dims = usize::try_from(rank).ok().and_then(|rank| shape.get(..rank));
-        let dims = dims.ok_or_else(|| format!("rank: expected 0 to {}, got {rank}", shape.len()))?;
-        let dim = |&dim: &i64| usize::try_from(dim).map_err(|_| format!("dimension: expected 0 or more, got {dim}"));
-        Ok(Self { element, shape: dims.iter().map(dim).collect::<Result<_, _>>()?, data })
-    }
-
-    /// The tensor, to read.
-    ///
-    /// # Safety
-    /// The memory is valid for reads of the tensor as long as the result is used.
-    pub(crate) unsafe fn borrow(&self) -> TensorRef<'static> {
-        // SAFETY: this function's condition.
-        unsafe { TensorRef::from_raw_parts(self.element, self.shape.clone(), self.data) }
-    }
-
-    /// The tensor, to write.
-    ///
-    /// # Safety
-    /// The memory is valid for reads and writes of the tensor as long as the result is used, which nobody else does.
-    pub(crate) unsafe fn borrow_mut(&self) -> TensorMut<'static> {
-        // SAFETY: this function's conditions.
-        unsafe { TensorMut::from_raw_parts(self.element, self.shape.clone(), self.data) }
+        let (cache, scale) = (self.tensors.write("cache")?, self.tensors.optional("scale")?);
+        let call = self.op.check(&inputs, cache, scale).map_err(|error| error.to_string())?;
+        call.run(self.tensors.write("attn_output")?, team).map_err(|error| error.to_string())
     }
 }

@@ -78,13 +78,13 @@ impl Empty {
     fn cache(t2: TensorElementType) -> Self {
         use TensorElementType::{Float16, Int64};
         let required = vec![Float16, Float16, Int64, Int64, Int64, Int64, Int64, Int64, t2];
-        Self { name: "Empty", required, optional: Some(Float16), outputs: vec![Float16; 2] }
+        Self { name: "EmptyKeyValueCache", required, optional: Some(Float16), outputs: vec![Float16; 2] }
     }
 
     /// `MultiHeadCacheAttention` with values and a cache of one type.
     fn attention(t1: TensorElementType) -> Self {
         let required = [vec![t1; 3], vec![TensorElementType::Int64; 7], vec![t1]].concat();
-        Self { name: "EmptyAttention", required, optional: None, outputs: vec![t1] }
+        Self { name: "EmptyMultiHeadCacheAttention", required, optional: None, outputs: vec![t1] }
     }
 }
 

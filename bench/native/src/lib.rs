@@ -1,41 +1,42 @@
-//! What the benchmark measures without Python in the way.
+//! What the benchmark measures without Python in the way: an extension module, and in the same file a library of
+//! operators that do nothing.
 //!
-//! Two C interfaces, which the Python driver loads. [`operator_abi`] is one call of the operator in the caller's
-//! memory, and knows nothing of measuring. [`bench_abi`] measures such a call phase by phase, beside the loops that it
-//! is held against, on a [`Team`] of threads whose share of the processors is watched, and compares any contender's
-//! answer with the reference kernel's. All memory is the driver's, so that every contender works on the same pages.
-//!
-//! [`attention_abi`] makes and measures calls of `MultiHeadCacheAttention`, for which the driver has an oracle of its
-//! own.
-//!
-//! [`manager`] measures the cache manager: its cases have their own memory and check their own answers.
+//! A call of an operator is made once, in memory of Python's, so that every contender works on the same pages. It is
+//! measured phase by phase on a [`Team`](team::Team) of threads whose share of the processors is watched, beside the
+//! loops that it is held against. The manager's cases have their own memory and check their own answers.
 
-mod allocations;
-mod answer;
-mod attention;
-pub mod attention_abi;
-pub mod bench_abi;
-mod c_call;
 mod call;
-mod description;
 mod empty;
-mod error_text;
 mod limit;
 mod line;
-pub mod manager;
+mod manager;
 mod moved;
-pub mod operator_abi;
 mod roofline;
 mod row_loop;
-mod sample;
 mod team;
+mod tensor;
 
-pub use answer::Answer;
-pub use attention::{AttentionDescription, BoundAttention};
-pub use call::BoundCall;
-pub use description::{CallDescription, TensorDescription};
+use std::fmt::Display;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::{PyErr, pymodule};
+
 pub use empty::RegisterCustomOps;
-pub use error_text::{ErrorText, OK, REFUSED};
-pub use moved::Moved;
-pub use sample::Sample;
-pub use team::Team;
+
+/// The benchmark's native side.
+#[pymodule]
+mod kvcache_bench {
+    #[pymodule_export]
+    use super::call::{AttentionCall, CacheCall};
+    #[pymodule_export]
+    use super::limit::limit;
+    #[pymodule_export]
+    use super::manager::ManagerCase;
+    #[pymodule_export]
+    use super::team::Team;
+}
+
+/// Python's exception for whatever cannot be done.
+fn refused(reason: impl Display) -> PyErr {
+    PyRuntimeError::new_err(reason.to_string())
+}

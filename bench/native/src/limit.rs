@@ -6,28 +6,59 @@
 //! ratio: there are several, and the driver takes the fastest.
 
 use kvcache_op::Workers;
+use pyo3::prelude::*;
 
-use crate::line::{LINE, Line};
+use crate::line::{self, LINE, Line};
 use crate::moved::Moved;
+use crate::refused;
+use crate::team::{Sample, Team};
 
 /// Lines of a page.
 const PAGE: usize = 4096 / LINE;
 
+/// Measures the loop that reads a number of lines from one address and writes others to another, taking 1, 4 or 8
+/// `pages` in turn, with non-temporal stores if `stream`; gives what one iteration has moved, too.
+///
+/// Python keeps the memory of both sides, which do not overlap, valid and to itself meanwhile; the side that is written
+/// is aligned to a line.
+#[pyfunction]
+pub(crate) fn limit(
+    team: &Team,
+    pages: usize,
+    stream: bool,
+    source: (usize, usize),
+    target: (usize, usize),
+    iterations: usize,
+) -> PyResult<(Sample, Moved)> {
+    if ![1, 4, 8].contains(&pages) || !target.0.is_multiple_of(LINE) {
+        return Err(refused(format!("expected 1, 4 or 8 pages and an aligned target, got {pages} and {}", target.0)));
+    }
+    let (from, to) = (source.0 as *const u8, target.0 as *mut u8);
+    let limit = Limit { from, reads: source.1, to, writes: target.1, pages, stream };
+    let mut moved = Moved::default();
+    let sample = team.measure(iterations, || {
+        // SAFETY: both sides are valid for the lines, and nobody else uses the target: this function's conditions.
+        moved = unsafe { limit.run(team) };
+        Ok::<_, PyErr>(())
+    })?;
+    Ok((sample, moved))
+}
+
 /// The two sides of the loop, and how it walks over them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limit {
+struct Limit {
     /// What is read.
-    pub(crate) from: *const u8,
+    from: *const u8,
     /// Lines that are read.
-    pub(crate) reads: usize,
+    reads: usize,
     /// What is written.
-    pub(crate) to: *mut u8,
+    to: *mut u8,
     /// Lines that are written.
-    pub(crate) writes: usize,
+    writes: usize,
     /// Pages that are taken in turn, a line of each: 4 or 8, or 1 for a walk in sequence.
-    pub(crate) pages: usize,
+    pages: usize,
     /// Whether lines are written with non-temporal stores.
-    pub(crate) stream: bool,
+    stream: bool,
 }
 
 // SAFETY: `run` splits both sides among its threads, and its caller has both to itself.
@@ -36,18 +67,12 @@ unsafe impl Sync for Limit {}
 impl Limit {
     /// Runs the loop on the workers' threads, an equal part for each.
     ///
-    /// # Errors
-    /// If it cannot take so many pages in turn.
-    ///
     /// # Safety
     /// `from` is valid for reads of `reads` lines and `to` for writes of `writes` lines; they do not overlap, and
     /// nobody else uses `to` meanwhile. `to` is aligned to a line.
-    pub(crate) unsafe fn run(&self, workers: &dyn Workers) -> Result<Moved, String> {
-        if ![1, 4, 8].contains(&self.pages) {
-            return Err(format!("pages in turn: expected 1, 4 or 8, got {}", self.pages));
-        }
+    unsafe fn run(&self, workers: &dyn Workers) -> Moved {
         let threads = workers.threads();
-        Ok(Moved::by_threads(workers, |thread| {
+        Moved::by_threads(workers, |thread| {
             let share = |lines: usize| lines * thread / threads..lines * (thread + 1) / threads;
             let (reads, writes) = (share(self.reads), share(self.writes));
             let part = Self {
@@ -59,7 +84,7 @@ impl Limit {
             };
             // SAFETY: the part's lines are among those of `self`, and no other thread's.
             unsafe { part.run_part() }
-        }))
+        })
     }
 
     /// Runs the loop on this thread, with the widest lines that the processor has.
@@ -72,8 +97,8 @@ impl Limit {
             // SAFETY: AVX-512BW was detected (AVX-512F is part of it); memory as this function's caller guarantees.
             return unsafe { self.run_avx512() };
         }
-        // SAFETY: `Widest` needs nothing beyond the target's baseline; memory as this function's caller guarantees.
-        unsafe { self.specialized::<crate::line::Widest>() }
+        // SAFETY: nothing beyond the target's baseline is needed; memory as this function's caller guarantees.
+        unsafe { self.specialized::<false>() }
     }
 
     /// # Safety
@@ -82,24 +107,24 @@ impl Limit {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn run_avx512(self) -> Moved {
         // SAFETY: the processor has AVX-512BW, and memory is as `run` says: both this function's conditions.
-        unsafe { self.specialized::<crate::line::Avx512>() }
+        unsafe { self.specialized::<true>() }
     }
 
     /// Chooses the loop that is compiled for the number of pages and the kind of store.
     ///
     /// # Safety
-    /// As for [`run`](Self::run), on a processor with the line's instructions.
+    /// As for [`run`](Self::run), on a processor with AVX-512F if `AVX512`.
     #[inline(always)]
-    unsafe fn specialized<L: Line>(self) -> Moved {
+    unsafe fn specialized<const AVX512: bool>(self) -> Moved {
         // SAFETY: this function's conditions are those of `walk`.
         unsafe {
             match (self.pages, self.stream) {
-                (4, true) => self.walk::<L, true, 4>(),
-                (8, true) => self.walk::<L, true, 8>(),
-                (_, true) => self.walk::<L, true, 1>(),
-                (4, false) => self.walk::<L, false, 4>(),
-                (8, false) => self.walk::<L, false, 8>(),
-                (_, false) => self.walk::<L, false, 1>(),
+                (4, true) => self.walk::<AVX512, true, 4>(),
+                (8, true) => self.walk::<AVX512, true, 8>(),
+                (_, true) => self.walk::<AVX512, true, 1>(),
+                (4, false) => self.walk::<AVX512, false, 4>(),
+                (8, false) => self.walk::<AVX512, false, 8>(),
+                (_, false) => self.walk::<AVX512, false, 1>(),
             }
         }
     }
@@ -109,25 +134,25 @@ impl Limit {
     /// # Safety
     /// As for [`specialized`](Self::specialized).
     #[inline(always)]
-    unsafe fn walk<L: Line, const STREAM: bool, const PAGES: usize>(self) -> Moved {
+    unsafe fn walk<const AVX512: bool, const STREAM: bool, const PAGES: usize>(self) -> Moved {
         let mut rest = self;
-        let mut sum = L::zero();
+        let mut sum = Line::ZERO;
         if PAGES > 1 {
             let mut turns = Turns::new(&self);
             for _ in 0..turns.steps / (PAGES * PAGE) {
                 // SAFETY: a group takes its part of the lines that are left, no more.
-                unsafe { turns.group::<L, STREAM, PAGES>(&mut rest, PAGE, &mut sum) };
+                unsafe { turns.group::<AVX512, STREAM, PAGES>(&mut rest, PAGE, &mut sum) };
             }
         }
         let mut turns = Turns::new(&rest);
         let steps = turns.steps;
         // SAFETY: the lines that are left.
-        unsafe { turns.group::<L, STREAM, 1>(&mut rest, steps, &mut sum) };
+        unsafe { turns.group::<AVX512, STREAM, 1>(&mut rest, steps, &mut sum) };
         if STREAM {
-            L::fence();
+            line::fence();
         }
         let moved = |lines: usize, left: usize| ((lines - left) * LINE) as u64;
-        Moved { read: moved(self.reads, rest.reads), written: moved(self.writes, rest.writes), sum: sum.sum().into() }
+        Moved(moved(self.reads, rest.reads), moved(self.writes, rest.writes), sum.sum())
     }
 }
 
@@ -152,13 +177,13 @@ impl Turns {
     /// that are due meanwhile, and takes them from `rest`. What is written is the line that was read last.
     ///
     /// # Safety
-    /// The processor has the line's instructions. `rest` has that many lines left, of which `to` is aligned to a line.
+    /// The processor has AVX-512F if `AVX512`. `rest` has that many lines left, of which `to` is aligned to a line.
     #[inline(always)]
-    unsafe fn group<L: Line, const STREAM: bool, const PAGES: usize>(
+    unsafe fn group<const AVX512: bool, const STREAM: bool, const PAGES: usize>(
         &mut self,
         rest: &mut Limit,
         steps: usize,
-        sum: &mut L,
+        sum: &mut Line,
     ) {
         if steps == 0 {
             return;
@@ -167,7 +192,7 @@ impl Turns {
         let reads = (self.due[0] + steps * self.reads) / self.steps;
         let writes = (self.due[1] + steps * self.writes) / self.steps;
         let (mut from, mut to) = (rest.from, rest.to);
-        let mut lines = [L::zero(); PAGES];
+        let mut lines = [Line::ZERO; PAGES];
         for _ in 0..steps {
             self.due[0] += self.reads;
             self.due[1] += self.writes;
@@ -175,7 +200,7 @@ impl Turns {
                 self.due[0] -= self.steps;
                 for (page, line) in lines.iter_mut().enumerate() {
                     // SAFETY: a line is due `reads` times, and `PAGES * reads` lines are left.
-                    *line = unsafe { L::load(from.wrapping_add(page * reads * LINE)) };
+                    *line = unsafe { Line::load(from.wrapping_add(page * reads * LINE)) };
                     *sum = sum.add(*line);
                 }
                 from = from.wrapping_add(LINE);
@@ -184,7 +209,7 @@ impl Turns {
                 self.due[1] -= self.steps;
                 for (page, line) in lines.into_iter().enumerate() {
                     // SAFETY: a line is due `writes` times, and `PAGES * writes` lines are left.
-                    unsafe { line.put(to.wrapping_add(page * writes * LINE), STREAM) };
+                    unsafe { line.put::<AVX512>(to.wrapping_add(page * writes * LINE), STREAM) };
                 }
                 to = to.wrapping_add(LINE);
             }

@@ -1,29 +1,25 @@
-//! What a loop without arithmetic has moved, for the driver to compare with what the case must move.
+//! What a loop without arithmetic has moved, for Python to compare with what the case must move.
 
 use std::iter::Sum;
 use std::sync::OnceLock;
 
 use kvcache_op::Workers;
+use pyo3::prelude::*;
 
-/// Bytes that were read and written, and a sum of what was read.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Moved {
+/// What was read and written, as a named tuple of Python's would say it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoPyObject)]
+pub(crate) struct Moved(
     /// Bytes that were read.
-    pub read: u64,
+    pub(crate) u64,
     /// Bytes that were written.
-    pub written: u64,
+    pub(crate) u64,
     /// The sum, modulo 65536, of all that was read as 16-bit numbers.
-    pub sum: u64,
-}
+    pub(crate) u64,
+);
 
 impl Sum for Moved {
     fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
-        parts.fold(Self::default(), |all, part| Self {
-            read: all.read + part.read,
-            written: all.written + part.written,
-            sum: (all.sum + part.sum) % (1 << 16),
-        })
+        parts.fold(Self::default(), |all, part| Self(all.0 + part.0, all.1 + part.1, (all.2 + part.2) % (1 << 16)))
     }
 }
 

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use kvcache_kernels::{Geometry, Indices, Pointers, Problem};
-use kvcache_op::{ElementType, Workers};
+use kvcache_kernels::{CacheBytes, Indices, Pointers, Problem, TensorBytes};
+use kvcache_op::Workers;
 
-use crate::line::{LINE, Line};
+use crate::line::{self, LINE};
 use crate::moved::Moved;
 use crate::row_loop::{ANY, RowLoop};
 
@@ -76,8 +76,8 @@ unsafe fn move_tokens(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Mo
         // SAFETY: AVX-512BW was detected (AVX-512F is part of it); the tokens are this thread's.
         return unsafe { move_avx512(plan, tokens, stream) };
     }
-    // SAFETY: `Widest` needs nothing beyond the target's baseline; the tokens are this thread's.
-    unsafe { specialized::<crate::line::Widest>(plan, tokens, stream) }
+    // SAFETY: nothing beyond the target's baseline is needed; the tokens are this thread's.
+    unsafe { specialized::<false>(plan, tokens, stream) }
 }
 
 /// # Safety
@@ -86,60 +86,36 @@ unsafe fn move_tokens(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Mo
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn move_avx512(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
     // SAFETY: the processor has AVX-512BW, and the tokens are this thread's: both this function's conditions.
-    unsafe { specialized::<crate::line::Avx512>(plan, tokens, stream) }
+    unsafe { specialized::<true>(plan, tokens, stream) }
 }
 
 /// Chooses the loop that is compiled for the plan's direction, stores and lines in turn.
 ///
 /// # Safety
-/// As for [`move_tokens`], on a processor with the line's instructions.
+/// As for [`move_tokens`], on a processor with AVX-512F if `AVX512`.
 #[inline(always)]
-unsafe fn specialized<L: Line>(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
+unsafe fn specialized<const AVX512: bool>(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
     // SAFETY: this function's conditions are those of `Plan::move_tokens`.
     unsafe {
-        match (plan.direction, stream, plan.turns) {
-            (Direction::Load, true, [1, 1]) => plan.move_tokens::<L, true, true, 1>(tokens),
-            (Direction::Load, true, [1, 2]) => plan.move_tokens::<L, true, true, 2>(tokens),
-            (Direction::Load, true, [1, 4]) => plan.move_tokens::<L, true, true, 4>(tokens),
-            (Direction::Load, true, _) => plan.move_tokens::<L, true, true, ANY>(tokens),
-            (Direction::Load, false, [1, 1]) => plan.move_tokens::<L, true, false, 1>(tokens),
-            (Direction::Load, false, [1, 2]) => plan.move_tokens::<L, true, false, 2>(tokens),
-            (Direction::Load, false, [1, 4]) => plan.move_tokens::<L, true, false, 4>(tokens),
-            (Direction::Load, false, _) => plan.move_tokens::<L, true, false, ANY>(tokens),
-            (Direction::Store, true, [1, 1]) => plan.move_tokens::<L, false, true, 1>(tokens),
-            (Direction::Store, true, _) => plan.move_tokens::<L, false, true, ANY>(tokens),
-            (Direction::Store, false, [1, 1]) => plan.move_tokens::<L, false, false, 1>(tokens),
-            (Direction::Store, false, _) => plan.move_tokens::<L, false, false, ANY>(tokens),
+        match (plan.direction, plan.turns) {
+            (Direction::Load, [1, 1]) => plan.stored::<AVX512, true, 1>(tokens, stream),
+            (Direction::Load, [1, 2]) => plan.stored::<AVX512, true, 2>(tokens, stream),
+            (Direction::Load, [1, 4]) => plan.stored::<AVX512, true, 4>(tokens, stream),
+            (Direction::Load, _) => plan.stored::<AVX512, true, ANY>(tokens, stream),
+            (Direction::Store, [1, 1]) => plan.stored::<AVX512, false, 1>(tokens, stream),
+            (Direction::Store, _) => plan.stored::<AVX512, false, ANY>(tokens, stream),
         }
     }
 }
 
-/// Where a tensor's heads lie in memory.
-#[derive(Debug, Clone, Copy)]
-struct Heads {
-    data: *mut u8,
-    /// Bytes of a head.
-    head: usize,
-    /// Bytes from token to token, from keys to values and from head to head.
-    steps: [usize; 3],
-    /// Where the layer begins.
-    start: usize,
-}
-
-impl Heads {
-    fn at(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
-        self.data.wrapping_add(self.start + slot * self.steps[0] + kv * self.steps[1] + h * self.steps[2])
-    }
-
-    /// The pieces without gaps that `tokens` neighboring slots consist of.
-    fn pieces(&self, tokens: usize, heads: usize) -> Pieces {
-        if self.steps[2] != self.head {
-            Pieces { tokens, heads, heads_each: 1 }
-        } else if self.steps[0] != heads * self.head {
-            Pieces { tokens, heads: 1, heads_each: heads }
-        } else {
-            Pieces { tokens: 1, heads: 1, heads_each: tokens * heads }
-        }
+/// The pieces without gaps that `tokens` neighboring slots of a tensor consist of.
+fn pieces_of(bytes: &TensorBytes, tokens: usize, heads: usize) -> Pieces {
+    if bytes.head != bytes.head_len {
+        Pieces { tokens, heads, heads_each: 1 }
+    } else if bytes.token != heads * bytes.head {
+        Pieces { tokens, heads: 1, heads_each: heads }
+    } else {
+        Pieces { tokens: 1, heads: 1, heads_each: tokens * heads }
     }
 }
 
@@ -157,8 +133,9 @@ struct Plan<'a> {
     direction: Direction,
     batch: usize,
     heads: usize,
-    cache: Heads,
-    scale: Option<Heads>,
+    bytes: CacheBytes,
+    /// Cache and scale.
+    held: [*mut u8; 2],
     /// Current tokens, or `key` and `value`.
     values: [*mut u8; 2],
     /// Bytes of a head there, in all its copies.
@@ -176,47 +153,30 @@ unsafe impl Sync for Plan<'_> {}
 impl<'a> Plan<'a> {
     fn new(problem: &Problem<'a>, direction: Direction, order: Order) -> Option<Self> {
         let (geometry, pointers) = (problem.geometry(), problem.pointers());
-        let Geometry { head_dim, num_repeat, layer_idx, quant, .. } = *geometry;
-        let bytes = |element: ElementType, len: usize| len * element.bits() / 8;
-        let place = |data, element, len: usize, strides: [usize; 4]| Heads {
-            data,
-            head: bytes(element, len),
-            steps: [strides[0], strides[1], strides[2]].map(|stride| bytes(element, stride)),
-            start: bytes(element, strides[3] * layer_idx),
-        };
-        let cache = place(
-            pointers.cache,
-            geometry.t2,
-            head_dim,
-            [geometry.cache.token, geometry.cache.kv, geometry.cache.head, geometry.cache.layer],
-        );
-        let scale = quant.map(|quant| {
-            let strides = [quant.scale.token, quant.scale.kv, quant.scale.head, quant.scale.layer];
-            place(pointers.scale, quant.t3, head_dim / quant.group, strides)
-        });
+        let bytes = CacheBytes::new(geometry);
         let Pointers { current, outputs, .. } = pointers;
         let (values, copies) = match direction {
             Direction::Store => (current.map(<*const u8>::cast_mut), 1),
-            Direction::Load => (outputs, num_repeat),
+            Direction::Load => (outputs, geometry.num_repeat),
         };
-        let value_head = bytes(geometry.t1, head_dim * copies);
-        let lines = |bytes: usize| bytes != 0 && bytes.is_multiple_of(LINE);
+        let value_head = geometry.head_dim * copies * geometry.t1.bits() / 8;
+        let lines = |len: usize| len != 0 && len.is_multiple_of(LINE);
         let aligned = [pointers.cache, values[0], values[1]].iter().all(|data| data.align_offset(LINE) == 0);
-        let (smaller, larger) = (cache.head.min(value_head), cache.head.max(value_head));
+        let (smaller, larger) = (bytes.cache.head_len.min(value_head), bytes.cache.head_len.max(value_head));
         if !(aligned && lines(smaller) && larger.is_multiple_of(smaller)) {
             return None;
         }
         let turns = match direction {
-            Direction::Store => [value_head / smaller, cache.head / smaller],
-            Direction::Load => [cache.head / smaller, value_head / smaller],
+            Direction::Store => [value_head / smaller, bytes.cache.head_len / smaller],
+            Direction::Load => [bytes.cache.head_len / smaller, value_head / smaller],
         };
         Some(Self {
             indices: *problem.indices(),
             direction,
             batch: geometry.batch,
             heads: geometry.num_heads,
-            cache,
-            scale,
+            bytes,
+            held: [pointers.cache, pointers.scale],
             values,
             value_head,
             turns,
@@ -225,17 +185,42 @@ impl<'a> Plan<'a> {
         })
     }
 
+    /// Chooses the kind of store.
+    ///
+    /// # Safety
+    /// The conditions of [`move_tokens`](Self::move_tokens).
+    #[inline(always)]
+    unsafe fn stored<const AVX512: bool, const LOAD: bool, const WRITES: usize>(
+        &self,
+        tokens: Range<usize>,
+        stream: bool,
+    ) -> Moved {
+        // SAFETY: this function's conditions.
+        unsafe {
+            match stream {
+                true => self.move_tokens::<AVX512, LOAD, true, WRITES>(tokens),
+                false => self.move_tokens::<AVX512, LOAD, false, WRITES>(tokens),
+            }
+        }
+    }
+
+    /// The address of a head in the cache (0) or in the scale (1).
+    fn at(&self, tensor: usize, slot: usize, kv: usize, h: usize) -> *mut u8 {
+        let (cache, scale) = self.bytes.head(slot, kv, h);
+        self.held[tensor].wrapping_add([cache, scale][tensor])
+    }
+
     /// Moves some of all packed tokens.
     ///
     /// # Safety
-    /// The processor has the line's instructions, the problem is valid, and nobody else moves these tokens.
+    /// The processor has AVX-512F if `AVX512`, the problem is valid, and nobody else moves these tokens.
     #[inline(always)]
-    unsafe fn move_tokens<L: Line, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
+    unsafe fn move_tokens<const AVX512: bool, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
         &self,
         tokens: Range<usize>,
     ) -> Moved {
         let Order { block, ahead: tokens_ahead, .. } = self.order;
-        let mut rows = RowLoop::<L, STREAM, WRITES> { sum: L::zero(), last: L::zero(), read: 0, written: 0 };
+        let mut rows = RowLoop::<AVX512, STREAM, WRITES>::new();
         for b in 0..self.batch {
             let sequence = self.indices.sequence(b);
             let (packed, first) = if LOAD { (sequence.all, 0) } else { (sequence.current, sequence.start_pos) };
@@ -255,16 +240,23 @@ impl<'a> Plan<'a> {
                         let values = self.values[kv].wrapping_add(values + t * self.heads * self.value_head);
                         // SAFETY: `t + len <= run.len`, so the block's tokens are among the caller's.
                         unsafe {
-                            self.move_block::<L, LOAD, STREAM, WRITES>(&mut rows, run.slot + t, len, kv, ahead, values)
+                            self.move_block::<AVX512, LOAD, STREAM, WRITES>(
+                                &mut rows,
+                                run.slot + t,
+                                len,
+                                kv,
+                                ahead,
+                                values,
+                            )
                         };
                     }
                 }
             }
         }
         if STREAM {
-            L::fence();
+            line::fence();
         }
-        Moved { read: rows.read, written: rows.written, sum: rows.sum.sum().into() }
+        Moved(rows.read, rows.written, rows.sum.sum())
     }
 
     /// Moves keys or values of some neighboring tokens, and prefetches those from slot `ahead` on.
@@ -272,20 +264,20 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// As for [`move_tokens`](Self::move_tokens).
     #[inline(always)]
-    unsafe fn move_block<L: Line, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
+    unsafe fn move_block<const AVX512: bool, const LOAD: bool, const STREAM: bool, const WRITES: usize>(
         &self,
-        rows: &mut RowLoop<L, STREAM, WRITES>,
+        rows: &mut RowLoop<AVX512, STREAM, WRITES>,
         slot: usize,
         len: usize,
         kv: usize,
         ahead: usize,
         values: *mut u8,
     ) {
-        let pieces = self.cache.pieces(len, self.heads);
+        let pieces = pieces_of(&self.bytes.cache, len, self.heads);
         let value_bytes = pieces.heads_each * self.value_head;
         let steps = pieces.heads_each * self.steps;
         let distance = if LOAD {
-            self.cache.at(ahead, kv, 0) as isize - self.cache.at(slot, kv, 0) as isize
+            self.at(0, ahead, kv, 0) as isize - self.at(0, slot, kv, 0) as isize
         } else {
             (self.order.ahead * self.heads * self.value_head) as isize
         };
@@ -294,20 +286,22 @@ impl<'a> Plan<'a> {
         for i in 0..outer {
             for k in 0..inner {
                 let (t, h) = if by_token { (i, k) } else { (k, i) };
-                let row = self.cache.at(slot + t, kv, h);
+                let row = self.at(0, slot + t, kv, h);
                 let values = values.wrapping_add((t * pieces.heads + h) * value_bytes);
                 let (from, to) = if LOAD { (row, values) } else { (values, row) };
                 // SAFETY: `Problem`: slot + t < max_t and h < num_heads; the token is the caller's.
                 unsafe { rows.lines(self.turns, steps, from, to, distance) };
             }
         }
-        let Some(scale) = &self.scale else { return };
-        let pieces = scale.pieces(len, self.heads);
-        let bytes = pieces.heads_each * scale.head;
-        let distance = scale.at(ahead, kv, 0) as isize - scale.at(slot, kv, 0) as isize;
+        if self.bytes.scale.head_len == 0 {
+            return;
+        }
+        let pieces = pieces_of(&self.bytes.scale, len, self.heads);
+        let bytes = pieces.heads_each * self.bytes.scale.head_len;
+        let distance = self.at(1, ahead, kv, 0) as isize - self.at(1, slot, kv, 0) as isize;
         for h in 0..pieces.heads {
             for t in 0..pieces.tokens {
-                let row = scale.at(slot + t, kv, h);
+                let row = self.at(1, slot + t, kv, h);
                 // SAFETY: `Problem`: slot + t < max_t and h < num_heads; the token is the caller's.
                 unsafe {
                     if LOAD {

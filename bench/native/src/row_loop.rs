@@ -1,6 +1,6 @@
 //! Rows of cache lines, moved and counted.
 
-use crate::line::{LINE, Line};
+use crate::line::{LINE, Line, prefetch};
 
 /// Lines that are read before any is written.
 const BURST: usize = 4;
@@ -12,23 +12,28 @@ pub(crate) const ANY: usize = 0;
 const FINITE: u16 = 0x3fff;
 
 /// Moves rows, and counts what it reads and writes.
-pub(crate) struct RowLoop<L, const STREAM: bool, const WRITES: usize> {
+pub(crate) struct RowLoop<const AVX512: bool, const STREAM: bool, const WRITES: usize> {
     /// The sums of all that was read, as 16-bit numbers, by their place in a line.
-    pub(crate) sum: L,
+    pub(crate) sum: Line,
     /// The line that was read last.
-    pub(crate) last: L,
+    pub(crate) last: Line,
     /// Bytes that were read.
     pub(crate) read: u64,
     /// Bytes that were written.
     pub(crate) written: u64,
 }
 
-impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES> {
+impl<const AVX512: bool, const STREAM: bool, const WRITES: usize> RowLoop<AVX512, STREAM, WRITES> {
+    /// A loop that has not moved anything.
+    pub(crate) fn new() -> Self {
+        Self { sum: Line::ZERO, last: Line::ZERO, read: 0, written: 0 }
+    }
+
     /// Reads whole lines and writes others, so many of each in turn; prefetches lines `ahead` bytes from those it
     /// reads.
     ///
     /// # Safety
-    /// The processor has the line's instructions; `from` is valid for reads and `to`, aligned to a line, for writes of
+    /// The processor has AVX-512F if `AVX512`; `from` is valid for reads and `to`, aligned to a line, for writes of
     /// `steps` times so many lines.
     #[inline(always)]
     pub(crate) unsafe fn lines(&mut self, turns: [usize; 2], steps: usize, from: *const u8, to: *mut u8, ahead: isize) {
@@ -62,10 +67,10 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES
             for k in 0..reads {
                 let at = from.wrapping_add((i * reads + k) * LINE);
                 // SAFETY: `i < N` and `k < reads`: one of the `N * reads` lines that `from` is valid for.
-                *line = unsafe { L::load(at) };
+                *line = unsafe { Line::load(at) };
                 self.sum = self.sum.add(*line);
                 if STREAM {
-                    L::prefetch(at.wrapping_offset(ahead));
+                    prefetch(at.wrapping_offset(ahead));
                 }
             }
         }
@@ -74,7 +79,7 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES
             let line = line.and(FINITE);
             for k in 0..writes {
                 // SAFETY: `i < N` and `k < writes`: one of the `N * writes` lines that `to` is valid for.
-                unsafe { line.put(to.wrapping_add((i * writes + k) * LINE), STREAM) };
+                unsafe { line.put::<AVX512>(to.wrapping_add((i * writes + k) * LINE), STREAM) };
             }
         }
     }
@@ -82,28 +87,28 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES
     /// Reads any even number of bytes, and prefetches as many that lie `ahead` bytes from them.
     ///
     /// # Safety
-    /// The processor has the line's instructions; `from` is valid for reads.
+    /// The processor has AVX-512F if `AVX512`; `from` is valid for reads.
     #[inline(always)]
     pub(crate) unsafe fn read(&mut self, from: *const u8, len: usize, ahead: isize) {
         self.read += len as u64;
         for at in (0..if STREAM { len } else { 0 }).step_by(LINE) {
-            L::prefetch(from.wrapping_add(at).wrapping_offset(ahead));
+            prefetch(from.wrapping_add(at).wrapping_offset(ahead));
         }
         let whole = len / LINE * LINE;
         for at in (0..whole).step_by(LINE) {
             // SAFETY: `at + LINE <= whole <= len`.
-            self.sum = self.sum.add(unsafe { L::load(from.add(at)) });
+            self.sum = self.sum.add(unsafe { Line::load(from.add(at)) });
         }
         if whole < len {
             // SAFETY: `len - whole` bytes are left, fewer than a line.
-            self.sum = self.sum.add(unsafe { L::load_part(from.add(whole), len - whole) });
+            self.sum = self.sum.add(unsafe { Line::load_part(from.add(whole), len - whole) });
         }
     }
 
     /// Writes any even number of bytes, of the line that was read last.
     ///
     /// # Safety
-    /// The processor has the line's instructions; `to` is valid for writes.
+    /// The processor has AVX-512F if `AVX512`; `to` is valid for writes.
     #[inline(always)]
     pub(crate) unsafe fn write(&mut self, to: *mut u8, len: usize) {
         self.written += len as u64;
@@ -112,7 +117,7 @@ impl<L: Line, const STREAM: bool, const WRITES: usize> RowLoop<L, STREAM, WRITES
         let whole = len / LINE * LINE;
         for at in (0..whole).step_by(LINE) {
             // SAFETY: `at + LINE <= whole <= len`; `stream` only where `to` is aligned to a line.
-            unsafe { line.put(to.add(at), stream) };
+            unsafe { line.put::<AVX512>(to.add(at), stream) };
         }
         if whole < len {
             // SAFETY: `len - whole` bytes are left, fewer than a line.

@@ -3,9 +3,8 @@
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, MaskSpec, Mode, SeqId};
 use kvcache_op::ElementType;
 
-use crate::manager::case::{self, Case};
+use crate::manager::case::{self, Case, Meter};
 use crate::manager::cell_sets::{Cell, CellSets};
-use crate::manager::meter::Meter;
 use crate::manager::setup::{NoBytes, step, text};
 
 /// The cells that a step reads are a multiple of this.

@@ -4,9 +4,8 @@ use kvcache_manager::schema::{CacheDims, CacheLayout};
 use kvcache_manager::{CacheMemory, RowCopy};
 use kvcache_op::Serial;
 
-use crate::manager::case::{self, Case};
+use crate::manager::case::{self, Case, Meter};
 use crate::manager::memory::{HEAD_DIM, HostCache, NUM_HEADS, NUM_LAYER, PAGE_SIZE, QUANT_GROUP, Random};
-use crate::manager::meter::Meter;
 use crate::manager::setup::text;
 
 /// Pages that are copied in one go.

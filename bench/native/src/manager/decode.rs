@@ -2,8 +2,7 @@
 
 use kvcache_manager::{Append, Manager, Rope, SeqId};
 
-use crate::manager::case::{self, Case};
-use crate::manager::meter::Meter;
+use crate::manager::case::{self, Case, Meter};
 use crate::manager::setup::{NoBytes, paged, step, text};
 
 /// Rows of a page.
@@ -46,7 +45,7 @@ impl Tensors {
 }
 
 /// The length of sequence `i` when a measurement begins.
-pub(crate) fn len(i: usize, kvlen: usize) -> usize {
+fn len(i: usize, kvlen: usize) -> usize {
     kvlen + i % SPREAD
 }
 
@@ -197,14 +196,5 @@ impl Case for Decode {
             }
             _ => case::unknown(contender),
         }
-    }
-
-    fn tensors(&mut self) -> Result<Vec<i64>, String> {
-        let tokens = [self.token];
-        let seqs = self.seqs.clone();
-        let appends: Vec<_> = seqs.iter().map(|&seq| Append::tokens(seq, &tokens)).collect();
-        let tensors = self.step_tensors(&appends)?;
-        self.cut_back()?;
-        Ok(tensors.all().into_iter().flat_map(|tensor| [&[tensor.len() as i64], tensor].concat()).collect())
     }
 }

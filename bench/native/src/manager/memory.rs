@@ -16,10 +16,7 @@ pub(crate) const QUANT_GROUP: usize = 8;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Bytes of a huge page.
-const HUGE: usize = 2 << 20;
-
-/// Bytes that begin with a huge page, and lie in some where the system grants them.
+/// Bytes that begin with a cache line.
 pub(crate) struct Bytes {
     memory: Vec<u8>,
     start: usize,
@@ -29,11 +26,8 @@ pub(crate) struct Bytes {
 impl Bytes {
     /// So many zeros, all of them touched.
     pub(crate) fn new(len: usize) -> Self {
-        let mut memory: Vec<u8> = Vec::with_capacity(len + HUGE);
-        let start = memory.as_ptr().align_offset(HUGE);
-        // SAFETY: `start` and `len` lie in the capacity; the advice changes no bytes. Where the system does not take it,
-        // pages are small.
-        unsafe { libc::madvise(memory.as_mut_ptr().add(start).cast(), len, libc::MADV_HUGEPAGE) };
+        let mut memory: Vec<u8> = Vec::with_capacity(len + LINE);
+        let start = memory.as_ptr().align_offset(LINE);
         memory.resize(start + len, 0);
         Self { memory, start, len }
     }

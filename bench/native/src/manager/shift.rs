@@ -6,9 +6,8 @@ use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{CacheMemory, CacheSpec, Rope, Rotation};
 use kvcache_op::{ElementType, IndexInputs, KeyValueCache, Outputs, Serial, TensorMut, TensorRef};
 
-use crate::manager::case::{self, Case};
+use crate::manager::case::{self, Case, Meter};
 use crate::manager::memory::{Bytes, HEAD_DIM, HostCache, NUM_HEADS, NUM_LAYER, PAGE_SIZE, QUANT_GROUP, Random};
-use crate::manager::meter::Meter;
 use crate::manager::setup::text;
 
 /// Rows that are stored, loaded and turned: a sequence.
