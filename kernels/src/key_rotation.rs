@@ -2,8 +2,9 @@
 
 use kvcache_schema::ElementType;
 
-use crate::cache_rows::{CacheRows, RowsError};
+use crate::cache_rows::CacheRows;
 use crate::rotary::{Rope, Rotation};
+use crate::rows_error::RowsError;
 
 /// Which keys of a cache are rotated, and how.
 ///

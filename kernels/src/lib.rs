@@ -12,15 +12,17 @@ pub mod quantize;
 mod reference;
 mod rotary;
 mod rotate_keys;
+mod rows_error;
 mod shared_slice;
 mod workers;
 
 pub use addressing::{Addressing, Run, Segment};
 pub use cache_bytes::{CacheBytes, TensorBytes};
-pub use cache_rows::{CacheRows, RowCopy, RowsError};
+pub use cache_rows::{CacheRows, RowCopy};
 pub use cpu::{Cpu, InstructionSet, LoadedRows, RowLoader};
 pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
 pub use reference::Reference;
 pub use rotary::{Rope, RopeError, RopeStyle, Rotation};
+pub use rows_error::RowsError;
 pub use shared_slice::SharedSlice;
 pub use workers::{Serial, Workers};

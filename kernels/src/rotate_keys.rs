@@ -1,8 +1,9 @@
 //! Rotating the keys of a cache's rows, by the fastest kernel that this machine has.
 
-use crate::cache_rows::{CacheRows, RowsError};
+use crate::cache_rows::CacheRows;
 use crate::cpu::Cpu;
 use crate::rotary::{Rope, Rotation};
+use crate::rows_error::RowsError;
 use crate::workers::Workers;
 
 impl CacheRows {

@@ -3,6 +3,7 @@
 use kvcache_kernels::RopeError;
 use kvcache_op::Shape;
 use kvcache_schema::ElementType;
+use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::seq_id::SeqId;
@@ -15,7 +16,8 @@ pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
 /// [`Error::Memory`], cached pages that a copy was to write may have left the prefix index and be free, with any bytes.
 ///
 /// [`Error::kind`] is a stable name for programs.
-#[derive(Debug, Error)]
+#[derive(Debug, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Error {
     /// A number of the specification outside its range.
@@ -331,39 +333,9 @@ impl Error {
     /// The variant's name in snake case.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::SpecRange { .. } => "spec_range",
-            Self::SpecThreshold { .. } => "spec_threshold",
-            Self::Rope(_) => "rope",
-            Self::Types { .. } => "types",
-            Self::QuantGroup { .. } => "quant_group",
-            Self::SizeOverflow { .. } => "size_overflow",
-            Self::OutOfMemory { .. } => "out_of_memory",
-            Self::UnknownSeq { .. } => "unknown_seq",
-            Self::StepOpen => "step_open",
-            Self::EmptyAppend { .. } => "empty_append",
-            Self::DuplicateSeq { .. } => "duplicate_seq",
-            Self::PositionOrder { .. } => "position_order",
-            Self::PositionOverflow { .. } => "position_overflow",
-            Self::TooManyPages { .. } => "too_many_pages",
-            Self::OutOfPages { .. } => "out_of_pages",
-            Self::NoSlot { .. } => "no_slot",
-            Self::NotEmpty { .. } => "not_empty",
-            Self::Range { .. } => "range",
-            Self::NoProgress { .. } => "no_progress",
-            Self::WindowLost { .. } => "window_lost",
-            Self::NotShiftable { .. } => "not_shiftable",
-            Self::ShiftLimit { .. } => "shift_limit",
-            Self::Lost { .. } => "lost",
-            Self::UpdatePending { .. } => "update_pending",
-            Self::Memory { .. } => "memory",
             Self::Session(error) => error.kind(),
-            Self::Broken { .. } => "broken",
-            Self::TensorType { .. } => "tensor_type",
-            Self::TensorShape { .. } => "tensor_shape",
-            Self::ScaleMissing { .. } => "scale_missing",
-            Self::ScaleUnexpected { .. } => "scale_unexpected",
             Self::Tensor(error) => error.kind(),
-            Self::MaskLength { .. } => "mask_length",
+            error => error.into(),
         }
     }
 }

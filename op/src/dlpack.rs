@@ -9,6 +9,48 @@ use kvcache_schema::ElementType;
 use crate::error::Error;
 use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
 
+/// A tensor of another framework that none of the operator's can be made of.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[non_exhaustive]
+pub enum DlpackError {
+    /// A tensor of another framework that is not in memory of the host.
+    #[error("{input} is on device {device}, expected memory of the CPU")]
+    #[strum(serialize = "device")]
+    DeviceMemory {
+        /// The tensor's name.
+        input: &'static str,
+        /// The device and its number, as in `cuda:0`.
+        device: String,
+    },
+
+    /// A tensor of another framework with elements of a type that no input has.
+    #[error(
+        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, float16, \
+         int8, int4 or int64"
+    )]
+    #[strum(serialize = "element_type")]
+    UnknownElementType {
+        /// The tensor's name.
+        input: &'static str,
+        /// DLPack's type code.
+        code: u8,
+        /// Bits of a lane.
+        bits: u8,
+        /// Lanes of an element.
+        lanes: u16,
+    },
+
+    /// A description of a tensor that describes none.
+    #[error("{input} is not a tensor: {reason}")]
+    #[strum(serialize = "invalid_dltensor")]
+    InvalidDlTensor {
+        /// The tensor's name.
+        input: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
 /// No tensor of the operators has more dimensions than 6; a `DLTensor` with more than this is not one.
 const MAX_RANK: usize = 64;
 
@@ -18,7 +60,7 @@ impl TensorRef<'_> {
     /// wrong types and shapes.
     ///
     /// # Errors
-    /// [`Error::DeviceMemory`], [`Error::UnknownElementType`], [`Error::InvalidDlTensor`].
+    /// [`DlpackError::DeviceMemory`], [`DlpackError::UnknownElementType`], [`DlpackError::InvalidDlTensor`].
     ///
     /// # Safety
     /// `shape` and, if not null, `strides` of `tensor` are valid for reads of `ndim` numbers. For the lifetime, if
@@ -57,7 +99,7 @@ impl TensorMut<'_> {
 /// The operators' name of a type of DLPack; `input` is what has it, in errors.
 ///
 /// # Errors
-/// [`Error::UnknownElementType`].
+/// [`DlpackError::UnknownElementType`].
 pub fn element_of(input: &'static str, dtype: DLDataType) -> Result<ElementType, Error> {
     let DLDataType { code, bits, lanes } = dtype;
     match (code, bits, lanes) {
@@ -66,7 +108,7 @@ pub fn element_of(input: &'static str, dtype: DLDataType) -> Result<ElementType,
         (DLDataTypeCode::INT, 64, 1) => Ok(ElementType::Int64),
         (DLDataTypeCode::INT, 8, 1) => Ok(ElementType::Int8),
         (DLDataTypeCode::INT, 4, 1) => Ok(ElementType::Int4),
-        _ => Err(Error::UnknownElementType { input, code: code.0, bits, lanes }),
+        _ => Err(DlpackError::UnknownElementType { input, code: code.0, bits, lanes }.into()),
     }
 }
 
@@ -84,7 +126,7 @@ pub struct Described {
 /// Checks that memory is the host's; `input` is the tensor's name in errors.
 ///
 /// # Errors
-/// [`Error::DeviceMemory`].
+/// [`DlpackError::DeviceMemory`].
 pub fn on_host(input: &'static str, device: DLDevice) -> Result<(), Error> {
     let name = match device.device_type {
         DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST => return Ok(()),
@@ -94,18 +136,18 @@ pub fn on_host(input: &'static str, device: DLDevice) -> Result<(), Error> {
         DLDeviceType::CUDAMANAGED => "cuda managed".to_owned(),
         other => format!("DLPack type {}", other.0),
     };
-    Err(Error::DeviceMemory { input, device: format!("{name}:{}", device.device_id) })
+    Err(DlpackError::DeviceMemory { input, device: format!("{name}:{}", device.device_id) }.into())
 }
 
 /// Shape, address and order of a tensor; `input` is its name in errors.
 ///
 /// # Errors
-/// [`Error::InvalidDlTensor`].
+/// [`DlpackError::InvalidDlTensor`].
 ///
 /// # Safety
 /// `shape` and, if not null, `strides` of `tensor` are valid for reads of `ndim` numbers.
 pub unsafe fn described(input: &'static str, tensor: &DLTensor) -> Result<Described, Error> {
-    let invalid = |reason: String| Error::InvalidDlTensor { input, reason };
+    let invalid = |reason: String| Error::from(DlpackError::InvalidDlTensor { input, reason });
     let rank = usize::try_from(tensor.ndim)
         .ok()
         .filter(|&rank| rank <= MAX_RANK)
@@ -246,7 +288,7 @@ mod tests {
         let device = DLDevice { device_type: DLDeviceType::CUDA, device_id: 1 };
         assert_eq!(
             refused(DLTensor { device, ..good }),
-            Error::DeviceMemory { input: "cache", device: "cuda:1".to_owned() }
+            DlpackError::DeviceMemory { input: "cache", device: "cuda:1".to_owned() }.into()
         );
         let dtype = DLDataType { code: DLDataTypeCode::BFLOAT, bits: 16, lanes: 1 };
         assert_eq!(refused(DLTensor { dtype, ..good }).kind(), "element_type");

@@ -1,6 +1,7 @@
 //! Errors: one variant for each rule that a call can break, with what was expected and what it got.
 
 use kvcache_schema::{ElementType, TypeCombination};
+use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::tensor::Shape;
@@ -9,7 +10,8 @@ use crate::tensor::Shape;
 ///
 /// The text is one line that names the input, the sequence as `batch b` where there is one, what the call has and what
 /// is expected. [`Error::kind`] is a stable name for programs.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Error {
     /// An attribute outside its range.
@@ -366,42 +368,10 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A tensor of another framework that is not in memory of the host.
+    /// A tensor of another framework that none of the operator's can be made of.
     #[cfg(feature = "dlpack")]
-    #[error("{input} is on device {device}, expected memory of the CPU")]
-    DeviceMemory {
-        /// The tensor's name.
-        input: &'static str,
-        /// The device and its number, as in `cuda:0`.
-        device: String,
-    },
-
-    /// A tensor of another framework with elements of a type that no input has.
-    #[cfg(feature = "dlpack")]
-    #[error(
-        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, float16, \
-         int8, int4 or int64"
-    )]
-    UnknownElementType {
-        /// The tensor's name.
-        input: &'static str,
-        /// DLPack's type code.
-        code: u8,
-        /// Bits of a lane.
-        bits: u8,
-        /// Lanes of an element.
-        lanes: u16,
-    },
-
-    /// A description of a tensor that describes none.
-    #[cfg(feature = "dlpack")]
-    #[error("{input} is not a tensor: {reason}")]
-    InvalidDlTensor {
-        /// The tensor's name.
-        input: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Dlpack(#[from] crate::dlpack::DlpackError),
 
     /// A tensor that is written and overlaps another one.
     #[error("{input} shares memory with {other}, expected no overlap because it is written")]
@@ -417,43 +387,9 @@ impl Error {
     /// A stable name of the rule that is broken, as the golden cases use it.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::AttributeOutOfRange { .. } => "attribute_out_of_range",
-            Self::IllegalTypes { .. } => "illegal_types",
-            Self::ScaleMissing { .. } => "scale_missing",
-            Self::TypeMismatch { .. } => "type_mismatch",
-            Self::LegacyPageTable { .. } => "legacy_page_table",
-            Self::RankMismatch { .. } => "rank_mismatch",
-            Self::ShapeMismatch { .. } => "shape_mismatch",
-            Self::HeadDimNotDivisible { .. } => "head_dim_not_divisible",
-            Self::StartsNotZero { .. } => "starts_not_zero",
-            Self::StartsDecrease { .. } => "starts_decrease",
-            Self::StartsTotal { .. } => "starts_total",
-            Self::StartPosNegative { .. } => "start_pos_negative",
-            Self::BatchTooLarge { .. } => "batch_too_large",
-            Self::PositionRange { .. } => "position_range",
-            Self::KvlenMismatch { .. } => "kvlen_mismatch",
-            Self::MaxTooSmall { .. } => "max_too_small",
-            Self::CacheRange { .. } => "cache_range",
-            Self::TooManyPages { .. } => "too_many_pages",
-            Self::PageRange { .. } => "page_range",
-            Self::WriteConflict { .. } => "write_conflict",
-            Self::AttentionType { .. } => "attention_type",
-            Self::MaskTooSmall { .. } => "mask_too_small",
-            Self::DecodingBatchesNegative { .. } => "decoding_batches_negative",
-            Self::SizeOverflow { .. } => "size_overflow",
-            Self::OutOfMemory { .. } => "out_of_memory",
-            Self::NotContiguous { .. } => "not_contiguous",
-            Self::Misaligned { .. } => "misaligned",
-            Self::PackedLength { .. } => "packed_length",
-            #[cfg(feature = "cuda")]
-            Self::SliceLength { .. } => "slice_length",
             #[cfg(feature = "dlpack")]
-            Self::DeviceMemory { .. } => "device",
-            #[cfg(feature = "dlpack")]
-            Self::UnknownElementType { .. } => "element_type",
-            #[cfg(feature = "dlpack")]
-            Self::InvalidDlTensor { .. } => "invalid_dltensor",
-            Self::OperandsOverlap { .. } => "operands_overlap",
+            Self::Dlpack(error) => error.into(),
+            error => error.into(),
         }
     }
 }

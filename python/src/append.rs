@@ -161,3 +161,8 @@ fn out_of_range(got: Detail) -> PyErr {
         vec![("name", "tokens".into()), ("got", got), ("min", Detail::Int(0)), ("max", Detail::Int(u32::MAX.into()))];
     Refusal::new("range", format!("a token id is not 0 to {}", u32::MAX), details).into()
 }
+
+/// One of the appends of a step.
+pub(crate) fn append(item: Bound<'_, PyAny>) -> PyResult<Bound<'_, Append>> {
+    item.cast_into().map_err(|error| type_error("appends", "Append", &error.into_inner()))
+}

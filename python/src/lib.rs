@@ -15,6 +15,7 @@ mod refusal;
 mod rope;
 mod shared;
 mod spec;
+mod stats;
 mod step;
 mod threads;
 

@@ -9,13 +9,13 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::append::Append;
+use crate::append::append;
 use crate::id::Id;
 use crate::memory::{Detaching, HostMemory};
-use crate::numbers::type_error;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::spec::Spec;
+use crate::stats;
 use crate::step::{Step, Tensors};
 
 /// Decides which slots of a cache hold which tokens of which sequence. It has metadata only.
@@ -55,11 +55,6 @@ impl Manager {
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         Ok(self.with(py, used)?.into_pyarray(py))
     }
-}
-
-/// One of the appends of a step.
-fn append(item: Bound<'_, PyAny>) -> PyResult<Bound<'_, Append>> {
-    item.cast_into().map_err(|error| type_error("appends", "Append", &error.into_inner()))
 }
 
 /// Copies as Python has them.
@@ -396,18 +391,6 @@ impl Manager {
     /// and prefix_hits: rows mapped instead of computed since the manager was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.with(py, |manager| Ok(manager.stats()))?;
-        let dict = PyDict::new(py);
-        dict.set_item("slots", stats.slots)?;
-        dict.set_item("used", stats.used)?;
-        dict.set_item("free", stats.free)?;
-        dict.set_item("cached", stats.cached)?;
-        dict.set_item("shared", stats.shared)?;
-        dict.set_item("largest_free_run", stats.largest_free_run)?;
-        dict.set_item("fragmentation", stats.fragmentation)?;
-        dict.set_item("head", stats.head)?;
-        dict.set_item("n_kv", stats.n_kv)?;
-        dict.set_item("sequences", stats.sequences)?;
-        dict.set_item("prefix_hits", stats.prefix_hits)?;
-        Ok(dict)
+        stats::as_dict(py, &stats)
     }
 }

@@ -10,9 +10,10 @@ use super::block::{Heads, Row, Rows};
 use super::functions::{Conversion, RotateFunction, RowFunctions, RowsFunction};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
 use super::partition;
-use crate::cache_rows::{CacheRows, RowsError};
+use crate::cache_rows::CacheRows;
 use crate::key_rotation::KeyRotation;
 use crate::rotary::{Rope, RopeStyle, Rotation, cos_sin};
+use crate::rows_error::RowsError;
 use crate::workers::Workers;
 
 /// Elements in the buffer, unless a head has more: no more than a small part of the first-level cache.

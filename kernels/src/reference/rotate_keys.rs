@@ -4,10 +4,11 @@ use half::f16;
 use kvcache_schema::ElementType;
 
 use super::kernel::Reference;
-use crate::cache_rows::{CacheRows, RowQuant, RowsError};
+use crate::cache_rows::{CacheRows, RowQuant};
 use crate::key_rotation::KeyRotation;
 use crate::quantize::{HeadCodec, Real};
 use crate::rotary::{Rope, Rotation};
+use crate::rows_error::RowsError;
 
 impl Reference {
     /// As [`CacheRows::rotate_keys`], which must match it bit for bit.

@@ -1,11 +1,13 @@
 //! Why a session is refused.
 
+use strum::IntoStaticStr;
 use thiserror::Error;
 
 /// A session file that was not written, or was not taken. Neither the manager's sequences nor live rows have changed.
 ///
 /// [`SessionError::kind`] is a stable name for programs.
-#[derive(Debug, Error)]
+#[derive(Debug, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum SessionError {
     /// The file system failed.
@@ -288,35 +290,6 @@ fn quoted(text: Option<&str>) -> String {
 impl SessionError {
     /// The variant's name in snake case.
     pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Io { .. } => "io",
-            Self::Format { .. } => "format",
-            Self::Version { .. } => "version",
-            Self::Truncated { .. } => "truncated",
-            Self::Trailing { .. } => "trailing",
-            Self::Digest { .. } => "digest",
-            Self::HeaderLength { .. } => "header_length",
-            Self::Header { .. } => "header",
-            Self::Metadata { .. } => "metadata",
-            Self::MissingTensor { .. } => "missing_tensor",
-            Self::DuplicateTensor { .. } => "duplicate_tensor",
-            Self::UnknownTensor { .. } => "unknown_tensor",
-            Self::Tensor { .. } => "tensor",
-            Self::Dimensions { .. } => "dimensions",
-            Self::Types { .. } => "types",
-            Self::Quantization { .. } => "quantization",
-            Self::KeyForm { .. } => "key_form",
-            Self::Rope { .. } => "rope",
-            Self::Fingerprint { .. } => "fingerprint",
-            Self::RowIndex { .. } => "row_index",
-            Self::PositionRange { .. } => "position_range",
-            Self::PositionOrder { .. } => "position_order",
-            Self::RowTokens { .. } => "row_tokens",
-            Self::KnownTokens { .. } => "known_tokens",
-            Self::NoSequence { .. } => "no_sequence",
-            Self::NotEmpty { .. } => "not_empty",
-            Self::TooManyPages { .. } => "too_many_pages",
-            Self::NoRoom { .. } => "no_room",
-        }
+        self.into()
     }
 }

@@ -1,0 +1,138 @@
+// A unit of work, the memory that the threads of a block share for it, and the merging of its pieces.
+#pragma once
+
+#include "exponential.cuh"
+#include "rows.cuh"
+#include "work.cuh"
+
+// Keys of a block.
+constexpr u32 KEYS = 64;
+// Lanes that share a key's inner products: together they read 64 elements at once.
+template <class T1>
+constexpr u32 LANES = 64 / PACK<T1>;
+// Rows whose sums the threads exchange at a time, with two elements of each from every thread.
+constexpr u32 ROWS_AT_ONCE = 4;
+constexpr u32 EXCHANGED = 2 * BLOCK;
+// The weight of a key that is not seen.
+constexpr float HIDDEN = -1.0f;
+
+// A unit of work: the rows of a tile, and the pieces that they attend over.
+struct Unit {
+    u64 number;
+    Sequence sequence;
+    u32 h;
+    u32 rows;
+    i64 first_row;
+    i64 first_piece;
+    i64 pieces;
+    // One past the last key that a row of the tile may see in these pieces.
+    i64 end;
+    // Whether these are all pieces, so that the sums are the output's.
+    bool is_whole;
+    bool is_empty;
+};
+
+// Unit `number`: a piece of a decoding step, or a tile.
+__device__ __forceinline__ Unit unit_at(const AttentionParameters& p, u64 number) {
+    Unit unit;
+    unit.number = number;
+    if (number < p.step_units) {
+        const u64 head = number / p.tiles_per_step;
+        const i64 slot = head / p.num_kv_heads;
+        unit.sequence = sequence_of_piece(p, slot);
+        unit.h = head - slot * p.num_kv_heads;
+        unit.first_row = static_cast<i64>(number - head * p.tiles_per_step) * TILE;
+        unit.first_piece = slot - unit.sequence.first_slot();
+        unit.pieces = 1;
+        unit.is_whole = unit.sequence.pieces() == 1;
+        unit.is_empty = !unit.sequence.is_step(p) || unit.first_piece >= unit.sequence.pieces();
+    } else {
+        const u64 rest = number - p.step_units;
+        const i64 slot = rest / p.num_kv_heads;
+        unit.sequence = sequence_of_tile(p, slot);
+        unit.h = rest - slot * p.num_kv_heads;
+        unit.first_row = (slot - first_tile(p, unit.sequence.b)) * TILE;
+        unit.first_piece = 0;
+        unit.pieces = unit.sequence.pieces();
+        unit.is_whole = true;
+        unit.is_empty = unit.sequence.is_step(p);
+    }
+    const i64 left = unit.sequence.rows(p) - unit.first_row;
+    unit.is_empty = unit.is_empty || left <= 0;
+    unit.rows = left < TILE ? left : TILE;
+    const i64 last = unit.sequence.visible((unit.first_row + unit.rows - 1) / p.heads_per_key);
+    unit.end = min64(last, (unit.first_piece + unit.pieces) * PIECE);
+    return unit;
+}
+
+struct Tile {
+    Unit unit;
+    // Queries, in the order in which lanes read them.
+    float q[TILE][MAX_HEAD_DIM];
+    union {
+        // Of two blocks of keys: inner products, then weights.
+        float weights[2][TILE][KEYS];
+        float exchange[ROWS_AT_ONCE][EXCHANGED];
+    };
+    // Of two blocks of keys; -1 where there is no key.
+    i64 slots[2][KEYS];
+    // What a row's sums are multiplied by before the block's weights are added.
+    float rescale[TILE];
+    // The largest score and the sum of weights of a piece, and of all pieces so far.
+    float piece_maximum[TILE];
+    float piece_sum[TILE];
+    float maximum[TILE];
+    float sum[TILE];
+    Merge merge[TILE];
+    // The sums of weighted values of all pieces so far.
+    float totals[TILE][MAX_HEAD_DIM];
+    // For each row: the keys that it may see, the position behind which keys are, and the element of the mask that
+    // belongs to the first key.
+    i64 visible[TILE];
+    i64 position[TILE];
+    i64 mask_at[TILE];
+    i64 output_at[TILE];
+    float slope[TILE];
+};
+
+__shared__ Tile tile;
+
+// How the threads of a block share the elements of a value.
+struct Shares {
+    u32 shift;
+
+    __device__ __forceinline__ explicit Shares(u32 head_dim) : shift(head_dim <= 64 ? 5 : head_dim <= 128 ? 6 : 7) {}
+
+    // Threads for a key: each has two neighboring elements.
+    __device__ __forceinline__ u32 threads() const { return 1 << shift; }
+
+    // Elements of a row, rounded up.
+    __device__ __forceinline__ u32 row() const { return 2 << shift; }
+};
+
+// The place of element d of a query: lanes read four elements at a time, each next to those of the next lane.
+template <class T1>
+__device__ __forceinline__ u32 query_place(u32 d) {
+    const u32 pack = d / PACK<T1>;
+    const u32 i = d % PACK<T1>;
+    return ((pack / LANES<T1> * (PACK<T1> / 4) + i / 4) * LANES<T1> + pack % LANES<T1>) * 4 + i % 4;
+}
+
+// Adds the sums of a piece to those of earlier ones: what both are multiplied by. A piece without a visible key has
+// no part in it.
+__device__ __forceinline__ Merge merge_piece(float& maximum, float& sum, float piece_maximum, float piece_sum) {
+    if (piece_sum == 0.0f) {
+        return {1.0f, HIDDEN};
+    }
+    const float largest = larger(maximum, piece_maximum);
+    Merge merge;
+    merge.earlier = maximum == largest ? 1.0f : exponential(__fadd_rn(maximum, -largest));
+    merge.added = piece_maximum == largest ? 1.0f : exponential(__fadd_rn(piece_maximum, -largest));
+    sum = __fadd_rn(__fmul_rn(sum, merge.earlier), __fmul_rn(piece_sum, merge.added));
+    maximum = largest;
+    return merge;
+}
+
+__device__ __forceinline__ float merged(const Merge& merge, float earlier, float added) {
+    return __fadd_rn(__fmul_rn(earlier, merge.earlier), __fmul_rn(added, merge.added));
+}
