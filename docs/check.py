@@ -6,14 +6,17 @@
 - Links lead to files that exist, and to anchors in them.
 - Every code block is of a language that a test runs or checks (`LANGUAGES`), or says why it does not run.
 - Commands name targets of make, packages and examples of cargo, scripts, extras of pip and programs that exist.
+- Pictures are shown with the description that they have, and that of quality.svg has the figures of quality.csv.
 
-All but the first hold for the repository's other Markdown files, too. The blocks run elsewhere: Python in
+All but the first and the last hold for the repository's other Markdown files, too. The blocks run elsewhere: Python in
 python_tests/test_book.py and test_package_page.py, Rust as doctests of the crates that include the page, C and C++ in
 capi/tests/pages.rs.
 """
 
 from __future__ import annotations
 
+import csv
+import html
 import json
 import re
 import sys
@@ -25,12 +28,14 @@ from pathlib import Path
 import yaml
 
 import commands
-from pages import DOCS, ROOT, Block, anchors, blocks, links
+from pages import DOCS, ROOT, Block, anchors, blocks, images, links
 
 SUMMARY = DOCS / "SUMMARY.md"
 # Languages of blocks that something runs or checks; output, trees and formulas are "text". "py" is Python that needs
 # torch: `make test-torch` runs it.
 LANGUAGES = ["python", "py", "rust", "c", "cpp", "sh", "toml", "yaml", "json", "text"]
+# What a picture says of itself to who cannot see it.
+DESCRIPTION = re.compile(r"<desc[^>]*>(.*?)</desc>", re.DOTALL)
 # Beside the book, the pages whose programs run.
 PYTHON = ["README.md", "python/README.md"]
 C = ["capi/README.md"]
@@ -121,6 +126,22 @@ def runs(language: str, page: Path) -> bool:
     return True
 
 
+def wrong_pictures() -> list[str]:
+    """Pictures that no page shows, or with another description, and figures that their plot does not have."""
+    wrong = []
+    shown = {(page.parent / path).resolve(): text for page in pages() for path, text in images(page).items()}
+    for path in sorted([*DOCS.glob("*.svg"), *DOCS.glob("pictures/*")]):
+        description = DESCRIPTION.search(path.read_text(encoding="utf-8"))
+        if description is None or html.unescape(description[1]) != shown.get(path):
+            wrong.append(f"{name(path)}: no page shows it with its description")
+    with (DOCS / "quality.csv").open(newline="", encoding="utf-8") as file:
+        rows = [(row["cache"], row["bytes per token"], float(row["perplexity"])) for row in csv.DictReader(file)]
+    figures = "; ".join(f"{cache}: {size} bytes, {perplexity:.3f}" for cache, size, perplexity in rows)
+    if f"{figures}." not in shown.get(DOCS / "quality.svg", ""):
+        wrong.append(f"docs/quality.svg: expected the figures of quality.csv: {figures}")
+    return wrong
+
+
 def included() -> set[Path]:
     """The pages that crates have in their documentation."""
     return {
@@ -152,7 +173,7 @@ def name(page: Path) -> str:
 def main() -> int:
     """Prints what is wrong."""
     found = pages()
-    wrong = summary(found)
+    wrong = summary(found) + wrong_pictures()
     everywhere = [*found, *other_pages()]
     for page in everywhere:
         wrong += broken_links(page) + wrong_blocks(page)

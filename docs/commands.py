@@ -150,8 +150,9 @@ def value_of(words: list[str], flag: str) -> str | None:
 
 @cache
 def make_targets() -> set[str]:
-    """The targets that the Makefile has by name."""
-    lines = (ROOT / "Makefile").read_text().split("\n")
+    """The targets that the Makefile and its parts have by name."""
+    makefiles = [ROOT / "Makefile", *ROOT.glob("mk/*.mk")]
+    lines = [line for makefile in makefiles for line in makefile.read_text().split("\n")]
     rules = (line.split(":")[0] for line in lines if re.match(r"[^\s#:=]+(\s[^#:=]+)?:(?!=)", line))
     return {target for rule in rules for target in rule.split()} - {".PHONY"}
 

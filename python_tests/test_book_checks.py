@@ -1,17 +1,13 @@
-"""The checks of the book find what they are for; the models behind its pictures agree with the library."""
+"""The checks of the book find what they are for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import kvcache_ops
-import numpy as np
 import pytest
 
 import check
 import commands
-import operator_model
-import operator_pictures
 import pages
 
 
@@ -110,48 +106,3 @@ def test_a_block_must_assert_something(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as raised:
         pages.run(page)
     assert raised.traceback[-1].lineno + 1 == 8
-
-
-def test_the_model_of_quantization() -> None:
-    """Codes, scale and loaded values of the picture's group, and of random ones, are the library's."""
-    random = np.random.default_rng(3)
-    groups = [
-        operator_pictures.GROUP,
-        *(random.standard_normal((50, 8)) * 10.0 ** random.uniform(-7, 3, (50, 1))).tolist(),
-    ]
-    for quant_bit in (4, 8):
-        spec = kvcache_ops.CacheSpec(
-            max_tokens=1, num_kv_heads=1, head_dim=8, dtype="float32", quant_bit=quant_bit, scale_dtype="float32"
-        )
-        for group in groups:
-            expected = operator_model.quantize(group, quant_bit)
-            memory = spec.allocate()
-            current = np.array(group, np.float32).reshape(1, 1, 8)
-            key, _ = kvcache_ops.run(
-                spec, current, current, *kvcache_ops.step_indices([1], [0], cachestarts=[0]), *memory
-            )
-            codes = memory.cache[0, 0, 0, 0]
-            if quant_bit == 4:
-                assert codes.tolist() == operator_model.nibbles(expected.codes)
-                codes = kvcache_ops.unpack_int4(codes)
-            assert codes.tolist() == expected.codes and key[0, 0].tolist() == expected.loaded
-            assert memory.scale[0, 0, 0, 0].tolist() == [expected.scale]
-
-
-@pytest.mark.parametrize("cache_layout", operator_model.AXES)
-def test_the_model_of_layouts(cache_layout: int) -> None:
-    """Where the library writes a token of a layer is where the picture has it."""
-    sizes = operator_pictures.SIZES
-    spec = kvcache_ops.CacheSpec(
-        max_tokens=sizes["t"], num_layers=sizes["l"], num_kv_heads=sizes["h"], head_dim=1, dtype="float32",
-        cache_layout=cache_layout,
-    )  # fmt: skip
-    places = operator_model.memory(cache_layout, sizes)
-    for t in range(sizes["t"]):
-        for layer in range(sizes["l"]):
-            memory = spec.allocate()
-            heads = np.arange(1, sizes["h"] + 1, dtype=np.float32).reshape(1, -1, 1)
-            indices = kvcache_ops.step_indices([1], [0], cachestarts=[t])
-            kvcache_ops.run(spec, heads, -heads, *indices, *memory, layer_idx=layer)
-            expected = [(p.h + 1) * (1 - 2 * p.kv) if (p.t, p.l) == (t, layer) else 0 for p in places]
-            assert memory.cache.ravel().tolist() == expected
