@@ -123,8 +123,9 @@ def wrong_python(words: list[str]) -> str | None:
         module = words[1]
         if module in ("pip", "venv", "pytest"):
             return wrong_pip(words[2:]) if module == "pip" else None
-        path = ROOT / "python" / module.replace(".", "/")
-        return None if (path / "__main__.py").is_file() else f"there is no module {module} to run"
+        main = f"{module.replace('.', '/')}/__main__.py"
+        found = any((ROOT / folder / main).is_file() for folder in ("python", "pmx"))
+        return None if found else f"there is no module {module} to run"
     return None if words[0].startswith("-") or (ROOT / words[0]).is_file() else f"there is no script {words[0]}"
 
 

@@ -1,5 +1,8 @@
 """The suite sees the built library alone, through ONNX Runtime; it may import the examples and the golden oracle."""
 
+import os
+import sys
+
 import onnxruntime
 import pytest
 
@@ -12,6 +15,7 @@ def pytest_sessionstart() -> None:
         find_library()
     except FileNotFoundError as error:
         pytest.exit(str(error), returncode=1)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what tests start finds what they find
 
 
 def pytest_report_header() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from kvcache_ops.pmx import lower
+from kvcache_pmx import lower
 from onnx import ModelProto, helper, numpy_helper
 
 from kvcache import ELEMENT_TYPES, create_session

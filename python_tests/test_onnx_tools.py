@@ -11,7 +11,7 @@ import kvcache_ops.onnx
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError
-from kvcache_ops.pmx import lower
+from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, checker, defs, helper, parser, printer, shape_inference
 from onnx.reference import ReferenceEvaluator
 
@@ -80,7 +80,7 @@ def test_schemas_in_both_domains(name: str, domain: str) -> None:
     assert last.option == defs.OpSchema.FormalParameterOption.Optional
 
 
-@pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx", "import kvcache_ops.pmx"])
+@pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx", "import kvcache_pmx"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     """onnx.reference can be imported before and after, although two domains have one operator."""
     code = f"{first}; import kvcache_ops.onnx, onnx.reference, importlib; importlib.reload(kvcache_ops.onnx)"

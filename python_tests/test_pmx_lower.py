@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from kvcache_ops import KvCacheError
-from kvcache_ops.pmx import lower
+from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from pmx_export import export
@@ -277,7 +277,7 @@ def test_weights_are_not_touched() -> None:
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command's output and exit code."""
-    line = [sys.executable, "-m", "kvcache_ops.pmx", *map(str, arguments)]
+    line = [sys.executable, "-m", "kvcache_pmx", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kvcache_ops.pmx import lower
+from kvcache_pmx import lower
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from node import quiet_options

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcache_ops.pmx._body import END, Body, Function
-from kvcache_ops.pmx._call import Call, Refusal
-from kvcache_ops.pmx._ragged import Rows, rows_of
+from kvcache_pmx._body import END, Body, Function
+from kvcache_pmx._call import Call, Refusal
+from kvcache_pmx._ragged import Rows, rows_of
 
 
 def position_index(call: Call) -> Function:

@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
+from kvcache_ops import KvCacheError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from kvcache_ops._errors import KvCacheError
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
-from kvcache_ops.pmx._attention import ATTENTION_OPSET
-from kvcache_ops.pmx._call import Call, Refusal
-from kvcache_ops.pmx._functions import Functions
-from kvcache_ops.pmx._masks import known_shapes, open_masks, without_absent
-from kvcache_ops.pmx._operators import DYNAMIC_DOMAINS, PACKED_ATTENTION, STATIC_DOMAINS, is_native, lowering_of
-from kvcache_ops.pmx._opset import lift, opset_of
+from kvcache_pmx._attention import ATTENTION_OPSET
+from kvcache_pmx._call import Call, Refusal
+from kvcache_pmx._functions import Functions
+from kvcache_pmx._masks import known_shapes, open_masks, without_absent
+from kvcache_pmx._operators import (
+    DYNAMIC_DOMAINS,
+    PACKED_ATTENTION,
+    STATIC_DOMAINS,
+    is_native,
+    lowering_of,
+    stored_value_input,
+)
+from kvcache_pmx._opset import lift, opset_of
 
 # The first opset that has the operators which the functions are made of, in the form in which they use them.
 FUNCTION_OPSET = 18
@@ -29,14 +35,15 @@ def lower(
     attention: Literal["native", "onnx"] = "native",
     mask_rank: Literal[2, 3] | None = None,
 ) -> ModelProto:
-    """The export `model` as a model that ONNX Runtime runs with the operators of this package; `model` is not changed.
+    """The export `model` as a model that ONNX Runtime runs with the operators of kvcache_ops; `model` is not changed.
 
     Every operator of the domains `opmx` and `opmx.dynamic_batching` (in old exports `pmx` and `pmx.dynamic_batching`)
-    that the package has no operator for becomes a model-local function of the same domain. Graph inputs and outputs
+    that kvcache_ops does not have becomes a model-local function of the same domain. Graph inputs and outputs
     keep their names, order and types: `kv_cache` and `kv_scale` are written in place as before.
 
-    `attention`: "native" leaves attention to this package's operators; "onnx" makes `KeyValueCache` and one `Attention`
-    of ONNX (opset 23) of it, for runtimes and tools that have that. Its memory is tokens times keys of the whole batch.
+    `attention`: "native" leaves attention to the operators of kvcache_ops; "onnx" makes `KeyValueCache` and one
+    `Attention` of ONNX (opset 23) of it, for runtimes and tools that have that. Its memory is tokens times keys of the
+    whole batch.
 
     `mask_rank`: exports declare an attention mask of the shape [0], which no runtime lets a caller fill. 2 makes it
     [total_seqlen, mask_columns], 3 [num_heads, total_seqlen, mask_columns]; the caller then gives one in every call.
@@ -188,7 +195,7 @@ def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> l
     # Exports without quantization write 0 for what has no effect there.
     if quant_group is not None and _is_zero(quant_group) and (quant_bit is None or _is_zero(quant_bit)):
         node.attribute.remove(quant_group)
-    index = BY_DOMAIN_AND_NAME[node.domain, node.op_type].input_index("current_value")
+    index = stored_value_input(node)
     if index is None or index >= len(node.input):
         return [node]
     maker = makers.get(node.input[index])

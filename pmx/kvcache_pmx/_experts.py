@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache_ops.pmx._body import INT64, Body, Function
-from kvcache_ops.pmx._call import Call, Refusal
-from kvcache_ops.pmx._linear import check_bias
+from kvcache_pmx._body import INT64, Body, Function
+from kvcache_pmx._call import Call, Refusal
+from kvcache_pmx._linear import check_bias
 
 
 def moe_select(call: Call) -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from kvcache_ops.pmx._body import Function
+from kvcache_pmx._body import Function
 
 
 class Functions:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from kvcache_ops import KvCacheError
 from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, ValueInfoProto
 
-from kvcache_ops._errors import KvCacheError
-from kvcache_ops.pmx._call import Shapes
-from kvcache_ops.pmx._operators import DYNAMIC_DOMAINS
+from kvcache_pmx._call import Shapes
+from kvcache_pmx._operators import DYNAMIC_DOMAINS
 
 # Where each operator takes a mask, and where a scale.
 _MASKS = {"ALiBiMask": 2, "MultiHeadAttention": 8, "MultiHeadCacheAttention": 12}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from kvcache_ops.pmx._call import Refusal
+from kvcache_pmx._call import Refusal
 
 FLOAT = int(TensorProto.FLOAT)
 INT64 = int(TensorProto.INT64)

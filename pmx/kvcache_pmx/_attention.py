@@ -1,13 +1,13 @@
-"""Attention of a ragged batch by one `Attention` of ONNX, for runtimes without this package's operator."""
+"""Attention of a ragged batch by one `Attention` of ONNX, for tools without the operator of kvcache_ops."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kvcache_ops.pmx._alibi import biases
-from kvcache_ops.pmx._body import Body, Function
-from kvcache_ops.pmx._call import Call, Refusal
-from kvcache_ops.pmx._ragged import last_key, rows_of, same_sequence
+from kvcache_pmx._alibi import biases
+from kvcache_pmx._body import Body, Function
+from kvcache_pmx._call import Call, Refusal
+from kvcache_pmx._ragged import last_key, rows_of, same_sequence
 
 # The first opset that has Attention.
 ATTENTION_OPSET = 23

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from kvcache_ops import KvCacheError
 from onnx import GraphProto, ModelProto, TensorProto, helper, version_converter
-
-from kvcache_ops._errors import KvCacheError
 
 # IR 8 is the first with model-local functions; IR 10 is what ONNX Runtime 1.20 reads.
 LOWEST_IR, HIGHEST_IR = 8, 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcache_ops.pmx._body import END, INT64, Body
+from kvcache_pmx._body import END, INT64, Body
 
 
 @dataclass(frozen=True)

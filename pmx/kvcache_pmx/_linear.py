@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvcache_ops.pmx._body import Body, Function
-from kvcache_ops.pmx._call import Call, Refusal
+from kvcache_pmx._body import Body, Function
+from kvcache_pmx._call import Call, Refusal
 
 
 def parallel_embedding(call: Call) -> Function:

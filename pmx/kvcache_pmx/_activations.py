@@ -6,8 +6,8 @@ from collections.abc import Callable
 from math import pi, sqrt
 from typing import TypeAlias
 
-from kvcache_ops.pmx._body import Body, Function
-from kvcache_ops.pmx._call import Call
+from kvcache_pmx._body import Body, Function
+from kvcache_pmx._call import Call
 
 # Adds the nodes of a function of one tensor, which is float32.
 _Activation: TypeAlias = Callable[[Body, str], str]

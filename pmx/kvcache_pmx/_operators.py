@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 from onnx import NodeProto
 
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
-from kvcache_ops.pmx import _activations, _alibi, _experts, _linear, _norms, _positions
-from kvcache_ops.pmx._attention import multi_head_attention
-from kvcache_ops.pmx._body import Function
-from kvcache_ops.pmx._call import Call
+from kvcache_pmx import _activations, _alibi, _experts, _linear, _norms, _positions
+from kvcache_pmx._attention import multi_head_attention
+from kvcache_pmx._body import Function
+from kvcache_pmx._call import Call
 
 # The domains of exports since 2024-04-23, and those of earlier ones.
 STATIC_DOMAINS = frozenset({"opmx", "pmx"})
@@ -19,6 +18,8 @@ DYNAMIC_DOMAINS = frozenset({"opmx.dynamic_batching", "pmx.dynamic_batching"})
 # and no library has.
 PACKED_ATTENTION = "PackedAttention"
 
+# The operators of kvcache_ops, and the position of `current_value` among their inputs.
+_NATIVE = {"KeyValueCache": 1, "MultiHeadAttention": None, "MultiHeadCacheAttention": 2}
 _STATIC: dict[str, Callable[[Call], Function]] = {
     "ALiBiSlope": _alibi.alibi_slope,
     "ColumnParallelLinear": _linear.linear,
@@ -48,8 +49,15 @@ _DYNAMIC: dict[str, Callable[[Call], Function]] = {
 
 
 def is_native(node: NodeProto) -> bool:
-    """Whether the library has an operator for the node."""
-    return (node.domain, node.op_type) in BY_DOMAIN_AND_NAME
+    """Whether kvcache_ops has the node's operator."""
+    if node.domain in STATIC_DOMAINS:
+        return node.op_type == "KeyValueCache"
+    return node.domain in DYNAMIC_DOMAINS and node.op_type in _NATIVE
+
+
+def stored_value_input(node: NodeProto) -> int | None:
+    """Where an operator of kvcache_ops takes the values that it stores; None if it stores none."""
+    return _NATIVE[node.op_type]
 
 
 def lowering_of(node: NodeProto) -> Callable[[Call], Function] | None:

@@ -1,4 +1,4 @@
-"""`python -m kvcache_ops.pmx lower export.onnx model.onnx`."""
+"""`python -m kvcache_pmx lower export.onnx model.onnx`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
+from kvcache_ops import KvCacheError
 from onnx import TensorProto
 
-from kvcache_ops._errors import KvCacheError
-from kvcache_ops.pmx import lower
+from kvcache_pmx import lower
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; gives the exit status: 0, 1 for a file that cannot be read or written, 2 for a refusal."""
-    parser = argparse.ArgumentParser(prog="python -m kvcache_ops.pmx", description="Whole PMX exports in ONNX Runtime.")
+    parser = argparse.ArgumentParser(prog="python -m kvcache_pmx", description="Whole PMX exports in ONNX Runtime.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("lower", help="make a PMX export run in ONNX Runtime with kvcache_ops")
     command.add_argument("export", type=Path, help="the model that the PMX exporter wrote")
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--attention",
         choices=["native", "onnx"],
         default="native",
-        help="this package's operator, or ONNX's of opset 23",
+        help="the operator of kvcache_ops, or ONNX's of opset 23",
     )
     command.add_argument(
         "--mask-rank", type=int, choices=[2, 3], help="let the caller give an attention mask of this rank in every call"

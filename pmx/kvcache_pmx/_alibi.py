@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from kvcache_ops.pmx._body import Body, Function
-from kvcache_ops.pmx._call import Call, Refusal
-from kvcache_ops.pmx._ragged import last_key, rows_of, same_sequence
+from kvcache_pmx._body import Body, Function
+from kvcache_pmx._call import Call, Refusal
+from kvcache_pmx._ragged import last_key, rows_of, same_sequence
 
 
 def slopes(num_heads: int) -> npt.NDArray[np.float32]:
