@@ -52,8 +52,8 @@ class Graph:
         self._nodes.append(make(op_type, inputs, names, domain=domain, name=names[0], **attributes))
         return names
 
-    def serialize(self) -> bytes:
-        """The finished model."""
+    def serialize(self, domain: str = DOMAIN) -> bytes:
+        """The finished model; `domain` is that of the operators."""
         graph = helper.make_graph(self._nodes, "graph", self._inputs, self._outputs, self._constants)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
         return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()

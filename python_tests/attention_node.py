@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnxruntime
 
-from node import FUSED_INPUTS, PACKED_INPUTS, node_model, node_types, run_node, session_of
+from compare import Arrays
+from node import FUSED_INPUTS, PACKED_INPUTS, node_model, run_node, session_of
 from oracle.attention import Result, multi_head_cache_attention
 from oracle.attention_call import AttentionAttributes, CacheAttentionInputs
-from oracle.call import Types
-from oracle_call import pack_int4, unpack_int4
-from setting import FLOAT, HALF, INT4, INT8, TYPE_NAMES, Memory, Setting, random_values
+from setting import FLOAT, HALF, INT4, INT8, Memory, Setting, random_values
 
 # The rows of the table of types that have scores, one T3 each.
 FORMATS = [
@@ -26,8 +25,6 @@ FORMATS = [
     (HALF, INT4, HALF, 4),
 ]
 
-Arrays = dict[str, np.ndarray]
-
 
 @dataclass(frozen=True)
 class Attention:
@@ -37,6 +34,8 @@ class Attention:
     group: int = 2  # query heads for each cache head
     is_causal: int = 1
     is_alibi: int = 0
+
+    operator = "MultiHeadCacheAttention"
 
     def __str__(self) -> str:
         return f"{self.cached}-heads{self.num_heads}on{self.cached.num_heads}"
@@ -62,59 +61,48 @@ class Attention:
         """All attributes of the node."""
         return self.own_attributes | {k: v for k, v in self.cached.attributes.items() if k != "num_repeat"}
 
-    def types(self, names: tuple[str, ...], given: Arrays) -> dict[str, int]:
-        """The element types of a node's inputs, by name; an optional one is there if it is given."""
-        t1, t2, t3 = self.cached.t1, self.cached.t2, self.cached.t3
-        rows = dict.fromkeys(("query", "key", "value", "attn_mask"), t1) | node_types(t1, t2, t3)
-        index = node_types(t1, t2)["seqstarts"]
-        return {
-            name: rows.get(name, index)
-            for name in names
-            if not (name == "scale" and t3 is None) and not (name == "attn_mask" and name not in given)
-        }
+    def types(self, given: Arrays, names: tuple[str, ...] = FUSED_INPUTS) -> dict[str, int]:
+        """The element types of a node's inputs, by name; the mask is there if it is given."""
+        known = self.cached.types()
+        known |= dict.fromkeys(("query", "key", "value", "attn_mask"), self.cached.t1)
+        left_out = {"attn_mask"} - given.keys() | {"scale"} - known.keys()
+        return {name: known.get(name, known["seqstarts"]) for name in names if name not in left_out}
 
-    def model(self, given: Arrays, **options) -> bytes:
+    def model(self, given: Arrays | None = None) -> bytes:
         """The model of this one node, with a mask if `given` has one."""
-        types = self.types(FUSED_INPUTS, given)
-        return node_model(types, self.attributes, operator="MultiHeadCacheAttention", **options)
+        return node_model(self.types(given or {}), self.attributes, operator=self.operator)
 
     def inputs(self, random: np.random.Generator, step: Arrays, decoding_batches: int = 0) -> Arrays:
         """Random rows for the index inputs of a call, and those."""
-        tokens = int(step["seqstarts"][-1])
-        shape = (tokens, self.num_heads, self.cached.head_dim)
-        query = dict(query=random_rows(random, shape, self.cached.t1))
-        current = {
-            name: random_rows(random, (tokens, self.cached.num_heads, self.cached.head_dim), self.cached.t1)
-            for name in ("current_key", "current_value")
-        }
-        counted = dict(decoding_batches=np.full(step["max_seqlen"].shape, decoding_batches, np.int64))
-        return query | current | step | counted
+        tokens, size = int(step["seqstarts"][-1]), self.cached.head_dim
+        heads = dict(query=self.num_heads, current_key=self.cached.num_heads, current_value=self.cached.num_heads)
+        rows = {name: random_rows(random, (tokens, count, size), self.cached.t1) for name, count in heads.items()}
+        return rows | step | dict(decoding_batches=np.full(step["max_seqlen"].shape, decoding_batches, np.int64))
 
-    def run(self, inputs: Arrays, memory: Memory, session: onnxruntime.InferenceSession | None = None) -> np.ndarray:
-        """One call on the memory itself: attn_output."""
-        session = session or session_of(self.model(inputs))
-        [attn_output] = run_node(session, inputs | memory.arrays, memory.int4_shape)
-        return attn_output
+    def run(
+        self, inputs: Arrays, memory: Memory, session: onnxruntime.InferenceSession | None = None
+    ) -> list[np.ndarray]:
+        """One call on the memory itself: attn_output alone."""
+        return run_node(session or session_of(self.model(inputs)), inputs | memory.arrays, memory.int4_shape)
 
     def run_packed(self, inputs: Arrays, key: np.ndarray, value: np.ndarray, repeated: int = 1) -> np.ndarray:
         """The same attention over packed keys and values, of which each head is there `repeated` times."""
         given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=value)
         attributes = self.own_attributes | dict(num_kv_heads=self.cached.num_heads * repeated)
-        model = node_model(self.types(PACKED_INPUTS, given), attributes, operator="MultiHeadAttention")
-        [attn_output] = run_node(session_of(model), given)
-        return attn_output
+        model = node_model(self.types(given, PACKED_INPUTS), attributes, operator="MultiHeadAttention")
+        return run_node(session_of(model), given)[0]
 
     def oracle(self, inputs: Arrays, memory: Memory) -> Result:
         """What the oracle makes of a call; cache and scale change in the memory."""
-        setting = self.cached
-        t3 = None if setting.t3 is None else TYPE_NAMES[setting.t3]
-        types = Types(TYPE_NAMES[setting.t1], TYPE_NAMES[setting.t2], t3)
-        cache = memory.cache if memory.int4_shape is None else unpack_int4(memory.cache, memory.int4_shape)
-        attributes = AttentionAttributes(**self.attributes)
+        cache = memory.values
+        attributes, types = AttentionAttributes(**self.attributes), self.cached.oracle_types
         result = multi_head_cache_attention(CacheAttentionInputs(**inputs), cache, memory.scale, attributes, types)
-        if memory.int4_shape is not None:
-            memory.cache[:] = pack_int4(cache, memory.cache)
+        memory.store(cache)
         return result
+
+    def layers(self) -> list[Attention]:
+        """The node once for each layer of its cache."""
+        return [replace(self, cached=cached) for cached in self.cached.layers()]
 
 
 def random_rows(random: np.random.Generator, shape: tuple[int, ...], element_type: int) -> np.ndarray:

@@ -6,70 +6,29 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
+import pytest
+from kvcache_ops import _native
 from onnx import TensorProto, helper, numpy_helper
 
+from compare import Arrays
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, ELEMENT_TYPES, bind, create_session
 
 RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-
-INPUTS = (
-    "current_key",
-    "current_value",
-    "seqstarts",
-    "kvstarts",
-    "cachestarts",
-    "start_pos",
-    "max_seqlen",
-    "max_kvlen",
-    "cache",
-    "scale",
-)
-
-
-PACKED_INPUTS = (
-    "query",
-    "key",
-    "value",
-    "seqstarts",
-    "kvstarts",
-    "decoding_batches",
-    "max_seqlen",
-    "max_kvlen",
-    "attn_mask",
-)
-
-FUSED_INPUTS = (
-    "query",
-    "current_key",
-    "current_value",
-    "seqstarts",
-    "kvstarts",
-    "cachestarts",
-    "start_pos",
-    "decoding_batches",
-    "max_seqlen",
-    "max_kvlen",
-    "cache",
-    "scale",
-    "attn_mask",
-)
-
-STATIC_INPUTS = ("current_key", "current_value", "start_pos", "cache", "scale")
-
+DOMAINS = (DOMAIN, "pmx.dynamic_batching")
 # The domains of static batching, in which `KeyValueCache` has other inputs.
 STATIC_DOMAINS = ("opmx", "pmx")
-
+STATIC_INPUTS = ("current_key", "current_value", "start_pos", "cache", "scale")
 # The inputs and outputs of each operator of dynamic batching, by position.
 OPERATORS = {
-    "KeyValueCache": (INPUTS, ("key", "value")),
-    "MultiHeadAttention": (PACKED_INPUTS, ("attn_output",)),
-    "MultiHeadCacheAttention": (FUSED_INPUTS, ("attn_output",)),
+    name: (tuple(_native.input_names(name)), tuple(_native.output_names(name)))
+    for name in ("KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention")
 }
+INPUTS, PACKED_INPUTS, FUSED_INPUTS = (inputs for inputs, _ in OPERATORS.values())
 
 
 def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
-    """The element type of each input, by name; without T3 there is no scale."""
+    """The element type of each input of `KeyValueCache`, by name; without T3 there is no scale."""
     types = dict.fromkeys(INPUTS, TensorProto.INT64) | dict(current_key=t1, current_value=t1, cache=t2, scale=t3)
     return {name: element_type for name, element_type in types.items() if element_type is not None}
 
@@ -86,7 +45,9 @@ def node_model(
 ) -> bytes:
     """The model; what `shapes` does not name has an open rank, so that every call reaches the operator."""
     shapes = shapes or {}
-    signature, results = (STATIC_INPUTS, ("key", "value")) if domain in STATIC_DOMAINS else OPERATORS[operator]
+    signature, results = OPERATORS[operator]
+    if domain in STATIC_DOMAINS:
+        signature = STATIC_INPUTS
     given = types.keys() | {tensor.name for tensor in initializers}
     last = max(index for index, name in enumerate(signature) if name in given)
     if RUNTIME < (1, 24):  # these crash on an empty name, so what is left out in the middle has no elements
@@ -111,6 +72,13 @@ def session_of(model: bytes) -> onnxruntime.InferenceSession:
     return create_session(model, quiet_options())
 
 
+def refusal_of(model: bytes) -> str:
+    """The message with which a session of the model is refused."""
+    with pytest.raises(Exception) as refusal:
+        create_session(model, quiet_options())
+    return str(refusal.value)
+
+
 def quiet_options(threads: int = 1) -> onnxruntime.SessionOptions:
     """Options under which an expected error is not printed as well as raised; `threads` work inside an operator."""
     options = onnxruntime.SessionOptions()
@@ -119,38 +87,23 @@ def quiet_options(threads: int = 1) -> onnxruntime.SessionOptions:
     return options
 
 
-def bind_inputs(
-    binding: onnxruntime.IOBinding, inputs: dict[str, np.ndarray], int4_shape: tuple[int, ...] | None = None
-) -> None:
-    """Binds the arrays' own memory. With `int4_shape` the cache is packed int4 of that shape."""
+def run_node(
+    session: onnxruntime.InferenceSession, inputs: Arrays, int4_shape: tuple[int, ...] | None = None
+) -> list[np.ndarray]:
+    """Runs the model on the arrays' own memory: its outputs. With `int4_shape` the cache is packed int4."""
+    binding = session.io_binding()
     for name, array in inputs.items():
         if name == "cache" and int4_shape is not None:
             bind(binding, name, array, TensorProto.INT4, int4_shape)
         else:
             bind(binding, name, array)
-
-
-def run_node(
-    session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], int4_shape: tuple[int, ...] | None = None
-) -> list[np.ndarray]:
-    """Runs the node on the arrays' own memory: its outputs, by position."""
-    binding = session.io_binding()
-    bind_inputs(binding, inputs, int4_shape)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     session.run_with_iobinding(binding)
     return binding.copy_outputs_to_cpu()
 
 
-def call(
-    session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], int4_shape: tuple[int, ...] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Runs a `KeyValueCache` node on the arrays' own memory: key and value."""
-    key, value = run_node(session, inputs, int4_shape)
-    return key, value
-
-
-def types_of(inputs: dict[str, np.ndarray], int4_cache: bool) -> dict[str, int]:
+def types_of(inputs: Arrays, int4_cache: bool) -> dict[str, int]:
     """The element types of a call's arrays."""
     return {
         name: TensorProto.INT4 if name == "cache" and int4_cache else ELEMENT_TYPES[array.dtype]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import prod
 
 import numpy as np
 import onnxruntime
+from kvcache_ops import pack_int4, unpack_int4
 from onnx import TensorProto
 
+from compare import Arrays
 from kvcache import NUMPY_TYPES, cache_shape
-from node import call, node_model, node_types, session_of
+from kvcache import TYPE_NAMES as TYPE_NAMES
+from node import INPUTS, node_model, node_types, run_node, session_of
+from oracle.call import Attributes, Inputs, Types
+from oracle.key_value_cache import key_value_cache
 
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
-TYPE_NAMES = {FLOAT: "float32", HALF: "float16", INT8: "int8", INT4: "int4"}
 
 # The specification's table of types, as (T1, T2, T3, quant_bit). Without quantization T3 may be anything, or absent.
 UNQUANTIZED = [(FLOAT, FLOAT), (FLOAT, HALF), (HALF, FLOAT), (HALF, HALF), (INT8, INT8)]
@@ -36,9 +40,19 @@ class Memory:
         return Memory(self.cache.copy(), None if self.scale is None else self.scale.copy(), self.int4_shape)
 
     @property
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The tensors by the names of their inputs."""
         return {"cache": self.cache} | ({} if self.scale is None else {"scale": self.scale})
+
+    @property
+    def values(self) -> np.ndarray:
+        """The cache as the oracle has it: of int4, a copy with one int8 for each value."""
+        return self.cache if self.int4_shape is None else unpack_int4(self.cache).reshape(self.int4_shape)
+
+    def store(self, values: np.ndarray) -> None:
+        """Takes the oracle's cache back."""
+        if self.int4_shape is not None:
+            self.cache[:] = pack_int4(values.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,8 @@ class Setting:
     num_heads: int = 2
     head_dim: int = 16
 
+    operator = "KeyValueCache"
+
     def __str__(self) -> str:
         return "-".join(
             [TYPE_NAMES[t] for t in (self.t1, self.t2, self.t3) if t is not None]
@@ -66,31 +82,34 @@ class Setting:
         )
 
     @property
-    def attributes(self) -> dict[str, int]:
-        """All attributes of the node."""
-        names = (
-            "num_layer",
-            "layer_idx",
-            "quant_bit",
-            "quant_group",
-            "num_repeat",
-            "cache_mode",
-            "cache_layout",
-            "page_size",
-        )
-        return {name: getattr(self, name) for name in names}
+    def cached(self) -> Setting:
+        """Itself, as an `Attention` has one."""
+        return self
 
     @property
-    def model(self) -> bytes:
+    def attributes(self) -> dict[str, int]:
+        """All attributes of the node."""
+        return {k: v for k, v in asdict(self).items() if k not in ("t1", "t2", "t3", "num_heads", "head_dim")}
+
+    def types(self, _given: Arrays | None = None) -> dict[str, int]:
+        """The element types of the node's inputs, by name."""
+        return node_types(self.t1, self.t2, self.t3)
+
+    @property
+    def oracle_types(self) -> Types:
+        """The types as the oracle has them."""
+        return Types(*(None if t is None else TYPE_NAMES[t] for t in (self.t1, self.t2, self.t3)))
+
+    def model(self, _given: Arrays | None = None) -> bytes:
         """The model of this one node."""
-        return node_model(node_types(self.t1, self.t2, self.t3), self.attributes)
+        return node_model(self.types(), self.attributes)
 
     def memory(self, random: np.random.Generator, max_t: int) -> Memory:
         """A cache with something in every slot, for showing what a call leaves alone."""
         axes = dict(num_layer=self.num_layer, num_heads=self.num_heads, max_t=max_t)
         shape = cache_shape(self.cache_layout, **axes, last=self.head_dim)
         if self.t2 == INT4:
-            cache = random.integers(0, 256, (prod(shape) + 1) // 2, np.uint8)
+            cache = random.integers(0, 256, prod(shape) // 2, np.uint8)
         else:
             cache = random_values(random, shape, self.t2)
         scale = None
@@ -99,16 +118,28 @@ class Setting:
             scale = (random.random(scale_shape) + 0.01).astype(NUMPY_TYPES[self.t3])
         return Memory(cache, scale, shape if self.t2 == INT4 else None)
 
-    def current(self, random: np.random.Generator, tokens: int) -> dict[str, np.ndarray]:
+    def current(self, random: np.random.Generator, tokens: int) -> Arrays:
         """A call's keys and values."""
         shape = (tokens, self.num_heads, self.head_dim)
         return {name: random_values(random, shape, self.t1) for name in ("current_key", "current_value")}
 
+    def inputs(self, random: np.random.Generator, step: Arrays) -> Arrays:
+        """Random rows for the index inputs of a call, and those."""
+        return self.current(random, int(step["seqstarts"][-1])) | step
+
     def run(
-        self, inputs: dict[str, np.ndarray], memory: Memory, session: onnxruntime.InferenceSession | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, inputs: Arrays, memory: Memory, session: onnxruntime.InferenceSession | None = None
+    ) -> list[np.ndarray]:
         """One call on the memory itself: key and value."""
-        return call(session or session_of(self.model), inputs | memory.arrays, memory.int4_shape)
+        return run_node(session or session_of(self.model()), inputs | memory.arrays, memory.int4_shape)
+
+    def oracle(self, inputs: Arrays, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
+        """What the oracle makes of a call: key and value; cache and scale change in the memory."""
+        cache = memory.values
+        operands = Inputs(**{name: inputs[name] for name in INPUTS[:8]})
+        outputs = key_value_cache(operands, cache, memory.scale, Attributes(**self.attributes), self.oracle_types)
+        memory.store(cache)
+        return outputs
 
     def layers(self) -> list[Setting]:
         """This setting once for each layer."""

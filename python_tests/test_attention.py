@@ -9,13 +9,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from attention_node import FORMATS, Attention, random_mask
-from compare import assert_same_arrays, assert_same_bits, assert_within
-from graph import Graph
+from compare import Arrays, assert_same_arrays, assert_same_bits, assert_within
 from kvcache import DOMAIN, LAYOUT_AXES, create_session
-from node import FUSED_INPUTS, OPERATORS, RUNTIME, node_model, quiet_options, run_node, session_of, types_of
+from node import FUSED_INPUTS, OPERATORS, RUNTIME, node_model, quiet_options, refusal_of, run_node, session_of, types_of
 from ragged import RaggedCache
-from setting import FLOAT, HALF, INT4, INT8, Setting
-from test_random import FIRST_SEED
+from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
+from test_random import each_seed
+
+pytestmark = pytest.mark.runtime
 
 SEQLENS = (0, 0, 1, 1, 1, 2, 3, 5, 9, 20)
 
@@ -39,29 +40,18 @@ def random_attention(random: np.random.Generator, types: tuple) -> Attention:
     return Attention(cached, int(random.choice((1, 2, 3, 4, 8))), int(flags[0] < 0.7), int(flags[1] < 0.3))
 
 
-def ragged_cache(random: np.random.Generator, setting: Setting, capacities: list[int]) -> RaggedCache:
+def ragged_cache(random: np.random.Generator, attention: Attention, capacities: list[int]) -> RaggedCache:
     """Slots for sequences of these lengths."""
-    return RaggedCache(random, capacities, setting.page_size if setting.cache_mode else None)
+    return RaggedCache(random, capacities, attention.cached.page_size if attention.cached.cache_mode else None)
 
 
-def check(attention: Attention, inputs: dict, memory, expected) -> np.ndarray:
-    """Runs a call on `memory`, and the oracle on `expected`: the output is within its tolerance, and the rest exact."""
-    result = attention.oracle(inputs, expected)
-    got = attention.run(inputs, memory)
-    assert_within("attn_output", got, result.attn_output, result.tolerance)
-    assert_same_arrays(memory.arrays, expected.arrays)
-    return got
-
-
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 6 * len(FORMATS)))
-def test_random_calls(seed: int) -> None:
-    """A short life of a cache: sequences grow, share beginnings, stand still and are left out."""
+def life_of_a_cache(seed: int) -> None:
+    """Sequences grow, share beginnings, stand still and are left out; each output is within the oracle's tolerance."""
     random = np.random.default_rng(seed)
     attention = random_attention(random, FORMATS[seed % len(FORMATS)])
-    print(f"seed {seed}: {attention!r}")
     count = int(random.integers(0, 5))
     plan = [[int(random.choice(SEQLENS)) for _ in range(count)] for _ in range(3)]
-    ragged = ragged_cache(random, attention.cached, [sum(seqlens) for seqlens in zip(*plan)] if count else [])
+    ragged = ragged_cache(random, attention, [sum(seqlens) for seqlens in zip(*plan)] if count else [])
     memory = attention.cached.memory(random, ragged.max_t)
     expected = memory.copy()
     for number, seqlens in enumerate(plan):
@@ -72,13 +62,20 @@ def test_random_calls(seed: int) -> None:
         inputs = attention.inputs(random, ragged.step(random, members, new), int(random.choice((0, 1, 2, 2**40))))
         if random.random() < 0.5:
             inputs |= random_mask(random, attention, inputs, int(random.choice((2, 3))), int(random.integers(0, 20)))
-        check(attention, inputs, memory, expected)
+        result = attention.oracle(inputs, expected)
+        assert_within("attn_output", attention.run(inputs, memory)[0], result.attn_output, result.tolerance)
+        assert_same_arrays(memory.arrays, expected.arrays)
 
 
-def one_call(attention: Attention, seqlens: list[int], past: list[int], seed: int = 7) -> tuple[dict, object]:
+def test_random_calls() -> None:
+    """Of each format."""
+    each_seed(range(4 * len(FORMATS)), life_of_a_cache)
+
+
+def one_call(attention: Attention, seqlens: list[int], past: list[int], seed: int = 7) -> tuple[Arrays, Memory]:
     """The inputs of a call behind `past` tokens, and the memory as it is before."""
     random = np.random.default_rng(seed)
-    ragged = ragged_cache(random, attention.cached, [a + b for a, b in zip(past, seqlens)])
+    ragged = ragged_cache(random, attention, [a + b for a, b in zip(past, seqlens)])
     memory = attention.cached.memory(random, ragged.max_t)
     everyone = list(range(len(past)))
     attention.run(attention.inputs(random, ragged.step(random, everyone, past)), memory)
@@ -93,9 +90,8 @@ def test_it_is_key_value_cache_and_then_attention(types: tuple, mode: int) -> No
     attention = Attention(cached, group=4)
     inputs, memory = one_call(attention, seqlens=[1, 7, 0, 30], past=[70, 0, 5, 9])
     unfused = memory.copy()
-    got = attention.run(inputs, memory)
-    stored = {name: inputs[name] for name in ("current_key", "current_value", "seqstarts", "kvstarts")}
-    stored |= {name: inputs[name] for name in ("cachestarts", "start_pos", "max_seqlen", "max_kvlen")}
+    (got,) = attention.run(inputs, memory)
+    stored = {name: array for name, array in inputs.items() if name not in ("query", "decoding_batches")}
     for repeated in (1, 4):
         copy = unfused.copy()
         key, value = replace(cached, num_repeat=repeated).run(stored, copy)
@@ -104,58 +100,43 @@ def test_it_is_key_value_cache_and_then_attention(types: tuple, mode: int) -> No
 
 
 @pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("t1", [FLOAT, HALF], ids=["float32", "float16"])
-def test_rows_whose_mask_forbids_every_key_are_zero(t1: int, rank: int) -> None:
+def test_rows_whose_mask_forbids_every_key_are_zero(rank: int) -> None:
     """Zeros, not NaN; the other rows are as they would be without them."""
-    attention = Attention(Setting(t1, t1), is_causal=0)
+    attention = Attention(Setting(HALF, HALF), is_causal=0)
     inputs, memory = one_call(attention, seqlens=[3, 2], past=[4, 6])
     mask = random_mask(np.random.default_rng(3), attention, inputs, rank, pad=5)["attn_mask"]
-    seen = attention.run(inputs | dict(attn_mask=mask), memory)
+    (seen,) = attention.run(inputs | dict(attn_mask=mask), memory)
     mask[..., 1, :] = -np.inf
-    got = attention.run(inputs | dict(attn_mask=mask), memory)
+    (got,) = attention.run(inputs | dict(attn_mask=mask), memory)
     assert not got[1].any()
     assert_same_bits("the other rows", np.delete(got, 1, axis=0), np.delete(seen, 1, axis=0))
 
 
-@pytest.mark.parametrize("non_finite", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["query", "current_key", "current_value"])
-def test_non_finite_values_stay_in_their_sequence(name: str, non_finite: float) -> None:
-    """Another sequence of the batch has the bits that it has without them."""
-    attention = Attention(Setting())
-    inputs, memory = one_call(attention, seqlens=[2, 3, 1], past=[4, 0, 9])
-    expected = attention.run(inputs, memory.copy())
-    changed = inputs[name].copy()
-    changed[2:5] = non_finite  # the second sequence's tokens
-    got = attention.run(inputs | {name: changed}, memory)
-    assert_same_bits("the others", got[[0, 1, 5]], expected[[0, 1, 5]])
-    assert not np.isfinite(got[2:5]).all()
-
-
-@pytest.mark.parametrize("seqlens", [[], [0], [0, 0, 0]], ids=str)
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
-def test_calls_without_tokens(operator: str, seqlens: list[int]) -> None:
+def test_calls_without_tokens(operator: str) -> None:
     """An empty output, and a cache that keeps its bytes."""
     attention = Attention(Setting(FLOAT, INT4, HALF, quant_bit=4))
     random = np.random.default_rng(5)
-    ragged = RaggedCache(random, [4] * len(seqlens))
-    memory = attention.cached.memory(random, ragged.max_t + 1)
-    before = memory.copy()
-    inputs = attention.inputs(random, ragged.step(random, list(range(len(seqlens))), seqlens))
-    if operator == "MultiHeadAttention":
-        got = attention.run_packed(inputs, inputs["current_key"], inputs["current_value"])
-    else:
-        got = attention.run(inputs, memory)
-    assert got.shape == (0, attention.num_heads, attention.cached.head_dim)
-    assert_same_arrays(memory.arrays, before.arrays)
+    for seqlens in ([], [0], [0, 0, 0]):
+        ragged = RaggedCache(random, [4] * len(seqlens))
+        memory = attention.cached.memory(random, ragged.max_t + 1)
+        before = memory.copy()
+        inputs = attention.inputs(random, ragged.step(random, list(range(len(seqlens))), seqlens))
+        if operator == "MultiHeadAttention":
+            got = attention.run_packed(inputs, inputs["current_key"], inputs["current_value"])
+        else:
+            (got,) = attention.run(inputs, memory)
+        assert got.shape == (0, attention.num_heads, attention.cached.head_dim)
+        assert_same_arrays(memory.arrays, before.arrays)
 
 
 @pytest.mark.parametrize("scale", ["fed", "initializer"])
-@pytest.mark.parametrize("types", [(HALF, HALF), (FLOAT, FLOAT), (HALF, FLOAT)], ids=lambda types: str(Setting(*types)))
+@pytest.mark.parametrize("types", [(HALF, HALF), (HALF, FLOAT)], ids=lambda types: str(Setting(*types)))
 def test_what_real_exports_contain(types: tuple, scale: str) -> None:
     """Opset 11, IR 6, every attribute written; a scale and a mask that are not given are float16 of shape [0]."""
     attention = Attention(Setting(*types, cache_mode=1, page_size=4))
     inputs, memory = one_call(attention, seqlens=[2, 1], past=[3, 5])
-    expected = attention.run(inputs, memory.copy())
+    (expected,) = attention.run(inputs, memory.copy())
     empty = np.zeros(0, np.float16)
     fed = inputs | {name: inputs[name].reshape(1) for name in ("decoding_batches", "max_seqlen", "max_kvlen")}
     fed |= memory.arrays | dict(attn_mask=empty) | (dict(scale=empty) if scale == "fed" else {})
@@ -164,13 +145,9 @@ def test_what_real_exports_contain(types: tuple, scale: str) -> None:
     declared = [
         helper.make_tensor_value_info(name, element_types[name], axes.get(name)) for name in FUSED_INPUTS if name in fed
     ]
+    name = "/layers.0/MultiHeadCacheAttention"
     node = helper.make_node(
-        "MultiHeadCacheAttention",
-        list(FUSED_INPUTS),
-        ["attn_output"],
-        name="/layers.0/MultiHeadCacheAttention",
-        domain=DOMAIN,
-        **attention.attributes,
+        "MultiHeadCacheAttention", FUSED_INPUTS, ["attn_output"], name, domain=DOMAIN, **attention.attributes
     )
     held = [] if scale == "fed" else [numpy_helper.from_array(empty, "scale")]
     output = helper.make_tensor_value_info("attn_output", attention.cached.t1, None)
@@ -186,19 +163,13 @@ def test_empty_names_are_absent_inputs() -> None:
     """A mask behind a scale that is not there."""
     attention = Attention(Setting())
     inputs, memory = one_call(attention, seqlens=[2], past=[3])
-    mask = np.zeros((2, 5), np.float32)
-    expected = attention.run(inputs, memory.copy())
-    model = attention.model(dict(attn_mask=mask))
-    assert b"scale" not in model
-    got = attention.run(inputs | dict(attn_mask=mask), memory, create_session(model, quiet_options()))
-    assert_same_bits("attn_output", got, expected)
+    mask = dict(attn_mask=np.zeros((2, 5), np.float32))
+    (expected,) = attention.run(inputs, memory.copy())
+    assert b"scale" not in attention.model(mask)
+    assert_same_bits("attn_output", attention.run(inputs | mask, memory)[0], expected)
 
 
-def refusal_of(model: bytes) -> str:
-    """The message with which a session of the model is refused."""
-    with pytest.raises(Exception) as refusal:
-        create_session(model, quiet_options())
-    return str(refusal.value)
+ATTRIBUTES = dict(num_heads=4, head_dim=8, num_kv_heads=2)
 
 
 def types_for(operator: str, **changed: int) -> dict[str, int]:
@@ -208,59 +179,26 @@ def types_for(operator: str, **changed: int) -> dict[str, int]:
     return {name: FLOAT if name in rows else TensorProto.INT64 for name in required} | changed
 
 
-ATTRIBUTES = dict(num_heads=4, head_dim=8, num_kv_heads=2)
-CACHE_REFUSALS = [
-    (dict(quant_bit=8), dict(cache=INT8), "scale_missing"),
-    (dict(quant_bit=8), dict(cache=HALF, scale=FLOAT), "illegal_types"),
-    (dict(quant_bit=4), dict(cache=INT8, scale=FLOAT), "illegal_types"),
-    (dict(), dict(cache=HALF, scale=TensorProto.DOUBLE), "scale is of type float64, expected float32 or float16"),
-    (dict(), dict(current_key=HALF), "current_value is of type float32, expected float16"),
-    (dict(), dict(query=HALF), "query is of type float16, expected float32"),
-    (dict(layer_idx=1), {}, "layer_idx is 1, expected 0 to 0"),
-]
-REFUSALS = [
-    (dict(num_heads=0), {}, "num_heads is 0, expected at least 1"),
-    (dict(num_kv_heads=3), {}, "num_kv_heads is 3, expected 0 or a divisor of num_heads = 4"),
-    (dict(is_causal=2), {}, "is_causal is 2, expected 0 to 1"),
-    (dict(is_alibi=1.0), {}, "is_alibi is of another type, expected an integer"),
-]
-PACKED_REFUSALS = [
-    (dict(), dict(value=HALF), "value is of type float16, expected float32"),
-    (dict(), dict(key=TensorProto.DOUBLE), "key is of type float64, expected float32 or float16 or int8"),
-    (dict(), dict(query=INT8, key=INT8, value=INT8), "attention has no other T1"),
-]
-
-
 @pytest.mark.parametrize(
     ("operator", "attributes", "types", "expected"),
-    [("MultiHeadCacheAttention", *row) for row in CACHE_REFUSALS + REFUSALS]
-    + [("MultiHeadAttention", *row) for row in PACKED_REFUSALS + REFUSALS],
+    [
+        ("MultiHeadCacheAttention", dict(quant_bit=8), dict(cache=INT8), "scale_missing"),
+        ("MultiHeadCacheAttention", dict(quant_bit=4), dict(cache=INT8, scale=FLOAT), "illegal_types"),
+        ("MultiHeadCacheAttention", {}, dict(cache=HALF, scale=TensorProto.DOUBLE), "scale is of type float64"),
+        ("MultiHeadCacheAttention", {}, dict(query=HALF), "query is of type float16, expected float32"),
+        ("MultiHeadCacheAttention", dict(num_heads=None), {}, "num_heads"),
+        ("MultiHeadAttention", {}, dict(value=HALF), "value is of type float16, expected float32"),
+        ("MultiHeadAttention", {}, dict(query=INT8, key=INT8, value=INT8), "attention has no other T1"),
+        ("MultiHeadAttention", dict(num_kv_heads=3), {}, "expected 0 or a divisor of num_heads = 4"),
+        ("MultiHeadAttention", dict(is_alibi=1.0), {}, "is_alibi is of another type, expected an integer"),
+        ("MultiHeadAttention", dict(head_dim=None), {}, "head_dim"),
+    ],
 )
 def test_a_node_that_cannot_work(operator: str, attributes: dict, types: dict, expected: str) -> None:
-    """Refused when the session is made, with the node's operator and name."""
-    message = refusal_of(node_model(types_for(operator, **types), ATTRIBUTES | attributes, operator=operator))
-    assert f"{operator} node 'cached'" in message and expected in message
-
-
-def test_required_attributes() -> None:
-    """A node without them is refused."""
-    for operator in ("MultiHeadAttention", "MultiHeadCacheAttention"):
-        for name in ("num_heads", "head_dim"):
-            attributes = {other: value for other, value in ATTRIBUTES.items() if other != name}
-            assert name in refusal_of(node_model(types_for(operator), attributes, operator=operator))
-
-
-@pytest.mark.parametrize("held", ["cache", "scale"])
-def test_a_cache_that_is_an_initializer(held: str) -> None:
-    """It would be the session's own state, which no caller can see: refused."""
-    array = np.zeros((4, 1, 2, 2, 8 if held == "cache" else 1), np.int8 if held == "cache" else np.float32)
-    types = types_for("MultiHeadCacheAttention", cache=INT8, scale=FLOAT)
-    del types[held]
-    initializers = (numpy_helper.from_array(array, held),)
-    model = node_model(
-        types, ATTRIBUTES | dict(quant_bit=8), operator="MultiHeadCacheAttention", initializers=initializers
-    )
-    assert f"{held} is an initializer" in refusal_of(model)
+    """Refused when the session is made, with the node's operator and name. None leaves a required attribute out."""
+    given = {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
+    message = refusal_of(node_model(types_for(operator, **types), given, operator=operator))
+    assert expected in message and (f"{operator} node 'cached'" in message or None in attributes.values())
 
 
 def test_a_mask_of_a_type_that_no_operator_has() -> None:
@@ -269,14 +207,13 @@ def test_a_mask_of_a_type_that_no_operator_has() -> None:
     inputs, memory = one_call(attention, seqlens=[2], past=[3])
     before = memory.copy()
     for mask in (np.ones((2, 5), bool), np.ones((2, 5))):
-        types = attention.types(FUSED_INPUTS, {}) | {"attn_mask": helper.np_dtype_to_tensor_dtype(mask.dtype)}
+        types = attention.types({}) | {"attn_mask": helper.np_dtype_to_tensor_dtype(mask.dtype)}
         session = session_of(node_model(types, attention.attributes, operator="MultiHeadCacheAttention"))
-        name = {"bool": "bool", "float64": "float64"}[mask.dtype.name]
-        with pytest.raises(Exception, match=f"attn_mask is of type {name}, expected float32 or float16"):
+        with pytest.raises(Exception, match=f"attn_mask is of type {mask.dtype.name}, expected float32 or float16"):
             session.run(None, inputs | memory.arrays | dict(attn_mask=mask))
         assert_same_arrays(memory.arrays, before.arrays)
         [got] = session.run(None, inputs | memory.copy().arrays | dict(attn_mask=mask[:0]))
-        assert_same_bits("attn_output", got, attention.run(inputs, memory.copy()))
+        assert_same_bits("attn_output", got, attention.run(inputs, memory.copy())[0])
 
 
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
@@ -291,14 +228,3 @@ def test_inferred_shapes(operator: str) -> None:
     assert inferred(query=[5, 4, 8]) == [5, 4, 8]
     [tokens, *rest] = inferred()
     assert isinstance(tokens, str) and tokens and rest == [4, 8]
-
-
-def test_inference_reaches_the_nodes_that_follow() -> None:
-    """A Transpose of the output has its inferred shape, transposed."""
-    graph = Graph()
-    types = types_for("MultiHeadCacheAttention")
-    inputs = [graph.input(name, element_type) for name, element_type in types.items()]
-    output = graph.node("MultiHeadCacheAttention", *inputs, domain=DOMAIN, **ATTRIBUTES)
-    graph.output("transposed", graph.node("Transpose", output, perm=[1, 2, 0]), FLOAT)
-    session = create_session(graph.serialize(), quiet_options())
-    assert session.get_outputs()[0].shape[:2] == [4, 8]

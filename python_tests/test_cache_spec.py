@@ -15,11 +15,11 @@ import pytest
 from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
 from kvcache_ops.manager import HostMemory, Manager
 from onnx import TensorProto
+from schema_text import SCHEMA
 
 from borrowed import CUDA, READ_ONLY, Exporter
 from compare import assert_same_bits
 from node import INPUTS, node_model, node_types
-from schema_text import SCHEMA
 
 ONNX_TYPES = {
     "float32": TensorProto.FLOAT,

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import yaml
 from onnx import TensorProto
+from oracle_call import oracle_call
 from safetensors.numpy import load_file
+from test_attention_golden import CASES as ATTENTION_CASES
 
 from compare import assert_same_bits, assert_within
 from device_call import DeviceArray, device_attention, device_call, device_session, why_no_gpu
 from kvcache import DOMAIN
 from node import INPUTS, OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_of
-from oracle_call import oracle_call
 from ragged import RaggedCache
 from setting import FLOAT, LEGAL_TYPES, Setting
-from test_attention_golden import CASES as ATTENTION_CASES
 from test_golden import CASES
 from test_random import random_current, random_setting
 from test_static_batching import CASES as STATIC_CASES

@@ -16,16 +16,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kvcache_ops.manager import Step
+from sample import every
+from side_by_side import SideBySide
 
 from compare import assert_same_bits
 from decoder import Decoder
 from engine import Engine
 from kvcache import FORMATS, LAYOUT_AXES, CacheFormat
 from recomputation import Recomputation
-from sample import every
 from scheduler import Request, Scheduler, Turn
 from setting import FLOAT, HALF, INT4, INT8
-from side_by_side import SideBySide
 
 DECODER = Decoder(num_layer=4, num_heads=4, num_kv_heads=2, head_dim=32, ffn_dim=192, max_positions=256)
 MODES = ("paged", "runs", "cells")

@@ -1,27 +1,29 @@
-"""Every golden case through ONNX Runtime."""
+"""Every golden case through ONNX Runtime, and through `kvcache_ops.run` and the attention functions."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
+import kvcache_ops
 import pytest
-import yaml
-from safetensors.numpy import load_file
+from kvcache_ops import KvCacheError
 
-from compare import assert_same_bits
-from node import INPUTS, call, node_model, session_of, types_of
-
-CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "golden/cases").glob("*/case.yaml"))
+from compare import Arrays, assert_same_arrays
+from golden_cases import SUITES, GoldenCase, check_all
+from node import DOMAIN, INPUTS, OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, run_node, session_of, types_of
 
 # The types that ONNX Runtime chooses an operator by: what has none of them it refuses itself, and names the input and
 # the type as the cases ask, but has no kinds of errors. Other inputs may be of any type, which the operator refuses.
 ROWS = {"float32", "float16", "int8"}
 SIGNATURE = dict(query=ROWS, current_key=ROWS, cache=ROWS | {"uint8"})  # uint8: packed int4
-SIGNATURE |= {name: {"int64"} for name in INPUTS[2:8]} | {"decoding_batches": {"int64"}}
+SIGNATURE |= {name: {"int64"} for name in (*INPUTS[2:8], "decoding_batches")}
+
+FUNCTIONS = {
+    "KeyValueCache": (kvcache_ops.run, kvcache_ops.check),
+    "MultiHeadAttention": (kvcache_ops.multi_head_attention, kvcache_ops.check_multi_head_attention),
+    "MultiHeadCacheAttention": (kvcache_ops.multi_head_cache_attention, kvcache_ops.check_multi_head_cache_attention),
+}
 
 
-def in_signature(operator: str, inputs: dict[str, np.ndarray]) -> bool:
+def in_signature(operator: str, inputs: Arrays) -> bool:
     """Whether the operator is registered for arrays of these types."""
     chosen_by = {name: x.dtype.name for name, x in inputs.items() if name in SIGNATURE}
     if operator == "MultiHeadCacheAttention":
@@ -29,36 +31,69 @@ def in_signature(operator: str, inputs: dict[str, np.ndarray]) -> bool:
     return all(name in SIGNATURE[input] for input, name in chosen_by.items())
 
 
-def test_there_are_cases() -> None:
-    """The folder is found and not empty."""
-    assert CASES
-
-
-@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
-def test_case(folder: Path) -> None:
-    """Plays the steps of a case: each succeeds with the oracle's bytes, or is refused and changes nothing."""
-    case = yaml.safe_load((folder / "case.yaml").read_text())
-    tensors = load_file(folder / "tensors.safetensors")
-    state = {name: tensors[name].copy() for name in ("cache", "scale") if name in tensors}
-    int4_shape = tuple(case["int4"]["cache"]) if "int4" in case else None
-    any_nan = case.get("compare", {}).get("nan") == "any"
-    assert case["steps"], "a case has steps"
-
-    for i, step in enumerate(case["steps"]):
-        inputs = {
-            name: tensors[f"{i}.{name}"].copy() for name in INPUTS if f"{i}.{name}" in tensors and name not in state
-        }
-        inputs |= state
-        model = node_model(types_of(inputs, int4_shape is not None), case.get("attributes", {}))
+def through_onnxruntime(case: GoldenCase) -> None:
+    """Each step succeeds with the oracle's bytes, or is refused and changes nothing."""
+    signature, outputs = OPERATORS[case.operator]
+    is_static = not any(name.endswith(".seqstarts") for name in case.tensors)
+    signature = STATIC_INPUTS if is_static else signature
+    state = case.state()
+    for i, step in enumerate(case.steps):
+        inputs = case.inputs(i, signature) | state
+        domain = STATIC_DOMAINS[i % 2] if is_static else DOMAIN
+        types = types_of(inputs, case.int4_shape is not None)
+        model = node_model(types, case.attributes, operator=case.operator, domain=domain)
         if "error" in step:
             before = {name: array.copy() for name, array in state.items()}
             with pytest.raises(Exception) as refusal:
-                call(session_of(model), inputs, int4_shape)
-            for mention in [f"{step['error']}: "] * in_signature("KeyValueCache", inputs) + step["mentions"]:
-                assert str(mention) in str(refusal.value)
-            for name, array in before.items():
-                assert_same_bits(f"step {i}, refused: {name}", state[name], array)
+                run_node(session_of(model), inputs, case.int4_shape)
+            kind = [f"{step['error']}: "] if in_signature(case.operator, inputs) else []
+            assert_mentioned(kind + step["mentions"], refusal.value)
+            assert_same_arrays(state, before)
         else:
-            key, value = call(session_of(model), inputs, int4_shape)
-            for name, got in dict(key=key, value=value, **state).items():
-                assert_same_bits(f"step {i}: {name}", got, np.asarray(tensors[f"{i}.{name}"]), any_nan)
+            got = run_node(session_of(model), inputs, case.int4_shape)
+            case.check(i, dict(zip(outputs, got)) | state)
+
+
+def through_run(case: GoldenCase) -> None:
+    """Each step gives the oracle's bytes, or is refused by its kind, by `check` too, and changes nothing."""
+    run, check = FUNCTIONS[case.operator]
+    signature, outputs = OPERATORS[case.operator]
+    state = case.state()
+    if case.int4_shape is not None:
+        state["cache"] = state["cache"].reshape(*case.int4_shape[:-1], case.int4_shape[-1] // 2)
+    for i, step in enumerate(case.steps):
+        inputs = case.inputs(i, signature) | state
+        before = {name: array.copy() for name, array in state.items()}
+        if "error" in step:
+            for function in (check, run):
+                with pytest.raises(KvCacheError) as refusal:
+                    function(case.attributes, **inputs)
+                assert refusal.value.kind == step["error"]
+                assert_mentioned(step["mentions"], refusal.value)
+            assert_same_arrays(state, before)
+        else:
+            shape = check(case.attributes, **inputs)
+            assert_same_arrays(state, before)
+            got = run(case.attributes, **inputs)
+            got = got if isinstance(got, tuple) else (got,)
+            assert all(array.shape == shape for array in got)
+            case.check(i, dict(zip(outputs, got, strict=True)) | state)
+
+
+def assert_mentioned(words: list, refusal: BaseException) -> None:
+    """All of them are in the message."""
+    missing = [word for word in words if str(word) not in str(refusal)]
+    assert not missing, f"{missing} not in: {refusal}"
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("suite", SUITES)
+def test_golden_cases_in_onnxruntime(suite: str) -> None:
+    """Domains of static batching take turns."""
+    check_all(suite, through_onnxruntime)
+
+
+@pytest.mark.parametrize("suite", [suite for suite in SUITES if suite != "static_cases"])
+def test_golden_cases_without_onnxruntime(suite: str) -> None:
+    """The operators of dynamic batching."""
+    check_all(suite, through_run)

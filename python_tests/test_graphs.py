@@ -9,12 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from oracle_call import oracle_call
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
 from node import INPUTS, node_types, quiet_options
-from oracle_call import oracle_call
 from ragged import RaggedCache
 from setting import HALF, INT8, Memory, Setting
 

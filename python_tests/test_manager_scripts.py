@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sample import every
 
 from kvcache import CacheFormat
 from managed_cache import Rules
 from manager_script import Script
-from sample import every
 from setting import FLOAT, HALF, INT4, INT8
 
 FIRST_SEED = int(os.environ.get("KVCACHE_TEST_SEED", "0"))

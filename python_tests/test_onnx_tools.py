@@ -14,11 +14,11 @@ from kvcache_ops import KvCacheError
 from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, checker, defs, helper, parser, printer, shape_inference
 from onnx.reference import ReferenceEvaluator
+from oracle_call import oracle_call, pack_int4, unpack_int4
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from node import INPUTS, node_types
-from oracle_call import oracle_call, pack_int4, unpack_int4
 from pmx_export import export
 from pmx_params import Params, mixtral, random_weights
 from pmx_steps import Steps

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, ValueInfoProto, helper
+from oracle_call import oracle_call
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
 from node import quiet_options
-from oracle_call import oracle_call
 from setting import Memory, Setting
 
 STEPS = 4

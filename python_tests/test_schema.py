@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
+from schema_text import SCHEMA
+
 from kvcache import DOMAIN, LAYOUT_AXES
 from node import INPUTS
 from oracle.call import Types
 from oracle.layouts import LAYOUTS
 from oracle.rules import types_go_together
-from schema_text import SCHEMA
 from setting import LEGAL_TYPES, TYPE_NAMES, Setting
 from test_refusals import DEFAULTS, DOMAINS
 

@@ -1,4 +1,7 @@
-"""Several threads: on one session, on one cache, inside one call; the bits are always those of one thread."""
+"""Several threads: on one session, on one cache, inside one call; the bits are always those of one thread.
+
+Both operators that write a cache: `KeyValueCache` and `MultiHeadCacheAttention`.
+"""
 
 from __future__ import annotations
 
@@ -10,138 +13,133 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from compare import assert_same_arrays, assert_same_outputs
+from attention_node import Attention
+from compare import Arrays, assert_same_arrays, assert_same_outputs
 from kvcache import create_session
-from layers import layers_model, run_layers, run_layers_one_by_one
+from layers import ROWS, layers_model, run_layers, run_layers_one_by_one
 from node import quiet_options
 from ragged import RaggedCache
 from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
 
+pytestmark = pytest.mark.runtime
+
+Node = Setting | Attention
 SETTINGS = [
     Setting(FLOAT, FLOAT, num_repeat=2),
-    Setting(HALF, FLOAT, cache_mode=1, page_size=7, cache_layout=3),
     Setting(HALF, INT8, HALF, quant_bit=8, cache_layout=1),
     Setting(FLOAT, INT4, FLOAT, quant_bit=4, cache_mode=1, page_size=16, cache_layout=2),
 ]
-
-Steps = list[dict[str, np.ndarray]]
-
-
-def decode_steps(setting: Setting, random: np.random.Generator, ragged: RaggedCache, members: list[int]) -> Steps:
-    """The inputs of a prefill and then single tokens, up to what the members have slots for."""
-    left = min(ragged.sequences[member].capacity for member in members)
-    seqlens = [left // 2] + [1] * (left - left // 2)
-    return [
-        setting.current(random, seqlen * len(members)) | ragged.step(random, members, [seqlen] * len(members))
-        for seqlen in seqlens
-    ]
+NODES = [*SETTINGS, Attention(Setting(HALF, FLOAT, cache_mode=1, page_size=7, cache_layout=3)), Attention(SETTINGS[1])]
+every_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
-def run_steps(
-    setting: Setting,
-    session: onnxruntime.InferenceSession,
-    steps: Steps,
-    memory: Memory,
-    barrier: Barrier | None = None,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Runs the steps; with a barrier, in step with other threads."""
-    outputs = []
-    for inputs in steps:
-        if barrier is not None:
+def ragged_cache(random: np.random.Generator, node: Node, capacities: list[int]) -> RaggedCache:
+    """Slots for sequences of these lengths."""
+    return RaggedCache(random, capacities, node.cached.page_size if node.cached.cache_mode else None)
+
+
+def decode_steps(node: Node, random: np.random.Generator, ragged: RaggedCache, members: list[int]) -> list[Arrays]:
+    """The inputs of a prefill and then single tokens."""
+    seqlens = [20] + [1] * 20
+    return [node.inputs(random, ragged.step(random, members, [seqlen] * len(members))) for seqlen in seqlens]
+
+
+def run_at_once(node: Node, jobs: list[tuple[list[Arrays], Memory]]) -> list[list[list[np.ndarray]]]:
+    """Runs the steps of each job on a thread of its own, all on one session and in step."""
+    session = create_session(node.model(), quiet_options(threads=2))
+    barrier = Barrier(len(jobs))
+
+    def run(job: tuple[list[Arrays], Memory]) -> list[list[np.ndarray]]:
+        outputs = []
+        for inputs in job[0]:
             barrier.wait(timeout=60)
-        outputs.append(setting.run(inputs, memory, session))
-    return outputs
+            outputs.append(node.run(inputs, job[1], session))
+        return outputs
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(run, jobs))
 
 
-@pytest.mark.parametrize("threads", [2, 4])
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_one_session_and_a_cache_for_each_thread(setting: Setting, threads: int) -> None:
+@every_node
+def test_one_session_and_a_cache_for_each_thread(node: Node) -> None:
     """Threads that call one session at once, each with a cache of its own, do not disturb one another."""
-    session = create_session(setting.model, quiet_options(threads=2))
     jobs = []
-    for seed in range(threads):
+    for seed in range(3):
         random = np.random.default_rng(seed)
-        ragged = RaggedCache(random, [60, 60, 60], setting.page_size if setting.cache_mode else None)
-        memory = setting.memory(random, ragged.max_t)
-        jobs.append((decode_steps(setting, random, ragged, [0, 1, 2]), memory))
+        ragged = ragged_cache(random, node, [40, 40, 40])
+        memory = node.cached.memory(random, ragged.max_t)
+        jobs.append((decode_steps(node, random, ragged, [0, 1, 2]), memory))
     expected_memory = [memory.copy() for _, memory in jobs]
-    expected = [run_steps(setting, session, steps, memory) for (steps, _), memory in zip(jobs, expected_memory)]
-
-    barrier = Barrier(threads)
-    with ThreadPoolExecutor(threads) as pool:
-        got = list(pool.map(lambda job: run_steps(setting, session, *job, barrier), jobs))
-    for i, (_, memory) in enumerate(jobs):
-        assert_same_outputs(got[i], expected[i])
-        assert_same_arrays(memory.arrays, expected_memory[i].arrays)
+    expected = [[node.run(inputs, memory) for inputs in steps] for (steps, _), memory in zip(jobs, expected_memory)]
+    for got, one, (_, memory), other in zip(run_at_once(node, jobs), expected, jobs, expected_memory):
+        assert_same_outputs(got, one)
+        assert_same_arrays(memory.arrays, other.arrays)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_one_cache_with_slots_for_each_thread(setting: Setting) -> None:
+@every_node
+def test_one_cache_with_slots_for_each_thread(node: Node) -> None:
     """Two threads store into slots of their own in one cache."""
-    session = create_session(setting.model, quiet_options(threads=2))
     random = np.random.default_rng(11)
-    ragged = RaggedCache(random, [60, 60, 60, 60], setting.page_size if setting.cache_mode else None)
-    memory = setting.memory(random, ragged.max_t)
-    jobs = [decode_steps(setting, random, ragged, members) for members in ([0, 2], [1, 3])]
+    ragged = ragged_cache(random, node, [40, 40, 40, 40])
+    memory = node.cached.memory(random, ragged.max_t)
+    jobs = [decode_steps(node, random, ragged, members) for members in ([0, 2], [1, 3])]
     expected_memory = memory.copy()
-    expected = [run_steps(setting, session, steps, expected_memory) for steps in jobs]
-
-    barrier = Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        got = list(pool.map(lambda steps: run_steps(setting, session, steps, memory, barrier), jobs))
-    for a, b in zip(got, expected):
-        assert_same_outputs(a, b)
+    expected = [[node.run(inputs, expected_memory) for inputs in steps] for steps in jobs]
+    for got, one in zip(run_at_once(node, [(steps, memory) for steps in jobs]), expected):
+        assert_same_outputs(got, one)
     assert_same_arrays(memory.arrays, expected_memory.arrays)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_layers_of_one_cache_in_parallel_execution_mode(setting: Setting) -> None:
-    """ONNX Runtime may run independent nodes at the same time; layers of one cache do not meet."""
-    setting = replace(setting, num_layer=6)
+@every_node
+@pytest.mark.parametrize("parallel", [False, True], ids=["sequential", "parallel"])
+def test_layers_of_one_cache(node: Node, parallel: bool) -> None:
+    """A graph of many nodes has the bits of one node at a time, also where the runtime runs them at once."""
+    if isinstance(node, Attention):
+        node = replace(node, cached=replace(node.cached, num_layer=12))
+    else:
+        node = replace(node, num_layer=12)
     random = np.random.default_rng(12)
-    ragged = RaggedCache(random, [200, 100], setting.page_size if setting.cache_mode else None)
-    before = setting.memory(random, ragged.max_t)
-    index = ragged.step(random, [0, 1], [200, 100])
-    currents = [setting.current(random, 300) for _ in range(setting.num_layer)]
+    ragged = ragged_cache(random, node, [120, 60])
+    before = node.cached.memory(random, ragged.max_t)
+    index = node.inputs(random, ragged.step(random, [0, 1], [120, 60]))
+    rows = [{name: x for name, x in node.inputs(random, index).items() if name in ROWS} for _ in range(12)]
+    index = {name: x for name, x in index.items() if name not in ROWS}
     options = quiet_options(threads=2)
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.inter_op_num_threads = 3
-    session = create_session(layers_model(setting), options)
-
+    if parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+        options.inter_op_num_threads = 3
+    session = create_session(layers_model(node), options)
     expected_memory = before.copy()
-    expected = run_layers_one_by_one(setting, currents, index, expected_memory)
-    for _ in range(5):
+    expected = run_layers_one_by_one(node, rows, index, expected_memory)
+    for _ in range(3):
         memory = before.copy()
-        assert_same_outputs(run_layers(session, currents, index, memory), expected)
+        assert_same_outputs(run_layers(session, rows, index, memory), expected)
         assert_same_arrays(memory.arrays, expected_memory.arrays)
 
 
-class LargeCall:
-    """A call of several MiB, which is worth splitting."""
-
-    def __init__(self, setting: Setting):
-        self.setting = replace(setting, num_heads=4, head_dim=128, num_layer=2, layer_idx=1)
-        seqlens = [1500, 1, 700, 0, 33]
-        random = np.random.default_rng(13)
-        ragged = RaggedCache(random, seqlens, setting.page_size if setting.cache_mode else None)
-        self.before = self.setting.memory(random, ragged.max_t)
-        self.inputs = self.setting.current(random, sum(seqlens)) | ragged.step(random, list(range(5)), seqlens)
-        assert self.inputs["current_key"].nbytes > 2**21
-
-    def run(self, session: onnxruntime.InferenceSession) -> tuple[tuple[np.ndarray, np.ndarray], Memory]:
-        """Outputs and memory of a run of its own."""
-        memory = self.before.copy()
-        return self.setting.run(self.inputs, memory, session), memory
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_the_number_of_threads_does_not_change_a_bit(setting: Setting) -> None:
+@every_node
+def test_the_number_of_threads_does_not_change_a_bit(node: Node) -> None:
     """1, 2 and 3 threads of ONNX Runtime's own pool, and that pool at work for two callers at once."""
-    large = LargeCall(setting)
-    sessions = [create_session(large.setting.model, quiet_options(threads)) for threads in (1, 2, 3)]
-    expected, expected_memory = large.run(sessions[0])
+    seqlens = [1500, 1, 700, 0, 33]
+    if isinstance(node, Attention):  # one sequence that is worth splitting
+        seqlens, past = [1, 1, 60], [3000, 3, 200]
+    else:
+        node, past = replace(node, num_heads=4, head_dim=128, num_layer=2, layer_idx=1), [0] * 5
+    random = np.random.default_rng(13)
+    ragged = ragged_cache(random, node, [a + b for a, b in zip(past, seqlens)])
+    before = node.cached.memory(random, ragged.max_t)
+    everyone = list(range(len(seqlens)))
+    ragged.step(random, everyone, past)
+    inputs = node.inputs(random, ragged.step(random, everyone, seqlens))
+
+    def run(session: onnxruntime.InferenceSession) -> tuple[list[np.ndarray], Memory]:
+        memory = before.copy()
+        return node.run(inputs, memory, session), memory
+
+    sessions = [create_session(node.model(), quiet_options(threads)) for threads in (1, 2, 3)]
+    expected, expected_memory = run(sessions[0])
     with ThreadPoolExecutor(2) as pool:
-        results = [large.run(sessions[1]), *pool.map(large.run, [sessions[2]] * 2)]
+        results = [run(sessions[1]), *pool.map(run, [sessions[2]] * 2)]
     for got, memory in results:
         assert_same_outputs([got], [expected])
         assert_same_arrays(memory.arrays, expected_memory.arrays)

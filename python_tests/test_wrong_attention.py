@@ -10,9 +10,9 @@ from zlib import crc32
 
 import pytest
 from kvcache_ops import conformance
+from sample import every
 
 import vectorized_attention
-from sample import every
 from vectorized_attention import Right, RightInT1
 
 CASES = Path(__file__).resolve().parents[1] / "golden/attention_cases"

@@ -14,9 +14,9 @@ from zlib import crc32
 
 import pytest
 from kvcache_ops import conformance
+from sample import every
 
 import vectorized
-from sample import every
 from vectorized import NibblesSwapped, PageNumbers, Right
 
 ROOT = Path(__file__).resolve().parents[1]

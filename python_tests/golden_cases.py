@@ -1,0 +1,89 @@
+"""The golden cases: the one place where the tests read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from safetensors.numpy import load_file
+
+from compare import Arrays, assert_same_bits, assert_within
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+# The folders of each suite, and the fewest cases that it has.
+SUITES = {"cases": 500, "static_cases": 200, "attention_cases": 300}
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """Calls in turn on one cache. `steps` says which are refused, and what the message mentions."""
+
+    name: str
+    operator: str
+    attributes: dict[str, int]
+    steps: list[dict[str, Any]]
+    int4_shape: tuple[int, ...] | None
+    any_nan: bool
+    tensors: Arrays
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether every call succeeds."""
+        return not any("error" in step for step in self.steps)
+
+    def state(self) -> Arrays:
+        """`cache` and, if there is one, `scale`, as they are before the first call."""
+        return {name: self.tensors[name].copy() for name in ("cache", "scale") if name in self.tensors}
+
+    def inputs(self, step: int, names: tuple[str, ...]) -> Arrays:
+        """What a call is given of these names, but for the state."""
+        given = [name for name in names if name not in ("cache", "scale") and f"{step}.{name}" in self.tensors]
+        return {name: self.tensors[f"{step}.{name}"].copy() for name in given}
+
+    def check(self, step: int, got: Arrays) -> None:
+        """Outputs and state are the oracle's, bit for bit; attention is within its tolerance."""
+        for name, array in got.items():
+            expected = np.asarray(self.tensors[f"{step}.{name}"])
+            if name == "attn_output":
+                assert array.dtype == self.tensors[f"{step}.query"].dtype
+                assert_within(f"step {step}: {name}", array, expected, self.tensors[f"{step}.tolerance"])
+            else:
+                assert_same_bits(f"step {step}: {name}", array.reshape(expected.shape), expected, self.any_nan)
+
+
+def golden_cases(suite: str) -> Iterator[GoldenCase]:
+    """Every case of a folder."""
+    for path in sorted((GOLDEN / suite).glob("*/case.yaml")):
+        yield read_case(path.parent)
+
+
+def read_case(folder: Path) -> GoldenCase:
+    """One case."""
+    case = yaml.load((folder / "case.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert case["steps"], "a case has steps"
+    return GoldenCase(
+        folder.name,
+        case.get("operator", "KeyValueCache"),
+        case.get("attributes", {}),
+        case["steps"],
+        tuple(case["int4"]["cache"]) if "int4" in case else None,
+        case.get("compare", {}).get("nan") == "any",
+        load_file(folder / "tensors.safetensors"),
+    )
+
+
+def check_all(suite: str, check: Callable[[GoldenCase], None]) -> None:
+    """Makes the check of every case, and names all that fail."""
+    failed, count = [], 0
+    for case in golden_cases(suite):
+        count += 1
+        try:
+            check(case)
+        except Exception as error:
+            failed.append(f"{case.name}: {type(error).__name__}: {error}")
+    assert count >= SUITES[suite], f"there are {count} cases"
+    assert not failed, f"{len(failed)} of {count} cases fail:\n" + "\n".join(failed)
