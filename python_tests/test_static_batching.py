@@ -52,16 +52,11 @@ class RandomCache:
         self.heads = int(random.integers(1, 5)), quant_group * int(random.integers(1, 4))
         self.max_b, self.max_s = (int(random.integers(1, end)) for end in (6, 40))
         outer = (self.attributes["cache_layout"], self.max_b, self.max_s, num_layer, self.heads[0])
-        shape, scale_shape = (
-            static_cache_shape(*outer, last) for last in (self.heads[1], self.heads[1] // quant_group)
-        )
-        cache, scale = np.zeros(shape, np.float32), None
-        int4_shape = shape if t2 == TensorProto.INT4 else None
-        if int4_shape is not None:
-            cache = random.integers(0, 256, cache.size // 2, np.uint8)
-        else:
-            cache = random_values(random, shape, t2)
+        shape, is_int4 = static_cache_shape(*outer, self.heads[1]), t2 == TensorProto.INT4
+        cache = random.integers(0, 256, prod(shape) // 2, np.uint8) if is_int4 else random_values(random, shape, t2)
+        scale = None
         if t3 is not None:
+            scale_shape = static_cache_shape(*outer, self.heads[1] // quant_group)
             scale = np.abs(random_values(random, scale_shape, t3)) + np.float16(0.01)
         self.memory = Memory(cache, scale, shape if is_int4 else None)
         self.expected = self.memory.copy()
