@@ -10,11 +10,13 @@ from kvcache import FORMATS, LAYOUT_AXES, bind
 from node import session_of
 from setting import INT4, Setting
 
+pytestmark = pytest.mark.runtime
+
 
 @pytest.fixture
 def binding() -> onnxruntime.IOBinding:
     """A fresh binding of some session."""
-    return session_of(Setting().model).io_binding()
+    return session_of(Setting().model()).io_binding()
 
 
 @pytest.mark.parametrize("array", [np.zeros((4, 6), np.float32)[:, ::2], np.zeros((4, 6), np.float32, order="F")])
@@ -24,18 +26,14 @@ def test_arrays_with_gaps(binding: onnxruntime.IOBinding, array: np.ndarray) -> 
         bind(binding, "cache", array)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "uint8", ">f4", "int32"])
-def test_arrays_of_other_types(binding: onnxruntime.IOBinding, dtype: str) -> None:
-    """Bytes alone may be packed int4 or not, so they need the type."""
-    with pytest.raises(TypeError, match="cache is an array of"):
-        bind(binding, "cache", np.zeros(4, dtype))
-
-
-@pytest.mark.parametrize("size", [15, 17, 32])
-def test_packed_arrays_of_another_size_than_the_shape_asks_for(binding: onnxruntime.IOBinding, size: int) -> None:
-    """The operator would read and write behind the array; one byte for each element is a usual mistake."""
-    with pytest.raises(ValueError, match=f"{size} bytes.*takes 16"):
-        bind(binding, "cache", np.zeros(size, np.uint8), INT4, (1, 1, 2, 2, 8))
+def test_arrays_of_other_types_and_sizes(binding: onnxruntime.IOBinding) -> None:
+    """Bytes alone may be packed int4 or not, so they need the type; the operator would go beyond too small an array."""
+    for dtype in ("float64", "uint8", ">f4", "int32"):
+        with pytest.raises(TypeError, match="cache is an array of"):
+            bind(binding, "cache", np.zeros(4, dtype))
+    for size in (15, 17, 32):  # one byte for each element is a usual mistake
+        with pytest.raises(ValueError, match=f"{size} bytes.*takes 16"):
+            bind(binding, "cache", np.zeros(size, np.uint8), INT4, (1, 1, 2, 2, 8))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -9,14 +9,13 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from oracle_call import oracle_call
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
-from node import INPUTS, node_types, quiet_options
+from node import INPUTS, quiet_options
 from ragged import RaggedCache
-from setting import HALF, INT8, Memory, Setting
+from setting import HALF, INT8, Setting
 
 SETTING = Setting(HALF, INT8, HALF, quant_bit=8, num_layer=2, layer_idx=1, cache_mode=1, page_size=3, num_repeat=2)
 LEVELS = [
@@ -24,8 +23,10 @@ LEVELS = [
     onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ]
-INPUT_TYPES = node_types(SETTING.t1, SETTING.t2, SETTING.t3)
+INPUT_TYPES = SETTING.types()
 KEY_AND_VALUE = ("key", "value")
+
+pytestmark = pytest.mark.runtime
 
 
 class Example:
@@ -35,9 +36,9 @@ class Example:
         random = np.random.default_rng(21)
         ragged = RaggedCache(random, [6, 5, 4], SETTING.page_size)
         self.before = SETTING.memory(random, ragged.max_t)
-        self.inputs = SETTING.current(random, 8) | ragged.step(random, [0, 1, 2], [5, 1, 2])
+        self.inputs = SETTING.inputs(random, ragged.step(random, [0, 1, 2], [5, 1, 2]))
         self.expected = self.before.copy()
-        self.outputs = oracle_call(SETTING, self.inputs, self.expected)
+        self.outputs = SETTING.oracle(self.inputs, self.expected)
 
     def check(
         self, session: onnxruntime.InferenceSession, extra: dict[str, np.ndarray] | None = None
@@ -98,11 +99,11 @@ def session_at(
     return create_session(made, options)
 
 
-@pytest.mark.parametrize("threads", [0, 1, 2, 8])
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
-def test_levels_and_threads(example: Example, level: onnxruntime.GraphOptimizationLevel, threads: int) -> None:
+def test_levels_and_threads(example: Example, level: onnxruntime.GraphOptimizationLevel) -> None:
     """Neither the optimizer nor the number of threads (0: the runtime's choice) matters."""
-    example.check(session_at(level, SETTING.model, threads))
+    for threads in (0, 1, 8):
+        example.check(session_at(level, SETTING.model(), threads))
 
 
 @pytest.mark.parametrize("format", ["ONNX", "ORT"])
@@ -112,7 +113,7 @@ def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path:
     options = quiet_options()
     options.optimized_model_filepath = str(saved)
     options.add_session_config_entry("session.save_model_format", format)
-    create_session(SETTING.model, options)
+    create_session(SETTING.model(), options)
     example.check(create_session(saved.read_bytes(), quiet_options()))
 
 
@@ -177,38 +178,9 @@ def test_a_function_of_the_model(example: Example) -> None:
     example.check(create_session(made, quiet_options()))
 
 
-def test_one_tensor_for_several_inputs() -> None:
-    """A prefill may give seqstarts for kvstarts too, one bound for both, and one tensor as keys and as values."""
-    setting = Setting()
-    random = np.random.default_rng(22)
-    current = setting.current(random, 5)["current_key"]
-    names = [
-        "current_key",
-        "current_key",
-        "seqstarts",
-        "seqstarts",
-        "cachestarts",
-        "cachestarts",
-        "max",
-        "max",
-        "cache",
-    ]
-    fed = dict(current_key=current, seqstarts=np.array([0, 5]), cachestarts=np.array([0]), max=np.array(5))
-    types = {name: TensorProto.FLOAT if x.dtype == np.float32 else TensorProto.INT64 for name, x in fed.items()}
-    node = helper.make_node("KeyValueCache", names, KEY_AND_VALUE, domain=DOMAIN)
-    inputs = value_infos(types | {"cache": TensorProto.FLOAT})
-    outputs = value_infos(dict.fromkeys(KEY_AND_VALUE, TensorProto.FLOAT))
-    session = create_session(model([node], inputs, outputs), quiet_options())
-    memory: Memory = setting.memory(random, 6)
-    key, value = session.run(None, fed | memory.arrays)
-    assert_same_bits("key", key, current)
-    assert_same_bits("value", value, current)
-    assert_same_bits("cache", memory.cache[:5, 0], np.stack([current, current], axis=1))
-
-
 @pytest.mark.parametrize("opset", [11, 17, 21])
 def test_default_opsets_of_exporters(example: Example, opset: int) -> None:
     """The node does not depend on the version of the default operators beside it; PMX exports have 11."""
-    made = onnx.load_from_string(SETTING.model)
+    made = onnx.load_from_string(SETTING.model())
     made.opset_import[0].version = opset
     example.check(create_session(made.SerializeToString(), quiet_options()))

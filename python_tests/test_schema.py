@@ -1,38 +1,38 @@
-"""What the examples and this suite state of the operator is what `key_value_cache.yaml` states."""
+"""What the examples, the oracle and this suite state of the operator is what the schemas state."""
 
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
-from schema_text import SCHEMA
+import yaml
 
 from kvcache import DOMAIN, LAYOUT_AXES
-from node import INPUTS
+from node import DOMAINS, INPUTS, STATIC_DOMAINS, STATIC_INPUTS
 from oracle.call import Types
 from oracle.layouts import LAYOUTS
 from oracle.rules import types_go_together
+from oracle.static_batching import STATIC_LAYOUTS
 from setting import LEGAL_TYPES, TYPE_NAMES, Setting
-from test_refusals import DEFAULTS, DOMAINS
+
+FOLDER = Path(__file__).resolve().parents[1] / "schema"
+SCHEMA, STATIC = (yaml.safe_load((FOLDER / f"{name}key_value_cache.yaml").read_text()) for name in ("", "static_"))
+
+
+def layouts(schema: dict) -> dict[int, tuple[str, ...]]:
+    """The axes of each layout."""
+    return {layout["code"]: tuple(map(str, layout["axes"])) for layout in schema["cache_layouts"]}
 
 
 def test_names() -> None:
-    """Domains, the current one first, and inputs by position."""
+    """Domains, the current one first, inputs by position, layouts, and the defaults of attributes."""
     assert list(DOMAINS) == SCHEMA["domains"] and DOMAIN == DOMAINS[0]
-    assert list(INPUTS) == [operand["name"] for operand in SCHEMA["inputs"]]
-
-
-def test_attributes() -> None:
-    """Defaults, also those that a setting has without being told."""
-    defaults = {attribute["name"]: attribute["default"] for attribute in SCHEMA["attributes"]}
-    assert defaults == DEFAULTS
-    assert Setting().attributes == DEFAULTS
-
-
-def test_layouts() -> None:
-    """The oracle has a table of its own; everything else reads the schema's."""
-    axes = {layout["code"]: tuple(map(str, layout["axes"])) for layout in SCHEMA["cache_layouts"]}
-    assert axes == LAYOUTS and list(axes) == list(range(len(axes)))
-    assert LAYOUT_AXES == tuple((*outer, "Dh") for outer in axes.values())
+    assert list(STATIC_DOMAINS) == STATIC["domains"]
+    for names, schema in ((INPUTS, SCHEMA), (STATIC_INPUTS, STATIC)):
+        assert list(names) == [operand["name"] for operand in schema["inputs"]]
+    assert layouts(SCHEMA) == LAYOUTS and layouts(STATIC) == STATIC_LAYOUTS
+    assert LAYOUT_AXES == tuple((*outer, "Dh") for outer in LAYOUTS.values())
+    assert Setting().attributes == {attribute["name"]: attribute["default"] for attribute in SCHEMA["attributes"]}
 
 
 def test_types() -> None:

@@ -5,6 +5,8 @@ Domains `opmx` and `pmx`, in which the operator has other inputs than that of dy
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx
 import pytest
