@@ -72,7 +72,7 @@ pub use profile::{Profile, ProfileError, Standing};
 #[cfg(feature = "program")]
 pub use program::{Program, ProgramError};
 pub use read::{cases, read_cases};
-pub use report::{Entry, JSON_VERSION, Report, RuleCount, Verdict};
+pub use report::{Counts, Entry, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{OperatorPage, Rule, rule, rules};
 pub use run::{Runner, run};
 pub use suite::{Diagnosis, Features, Suite};

@@ -83,44 +83,20 @@ pub enum ProfileError {
     },
     /// An operator has no such type, attribute or size.
     #[error("{operator} has nothing to limit called {name:?}; there are {}", list(known))]
-    Key {
-        /// The operator.
-        operator: &'static str,
-        /// The key.
-        name: String,
-        /// The keys that there are.
-        known: Vec<&'static str>,
-    },
+    #[expect(missing_docs, reason = "the fields are what the message names")]
+    Key { operator: &'static str, name: String, known: Vec<&'static str> },
     /// A limit is neither a list nor a range.
     #[error("{operator}, {name}: expected {expected}: {cause}")]
-    Limit {
-        /// The operator.
-        operator: &'static str,
-        /// The key.
-        name: String,
-        /// What it must be.
-        expected: &'static str,
-        /// Why it is not.
-        cause: serde_yaml::Error,
-    },
+    #[expect(missing_docs, reason = "the fields are what the message names")]
+    Limit { operator: &'static str, name: String, expected: &'static str, cause: serde_yaml::Error },
     /// A limit allows nothing.
     #[error("{operator}, {name}: nothing is allowed, so nothing would be tested")]
-    Nothing {
-        /// The operator.
-        operator: &'static str,
-        /// The key.
-        name: String,
-    },
+    #[expect(missing_docs, reason = "the fields are what the message names")]
+    Nothing { operator: &'static str, name: String },
     /// A limit names a type that does not exist.
     #[error("{operator}, {name}: no element type is called {value:?}")]
-    Type {
-        /// The operator.
-        operator: &'static str,
-        /// The key.
-        name: String,
-        /// The type's name.
-        value: String,
-    },
+    #[expect(missing_docs, reason = "the fields are what the message names")]
+    Type { operator: &'static str, name: String, value: String },
 }
 
 #[derive(Deserialize)]
@@ -138,15 +114,14 @@ enum Outside {
     Skip,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Limits {
-    types: BTreeMap<String, Vec<ElementType>>,
-    numbers: BTreeMap<String, Numbers>,
-}
+/// What is allowed, by the name of what is limited: the types come first.
+type Limits = BTreeMap<String, Allowed>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
-enum Numbers {
+enum Allowed {
+    #[serde(skip)]
+    Types(Vec<ElementType>),
     List(Vec<i64>),
     Range(Range),
 }
@@ -183,7 +158,8 @@ impl Profile {
         let limits = |(name, limits): (String, Option<BTreeMap<String, Value>>)| {
             let page = OperatorPage::ALL.into_iter().find(|page| page.name() == name);
             let page = page.ok_or(ProfileError::Operator { name })?;
-            Ok((page, Limits::read(page, limits.unwrap_or_default())?))
+            let limit = |(name, value)| Ok((String::clone(&name), Allowed::read(page, name, value)?));
+            Ok((page, limits.unwrap_or_default().into_iter().map(limit).collect::<Result<_, ProfileError>>()?))
         };
         let operators = file.operators.into_iter().map(limits).collect::<Result<_, ProfileError>>()?;
         Ok(Self { name: file.name, operators, outside: file.outside })
@@ -194,7 +170,11 @@ impl Profile {
         let Some(limits) = self.operators.get(&features.operator) else {
             return Standing::Unsupported(format!("{} is not in the profile", features.operator.name()));
         };
-        match (limits.exceeded(features), self.outside) {
+        let exceeded = limits.iter().find_map(|(name, allowed)| {
+            let value = allowed.excludes(name, features)?;
+            Some(format!("{name} is {value}, and the profile has {allowed}"))
+        });
+        match (exceeded, self.outside) {
             (None, _) => Standing::Within,
             (Some(reason), Outside::Refuse) => Standing::MustRefuse(reason),
             (Some(reason), Outside::Skip) => Standing::Unsupported(reason),
@@ -202,86 +182,62 @@ impl Profile {
     }
 }
 
-impl Limits {
-    fn read(page: OperatorPage, keys: BTreeMap<String, Value>) -> Result<Self, ProfileError> {
+impl Allowed {
+    /// What the limit called `name` allows.
+    fn read(page: OperatorPage, name: String, value: Value) -> Result<Self, ProfileError> {
         let (operator, known) = (page.name(), numbers(page));
-        let mut limits = Self::default();
-        for (name, value) in keys {
-            if TYPES.contains(&name.as_str()) {
-                let names: Vec<String> = serde_yaml::from_value(value).map_err(|cause| ProfileError::Limit {
-                    operator,
-                    name: name.clone(),
-                    expected: "a list of types",
-                    cause,
-                })?;
-                let element = |value: String| {
-                    ElementType::from_name(&value).ok_or_else(|| ProfileError::Type {
-                        operator,
-                        name: name.clone(),
-                        value,
-                    })
-                };
-                if names.is_empty() {
-                    return Err(ProfileError::Nothing { operator, name });
-                }
-                let types = names.into_iter().map(element).collect::<Result<_, _>>()?;
-                limits.types.insert(name, types);
-            } else if known.contains(&name.as_str()) {
-                let numbers: Numbers = serde_yaml::from_value(value).map_err(|cause| ProfileError::Limit {
-                    operator,
-                    name: name.clone(),
-                    expected: "a list of numbers or a range {min: .., max: ..}",
-                    cause,
-                })?;
-                if numbers.is_empty() {
-                    return Err(ProfileError::Nothing { operator, name });
-                }
-                limits.numbers.insert(name, numbers);
-            } else {
-                let known = TYPES.into_iter().chain(known).collect();
-                return Err(ProfileError::Key { operator, name, known });
+        let allowed = if TYPES.contains(&name.as_str()) {
+            let names: Vec<String> = match serde_yaml::from_value(value) {
+                Ok(names) => names,
+                Err(cause) => return Err(ProfileError::Limit { operator, name, expected: "a list of types", cause }),
+            };
+            let element = |value: String| ElementType::from_name(&value).ok_or(value);
+            match names.into_iter().map(element).collect() {
+                Ok(types) => Self::Types(types),
+                Err(value) => return Err(ProfileError::Type { operator, name, value }),
             }
-        }
-        Ok(limits)
+        } else if known.contains(&name.as_str()) {
+            let expected = "a list of numbers or a range {min: .., max: ..}";
+            match serde_yaml::from_value(value) {
+                Ok(numbers) => numbers,
+                Err(cause) => return Err(ProfileError::Limit { operator, name, expected, cause }),
+            }
+        } else {
+            let known = TYPES.into_iter().chain(known).collect();
+            return Err(ProfileError::Key { operator, name, known });
+        };
+        if allowed.is_empty() { Err(ProfileError::Nothing { operator, name }) } else { Ok(allowed) }
     }
 
-    /// The first limit that a case exceeds.
-    fn exceeded(&self, features: &Features) -> Option<String> {
-        let types = self.types.iter().find_map(|(name, allowed)| {
-            let element = features.types.get(name.as_str()).filter(|element| !allowed.contains(element))?;
-            Some(format!("{name} is {element}, and the profile has {}", list(allowed)))
-        });
-        types.or_else(|| {
-            self.numbers.iter().find_map(|(name, allowed)| {
-                let number = features.numbers.get(name.as_str()).filter(|number| !allowed.contains(**number))?;
-                Some(format!("{name} is {number}, and the profile has {allowed}"))
-            })
-        })
-    }
-}
-
-impl Numbers {
     /// Whether it allows nothing.
     fn is_empty(&self) -> bool {
         match self {
+            Self::Types(types) => types.is_empty(),
             Self::List(numbers) => numbers.is_empty(),
             Self::Range(Range { min, max }) => min.zip(*max).is_some_and(|(min, max)| min > max),
         }
     }
 
-    fn contains(&self, number: i64) -> bool {
+    /// What a case has that the limit called `name` does not allow.
+    fn excludes(&self, name: &str, features: &Features) -> Option<String> {
+        let number = features.numbers.get(name);
         match self {
-            Self::List(numbers) => numbers.contains(&number),
+            Self::Types(types) => {
+                features.types.get(name).filter(|element| !types.contains(element)).map(ElementType::to_string)
+            }
+            Self::List(numbers) => number.filter(|number| !numbers.contains(number)).map(i64::to_string),
             Self::Range(Range { min, max }) => {
-                min.is_none_or(|min| min <= number) && max.is_none_or(|max| number <= max)
+                let range = min.unwrap_or(i64::MIN)..=max.unwrap_or(i64::MAX);
+                number.filter(|number| !range.contains(number)).map(i64::to_string)
             }
         }
     }
 }
 
-impl fmt::Display for Numbers {
+impl fmt::Display for Allowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Types(types) => f.write_str(&list(types)),
             Self::List(numbers) => f.write_str(&list(numbers)),
             Self::Range(Range { min: Some(min), max: None }) => write!(f, "{min} or more"),
             Self::Range(Range { min: None, max: Some(max) }) => write!(f, "{max} or less"),

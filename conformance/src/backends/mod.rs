@@ -1,11 +1,9 @@
 //! The operators of this project as implementations.
 
 mod attention;
-mod dynamic;
+mod key_value_cache;
 mod memory;
-mod static_batching;
 
 pub use attention::Attention;
-pub use dynamic::Operator;
+pub use key_value_cache::{Operator, StaticOperator};
 pub use memory::{read, write};
-pub use static_batching::StaticOperator;

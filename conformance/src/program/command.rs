@@ -1,28 +1,28 @@
-//! Starts a program for a case, and waits for it as long as it may take.
+//! The command of a program under test.
 
 use std::env;
 use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{MAIN_SEPARATOR, Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use process_wrap::std::CommandWrap;
 use thiserror::Error;
 
+use super::process::run_once;
 use super::results::Results;
+use super::server::Servers;
 use crate::files::OnDisk;
 
-/// A program that is called once for each case, with the case's folder and the file for its result.
+/// A program that runs cases: it is given a case's folder and the file for its result.
 ///
 /// It makes the case's calls and writes the result, a safetensors file with, for each call i, `i.cache` and `i.scale`
 /// (if given) after the call, and either its outputs (`i.key` and `i.value`, or `i.attn_output`) or, in the file's
-/// metadata, `i.error`: the message of the refusal. int4 is packed as in the case, with dtype U8. It exits with 0, or
-/// with another status and a reason on standard error if it cannot run the case; then, and if a signal ends it or it
-/// takes longer than its limit, the case fails.
+/// metadata, `i.error`: the message of the refusal. int4 is packed as in the case, with dtype U8.
+///
+/// It is [started for each case](Self::parse), and exits with 0, or with another status and a reason on standard error
+/// if it cannot run the case; or it [serves many](Self::serving). A case fails if the program cannot run it, if a signal
+/// ends the program, or if that takes longer than its limit.
 ///
 /// `case.yaml` says which operator a case is of: `operator`, if that is not `KeyValueCache`, and `domain`, if that is
 /// not `opmx.dynamic_batching`.
@@ -31,6 +31,8 @@ pub struct Program {
     /// The program's path, then its arguments, in which [`CASE`] and [`OUTPUT`] stand for the two paths.
     words: Vec<String>,
     limit: Duration,
+    /// The processes that serve cases; none if one is started for each case.
+    servers: Option<Arc<Servers>>,
 }
 
 /// A command that is no template of a program.
@@ -61,6 +63,14 @@ pub enum ProgramError {
         /// What is missing.
         missing: &'static str,
     },
+    /// It has a placeholder, though it serves many cases.
+    #[error("{command:?} has {placeholder}, but a program that serves reads the paths from its standard input")]
+    ServesOne {
+        /// The command.
+        command: String,
+        /// What it has.
+        placeholder: &'static str,
+    },
 }
 
 /// Stands for the folder of the case.
@@ -71,10 +81,8 @@ const OUTPUT: &str = "{output}";
 impl Program {
     /// A program of this path, called as `PATH CASE OUTPUT`. It has 60 seconds for a case.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self {
-            words: vec![path.into().to_string_lossy().into_owned(), CASE.to_owned(), OUTPUT.to_owned()],
-            limit: Duration::from_secs(60),
-        }
+        let path = path.into().to_string_lossy().into_owned();
+        Self { words: vec![path, CASE.to_owned(), OUTPUT.to_owned()], limit: Duration::from_secs(60), servers: None }
     }
 
     /// A program by its command, which is split into words as a shell does, and in which `{case}` and `{output}` stand
@@ -84,17 +92,7 @@ impl Program {
     /// # Errors
     /// If it cannot be split, is empty, names a program that is not there, or has only one of the two.
     pub fn parse(command: &str) -> Result<Self, ProgramError> {
-        if Path::new(command).is_file() {
-            return Ok(Self::new(command));
-        }
-        let mut words =
-            shell_words::split(command).map_err(|cause| ProgramError::Quotes { command: command.to_owned(), cause })?;
-        if words.is_empty() {
-            return Err(ProgramError::Empty);
-        }
-        if !is_there(&words[0]) {
-            return Err(ProgramError::NotFound { program: words[0].clone() });
-        }
+        let mut words = split(command)?;
         let missing = |placeholder| !words.iter().any(|word| word.contains(placeholder));
         match (missing(CASE), missing(OUTPUT)) {
             (false, false) => {}
@@ -107,6 +105,24 @@ impl Program {
         Ok(Self { words, ..Self::new(command) })
     }
 
+    /// A program that serves many cases, by its command without placeholders. For each case it reads a line from its
+    /// standard input, the case's folder and the result's file with a tab between them, and, when it has written the
+    /// result, answers with the line `done` on its standard output; or with another line, why it cannot run the case. It
+    /// ends where its input ends. There is a process for each case that is run at once; in place of one that crashes, or
+    /// takes longer than its limit, another is started.
+    ///
+    /// # Errors
+    /// If the command cannot be split, is empty, names a program that is not there, or has a placeholder.
+    pub fn serving(command: &str) -> Result<Self, ProgramError> {
+        let words = split(command)?;
+        for placeholder in [CASE, OUTPUT] {
+            if words.iter().any(|word| word.contains(placeholder)) {
+                return Err(ProgramError::ServesOne { command: command.to_owned(), placeholder });
+            }
+        }
+        Ok(Self { words, servers: Some(Arc::default()), ..Self::new(command) })
+    }
+
     /// The same program, with another time for a case.
     #[must_use]
     pub fn with_limit(self, limit: Duration) -> Self {
@@ -117,62 +133,30 @@ impl Program {
     pub(crate) fn results(&self, case: &Path) -> Result<Results, String> {
         let case = OnDisk::new(case).map_err(|error| format!("the case cannot be unpacked: {error}"))?;
         let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
-        let (result, log) = (folder.path().join("result.safetensors"), folder.path().join("log"));
-        let status = self.wait(case.path(), &result, &log)?;
-        let said = || {
-            // The end of what it has written says why it ended.
-            let end = last_bytes(&log, 2000).unwrap_or_default();
-            let end = String::from_utf8_lossy(&end).trim().to_owned();
-            if end.is_empty() { String::new() } else { format!(": {end}") }
-        };
-        match status {
-            None => Err(format!("the program was ended after {} seconds{}", self.limit.as_secs_f64(), said())),
-            Some(status) if !status.success() => Err(format!("the program ended with {status}{}", said())),
-            Some(_) => Results::read(&result),
-        }
-    }
-
-    /// Runs the program to its end, or to that of its time. Files take what it writes: nobody need read them meanwhile,
-    /// and processes that it leaves behind hold nothing up.
-    fn wait(&self, case: &Path, result: &Path, log: &Path) -> Result<Option<ExitStatus>, String> {
-        let not_started = |error| format!("{} could not be started: {error}", self.words[0]);
-        let outputs = File::create(log).and_then(|file| Ok((file.try_clone()?, file)));
-        let (stdout, stderr) = outputs.map_err(not_started)?;
-        let words: Vec<_> = self.words.iter().map(|word| with_paths(word, case, result)).collect();
-        let mut command = CommandWrap::with_new(&words[0], |command| {
-            command.args(&words[1..]).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
-        });
-        // With the processes that it starts itself.
-        #[cfg(unix)]
-        command.wrap(process_wrap::std::ProcessGroup::leader());
-        #[cfg(windows)]
-        command.wrap(process_wrap::std::JobObject);
-        let start = Instant::now();
-        let mut child = command.spawn().map_err(not_started)?;
-        let mut pause = Duration::from_micros(500);
-        loop {
-            let lost = |error| format!("the program could not be waited for: {error}");
-            if let Some(status) = child.try_wait().map_err(lost)? {
-                return Ok(Some(status));
+        let result = folder.path().join("result.safetensors");
+        match &self.servers {
+            Some(servers) => servers.run(&self.words, case.path(), &result, self.limit)?,
+            None => {
+                let words: Vec<_> = self.words.iter().map(|word| with_paths(word, case.path(), &result)).collect();
+                run_once(&words, self.limit)?;
             }
-            if start.elapsed() >= self.limit {
-                child.kill().map_err(lost)?;
-                return Ok(None);
-            }
-            thread::sleep(pause.min(self.limit.saturating_sub(start.elapsed())));
-            pause = (pause * 2).min(Duration::from_millis(20));
         }
+        Results::read(&result)
     }
 }
 
-/// The last bytes of a file, at most so many.
-fn last_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    let len = file.metadata()?.len();
-    file.seek(SeekFrom::Start(len.saturating_sub(most)))?;
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// The words of a command whose program is there.
+fn split(command: &str) -> Result<Vec<String>, ProgramError> {
+    if Path::new(command).is_file() {
+        return Ok(vec![command.to_owned()]);
+    }
+    let words =
+        shell_words::split(command).map_err(|cause| ProgramError::Quotes { command: command.to_owned(), cause })?;
+    match words.first() {
+        None => Err(ProgramError::Empty),
+        Some(program) if !is_there(program) => Err(ProgramError::NotFound { program: program.clone() }),
+        Some(_) => Ok(words),
+    }
 }
 
 /// Whether a shell would find this program.
@@ -212,13 +196,11 @@ mod tests {
         assert_eq!(words("sh {case} {output}"), ["sh", "{case}", "{output}"]);
         assert_eq!(words("sh 'my prog.sh'"), ["sh", "my prog.sh", "{case}", "{output}"]);
         assert_eq!(words("sh --out={output} --in={case} -v"), ["sh", "--out={output}", "--in={case}", "-v"]);
-    }
-
-    #[test]
-    fn a_path_that_exists_is_not_split() {
+        assert_eq!(Program::serving("sh 'my prog.sh'").unwrap().words, ["sh", "my prog.sh"]);
+        // The path of a file is not split.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("my prog");
-        File::create(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
         let path = path.to_str().unwrap();
         assert_eq!(Program::parse(path).unwrap().words, [path, CASE, OUTPUT]);
     }
@@ -232,6 +214,8 @@ mod tests {
         assert_eq!(error("./nope {case} {output}"), "there is no program \"./nope\"");
         assert_eq!(error("no-such-program"), "there is no program \"no-such-program\"");
         assert!(error("prog 'x").contains("cannot be split into words"));
+        let error = Program::serving("sh mine {case}").unwrap_err().to_string();
+        assert!(error.starts_with("\"sh mine {case}\" has {case}, but a program that serves"), "{error}");
     }
 
     #[test]

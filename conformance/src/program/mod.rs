@@ -1,7 +1,9 @@
-//! An implementation in any language: a program that runs one case.
+//! An implementation in any language: a program that runs cases.
 
 mod command;
 mod implementation;
+mod process;
 mod results;
+mod server;
 
 pub use command::{Program, ProgramError};

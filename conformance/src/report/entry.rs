@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::counts::Counts;
 use crate::difference::Difference;
 use crate::rules::OperatorPage;
 use crate::suite::Diagnosis;
@@ -53,25 +54,42 @@ pub enum Verdict {
     NotRun(String),
 }
 
+impl Verdict {
+    /// The verdict in a word, and why a case is unsupported or was not run.
+    pub(super) fn word(&self) -> (&'static str, Option<&str>) {
+        match self {
+            Self::Passed => ("passed", None),
+            Self::Failed(..) => ("failed", None),
+            Self::Unsupported(reason) => ("unsupported", Some(reason)),
+            Self::NotRun(reason) => ("not-run", Some(reason)),
+        }
+    }
+}
+
 impl Report {
+    /// How many cases ended how.
+    pub fn counts(&self) -> Counts {
+        Counts::of(self.entries.iter().map(|entry| &entry.verdict))
+    }
+
     /// How many cases passed.
     pub fn passed(&self) -> usize {
-        self.count(|verdict| matches!(verdict, Verdict::Passed))
+        self.counts().passed
     }
 
     /// How many cases failed.
     pub fn failed(&self) -> usize {
-        self.failures().count()
+        self.counts().failed
     }
 
     /// How many cases need what the implementation does not do.
     pub fn unsupported(&self) -> usize {
-        self.count(|verdict| matches!(verdict, Verdict::Unsupported(_)))
+        self.counts().unsupported
     }
 
     /// How many cases were left out.
     pub fn not_run(&self) -> usize {
-        self.count(|verdict| matches!(verdict, Verdict::NotRun(_)))
+        self.counts().not_run
     }
 
     /// The cases that failed, with the first difference of each.
@@ -91,9 +109,5 @@ impl Report {
     pub fn append(&mut self, other: Self) {
         self.entries.extend(other.entries);
         self.conclusions.extend(other.conclusions);
-    }
-
-    fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
-        self.entries.iter().filter(|entry| is(&entry.verdict)).count()
     }
 }

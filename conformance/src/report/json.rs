@@ -1,71 +1,11 @@
 //! A report as JSON.
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::by_rule::RuleCount;
 use super::entry::{Entry, Report, Verdict};
-use crate::difference::Difference;
-use crate::suite::Diagnosis;
 
 /// The version of the form of the JSON. It rises when a field goes away or changes its meaning; new ones may come.
 pub const JSON_VERSION: u32 = 1;
-
-#[derive(Serialize)]
-struct Document<'a> {
-    version: u32,
-    implementation: &'a str,
-    profile: Option<&'a str>,
-    conforms: bool,
-    summary: Summary,
-    rules: Vec<RuleRow<'a>>,
-    cases: Vec<CaseRow<'a>>,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    diagnosis: &'a [String],
-}
-
-#[derive(Serialize)]
-struct Summary {
-    passed: usize,
-    failed: usize,
-    unsupported: usize,
-    not_run: usize,
-}
-
-#[derive(Serialize)]
-struct RuleRow<'a> {
-    operator: &'static str,
-    rule: &'a str,
-    title: &'a str,
-    link: String,
-    #[serde(flatten)]
-    summary: Summary,
-}
-
-#[derive(Serialize)]
-struct CaseRow<'a> {
-    suite: &'static str,
-    operator: &'static str,
-    case: &'a str,
-    about: &'a str,
-    rules: &'a [String],
-    verdict: &'static str,
-    seconds: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    outside: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    difference: Option<Located<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    diagnosis: Option<&'a Diagnosis>,
-}
-
-#[derive(Serialize)]
-struct Located<'a> {
-    text: String,
-    #[serde(flatten)]
-    difference: &'a Difference,
-}
 
 impl Report {
     /// The report as one JSON document:
@@ -76,77 +16,63 @@ impl Report {
     /// - `cases`: for each case its `suite`, `operator`, `case` (the name), `about`, `rules` (ids), `verdict` (`passed`,
     ///   `failed`, `unsupported` or `not-run`), `seconds`; where it applies, `outside` (what is outside of the profile),
     ///   `reason` (why it is unsupported or was not run), `diagnosis` (`mistake`, `about`, `rule`), and `difference`:
-    ///   its `text`, and the fields of [`Difference`];
+    ///   its `text`, and the fields of [`Difference`](crate::Difference);
     /// - `diagnosis`: the known mistakes that explain most of the failures, in words, if there are any.
     ///
     /// Elements are objects with `type`, `value` and `bits`, the last two as text, since JSON has no NaN.
     pub fn json(&self) -> String {
-        let document = Document {
-            version: JSON_VERSION,
-            implementation: &self.implementation,
-            profile: self.profile.as_deref(),
-            conforms: self.conforms(),
-            summary: Summary {
-                passed: self.passed(),
-                failed: self.failed(),
-                unsupported: self.unsupported(),
-                not_run: self.not_run(),
-            },
-            rules: self.rule_rows(),
-            cases: self.entries.iter().map(CaseRow::from).collect(),
-            diagnosis: &self.conclusions,
-        };
-        serde_json::to_string_pretty(&document).expect("names are text and numbers are finite")
-    }
-
-    fn rule_rows(&self) -> Vec<RuleRow<'static>> {
-        let row = |counts: RuleCount| RuleRow {
-            operator: counts.rule.page.name(),
-            rule: &counts.rule.id,
-            title: &counts.rule.title,
-            link: counts.rule.link(),
-            summary: Summary {
-                passed: counts.passed,
-                failed: counts.failed,
-                unsupported: counts.unsupported,
-                not_run: counts.not_run,
-            },
-        };
-        self.by_rule().into_iter().map(row).collect()
+        let rules = self.by_rule().into_iter().map(|row| {
+            let rule = row.rule;
+            let operator = rule.page.name();
+            with(&row.cases, json!({"operator": operator, "rule": rule.id, "title": rule.title, "link": rule.link()}))
+        });
+        let mut document = json!({
+            "version": JSON_VERSION,
+            "implementation": self.implementation,
+            "profile": self.profile,
+            "conforms": self.conforms(),
+            "summary": self.counts(),
+            "rules": rules.collect::<Vec<_>>(),
+            "cases": self.entries.iter().map(Entry::json).collect::<Vec<_>>(),
+        });
+        if !self.conclusions.is_empty() {
+            document["diagnosis"] = json!(self.conclusions);
+        }
+        format!("{document:#}")
     }
 }
 
-impl<'a> From<&'a Entry> for CaseRow<'a> {
-    fn from(entry: &'a Entry) -> Self {
-        let (mut reason, mut difference, mut diagnosis) = (None, None, None);
-        let verdict = match &entry.verdict {
-            Verdict::Passed => "passed",
-            Verdict::Failed(first, known) => {
-                difference = Some(Located { text: first.to_string(), difference: first });
-                diagnosis = known.as_ref();
-                "failed"
+impl Entry {
+    fn json(&self) -> Value {
+        let (verdict, reason) = self.verdict.word();
+        let mut row = json!({
+            "suite": self.suite,
+            "operator": self.page.name(),
+            "case": self.case,
+            "about": self.about,
+            "rules": self.rules,
+            "verdict": verdict,
+            "seconds": self.time.as_secs_f64(),
+        });
+        for (name, text) in [("outside", self.outside.as_deref()), ("reason", reason)] {
+            if let Some(text) = text {
+                row[name] = json!(text);
             }
-            Verdict::Unsupported(why) => {
-                reason = Some(why.as_str());
-                "unsupported"
-            }
-            Verdict::NotRun(why) => {
-                reason = Some(why.as_str());
-                "not-run"
-            }
-        };
-        Self {
-            suite: entry.suite,
-            operator: entry.page.name(),
-            case: &entry.case,
-            about: &entry.about,
-            rules: &entry.rules,
-            verdict,
-            seconds: entry.time.as_secs_f64(),
-            outside: entry.outside.as_deref(),
-            reason,
-            difference,
-            diagnosis,
         }
+        if let Verdict::Failed(difference, diagnosis) = &self.verdict {
+            row["difference"] = with(difference, json!({"text": difference.to_string()}));
+            if let Some(diagnosis) = diagnosis {
+                row["diagnosis"] = json!(diagnosis);
+            }
+        }
+        row
     }
+}
+
+/// An object with the fields of another value, too.
+fn with(fields: &impl serde::Serialize, mut object: Value) -> Value {
+    if let (Some(object), Value::Object(fields)) = (object.as_object_mut(), json!(fields)) {
+        object.extend(fields);
+    }
+    object
 }

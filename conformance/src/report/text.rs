@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use super::by_rule::RuleCount;
+use super::counts::{Counts, RuleCount};
 use super::entry::{Entry, Report, Verdict};
 
 /// A paragraph for each failure, the reasons why cases are unsupported, what explains the failures, and a closing
@@ -15,14 +15,16 @@ impl fmt::Display for Report {
         for entry in &self.entries {
             entry.failure(f)?;
         }
-        reasons(f, "unsupported", &self.entries, |verdict| match verdict {
-            Verdict::Unsupported(reason) => Some(reason),
-            _ => None,
-        })?;
-        reasons(f, "not run", &self.entries, |verdict| match verdict {
-            Verdict::NotRun(reason) => Some(reason),
-            _ => None,
-        })?;
+        for what in ["unsupported", "not-run"] {
+            let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+            for (_, reason) in self.entries.iter().map(|entry| entry.verdict.word()).filter(|word| word.0 == what) {
+                *reasons.entry(reason.unwrap_or_default()).or_default() += 1;
+            }
+            for (reason, count) in reasons {
+                let cases = if count == 1 { "case" } else { "cases" };
+                writeln!(f, "{}: {reason} ({count} {cases})", what.replace('-', " "))?;
+            }
+        }
         for conclusion in &self.conclusions {
             writeln!(f, "diagnosis: {conclusion}")?;
         }
@@ -66,23 +68,6 @@ impl Entry {
     }
 }
 
-/// A line for each reason, with the number of its cases.
-fn reasons<'a>(
-    f: &mut impl Write,
-    what: &str,
-    entries: &'a [Entry],
-    reason: impl Fn(&'a Verdict) -> Option<&'a String>,
-) -> fmt::Result {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for reason in entries.iter().filter_map(|entry| reason(&entry.verdict)) {
-        *counts.entry(reason).or_default() += 1;
-    }
-    counts.into_iter().try_for_each(|(reason, count)| {
-        let cases = if count == 1 { "case" } else { "cases" };
-        writeln!(f, "{what}: {reason} ({count} {cases})")
-    })
-}
-
 impl Report {
     /// For a terminal: the table by rule, then what is displayed.
     pub fn text(&self) -> String {
@@ -95,8 +80,9 @@ impl Report {
         if !self.implementation.is_empty() {
             summary = format!("{}: ", self.implementation);
         }
-        summary += &format!("{} passed, {} failed", self.passed(), self.failed());
-        for (count, what) in [(self.unsupported(), "unsupported"), (self.not_run(), "not run")] {
+        let Counts { passed, failed, unsupported, not_run } = self.counts();
+        summary += &format!("{passed} passed, {failed} failed");
+        for (count, what) in [(unsupported, "unsupported"), (not_run, "not run")] {
             if count > 0 {
                 summary += &format!(", {count} {what}");
             }
@@ -109,7 +95,8 @@ impl Report {
 
     /// The table by rule as text: a line for each rule that a case proves, and the rules that none proves.
     pub fn rule_table(&self) -> String {
-        let (proven, unproven): (Vec<_>, Vec<_>) = self.by_rule().into_iter().partition(|counts| counts.cases() > 0);
+        let (proven, unproven): (Vec<_>, Vec<_>) =
+            self.by_rule().into_iter().partition(|counts| counts.cases != Counts::default());
         let mut table = String::new();
         let width = proven.iter().map(|counts| counts.rule.title.chars().count()).max().unwrap_or_default();
         let mut page = None;
@@ -130,8 +117,8 @@ impl Report {
     }
 }
 
-fn line(counts: &RuleCount, width: usize) -> String {
-    let RuleCount { rule, passed, failed, unsupported, not_run } = counts;
+fn line(RuleCount { rule, cases }: &RuleCount, width: usize) -> String {
+    let Counts { passed, failed, unsupported, not_run } = cases;
     let mark = match (failed, passed) {
         (1.., _) => 'X',
         (0, 1..) => ' ',

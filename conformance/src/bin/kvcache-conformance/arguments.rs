@@ -8,13 +8,12 @@ use std::time::Duration;
 #[cfg(feature = "backends")]
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Parser, ValueEnum};
-use kvcache_conformance::Program;
 
-#[cfg(feature = "backends")]
-use crate::backends;
 use crate::error::Error;
 use crate::suites::SuiteName;
-use crate::tested::{Kind, Tested};
+#[cfg(feature = "backends")]
+use crate::tested;
+use crate::tested::Tested;
 
 /// Runs the conformance suite of KeyValueCache and attention on an implementation, and reports rule by rule.
 ///
@@ -31,9 +30,14 @@ pub struct Arguments {
     #[arg(long, value_name = "COMMAND", group = "tested")]
     program: Option<String>,
 
+    /// The program serves many cases: it reads lines from its standard input, the case's folder and the file with a tab
+    /// between them, and answers each with the line `done`, or why it cannot run the case.
+    #[arg(long, requires = "program")]
+    serve: bool,
+
     /// A backend of this project to test; `cpu` is the fastest that this machine can run, `all` is each.
     #[cfg(feature = "backends")]
-    #[arg(long, value_name = "NAME", group = "tested", value_parser = PossibleValuesParser::new(backends::names()))]
+    #[arg(long, value_name = "NAME", group = "tested", value_parser = PossibleValuesParser::new(tested::backends()))]
     backend: Option<String>,
 
     /// Prints the cases, and tests nothing.
@@ -107,13 +111,9 @@ impl Arguments {
     pub fn tested(&self) -> Result<Vec<Tested>, Error> {
         #[cfg(feature = "backends")]
         if let Some(name) = &self.backend {
-            let tested = |(name, backend): (&str, _)| Tested { name: name.to_owned(), kind: Kind::Backend(backend) };
-            return Ok(backends::backends(name).into_iter().map(tested).collect());
+            return Ok(Tested::backends(name));
         }
-        let program = |command: &String| {
-            let program = Program::parse(command)?.with_limit(self.timeout);
-            Ok(Tested { name: command.clone(), kind: Kind::Program(program) })
-        };
+        let program = |command: &String| Ok(Tested::program(command, self.serve, self.timeout)?);
         self.program.iter().map(program).collect()
     }
 }

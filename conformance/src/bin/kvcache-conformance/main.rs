@@ -6,8 +6,6 @@
 //! Exit status: 0 if no case failed and at least one passed, 1 if not, 2 if the arguments or a file are at fault.
 
 mod arguments;
-#[cfg(feature = "backends")]
-mod backends;
 mod error;
 mod output;
 mod suites;
@@ -56,7 +54,7 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
     let runner = Runner { profile: profile.as_ref(), filter: arguments.filter.clone(), jobs: arguments.jobs() };
     let tested = arguments.tested()?;
     output::check(arguments.report, tested.len())?;
-    let reports: Vec<_> = tested.iter().map(|tested| tested.report(&suites, &runner)).collect();
+    let reports: Vec<_> = tested.iter().map(|tested| suites.run(&runner, tested)).collect();
     output::write(output, &output::reports(&reports, arguments.report))?;
     if output.is_some() {
         output::write(None, &output::summaries(&reports))?;

@@ -1,13 +1,14 @@
 //! The cases of the chosen suites.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use kvcache_conformance::diagnosis::Recorder;
-use kvcache_conformance::{Implementation, Report, Runner, Suite, attention, random, static_batching};
+use kvcache_conformance::diagnosis::{Diagnosable, Recorder};
+use kvcache_conformance::{ReadError, Report, Runner, Suite, attention, random, static_batching};
 use tempfile::TempDir;
 
 use crate::error::Error;
+use crate::tested::Tested;
 
 /// A suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,11 +34,10 @@ impl Suites {
     /// Reads the chosen suites, or all, from a folder or those of this build. Of a folder, suites that are not there
     /// are left out unless they are chosen.
     pub fn read(folder: Option<&Path>, chosen: &[SuiteName]) -> Result<Self, Error> {
-        let of = |suite: SuiteName, name: &str| {
+        let of = |suite, name: &str| {
             let path = folder.map(|folder| folder.join(name));
             let there = path.as_ref().is_none_or(|path| path.is_dir());
-            let wanted = if chosen.is_empty() { there } else { chosen.contains(&suite) };
-            wanted.then_some(path)
+            (if chosen.is_empty() { there } else { chosen.contains(&suite) }).then_some(path)
         };
         let dynamic = of(SuiteName::KeyValueCache, "cases");
         let of_static_batching = of(SuiteName::Static, "static_cases");
@@ -46,21 +46,9 @@ impl Suites {
             return Err(Error::NoSuite(folder.to_owned()));
         }
         Ok(Self {
-            dynamic: match dynamic {
-                None => Vec::new(),
-                Some(None) => kvcache_conformance::cases()?,
-                Some(Some(path)) => kvcache_conformance::read_cases(&path)?,
-            },
-            of_static_batching: match of_static_batching {
-                None => Vec::new(),
-                Some(None) => static_batching::cases()?,
-                Some(Some(path)) => static_batching::read_cases(&path)?,
-            },
-            attention: match attention {
-                None => Vec::new(),
-                Some(None) => attention::cases()?,
-                Some(Some(path)) => attention::read_cases(&path)?,
-            },
+            dynamic: cases(dynamic, kvcache_conformance::cases, kvcache_conformance::read_cases)?,
+            of_static_batching: cases(of_static_batching, static_batching::cases, static_batching::read_cases)?,
+            attention: cases(attention, attention::cases, attention::read_cases)?,
             random: None,
         })
     }
@@ -105,41 +93,45 @@ impl Suites {
         lines + &self::lines(&self.of_static_batching, filter) + &self::lines(&self.attention, filter)
     }
 
-    /// Runs all on what runs the cases of each suite, and diagnoses the failures.
-    pub fn run(
-        &self,
-        runner: &Runner<'_>,
-        dynamic: &(dyn Implementation + Sync),
-        of_static_batching: &(dyn Implementation<static_batching::Attributes, static_batching::StepInputs> + Sync),
-        attention: &(dyn attention::Implementation + Sync),
-    ) -> Report {
-        let recorder = Recorder::new(dynamic);
-        let mut report = runner.run(&recorder, &self.dynamic);
-        if report.failed() > 0 {
-            recorder.diagnose(&mut report, &self.dynamic);
-        }
-        let recorder = Recorder::new(of_static_batching);
-        let mut of_static = runner.run(&recorder, &self.of_static_batching);
-        if of_static.failed() > 0 {
-            recorder.diagnose(&mut of_static, &self.of_static_batching);
-        }
-        let recorder = Recorder::new(attention);
-        let mut of_attention = runner.run_attention(&recorder, &self.attention);
-        if of_attention.failed() > 0 {
-            recorder.diagnose(&mut of_attention, &self.attention);
-        }
-        report.append(of_static);
-        report.append(of_attention);
-        report
+    /// Runs all on an implementation, and diagnoses the failures.
+    pub fn run(&self, runner: &Runner<'_>, tested: &Tested) -> Report {
+        let recorder = Recorder::new(&*tested.dynamic);
+        let mut report = diagnosed(&recorder, runner.run(&recorder, &self.dynamic), &self.dynamic);
+        let (recorder, cases) = (Recorder::new(&*tested.of_static_batching), &self.of_static_batching);
+        report.append(diagnosed(&recorder, runner.run(&recorder, cases), cases));
+        let (recorder, cases) = (Recorder::new(&*tested.attention), &self.attention);
+        report.append(diagnosed(&recorder, runner.run_attention(&recorder, cases), cases));
+        Report { implementation: tested.name.clone(), ..report }
     }
 }
 
-/// The cases whose names contain this.
-fn chosen<'a, C: Suite>(cases: &'a [C], filter: &'a str) -> impl Iterator<Item = &'a C> {
-    cases.iter().filter(move |case| case.name().contains(filter))
+/// A report on a suite's cases with the known mistakes that its failures come from.
+fn diagnosed<R: ?Sized, C: Diagnosable>(
+    recorder: &Recorder<'_, R, C::Result>,
+    mut report: Report,
+    cases: &[C],
+) -> Report {
+    if report.failed() > 0 {
+        recorder.diagnose(&mut report, cases);
+    }
+    report
 }
 
+/// The cases of a suite: none if it is not wanted, those of this build, or those of a folder.
+fn cases<C>(
+    wanted: Option<Option<PathBuf>>,
+    of_build: fn() -> Result<Vec<C>, ReadError>,
+    of_folder: fn(&Path) -> Result<Vec<C>, ReadError>,
+) -> Result<Vec<C>, ReadError> {
+    match wanted {
+        None => Ok(Vec::new()),
+        Some(None) => of_build(),
+        Some(Some(path)) => of_folder(&path),
+    }
+}
+
+/// A line for each case whose name contains the filter.
 fn lines<C: Suite>(cases: &[C], filter: &str) -> String {
     let line = |case: &C| format!("{}/{}: {} [{}]\n", C::NAME, case.name(), case.about(), case.rules().join(", "));
-    chosen(cases, filter).map(line).collect()
+    cases.iter().filter(|case| case.name().contains(filter)).map(line).collect()
 }

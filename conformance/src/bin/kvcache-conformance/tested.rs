@@ -1,38 +1,71 @@
 //! What is tested.
 
-use kvcache_conformance::{Program, Report, Runner};
+use std::time::Duration;
 
 #[cfg(feature = "backends")]
-use crate::backends::OfBackend;
-use crate::suites::Suites;
+use kvcache_conformance::backends::{Attention, Operator, StaticOperator};
+use kvcache_conformance::static_batching::{Attributes, StepInputs};
+use kvcache_conformance::{Implementation, Program, ProgramError, attention};
+#[cfg(feature = "backends")]
+use kvcache_op::{AttentionBackend, Backend, Serial};
 
 /// An implementation of every suite.
 pub struct Tested {
     /// What the report calls it.
     pub name: String,
-    /// The implementation.
-    pub kind: Kind,
-}
-
-/// A kind of implementation.
-pub enum Kind {
-    /// A program that is run for each case.
-    Program(Program),
-    /// A backend of this project.
-    #[cfg(feature = "backends")]
-    Backend(OfBackend),
+    /// Runs the cases of `KeyValueCache`.
+    pub dynamic: Box<dyn Implementation + Sync>,
+    /// Runs those of static batching.
+    pub of_static_batching: Box<dyn Implementation<Attributes, StepInputs> + Sync>,
+    /// Runs those of attention.
+    pub attention: Box<dyn attention::Implementation + Sync>,
 }
 
 impl Tested {
-    /// Runs all cases.
-    pub fn report(&self, suites: &Suites, runner: &Runner<'_>) -> Report {
-        let report = match &self.kind {
-            Kind::Program(program) => suites.run(runner, program, program, program),
-            #[cfg(feature = "backends")]
-            Kind::Backend(backend) => {
-                suites.run(runner, &backend.dynamic, &backend.of_static_batching, &backend.attention)
+    /// A program, which is started for each case, or serves many.
+    pub fn program(command: &str, serves: bool, limit: Duration) -> Result<Self, ProgramError> {
+        let program = if serves { Program::serving(command) } else { Program::parse(command) };
+        let program = program?.with_limit(limit);
+        Ok(Self {
+            name: command.to_owned(),
+            dynamic: Box::new(program.clone()),
+            of_static_batching: Box::new(program.clone()),
+            attention: Box::new(program),
+        })
+    }
+
+    /// The backend called `name`, or every one, with the attention kernel of its name if there is one, on one thread.
+    #[cfg(feature = "backends")]
+    pub fn backends(name: &str) -> Vec<Self> {
+        let name = if name == CPU { Backend::default().name() } else { name };
+        let chosen = Backend::all().filter(|backend| name == ALL || backend.name() == name);
+        let tested = |backend: Backend| {
+            let attention = AttentionBackend::all().find(|attention| attention.name() == backend.name());
+            Self {
+                name: backend.name().to_owned(),
+                dynamic: Box::new(Operator { backend, workers: Serial }),
+                of_static_batching: Box::new(StaticOperator { backend, workers: Serial }),
+                attention: Box::new(Attention {
+                    backend: attention.unwrap_or_default(),
+                    store: backend,
+                    workers: Serial,
+                }),
             }
         };
-        Report { implementation: self.name.clone(), ..report }
+        chosen.map(tested).collect()
     }
+}
+
+/// Stands for every backend.
+#[cfg(feature = "backends")]
+const ALL: &str = "all";
+
+/// Stands for the one that is chosen where none is named.
+#[cfg(feature = "backends")]
+const CPU: &str = "cpu";
+
+/// The names of the backends that this machine can run, [`CPU`] and [`ALL`].
+#[cfg(feature = "backends")]
+pub fn backends() -> Vec<&'static str> {
+    Backend::all().map(|backend| backend.name()).chain([CPU, ALL]).collect()
 }

@@ -1,0 +1,95 @@
+//! `KeyValueCache` of dynamic and of static batching as the conformance suites see it.
+
+use crate::backends::{read, write};
+use crate::{CallResult, Case, Implementation, Outcome, Outputs, Step, StepInputs, Tensor, static_batching};
+use kvcache_op::{
+    Backend, ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticAttributes, StaticInputs,
+    StaticKeyValueCache, TensorMut, Workers,
+};
+
+/// A backend of the operator of dynamic batching, on some threads.
+pub struct Operator<W> {
+    /// The backend.
+    pub backend: Backend,
+    /// The threads.
+    pub workers: W,
+}
+
+/// A backend of the operator of static batching, on some threads.
+pub struct StaticOperator<W> {
+    /// The backend.
+    pub backend: Backend,
+    /// The threads.
+    pub workers: W,
+}
+
+impl<W: Workers> Implementation for Operator<W> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        let op = KeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
+        Ok(results(case, |inputs: &StepInputs, cache, scale| {
+            let inputs = Inputs {
+                current_key: read(&inputs.current_key),
+                current_value: read(&inputs.current_value),
+                indices: IndexInputs {
+                    seqstarts: read(&inputs.seqstarts),
+                    kvstarts: read(&inputs.kvstarts),
+                    cachestarts: read(&inputs.cachestarts),
+                    start_pos: read(&inputs.start_pos),
+                    max_seqlen: read(&inputs.max_seqlen),
+                    max_kvlen: read(&inputs.max_kvlen),
+                },
+            };
+            let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
+            let mut outputs = zeros(case.types.t1, &call.output_shape());
+            call.run(written(&mut outputs), &self.workers)?;
+            Ok(outputs)
+        }))
+    }
+}
+
+impl<W: Workers> Implementation<StaticAttributes, static_batching::StepInputs> for StaticOperator<W> {
+    fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
+        let op = StaticKeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
+        Ok(results(case, |inputs: &static_batching::StepInputs, cache, scale| {
+            let inputs = StaticInputs {
+                current_key: read(&inputs.current_key),
+                current_value: read(&inputs.current_value),
+                start_pos: read(&inputs.start_pos),
+            };
+            let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
+            let mut outputs = zeros(case.types.t1, &call.output_shape());
+            call.run(written(&mut outputs), &self.workers)?;
+            Ok(outputs)
+        }))
+    }
+}
+
+/// The results of a case's calls, which `call` makes.
+fn results<A, I>(
+    case: &Case<A, I>,
+    call: impl Fn(&I, TensorMut<'_>, Option<TensorMut<'_>>) -> Result<Outputs, Error>,
+) -> Vec<CallResult> {
+    let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
+    let mut run = |step: &Step<I>| {
+        let outcome = match call(&step.inputs, write(&mut cache), scale.as_mut().map(write)) {
+            Ok(outputs) => Outcome::Done(outputs),
+            Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
+        };
+        CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+    };
+    case.steps.iter().map(&mut run).collect()
+}
+
+/// Outputs for a checked call to write.
+fn zeros(t1: ElementType, shape: &[usize]) -> Outputs {
+    let output = || Tensor::zeros(t1, shape.to_vec());
+    match (output(), output()) {
+        (Some(key), Some(value)) => Outputs { key, value },
+        _ => unreachable!("a checked call has outputs that fit in memory"),
+    }
+}
+
+/// Outputs as the operator writes them.
+fn written(Outputs { key, value }: &mut Outputs) -> kvcache_op::Outputs<'_> {
+    kvcache_op::Outputs { key: write(key), value: write(value) }
+}
