@@ -1,7 +1,5 @@
 //! What C has of the library: shared by threads, made and freed again and again. No call keeps memory, no pool threads.
 
-use kvcache_testing::live_bytes;
-
 use std::ffi::{CStr, c_void};
 use std::fs;
 use std::ptr;
@@ -9,7 +7,10 @@ use std::thread;
 
 use kvcache::*;
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
-use live_bytes::live_bytes;
+use kvcache_testing::live_bytes::{Counting, live_bytes};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const HEADS: usize = 8;
 const HEAD_DIM: usize = 64;

@@ -1,42 +1,10 @@
 //! A step in steady state allocates nothing: the same batch decodes on, and takes new pages now and then. Only what
 //! grows with the sequences, their tables and the prefix index, doubles from time to time.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
-
-#[path = "common/copies.rs"]
-mod copies;
-
-use copies::Copies;
-
-thread_local! {
-    /// Allocations of this thread, and their bytes.
-    static ALLOCATED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
-
-fn allocated() -> (usize, usize) {
-    ALLOCATED.get()
-}
-
-struct Counting;
-
-// SAFETY: all calls go to `System`, with the caller's arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let (allocations, bytes) = ALLOCATED.get();
-        ALLOCATED.set((allocations + 1, bytes + layout.size()));
-        // SAFETY: the caller's layout, whose size is not 0.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, data: *mut u8, layout: Layout) {
-        // SAFETY: `data` is from `System`, of this layout.
-        unsafe { System.dealloc(data, layout) }
-    }
-}
+use kvcache_testing::live_bytes::{Counting, allocated};
+use kvcache_testing::manager::copies::Copies;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

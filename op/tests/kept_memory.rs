@@ -1,13 +1,14 @@
 //! Operators that are made, called, refused and dropped thousands of times keep no memory.
 
-use kvcache_testing::live_bytes;
-
 use kvcache_op::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheAttentionInputs, IndexInputs, Inputs,
     KeyValueCache, MultiHeadCacheAttention, Rayon,
 };
-use live_bytes::live_bytes;
+use kvcache_testing::live_bytes::{Counting, live_bytes};
 use ndarray::{Array3, Array5};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// A call of one token after `past`, which is legal where `start_pos` is the same.
 fn inputs<'a>(current: &'a Array3<f32>, kvlen: &'a [i64; 2], start_pos: &'a [i64; 1]) -> Inputs<'a> {

@@ -3,6 +3,8 @@
 pub mod backends;
 pub mod guarded;
 pub mod live_bytes;
+#[cfg(feature = "manager")]
+pub mod manager;
 pub mod random;
 pub mod random_tensors;
 pub mod static_calls;

@@ -1,7 +1,7 @@
 //! Cases made on demand: legal calls over everything that the oracle's rules allow, and illegal ones of every kind.
 //!
-//! A case is made from a seed and its number alone, so that it is the same on every machine, with however many others it
-//! is made. What its calls must do is what the [oracle](crate::oracle) does. To give the cases to a program, [`write()`]
+//! All are made of [`Entropy`]: the choices of a seed, or of a fuzzer's bytes. A case is made from a seed and its number
+//! alone, so that it is the same on every machine, with however many others it is made. What its calls must do is what the [oracle](crate::oracle) does. To give the cases to a program, [`write()`]
 //! them to a folder, as the committed ones are.
 
 mod case;
@@ -13,5 +13,6 @@ mod static_batching;
 mod values;
 
 pub use dynamic::cases;
+pub use entropy::Entropy;
 pub use folder::{Written, write};
 pub use static_batching::cases as static_cases;

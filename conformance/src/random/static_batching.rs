@@ -14,7 +14,7 @@ pub fn cases(n: usize, seed: u64) -> Vec<Case> {
 }
 
 fn random_case(seed: u64, i: usize) -> Case {
-    let mut entropy = Entropy::new(!seed, i);
+    let mut entropy = Entropy::case(!seed, i);
     let entropy = &mut entropy;
     let node = Node::new(entropy);
     let layout = entropy.pick(&StaticCacheLayout::ALL);

@@ -2,14 +2,18 @@
 
 use std::collections::HashSet;
 
-use kvcache_manager::{Append, Error, Manager, Mode, SeqId, Step};
+use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step};
 
-use crate::head::find_slot;
-use crate::memory::Memory;
-use crate::model::sequences::Row;
-use crate::operations::{Cache, End, NewRows};
-use crate::outputs::{Key, Query, check_masks, run_operator};
-use crate::run::{NewRow, Run, refuses_all_else};
+use serde_json::{Value, json};
+
+use crate::manager::head::find_slot;
+use crate::manager::memory::Memory;
+use crate::manager::outputs::{Key, Query, check_masks, run_operator};
+use crate::manager::refusals::refuses_all_else;
+use crate::manager::run::{NewRow, Run};
+use crate::manager::script::{Cache, End, NewRows};
+use crate::manager::sequences::Row;
+use crate::manager::trace::tensors;
 
 /// An append as the model has it.
 pub struct Planned {
@@ -17,6 +21,8 @@ pub struct Planned {
     pub n: usize,
     pub tokens: Option<Vec<u32>>,
     pub first_pos: Option<i64>,
+    /// The position of the first row.
+    first: i64,
     /// Rows of the sequence before it.
     before: usize,
     rows: Vec<NewRow>,
@@ -47,13 +53,22 @@ impl Run {
                 let (n, before) = (4 * new.n.0 + new.n.1, sequence.rows.len());
                 let tokens: Option<Vec<u32>> =
                     new.tokens.map(|seed| (before..before + n).map(|row| seed + (row / 3) as u32).collect());
-                let (seq, first_pos) = (new.seq % live, new.gap.map(|gap| sequence.next() + gap));
+                let (seq, first_pos) = (new.seq % live, new.gap.map(|gap| sequence.next().saturating_add(gap)));
                 let first = first_pos.unwrap_or_else(|| sequence.next());
                 let known = sequence.known(tokens.as_deref(), first).is_some();
                 let rows = self.new_rows(seq, n, first, tokens.as_deref().filter(|_| known));
-                Planned { seq, n, tokens, first_pos, before, rows, known }
+                Planned { seq, n, tokens, first_pos, first, before, rows, known }
             })
             .collect()
+    }
+
+    /// The arguments of a step, for the trace.
+    fn noted(&mut self, planned: &[Planned]) -> Value {
+        let append = |append: &Planned| {
+            let seq = self.number(self.ids[append.seq]);
+            json!([seq, append.tokens, append.n, append.first_pos])
+        };
+        planned.iter().map(append).collect()
     }
 
     /// Why a step must be refused, apart from want of room.
@@ -67,6 +82,8 @@ impl Run {
                 Some("duplicate_seq")
             } else if append.first_pos.is_some_and(|first| first < self.model.seqs[append.seq].next()) {
                 Some("position_order")
+            } else if append.first + append.n as i64 - 1 > MAX_POSITION {
+                Some("position_overflow")
             } else if self.cache.max_pages.is_some_and(|max| pages > max) {
                 Some("too_many_pages")
             } else {
@@ -121,7 +138,11 @@ impl Run {
         self.done = false;
         match error {
             None => assert_eq!(refusal, None),
-            Some(error) if refusal.is_some() => return assert_eq!(Some(error.kind()), refusal),
+            Some(error) if refusal.is_some() => {
+                let args = self.noted(&planned);
+                self.note("step", args, Err(&error));
+                return assert_eq!(Some(error.kind()), refusal);
+            }
             Some(error) => return self.step_without_room(&error, &planned, most * page_size),
         }
         self.must_have_room(&planned);
@@ -258,6 +279,7 @@ impl Run {
         let current: Vec<_> = new().map(|new| row(new).values).collect();
         run_operator(&self.op, &step, &mut self.memory, &self.model.rules.format, &current, &keys);
 
+        let tensors = self.trace.as_ref().map(|_| tensors(&step));
         match end {
             End::Commit | End::DropPlanned | End::Fail(_) => step.commit(),
             End::DropStep => step.rollback(),
@@ -273,7 +295,13 @@ impl Run {
             }
         }
         assert!(self.manager.open_step().is_none());
-        if matches!(end, End::DropStep | End::Leak) {
+        let is_undone = matches!(end, End::DropStep | End::Leak);
+        if let Some(mut tensors) = tensors {
+            tensors["end"] = json!(if is_undone { "rollback" } else { "commit" });
+            let args = self.noted(&planned);
+            self.note("step", args, Ok(tensors));
+        }
+        if is_undone {
             return self.check_undone(&drained, &drained_bytes, exact);
         }
         (self.done, self.written) = (true, written);
@@ -289,6 +317,8 @@ impl Run {
     /// A step that was refused for want of room, though it needs at most `most` slots.
     fn step_without_room(&mut self, error: &Error, planned: &[Planned], most: usize) {
         let before = self.manager.clone();
+        let args = self.noted(planned);
+        self.note("step", args, Err(error));
         match self.cache.mode {
             Mode::Cells => {
                 let n: usize = planned.iter().map(|append| append.n).sum();

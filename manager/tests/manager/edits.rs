@@ -1,27 +1,14 @@
 //! What edits cost: the rows that they move. That they are right is the state machine's matter.
 
-use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, Rope, SeqId};
+use kvcache_manager::{Append, Manager, Mode, Rope, SeqId};
+use kvcache_testing::manager::memory::Memory;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::memory::Memory;
+use crate::golden::{self, rows_copied, sequence};
 
 fn made(mode: Mode, max_t: usize) -> (Manager, Memory) {
-    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
-    let spec = CacheSpec::builder(geometry).mode(mode).rope(Rope::neox(2, 1e4)).build().unwrap();
-    let memory = Memory::new(&spec);
-    (Manager::new(spec).unwrap(), memory)
-}
-
-fn sequence(manager: &mut Manager, memory: &mut Memory, n: usize) -> SeqId {
-    let seq = manager.create();
-    manager.begin_step(&[Append::count(seq, n)]).unwrap().apply(memory).unwrap().commit();
-    seq
-}
-
-/// The rows that were copied so far.
-fn rows_copied(memory: &Memory) -> usize {
-    memory.log.copies.iter().map(|copy| copy.len).sum()
+    golden::made(golden::builder(1, 1, 2, max_t).mode(mode).rope(Rope::neox(2, 1e4)))
 }
 
 /// Does what is queued; gives how many rows were copied.

@@ -5,13 +5,15 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use kvcache_manager::op::{Backend, KeyValueCache};
-use kvcache_manager::{Append, CacheSpec, ContextShift, Create, Error, Geometry, KeyForm, Manager, Mode, Rope, SeqId};
+use kvcache_manager::{CacheSpec, ContextShift, Create, Error, Geometry, KeyForm, Manager, Mode, Rope, SeqId};
 
-use crate::memory::{Faults, Log, Memory};
-use crate::model::rows::{RowFormat, default_shift_limit};
-use crate::model::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence, range};
-use crate::operations::{Cache, End, NewRows, Operation};
-use crate::types::with_types;
+use serde_json::{Value, json};
+
+use crate::manager::memory::{Faults, Log, Memory};
+use crate::manager::rows::{RowFormat, default_shift_limit};
+use crate::manager::script::{Cache, End, NewRows, Operation, Span};
+use crate::manager::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence, range};
+use crate::manager::types::with_types;
 
 pub const NUM_LAYER: usize = 2;
 pub const NUM_HEADS: usize = 2;
@@ -51,6 +53,9 @@ pub struct Run {
     pub done: bool,
     /// The slots that the last step wrote.
     pub written: Vec<usize>,
+    /// All sequences that there were, and what has been called, if that is wanted.
+    pub created: Vec<SeqId>,
+    pub trace: Option<Vec<Value>>,
 }
 
 impl Cache {
@@ -124,6 +129,8 @@ impl Run {
             no_room: 0,
             done: true,
             written: vec![],
+            created: vec![],
+            trace: None,
         }
     }
 
@@ -206,8 +213,11 @@ impl Run {
                 self.div(seq % live, p0, p1, d);
             }
             Operation::Keep(seq) => {
-                self.manager.seq_keep(self.ids[seq % live]).unwrap();
+                let id = self.ids[seq % live];
+                self.manager.seq_keep(id).unwrap();
                 self.model.keep(seq % live);
+                let args = json!([self.number(id)]);
+                self.note("seq_keep", args, Ok(Value::Null));
             }
             Operation::ContextShift { seq, n_keep, n_discard } => {
                 let n_ctx = self.model.seqs[seq % live].next() + 1 - n_keep % 2;
@@ -215,12 +225,14 @@ impl Run {
             }
             Operation::Defrag(max_moves) => {
                 let moves = self.manager.defrag(max_moves).unwrap();
+                self.note("defrag", json!([max_moves]), Ok(json!(moves.len())));
                 assert!(max_moves.is_none_or(|most| moves.len() <= most), "{max_moves:?} {moves:?}");
             }
             Operation::Compact(pages) => {
                 if self.cache.paged() {
                     let page_size = self.cache.page_size();
                     let moves = self.manager.compact(pages).unwrap();
+                    self.note("compact", json!([pages]), Ok(json!(moves.len())));
                     assert!(moves.iter().map(|copy| copy.len).sum::<usize>() <= pages * page_size);
                     assert!(moves.iter().all(|copy| copy.dst < copy.src), "{moves:?}");
                 }
@@ -234,27 +246,35 @@ impl Run {
         }
     }
 
-    fn span(&self, seq: usize, span: crate::operations::Span) -> (i64, i64) {
+    fn span(&self, seq: usize, span: Span) -> (i64, i64) {
         let sequence = &self.model.seqs[seq];
         span.of(sequence.rows.first().map_or(0, |row| row.pos), sequence.next())
     }
 
     pub fn create(&mut self, salt: u8, reserve: usize) {
-        self.ids.push(self.manager.create_with(&Create { reserve, salt: &[salt] }));
+        let id = self.manager.create_with(&Create { reserve, salt: &[salt] });
+        self.ids.push(id);
         self.model.seqs.push(Sequence { salt, ..Sequence::default() });
+        let number = self.number(id);
+        self.note("create", json!([reserve, salt]), Ok(number));
     }
 
     pub fn fork(&mut self, seq: usize) {
-        let (before, used) = (self.manager.clone(), self.manager.stats().used);
-        match self.manager.fork(self.ids[seq]) {
+        let (before, used, src) = (self.manager.clone(), self.manager.stats().used, self.ids[seq]);
+        match self.manager.fork(src) {
             Ok(id) => {
                 self.ids.push(id);
                 let sequence = self.model.seqs[seq].clone();
                 self.model.seqs.push(sequence);
+                let args = json!([self.number(src)]);
+                let number = self.number(id);
+                self.note("fork", args, Ok(number));
                 assert!(self.cache.mode == Mode::Runs || self.manager.stats().used == used, "a fork takes no slots");
             }
             Err(error) => {
                 assert_eq!(self.cache.mode, Mode::Runs, "{error}");
+                let args = json!([self.number(src)]);
+                self.note("fork", args, Err(&error));
                 self.refused_for_room(&error, &before, self.model.seqs[seq].rows.len());
             }
         }
@@ -265,12 +285,15 @@ impl Run {
         self.model.seqs.remove(seq);
         self.manager.free(id).unwrap();
         self.freed.push(id);
+        let args = json!([self.number(id)]);
+        self.note("free", args, Ok(Value::Null));
     }
 
     pub fn rm(&mut self, seq: Option<usize>, p0: i64, p1: i64) {
         let id = seq.map(|seq| self.ids[seq]);
         let edit = self.model.rm(seq, p0, p1);
-        self.edit(edit, |manager| {
+        let args = json!([id.map(|id| self.number(id)), p0, p1]);
+        self.edit(edit, ("seq_rm", args), |manager| {
             let removed = if p1 == -1 { manager.seq_rm(id, p0..)? } else { manager.seq_rm(id, p0..p1)? };
             Ok(removed as i64)
         });
@@ -281,7 +304,8 @@ impl Run {
         let edit = self.model.cp(src, dst, p0, p1);
         let first = edit.after.seqs[dst].rows.first() == self.model.seqs[src].rows.first();
         let moves_nothing = self.cache.mode == Mode::Cells || self.cache.paged() && first;
-        if self.edit(edit, |manager| Ok(manager.seq_cp(from, to, p0..p1)? as i64)) && moves_nothing {
+        let args = json!([self.number(from), self.number(to), p0, p1]);
+        if self.edit(edit, ("seq_cp", args), |manager| Ok(manager.seq_cp(from, to, p0..p1)? as i64)) && moves_nothing {
             assert_eq!(self.manager.stats().used, used, "a copy from row 0 takes no slots");
         }
     }
@@ -289,31 +313,42 @@ impl Run {
     pub fn add(&mut self, seq: usize, p0: i64, p1: i64, delta: i64) {
         let id = self.ids[seq];
         let edit = self.model.add(seq, p0, p1, delta);
-        self.edit(edit, |manager| manager.seq_add(id, p0..p1, delta).map(|()| 0));
+        let args = json!([self.number(id), p0, p1, delta]);
+        self.edit(edit, ("seq_add", args), |manager| manager.seq_add(id, p0..p1, delta).map(|()| 0));
         self.done &= !range(p0, p1).is_empty();
     }
 
     pub fn div(&mut self, seq: usize, p0: i64, p1: i64, d: i64) {
         let id = self.ids[seq];
         let edit = self.model.div(seq, p0, p1, d);
-        self.edit(edit, |manager| manager.seq_div(id, p0..p1, d).map(|()| 0));
+        let args = json!([self.number(id), p0, p1, d]);
+        self.edit(edit, ("seq_div", args), |manager| manager.seq_div(id, p0..p1, d).map(|()| 0));
     }
 
     pub fn context_shift(&mut self, seq: usize, context: Context) {
         let id = self.ids[seq];
         let Context { n_ctx, n_new, n_keep, n_discard } = context;
         let edit = self.model.context_shift(seq, context);
-        self.edit(edit, |manager| manager.context_shift(id, &ContextShift { n_ctx, n_new, n_keep, n_discard }));
+        let args = json!([self.number(id), n_ctx, n_new, n_keep, n_discard]);
+        let shift = ContextShift { n_ctx, n_new, n_keep, n_discard };
+        self.edit(edit, ("context_shift", args), |manager| manager.context_shift(id, &shift));
     }
 
     /// An edit on both; whether it was made.
-    fn edit(&mut self, edit: Edit, act: impl FnOnce(&mut Manager) -> Result<i64, Error>) -> bool {
+    fn edit(
+        &mut self,
+        edit: Edit,
+        (name, args): (&str, Value),
+        act: impl FnOnce(&mut Manager) -> Result<i64, Error>,
+    ) -> bool {
         let (before, page_size) = (self.manager.clone(), self.cache.page_size());
         // What the sequences that change have in all, which no edit needs more than once.
         let changed = self.model.seqs.iter().zip(&edit.after.seqs).filter(|(a, b)| a.rows != b.rows);
         let most: usize = changed.map(|(a, b)| a.rows.len().max(b.rows.len()).div_ceil(page_size) + 1).sum();
         let stats = before.stats();
-        match act(&mut self.manager) {
+        let done = act(&mut self.manager);
+        self.note(name, args, done.as_ref().map(|&result| json!(result)));
+        match done {
             Ok(result) => {
                 assert!(edit.must.is_empty(), "must be refused: {:?}", edit.must);
                 assert_eq!(result, edit.result);
@@ -343,26 +378,6 @@ impl Run {
         }
     }
 
-    /// A refusal of an operation that needs no more than `most` slots.
-    pub fn refused_for_room(&mut self, error: &Error, before: &Manager, most: usize) {
-        (self.no_room, self.done) = (self.no_room + 1, false);
-        assert!(self.manager == *before, "{error} has changed the manager");
-        let stats = before.stats();
-        match *error {
-            Error::OutOfPages { need, free } => {
-                let page_size = self.cache.page_size();
-                assert!(need > free && free <= (stats.free + stats.cached) / page_size, "{error}");
-                assert!(most > stats.free + stats.cached, "there was room for {most}: {error}");
-            }
-            Error::NoSlot { need, largest, free } => {
-                assert!(need > largest && largest <= free && need <= most, "{error}, expected at most {most}");
-                // Earlier appends of the same step may have taken some.
-                assert!(largest <= stats.largest_free_run && free <= stats.free, "{error}");
-            }
-            _ => panic!("not for want of room: {error}"),
-        }
-    }
-
     pub fn update(&mut self) {
         self.memory = self.fresh_memory();
         self.manager.update(&mut self.memory).unwrap();
@@ -370,6 +385,7 @@ impl Run {
         let before = self.memory.clone();
         self.manager.update(&mut self.memory).unwrap();
         assert_eq!(self.memory.calls, before.calls, "an update of nothing asks for nothing");
+        self.note("update", json!([]), Ok(Value::Null));
     }
 
     /// The memory with nothing asked for yet.
@@ -384,86 +400,13 @@ impl Run {
         memory.calls.get()
     }
 
-    fn fail_update(&mut self, call: usize) {
-        if call >= self.calls_of_update() {
-            return self.update();
-        }
-        self.memory = self.fresh_memory();
-        (self.memory.faults.fails_at, self.done) = (Some(call), false);
-        let error = self.manager.update(&mut self.memory).unwrap_err();
-        assert_eq!(error.kind(), "memory");
-        self.lose();
-    }
-
-    /// After an update that failed: exactly the sequences with a row in an overwritten slot are lost, and are freed then.
-    pub fn lose(&mut self) {
-        let overwritten: HashSet<usize> = self.memory.log.overwritten.iter().copied().collect();
-        self.memory = self.fresh_memory();
-        self.all_sealed = false;
-        for seq in (0..self.ids.len()).rev() {
-            let (id, touched) = (self.ids[seq], self.slots(seq).iter().any(|slot| overwritten.contains(slot)));
-            let error = self.manager.clone().seq_rm(id, 0..0).err();
-            let lost = error.is_some_and(|error| error.kind() == "lost");
-            assert_eq!(lost, touched, "sequence {seq} is lost where a row of it was overwritten");
-            if lost {
-                self.only_free(id, "lost");
-                self.free(seq);
-            }
-        }
-    }
-
-    /// A sequence can be neither changed nor copied.
-    fn only_free(&mut self, id: SeqId, kind: &str) {
-        let before = self.manager.clone();
-        let manager = &mut self.manager;
-        let errors = [
-            manager.clone().fork(id).err(),
-            manager.clone().seq_keep(id).err(),
-            manager.seq_rm(id, ..).err(),
-            manager.seq_cp(id, SeqId::default(), ..).err(),
-            manager.seq_add(id, .., 1).err(),
-            manager.seq_div(id, .., 2).err(),
-            manager.context_shift(id, &ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None }).err(),
-            manager.begin_step(&[Append::count(id, 1)]).err(),
-        ];
-        for (i, error) in errors.iter().enumerate() {
-            assert_eq!(error.as_ref().map(Error::kind), Some(kind), "operation {i}");
-        }
-        assert!(self.manager == before);
-    }
-
-    fn stale(&mut self, seq: usize) {
-        if self.freed.is_empty() {
-            return;
-        }
-        let (id, before) = (self.freed[seq % self.freed.len()], self.manager.clone());
-        self.only_free(id, "unknown_seq");
-        let manager = &self.manager;
-        let errors = [
-            manager.seq_len(id).err(),
-            manager.pos_min(id).err(),
-            manager.pos_max(id).err(),
-            manager.positions(id).err(),
-            manager.slots(id).err(),
-            manager.pending(id).err(),
-        ];
-        assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind() == "unknown_seq")));
-        assert_eq!(self.manager.free(id).unwrap_err().kind(), "unknown_seq");
-        let mut appends: Vec<_> = self.ids.iter().map(|&id| Append::count(id, 1)).collect();
-        appends.push(Append::count(id, 1));
-        if self.cache.max_pages.is_none() {
-            assert_eq!(self.manager.begin_step(&appends).unwrap_err().kind(), "unknown_seq");
-        }
-        assert!(self.manager == before);
-    }
-
     /// New rows of positions from `first` on.
     pub fn new_rows(&mut self, seq: usize, n: usize, first: i64, known: Option<&[u32]>) -> Vec<NewRow> {
         let (sequence, format) = (&self.model.seqs[seq], self.model.rules.format);
         let tags: Vec<u64> = match known {
             Some(tokens) => {
                 let all = [&sequence.tokens[..], tokens].concat();
-                let tag = |len: usize| crate::model::sequences::tag(sequence.salt, &all[..len]);
+                let tag = |len: usize| crate::manager::sequences::tag(sequence.salt, &all[..len]);
                 (sequence.tokens.len() + 1..=all.len()).map(tag).collect()
             }
             None => (0..n as u64).map(|i| self.tags + i).collect(),
@@ -475,30 +418,4 @@ impl Run {
         };
         (first..).zip(tags).map(row).collect()
     }
-}
-
-/// All changes but the step's end are refused while it is open.
-pub fn refuses_all_else(manager: &mut Manager, ids: &[SeqId], memory: &mut Memory) {
-    let (id, calls) = (ids[0], memory.calls.clone());
-    let before = manager.clone();
-    let shift = ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None };
-    let errors = [
-        manager.free(id).err(),
-        manager.fork(id).err(),
-        manager.seq_keep(id).err(),
-        manager.seq_rm(id, ..).err(),
-        manager.seq_rm(None, ..).err(),
-        manager.seq_cp(id, id, ..).err(),
-        manager.seq_add(id, .., 1).err(),
-        manager.seq_div(id, .., 2).err(),
-        manager.context_shift(id, &shift).err(),
-        manager.defrag(None).err(),
-        manager.compact(1).err(),
-        manager.update(memory).err(),
-        manager.begin_step(&[]).err(),
-    ];
-    for (i, error) in errors.iter().enumerate() {
-        assert_eq!(error.as_ref().map(Error::kind), Some("step_open"), "operation {i}");
-    }
-    assert!(*manager == before && memory.calls == calls);
 }

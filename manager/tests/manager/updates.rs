@@ -1,12 +1,9 @@
 //! What is queued and pending when sequences are lost, pages are cached or sessions are loaded: rows are turned once,
 //! and a prompt never finds a page that has not its bytes.
 
-#[path = "common/memory.rs"]
-mod memory;
-
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Error, Geometry, Manager, Mode, Rope, SeqId};
-use memory::Memory;
+use kvcache_testing::manager::memory::Memory;
 
 /// Rows of a key of two and a value of two float32, which are what an append's tokens say.
 fn builder(mode: Mode, max_t: usize) -> CacheSpecBuilder {

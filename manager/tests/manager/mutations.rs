@@ -3,10 +3,10 @@
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{Append, Mode};
 
-use crate::model::rows::Turns;
-use crate::model::sequences::Window;
-use crate::operations::{Cache, End, NewRows};
-use crate::run::Run;
+use kvcache_testing::manager::rows::Turns;
+use kvcache_testing::manager::run::Run;
+use kvcache_testing::manager::script::{Cache, End, NewRows};
+use kvcache_testing::manager::sequences::Window;
 
 fn cache(types: usize) -> Cache {
     Cache {

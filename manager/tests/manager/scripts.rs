@@ -1,95 +1,54 @@
-//! Long scripts from a seed, and one script on caches of all modes.
+//! Scripts of operations on a manager and its model, on caches of all modes.
 
 use kvcache_manager::Mode;
 use kvcache_manager::schema::CacheLayout;
+use kvcache_testing::manager::rows::Turns;
+use kvcache_testing::manager::run::Run;
+use kvcache_testing::manager::script::{Cache, End, NewRows, Operation, drawn, operations};
+use kvcache_testing::manager::types::{TYPES, layouts};
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::strategy::ValueTree;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use crate::model::rows::Turns;
-use crate::operations::{Cache, End, NewRows, Operation, caches, cases, operations, prefix_caches, prefix_operations};
-use crate::run::Run;
-use crate::types::{TYPES, layouts};
-
-/// Says where a script failed.
-struct Failure {
-    seed: u64,
-    cache: Cache,
-    operation: usize,
-    last: Option<Operation>,
-}
-
-impl Drop for Failure {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let Self { seed, cache, operation, last } = self;
-            eprintln!("operation {operation} of the script with KVCACHE_SCRIPT_SEED={seed}, on {cache:?}: {last:?}");
-        }
-    }
-}
-
-fn from_env(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name} is {value}")))
-}
-
-fn runner(seed: u64) -> TestRunner {
-    let bytes = [seed, seed ^ 0x5bd1_e995, !seed, 7].map(u64::to_le_bytes).concat();
-    TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
-}
-
-fn sample<T: std::fmt::Debug>(runner: &mut TestRunner, strategy: &impl Strategy<Value = T>) -> T {
-    strategy.new_tree(runner).unwrap().current()
-}
-
-/// Runs a script of random operations on a random cache of a mode, then frees all; gives how many operations were
-/// refused for want of room.
-fn run(seed: u64, operations_in_all: u64, mode: impl Fn(Mode) -> bool) -> usize {
-    let (mut runner, operations) = (runner(seed), operations());
-    let cache = loop {
-        let cache = sample(&mut runner, &caches());
-        if mode(cache.mode) {
-            break cache;
-        }
-    };
-    let mut run = Run::new(&cache);
-    let mut failure = Failure { seed, cache, operation: 0, last: None };
-    for operation in 0..operations_in_all {
-        let next = sample(&mut runner, &operations);
-        (failure.operation, failure.last) = (operation as usize, Some(next.clone()));
-        run.apply(&next);
+/// Does a script, with all checks after each operation.
+fn run(cache: &Cache, operations: &[Operation]) -> Run {
+    let mut run = Run::new(cache);
+    for operation in operations {
+        run.apply(operation);
         run.check();
     }
-    while !run.ids.is_empty() {
-        run.free(0);
+    run
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn the_manager_is_the_model(cache in drawn(Cache::draw), operations in operations(Operation::draw, 50)) {
+        run(&cache, &operations);
     }
-    run.check();
-    assert_eq!((run.manager.stats().used, run.manager.stats().shared), (0, 0));
-    run.no_room
+
+    #[test]
+    fn no_prompt_finds_a_page_without_its_bytes(
+        cache in drawn(Cache::draw_of_prefixes),
+        operations in operations(Operation::draw_of_prefixes, 50),
+    ) {
+        run(&cache, &operations);
+    }
 }
 
-/// `KVCACHE_SCRIPTS` scripts of `KVCACHE_SCRIPT_OPERATIONS` operations, from `KVCACHE_SCRIPT_SEED` on.
-fn scripts(mode: impl Fn(Mode) -> bool) {
-    let first = from_env("KVCACHE_SCRIPT_SEED", 1);
-    let operations = from_env("KVCACHE_SCRIPT_OPERATIONS", 2000);
-    let seeds = first..first + from_env("KVCACHE_SCRIPTS", 2);
-    let no_room: usize = seeds.map(|seed| run(seed, operations, &mode)).sum();
-    assert!(no_room > 0 || operations < 1000, "the caches were never full");
-}
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
-#[test]
-fn long_scripts_on_pages() {
-    scripts(|mode| matches!(mode, Mode::Paged { .. }));
-}
-
-#[test]
-fn long_scripts_on_runs() {
-    scripts(|mode| mode == Mode::Runs);
-}
-
-#[test]
-fn long_scripts_on_cells() {
-    scripts(|mode| mode == Mode::Cells);
+    /// Many operations, which fill caches; then all is freed.
+    #[test]
+    fn long_scripts(cache in drawn(Cache::draw), operations in prop::collection::vec(drawn(Operation::draw), 400)) {
+        let mut run = run(&cache, &operations);
+        while !run.ids.is_empty() {
+            run.free(0);
+        }
+        run.check();
+        prop_assert_eq!((run.manager.stats().used, run.manager.stats().shared), (0, 0));
+    }
 }
 
 /// The modes that must agree, and page sizes.
@@ -120,11 +79,6 @@ fn roomy(mode: Mode, layout: CacheLayout, types: usize) -> Cache {
     }
 }
 
-/// Whether an operation goes on with another cache.
-fn reloads(operation: &Operation) -> bool {
-    matches!(operation, Operation::Reload(..))
-}
-
 /// Positions, keys and values of all sequences.
 fn contents(run: &Run) -> Vec<(Vec<i64>, Vec<u8>)> {
     let positions = |seq: usize| run.manager.positions(run.ids[seq]).unwrap().collect();
@@ -132,19 +86,16 @@ fn contents(run: &Run) -> Vec<(Vec<i64>, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 64, ..cases(16) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 64, ..ProptestConfig::with_cases(16) })]
 
     #[test]
     fn one_script_gives_the_same_rows_in_all_modes_layouts_and_page_sizes(
         types in 0..TYPES.len(),
-        operations in prop::collection::vec(operations(), 1..40),
+        operations in operations(Operation::draw, 40),
     ) {
         // Which call of a memory fails, and what is lost then, depends on the mode.
-        let same = |operation: &Operation| {
-            let fails =
-                matches!(operation, Operation::FailUpdate(_) | Operation::Step(_, End::Fail(_)) | Operation::Copy(..));
-            !fails && !reloads(operation)
-        };
+        let same =
+            |operation: &Operation| !operation.fails() && !matches!(operation, Operation::Copy(..) | Operation::Reload(..));
         let operations: Vec<_> = operations.into_iter().filter(same).collect();
         let mut expected = None;
         for (i, mode) in MODES.into_iter().enumerate() {
@@ -200,23 +151,7 @@ fn beam_search_by_forks_and_frees() {
 }
 
 proptest! {
-    #![proptest_config(cases(600))]
-
-    #[test]
-    fn no_prompt_finds_a_page_without_its_bytes(
-        cache in prefix_caches(),
-        operations in prop::collection::vec(prefix_operations(), 1..50),
-    ) {
-        let mut run = Run::new(&cache);
-        for operation in &operations {
-            run.apply(operation);
-            run.check();
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn any_chunking_gives_the_same_bytes(
@@ -245,11 +180,11 @@ proptest! {
         layout in layouts(),
         types in 0..TYPES.len(),
         max_moves in proptest::option::of(1_usize..4),
-        operations in prop::collection::vec(operations(), 10..60),
+        operations in operations(Operation::draw, 60),
     ) {
         let cache = Cache { max_t: 160, prefix_sharing: false, ..roomy(mode, layout, types) };
         let mut run = Run::new(&cache);
-        for operation in operations.iter().filter(|operation| !reloads(operation)) {
+        for operation in operations.iter().filter(|operation| !matches!(operation, Operation::Reload(..))) {
             run.apply(operation);
         }
         run.check();

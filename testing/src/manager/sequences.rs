@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use kvcache_manager::MAX_POSITION;
 
-use super::rows::{RowFormat, Turns, can_turn};
+use crate::manager::rows::{RowFormat, Turns, can_turn};
 
 /// A row: where it is, for which position its key is rotated, and its bytes.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,9 +7,9 @@ use kvcache_manager::op::{ElementType, KeyValueCache, Outputs, Serial, TensorMut
 use kvcache_manager::{MaskSpec, MaskWindow, Step};
 use ndarray::{Array3, ArrayD};
 
-use crate::memory::{Memory, tensor};
-use crate::model::rows::RowFormat;
-use crate::types::TYPES;
+use crate::manager::memory::{Memory, tensor};
+use crate::manager::rows::RowFormat;
+use crate::manager::types::TYPES;
 
 /// A query of a step: its sequence and position.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use half::f16;
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_manager::schema::{ElementType, QuantBit};
 
-use crate::types::TYPES;
+use crate::manager::types::TYPES;
 
 /// The dimensions and types of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,10 +3,7 @@
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
 
-#[path = "common/copies.rs"]
-mod copies;
-
-use copies::Copies;
+use kvcache_testing::manager::copies::Copies;
 
 /// A cache of this many slots, with pages of one.
 fn manager(max_t: usize) -> Manager {

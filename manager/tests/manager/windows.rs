@@ -1,19 +1,14 @@
 //! Windows: what a query sees through one is what a full cache with a mask shows, in few enough pages.
 
-use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Manager, MaskSpec, Mode, SeqId};
+use kvcache_manager::{Append, CacheSpecBuilder, Manager, MaskSpec, Mode, SeqId};
+use kvcache_testing::manager::memory::Memory;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::memory::Memory;
+use crate::golden::{self, made};
 
 fn builder(mode: Mode, max_t: usize) -> CacheSpecBuilder {
-    CacheSpec::builder(Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t }).mode(mode)
-}
-
-fn made(builder: CacheSpecBuilder) -> (Manager, Memory) {
-    let spec = builder.build().unwrap();
-    let memory = Memory::new(&spec);
-    (Manager::new(spec).unwrap(), memory)
+    golden::builder(1, 1, 2, max_t).mode(mode)
 }
 
 fn modes() -> impl Strategy<Value = Mode> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use kvcache_manager::Mode;
 
-use crate::run::Run;
+use crate::manager::run::Run;
 
 impl Run {
     /// All that must be equal after an operation.

@@ -5,10 +5,7 @@ use kvcache_manager::{
     Append, CacheMemory, CacheSpec, Create, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
 };
 
-#[path = "common/copies.rs"]
-mod copies;
-
-use copies::Copies;
+use kvcache_testing::manager::copies::Copies;
 
 /// The copies that a step would make.
 fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {

@@ -1,40 +1,28 @@
 //! Sessions: what is saved is loaded, in whatever mode, layout and size, or nothing has changed.
 
-#[path = "common/memory.rs"]
-mod memory;
-#[path = "common/types.rs"]
-mod types;
-
 use std::path::PathBuf;
 
-use kvcache_manager::op::Serial;
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{
-    Append, CacheMemory, CacheSpec, Create, Error, Geometry, HostMemory, KeyForm, Manager, MemoryError, Mode, Rope,
+    Append, CacheMemory, CacheSpec, Create, Error, Geometry, KeyForm, Manager, MemoryError, Mode, Rope,
     Rotation, RowCopy, SeqId, SessionError,
 };
-use memory::{Memory, tensor};
-use proptest::prelude::*;
-use types::{TYPES, layouts, with_types};
+use kvcache_testing::manager::memory::Memory;
+use kvcache_testing::manager::types::with_types;
 
 /// A file in a directory of its own.
-struct Path {
+pub struct Path {
     directory: tempfile::TempDir,
 }
 
 impl Path {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }
 
-    fn file(&self) -> PathBuf {
+    pub fn file(&self) -> PathBuf {
         self.directory.path().join("session.safetensors")
     }
-}
-
-fn modes() -> impl Strategy<Value = Mode> {
-    let pages = prop::sample::select(vec![1, 2, 3, 4, 16]).prop_map(|page_size| Mode::Paged { page_size });
-    prop_oneof![3 => pages, 1 => Just(Mode::Runs), 1 => Just(Mode::Cells)]
 }
 
 fn spec(mode: Mode, layout: CacheLayout, types: usize, key_form: KeyForm, max_t: usize) -> CacheSpec {
@@ -117,211 +105,6 @@ impl Cache {
         assert!(self.manager == manager);
         assert!(self.memory == memory);
         error
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Operation {
-    Create(u8),
-    Append(usize, Vec<u32>),
-    Count(usize, usize),
-    Fork(usize),
-    Remove(usize, i64, i64),
-    Add(usize, i64, i64),
-    Divide(usize, i64),
-    Free(usize),
-    Update,
-}
-
-fn operations() -> impl Strategy<Value = Vec<Operation>> {
-    use Operation::*;
-    let tokens = prop::collection::vec(0u32..3, 1..9);
-    let operation = prop_oneof![
-        2 => (0u8..2).prop_map(Create),
-        5 => (any::<usize>(), tokens).prop_map(|(seq, tokens)| Append(seq, tokens)),
-        1 => (any::<usize>(), 1usize..4).prop_map(|(seq, n)| Count(seq, n)),
-        3 => any::<usize>().prop_map(Fork),
-        2 => (any::<usize>(), 0i64..12, 1i64..6).prop_map(|(seq, p0, n)| Remove(seq, p0, p0 + n)),
-        1 => (any::<usize>(), 0i64..12, 0i64..5).prop_map(|(seq, p0, delta)| Add(seq, p0, delta)),
-        1 => (any::<usize>(), 0i64..12).prop_map(|(seq, p0)| Divide(seq, p0)),
-        1 => any::<usize>().prop_map(Free),
-        1 => Just(Update),
-    ];
-    prop::collection::vec(operation, 1..20)
-}
-
-/// Does what can be done of a script; gives the sequences.
-fn run(cache: &mut Cache, operations: &[Operation]) -> Vec<SeqId> {
-    let mut seqs = vec![cache.manager.create()];
-    for operation in operations {
-        let at = |i: &usize| i % seqs.len();
-        match operation {
-            Operation::Create(salt) => {
-                seqs.push(cache.manager.create_with(&Create { salt: &vec![*salt; *salt as usize], reserve: 3 }));
-            }
-            Operation::Append(i, tokens) => {
-                let seq = seqs[at(i)];
-                let _ = cache.append(Append::tokens(seq, tokens), seq);
-            }
-            Operation::Count(i, n) => {
-                let seq = seqs[at(i)];
-                let _ = cache.append(Append::count(seq, *n), seq);
-            }
-            Operation::Fork(i) => {
-                if let Ok(fork) = cache.manager.fork(seqs[at(i)]) {
-                    seqs.push(fork);
-                }
-            }
-            Operation::Remove(i, p0, p1) => {
-                let _ = cache.manager.seq_rm(seqs[at(i)], *p0..*p1);
-            }
-            Operation::Add(i, p0, delta) => {
-                let _ = cache.manager.seq_add(seqs[at(i)], *p0.., *delta);
-            }
-            Operation::Divide(i, p0) => {
-                let _ = cache.manager.seq_div(seqs[at(i)], *p0.., 2);
-            }
-            Operation::Free(i) if seqs.len() > 1 => cache.manager.free(seqs.remove(at(i))).unwrap(),
-            Operation::Free(_) => {}
-            Operation::Update => cache.manager.update(&mut cache.memory).unwrap(),
-        }
-        cache.manager.check().unwrap();
-    }
-    cache.manager.update(&mut cache.memory).unwrap();
-    seqs
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
-
-    /// A session fits into a cache like the one that it was saved from, and into any other that is large enough.
-    #[test]
-    fn what_is_saved_is_loaded(
-        operations in operations(),
-        (from, to) in (modes(), modes()),
-        (from_layout, to_layout) in (layouts(), layouts()),
-        types in 0..TYPES.len(),
-        raw in any::<bool>(),
-        max_t in prop::sample::select(vec![16, 24, 50]),
-    ) {
-        let path = Path::new();
-        let key_form = if raw { KeyForm::Raw } else { KeyForm::Roped };
-        let like = spec(from, from_layout, types, key_form, max_t);
-        let mut cache = Cache::new(&like, types);
-        let seqs = run(&mut cache, &operations);
-        let contents: Vec<_> = seqs.iter().map(|&seq| cache.contents(seq)).collect();
-        let Memory { cache: stored, scale, .. } = &mut cache.memory;
-        let host = HostMemory::new(&like, tensor(stored), scale.as_mut().map(tensor), &Serial).unwrap();
-        cache.manager.save(path.file(), &host).unwrap();
-        let file = std::fs::read(path.file()).unwrap();
-
-        // Room for all sequences in pages of their own.
-        let room = |(positions, _): &Contents| positions.len() + 16;
-        for to in [like, spec(to, to_layout, types, key_form, contents.iter().map(room).sum())] {
-            let mut other = Cache::new(&to, types);
-            let loaded = other.load(&path).unwrap();
-            let got: Vec<_> = loaded.iter().map(|&seq| other.contents(seq)).collect();
-            prop_assert_eq!(&got, &contents);
-            // Saved anew it has the same sequences; the order of rows is the same, since it is that of sequences.
-            other.manager.save(path.file(), &other.memory).unwrap();
-            if to.mode() == from {
-                prop_assert!(std::fs::read(path.file()).unwrap() == file);
-                let (got, was) = (other.manager.stats(), cache.manager.stats());
-                prop_assert!(got.used <= was.used);
-                prop_assert_eq!(got.sequences, was.sequences);
-            }
-            // And it goes on.
-            for &seq in &loaded {
-                let _ = other.append(Append::tokens(seq, &[1, 2]), seq);
-            }
-            std::fs::write(path.file(), &file).unwrap();
-        }
-
-        for (index, &seq) in seqs.iter().enumerate() {
-            cache.manager.save_seq(path.file(), &cache.memory, seq).unwrap();
-            let alone = std::fs::read(path.file()).unwrap();
-            std::fs::write(path.file(), &file).unwrap();
-            let mut other = Cache::new(&spec(to, to_layout, types, key_form, room(&contents[index])), types);
-            let loaded = other.manager.load_seq(path.file(), &mut other.memory, index).unwrap();
-            prop_assert_eq!(&other.contents(loaded), &contents[index]);
-            other.manager.save(path.file(), &other.memory).unwrap();
-            prop_assert!(std::fs::read(path.file()).unwrap() == alone);
-            std::fs::write(path.file(), &file).unwrap();
-        }
-    }
-
-    /// A failure at any write leaves sequences, their rows and the pages that were not to be written.
-    #[test]
-    fn a_failing_memory_changes_nothing(
-        operations in operations(),
-        mode in modes(),
-        fails_at in 0usize..4,
-        panics in any::<bool>(),
-    ) {
-        let path = Path::new();
-        let spec = spec(mode, CacheLayout::HeadMajor, 1, KeyForm::Roped, 48);
-        let mut cache = Cache::new(&spec, 1);
-        let seqs = run(&mut cache, &operations);
-        cache.manager.save(path.file(), &cache.memory).unwrap();
-        // Some stay, others are cached or free now.
-        for &seq in seqs.iter().skip(1).step_by(2) {
-            cache.manager.free(seq).unwrap();
-        }
-        let left: Vec<_> = seqs.iter().copied().step_by(2).collect();
-        let contents: Vec<_> = left.iter().map(|&seq| cache.contents(seq)).collect();
-        let (stats, before) = (cache.manager.stats(), cache.manager.clone());
-        let mut failing = Failing { memory: &mut cache.memory, writes: fails_at, panics };
-        let manager = &mut cache.manager;
-        let load = std::panic::AssertUnwindSafe(|| manager.load_seq(path.file(), &mut failing, seqs.len() - 1));
-        let loaded = std::panic::catch_unwind(load);
-        cache.manager.check().unwrap();
-        if !matches!(loaded, Ok(Ok(_))) {
-            if let Ok(Err(error)) = &loaded {
-                prop_assert!(["memory", "no_room", "no_slot"].contains(&error.kind()), "{error}");
-                if error.kind() != "memory" {
-                    prop_assert!(cache.manager == before);
-                }
-            }
-            let got = cache.manager.stats();
-            prop_assert_eq!((got.used, got.shared, got.sequences), (stats.used, stats.shared, stats.sequences));
-            prop_assert_eq!(got.free + got.cached, stats.free + stats.cached);
-        }
-        for (&seq, contents) in left.iter().zip(&contents) {
-            prop_assert_eq!(&cache.contents(seq), contents);
-        }
-    }
-}
-
-/// A memory of which some write fails, after it has written half.
-struct Failing<'a> {
-    memory: &'a mut Memory,
-    /// Writes that succeed before.
-    writes: usize,
-    panics: bool,
-}
-
-impl CacheMemory for Failing<'_> {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.memory.copy_rows(copies)
-    }
-
-    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
-        self.memory.rotate_keys(rotations, rope)
-    }
-
-    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
-        self.memory.read_rows(slots, rows)
-    }
-
-    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
-        if self.writes > 0 {
-            self.writes -= 1;
-            return self.memory.write_rows(slots, rows);
-        }
-        let half = slots.len().div_ceil(2);
-        self.memory.write_rows(&slots[..half], &vec![0xff; half * rows.len() / slots.len()])?;
-        assert!(!self.panics, "the memory panics");
-        Err("injected".into())
     }
 }
 

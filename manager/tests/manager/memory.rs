@@ -1,15 +1,13 @@
 //! A cache in memory of this process, as a manager sees it.
 
 use kvcache_conformance::Tensor;
-use kvcache_manager::op::{Serial, Shape, TensorMut};
+use kvcache_manager::op::Serial;
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{CacheMemory, CacheSpec, Geometry, HostMemory, Mode, Rope, Rotation, RowCopy};
 use proptest::prelude::*;
 
-#[path = "common/types.rs"]
-mod types;
-
-use types::{TYPES, layouts, with_types};
+use kvcache_testing::manager::memory::tensor;
+use kvcache_testing::manager::types::{TYPES, layouts, with_types};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 8, max_t: 12 };
 
@@ -24,25 +22,18 @@ impl Tensors {
     /// Bytes that are numbers of common size in each type.
     fn filled(spec: &CacheSpec, types: usize) -> Self {
         let (_, _, scale_type, cache_type) = TYPES[types];
-        let tensor = |element: ElementType, shape: [usize; 5]| {
+        let made = |element: ElementType, shape: [usize; 5]| {
             let mut tensor = Tensor::zeros(element, shape.to_vec()).unwrap();
             tensor.bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 37 % 61) as u8);
             tensor
         };
-        let scale = scale_type.map(|t3| tensor(t3, spec.scale_shape().unwrap()));
-        Self { cache: tensor(cache_type, spec.cache_shape()), scale }
+        let scale = scale_type.map(|t3| made(t3, spec.scale_shape().unwrap()));
+        Self { cache: made(cache_type, spec.cache_shape()), scale }
     }
 
     fn bytes_mut(&mut self) -> (&mut [u8], &mut [u8]) {
         (self.cache.bytes_mut(), self.scale.as_mut().map_or(&mut [][..], Tensor::bytes_mut))
     }
-}
-
-/// A tensor as a memory takes it.
-fn borrow(tensor: &mut Tensor) -> TensorMut<'_> {
-    let shape: Shape = tensor.shape().into();
-    // SAFETY: the tensor owns aligned bytes of its type and shape, borrowed mutably as long as the result lives.
-    unsafe { TensorMut::from_raw_parts(tensor.element(), shape, tensor.bytes_mut().as_mut_ptr()) }
 }
 
 proptest! {
@@ -64,8 +55,8 @@ proptest! {
         spec.rows().read(cache, scale, &[8, 1], &mut rows).unwrap();
         spec.rows().write(cache, scale, &[3, 10], &rows).unwrap();
 
-        let scale = tensors.scale.as_mut().map(borrow);
-        let mut host = HostMemory::new(&spec, borrow(&mut tensors.cache), scale, &Serial).unwrap();
+        let scale = tensors.scale.as_mut().map(tensor);
+        let mut host = HostMemory::new(&spec, tensor(&mut tensors.cache), scale, &Serial).unwrap();
         host.copy_rows(&copies).unwrap();
         let plain_int8 = TYPES[types].3 == ElementType::Int8 && TYPES[types].2.is_none();
         match host.rotate_keys(&rotations, &rope) {

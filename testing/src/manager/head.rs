@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use kvcache_manager::Mode;
 
-use crate::operations::{End, Operation};
-use crate::run::Run;
+use crate::manager::run::Run;
+use crate::manager::script::{End, Operation};
 
 /// The search for `n` free cells: the first of them.
 pub fn find_slot(busy: &HashSet<usize>, size: usize, mut head: usize, n: usize) -> Option<usize> {

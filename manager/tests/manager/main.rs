@@ -1,0 +1,17 @@
+//! The manager through its public interface: against a naive model, by the specification's golden numbers, and where
+//! what it does is subtle.
+
+mod edits;
+mod golden;
+mod keys;
+mod memory;
+mod mutations;
+mod prefix;
+mod refusals;
+mod saved;
+mod scripts;
+mod session;
+mod traces;
+mod truncate;
+mod updates;
+mod windows;

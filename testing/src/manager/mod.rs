@@ -1,0 +1,21 @@
+//! The manager's naive model, and scripts of operations that a manager and the model run side by side.
+//!
+//! `sequences` has the rules of the specification on plain vectors, and `rows` what a row's bytes are. A [`script`]'s
+//! operations are drawn from [`Entropy`](kvcache_conformance::random::Entropy): a seed, or a fuzzer's bytes. A
+//! [`run::Run`] does each on both, refusals included, and compares all that the specification's section on tests names;
+//! [`trace`] writes what was called and what came of it, so that a binding can be held to the same.
+
+pub mod check;
+pub mod copies;
+pub mod head;
+pub mod memory;
+pub mod outputs;
+pub mod refusals;
+pub mod rows;
+pub mod run;
+pub mod script;
+pub mod sequences;
+pub mod sessions;
+pub mod step;
+pub mod trace;
+pub mod types;

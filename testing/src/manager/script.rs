@@ -1,0 +1,310 @@
+//! Random caches, and random operations on them.
+
+use kvcache_conformance::random::Entropy;
+use kvcache_manager::schema::CacheLayout;
+use kvcache_manager::{MAX_POSITION, Mode};
+use proptest::prelude::*;
+
+use crate::manager::rows::Turns;
+use crate::manager::sequences::Window;
+use crate::manager::types::TYPES;
+
+/// The cache that a script is run on.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    pub layout: CacheLayout,
+    pub types: usize,
+    pub mode: Mode,
+    pub max_t: usize,
+    pub max_pages: Option<usize>,
+    pub prefix_sharing: bool,
+    pub window: Option<Window>,
+    pub turns: Option<Turns>,
+    pub raw: bool,
+    /// As the specification's default, none, or so many.
+    pub shift_limit: Option<Option<u32>>,
+    pub pad: usize,
+    pub defrag_threshold: Option<f64>,
+}
+
+/// How a step ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Commit,
+    DropPlanned,
+    DropStep,
+    /// Left open, found again, and committed.
+    Detach,
+    /// Forgotten while it is open; all else is refused meanwhile.
+    Leak,
+    /// This call of the memory fails.
+    Fail(usize),
+}
+
+/// Rows for a sequence.
+#[derive(Debug, Clone)]
+pub struct NewRows {
+    pub seq: usize,
+    /// In fours, and some.
+    pub n: (usize, usize),
+    /// The seed of the tokens, if they are known: the same seed gives the same ones.
+    pub tokens: Option<u32>,
+    pub gap: Option<i64>,
+}
+
+/// A range of positions.
+#[derive(Debug, Clone, Copy)]
+pub enum Span {
+    /// Seen from those of a sequence: where it begins, and how long it is, or that it has no end.
+    Of(usize, Option<usize>),
+    /// These.
+    Is(i64, i64),
+}
+
+impl Span {
+    /// The range in a sequence of positions `first..next`: from one before the first on.
+    pub fn of(self, first: i64, next: i64) -> (i64, i64) {
+        match self {
+            Self::Of(from, len) => {
+                let p0 = first - 1 + (from % (next - first + 3) as usize) as i64;
+                (p0, len.map_or(-1, |len| p0 + len as i64 - 1))
+            }
+            Self::Is(p0, p1) => (p0, p1),
+        }
+    }
+
+    fn draw(entropy: &mut Entropy) -> Self {
+        match entropy.one_in(24) {
+            true => Self::Is(entropy.pick(&FAR), entropy.pick(&FAR)),
+            false => Self::Of(entropy.below(40), some(entropy, 7, 10, |entropy| entropy.below(20))),
+        }
+    }
+}
+
+/// Numbers at which positions, or their type, end.
+const FAR: [i64; 8] =
+    [0, -1, MAX_POSITION, MAX_POSITION + 1, MAX_POSITION - 3, i64::MAX, i64::MIN, i64::MAX - MAX_POSITION];
+
+/// A value, so many times out of so many.
+fn some<T>(entropy: &mut Entropy, times: usize, of: usize, draw: impl FnOnce(&mut Entropy) -> T) -> Option<T> {
+    (entropy.below(of) < times).then(|| draw(entropy))
+}
+
+/// One operation. Sequences are chosen by number, modulo those that there are.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    Create {
+        salt: u8,
+        reserve: usize,
+    },
+    Fork(usize),
+    Free(usize),
+    /// Of a sequence, or of all.
+    Rm(Option<usize>, usize, Span),
+    /// The last rows.
+    Cut(usize, i64),
+    /// To a sequence of its own, or to one that there is.
+    Cp(usize, Option<usize>, Span),
+    Add(usize, Span, i64),
+    Div(usize, Span, i64),
+    /// Empties all others.
+    Keep(usize),
+    ContextShift {
+        seq: usize,
+        n_keep: i64,
+        n_discard: Option<i64>,
+    },
+    Defrag(Option<usize>),
+    Compact(usize),
+    Update,
+    /// An update of which a call of the memory fails.
+    FailUpdate(usize),
+    Stale(usize),
+    Step(Vec<NewRows>, End),
+    /// So many rows for a new sequence, with the seed of their tokens.
+    Prompt(usize, Option<u32>),
+    /// Saves all, and goes on with a new manager of another mode and layout that has loaded it.
+    Reload(Mode, CacheLayout, LoadFault),
+    /// Saves a sequence, turns rows of it if there is a delta, and loads what was saved.
+    Copy(usize, i64, LoadFault),
+}
+
+/// Which call of the memory fails in a load.
+pub type LoadFault = Option<usize>;
+
+fn modes(entropy: &mut Entropy) -> Mode {
+    match entropy.below(7) {
+        0..3 => Mode::Paged { page_size: entropy.pick(&[1, 2, 3, 16]) },
+        3 | 4 => Mode::Runs,
+        _ => Mode::Cells,
+    }
+}
+
+impl Cache {
+    /// Any cache.
+    pub fn draw(entropy: &mut Entropy) -> Self {
+        let (mode, size) = (modes(entropy), entropy.within(4, 23));
+        let max_t = match mode {
+            // The last slots are no whole page.
+            Mode::Paged { page_size } => size * page_size + page_size / 2,
+            // Enough for fragmentation to be counted, sometimes.
+            _ => 8 * size,
+        };
+        let paged = matches!(mode, Mode::Paged { .. });
+        Self {
+            layout: entropy.pick(&CacheLayout::ALL),
+            types: entropy.below(TYPES.len()),
+            mode,
+            max_t,
+            max_pages: some(entropy, 1, 5, |entropy| entropy.within(3, 9).min(max_t)).filter(|_| paged),
+            prefix_sharing: paged && entropy.below(10) < 7,
+            window: some(entropy, 3, 10, |entropy| {
+                let width = entropy.within(1, 11);
+                Window { width, sink: entropy.below(5), slack: entropy.below(4).max(2_usize.saturating_sub(width)) }
+            }),
+            turns: some(entropy, 9, 10, |entropy| Turns {
+                n_rot: entropy.pick(&[2, 4, 6, 8]),
+                base: entropy.pick(&[1e4, 5e5]),
+                scale: entropy.pick(&[1.0, 0.25]),
+                neox: entropy.one_in(2),
+            }),
+            raw: entropy.one_in(5),
+            shift_limit: entropy.pick(&[None, Some(None), Some(Some(2))]),
+            pad: entropy.pick(&[4, 32]),
+            defrag_threshold: some(entropy, 1, 5, |entropy| entropy.pick(&[0.0, 0.3])),
+        }
+    }
+
+    /// A small cache of pages of which prompts share the prefixes.
+    pub fn draw_of_prefixes(entropy: &mut Entropy) -> Self {
+        let page_size = entropy.pick(&[2, 4]);
+        Self {
+            mode: Mode::Paged { page_size },
+            max_t: page_size * entropy.within(5, 11),
+            max_pages: None,
+            prefix_sharing: true,
+            window: None,
+            ..Self::draw(entropy)
+        }
+    }
+}
+
+impl End {
+    fn draw(entropy: &mut Entropy) -> Self {
+        match entropy.below(15) {
+            10 => Self::DropPlanned,
+            11 => Self::DropStep,
+            12 => Self::Detach,
+            13 => Self::Leak,
+            14 => Self::Fail(entropy.below(4)),
+            _ => Self::Commit,
+        }
+    }
+}
+
+impl NewRows {
+    fn draw(entropy: &mut Entropy) -> Self {
+        Self {
+            seq: entropy.below(8),
+            n: if entropy.one_in(4) { (entropy.below(4), entropy.below(6)) } else { (0, 1) },
+            tokens: some(entropy, 4, 5, |entropy| entropy.below(3) as u32),
+            gap: some(entropy, 1, 10, |entropy| match entropy.one_in(8) {
+                true => MAX_POSITION - entropy.below(9) as i64,
+                false => entropy.below(7) as i64 - 2,
+            }),
+        }
+    }
+}
+
+impl Operation {
+    /// Any operation.
+    pub fn draw(entropy: &mut Entropy) -> Self {
+        let fault = |entropy: &mut Entropy| some(entropy, 3, 10, |entropy| entropy.below(4));
+        let (which, seq) = (entropy.below(37), entropy.below(8));
+        match which {
+            0..14 => {
+                let rows = (0..entropy.below(5)).map(|_| NewRows::draw(entropy)).collect();
+                Self::Step(rows, End::draw(entropy))
+            }
+            14 | 15 => Self::Create { salt: entropy.below(2) as u8, reserve: entropy.below(12) },
+            16 | 17 => Self::Fork(seq),
+            18 | 19 => Self::Free(seq),
+            20 | 21 => Self::Rm((!entropy.one_in(10)).then_some(seq), seq, Span::draw(entropy)),
+            22 => Self::Cut(seq, entropy.below(6) as i64),
+            23 => Self::Cp(seq, some(entropy, 3, 10, |entropy| entropy.below(8)), Span::draw(entropy)),
+            24 | 25 => {
+                let (span, far) = (Span::draw(entropy), entropy.one_in(24));
+                Self::Add(seq, span, if far { entropy.pick(&FAR) } else { entropy.below(17) as i64 - 8 })
+            }
+            26 => {
+                let (span, far) = (Span::draw(entropy), entropy.one_in(24));
+                Self::Div(seq, span, if far { entropy.pick(&FAR) } else { entropy.below(4) as i64 })
+            }
+            27 => {
+                let n_discard = some(entropy, 3, 10, |entropy| entropy.below(6) as i64);
+                Self::ContextShift { seq, n_keep: entropy.below(6) as i64, n_discard }
+            }
+            28 => Self::Defrag(some(entropy, 1, 2, |entropy| entropy.below(3))),
+            29 => Self::Compact(entropy.below(3)),
+            30 => Self::Update,
+            31 => Self::FailUpdate(entropy.below(2)),
+            32 => Self::Stale(seq),
+            33 => Self::Keep(seq),
+            34 => Self::Prompt(entropy.within(1, 30), some(entropy, 4, 5, |_| 1)),
+            35 => Self::Reload(modes(entropy), entropy.pick(&CacheLayout::ALL), fault(entropy)),
+            _ => Self::Copy(seq, entropy.below(3) as i64, fault(entropy)),
+        }
+    }
+
+    /// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and prompts
+    /// that find them.
+    pub fn draw_of_prefixes(entropy: &mut Entropy) -> Self {
+        // Others leave holes.
+        let tokens = |entropy: &mut Entropy| some(entropy, 7, 10, |_| 1);
+        let (which, seq) = (entropy.below(30), entropy.below(4));
+        match which {
+            0..6 => Self::Prompt(entropy.within(3, 12), tokens(entropy)),
+            6..10 => Self::Free(seq),
+            10 => Self::Fork(seq),
+            11..14 => Self::Cut(seq, entropy.within(1, 5) as i64),
+            14..18 => Self::Compact(entropy.within(1, 2)),
+            18 => Self::Add(seq, Span::draw(entropy), entropy.below(4) as i64),
+            19 => Self::Update,
+            20..24 => Self::FailUpdate(entropy.below(2)),
+            24..27 => {
+                let rows = |entropy: &mut Entropy| NewRows {
+                    seq: entropy.below(4),
+                    n: (0, entropy.within(1, 10)),
+                    tokens: tokens(entropy),
+                    gap: None,
+                };
+                let rows = (0..entropy.within(1, 2)).map(|_| rows(entropy)).collect();
+                let end = match entropy.below(9) {
+                    6 => End::DropStep,
+                    7 | 8 => End::Fail(entropy.below(3)),
+                    _ => End::Commit,
+                };
+                Self::Step(rows, end)
+            }
+            _ => Self::Copy(seq, entropy.below(3) as i64, some(entropy, 1, 2, |entropy| entropy.below(3))),
+        }
+    }
+
+    /// Whether a call of a memory fails in it, if it comes to that.
+    pub fn fails(&self) -> bool {
+        matches!(
+            self,
+            Self::FailUpdate(_) | Self::Step(_, End::Fail(_)) | Self::Copy(.., Some(_)) | Self::Reload(.., Some(_))
+        )
+    }
+}
+
+/// What a seed draws. It does not shrink: another seed draws something else, nothing simpler.
+pub fn drawn<T: std::fmt::Debug>(draw: fn(&mut Entropy) -> T) -> impl Strategy<Value = T> {
+    any::<u64>().no_shrink().prop_map(move |seed| draw(&mut Entropy::seed(seed)))
+}
+
+/// Scripts of fewer operations than this, which shrink to fewer.
+pub fn operations(draw: fn(&mut Entropy) -> Operation, end: usize) -> impl Strategy<Value = Vec<Operation>> {
+    prop::collection::vec(drawn(draw), 1..end)
+}
