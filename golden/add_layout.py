@@ -35,11 +35,9 @@ RECIPE = {
         "Self::HeadMajor => [Layer, Kv, Head, Token],\n": f"@            Self::{NAME} => [{RUST_AXES}],\n",
     },
     "schema/key_value_cache.yaml": {
-        "HeadMajor, axes: [L, 2, H, MaxT]}\n": f"@  - {{code: {CODE}, name: {NAME}, axes: [{', '.join(AXES)}]}}\n",
+        "HeadMajor, axes: [L, 2, H, MaxT]}\n": f"@  - {{code: {CODE}, name: {NAME}, axes: [{', '.join(AXES)}]}}\n"
     },
-    "golden/oracle/layouts.py": {
-        '    3: ("L", "2", "H", "MaxT"),\n': f"@    {CODE}: {AXES},\n",
-    },
+    "golden/oracle/layouts.py": {'    3: ("L", "2", "H", "MaxT"),\n': f"@    {CODE}: {AXES},\n"},
 }
 
 

@@ -32,13 +32,7 @@ def cases() -> Iterator[Case]:
 
 
 def group_case(
-    name: str,
-    subject: str,
-    rules: str,
-    types: str,
-    bits: int,
-    parts: dict[str, np.ndarray],
-    any_nan: str | None = None,
+    name: str, subject: str, rules: str, types: str, bits: int, parts: dict[str, np.ndarray], any_nan: str | None = None
 ) -> Case:
     """One token of one head that is made of each part's groups (n, GROUP), then with their signs turned."""
     about, first = f"{subject}.", 0

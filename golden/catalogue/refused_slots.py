@@ -41,12 +41,7 @@ def offsets() -> Iterator[Case]:
         case = begin(name, about, "f32 f32", proves=rules, max_t=MAX_T, cache_mode=mode)
         places = (2, 5) if mode == 0 else ((2,), (5,))
         for kvlen in (2**40, 2**53):
-            case.refuse(
-                error,
-                ["cachestarts", "batch 1"],
-                Sequence(0, 2, places[0]),
-                Sequence(kvlen - 1, 1, places[1]),
-            )
+            case.refuse(error, ["cachestarts", "batch 1"], Sequence(0, 2, places[0]), Sequence(kvlen - 1, 1, places[1]))
         yield case
 
 

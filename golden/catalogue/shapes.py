@@ -175,12 +175,7 @@ def attributes_left_out() -> Iterator[Case]:
 def scale_untouched() -> Iterator[Case]:
     """A scale that is given without quantization keeps its bytes, whatever its shape."""
     for number, (types, shape) in enumerate(
-        (
-            ("f32 f32 f32", (12, 1, 2, 2, 1)),
-            ("f16 f32 f32", (3,)),
-            ("f32 f16 f16", (0,)),
-            ("int8 int8 f32", (2, 5)),
-        )
+        (("f32 f32 f32", (12, 1, 2, 2, 1)), ("f16 f32 f32", (3,)), ("f32 f16 f16", (0,)), ("int8 int8 f32", (2, 5)))
     ):
         name = f"scale-unused-{types.replace(' ', '-')}"
         element = {"f32": "float32", "f16": "float16"}[types.split()[2]]

@@ -43,10 +43,7 @@ def multi_head_attention(inputs: AttentionInputs, attributes: AttentionAttribute
 
 
 def attention(
-    inputs: AttentionInputs | CacheAttentionInputs,
-    key: np.ndarray,
-    value: np.ndarray,
-    attributes: AttentionAttributes,
+    inputs: AttentionInputs | CacheAttentionInputs, key: np.ndarray, value: np.ndarray, attributes: AttentionAttributes
 ) -> Result:
     """The queries of each sequence over its rows of key and value (kvstarts[B], Hk, Dh)."""
     mask = given(inputs.attn_mask)

@@ -13,11 +13,7 @@ KEY, VALUE = 0, 1
 
 
 def key_value_cache(
-    inputs: Inputs,
-    cache: np.ndarray,
-    scale: np.ndarray | None,
-    attributes: Attributes,
-    types: Types,
+    inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes, types: Types
 ) -> tuple[np.ndarray, np.ndarray]:
     """Stores the call's tokens in cache and scale, in place; gives key and value (kvstarts[B], H * num_repeat, Dh).
 

@@ -17,11 +17,7 @@ FLOATS = ("float32", "float16")
 
 
 def broken_rules(
-    inputs: Inputs,
-    cache: np.ndarray,
-    scale: np.ndarray | None,
-    attributes: Attributes,
-    types: Types,
+    inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes, types: Types
 ) -> list[str]:
     """The error kind of every rule broken in the first stage that is not clean; empty for a legal call."""
     stages = (

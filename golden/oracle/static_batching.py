@@ -12,10 +12,7 @@ from .key_value_cache import KEY, VALUE, load_head, store_head
 STATIC_INPUTS = ("current_key", "current_value", "start_pos")
 
 # The outer axes by cache_layout, outermost first; the innermost is Dh for cache and Dh / quant_group for scale.
-STATIC_LAYOUTS = {
-    0: ("MaxB", "L", "2", "MaxS", "H"),
-    1: ("L", "MaxB", "2", "H", "MaxS"),
-}
+STATIC_LAYOUTS = {0: ("MaxB", "L", "2", "MaxS", "H"), 1: ("L", "MaxB", "2", "H", "MaxS")}
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,7 @@ def static_cache_shape(
 
 
 def static_key_value_cache(
-    inputs: StaticInputs,
-    cache: np.ndarray,
-    scale: np.ndarray | None,
-    attributes: StaticAttributes,
-    types: Types,
+    inputs: StaticInputs, cache: np.ndarray, scale: np.ndarray | None, attributes: StaticAttributes, types: Types
 ) -> tuple[np.ndarray, np.ndarray]:
     """Stores the call's tokens in cache and scale, in place; gives key and value (B, start_pos + S, heads, Dh).
 

@@ -12,11 +12,7 @@ from .static_batching import STATIC_LAYOUTS, StaticAttributes, StaticInputs, sta
 
 
 def broken_static_rules(
-    inputs: StaticInputs,
-    cache: np.ndarray,
-    scale: np.ndarray | None,
-    attributes: StaticAttributes,
-    types: Types,
+    inputs: StaticInputs, cache: np.ndarray, scale: np.ndarray | None, attributes: StaticAttributes, types: Types
 ) -> list[str]:
     """The error kind of every rule broken in the first stage that is not clean; empty for a legal call."""
     stages = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import batches, combinations, heads, masks, packed, ranges, refused, stored
+from . import batches, combinations, heads, large, masks, packed, ranges, refused, stored
 from .case import AttentionCase
 
-MODULES = (combinations, heads, masks, batches, stored, packed, ranges, refused)
+MODULES = (combinations, heads, masks, batches, stored, packed, ranges, large, refused)
 
 
 def all_cases() -> list[AttentionCase]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import batches, combinations, refused, values
+from . import batches, combinations, large, refused, values
 from .case import StaticCase
 
-MODULES = (combinations, batches, values, refused)
+MODULES = (combinations, batches, values, large, refused)
 
 
 def all_cases() -> list[StaticCase]:
