@@ -13,19 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-import catalogue
-import catalogue.attention
-import catalogue.attention.folder
-import catalogue.folder
-import catalogue.static_batching
+from catalogue import SUITES, all_cases
+from catalogue.folder import files
 
 GOLDEN = Path(__file__).resolve().parent
-# The folder of each operator's cases, what makes them, and what writes them.
-SUITES = {
-    "cases": (catalogue.all_cases, catalogue.folder.files),
-    "static_cases": (catalogue.static_batching.all_cases, catalogue.folder.files),
-    "attention_cases": (catalogue.attention.all_cases, catalogue.attention.folder.files),
-}
 
 
 def main() -> int:
@@ -36,8 +27,8 @@ def main() -> int:
     what.add_argument("--list", action="store_true", help="name the cases")
     arguments = parser.parse_args()
 
-    suites = {folder: (all_cases(), files) for folder, (all_cases, files) in SUITES.items()}
-    cases = [case for cases, _ in suites.values() for case in cases]
+    suites = all_cases()
+    cases = [case for cases in suites.values() for case in cases]
     if arguments.list:
         width = max(len(case.name) for case in cases)
         for case in cases:
@@ -46,7 +37,7 @@ def main() -> int:
 
     expected = {
         f"{folder}/{case.name}/{name}": content
-        for folder, (cases_of, files) in suites.items()
+        for folder, cases_of in suites.items()
         for case in cases_of
         for name, content in files(case).items()
     }

@@ -1,10 +1,11 @@
-"""The golden cases, one module per subject. Each module has `cases()`; a name must be unique among all."""
+"""The golden cases, one module per subject. Each module has `cases()`; a name must be unique in its suite."""
 
 from __future__ import annotations
 
 from . import (
     addressing,
     arithmetic,
+    attention,
     batches,
     combinations,
     conversion,
@@ -17,31 +18,20 @@ from . import (
     refused_types,
     serving,
     shapes,
+    static_batching,
 )
 from .case import Case
 
-MODULES = (
-    combinations,
-    shapes,
-    arithmetic,
-    conversion,
-    addressing,
-    batches,
-    decoding,
-    serving,
-    large,
-    refused_attributes,
-    refused_types,
-    refused_shapes,
-    refused_indices,
-    refused_slots,
-)
+REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices, refused_slots)
+OWN = (combinations, shapes, arithmetic, conversion, addressing, batches, decoding, serving, large, *REFUSED)
+# The modules of each operator's cases, by the folder that these are written to.
+SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}
 
 
-def all_cases() -> list[Case]:
-    """Every case, run through the oracle."""
-    cases = [case for module in MODULES for case in module.cases()]
-    names = [case.name for case in cases]
-    assert len(set(names)) == len(names), "names are unique"
-    assert all(case.steps for case in cases), "a case has steps"
-    return cases
+def all_cases() -> dict[str, list[Case]]:
+    """Every case of each suite, run through the oracle."""
+    suites = {folder: [case for module in modules for case in module.cases()] for folder, modules in SUITES.items()}
+    for cases in suites.values():
+        assert len({case.name for case in cases}) == len(cases), "names are unique"
+        assert all(case.steps for case in cases), "a case has steps"
+    return suites

@@ -1,9 +1,12 @@
-"""A case: a cache, a scale, and the calls made on them, run through the oracle as they are added."""
+"""A case: a cache, a scale, and the calls made on them, run through the oracle as they are added. Those of the other
+operators are classes of their own, which say what differs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,17 +31,16 @@ class Sequence:
 
     start_pos: int
     seqlen: int
-    place: int | tuple[int, ...]
+    place: int | tuple[int, ...] = 0
 
 
 @dataclass
 class Success:
-    """A call that must succeed, with its outputs and the state after it."""
+    """A call that must succeed, with its outputs by name and the state after it."""
 
-    inputs: Inputs
-    key: np.ndarray  # (kvstarts[B], H * num_repeat, Dh)
-    value: np.ndarray  # (kvstarts[B], H * num_repeat, Dh)
-    cache: np.ndarray
+    inputs: Any
+    outputs: dict[str, np.ndarray]
+    cache: np.ndarray | None
     scale: np.ndarray | None
 
 
@@ -46,7 +48,7 @@ class Success:
 class Refusal:
     """A call that must be refused, with the kind of its error and strings that the message contains."""
 
-    inputs: Inputs
+    inputs: Any
     error: str
     mentions: list[str]
 
@@ -62,106 +64,136 @@ class Case:
     attributes: dict[str, int]  # only those that the case sets
     num_heads: int
     head_dim: int
-    cache: np.ndarray  # by cache_layout; int4 as int8 values
+    cache: np.ndarray | None  # by cache_layout; int4 as int8 values
     scale: np.ndarray | None
     any_nan: str | None = None  # why a NaN may be any NaN
     steps: list[Success | Refusal] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.first_cache = self.cache.copy()
-        self.first_scale = None if self.scale is None else self.scale.copy()
+    page: ClassVar[str] = "KeyValueCache"  # which states the rules
+    heading: ClassVar[dict[str, str]] = {}  # what case.yaml says of the operator
+    input_names: ClassVar[tuple[str, ...]] = INPUTS
+    attributes_type: ClassVar[type] = Attributes
+    shape: ClassVar[Callable[..., tuple[int, ...]]] = staticmethod(cache_shape)
+    fill: ClassVar[Callable[..., np.ndarray]] = staticmethod(random_bits)  # a cache that is of T1
 
-    def call(self, *sequences: Sequence, **changes: np.ndarray) -> Case:
+    def __post_init__(self) -> None:
+        self.first_cache, self.first_scale = copied(self.cache), copied(self.scale)
+
+    @classmethod
+    def begin(
+        cls,
+        name: str,
+        about: str,
+        types: str,
+        *outer: int,
+        proves: str,
+        num_heads: int = 2,
+        head_dim: int = 8,
+        cache: np.ndarray | None = None,
+        scale: np.ndarray | None = None,
+        any_nan: str | None = None,
+        **attributes: int,
+    ) -> Self:
+        """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules.
+
+        Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them)
+        and the scale random steps, in the shapes that the other arguments make legal, of which `outer` are the lengths
+        that no other tensor has. Attributes are written as they are given.
+        """
+        named = Types(*(LONG_NAMES[short] for short in types.split()))
+        given = cls.attributes_type(**attributes)
+        outer = (given.cache_layout, *outer, given.num_layer, num_heads)
+        if cache is None:
+            fill = cls.fill if named.T1 == named.T2 else random_values
+            cache = fill(f"{name} cache", cls.shape(*outer, head_dim), named.T2)
+        if scale is None and named.T3 is not None:
+            scale = random_scales(f"{name} scale", cls.shape(*outer, head_dim // given.quant_group), named.T3)
+        rules = named_rules(cls.page, proves, name)
+        return cls(name, about, rules, named, attributes, num_heads, head_dim, cache, scale, any_nan)
+
+    def call(self, *what: Any, **changes: Any) -> Self:
         """Adds a call that succeeds. `changes` replace inputs by name."""
-        inputs = self.inputs(sequences, changes)
-        broken = broken_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
+        inputs = self.inputs(*what, **changes)
+        broken = self.broken(inputs)
         assert not broken, f"{self.name}: a legal call breaks {broken}"
-        key, value = key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
-        scale = None if self.scale is None else self.scale.copy()
-        self.steps.append(Success(inputs, key, value, self.cache.copy(), scale))
+        self.steps.append(Success(inputs, self.run(inputs), copied(self.cache), copied(self.scale)))
         return self
 
-    def refuse(self, error: str, mentions: Listed[object], *sequences: Sequence, **changes: np.ndarray) -> Case:
-        """Adds a call that breaks the rule `error` and no other."""
-        inputs = self.inputs(sequences, changes)
-        broken = broken_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
+    def refuse(
+        self, error: str, mentions: Listed[object], *what: Any, wrong: dict[str, int] | None = None, **changes: Any
+    ) -> Self:
+        """Adds a call that breaks the rule `error` and no other. `wrong` attributes shape no tensor."""
+        inputs = self.inputs(*what, **changes)
+        self.attributes |= wrong or {}
+        broken = self.broken(inputs)
         assert broken == [error], f"{self.name}: breaks {broken}, not {error} alone"
         self.steps.append(Refusal(inputs, error, [str(mention) for mention in mentions]))
         return self
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        """The inputs that a call is given, in their order."""
-        return INPUTS
-
-    @property
-    def domain(self) -> str | None:
-        """The operator's domain, where it is not that of dynamic batching."""
-        return None
-
-    @property
-    def set_attributes(self) -> Attributes:
+    def set_attributes(self) -> Any:
         """The attributes with the defaults for those that the case leaves out."""
-        return Attributes(**self.attributes)
+        return self.attributes_type(**self.attributes)
 
-    def inputs(self, sequences: Listed[Sequence], changes: dict[str, np.ndarray]) -> Inputs:
+    def set_scale(self, scale: np.ndarray) -> None:
+        """Gives the case another scale to begin with."""
+        self.scale, self.first_scale = scale, scale.copy()
+
+    def random(self, tensor: str, *shape: int) -> np.ndarray:
+        """Random values of T1 for a tensor of the next call."""
+        return random_values(f"{self.name} {len(self.steps)} {tensor}", shape, self.types.T1)
+
+    def one(self, value: int) -> np.ndarray:
+        """A single number. Exports give shape [1], the specification a scalar: even steps the one, odd the other."""
+        return indices(value).reshape((1,) if len(self.steps) % 2 == 0 else ())
+
+    def inputs(self, *sequences: Sequence, **changes: np.ndarray) -> Any:
         """The inputs of the next call: random current tokens, indices that follow from the sequences."""
-        seqlens = [sequence.seqlen for sequence in sequences]
-        kvlens = [sequence.start_pos + sequence.seqlen for sequence in sequences]
-        step = len(self.steps)
-        shape = (sum(seqlens), self.num_heads, self.head_dim)
+        starts = starts_and_bounds(self, sequences)
+        shape = (starts["seqstarts"][-1], self.num_heads, self.head_dim)
         inputs = Inputs(
-            current_key=random_values(f"{self.name} {step} current_key", shape, self.types.T1),
-            current_value=random_values(f"{self.name} {step} current_value", shape, self.types.T1),
-            seqstarts=indices([sum(seqlens[:b]) for b in range(len(sequences) + 1)]),
-            kvstarts=indices([sum(kvlens[:b]) for b in range(len(sequences) + 1)]),
+            current_key=self.random("current_key", *shape),
+            current_value=self.random("current_value", *shape),
             cachestarts=cachestarts(sequences, self.attributes.get("cache_mode", 0)),
             start_pos=indices([sequence.start_pos for sequence in sequences]),
-            # Real exports give shape [1], the specification a scalar: even steps the one, odd steps the other.
-            max_seqlen=indices([max(seqlens, default=0)]).reshape((1,) if step % 2 == 0 else ()),
-            max_kvlen=indices([max(kvlens, default=0)]).reshape((1,) if step % 2 == 0 else ()),
+            **starts,
         )
-        assert changes.keys() <= set(INPUTS), changes.keys()
         return replace(inputs, **changes)
 
+    def broken(self, inputs: Any) -> list[str]:
+        """The rules that a call breaks."""
+        return broken_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
 
-def begin(
-    name: str,
-    about: str,
-    types: str,
-    *,
-    proves: str,
-    page: str = "KeyValueCache",
-    num_heads: int = 2,
-    head_dim: int = 8,
-    max_t: int = 12,
-    cache: np.ndarray | None = None,
-    scale: np.ndarray | None = None,
-    any_nan: str | None = None,
-    **attributes: int,
-) -> Case:
-    """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules of `page`.
+    def run(self, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of a legal call, which changes the state."""
+        key, value = key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
+        return dict(key=key, value=value)
 
-    Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them) and
-    the scale random steps, in the shapes that the other arguments make legal. Attributes are written as they are given.
-    """
-    named = Types(*(LONG_NAMES[short] for short in types.split()))
-    given = Attributes(**attributes)
-    if cache is None:
-        shape = cache_shape(given.cache_layout, max_t, given.num_layer, num_heads, head_dim)
-        fill = random_bits if named.T1 == named.T2 else random_values
-        cache = fill(f"{name} cache", shape, named.T2)
-    if scale is None and named.T3 is not None:
-        groups = head_dim // given.quant_group
-        shape = cache_shape(given.cache_layout, max_t, given.num_layer, num_heads, groups)
-        scale = random_scales(f"{name} scale", shape, named.T3)
-    rules = named_rules(page, proves, name)
-    return Case(name, about, rules, named, attributes, num_heads, head_dim, cache, scale, any_nan)
+
+def begin(name: str, about: str, types: str, *, max_t: int = 12, **given: Any) -> Case:
+    """A case without steps, as `Case.begin` makes it."""
+    return Case.begin(name, about, types, max_t, **given)
+
+
+def copied(array: np.ndarray | None) -> np.ndarray | None:
+    """A copy, of nothing none."""
+    return None if array is None else array.copy()
 
 
 def indices(values: Listed[int] | Listed[Listed[int]] | int) -> np.ndarray:
     """int64 values of the shape that they are nested in."""
     return np.array(values, np.int64)
+
+
+def starts_and_bounds(case: Case, sequences: Listed[Sequence]) -> dict[str, np.ndarray]:
+    """seqstarts, kvstarts, max_seqlen and max_kvlen of the next call."""
+    seqlens = [sequence.seqlen for sequence in sequences]
+    kvlens = [sequence.start_pos + sequence.seqlen for sequence in sequences]
+    starts = {"seqstarts": seqlens, "kvstarts": kvlens}
+    bounds = {"max_seqlen": seqlens, "max_kvlen": kvlens}
+    return {name: indices([sum(lengths[:b]) for b in range(len(lengths) + 1)]) for name, lengths in starts.items()} | {
+        name: case.one(max(lengths, default=0)) for name, lengths in bounds.items()
+    }
 
 
 def cachestarts(sequences: Listed[Sequence], cache_mode: int) -> np.ndarray:

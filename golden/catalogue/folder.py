@@ -16,21 +16,21 @@ def files(case: Case) -> dict[str, bytes]:
 
 def tensors(case: Case) -> dict[str, np.ndarray]:
     """The tensors by name: the first state, then each step's inputs and, if it succeeds, its outputs and the state."""
-    named = {"cache": stored(case, case.first_cache)}
-    if case.first_scale is not None:
-        named["scale"] = case.first_scale
+    named = state("", case, case.first_cache, case.first_scale)
     for i, step in enumerate(case.steps):
-        named |= {f"{i}.{name}": getattr(step.inputs, name) for name in case.input_names}
+        inputs = {f"{i}.{name}": getattr(step.inputs, name) for name in case.input_names}
+        named |= {name: array for name, array in inputs.items() if array is not None}
         if isinstance(step, Success):
-            named |= {f"{i}.key": step.key, f"{i}.value": step.value, f"{i}.cache": stored(case, step.cache)}
-            if step.scale is not None:
-                named[f"{i}.scale"] = step.scale
+            named |= {f"{i}.{name}": array for name, array in step.outputs.items()}
+            named |= state(f"{i}.", case, step.cache, step.scale)
     return {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in named.items()}
 
 
-def stored(case: Case, cache: np.ndarray) -> np.ndarray:
-    """The cache as the file holds it."""
-    return pack_int4(cache) if case.types.T2 == "int4" else cache
+def state(prefix: str, case: Case, cache: np.ndarray | None, scale: np.ndarray | None) -> dict[str, np.ndarray]:
+    """cache and scale as the file holds them, as far as there are."""
+    packed = pack_int4(cache) if case.types.T2 == "int4" else cache
+    named = {f"{prefix}cache": packed, f"{prefix}scale": scale}
+    return {name: array for name, array in named.items() if array is not None}
 
 
 def pack_int4(values: np.ndarray) -> np.ndarray:
@@ -61,14 +61,12 @@ Dumper.add_representer(
 
 def case_yaml(case: Case) -> str:
     """The text of case.yaml."""
-    types = {"T1": case.types.T1, "T2": case.types.T2, "T3": case.types.T3}
-    document: dict[str, object] = {
-        "about": case.about,
-        "rules": case.rules,
-        **({} if case.domain is None else {"domain": case.domain}),
-        "types": Short((name, element) for name, element in types.items() if element is not None),
-        "attributes": Short(case.attributes),
-    }
+    types = {"T1": case.types.T1}
+    if case.cache is not None:
+        types |= {"T2": case.types.T2, "T3": case.types.T3}
+    document: dict[str, object] = {"about": case.about, "rules": case.rules, **case.heading}
+    document["types"] = Short((name, element) for name, element in types.items() if element is not None)
+    document["attributes"] = Short(case.attributes)
     if case.types.T2 == "int4":
         document["int4"] = Short(cache=list(case.cache.shape))
     if case.any_nan is not None:

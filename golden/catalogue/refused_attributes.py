@@ -56,9 +56,7 @@ def refused(case: Case, attribute: str, value: int, cache_mode: bool = False) ->
     if cache_mode:
         case.attributes["cache_mode"] = 1
     place = (2,) if cache_mode else 2
-    inputs = vars(case.inputs([Sequence(0, 2, place)], {}))
-    case.attributes[attribute] = value
-    return case.refuse("attribute_out_of_range", [attribute, value], **inputs)
+    return case.refuse("attribute_out_of_range", [attribute, value], Sequence(0, 2, place), wrong={attribute: value})
 
 
 def spelled(value: int) -> str:

@@ -46,7 +46,7 @@ def ranks() -> Iterator[Case]:
     case = small("refuse-rank-of-inputs", about)
     for name, reshapes in wrong.items():
         for reshape in reshapes:
-            changed = reshape(getattr(case.inputs(BATCH, {}), name))
+            changed = reshape(getattr(case.inputs(*BATCH), name))
             case.refuse("rank_mismatch", [name], *BATCH, **{name: changed})
     yield case
 

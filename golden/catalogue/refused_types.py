@@ -71,6 +71,6 @@ def cases() -> Iterator[Case]:
     about = "Each index input in turn is int8, not int64: refused, its bytes not read."
     case = begin("refuse-type-of-indices", about, "f32 f32", proves="inputs.types", max_t=6)
     for index in INDEX_INPUTS:
-        narrow = getattr(case.inputs(batch, {}), index).astype(np.int8)
+        narrow = getattr(case.inputs(*batch), index).astype(np.int8)
         case.refuse("type_mismatch", [index, "int8"], *batch, **{index: narrow})
     yield case

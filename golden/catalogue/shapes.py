@@ -78,7 +78,7 @@ def groups() -> Iterator[Case]:
             quant_group=22,
         )
         batch = (Sequence(0, 2, 3), Sequence(1, 1, 0))
-        call = case.inputs(batch, {})
+        call = case.inputs(*batch)
         for current in (call.current_key, call.current_value):
             current[..., 21::22] = -3 * abs(current).max(axis=-1, keepdims=True)
         yield case.call(*batch, current_key=call.current_key, current_value=call.current_value)

@@ -96,8 +96,7 @@ def scale_untouched() -> Iterator[AttentionCase]:
     about = "quant_bit 0 with a scale: left untouched, whatever its shape. Nor has quant_group an effect."
     rules = "scale.unused attributes.group-divides"
     case = over_cache("scale-unused", about, "f16 f16 f32", (2, 1), 8, proves=rules, quant_group=3)
-    case.cached.scale = random_values("scale-unused scale", (3, 5), "float32")
-    case.cached.first_scale = case.cached.scale.copy()
+    case.set_scale(random_values("scale-unused scale", (3, 5), "float32"))
     yield case.call(Sequence(2, 1, 4), Sequence(0, 2, 0))
 
 
@@ -150,14 +149,13 @@ def non_finite() -> Iterator[AttentionCase]:
                 rules += " weights.hidden" + (" non-finite.nan" if quant else "")
             name = f"nan-in-{tensor.replace('_', '-')}-{label}"
             case = over_cache(name, about, types, (2, 1), 8, proves=rules, **quant)
-            values = getattr(case.inputs(batch, {}), tensor)
+            values = getattr(case.inputs(*batch), tensor)
             values[2, 0, 3] = np.nan
             yield case.call(*batch, **{tensor: values})
         about = "Slots that nobody uses hold NaN and infinity."
         rules = "non-finite.reach untouched-slots"
         case = over_cache(f"nan-in-unused-slots-{label}", about, types, (2, 1), 8, proves=rules, **quant)
-        cached = case.cached
-        states = (cached.scale, cached.first_scale) if quant else (cached.cache, cached.first_cache)
+        states = (case.scale, case.first_scale) if quant else (case.cache, case.first_cache)
         for filled in states:
             filled[[3, 7, 11]] = np.array([np.nan, np.inf, -np.inf])[:, None, None, None, None]
         yield case.call(*batch)
@@ -165,7 +163,7 @@ def non_finite() -> Iterator[AttentionCase]:
     about = "attn_mask hides a key and a value of NaN with -inf: whom it hides them from does not see them."
     rules = "non-finite.reach weights.hidden attn-mask"
     case = over_cache(name, about, "f32 f32", (2, 1), 8, proves=rules, is_causal=0)
-    inputs = case.inputs(batch, {})
+    inputs = case.inputs(*batch)
     inputs.current_key[1, 0, 0] = inputs.current_value[2, 0, :] = np.nan
     values = mask(name, case, batch, forbidden=0.0)
     values[1:3, 3:5] = -np.inf  # queries 0 and 1 of sequence 1: its keys 0 and 1 are hidden; query 2 sees them

@@ -1,9 +1,10 @@
-"""A case of an attention operator: calls made on a cache, or on packed keys and values, run through the oracle."""
+"""Cases of the attention operators: over a cache, and over packed keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,112 +19,60 @@ from oracle.attention_call import (
 from oracle.attention_rules import broken_attention_rules, broken_cache_attention_rules
 from oracle.call import Types
 
-from .. import case as cache_case
 from ..bits import random_integers, random_values
-from ..case import LONG_NAMES, Sequence, indices
+from ..case import LONG_NAMES, Case, Sequence, starts_and_bounds
 from ..rules import named as named_rules
 
 
 @dataclass
-class Success:
-    """A call that must succeed, with its output and, where there is a cache, the state after it."""
+class AttentionCase(Case):
+    """A case of MultiHeadCacheAttention."""
 
-    inputs: AttentionInputs | CacheAttentionInputs
-    result: Result
-    cache: np.ndarray | None
-    scale: np.ndarray | None
+    query_heads: int = 0
+
+    page, heading = "MultiHeadCacheAttention", {"operator": "MultiHeadCacheAttention"}
+    input_names, attributes_type = CACHE_ATTENTION_INPUTS, AttentionAttributes
+    fill = staticmethod(random_values)  # a case that begins with past tokens has numbers there, not any bits
+
+    def inputs(self, *sequences: Sequence, **changes: Any) -> Any:
+        """The inputs of the next call: random tensors, indices that follow from the sequences."""
+        if isinstance(changes.get("decoding_batches"), int):
+            changes["decoding_batches"] = self.one(changes["decoding_batches"])
+        query = self.random("query", sum(sequence.seqlen for sequence in sequences), self.query_heads, self.head_dim)
+        return replace(self.given(sequences, query=query, decoding_batches=self.one(0)), **changes)
+
+    def given(self, sequences: Listed[Sequence], **common: np.ndarray) -> Any:
+        """The inputs with those that both operators have."""
+        return CacheAttentionInputs(**vars(super().inputs(*sequences)), **common)
+
+    def broken(self, inputs: Any) -> list[str]:
+        """The rules that a call breaks."""
+        return broken_cache_attention_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
+
+    def run(self, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of a legal call, which changes the state."""
+        return rounded(multi_head_cache_attention(inputs, self.cache, self.scale, self.set_attributes, self.types))
 
 
 @dataclass
-class AttentionCase:
-    """What one folder holds. Without `cached`, a case of MultiHeadAttention; else of MultiHeadCacheAttention."""
+class PackedCase(AttentionCase):
+    """A case of MultiHeadAttention."""
 
-    name: str
-    about: str
-    rules: list[str]  # the ids of those that it proves
-    types: Types
-    attributes: dict[str, int]  # only those that the case sets
-    heads: tuple[int, int]  # of the random tensors: query heads and key heads
-    head_dim: int  # of the random tensors
-    cached: cache_case.Case | None  # the cache, its state, and the inputs that are KeyValueCache's
-    steps: list[Success | cache_case.Refusal] = field(default_factory=list)
+    page, heading, input_names = "MultiHeadAttention", {"operator": "MultiHeadAttention"}, ATTENTION_INPUTS
 
-    def __post_init__(self) -> None:
-        if self.cached is not None:
-            self.cached.steps = self.steps  # it labels its random tensors with their number
+    def given(self, sequences: Listed[Sequence], **common: np.ndarray) -> AttentionInputs:
+        """The inputs with those that both operators have."""
+        starts = starts_and_bounds(self, sequences)
+        shape = (starts["kvstarts"][-1], self.num_heads, self.head_dim)
+        return AttentionInputs(key=self.random("key", *shape), value=self.random("value", *shape), **starts, **common)
 
-    @property
-    def operator(self) -> str:
-        """The name of the case's operator."""
-        return "MultiHeadAttention" if self.cached is None else "MultiHeadCacheAttention"
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The names of the tensors that a call is given, beside cache and scale."""
-        return ATTENTION_INPUTS if self.cached is None else CACHE_ATTENTION_INPUTS
-
-    @property
-    def set_attributes(self) -> AttentionAttributes:
-        """The attributes with the defaults for those that the case leaves out."""
-        return AttentionAttributes(**self.attributes)
-
-    def call(self, *sequences: Sequence, **changes: np.ndarray) -> AttentionCase:
-        """Adds a call that succeeds. `changes` replace inputs by name."""
-        inputs = self.inputs(sequences, changes)
-        broken = self.broken_rules(inputs)
-        assert not broken, f"{self.name}: a legal call breaks {broken}"
-        if self.cached is None:
-            self.steps.append(Success(inputs, multi_head_attention(inputs, self.set_attributes), None, None))
-            return self
-        cache, scale = self.cached.cache, self.cached.scale
-        result = multi_head_cache_attention(inputs, cache, scale, self.set_attributes, self.types)
-        self.steps.append(Success(inputs, result, cache.copy(), None if scale is None else scale.copy()))
-        return self
-
-    def refuse(self, error: str, mentions: Listed[object], *sequences: Sequence, **changes: object) -> AttentionCase:
-        """Adds a call that breaks the rule `error` and no other."""
-        inputs = self.inputs(sequences, changes)
-        broken = self.broken_rules(inputs)
-        assert broken == [error], f"{self.name}: breaks {broken}, not {error} alone"
-        self.steps.append(cache_case.Refusal(inputs, error, [str(mention) for mention in mentions]))
-        return self
-
-    def broken_rules(self, inputs: AttentionInputs | CacheAttentionInputs) -> list[str]:
+    def broken(self, inputs: AttentionInputs) -> list[str]:
         """The rules that a call breaks."""
-        if self.cached is None:
-            return broken_attention_rules(inputs, self.set_attributes, self.types)
-        cache, scale = self.cached.cache, self.cached.scale
-        return broken_cache_attention_rules(inputs, cache, scale, self.set_attributes, self.types)
+        return broken_attention_rules(inputs, self.set_attributes, self.types)
 
-    def inputs(self, sequences: Listed[Sequence], changes: dict[str, object]) -> AttentionInputs | CacheAttentionInputs:
-        """The inputs of the next call: random tensors, indices that follow from the sequences."""
-        step = len(self.steps)
-        label = f"{self.name} {step}"
-        scalar = () if step % 2 == 1 else (1,)  # the specification's shape, and that of real exports
-        seqlens = [sequence.seqlen for sequence in sequences]
-        query_shape = (sum(seqlens), self.heads[0], self.head_dim)
-        query = random_values(f"{label} query", query_shape, self.types.T1)
-        decoding_batches = indices([0]).reshape(scalar)
-        if self.cached is not None:
-            common = vars(self.cached.inputs(sequences, {}))
-            inputs = CacheAttentionInputs(**common, query=query, decoding_batches=decoding_batches)
-        else:
-            kvlens = [sequence.start_pos + sequence.seqlen for sequence in sequences]
-            shape = (sum(kvlens), self.heads[1], self.head_dim)
-            inputs = AttentionInputs(
-                query=query,
-                key=random_values(f"{label} key", shape, self.types.T1),
-                value=random_values(f"{label} value", shape, self.types.T1),
-                seqstarts=indices([sum(seqlens[:b]) for b in range(len(sequences) + 1)]),
-                kvstarts=indices([sum(kvlens[:b]) for b in range(len(sequences) + 1)]),
-                decoding_batches=decoding_batches,
-                max_seqlen=indices([max(seqlens, default=0)]).reshape(scalar),
-                max_kvlen=indices([max(kvlens, default=0)]).reshape(scalar),
-            )
-        if isinstance(changes.get("decoding_batches"), int):
-            changes = changes | dict(decoding_batches=indices([changes["decoding_batches"]]).reshape(scalar))
-        assert changes.keys() <= set(self.input_names), changes.keys()
-        return replace(inputs, **changes)
+    def run(self, inputs: AttentionInputs) -> dict[str, np.ndarray]:
+        """The outputs of a legal call."""
+        return rounded(multi_head_attention(inputs, self.set_attributes))
 
 
 def over_cache(
@@ -140,23 +89,19 @@ def over_cache(
     """A case of MultiHeadCacheAttention without steps. Heads are query heads and key heads, `proves` names rules."""
     attention = attention_attributes(heads, head_dim, attributes)
     of_cache = {name: value for name, value in attributes.items() if name not in attention}
-    proven = dict(proves=proves, page="MultiHeadCacheAttention")
-    sizes = dict(num_heads=heads[1], head_dim=head_dim, max_t=max_t)
-    cached = cache_case.begin(name, about, types, **proven, **sizes, **of_cache)
-    if cached.types.T1 == cached.types.T2:  # a case that begins with past tokens has numbers there, not any bits
-        cached.cache[...] = random_values(f"{name} cache", cached.cache.shape, cached.types.T2)
-        cached.first_cache = cached.cache.copy()
-    return AttentionCase(name, about, cached.rules, cached.types, attention | of_cache, heads, head_dim, cached)
+    sizes = dict(num_heads=heads[1], head_dim=head_dim)
+    case = AttentionCase.begin(name, about, types, max_t, proves=proves, **sizes, **of_cache)
+    case.attributes, case.query_heads = attention | of_cache, heads[0]
+    return case
 
 
 def packed(
     name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: int
-) -> AttentionCase:
+) -> PackedCase:
     """A case of MultiHeadAttention without steps."""
-    types = Types(LONG_NAMES[T1], LONG_NAMES[T1])
-    rules = named_rules("MultiHeadAttention", proves, name)
+    types, rules = Types(LONG_NAMES[T1], LONG_NAMES[T1]), named_rules(PackedCase.page, proves, name)
     given = attention_attributes(heads, head_dim, attributes)
-    return AttentionCase(name, about, rules, types, given, heads, head_dim, None)
+    return PackedCase(name, about, rules, types, given, heads[1], head_dim, None, None, query_heads=heads[0])
 
 
 def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict[str, int]) -> dict[str, int]:
@@ -164,6 +109,17 @@ def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict
     own = {name: attributes[name] for name in ("is_causal", "is_alibi") if name in attributes}
     num_kv_heads = {} if heads[0] == heads[1] else dict(num_kv_heads=heads[1])
     return dict(num_heads=heads[0], head_dim=head_dim) | own | num_kv_heads
+
+
+def rounded(result: Result) -> dict[str, np.ndarray]:
+    """The output and its tolerance as float32, the tolerance wider by what that may move the output."""
+    with np.errstate(over="ignore"):
+        output = result.attn_output.astype(np.float32)
+    finite = np.where(np.isfinite(output), output, np.float32(0))
+    moved = np.where(np.isfinite(output), np.abs(finite - np.where(np.isfinite(output), result.attn_output, 0)), 0)
+    allowed = (result.tolerance + moved).astype(np.float32)
+    widened = np.where(allowed > 0, np.nextafter(allowed, np.float32(np.inf)), np.float32(0))
+    return {"attn_output": output, "tolerance": widened}
 
 
 def mask(

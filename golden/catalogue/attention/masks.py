@@ -145,7 +145,7 @@ def as_exported() -> Iterator[AttentionCase]:
     about = "An unquantized export: scale and attn_mask are float16 of shape [0], whatever the other types."
     rules = "attn-mask.empty scale.unused"
     case = over_cache("mask-and-scale-as-exported", about, "f32 f32 f16", (4, 2), 8, proves=rules, max_t=16)
-    case.cached.scale, case.cached.first_scale = np.zeros(0, np.float16), np.zeros(0, np.float16)
+    case.set_scale(np.zeros(0, np.float16))
     yield case.call(*BATCH, attn_mask=np.zeros(0, np.float16), decoding_batches=1)
 
 

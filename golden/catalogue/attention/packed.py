@@ -73,7 +73,7 @@ def cases() -> Iterator[AttentionCase]:
     about = "attn_mask hides a key and a value of NaN with -inf from two queries of three: those do not see them."
     batch = (Sequence(2, 1, 0), Sequence(0, 3, 0))
     case = packed(name, about, "f32", (2, 1), 8, proves="weights.hidden non-finite.reach attn-mask", is_causal=0)
-    inputs = case.inputs(batch, {})
+    inputs = case.inputs(*batch)
     inputs.key[3, 0, 0] = inputs.value[4, 0, :] = np.nan
     values = mask(name, case, batch, forbidden=0.0)
     values[1:3, 3:5] = -np.inf

@@ -55,14 +55,14 @@ def attributes() -> Iterator[AttentionCase]:
             spelled = f"{attribute}-{value}".replace("_", "-").replace("--", "-minus-")
             about = f"{attribute} {value}, with four query heads, is outside its range."
             for case in both(spelled, about, "attributes.ranges"):
-                inputs = vars(case.inputs(BATCH, {}))
+                inputs = vars(case.inputs(*BATCH))
                 case.attributes[attribute] = value
                 yield case.refuse("attribute_out_of_range", [attribute, value], **inputs)
     of_the_cache = (("layer_idx", 1), ("quant_bit", 7), ("cache_layout", -1), ("cache_mode", 2), ("page_size", 0))
     for attribute, value in of_the_cache:
         name, about = f"{attribute}-{value}".replace("_", "-"), f"{attribute} {value}, as KeyValueCache refuses it."
         case = fused(name, about, "attributes.ranges")
-        inputs = vars(case.inputs(BATCH, {}))
+        inputs = vars(case.inputs(*BATCH))
         case.attributes[attribute] = value
         yield case.refuse("attribute_out_of_range", [attribute, value], **inputs)
 
@@ -75,10 +75,10 @@ def types() -> Iterator[AttentionCase]:
     case = rows("int8", "int8 keys and values have no scores.", "types.illegal", "int8", (2, 2))
     yield case.refuse("attention_type", ["int8"], *BATCH)
     case = fused("type-of-query", "query is float16, current_key is float32.", "inputs.types")
-    query = case.inputs(BATCH, {}).query.astype(np.float16)
+    query = case.inputs(*BATCH).query.astype(np.float16)
     yield case.refuse("type_mismatch", ["query", "float16", "float32"], *BATCH, query=query)
     case = rows("type-of-value", "value is float16, query and key are float32.", "inputs.types")
-    value = case.inputs(BATCH, {}).value.astype(np.float16)
+    value = case.inputs(*BATCH).value.astype(np.float16)
     yield case.refuse("type_mismatch", ["value", "float16", "float32"], *BATCH, value=value)
     for case in both("type-of-mask", "A mask of another float type than T1.", "inputs.types"):
         mask = np.zeros((4, 5), np.float16)
@@ -95,7 +95,7 @@ def types() -> Iterator[AttentionCase]:
     yield case.refuse("scale_missing", ["scale"], *BATCH)
     about = "quant_bit 8 with the scale that exports without one give: shape [0]."
     case = fused("scale-empty", about, "scale.required", "f16 int8 f16", **QUANT)
-    case.cached.scale = case.cached.first_scale = np.zeros(0, np.float16)
+    case.set_scale(np.zeros(0, np.float16))
     yield case.refuse("scale_missing", ["scale", "quant_bit"], *BATCH)
     case = fused("types", "A float16 cache with quant_bit 8.", "types.illegal", "f32 f16 f32", **QUANT)
     yield case.refuse("illegal_types", ["float32", "float16", "quant_bit"], *BATCH)
@@ -104,13 +104,13 @@ def types() -> Iterator[AttentionCase]:
 def shapes() -> Iterator[AttentionCase]:
     """Ranks and shapes that do not go with the attributes or with the other tensors."""
     for case in both("rank-of-query", "query with the heads in one axis with head_dim.", "inputs.shapes"):
-        query = case.inputs(BATCH, {}).query.reshape(4, 32)
+        query = case.inputs(*BATCH).query.reshape(4, 32)
         yield case.refuse("rank_mismatch", ["query", 2, 3], *BATCH, query=query)
     for case in both("heads-of-query", "query has eight heads, num_heads is 4.", "inputs.shapes"):
         query = random_values(case.name, (4, 8, 8), "float32")
         yield case.refuse("shape_mismatch", ["query", 8, 4], *BATCH, query=query)
     for case in both("head-dim", "head_dim is 16, all tensors have 8.", "inputs.shapes"):
-        inputs = vars(case.inputs(BATCH, {}))
+        inputs = vars(case.inputs(*BATCH))
         case.attributes["head_dim"] = 16
         yield case.refuse("shape_mismatch", ["query", 8, 16], **inputs)
     about = "query has another number of tokens than current_key."
@@ -118,11 +118,11 @@ def shapes() -> Iterator[AttentionCase]:
     query = random_values(case.name, (5, 4, 8), "float32")
     yield case.refuse("shape_mismatch", ["query", 5, 4], *BATCH, query=query)
     case = fused("heads-of-keys", "Four key heads of the attributes, two of keys and cache.", "inputs.shapes")
-    inputs = vars(case.inputs(BATCH, {}))
+    inputs = vars(case.inputs(*BATCH))
     del case.attributes["num_kv_heads"]
     yield case.refuse("shape_mismatch", ["current_key", 2, 4], **inputs)
     case = fused("heads-of-cache", "The cache has another number of heads than the keys.", "inputs.shapes")
-    inputs = case.inputs(BATCH, {})
+    inputs = case.inputs(*BATCH)
     case.attributes["num_kv_heads"] = 4
     key, value = (random_values(f"{case.name} {tensor}", (4, 4, 8), "float32") for tensor in ("key", "value"))
     yield case.refuse("shape_mismatch", ["cache", 2, 4], **vars(inputs) | dict(current_key=key, current_value=value))
@@ -181,7 +181,7 @@ def of_the_cache() -> Iterator[AttentionCase]:
     case = fused("starts-total", "seqstarts ends with three of four tokens.", "starts.total")
     yield case.refuse("starts_total", ["seqstarts", 3, 4], *BATCH, seqstarts=indices([0, 1, 3]))
     case = fused("legacy-page-table", "cache_mode 1 with a cachestarts of rank 1.", "legacy-exports")
-    inputs = vars(case.inputs(BATCH, {}))
+    inputs = vars(case.inputs(*BATCH))
     case.attributes["cache_mode"] = 1
     yield case.refuse("legacy_page_table", ["cachestarts", "rank 1"], **inputs)
     for name, rule, places, error, mentions in (
@@ -193,7 +193,7 @@ def of_the_cache() -> Iterator[AttentionCase]:
         yield case.refuse(error, mentions, Sequence(1, 1, places[0]), Sequence(0, 3, places[1]))
     about = "A quant_group that does not divide head_dim."
     case = fused("group", about, "attributes.group-divides", "f32 int8 f32", **QUANT)
-    inputs = vars(case.inputs(BATCH, {}))
+    inputs = vars(case.inputs(*BATCH))
     case.attributes["quant_group"] = 3
     yield case.refuse("head_dim_not_divisible", [8, 3], **inputs)
     case = fused("after-a-call", "A refused call between two that succeed changes nothing.", "refusal-leaves-memory")
@@ -226,4 +226,4 @@ def of_packed_rows() -> Iterator[AttentionCase]:
     key = random_values(case.name, (5, 1, 8), "float32")
     yield case.refuse("shape_mismatch", ["key", 1, 2], *BATCH, key=key)
     case = rows("rank-of-key", "key with the heads in one axis with head_dim.", "inputs.shapes")
-    yield case.refuse("rank_mismatch", ["key", 2, 3], *BATCH, key=case.inputs(BATCH, {}).key.reshape(5, 16))
+    yield case.refuse("rank_mismatch", ["key", 2, 3], *BATCH, key=case.inputs(*BATCH).key.reshape(5, 16))

@@ -63,7 +63,7 @@ def infinity() -> AttentionCase:
     rules = "non-finite.infinity non-finite.reach"
     case = over_cache("infinity-in-group", about, "f32 int8 f32", (2, 1), 16, proves=rules, quant_bit=8)
     batch = (Sequence(2, 1, 0), Sequence(0, 3, 4))
-    value = case.inputs(batch, {}).current_value
+    value = case.inputs(*batch).current_value
     value[2, 0, 3], value[3, 0, 9] = np.inf, -np.inf
     return case.call(*batch, current_value=value)
 
@@ -73,7 +73,7 @@ def output_of_float16() -> AttentionCase:
     about = "Weights of 1/2, 1/4, 1/8 and 1/16, and means of values that are halfway between two float16, and beside."
     case = over_cache("rounding-of-float16-output", about, "f16 f16", (2, 1), 8, proves="precision weights", max_t=40)
     batch = (Sequence(0, 2, 0), Sequence(0, 4, 2), Sequence(7, 1, 6), Sequence(0, 16, 14))
-    call = case.inputs(batch, {})
+    call = case.inputs(*batch)
     return case.call(*batch, query=np.zeros_like(call.query), decoding_batches=4)
 
 

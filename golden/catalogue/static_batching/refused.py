@@ -59,8 +59,7 @@ def attributes() -> Iterator[StaticCase]:
 
 def refused(case: StaticCase, attribute: str, value: int) -> StaticCase:
     """The case with one attribute made wrong after cache and scale were shaped by the right ones."""
-    case.attributes[attribute] = value
-    return case.refuse("attribute_out_of_range", [attribute, value], *CALL)
+    return case.refuse("attribute_out_of_range", [attribute, value], *CALL, wrong={attribute: value})
 
 
 def types() -> Iterator[StaticCase]:
@@ -109,7 +108,7 @@ def ranks() -> Iterator[StaticCase]:
     about = "Each input in turn with an axis too few or too many: refused."
     case = begin("refuse-rank-of-inputs", about, "f32 f32", proves="inputs.shapes")
     for name in ("current_key", "current_value"):
-        packed = getattr(case.inputs(*CALL, {}), name)
+        packed = getattr(case.inputs(*CALL), name)
         for wrong in (packed.reshape(6, NUM_HEADS, HEAD_DIM), packed[None]):
             case.refuse("rank_mismatch", [name, wrong.ndim, 4], *CALL, **{name: wrong})
     yield case.refuse("rank_mismatch", ["start_pos", 2], *CALL, start_pos=indices([[1]]))
