@@ -40,18 +40,8 @@ def group_case(
         about += f" Groups {first} to {first + len(values) - 1}: {what}."
         first += len(values)
     token = np.concatenate(list(parts.values())).reshape(1, 1, -1)
-    case = begin(
-        f"{name}-{types.replace(' ', '-')}",
-        about,
-        types,
-        proves=rules,
-        num_heads=1,
-        head_dim=token.size,
-        max_t=2,
-        any_nan=any_nan,
-        quant_bit=bits,
-        quant_group=GROUP,
-    )
+    given = dict(num_heads=1, head_dim=token.size, max_t=2, quant_bit=bits, quant_group=GROUP)
+    case = begin(f"{name}-{types.replace(' ', '-')}", about, types, proves=rules, any_nan=any_nan, **given)
     return case.call(Sequence(0, 1, 1), current_key=token, current_value=-token)
 
 

@@ -59,16 +59,8 @@ def bits_kept() -> Iterator[Case]:
         name = f"random-bits-kept-{T}"
         values = random_bits(f"{name} current", (4, 2, 8), element)
         about = "Random bit patterns are stored and loaded as they are, in pages out of order."
-        case = begin(
-            name,
-            about,
-            f"{T} {T}",
-            proves="conversion.same-type",
-            cache_mode=1,
-            page_size=2,
-            cache_layout=2,
-            num_repeat=2,
-        )
+        given = dict(cache_mode=1, page_size=2, cache_layout=2, num_repeat=2)
+        case = begin(name, about, f"{T} {T}", proves="conversion.same-type", **given)
         yield case.call(Sequence(1, 4, (7, 1, 4)), **current(values))
 
 

@@ -20,17 +20,8 @@ def cases() -> Iterator[Case]:
     """Everything of this module."""
     for mode, batch, bits, types in ((0, BATCH, 0, "f32 f32"), (1, PAGED, 8, "f16 int8 f16")):
         for name, about, rule, error, steps in (*starts(), *lengths()) if mode == 0 else (*lengths(), *maxima()):
-            case = begin(
-                f"refuse-{name}-mode{mode}".replace("_", "-"),
-                about,
-                types,
-                proves=rule,
-                num_heads=1,
-                max_t=MAX_T,
-                quant_bit=bits,
-                cache_mode=mode,
-                page_size=4,
-            )
+            given = dict(num_heads=1, max_t=MAX_T, quant_bit=bits, cache_mode=mode, page_size=4)
+            case = begin(f"refuse-{name}-mode{mode}".replace("_", "-"), about, types, proves=rule, **given)
             for mentions, changes in steps:
                 case.refuse(error, mentions, *batch, **changes)
             yield case

@@ -168,14 +168,7 @@ def indivisible() -> Iterator[Case]:
     """head_dim that is no multiple of quant_group."""
     for bits, head_dim, quant_group in ((4, 12, 8), (8, 9, 2)):
         about = f"head_dim {head_dim} is no multiple of quant_group {quant_group}: refused."
-        case = begin(
-            f"refuse-head-dim-{head_dim}-group{quant_group}-int{bits}",
-            about,
-            f"f32 int{bits} f32",
-            proves="attributes.group-divides",
-            head_dim=head_dim,
-            max_t=MAX_T,
-            quant_bit=bits,
-            quant_group=quant_group,
-        )
+        name = f"refuse-head-dim-{head_dim}-group{quant_group}-int{bits}"
+        given = dict(head_dim=head_dim, max_t=MAX_T, quant_bit=bits, quant_group=quant_group)
+        case = begin(name, about, f"f32 int{bits} f32", proves="attributes.group-divides", **given)
         yield case.refuse("head_dim_not_divisible", ["quant_group", head_dim, quant_group], *BATCH)

@@ -154,17 +154,8 @@ def conflicts() -> Iterator[Case]:
         )
     ):
         bits, types = TYPES[number % 3]
-        case = begin(
-            f"refuse-conflict-{name}",
-            about,
-            types,
-            proves="order.conflict refusal-leaves-memory",
-            max_t=MAX_T,
-            quant_bit=bits,
-            cache_mode=mode,
-            page_size=4,
-            cache_layout=number % 4,
-        )
+        given = dict(max_t=MAX_T, quant_bit=bits, cache_mode=mode, page_size=4, cache_layout=number % 4)
+        case = begin(f"refuse-conflict-{name}", about, types, proves="order.conflict refusal-leaves-memory", **given)
         yield case.refuse("write_conflict", ["cachestarts", *mentions], *batch)
 
 

@@ -147,16 +147,8 @@ def attributes_left_out() -> Iterator[Case]:
     yield begin("defaults", about, "f32 f32", proves="attributes.defaults").call(Sequence(0, 3, 2), Sequence(2, 1, 7))
 
     about = "cache_mode 1 with the default page_size 128: the second page begins with token 128."
-    case = begin(
-        "default-page-size",
-        about,
-        "int8 int8",
-        proves="attributes.defaults cache-mode.1",
-        num_heads=1,
-        head_dim=2,
-        max_t=140,
-        cache_mode=1,
-    )
+    given = dict(num_heads=1, head_dim=2, max_t=140, cache_mode=1)
+    case = begin("default-page-size", about, "int8 int8", proves="attributes.defaults cache-mode.1", **given)
     yield case.call(Sequence(126, 4, (9, 2)))
 
     for bits in (8, 4):
