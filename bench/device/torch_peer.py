@@ -1,4 +1,4 @@
-"""Times torch's indexing, and FlashInfer's and vLLM's appends where they are installed, on a device benchmark's cases.
+"""Times torch's indexing on a device benchmark's cases.
 
     KVCACHE_BENCH_OUT=rows.json target/gpu/bench && python bench/device/torch_peer.py rows.json
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import gcd
 from pathlib import Path
 from statistics import median
 
@@ -96,43 +97,6 @@ class Case:
         select = torch.index_select
         return [lambda s=s: [select(cache, 0, self.loaded, out=out) for _, cache, out in s] for s in self.sets]
 
-    def flashinfer(self) -> list:
-        """FlashInfer's append of each set."""
-        from flashinfer import append_paged_kv_cache
-
-        batch = self.row["batch"]
-        steps = torch.arange(batch, dtype=torch.int32, device="cuda")
-        batch_indices = steps.repeat_interleave(self.row["current"])
-        positions = torch.arange(self.row["past"], self.kvlen, dtype=torch.int32, device="cuda").repeat(batch)
-        indptr = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * self.pages
-        last = torch.full((batch,), (self.kvlen - 1) % PAGE_SIZE + 1, dtype=torch.int32, device="cuda")
-        table = self.table.int()
-        paged = lambda cache: cache.reshape(-1, PAGE_SIZE, *self.heads)  # noqa: E731
-        return [
-            lambda k=k, v=v: append_paged_kv_cache(
-                k[0], v[0], batch_indices, positions, (paged(k[1]), paged(v[1])), table, indptr, last
-            )
-            for k, v in self.sets
-        ]
-
-    def vllm(self) -> list:
-        """vLLM's append of each set."""
-        from vllm._custom_ops import reshape_and_cache_flash
-
-        one = torch.ones(1, device="cuda")
-        paged = lambda cache: cache.reshape(-1, PAGE_SIZE, *self.heads)  # noqa: E731
-        return [
-            lambda k=k, v=v: reshape_and_cache_flash(
-                k[0], v[0], paged(k[1]), paged(v[1]), self.stored, "auto", one, one
-            )
-            for k, v in self.sets
-        ]
-
-
-def gcd(a: int, b: int) -> int:
-    """The greatest common factor."""
-    return a if b == 0 else gcd(b, a % b)
-
 
 def times(label: str, ours: float, work: list) -> None:
     """A peer's line."""
@@ -147,7 +111,6 @@ def main() -> None:
     if not rows:
         sys.exit("no case in the file has a peer")
     print(f"device: {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    absent = set()
     for row in rows:
         print(row["case"], flush=True)
         try:
@@ -157,18 +120,8 @@ def main() -> None:
             continue
         times("torch index_copy_ (store)", row["store_us"], case.store())
         times("torch index_select (load)", row["load_us"], case.load())
-        if row["t1"] == "float16":
-            for name, peer in (("FlashInfer append (store)", case.flashinfer), ("vLLM append (store)", case.vllm)):
-                try:
-                    work = peer()
-                except ImportError as error:
-                    absent.add(f"{name}: {error}")
-                    continue
-                times(name, row["store_us"], work)
         del case
         torch.cuda.empty_cache()
-    for reason in sorted(absent):
-        print(f"SKIPPED, {reason}")
 
 
 if __name__ == "__main__":

@@ -19,15 +19,35 @@ pub struct Case {
     pub past: usize,
     pub current: usize,
     pub num_repeat: usize,
+    /// Query heads that attend, or none: then the call is one of `KeyValueCache`.
+    pub query_heads: usize,
 }
 
 impl Case {
     pub fn name(&self) -> String {
-        let Self { types: TypeCombination { t1, t2, t3, .. }, batch, past, current, num_repeat, .. } = *self;
+        let Self { types: TypeCombination { t1, t2, t3, .. }, batch, past, current, num_repeat, query_heads, .. } =
+            *self;
         let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(ElementType::name).collect();
         let kind = if past == 0 { "prefill" } else { "decode" };
         let kvlen = past + current;
-        format!("{kind}-B{batch}-kvlen{kvlen}-R{num_repeat}-layout{}-{}", self.layout.code(), types.join("-"))
+        let attention = if query_heads > 0 { "attention-" } else { "" };
+        format!(
+            "{attention}{kind}-B{batch}-kvlen{kvlen}-R{num_repeat}-layout{}-{}",
+            self.layout.code(),
+            types.join("-")
+        )
+    }
+
+    /// The case with the times of its parts, for a peer that runs the same.
+    pub fn json(&self, sets: usize, store: f32, load: f32) -> String {
+        let Self { types: TypeCombination { t1, t2, .. }, batch, past, current, num_repeat, layout, .. } = *self;
+        format!(
+            "{{\"case\": \"{}\", \"t1\": \"{t1}\", \"t2\": \"{t2}\", \"batch\": {batch}, \"past\": {past}, \"current\": \
+             {current}, \"num_repeat\": {num_repeat}, \"layout\": {}, \"num_heads\": {NUM_HEADS}, \"head_dim\": {HEAD_DIM}, \
+             \"sets\": {sets}, \"store_us\": {store}, \"load_us\": {load}}}",
+            self.name(),
+            layout.code()
+        )
     }
 
     pub fn attributes(&self) -> Attributes {
@@ -94,11 +114,24 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// Every case: all types of a large decode, a small one and a prefill; float16 at all sizes; layouts and repeats once.
+/// Then attention.
 pub fn all() -> Vec<Case> {
-    let half = TypeCombination { quant_bit: 0, t1: ElementType::Float16, t2: ElementType::Float16, t3: None };
-    let layout = CacheLayout::LayerMajor;
-    let decode = |types, batch, kvlen: usize| Case { types, layout, batch, past: kvlen - 1, current: 1, num_repeat: 1 };
-    let prefill = |types, batch, seqlen| Case { types, layout, batch, past: 0, current: seqlen, num_repeat: 1 };
+    let types = |quant_bit, t2| {
+        let half = ElementType::Float16;
+        TypeCombination { quant_bit, t1: half, t2, t3: (quant_bit > 0).then_some(half) }
+    };
+    let half = types(0, ElementType::Float16);
+    let (layout, query_heads) = (CacheLayout::LayerMajor, 0);
+    let decode = |types, batch, kvlen: usize| Case {
+        types,
+        layout,
+        batch,
+        past: kvlen - 1,
+        current: 1,
+        num_repeat: 1,
+        query_heads,
+    };
+    let prefill = |types, batch, current| Case { past: 0, current, ..decode(types, batch, 1) };
     // One token: two launches with next to nothing to do, below which no call comes.
     let mut cases = vec![prefill(half, 1, 1)];
     for batch in [1, 4, 16, 64, 256] {
@@ -110,6 +143,16 @@ pub fn all() -> Vec<Case> {
     cases.extend([prefill(half, 1, 512), prefill(half, 8, 2 << 10), prefill(half, 4, 16 << 10)]);
     cases.extend(CacheLayout::ALL.map(|layout| Case { layout, ..decode(half, 64, 4 << 10) }));
     cases.extend([4, 8].map(|num_repeat| Case { num_repeat, ..decode(half, 64, 4 << 10) }));
+
+    let attends = |case| Case { layout: CacheLayout::HeadMajor, query_heads: 4 * NUM_HEADS, ..case };
+    for batch in [1, 8, 64] {
+        cases.extend([1 << 10, 4 << 10, 32 << 10].map(|kvlen| attends(decode(half, batch, kvlen))));
+    }
+    for types in [types(8, ElementType::Int8), types(4, ElementType::Int4)] {
+        cases.extend([(64, 4 << 10), (1, 1 << 10)].map(|(batch, kvlen)| attends(decode(types, batch, kvlen))));
+    }
+    cases.extend(CacheLayout::ALL.map(|layout| Case { layout, ..attends(decode(half, 64, 4 << 10)) }));
+    cases.extend([512, 2048, 4096].map(|current| attends(prefill(half, 1, current))));
     cases.dedup_by_key(|case| case.name());
     cases
 }

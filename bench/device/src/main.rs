@@ -10,10 +10,9 @@
 //! as JSON, one a line. With `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works;
 //! its times mean nothing. Without a GPU the run ends with the exit code 77.
 
-mod attention;
+mod call;
 mod case;
 mod measure;
-mod row;
 mod run;
 
 use std::env;
@@ -48,28 +47,18 @@ fn bench(context: std::sync::Arc<kvcache_op::cuda::cudarc::driver::CudaContext>)
     unsafe { context.disable_event_tracking() };
     println!("device: {}", context.name()?);
     let stream = context.new_stream()?;
-    println!("{}", row::Row::HEAD);
+    println!("{}", run::HEAD);
     let mut count = 0;
     for case in case::all().into_iter().filter(|case| case.name().contains(&filter)) {
         match run::run(&context, &stream, &case)? {
-            Ok(row) => {
-                println!("{row}");
-                if let Some(out) = &mut out {
-                    writeln!(out, "{}", row.json())?;
+            Ok((line, json)) => {
+                println!("{line}");
+                if let Some(out) = out.as_mut().filter(|_| !json.is_empty()) {
+                    writeln!(out, "{json}")?;
                 }
                 count += 1;
             }
-            Err(reason) => println!("{:<52} SKIPPED: {reason}", case.name()),
-        }
-    }
-    println!("{}", attention::HEAD);
-    for case in attention::all().into_iter().filter(|case| attention::name(case).contains(&filter)) {
-        match attention::run(&context, &stream, &case)? {
-            Ok(line) => {
-                println!("{line}");
-                count += 1;
-            }
-            Err(reason) => println!("{:<62} SKIPPED: {reason}", attention::name(&case)),
+            Err(reason) => println!("{:<62} SKIPPED: {reason}", case.name()),
         }
     }
     match count {
