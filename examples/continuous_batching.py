@@ -21,11 +21,23 @@ import onnxruntime
 
 from decoder import Decoder
 from engine import Engine
-from kvcache import FORMATS, find_library
+from kvcache import FORMATS, NUMPY_TYPES, CacheFormat, find_library
 from questions import prompts
 from recomputation import BOUNDS, Recomputation
 from scheduler import Request, Scheduler
-from traffic import HOW, bytes_moved
+
+DECODER = Decoder()
+# What `Engine` attends by, and how the table calls it.
+GRAPHS = {
+    "fused": "MultiHeadCacheAttention",
+    "packed": "KeyValueCache, MultiHeadAttention",
+    "standard": "KeyValueCache, standard ops",
+}
+HOW = """MB moved, counted by formats and shapes: what the nodes between cache and attention read and write of keys,
+values and scores, for each token. MultiHeadCacheAttention reads each row of the cache once. Behind KeyValueCache all
+rows are written in the graph's type and read again; standard operators have them repeated for the query heads,
+converted to float32 and transposed, and score every token against the keys of the whole batch."""
+SCORE_BYTES = 40  # MatMul writes 4, Mul, Where, Softmax and Where read and write 8 each, MatMul reads 4
 
 
 @dataclass
@@ -47,80 +59,55 @@ class Report:
         return bool(self.difference <= self.bound)
 
 
-# What `Engine` attends by, and how the table calls it.
-GRAPHS = {
-    "fused": "MultiHeadCacheAttention",
-    "packed": "KeyValueCache, MultiHeadAttention",
-    "standard": "KeyValueCache, standard ops",
-}
+def bytes_moved(
+    decoder: Decoder, format: CacheFormat, row_bytes: float, attention: str, tokens: int, keys: int
+) -> float:
+    """By one step of `tokens` new tokens over `keys` rows; `row_bytes`: a row of the cache, in all layers."""
+    number = np.dtype(NUMPY_TYPES[format.current_type]).itemsize
+    row = 2 * decoder.num_layer * decoder.num_kv_heads * decoder.head_dim  # numbers
+    moved = (tokens + keys) * row_bytes  # stored, and read
+    if attention == "packed":
+        moved += keys * row * number * 2
+    elif attention == "standard":
+        converted = 0 if number == 4 else number + 4
+        moved += keys * row * decoder.num_repeat * (number + converted + 8 + 4)  # written; converted; transposed; read
+        moved += tokens * keys * decoder.num_layer * decoder.num_heads * SCORE_BYTES
+    return moved
 
 
 def serve(
     name: str, attention: str, decoder: Decoder, arguments: argparse.Namespace, recomputation: Recomputation
 ) -> Report:
     """Serves all requests with one cache format and graph, then compares every logit with recomputation."""
-    title = f"{name}, {GRAPHS[attention]}"
-    engine = Engine(
-        decoder,
-        FORMATS[name],
-        max_t=arguments.pages * arguments.page_size,
-        mode=arguments.mode,
-        page_size=arguments.page_size,
-        threads=arguments.threads,
-        attention=attention,
-    )
-    spec = engine.cache.spec
+    title, format = f"{name}, {GRAPHS[attention]}", FORMATS[name]
+    max_t = arguments.pages * arguments.page_size
+    places = dict(max_t=max_t, mode=arguments.mode, page_size=arguments.page_size)
+    engine = Engine(decoder, format, **places, threads=arguments.threads, attention=attention)
     detailed = (name, attention) == (arguments.formats[0], arguments.attention[0])
     if detailed:
-        print(f"{title}: cache {list(spec.cache_shape)}", flush=True)
-    scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
+        print(f"{title}: cache {list(engine.cache.spec.cache_shape)}", flush=True)
     requests = [
         Request(f"#{i:02}", prompt, arguments.new_tokens, arrives=3 * i)
         for i, prompt in enumerate(prompts(arguments.requests))
     ]
-    for request in requests:
-        scheduler.submit(request)
-
-    step, tokens, seconds = 0, 0, 0.0
-    while scheduler.waiting or scheduler.running:
-        begin = time.perf_counter()
-        turn = scheduler.step(step, engine.run)
-        seconds += time.perf_counter() - begin
+    tokens, begin = 0, time.perf_counter()
+    scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
+    for step, turn in enumerate(scheduler.serve(requests, engine.run)):
         tokens += turn.tokens
         if detailed and (step % 25 == 0 or turn.events):
             stats = engine.manager.stats()
-            print(
-                f"  step {step:4}: {turn.batch} in the batch, {turn.tokens:4} tokens, "
-                f"{stats['used']:4} of {stats['slots']} slots" + "".join(f"  {event}" for event in turn.events),
-                flush=True,
-            )
-        step += 1
-
-    stats = engine.manager.stats()
-    print(
-        f"{title}: {tokens} tokens in {step} steps, {stats['prefix_hits']} more were shared; recomputing all sequences",
-        flush=True,
-    )
+            batch = f"{turn.batch} in the batch, {turn.tokens:4} tokens, {stats['used']:4} of {stats['slots']} slots"
+            print(f"  step {step:4}: {batch}" + "".join(f"  {event}" for event in turn.events), flush=True)
+    seconds = time.perf_counter() - begin
+    stats, row_bytes = engine.manager.stats(), engine.cache.spec.bytes_per_token
+    print(f"{title}: {tokens} tokens in {step + 1} steps, {stats['prefix_hits']} more were shared", flush=True)
     engine.manager.check()
     if stats["used"]:
         sys.exit(f"{name}: {stats['used']} slots were never given back")
-    difference, same = compare(requests, recomputation)
+    difference, same = recomputation.compare(request.answer for request in requests)
     bound = BOUNDS[name] if arguments.bound is None else arguments.bound
-    moved = sum(bytes_moved(decoder, FORMATS[name], spec.bytes_per_token, attention, *step) for step in engine.attended)
-    return Report(name, attention, spec.bytes_per_token, moved / tokens, tokens / seconds, difference, bound, same)
-
-
-def compare(requests: list[Request], recomputation: Recomputation) -> tuple[float, float]:
-    """The largest difference of a logit, and the share of tokens after which the likeliest next one is the same."""
-    largest, same, compared = 0.0, 0, 0
-    for request in requests:
-        recomputed = recomputation.logits(request.tokens[:-1])
-        for first, logits in request.logits:
-            truth = recomputed[first : first + len(logits)]
-            largest = float(np.maximum(largest, np.abs(logits - truth).max()))  # a NaN stays, and is within no bound
-            same += int((logits.argmax(1) == truth.argmax(1)).sum())
-            compared += len(logits)
-    return largest, same / compared
+    moved = sum(bytes_moved(decoder, format, row_bytes, attention, *step) for step in engine.attended)
+    return Report(name, attention, row_bytes, moved / tokens, tokens / seconds, difference, bound, same)
 
 
 def parse_arguments(decoder: Decoder) -> argparse.Namespace:
@@ -139,24 +126,15 @@ def parse_arguments(decoder: Decoder) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="threads inside an operator; 0 takes all cores")
     parser.add_argument("--bound", type=float, help="largest difference allowed, in the place of each format's own")
     arguments = parser.parse_args()
-    possible = ["standard"] if arguments.mode == "cells" else list(GRAPHS)
-    arguments.attention = arguments.attention or possible
-    if not set(arguments.attention) <= set(possible):
-        parser.error(f"--attention is {' '.join(arguments.attention)}: expected standard, which alone serves cells")
-    for name in ("requests", "new_tokens", "max_batch", "pages", "page_size"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected at least 1")
+    arguments.attention = arguments.attention or (["standard"] if arguments.mode == "cells" else list(GRAPHS))
     longest = max(map(len, prompts(arguments.requests))) + arguments.new_tokens - 1  # the last is never stored
-    if longest > decoder.max_positions:
-        parser.error(f"{longest} tokens in the longest sequence, the decoder has {decoder.max_positions} positions")
-    if longest > arguments.pages * arguments.page_size:
-        parser.error(f"{longest} tokens in the longest sequence, the cache has {arguments.pages * arguments.page_size}")
+    if longest > min(decoder.max_positions, arguments.pages * arguments.page_size):
+        parser.error(f"{longest} tokens in the longest sequence are more than the decoder or the cache has room for")
     return arguments
 
 
-def main() -> int:
+def main(decoder: Decoder = DECODER) -> int:
     """Serves with every format, prints the table, returns the exit status."""
-    decoder = Decoder()
     arguments = parse_arguments(decoder)
     try:
         print(f"operator library {find_library()}, onnxruntime {onnxruntime.__version__}")

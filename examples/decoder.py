@@ -1,8 +1,8 @@
 """A small transformer decoder as an ONNX graph, for a packed ragged batch.
 
 RMSNorm, rotary positions, grouped-query attention, SwiGLU. Rotation goes by `positions`, an input: once a sequence has
-been edited, a token's position is not its row. Attention is a choice: by the library's operators, which
-operator_attention.py puts in, or by standard ones over the keys and values of a source in key_values.py.
+been edited, a token's position is not its row. Attention is a choice: by the library's operators, or by
+standard ones over the keys and values of a source; key_values.py has both.
 """
 
 from __future__ import annotations
@@ -89,12 +89,8 @@ class KeyValueSource(Protocol):
         """From this call's (tokens, Hkv, Dh) float32 to all keys and values, (keys, H, Dh) float32."""
 
 
-def build_decoder(decoder: Decoder, source: KeyValueSource | Attention, *, expose: bool = False) -> bytes:
-    """The decoder as a model: `token_ids`, `positions`, `seqstarts` (and what `source` needs) to all tokens' `logits`.
-
-    With `expose`, where `source` is one of keys and values, each layer's `current_key_i`, `current_value_i`, `key_i`
-    and `value_i` are outputs as well.
-    """
+def build_decoder(decoder: Decoder, source: KeyValueSource | Attention) -> bytes:
+    """The decoder as a model: `token_ids`, `positions`, `seqstarts` (what `source` needs) to the tokens' `logits`."""
     weights = _weights(decoder)
     graph = Graph()
     token_ids = graph.input("token_ids", TensorProto.INT64, ["tokens"])
@@ -122,11 +118,6 @@ def build_decoder(decoder: Decoder, source: KeyValueSource | Attention, *, expos
             mixed = source.attend(graph, layer, query, current_key, current_value)
         else:
             key, value = source(graph, layer, current_key, current_value)
-            if expose:
-                for name, exposed in dict(
-                    current_key=current_key, current_value=current_value, key=key, value=value
-                ).items():
-                    graph.output(f"{name}_{layer}", exposed, TensorProto.FLOAT)
             if raw:
                 key = rotate_keys(key)
             mixed = _attention(graph, decoder, query, key, value, visible)

@@ -7,16 +7,18 @@ import onnxruntime
 from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, Rope, Step
 
 from decoder import Attention, Decoder, KeyValueSource, build_decoder
-from key_values import CachedKeyValues
+from key_values import CachedKeyValues, OperatorAttention
 from kvcache import TYPE_NAMES, CacheFormat, bind, create_session
-from operator_attention import OperatorAttention
-from packing import logits_by_append
+from scheduler import logits_by_append
 
 
 def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
     """Options with that many threads for the work inside an operator; 0 takes all cores."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # who waits leaves the processors to others
     return options
 
 
@@ -63,12 +65,11 @@ class Engine:
         key_form: str = "roped",
         given_mask: bool = False,
         threads: int = 0,
-        expose: bool = False,
         attention: str = "standard",
         model: bytes | None = None,
         **policies,
     ):
-        """`policies` are the manager's: window, sink, defrag_threshold, ...; `expose` is `build_decoder`'s.
+        """`policies` are the manager's: window, sink, defrag_threshold, ....
 
         `attention` is "fused" (`MultiHeadCacheAttention`), "packed" (`KeyValueCache` and `MultiHeadAttention`) or
         "standard" (`KeyValueCache` and standard operators), which alone serves cells, raw keys and a given mask.
@@ -78,7 +79,7 @@ class Engine:
         places = dict(mode=mode, page_size=page_size, cache_layout=cache_layout, key_form=key_form)
         if model is None:
             source = attention_source(decoder, format, attention, places, given_mask)
-            model = build_decoder(decoder, source, expose=expose)
+            model = build_decoder(decoder, source)
         self._session = create_session(model, session_options(threads))
         spec = cache_spec(decoder, format, max_t=max_t, **places, **policies)
         self.cache = format.spec(
@@ -90,7 +91,6 @@ class Engine:
         ).allocate()
         self.memory = HostMemory(spec, self.cache.cache, self.cache.scale)
         self.manager = Manager(spec)
-        self._outputs = [x.name for x in self._session.get_outputs()]
         self.inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
         self.attended: list[tuple[int, int]] = []  # of each step: its tokens, and the rows that they attended over
         self._binding = self._session.io_binding()
@@ -98,18 +98,13 @@ class Engine:
 
     def run(self, step: Step) -> np.ndarray:
         """Runs an open step through the decoder, which stores its keys and values; the logits of its tokens."""
-        return self.outputs(step)["logits"]
-
-    def outputs(self, step: Step) -> dict[str, np.ndarray]:
-        """The same; all outputs of the decoder."""
         arrays = step_inputs(step, self.inputs)
         self.attended.append((int(arrays["seqstarts"][-1]), int(arrays["kvstarts"][-1])))
         for name, array in arrays.items():
             bind(self._binding, name, array)
-        for name in self._outputs:  # anew, or they would keep the shapes of the last step
-            self._binding.bind_output(name, "cpu")
+        self._binding.bind_output("logits", "cpu")  # anew, or it would keep the shape of the last step
         self._session.run_with_iobinding(self._binding)
-        return dict(zip(self._outputs, self._binding.copy_outputs_to_cpu()))
+        return self._binding.copy_outputs_to_cpu()[0]
 
     def decode(self, tokens: dict[int, list[int]]) -> dict[int, np.ndarray]:
         """One step that appends tokens to sequences; the logits of those that had to be computed, by sequence."""

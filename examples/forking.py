@@ -51,8 +51,7 @@ def main() -> int:
     report(manager, "both go on")
 
     recomputation = Recomputation(decoder, FORMATS["float32"])
-    blocks = {seq: [(0, np.concatenate(logits[seq]))] for seq in tokens}
-    difference = np.max([recomputation.difference(tokens[seq][:-1], blocks[seq]) for seq in tokens])
+    difference, _ = recomputation.compare((tokens[seq][:-1], [(0, np.concatenate(logits[seq]))]) for seq in tokens)
     common = next(i for i, (a, b) in enumerate(zip(tokens[first], tokens[fork])) if a != b)
     print(f"  the answers differ from token {common} on; largest logit difference from recomputation {difference:.2g}")
     if not difference <= BOUNDS["float32"] or manager.stats()["shared"] != common // PAGE_SIZE * PAGE_SIZE:

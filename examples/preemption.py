@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
-
 from decoder import Decoder
 from engine import Engine
 from kvcache import FORMATS
@@ -25,24 +23,18 @@ def main() -> int:
     """Serves six requests in a cache that is too small for them; returns the exit status."""
     decoder = Decoder(num_layer=2)
     engine = Engine(decoder, FORMATS["float32"], max_t=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
-    scheduler = Scheduler(engine.manager, engine.memory, max_batch=4)
     requests = [Request(f"#{i}", prompt, 40) for i, prompt in enumerate(prompts(6))]
-    for request in requests:
-        scheduler.submit(request)
-    step, preempted = 0, 0
-    while scheduler.waiting or scheduler.running:
-        turn = scheduler.step(step, engine.run)
+    preempted = 0
+    for step, turn in enumerate(Scheduler(engine.manager, engine.memory, max_batch=4).serve(requests, engine.run)):
         preempted += len(turn.preempted)
         if turn.events:
             stats = engine.manager.stats()
             places = f"{stats['used'] // PAGE_SIZE:2} pages in use, {stats['cached'] // PAGE_SIZE:2} cached"
             print(f"  step {step:3}: {turn.batch} ran, {places}  {'  '.join(turn.events)}", flush=True)
-        step += 1
 
     needed = sum(len(request.tokens) - 1 for request in requests)
     computed = sum(request.computed for request in requests)
-    recomputation = Recomputation(decoder, FORMATS["float32"])
-    difference = np.max([recomputation.difference(request.tokens[:-1], request.logits) for request in requests])
+    difference, _ = Recomputation(decoder, FORMATS["float32"]).compare(request.answer for request in requests)
     print(
         f"  {preempted} times a request was preempted; the six have {needed} rows, of which {computed} were computed; "
         f"largest logit difference {difference:.2g}"

@@ -35,7 +35,16 @@ class Recomputation:
         feeds = dict(token_ids=tokens, positions=range(len(tokens)), seqstarts=[0, len(tokens)])
         return self._session.run(["logits"], {name: np.array(values, np.int64) for name, values in feeds.items()})[0]
 
-    def difference(self, tokens: list[int], logits: Iterable[tuple[int, np.ndarray]]) -> float:
-        """The largest difference from a sequence's logits, given in blocks with their first rows; a NaN stays."""
-        truth = self.logits(tokens)
-        return float(np.max([np.abs(rows - truth[first : first + len(rows)]).max() for first, rows in logits]))
+    def compare(self, sequences: Iterable[tuple[list[int], list[tuple[int, np.ndarray]]]]) -> tuple[float, float]:
+        """The largest difference of a logit, and the share of tokens after which the likeliest next one is the same.
+
+        A sequence is its tokens and its logits, in blocks with their first rows. A NaN stays, and is within no bound.
+        """
+        differences, same = [], []
+        for tokens, blocks in sequences:
+            truth = self.logits(tokens)
+            for first, rows in blocks:
+                expected = truth[first : first + len(rows)]
+                differences.append(np.abs(rows - expected).max())
+                same.extend(rows.argmax(1) == expected.argmax(1))
+        return float(np.max(differences)), float(np.mean(same))

@@ -9,13 +9,24 @@ pages that it filled stay in the prefix index as long as nobody needs them, so l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager, Step
 
-from packing import logits_by_append
+
+def logits_by_append(step: Step, lengths: list[int], logits: np.ndarray) -> list[np.ndarray]:
+    """The logits of each append's computed tokens, in the order of the appends; `lengths`: how many tokens each had.
+
+    A step puts entries of one token first and leaves out what is cached.
+    """
+    first, rows = 0, [logits[:0]] * len(lengths)
+    for append, cached in zip(step.order, step.cached):
+        end = first + lengths[append] - cached
+        rows[append] = logits[first:end]
+        first = end
+    return rows
 
 
 def likeliest(logits: np.ndarray) -> int:
@@ -47,6 +58,11 @@ class Request:
         """Whether all of its tokens are there."""
         return len(self.tokens) == len(self.prompt) + self.max_new_tokens
 
+    @property
+    def answer(self) -> tuple[list[int], list[tuple[int, np.ndarray]]]:
+        """Its stored tokens and their logits: all but the last token, which is never run."""
+        return self.tokens[:-1], self.logits
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -76,9 +92,13 @@ class Scheduler:
         self.running: list[Request] = []  # the youngest last
         self._crowded = False  # somebody was preempted, and nobody has left since
 
-    def submit(self, request: Request) -> None:
-        """Puts a request into the queue."""
-        self.waiting.append(request)
+    def serve(self, requests: list[Request], run: Callable[[Step], np.ndarray]) -> Iterator[Turn]:
+        """Steps until all requests are finished; what came of each."""
+        self.waiting.extend(requests)
+        now = 0
+        while self.waiting or self.running:
+            yield self.step(now, run)
+            now += 1
 
     def step(self, now: int, run: Callable[[Step], np.ndarray]) -> Turn:
         """One step of all that run: `run` gives the logits of the step's tokens, each chooses its next one."""

@@ -19,9 +19,8 @@ import numpy as np
 import onnxruntime
 
 from kvcache import find_library
-from perplexity import perplexity
 from scheduler import Request, Scheduler, likeliest
-from trained import KEPT_AS, PAGE_SIZE, TRAINED, held_back_text, tokenizer, trained_engine
+from trained import KEPT_AS, PAGE_SIZE, TRAINED, held_back_text, perplexity, tokenizer, trained_engine
 
 RECORD = Path(__file__).resolve().parents[1] / "docs/quality.csv"
 INDENT = " " * 4
@@ -60,6 +59,14 @@ class Served:
     written: list[list[int]]
     tokens_per_second: float
 
+    def same_text(self, other: Served, new_tokens: int) -> float:
+        """The share of new tokens before the first that differs, over all requests."""
+        agreed = 0
+        for mine, theirs in zip(self.written, other.written):
+            same = [a == b for a, b in zip(mine, theirs)][-new_tokens:]
+            agreed += same.index(False) if False in same else new_tokens
+        return agreed / (new_tokens * len(self.written))
+
 
 class Sampler:
     """Chooses tokens at random by their probabilities, sharpened; the same ones for the same seed and logits."""
@@ -95,14 +102,10 @@ def serve(name: str, arguments: argparse.Namespace) -> Served:
         fused=arguments.attention == "fused",
         threads=arguments.threads,
     )
-    scheduler = Scheduler(engine.manager, engine.memory, arguments.max_batch)
     served = requests(arguments.new_tokens, arguments.temperature)
-    for request in served:
-        scheduler.submit(request)
-    step, begin = 0, time.perf_counter()
-    while scheduler.waiting or scheduler.running:
-        scheduler.step(step, engine.run)
-        step += 1
+    begin = time.perf_counter()
+    for _ in Scheduler(engine.manager, engine.memory, arguments.max_batch).serve(served, engine.run):
+        pass
     seconds = time.perf_counter() - begin
     computed = sum(request.computed for request in served)
     measured = perplexity(engine, tokenizer().encode(held_back_text()), arguments.window)
@@ -146,16 +149,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.record and (arguments.formats, arguments.window) != (list(KEPT_AS), TRAINED.max_positions):
         parser.error("--record takes all formats and the model's own window")
-    for name in ("new_tokens", "max_batch", "pages", "window"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected at least 1")
     longest = max(len(request.prompt) for request in requests(arguments.new_tokens)) + arguments.new_tokens - 1
-    for name, most in (
-        ("the model has positions for", TRAINED.max_positions),
-        ("the cache", arguments.pages * PAGE_SIZE),
-    ):
-        if max(longest, arguments.window) > most:
-            parser.error(f"sequences have up to {max(longest, arguments.window)} tokens; {name} {most}")
+    if max(longest, arguments.window) > min(TRAINED.max_positions, arguments.pages * PAGE_SIZE):
+        parser.error(f"{max(longest, arguments.window)} tokens are more than the model or the cache has room for")
     return arguments
 
 
@@ -166,20 +162,17 @@ def main() -> int:
         print(f"operator library {find_library()}, onnxruntime {onnxruntime.__version__}")
     except FileNotFoundError as error:
         sys.exit(str(error))
-    first: Served | None = None
-    served = []
+    served: list[Served] = []
     for name in arguments.formats:
-        result = serve(name, arguments)
-        served.append(result)
-        if first is None:
-            first = result
+        served.append(serve(name, arguments))
+        if len(served) == 1:
             print(f"\nwritten with {name}:")
-            for tokens in result.written:
+            for tokens in served[0].written:
                 print()
                 for paragraph in tokenizer().decode(tokens).strip("\n").split("\n"):
                     print(textwrap.fill(paragraph, 100, initial_indent=INDENT, subsequent_indent=INDENT))
             print()
-        print(f"{name}: perplexity {result.quality.perplexity:.3f}", flush=True)
+        print(f"{name}: perplexity {served[-1].quality.perplexity:.3f}", flush=True)
 
     expected = {} if arguments.record or arguments.window != TRAINED.max_positions else recorded()
     print(f"\n{'cache':20}  bytes/token  tokens/s  perplexity  same text")
@@ -188,7 +181,7 @@ def main() -> int:
         quality = result.quality
         line = (
             f"{quality.name:20}  {quality.bytes_per_token:11}  {result.tokens_per_second:8.0f}  "
-            f"{quality.perplexity:10.3f}  {same_text(result, served[0], arguments.new_tokens):9.1%}"
+            f"{quality.perplexity:10.3f}  {result.same_text(served[0], arguments.new_tokens):9.1%}"
         )
         known = expected.get(quality.name)
         if known:
@@ -204,15 +197,6 @@ def main() -> int:
     elif expected:
         print("every perplexity is what docs/quality.csv says" if right else "wrong: see WRONG above")
     return 0 if right else 1
-
-
-def same_text(one: Served, other: Served, new_tokens: int) -> float:
-    """The share of new tokens before the first that differs, over all requests."""
-    agreed = 0
-    for mine, theirs in zip(one.written, other.written):
-        same = [a == b for a, b in zip(mine, theirs)][-new_tokens:]
-        agreed += same.index(False) if False in same else new_tokens
-    return agreed / (new_tokens * len(one.written))
 
 
 if __name__ == "__main__":

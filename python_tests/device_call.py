@@ -6,6 +6,7 @@ CUDA provider has the place of the CPU's: the runtime sees the CPU, and the oper
 
 from __future__ import annotations
 
+import ctypes
 import os
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto
 
-from emulated_memory import EmulatedMemory
+from compare import Arrays
 from kvcache import ELEMENT_TYPES, find_library
 from node import quiet_options
 
@@ -55,6 +56,47 @@ def device_session(model: bytes) -> onnxruntime.InferenceSession:
     return session
 
 
+@lru_cache(maxsize=1)
+def driver() -> ctypes.CDLL:
+    """The driver, with the device's context current on this thread."""
+    library = ctypes.CDLL("libcuda.so")
+    name = ctypes.create_string_buffer(64)
+    library.cuDeviceGetName(name, 64, 0)
+    assert name.value == b"CUDA on the CPU", f"{name.value!r} is not the driver that runs on the CPU"
+    context = ctypes.c_size_t()
+    checked(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    checked(library.cuCtxSetCurrent(context))
+    return library
+
+
+def checked(code: int) -> None:
+    """Fails on an error of the driver."""
+    assert code == 0, f"the driver's error {code}"
+
+
+class EmulatedMemory:
+    """A copy of an array in the device's memory; what the tests use of an `OrtValue`."""
+
+    def __init__(self, array: np.ndarray):
+        self._shape, self._dtype, self._len = array.shape, array.dtype, ctypes.c_size_t(array.nbytes)
+        self._address = ctypes.c_uint64()
+        checked(driver().cuMemAlloc_v2(ctypes.byref(self._address), self._len))
+        checked(driver().cuMemcpyHtoD_v2(self._address, array.ctypes.data_as(ctypes.c_void_p), self._len))
+
+    def __del__(self) -> None:
+        driver().cuMemFree_v2(self._address)
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self._address.value
+
+    def numpy(self) -> np.ndarray:
+        """A copy on the host."""
+        array = np.empty(self._shape, self._dtype)
+        checked(driver().cuMemcpyDtoH_v2(array.ctypes.data_as(ctypes.c_void_p), self._address, self._len))
+        return array
+
+
 class DeviceArray:
     """An array in memory of the GPU. Packed int4 has a shape of its own."""
 
@@ -63,16 +105,9 @@ class DeviceArray:
         flat = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
         self._memory = EmulatedMemory(flat) if EMULATED else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
         self._shape = array.shape
-        self._type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4
-        self._bound = (self._type, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())
-
-    def bind(self, binding: onnxruntime.IOBinding, name: str) -> None:
-        """Binds the memory itself to an input."""
-        binding.bind_input(name, DEVICE, 0, *self._bound)
-
-    def bind_output(self, binding: onnxruntime.IOBinding, name: str) -> None:
-        """Binds the memory itself to an output."""
-        binding.bind_output(name, DEVICE, 0, *self._bound)
+        element_type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4
+        # What binds the memory itself: the type, the shape in elements, and the address.
+        self.bound = (element_type, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())
 
     def numpy(self) -> np.ndarray:
         """A copy on the host."""
@@ -80,39 +115,21 @@ class DeviceArray:
 
 
 def device_call(
-    model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray], num_repeat: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """One call of a one-node model: key and value. The state stays on the GPU and is changed there."""
-    current = inputs["current_key"]
-    *rows, num_heads, head_dim = current.shape
-    is_static = "kvstarts" not in inputs
-    rows = [rows[0], inputs["start_pos"].item() + rows[1]] if is_static else [int(inputs["kvstarts"][-1])]
-    shape = (*rows, num_heads * num_repeat, head_dim)
-    key, value = (DeviceArray(np.zeros(shape, current.dtype)) for _ in range(2))
-    _run(model, inputs, state, dict(key=key, value=value))
-    return key.numpy(), value.numpy()
-
-
-def device_attention(model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray]) -> np.ndarray:
-    """One call of a one-node model of an attention operator: attn_output. The state is changed on the GPU."""
-    attn_output = DeviceArray(np.zeros_like(inputs["query"]))
-    _run(model, inputs, state, dict(attn_output=attn_output))
-    return attn_output.numpy()
-
-
-def _run(
-    model: bytes, inputs: dict[str, np.ndarray], state: dict[str, DeviceArray], outputs: dict[str, DeviceArray]
-) -> None:
-    session = device_session(model)
-    binding = session.io_binding()
+    model: bytes, inputs: Arrays, state: dict[str, DeviceArray], outputs: dict[str, tuple[int, ...]]
+) -> Arrays:
+    """One call of a one-node model: outputs of these shapes. The state stays on the GPU and is changed there."""
+    rows = next(iter(inputs.values()))
+    made = {name: DeviceArray(np.zeros(shape, rows.dtype)) for name, shape in outputs.items()}
+    binding = device_session(model).io_binding()
     names = ON_HOST if "kvstarts" in inputs else STATIC_ON_HOST
     on_host = [name for name in names if name in inputs and not (name == "kvstarts" and "key" in inputs)]
     arrays = {name: DeviceArray(array) for name, array in inputs.items() if name not in on_host}
     for name, array in (arrays | state).items():
-        array.bind(binding, name)
+        binding.bind_input(name, DEVICE, 0, *array.bound)
     for name in on_host:
         binding.bind_cpu_input(name, inputs[name])
-    for name, output in outputs.items():
-        output.bind_output(binding, name)
-    session.run_with_iobinding(binding)
+    for name, array in made.items():
+        binding.bind_output(name, DEVICE, 0, *array.bound)
+    device_session(model).run_with_iobinding(binding)
     binding.synchronize_outputs()
+    return {name: array.numpy() for name, array in made.items()}

@@ -2,9 +2,8 @@
 
     python train.py texts
 
-`texts` is what text.py has written; checkpoints go there, and training goes on from one. README.md says what the
-committed weights were trained with and how far they came; another machine sums in another order and gets other
-weights of about the same loss. Needs what requirements-torch.txt says.
+`texts` is what text.py has written. README.md says what the committed weights were trained with and how far they came;
+another machine sums in another order and gets other weights of about the same loss. Needs requirements-torch.txt.
 """
 
 from __future__ import annotations
@@ -105,16 +104,9 @@ def train(model: Llama, tokens: Tensor, held_back: Tensor, arguments: argparse.N
         )
         for optimizer in optimizers
     ]
-    first, checkpoint = 0, arguments.texts / "checkpoint.pt"
-    if checkpoint.is_file():
-        state = torch.load(checkpoint)
-        first = state["step"]
-        model.load_state_dict(state["model"])
-        for part, saved in zip([*optimizers, *schedules], state["parts"]):
-            part.load_state_dict(saved)
     span, began = torch.arange(CONTEXT + 1), time.perf_counter()
-    for step in range(first, arguments.steps):
-        random = torch.Generator().manual_seed(arguments.seed * 1_000_003 + step)  # the same after a restart
+    for step in range(arguments.steps):
+        random = torch.Generator().manual_seed(arguments.seed * 1_000_003 + step)
         starts = torch.randint(len(tokens) - CONTEXT, (BATCH,), generator=random)
         loss = loss_of(model, tokens[starts[:, None] + span])
         loss.backward()
@@ -126,14 +118,12 @@ def train(model: Llama, tokens: Tensor, held_back: Tensor, arguments: argparse.N
             print(f"step {step}: loss {loss.item():.3f}, {time.perf_counter() - began:.0f} s", flush=True)
         if (step + 1) % 200 == 0:
             print(f"step {step + 1}: held back {held_back_loss(model, held_back):.4f}", flush=True)
-            parts = [part.state_dict() for part in (*optimizers, *schedules)]
-            torch.save({"step": step + 1, "model": model.state_dict(), "parts": parts}, checkpoint)
 
 
 def main() -> None:
     """Trains, rounds to float16, and says what was reached."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("texts", type=Path, help="the folder with training.txt and held_back.txt; checkpoints go there")
+    parser.add_argument("texts", type=Path, help="the folder with training.txt and held_back.txt")
     parser.add_argument("--steps", type=int, default=2000, help="optimizer steps of 4096 tokens")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--muon-lr", type=float, default=5e-3)
