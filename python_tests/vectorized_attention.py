@@ -168,32 +168,11 @@ def refuse_illegal(
         raise Refused(broken[0])
 
 
-class ScaleMissing(Right):
-    """Inner products as they are."""
-
-    def factor(self, a: Any) -> float:
-        return 1
-
-
-class ScaleOfAllHeads(Right):
-    """By the square root of what all heads have."""
-
-    def factor(self, a: Any) -> float:
-        return 1 / np.sqrt(a.num_heads * a.head_dim)
-
-
 class HeadsTiled(Right):
     """Query head h on key head h % Hk."""
 
     def of_query_heads(self, a: Any, heads: np.ndarray) -> np.ndarray:
         return np.tile(heads, (1, a.num_heads // a.num_kv_heads, 1))
-
-
-class CausalMaskMissing(Right):
-    """Every key is seen."""
-
-    def is_causal(self, i: Any) -> np.ndarray:
-        return super().is_causal(i) & False
 
 
 class CausalMaskAtStart(Right):
@@ -204,46 +183,11 @@ class CausalMaskAtStart(Right):
         return j > ragged(n, 0 * n)[1][:, None]
 
 
-class CausalMaskTooWide(Right):
-    """A query does not see its own key."""
-
-    def behind(self, i: Any, positions: np.ndarray, j: np.ndarray) -> np.ndarray:
-        return j >= positions[:, None]
-
-
-class DecodingBatchesIgnored(Right):
-    """Every sequence of more than one query is causal."""
-
-    def is_causal(self, i: Any) -> np.ndarray:
-        return np.diff(i.seqstarts) > 1
-
-
-class AlibiUpsideDown(Right):
-    """Distant keys are favored."""
-
-    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        return -slopes * distance
-
-
 class SlopesOfAnyNumber(Right):
     """2^(-8k/n) for n heads."""
 
     def slopes(self, a: Any) -> np.ndarray:
         return np.exp2(-8 * np.arange(1, a.num_heads + 1, dtype=np.float32) / a.num_heads)
-
-
-class MaskMissing(Right):
-    """attn_mask is not looked at."""
-
-    def masks(self, a: Any, i: Any) -> list[np.ndarray]:
-        return super().masks(a, SimpleNamespace(**vars(i) | {"attn_mask": None}))
-
-
-class MaskOfFirstHead(Right):
-    """The first plane for all heads."""
-
-    def columns(self, a: Any, i: Any, mask: np.ndarray) -> np.ndarray:
-        return super().columns(a, i, mask)[:1]
 
 
 class MaskRowsTooShort(Right):
@@ -255,32 +199,11 @@ class MaskRowsTooShort(Right):
         return planes.reshape(-1)[: planes.size // planes.shape[-1] * total].reshape(*planes.shape[:-1], total)
 
 
-class MaskScaled(Right):
-    """The mask is divided with the inner product."""
-
-    def columns(self, a: Any, i: Any, mask: np.ndarray) -> np.ndarray:
-        return super().columns(a, i, mask).astype(np.float32) * np.float32(self.factor(a))
-
-
 class BaseTwo(Right):
     """exp2() without log2(e)."""
 
     def exp(self, scores: np.ndarray) -> np.ndarray:
         return np.exp2(scores)
-
-
-class MaximumMissing(Right):
-    """Scores go into exp() as they are."""
-
-    def largest(self, scores: np.ndarray) -> np.ndarray:
-        return np.zeros((*scores.shape[:-1], 1), np.float32)
-
-
-class SoftmaxOverHeads(Right):
-    """The first axis in place of the last."""
-
-    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
-        return super().weights(np.moveaxis(scores, 0, -1), i).transpose(2, 0, 1)
 
 
 class HiddenRowsNan(Right):
@@ -296,24 +219,11 @@ class HiddenRowsNan(Right):
         return np.where(nan[..., 0].T[..., None], np.nan, super().summed(weights, value, hidden))
 
 
-class HeadsFirst(Right):
-    """A transposition forgotten."""
-
-    def finished(self, a: Any, i: Any, output: np.ndarray) -> np.ndarray:
-        return super().finished(a, i, output).transpose(1, 0, 2).reshape(output.shape)
-
-
 class OutputOfFloat32(Right):
     """Not of T1."""
 
     def finished(self, a: Any, i: Any, output: np.ndarray) -> np.ndarray:
         return output
-
-
-class LoadsBeforeStores(Right):
-    """Attends over the cache as it was."""
-
-    stored = vectorized.LoadsBeforeStores()
 
 
 class NibblesSwapped(Right):
@@ -322,175 +232,14 @@ class NibblesSwapped(Right):
     stored = vectorized.NibblesSwapped()
 
 
-class KeyAndValueSwapped(Right):
-    """Keys are added up by what queries and values give."""
-
-    def attend(self, a: Any, i: Any, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        return super().attend(a, i, value, key)
-
-
-class WindowOf4(Right):
-    """A window where there is none."""
-
-    def hidden(self, a: Any, i: Any) -> np.ndarray:
-        _, _, positions, j = self.positions(i)
-        return super().hidden(a, i) | (j <= positions[:, None] - 4)
-
-
-class ScoresClipped(Right):
-    """What float16 holds, whatever T1 is."""
-
-    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
-        return super().weights(np.where(scores == -INFINITY, scores, scores.clip(-65504, 65504)), i)
-
-
-class WeightsSummedInFloat16(Right):
-    """Small weights vanish beside their sum."""
-
-    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
-        if i.query.dtype != np.float16:
-            return super().weights(scores, i)
-        exps = np.where(scores == -INFINITY, 0, np.exp(scores - self.largest(scores)))
-        sums = np.cumsum(exps, -1, np.float16)[..., -1:] if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
-        return exps / np.where((scores == -INFINITY).all(-1, keepdims=True), 1, sums.astype(np.float32))
-
-
-class HeadsByGroup(Right):
-    """The heads that share a key head lie apart."""
-
-    def finished(self, a: Any, i: Any, output: np.ndarray) -> np.ndarray:
-        grouped = super().finished(a, i, output)
-        group = a.num_heads // a.num_kv_heads
-        heads = grouped.reshape(len(output), a.num_kv_heads, group, a.head_dim)
-        return heads.transpose(0, 2, 1, 3).reshape(output.shape)
-
-
-class MaskNanIsZero(Right):
-    """np.nan_to_num() of the mask."""
-
-    def columns(self, a: Any, i: Any, mask: np.ndarray) -> np.ndarray:
-        columns = super().columns(a, i, mask)
-        return np.where(np.isnan(columns), columns.dtype.type(0), columns)
-
-
-class MaskOneColumnBefore(Right):
-    """A mask whose first column is taken for one of padding."""
-
-    def columns(self, a: Any, i: Any, mask: np.ndarray) -> np.ndarray:
-        planes = mask if mask.ndim == 3 else mask[None]
-        before = np.concatenate([np.zeros(1, mask.dtype), planes.reshape(-1)[:-1]])
-        return before.reshape(planes.shape)[..., : i.kvstarts[-1]]
-
-
-class AlibiForBaseTwo(Right):
-    """ALiBi times log2(e), and inner products not."""
-
-    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        return super().bias(slopes, distance) * np.float32(np.log2(np.e))
-
-
-class InputsOfBfloat16(Right):
-    """Numbers of 8 bits are multiplied."""
-
-    def attend(self, a: Any, i: Any, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        rounded = SimpleNamespace(**vars(i) | {"query": bfloat16(i.query)})
-        return super().attend(a, rounded, bfloat16(key), bfloat16(value)).astype(i.query.dtype)
-
-
-def bfloat16(x: np.ndarray) -> np.ndarray:
-    """Rounded to nearest, ties to even, as float32."""
-    bits = x.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    return np.where(np.isnan(x), np.float32(np.nan), rounded)
-
-
-class LateRefusal(Right):
-    """The mask is looked at when the tokens have been stored."""
-
-    def __call__(
-        self, op_type: str, attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None
-    ) -> np.ndarray:
-        try:
-            return super().__call__(op_type, attributes, inputs, cache, scale)
-        except Refused as refusal:
-            if cache is not None and str(refusal) in ("mask_too_small", "kvlen_mismatch", "cache_range", "page_range"):
-                cache.reshape(-1).view(np.uint8)[:1] ^= 1
-            raise
-
-
-class SoftmaxMissing(Right):
-    """Scores as weights."""
-
-    def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
-        return np.where(scores == -INFINITY, 0, scores)
-
-
-class ValuesTiled(Right):
-    """The value of another head than the key."""
-
-    def attend(self, a: Any, i: Any, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        repeats = a.num_heads // a.num_kv_heads
-        every_head = SimpleNamespace(**vars(a) | dict(num_kv_heads=a.num_heads))
-        return super().attend(every_head, i, np.repeat(key, repeats, 1), np.tile(value, (1, repeats, 1)))
-
-
-class AlibiOfSquares(Right):
-    """The distance squared."""
-
-    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        return -slopes * distance * distance
-
-
-class AlibiOfFloat16(Right):
-    """Slopes, distances and their products of float16."""
-
-    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        return (slopes.astype(np.float16) * distance.astype(np.float16)).astype(np.float32)
-
-
-class MaskBelow1000Hides(Right):
-    """A large negative number as a way to write -inf."""
-
-    def masked(self, scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        return super().masked(scores, np.where(mask < -1000, -INFINITY, mask))
-
-
+# The name of each one's flaw among the known mistakes.
 WRONG = {
-    SoftmaxMissing: "softmax-missing",
-    ValuesTiled: "query-heads-interleaved-for-values",
-    AlibiOfSquares: "alibi-of-squared-distance",
-    AlibiOfFloat16: "alibi-of-float16",
-    MaskBelow1000Hides: "mask-below-1000-hides",
-    ScaleMissing: "score-scale-missing",
-    ScaleOfAllHeads: "score-scale-of-all-heads",
     HeadsTiled: "query-heads-interleaved",
-    CausalMaskMissing: "causal-mask-ignored",
     CausalMaskAtStart: "causal-mask-at-start",
-    CausalMaskTooWide: "causal-mask-hides-own-key",
-    DecodingBatchesIgnored: "decoding-batches-ignored",
-    AlibiUpsideDown: "alibi-sign",
     SlopesOfAnyNumber: "alibi-slopes-of-any-number",
-    MaskMissing: "mask-ignored",
-    MaskOfFirstHead: "mask-first-plane-for-all",
     MaskRowsTooShort: "mask-stride-of-keys",
-    MaskScaled: "mask-before-scaling",
     BaseTwo: "softmax-of-base-2",
-    MaximumMissing: "softmax-without-maximum",
-    SoftmaxOverHeads: "softmax-over-heads",
     HiddenRowsNan: "rows-without-keys-nan",
-    HeadsFirst: "output-heads-first",
     OutputOfFloat32: "output-of-float32",
-    LoadsBeforeStores: "loads-before-stores",
     NibblesSwapped: "nibbles-swapped",
-    KeyAndValueSwapped: "key-and-value-swapped",
-    WindowOf4: "window-of-4",
-    ScoresClipped: "scores-clipped-at-65504",
-    WeightsSummedInFloat16: "weights-summed-in-float16",
-    HeadsByGroup: "output-heads-by-group",
-    MaskNanIsZero: "mask-nan-taken-as-0",
-    MaskOneColumnBefore: "mask-one-column-before",
-    AlibiForBaseTwo: "alibi-times-log2e",
-    InputsOfBfloat16: "inputs-of-bfloat16",
-    LateRefusal: "state-changed-before-refusal",
 }
-"""The name of each one's flaw among the known mistakes."""

@@ -50,4 +50,12 @@ impl<O> Outcome<O> {
     pub fn refused(message: impl Into<String>) -> Self {
         Self::Refused { kind: None, message: message.into() }
     }
+
+    /// The same outcome with what is made of the outputs.
+    pub fn map<P>(self, outputs: impl FnOnce(O) -> P) -> Outcome<P> {
+        match self {
+            Self::Done(given) => Outcome::Done(outputs(given)),
+            Self::Refused { kind, message } => Outcome::Refused { kind, message },
+        }
+    }
 }

@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use super::append::Append;
     #[pymodule_export]
-    use super::conformance::run_suite;
+    use super::conformance::{conformance_cases, error_kinds, run_suites};
     #[pymodule_export]
     use super::figures::{find_slot, n_kv};
     #[pymodule_export]

@@ -32,6 +32,10 @@ class Int4Array(np.ndarray[Any, np.dtype[np.int8]]):
     """
 
 
+class NotRun(Exception):
+    """A call could not be made: the case fails, with this message."""
+
+
 class _Unusable(Exception):
     """What an implementation gave is nothing that can be compared."""
 
@@ -39,15 +43,16 @@ class _Unusable(Exception):
 class Caller:
     """The implementation as the native module calls it.
 
-    `declared`: a profile says what the implementation does; then it cannot say so by NotImplementedError.
+    `named`: it is given the name of the operator. `declared`: a profile says what the implementation does; then it
+    cannot say so by NotImplementedError.
     """
 
     def __init__(
-        self, implementation: Callable[..., Any], int4: Literal["packed", "unpacked"], attends: bool, declared: bool
+        self, implementation: Callable[..., Any], int4: Literal["packed", "unpacked"], named: bool, declared: bool
     ) -> None:
         self.implementation = implementation
         self.int4 = int4
-        self.attends = attends
+        self.named = named
         self.declared = declared
 
     def __call__(
@@ -64,36 +69,41 @@ class Caller:
         state = _State(cache, scale, self.int4)
         try:
             arguments = (attributes, arrays, state.cache, state.scale)
-            result = self.implementation(op_type, *arguments) if self.attends else self.implementation(*arguments)
+            result = self.implementation(op_type, *arguments) if self.named else self.implementation(*arguments)
+        except NotRun as error:
+            return "failed", None, str(error), [], None, None
         except BUGS as error:
             return "failed", None, f"raised {_told(error)}", [], None, None
         except Exception as error:
             if isinstance(error, NotImplementedError) and not self.declared:
                 return "unsupported", None, _said(error), [], None, None
             message = _told(error) if succeeds else _said(error)
-            return self._reply("refused", _kind(error), message, state, None)
-        return self._reply("done", None, "", state, result)
+            return self._reply("refused", _kind(error), message, state, [])
+        names = ["key", "value"] if op_type == "KeyValueCache" else ["attn_output"]
+        return self._reply("done", None, "", state, names, result)
 
-    def _reply(self, what: str, kind: str | None, message: str, state: _State, result: Any) -> Reply:
+    def _reply(
+        self, what: str, kind: str | None, message: str, state: _State, names: list[str], result: Any = None
+    ) -> Reply:
         try:
-            outputs = self._outputs(result, state) if what == "done" else []
+            outputs = _outputs(names, result, state) if names else []
             return what, kind, message, outputs, state.sent_cache(), state.sent_scale()
         except _Unusable as error:
             return "failed", None, str(error), [], None, None
         except Exception as error:  # of a class of the implementation's own
             return "failed", None, f"returned what cannot be read: {_told(error)}", [], None, None
 
-    def _outputs(self, result: Any, state: _State) -> list[Sent]:
-        """The outputs. Cache and scale become those that were returned, if they were."""
-        names = ["attn_output"] if self.attends else ["key", "value"]
-        parts = list(result) if isinstance(result, tuple | list) else [result]
-        if len(parts) == len(names) + 2:
-            *parts, state.cache, state.scale = parts
-        elif len(parts) != len(names):
-            expected = ", ".join(names)
-            count = f" of {len(parts)}" if isinstance(result, tuple | list) else ""
-            raise _Unusable(f"returned {_class(result)}{count}, expected {expected} or {expected}, cache, scale")
-        return [_sent(name, part) for name, part in zip(names, parts)]
+
+def _outputs(names: list[str], result: Any, state: _State) -> list[Sent]:
+    """The outputs of these names. Cache and scale become those that were returned, if they were."""
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    if len(parts) == len(names) + 2:
+        *parts, state.cache, state.scale = parts
+    elif len(parts) != len(names):
+        expected = ", ".join(names)
+        count = f" of {len(parts)}" if isinstance(result, tuple | list) else ""
+        raise _Unusable(f"returned {_class(result)}{count}, expected {expected} or {expected}, cache, scale")
+    return [_sent(name, part) for name, part in zip(names, parts)]
 
 
 class _State:

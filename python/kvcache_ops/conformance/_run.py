@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.conformance._call import Caller, check_signature
+from kvcache_ops.conformance._library import Library
 from kvcache_ops.conformance._report import Report
 
 SUITES: tuple[str, ...] = ("key-value-cache", "static", "attention")
@@ -112,11 +113,39 @@ def run(
     """
     if suite not in SUITES:
         raise KvCacheError(f"there is no suite {suite!r}, expected one of {', '.join(SUITES)}", "suite_unknown")
+    check_signature(implementation, suite == "attention")
+    return run_suites(
+        implementation,
+        [suite],
+        profile=profile,
+        filter=filter,
+        messages=messages,
+        random=random,
+        seed=seed,
+        int4=int4,
+        cases=cases,
+        name=name,
+    )
+
+
+def run_suites(
+    implementation: Callable[..., Any],
+    suites: Sequence[str],
+    *,
+    profile: Mapping[str, Any] | str | os.PathLike[str] | None,
+    filter: str,
+    messages: bool,
+    random: int,
+    seed: int,
+    int4: Literal["packed", "unpacked"],
+    cases: str | os.PathLike[str] | None,
+    name: str | None,
+) -> Report:
+    """What `run` does, for several suites: an implementation of all is called as one of attention."""
     if int4 not in ("packed", "unpacked"):
         raise KvCacheError(f"int4 is {int4!r}, expected 'packed' or 'unpacked'", "int4_form")
-    attends = suite == "attention"
-    check_signature(implementation, attends)
-    caller = Caller(implementation, int4, attends, profile is not None)
+    named = len(suites) > 1 or "attention" in suites or isinstance(implementation, Library)
+    caller = Caller(implementation, int4, named, profile is not None)
     if name is None:
         name = getattr(implementation, "__qualname__", None) or type(implementation).__qualname__
     folder = None if cases is None else os.fspath(cases)
@@ -124,7 +153,7 @@ def run(
         if not 0 <= value <= most:
             raise KvCacheError(f"{number} is {value}, expected 0 to {most}", number)
     written = _profile_text(profile)
-    forms = _native.run_suite(caller, str(name), suite, written, folder, filter, messages, (random, seed))
+    forms = _native.run_suites(caller, str(name), list(suites), written, folder, filter, messages, (random, seed))
     return Report(*forms)
 
 

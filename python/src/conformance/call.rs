@@ -78,10 +78,7 @@ impl Caller {
     }
 
     fn reply(&self, py: Python<'_>, given: &Given<'_>) -> PyResult<Result<Made, Stopped>> {
-        let inputs = PyDict::new(py);
-        for (name, tensor) in &given.inputs {
-            inputs.set_item(name, sent(py, tensor))?;
-        }
+        let inputs = named(py, &given.inputs)?;
         let attributes = PyDict::new(py);
         for (name, value) in given.attributes {
             attributes.set_item(name, value)?;
@@ -100,8 +97,17 @@ impl Caller {
     }
 }
 
+/// Tensors for Python, by their names.
+pub fn named<'py>(py: Python<'py>, tensors: &[(&'static str, &Tensor)]) -> PyResult<Bound<'py, PyDict>> {
+    let dictionary = PyDict::new(py);
+    for (name, tensor) in tensors {
+        dictionary.set_item(name, sent(py, tensor))?;
+    }
+    Ok(dictionary)
+}
+
 /// A tensor for Python.
-fn sent<'py>(py: Python<'py>, tensor: &Tensor) -> (&'static str, Vec<usize>, Bound<'py, PyBytes>) {
+pub fn sent<'py>(py: Python<'py>, tensor: &Tensor) -> (&'static str, Vec<usize>, Bound<'py, PyBytes>) {
     (tensor.element().name(), tensor.shape().to_vec(), PyBytes::new(py, tensor.bytes()))
 }
 

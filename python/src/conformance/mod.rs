@@ -3,6 +3,7 @@
 
 mod call;
 mod implementation;
+mod node_case;
 mod run;
 
-pub use run::run_suite;
+pub use run::{conformance_cases, error_kinds, run_suites};

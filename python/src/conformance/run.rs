@@ -1,32 +1,38 @@
-//! A suite on the callable.
+//! A suite on the callable, and the cases of a suite for Python.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kvcache_conformance::diagnosis::Recorder;
-use kvcache_conformance::oracle::Inputs;
-use kvcache_conformance::{
-    CallResult, Case, Expected, Implementation, Profile, ReadError, Report, Runner, StepInputs, Suite, attention,
-    random, static_batching,
-};
+use kvcache_conformance::oracle::{ATTENTION_KINDS, KINDS};
+use kvcache_conformance::{Profile, ReadError, Report, Runner, attention, random, static_batching};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use super::call::Caller;
+use super::call::{Caller, named, sent};
 use super::implementation::Callable;
+use super::node_case::NodeCase;
 use crate::operator::Refused;
 
 /// The forms of a report: JSON, text, the table by rule as text, JUnit.
 type Forms = (String, String, String, String);
 
-/// Runs the cases of a suite, those in `folder` or in this library, whose names contain `filter`. With `messages`, those
-/// of refusals must mention what the cases say; with the text of a `profile`, what is outside of it must be refused. With
-/// a number and a seed in `on_demand`, so many cases more are made.
+/// The cases of a suite.
+enum Cases {
+    Dynamic(Vec<kvcache_conformance::Case>),
+    Static(Vec<static_batching::Case>),
+    Attention(Vec<attention::Case>),
+}
+
+/// Runs the cases of suites, those in `folder` or in this library, whose names contain `filter`; there is one at least.
+/// With `messages`, those of refusals must mention what the cases say; with the text of a `profile`, what is outside of it
+/// must be refused. With a number and a seed in `on_demand`, so many cases more are made.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are those of the function that Python's users call")]
-pub fn run_suite(
+pub fn run_suites(
     py: Python<'_>,
     function: Py<PyAny>,
     name: String,
-    suite: &str,
+    suites: Vec<String>,
     profile: Option<&str>,
     folder: Option<PathBuf>,
     filter: &str,
@@ -35,86 +41,126 @@ pub fn run_suite(
 ) -> PyResult<Forms> {
     let profile = profile.map(Profile::parse).transpose();
     let profile = profile.map_err(|error| Refused::new("profile", format!("the profile cannot be read: {error}")))?;
-    let (count, seed) = on_demand;
-    if suite == "attention" && count > 0 {
+    if suites == ["attention"] && on_demand.0 > 0 {
         let message = "no cases of the attention are made on demand, expected random to be 0";
         return Err(Refused::new("no_random", message.to_owned()).into());
     }
     let caller = Caller::new(function);
     let runner = Runner { profile: profile.as_ref(), ..Runner::default() };
     // The callable takes the GIL for each call. Else, other threads run.
-    let report = py.detach(|| match suite {
-        "static" => {
-            let cases = folder.map_or_else(static_batching::cases, |folder| static_batching::read_cases(&folder));
-            let mut cases = chosen(cases, random::static_cases(count, seed), |case| &case.name, filter)?;
-            let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
-            judge_messages(messages, steps.map(|step| &mut step.expected));
-            Ok(diagnosed::<_, static_batching::StepInputs>(&runner, &caller, &cases))
+    let report = py.detach(|| {
+        let mut whole = Report { implementation: name, ..Report::default() };
+        for suite in &suites {
+            let report = match Cases::read(suite, folder.as_deref(), filter, on_demand)? {
+                Cases::Dynamic(cases) => report(&caller, cases, messages, |tested, cases| runner.run(tested, cases)),
+                Cases::Static(cases) => report(&caller, cases, messages, |tested, cases| runner.run(tested, cases)),
+                Cases::Attention(cases) => {
+                    report(&caller, cases, messages, |tested, cases| runner.run_attention(tested, cases))
+                }
+            };
+            whole.profile.clone_from(&report.profile);
+            whole.append(report);
         }
-        "attention" => {
-            let cases = folder.map_or_else(attention::cases, |folder| attention::read_cases(&folder));
-            let mut cases = chosen(cases, Vec::new(), |case| &case.name, filter)?;
-            let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
-            judge_messages(messages, steps.map(|step| &mut step.expected));
-            let callable = Callable::new(&caller);
-            let recorder = Recorder::new(&callable);
-            let mut report = runner.run_attention(&recorder, &cases);
-            if !caller.has_ended() {
-                recorder.diagnose(&mut report, &cases);
-            }
-            Ok(report)
-        }
-        _ => {
-            let cases =
-                folder.map_or_else(kvcache_conformance::cases, |folder| kvcache_conformance::read_cases(&folder));
-            let mut cases = chosen(cases, random::cases(count, seed), |case| &case.name, filter)?;
-            let steps = cases.iter_mut().flat_map(|case| &mut case.steps);
-            judge_messages(messages, steps.map(|step| &mut step.expected));
-            Ok(diagnosed::<_, StepInputs>(&runner, &caller, &cases))
+        match whole.entries.is_empty() {
+            false => Ok(whole),
+            true => Err(Refused::new("no_case", format!("no case has a name that contains {filter:?}"))),
         }
     });
     if let Some(end) = caller.into_end() {
         return Err(end);
     }
-    let mut report: Report = report.map_err(|refused: Refused| refused)?;
-    report.implementation = name;
+    let report = report.map_err(|refused: Refused| refused)?;
     Ok((report.json(), report.to_string(), report.rule_table(), report.junit()))
 }
 
+/// The same cases as dictionaries, each with its calls and what they must do.
+#[pyfunction]
+pub fn conformance_cases<'py>(
+    py: Python<'py>,
+    suite: &str,
+    folder: Option<PathBuf>,
+    filter: &str,
+    on_demand: (usize, u64),
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    match py.detach(|| Cases::read(suite, folder.as_deref(), filter, on_demand))? {
+        Cases::Dynamic(cases) => cases.iter().map(|case| dictionary(py, case)).collect(),
+        Cases::Static(cases) => cases.iter().map(|case| dictionary(py, case)).collect(),
+        Cases::Attention(cases) => cases.iter().map(|case| dictionary(py, case)).collect(),
+    }
+}
+
+/// The kinds of the operators' errors.
+#[pyfunction]
+pub fn error_kinds() -> Vec<&'static str> {
+    [&KINDS[..], &ATTENTION_KINDS[..]].concat()
+}
+
+impl Cases {
+    /// Those of a suite whose names contain `filter`, of a folder or of this library, and so many made of a seed.
+    fn read(suite: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize, u64)) -> Result<Self, Refused> {
+        Ok(match suite {
+            "attention" => {
+                let cases = folder.map_or_else(attention::cases, attention::read_cases);
+                Self::Attention(chosen(cases, Vec::new(), filter)?)
+            }
+            "static" => {
+                let cases = folder.map_or_else(static_batching::cases, static_batching::read_cases);
+                Self::Static(chosen(cases, random::static_cases(count, seed), filter)?)
+            }
+            _ => {
+                let cases = folder.map_or_else(kvcache_conformance::cases, kvcache_conformance::read_cases);
+                Self::Dynamic(chosen(cases, random::cases(count, seed), filter)?)
+            }
+        })
+    }
+}
+
+/// The cases, and others made on demand, whose names contain `filter`.
+fn chosen<C: NodeCase>(cases: Result<Vec<C>, ReadError>, on_demand: Vec<C>, filter: &str) -> Result<Vec<C>, Refused> {
+    let mut cases = cases.map_err(|error| Refused::new("cases", error.to_string()))?;
+    cases.extend(on_demand);
+    cases.retain(|case| case.name().contains(filter));
+    Ok(cases)
+}
+
 /// The report on the callable, with the known mistakes that its failures come from, unless something has ended the run.
-fn diagnosed<A, I: Inputs<A>>(runner: &Runner<'_>, caller: &Caller, cases: &[Case<A, I>]) -> Report
-where
-    Case<A, I>: Suite<Result = CallResult>,
-    for<'a> Callable<'a, CallResult>: Implementation<A, I>,
-{
+fn report<C: NodeCase>(
+    caller: &Caller,
+    mut cases: Vec<C>,
+    messages: bool,
+    run: impl FnOnce(&Recorder<'_, Callable<'_, C::Result>, C::Result>, &[C]) -> Report,
+) -> Report {
+    if !messages {
+        cases.iter_mut().for_each(NodeCase::forget_messages);
+    }
     let callable = Callable::new(caller);
     let recorder = Recorder::new(&callable);
-    let mut report = runner.run(&recorder, cases);
+    let mut report = run(&recorder, &cases);
     if !caller.has_ended() {
-        recorder.diagnose(&mut report, cases);
+        recorder.diagnose(&mut report, &cases);
     }
     report
 }
 
-/// The cases, and others made on demand, whose names contain `filter`; there is one at least.
-fn chosen<C>(
-    cases: Result<Vec<C>, ReadError>,
-    on_demand: Vec<C>,
-    name: impl Fn(&C) -> &String,
-    filter: &str,
-) -> Result<Vec<C>, Refused> {
-    let mut cases = cases.map_err(|error| Refused::new("cases", error.to_string()))?;
-    cases.extend(on_demand);
-    cases.retain(|case| name(case).contains(filter));
-    match cases.is_empty() {
-        false => Ok(cases),
-        true => Err(Refused::new("no_case", format!("no case has a name that contains {filter:?}"))),
-    }
-}
-
-/// Leaves what messages must mention, or else takes it away.
-fn judge_messages<'a, A: 'a>(messages: bool, expected: impl Iterator<Item = &'a mut Expected<A>>) {
-    if !messages {
-        expected.for_each(Expected::forget_message);
-    }
+/// A case for Python.
+fn dictionary<'py>(py: Python<'py>, case: &impl NodeCase) -> PyResult<Bound<'py, PyDict>> {
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("name", case.name())?;
+    dictionary.set_item("about", case.about())?;
+    dictionary.set_item("op_type", case.op_type())?;
+    dictionary.set_item("attributes", case.attributes().into_iter().collect::<std::collections::BTreeMap<_, _>>())?;
+    dictionary.set_item("any_nan", case.any_nan())?;
+    let [cache, scale] = case.state().map(|tensor| tensor.map(|tensor| sent(py, tensor)));
+    dictionary.set_item("cache", cache)?;
+    dictionary.set_item("scale", scale)?;
+    let call = |(inputs, demanded): (Vec<_>, Result<Vec<_>, (&str, &[String])>)| {
+        let (after, error) = match demanded {
+            Ok(after) => (Some(named(py, &after)?), None),
+            Err((kind, mentions)) => (None, Some((kind.to_owned(), mentions.to_vec()))),
+        };
+        Ok((named(py, &inputs)?, after, error))
+    };
+    let calls = case.calls().into_iter().map(call).collect::<PyResult<Vec<_>>>()?;
+    dictionary.set_item("calls", calls)?;
+    Ok(dictionary)
 }

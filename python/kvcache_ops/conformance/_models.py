@@ -1,0 +1,70 @@
+"""Models of one node, as ONNX has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvcache_ops._optional import load
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME, Operator
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+ELEMENTS = {"float32": 1, "int8": 3, "int64": 7, "float16": 10, "int4": 22}
+"""The codes of TensorProto.DataType by the names of types."""
+
+IR_VERSION, OPSET = 10, 21
+"""What every supported ONNX Runtime reads."""
+
+_NO_SHAPES: Mapping[str, Sequence[int | None] | None] = {}
+
+
+def operator(op_type: str, inputs: Mapping[str, object]) -> Operator:
+    """The operator of a call with these inputs: only those of dynamic batching have `seqstarts`."""
+    return BY_DOMAIN_AND_NAME["opmx.dynamic_batching" if "seqstarts" in inputs else "opmx", op_type]
+
+
+def node_model(
+    of: Operator,
+    attributes: Mapping[str, int],
+    types: Mapping[str, str],
+    *,
+    domain: str,
+    shapes: Mapping[str, Sequence[int | None] | None] = _NO_SHAPES,
+    about: str = "",
+    fill: bool = False,
+) -> ModelProto:
+    """A model whose inputs, of these types, and outputs are those of its node.
+
+    What `shapes` does not name may have any rank. An input that is left out before one that is given has the empty
+    name, or, with `fill`, is a constant without elements: ONNX Runtime before 1.24 crashes on the name.
+    """
+    helper = load("onnx.helper", "a model")
+    names = [tensor.name for tensor in of.inputs]
+    while names[-1] not in types:
+        names.pop()
+    left_out = [name for name in names if name not in types]
+    node = helper.make_node(
+        of.name,
+        [name if fill or name in types else "" for name in names],
+        [tensor.name for tensor in of.outputs],
+        name="the node",
+        domain=domain,
+        **{a.name: attributes[a.name] for a in of.attributes if attributes[a.name] != a.default},
+    )
+
+    def value(name: str, element: str) -> object:
+        return helper.make_tensor_value_info(name, ELEMENTS[element], shapes.get(name))
+
+    graph = helper.make_graph(
+        [node],
+        "the graph",
+        [value(name, types[name]) for name in names if name in types],
+        # All outputs have the type of the first input, which is never left out.
+        [value(tensor.name, types[names[0]]) for tensor in of.outputs],
+        [helper.make_tensor(name, ELEMENTS["float16"], [0], []) for name in left_out if fill],
+        about,
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, of.version)]
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="kvcache_ops")
