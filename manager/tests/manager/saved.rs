@@ -12,8 +12,8 @@ use crate::session::Path;
 /// What a script leaves, with nothing queued.
 fn run(cache: &Cache, operations: &[Operation]) -> Run {
     let mut run = Run::new(cache);
-    run.create(0, 0);
     operations.iter().for_each(|operation| run.apply(operation));
+    run.create(0, 0);
     run.update();
     run
 }
