@@ -1,12 +1,9 @@
-//! Tensors of random values, and outputs that show what is written beside them.
+//! What a random call leaves behind, and outputs that show what is written beside them.
 
 use std::ops::Range;
 
-use half::f16;
 use kvcache_conformance::Tensor;
 use kvcache_op::{ElementType, TensorMut};
-use proptest::prelude::*;
-use proptest::test_runner::TestRng;
 
 /// What a call leaves behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,53 +47,7 @@ impl Output {
     }
 }
 
-/// A number below `end`.
-pub fn below(rng: &mut TestRng, end: usize) -> usize {
-    rng.next_u32() as usize % end
-}
-
-/// A float near an edge case: of ordinary size, a tie, tiny, huge, or non-finite.
-fn float(rng: &mut TestRng) -> f32 {
-    let x = (rng.next_u32() as i32 >> 8) as f32 / 2f32.powi(20);
-    match rng.next_u32() % 64 {
-        0 => 0.0,
-        1 => -0.0,
-        2 => 63.5,
-        3 => 127.0,
-        4 => x * 2f32.powi(-18),
-        5 => x * 2f32.powi(-130),
-        6 => x * 8192.0,
-        7 => f32::NAN,
-        8 => f32::INFINITY,
-        9..20 => x.round() + 0.5,
-        _ => x,
-    }
-}
-
-/// Random floats, of which few or none are non-finite; random bits for integers.
-pub fn random(element: ElementType, shape: Vec<usize>, rng: &mut TestRng) -> Tensor {
-    let mut tensor = Tensor::zeros(element, shape).unwrap();
-    // A non-finite value propagates to its group: most tensors have none, so that arithmetic is tested.
-    let with_non_finite = below(rng, 4) == 0;
-    let mut next = || {
-        let x = float(rng);
-        if x.is_finite() || with_non_finite { x } else { 1.0 }
-    };
-    match element {
-        ElementType::Float32 => {
-            for to in tensor.bytes_mut().chunks_exact_mut(4) {
-                to.copy_from_slice(&next().to_le_bytes());
-            }
-        }
-        ElementType::Float16 => {
-            for (i, to) in tensor.bytes_mut().chunks_exact_mut(2).enumerate() {
-                let x = f16::from_f32(next());
-                // Conversions make quiet NaNs only; a signalling one comes by its bits.
-                let signalling = if x.is_nan() && i % 2 == 0 { 0x02ff } else { 0 };
-                to.copy_from_slice(&(x.to_bits() ^ signalling).to_le_bytes());
-            }
-        }
-        _ => rng.fill_bytes(tensor.bytes_mut()),
-    }
-    tensor
+/// The values of a tensor of indices.
+pub fn vector(tensor: &Tensor) -> Vec<i64> {
+    tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
 }

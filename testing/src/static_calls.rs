@@ -1,13 +1,11 @@
 //! Random calls of static batching.
 
 pub use crate::random_tensors::After;
-use crate::random_tensors::{Output, random};
+use crate::random_tensors::{Output, vector};
 use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::{read, write};
-use kvcache_op::schema::{StaticCacheDims, TypeCombination};
-use kvcache_op::{
-    Backend, ElementType, Outputs, StaticAttributes, StaticCacheLayout, StaticCall, StaticInputs, StaticKeyValueCache,
-};
+use kvcache_conformance::random::{Entropy, static_call};
+use kvcache_op::{Backend, ElementType, Outputs, StaticAttributes, StaticCall, StaticInputs, StaticKeyValueCache};
 use proptest::prelude::*;
 
 /// A legal call with random values.
@@ -48,50 +46,18 @@ impl RandomStaticCall {
 
 /// Calls of sequences with fewer past and current tokens than `tokens`, and heads of up to `max_inner` groups.
 pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomStaticCall> {
-    let layer = (1..4usize).prop_flat_map(|num_layer| (Just(num_layer), 0..num_layer));
-    let types = prop::sample::select(&TypeCombination::LEGAL[..]);
-    let layout = prop::sample::select(&StaticCacheLayout::ALL[..]);
-    let group = prop_oneof![1..10usize, Just(16), Just(24), Just(32), Just(64), Just(128)];
-    (
-        (types, layout, group, layer),
-        (0..4usize, 0..=max_inner, 1..5usize),
-        (0..4usize, 0..3usize),
-        (0..tokens, 0..tokens, 0..3usize),
-    )
-        .prop_perturb(
-            |((types, layout, group, layer), sizes, (batch, more_b), (start_pos, seqlen, more_s)), mut rng| {
-                let (num_heads, inner, num_repeat) = sizes;
-                let group = if types.quant_bit == 4 { group.next_multiple_of(2) } else { group };
-                let head_dim = match types.t3 {
-                    Some(_) => inner.min(300 / group) * group,
-                    // Of all lengths, and of those that are whole cache lines.
-                    None => inner * if group.is_multiple_of(2) { 8 } else { 3 },
-                };
-                let dims = StaticCacheDims {
-                    max_b: batch + more_b,
-                    max_s: start_pos + seqlen + more_s,
-                    num_layer: layer.0,
-                    num_heads,
-                    inner: head_dim,
-                };
-                let shape = |inner| layout.shape(StaticCacheDims { inner, ..dims }).to_vec();
-                let current = vec![batch, seqlen, num_heads, head_dim];
-                RandomStaticCall {
-                    attributes: StaticAttributes {
-                        num_layer: layer.0 as i64,
-                        layer_idx: layer.1 as i64,
-                        quant_bit: types.quant_bit,
-                        quant_group: group as i64,
-                        num_repeat: num_repeat as i64,
-                        cache_layout: layout.code(),
-                    },
-                    t1: types.t1,
-                    current: [random(types.t1, current.clone(), &mut rng), random(types.t1, current, &mut rng)],
-                    start_pos: start_pos as i64,
-                    cache: random(types.t2, shape(head_dim), &mut rng),
-                    scale: types.t3.map(|t3| random(t3, shape(head_dim / group), &mut rng)),
-                    past_line: rng.next_u32() as usize % 2 * types.t1.align(),
-                }
-            },
-        )
+    any::<u64>().no_shrink().prop_map(move |seed| {
+        let mut entropy = Entropy::seed(seed);
+        let call = static_call(&mut entropy, max_inner, tokens);
+        let (inputs, t1) = (call.inputs, call.types.t1);
+        RandomStaticCall {
+            attributes: call.attributes,
+            t1,
+            current: [inputs.current_key, inputs.current_value],
+            start_pos: vector(&inputs.start_pos)[0],
+            cache: call.cache,
+            scale: call.scale,
+            past_line: entropy.below(2) * t1.align(),
+        }
+    })
 }

@@ -1,11 +1,13 @@
-//! Makes a call illegal: changes it until it breaks one rule, and no other of the same stage.
+//! Makes a call illegal: changes it, until it breaks one rule and no other of the same stage, or whatever comes of it.
 
 use kvcache_schema::{Attributes, ElementType};
 
 use super::case::broken;
+use super::dynamic::planned;
 use super::entropy::Entropy;
+use super::plan::{Plan, Planned};
 use super::values::{bits, indices, tensor, zeros};
-use crate::case::{StepInputs, Types};
+use crate::case::Case;
 use crate::oracle::Inputs;
 use crate::tensor::Tensor;
 
@@ -15,22 +17,13 @@ const TRIES: usize = 40;
 /// Numbers that are far from legal ones.
 const FAR: [i64; 8] = [-1, -2, 1 << 31, 1 << 32, (1 << 32) + 1, 1 << 62, i64::MAX, i64::MIN];
 
-/// A call, and the node and state that it is made on.
-#[derive(Debug, Clone)]
-pub(super) struct Defective<A, I> {
-    pub(super) types: Types,
-    pub(super) attributes: A,
-    pub(super) inputs: I,
-    pub(super) state: (Tensor, Option<Tensor>),
-}
-
-impl<A: Clone, I: Inputs<A>> Defective<A, I> {
+impl<A: Clone, I: Inputs<A>> Planned<A, I> {
     /// Changes it until it breaks one rule; leaves it as it was if no try does.
     pub(super) fn defect(&mut self, entropy: &mut Entropy, change: impl Fn(&mut Entropy, &mut Self)) {
         for _ in 0..TRIES {
             let mut changed = self.clone();
             change(entropy, &mut changed);
-            let Self { types, attributes, inputs, state: (cache, scale) } = &changed;
+            let Self { types, attributes, inputs, cache, scale } = &changed;
             if matches!(broken(*types, attributes, inputs, cache, scale.as_ref()), Ok(Some(_))) {
                 *self = changed;
                 return;
@@ -39,24 +32,32 @@ impl<A: Clone, I: Inputs<A>> Defective<A, I> {
     }
 }
 
-/// A call that breaks a rule by its inputs.
-pub(super) fn break_call(entropy: &mut Entropy, call: &Defective<Attributes, StepInputs>) -> StepInputs {
-    let mut call = call.clone();
-    call.defect(entropy, break_inputs);
-    call.inputs
+/// Any call: a legal one that is changed in some places, and mostly is illegal then, by one rule or by several.
+pub fn changed_case(entropy: &mut Entropy) -> Case {
+    let mut call = match entropy.one_in(3) {
+        true => Plan::draw(entropy, 3, 12).call(entropy),
+        false => planned(entropy),
+    };
+    for _ in 0..entropy.within(1, 3) {
+        match entropy.one_in(3) {
+            true => change_node(entropy, &mut call),
+            false => change_inputs(entropy, &mut call),
+        }
+    }
+    call.case()
 }
 
-/// Makes the node, the state or a call illegal.
-pub(super) fn break_node(entropy: &mut Entropy, node: &mut Defective<Attributes, StepInputs>) {
-    node.defect(entropy, |entropy, node| match entropy.below(3) {
+/// Changes an attribute, or the state.
+pub(super) fn change_node(entropy: &mut Entropy, node: &mut Planned) {
+    match entropy.below(3) {
         0 => {
             let spec = &Attributes::SPEC[entropy.below(Attributes::SPEC.len())];
             let value = attribute(entropy, spec.value(&node.attributes));
             assert!(node.attributes.set(spec.name, value), "an attribute's own name");
         }
-        1 => break_types(entropy, &mut node.types, &mut node.state, node.attributes.quant_bit),
-        _ => break_state(entropy, &mut node.state),
-    });
+        1 => node.change_types(entropy, node.attributes.quant_bit),
+        _ => node.change_state(entropy),
+    }
 }
 
 /// A value beside or far from an attribute's.
@@ -68,57 +69,56 @@ pub(super) fn attribute(entropy: &mut Entropy, value: i64) -> i64 {
     }
 }
 
-/// Gives the state another type, or no scale.
-pub(super) fn break_types(
-    entropy: &mut Entropy,
-    types: &mut Types,
-    (cache, scale): &mut (Tensor, Option<Tensor>),
-    quant_bit: i64,
-) {
-    match entropy.below(3) {
-        0 => {
-            types.t2 = entropy.pick(&ElementType::T2);
-            *cache = bits(entropy, types.t2, cache.shape());
+impl<A, I> Planned<A, I> {
+    /// Gives the state another type, or no scale.
+    pub(super) fn change_types(&mut self, entropy: &mut Entropy, quant_bit: i64) {
+        match entropy.below(3) {
+            0 => {
+                self.types.t2 = entropy.pick(&ElementType::T2);
+                self.cache = bits(&mut entropy.fork(), self.types.t2, self.cache.shape());
+            }
+            1 if quant_bit != 0 => (self.types.t3, self.scale) = (None, None),
+            _ => {
+                let Some(given) = &self.scale else { return };
+                self.types.t3 = Some(ElementType::Int8);
+                self.scale = Some(zeros(ElementType::Int8, given.shape()));
+            }
         }
-        1 if quant_bit != 0 => (types.t3, *scale) = (None, None),
-        _ => {
-            let Some(given) = scale else { return };
-            types.t3 = Some(ElementType::Int8);
-            *scale = Some(zeros(ElementType::Int8, given.shape()));
+    }
+
+    /// Gives the cache or the scale another shape.
+    pub(super) fn change_state(&mut self, entropy: &mut Entropy) {
+        let changed = match &mut self.scale {
+            Some(scale) if entropy.one_in(2) => scale,
+            _ => &mut self.cache,
+        };
+        let mut shape = changed.shape().to_vec();
+        match entropy.below(4) {
+            0 => shape.insert(0, 1),
+            1 => drop(shape.splice(..shape.len().min(1), [])),
+            2 => shape = vec![0],
+            _ if shape.is_empty() => {}
+            _ => {
+                let axis = entropy.below(shape.len());
+                shape[axis] = if entropy.one_in(2) { shape[axis] + 1 } else { shape[axis].saturating_sub(1) };
+            }
         }
+        // An odd number of int4 in a row is no shape of bytes: who is given these could not tell what is wrong.
+        if let (ElementType::Int4, Some(last)) = (changed.element(), shape.last_mut()) {
+            *last += *last % 2;
+        }
+        *changed = bits(&mut entropy.fork(), changed.element(), &shape);
     }
 }
 
-/// Gives the cache or the scale another shape.
-pub(super) fn break_state(entropy: &mut Entropy, (cache, scale): &mut (Tensor, Option<Tensor>)) {
-    let changed = match scale {
-        Some(scale) if entropy.one_in(2) => scale,
-        _ => cache,
-    };
-    let mut shape = changed.shape().to_vec();
-    match entropy.below(4) {
-        0 => shape.insert(0, 1),
-        1 => drop(shape.remove(0)),
-        2 => shape = vec![0],
-        _ => {
-            let axis = entropy.below(shape.len());
-            shape[axis] = if entropy.one_in(2) { shape[axis] + 1 } else { shape[axis].saturating_sub(1) };
-        }
-    }
-    // An odd number of int4 in a row is no shape of bytes: who is given these could not tell what is wrong.
-    if let (ElementType::Int4, Some(last)) = (changed.element(), shape.last_mut()) {
-        *last += *last % 2;
-    }
-    *changed = bits(entropy, changed.element(), &shape);
-}
-
-fn break_inputs(entropy: &mut Entropy, call: &mut Defective<Attributes, StepInputs>) {
+/// Changes an input.
+pub(super) fn change_inputs(entropy: &mut Entropy, call: &mut Planned) {
     let inputs = &mut call.inputs;
     match entropy.below(12) {
         0 => {
             // Two sequences that store to the same slots.
-            let rows = inputs.cachestarts.shape()[0];
-            if rows > 1 {
+            let rows = inputs.cachestarts.shape().first().copied().unwrap_or(0);
+            if rows > 1 && inputs.cachestarts.bytes().len() % rows == 0 {
                 let row = inputs.cachestarts.bytes().len() / rows;
                 let (from, to) = (entropy.below(rows), entropy.below(rows));
                 let (bytes, shape) = (inputs.cachestarts.bytes().to_vec(), inputs.cachestarts.shape().to_vec());
@@ -127,7 +127,7 @@ fn break_inputs(entropy: &mut Entropy, call: &mut Defective<Attributes, StepInpu
                 inputs.cachestarts = tensor(ElementType::Int64, &shape, &changed);
             }
         }
-        1 => inputs.current_value = break_current(entropy, &inputs.current_value),
+        1 => inputs.current_value = change_current(entropy, &inputs.current_value),
         2 if inputs.cachestarts.shape().len() == 2 => {
             // A page too few for the longest sequence, or a table of rank 1.
             let (shape, bytes) = (inputs.cachestarts.shape().to_vec(), inputs.cachestarts.bytes().to_vec());
@@ -140,25 +140,25 @@ fn break_inputs(entropy: &mut Entropy, call: &mut Defective<Attributes, StepInpu
                 }
             };
         }
-        3 | 4 => inputs.cachestarts = break_index(entropy, &inputs.cachestarts),
-        5 => inputs.seqstarts = break_index(entropy, &inputs.seqstarts),
-        6 => inputs.kvstarts = break_index(entropy, &inputs.kvstarts),
-        7 => inputs.start_pos = break_index(entropy, &inputs.start_pos),
-        8 => inputs.max_seqlen = break_index(entropy, &inputs.max_seqlen),
-        9 => inputs.max_kvlen = break_index(entropy, &inputs.max_kvlen),
+        3 | 4 => inputs.cachestarts = change_index(entropy, &inputs.cachestarts),
+        5 => inputs.seqstarts = change_index(entropy, &inputs.seqstarts),
+        6 => inputs.kvstarts = change_index(entropy, &inputs.kvstarts),
+        7 => inputs.start_pos = change_index(entropy, &inputs.start_pos),
+        8 => inputs.max_seqlen = change_index(entropy, &inputs.max_seqlen),
+        9 => inputs.max_kvlen = change_index(entropy, &inputs.max_kvlen),
         10 => {
             // Tokens that no sequence has.
             let mut shape = inputs.current_key.shape().to_vec();
-            shape[0] += 1;
-            inputs.current_key = bits(entropy, inputs.current_key.element(), &shape);
+            shape.iter_mut().take(1).for_each(|len| *len += 1);
+            inputs.current_key = bits(&mut entropy.fork(), inputs.current_key.element(), &shape);
             inputs.current_value = inputs.current_key.clone();
         }
-        _ => inputs.current_key = break_current(entropy, &inputs.current_key),
+        _ => inputs.current_key = change_current(entropy, &inputs.current_key),
     }
 }
 
 /// Current tokens of another type, rank or shape.
-pub(super) fn break_current(entropy: &mut Entropy, current: &Tensor) -> Tensor {
+pub(super) fn change_current(entropy: &mut Entropy, current: &Tensor) -> Tensor {
     let mut shape = current.shape().to_vec();
     match entropy.below(3) {
         0 => {
@@ -167,16 +167,20 @@ pub(super) fn break_current(entropy: &mut Entropy, current: &Tensor) -> Tensor {
             return zeros(other, &shape);
         }
         1 => shape.insert(0, 1),
+        _ if shape.is_empty() => {}
         _ => {
             let axis = entropy.below(shape.len());
             shape[axis] += 1;
         }
     }
-    bits(entropy, current.element(), &shape)
+    bits(&mut entropy.fork(), current.element(), &shape)
 }
 
 /// Indices with another entry, an entry too many or too few, of another rank or type.
-pub(super) fn break_index(entropy: &mut Entropy, tensor: &Tensor) -> Tensor {
+pub(super) fn change_index(entropy: &mut Entropy, tensor: &Tensor) -> Tensor {
+    if tensor.element() != ElementType::Int64 {
+        return tensor.clone();
+    }
     let mut shape = tensor.shape().to_vec();
     let mut values: Vec<i64> =
         tensor.bytes().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect();

@@ -2,12 +2,13 @@
 
 use kvcache_schema::{Attributes, CacheDims, CacheLayout};
 
-use super::case::{Node, broken, case};
-use super::defects::{Defective, break_call, break_node};
+use super::case::{broken, case};
+use super::defects::{change_inputs, change_node};
 use super::entropy::Entropy;
+use super::node::Node;
+use super::plan::Planned;
 use super::values::indices;
 use crate::case::{Case, StepInputs};
-use crate::tensor::Tensor;
 
 /// So many cases of a seed, named `random-SEED-I`.
 pub fn cases(n: usize, seed: u64) -> Vec<Case> {
@@ -15,13 +16,22 @@ pub fn cases(n: usize, seed: u64) -> Vec<Case> {
 }
 
 fn random_case(seed: u64, i: usize) -> Case {
-    let mut entropy = Entropy::case(seed, i);
-    let entropy = &mut entropy;
-    let node = Node::new(entropy);
+    case_of(&mut Entropy::case(seed, i), format!("random-{seed}-{i}"))
+}
+
+/// A case of small calls, all of them legal or one that breaks a rule.
+pub fn any_case(entropy: &mut Entropy) -> Case {
+    case_of(entropy, "any".to_owned())
+}
+
+/// A node, its state, and how many slots there are.
+fn made(entropy: &mut Entropy) -> (Node, Planned, usize) {
+    let node = Node::draw(entropy);
     let layout = entropy.pick(&CacheLayout::ALL);
-    let max_t = match entropy.below(8) {
-        0 => entropy.below(2),
-        1 | 2 => entropy.within(30, 50),
+    let max_t = match entropy.below(24) {
+        0..3 => entropy.below(2),
+        3..9 => entropy.within(30, 50),
+        9 => entropy.within(250, 400),
         _ => entropy.within(2, 12),
     };
     let attributes = Attributes {
@@ -37,51 +47,52 @@ fn random_case(seed: u64, i: usize) -> Case {
     let dims = CacheDims { max_t, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };
     let cache = node.cache(entropy, &layout.shape(dims));
     let scale = node.scale(entropy, &layout.shape(CacheDims { inner: node.groups(), ..dims }));
+    let inputs = Sequences::default().inputs(entropy, &node, &attributes);
+    let on = Planned { types: node.types, attributes, inputs, cache, scale };
+    (node, on, max_t)
+}
 
-    let mut calls: Vec<_> =
-        (0..entropy.within(1, 4)).map(|_| legal_call(entropy, &node, &attributes, max_t, &cache, &scale)).collect();
-    let mut types = node.types;
-    let mut attributes = attributes;
-    let mut state = (cache, scale);
+/// A small legal call.
+pub(super) fn planned(entropy: &mut Entropy) -> Planned {
+    let (node, mut on, max_t) = made(entropy);
+    on.inputs = legal_call(entropy, &node, &on, max_t);
+    on
+}
+
+fn case_of(entropy: &mut Entropy, name: String) -> Case {
+    let (node, mut on, max_t) = made(entropy);
+    let mut calls: Vec<_> = (0..entropy.within(1, 4)).map(|_| legal_call(entropy, &node, &on, max_t)).collect();
     let mut about = "Random legal calls.";
     match entropy.below(6) {
-        0 => {
-            let mut defective = Defective { types, attributes, inputs: calls.remove(0), state };
-            break_node(entropy, &mut defective);
-            Defective { types, attributes, state, .. } = defective;
-            calls = vec![defective.inputs];
+        3 => {
+            on.inputs = calls.remove(0);
+            on.defect(entropy, change_node);
+            calls = vec![on.inputs.clone()];
             about = "A random call on a node that is not legal, or on one that is.";
         }
-        1 | 2 => {
+        4 | 5 => {
             let at = entropy.below(calls.len());
-            let call =
-                Defective { types, attributes: attributes.clone(), inputs: calls[at].clone(), state: state.clone() };
-            calls.insert(at, break_call(entropy, &call));
+            let mut call = Planned { inputs: calls[at].clone(), ..on.clone() };
+            call.defect(entropy, change_inputs);
+            calls.insert(at, call.inputs);
             about = "Random legal calls, and one that is refused between them.";
         }
         _ => {}
     }
-    case((seed, i), about.to_owned(), types, attributes, state, calls)
+    case(name, about, on, calls)
 }
 
 /// A legal call: one that is drawn until it breaks no rule, and stores less each time that it does.
-fn legal_call(
-    entropy: &mut Entropy,
-    node: &Node,
-    attributes: &Attributes,
-    max_t: usize,
-    cache: &Tensor,
-    scale: &Option<Tensor>,
-) -> StepInputs {
+fn legal_call(entropy: &mut Entropy, node: &Node, on: &Planned, max_t: usize) -> StepInputs {
     const TRIES: usize = 20;
     for attempt in 0..TRIES {
-        let batch = Sequences::draw(entropy, attributes, max_t, attempt);
-        let inputs = batch.inputs(entropy, node, attributes);
-        if broken(node.types, attributes, &inputs, cache, scale.as_ref()) == Ok(None) {
+        let batch = Sequences::draw(entropy, &on.attributes, max_t, attempt);
+        let inputs = batch.inputs(entropy, node, &on.attributes);
+        if broken(node.types, &on.attributes, &inputs, &on.cache, on.scale.as_ref()) == Ok(None) {
             return inputs;
         }
     }
-    Sequences::default().inputs(entropy, node, attributes)
+    Sequences::default().inputs(entropy, node, &on.attributes)
 }
 
 /// The sequences of a call.
@@ -96,9 +107,14 @@ struct Sequences {
 impl Sequences {
     fn draw(entropy: &mut Entropy, attributes: &Attributes, max_t: usize, attempt: usize) -> Self {
         let mut sequences = Self::default();
-        let batch = if entropy.one_in(12) { 0 } else { entropy.within(1, 4) };
+        let batch = match entropy.below(24) {
+            22 | 23 => 0,
+            21 => entropy.within(5, 12),
+            _ => entropy.within(1, 4),
+        };
+        let most = if entropy.one_in(4) { max_t } else { max_t.min(9) };
         for _ in 0..batch {
-            let kvlen = entropy.below(max_t.min(9) + 1);
+            let kvlen = entropy.below(most + 1);
             // Whoever stores nothing meets nobody.
             let seqlen = match entropy.below(4) {
                 0 => 0,

@@ -4,15 +4,21 @@
 //! alone, so that it is the same on every machine, with however many others it is made. What its calls must do is what the [oracle](crate::oracle) does. To give the cases to a program, [`write()`]
 //! them to a folder, as the committed ones are.
 
+mod attention;
 mod case;
 mod defects;
 mod dynamic;
 mod entropy;
 mod folder;
+mod node;
+mod plan;
 mod static_batching;
 mod values;
 
-pub use dynamic::cases;
+pub use attention::case as attention_case;
+pub use defects::changed_case;
+pub use dynamic::{any_case, cases};
 pub use entropy::Entropy;
 pub use folder::{Written, write};
-pub use static_batching::cases as static_cases;
+pub use plan::{Plan, Planned};
+pub use static_batching::{any_case as any_static_case, call as static_call, cases as static_cases};

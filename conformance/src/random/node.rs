@@ -47,7 +47,7 @@ impl Node {
             num_heads,
             head_dim,
             num_repeat: entropy.pick(&[1, 1, 2, 3, 4]),
-            choice: Choice { group: quant_group, qmax, non_finite: entropy.one_in(8) },
+            choice: Choice { group: quant_group, qmax, non_finite: entropy.one_in(8), moderate: false },
         }
     }
 

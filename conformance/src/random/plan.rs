@@ -26,6 +26,8 @@ pub struct Plan {
     pub page_size: usize,
     /// Past and current tokens of each sequence.
     pub sequences: Vec<(usize, usize)>,
+    /// Whether all values are finite and of ordinary size.
+    pub moderate: bool,
 }
 
 /// A legal call on a node, and the state before it.
@@ -61,7 +63,7 @@ pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most:
 /// which propagate to their group.
 pub(super) fn choice(entropy: &mut Entropy, types: TypeCombination, group: usize) -> Choice {
     let qmax = if types.quant_bit == 4 { 7.0 } else { 127.0 };
-    Choice { group, qmax, non_finite: entropy.one_in(4) }
+    Choice { group, qmax, non_finite: entropy.one_in(4), moderate: false }
 }
 
 impl Plan {
@@ -83,6 +85,7 @@ impl Plan {
             layer_idx: entropy.below(num_layer),
             page_size: entropy.within(1, 8),
             sequences: (0..entropy.below(5)).map(|_| (entropy.below(tokens), entropy.below(tokens))).collect(),
+            moderate: false,
         }
     }
 
@@ -94,7 +97,10 @@ impl Plan {
             CacheMode::Offset => self.offsets(entropy),
             CacheMode::Paged => self.pages(entropy),
         };
-        let choice = choice(entropy, types, group);
+        let choice = match choice(entropy, types, group) {
+            choice if self.moderate => Choice { non_finite: false, moderate: true, ..choice },
+            choice => choice,
+        };
         let dims = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
         let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
             let mut starts = vec![0];
@@ -129,8 +135,15 @@ impl Plan {
                 max_seqlen: bound(),
                 max_kvlen: bound(),
             },
-            cache: if types.t3.is_some() { bits(entropy, types.t2, &cache) } else { values(entropy, types.t2, &cache, choice) },
-            scale: types.t3.map(|t3| scales(entropy, t3, &scale)),
+            cache: if types.t3.is_some() {
+                bits(entropy, types.t2, &cache)
+            } else {
+                values(entropy, types.t2, &cache, choice)
+            },
+            scale: types.t3.map(|t3| match self.moderate {
+                true => values(entropy, t3, &scale, choice),
+                false => scales(entropy, t3, &scale),
+            }),
         }
     }
 

@@ -1,25 +1,77 @@
 //! Random cases of static batching.
 
-use kvcache_schema::{StaticAttributes, StaticCacheDims, StaticCacheLayout};
+use kvcache_schema::{StaticAttributes, StaticCacheDims, StaticCacheLayout, TypeCombination};
 
-use super::case::{Node, case};
-use super::defects::{Defective, attribute, break_current, break_index, break_state, break_types};
+use super::case::case;
+use super::defects::{attribute, change_current, change_index};
 use super::entropy::Entropy;
-use super::values::{bits, indices};
+use super::node::Node;
+use super::plan::{Planned, choice, group, head_dim};
+use super::values::{bits, indices, scales, values};
+use crate::case::Types;
 use crate::static_batching::{Case, StepInputs};
 
 /// So many cases of a seed, named `random-SEED-I`.
 pub fn cases(n: usize, seed: u64) -> Vec<Case> {
-    (0..n).map(|i| random_case(seed, i)).collect()
+    (0..n).map(|i| case_of(&mut Entropy::case(!seed, i), format!("random-{seed}-{i}"))).collect()
 }
 
-fn random_case(seed: u64, i: usize) -> Case {
-    let mut entropy = Entropy::case(!seed, i);
-    let entropy = &mut entropy;
-    let node = Node::new(entropy);
+/// A case of small calls, all of them legal or one that breaks a rule.
+pub fn any_case(entropy: &mut Entropy) -> Case {
+    case_of(entropy, "any".to_owned())
+}
+
+/// A legal call of sequences with fewer past and current tokens than `tokens`, and heads of up to `max_inner` groups.
+pub fn call(entropy: &mut Entropy, max_inner: usize, tokens: usize) -> Planned<StaticAttributes, StepInputs> {
+    let types = entropy.pick(&TypeCombination::LEGAL);
     let layout = entropy.pick(&StaticCacheLayout::ALL);
-    let (max_b, max_s) = (entropy.within(1, 4), entropy.within(1, 9));
-    let mut attributes = StaticAttributes {
+    let (num_layer, group) = (entropy.within(1, 3), group(entropy, types.quant_bit));
+    let (inner, num_heads) = (entropy.below(max_inner + 1), entropy.below(4));
+    let head_dim = head_dim(types, inner, group, 300);
+    let (batch, start_pos, seqlen) = (entropy.below(4), entropy.below(tokens), entropy.below(tokens));
+    let choice = choice(entropy, types, group);
+    let dims = StaticCacheDims {
+        max_b: batch + entropy.below(3),
+        max_s: start_pos + seqlen + entropy.below(3),
+        num_layer,
+        num_heads,
+        inner: head_dim,
+    };
+    let attributes = StaticAttributes {
+        num_layer: num_layer as i64,
+        layer_idx: entropy.below(num_layer) as i64,
+        quant_bit: types.quant_bit,
+        quant_group: group as i64,
+        num_repeat: entropy.within(1, 4) as i64,
+        cache_layout: layout.code(),
+    };
+    let entropy = &mut entropy.fork();
+    let current = [batch, seqlen, num_heads, head_dim];
+    let (cache, scale) = (layout.shape(dims), layout.shape(StaticCacheDims { inner: head_dim / group, ..dims }));
+    Planned {
+        types: Types { t1: types.t1, t2: types.t2, t3: types.t3 },
+        attributes,
+        inputs: StepInputs {
+            current_key: values(entropy, types.t1, &current, choice),
+            current_value: values(entropy, types.t1, &current, choice),
+            start_pos: indices(&[], &[start_pos as i64]),
+        },
+        cache: if types.t3.is_some() {
+            bits(entropy, types.t2, &cache)
+        } else {
+            values(entropy, types.t2, &cache, choice)
+        },
+        scale: types.t3.map(|t3| scales(entropy, t3, &scale)),
+    }
+}
+
+fn case_of(entropy: &mut Entropy, name: String) -> Case {
+    let node = Node::draw(entropy);
+    let layout = entropy.pick(&StaticCacheLayout::ALL);
+    let is_long = entropy.one_in(24);
+    let (max_b, max_s) =
+        (entropy.within(1, if is_long { 12 } else { 4 }), if is_long { 300 } else { entropy.within(1, 9) });
+    let attributes = StaticAttributes {
         num_layer: node.num_layer as i64,
         layer_idx: node.layer_idx as i64,
         quant_bit: node.quant_bit,
@@ -31,7 +83,7 @@ fn random_case(seed: u64, i: usize) -> Case {
         StaticCacheDims { max_b, max_s, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };
     let cache = node.cache(entropy, &layout.shape(dims));
     let scale = node.scale(entropy, &layout.shape(StaticCacheDims { inner: node.groups(), ..dims }));
-    let mut call = || {
+    let call = |entropy: &mut Entropy| {
         let kvlen = entropy.below(max_s + 1);
         let seqlen = entropy.below(kvlen + 1);
         let shape = [entropy.below(max_b + 1), seqlen, node.num_heads, node.head_dim];
@@ -41,40 +93,35 @@ fn random_case(seed: u64, i: usize) -> Case {
             start_pos: indices(entropy.pick(&[&[][..], &[1][..]]), &[(kvlen - seqlen) as i64]),
         }
     };
-    let mut calls = vec![call(), call(), call()];
-    calls.truncate(entropy.within(1, 3));
-    let mut types = node.types;
-    let mut state = (cache, scale);
+    let mut calls: Vec<_> = (0..entropy.within(1, 3)).map(|_| call(entropy)).collect();
+    let mut on = Planned { types: node.types, attributes, inputs: calls[0].clone(), cache, scale };
     let mut about = "Random legal calls.";
     if entropy.one_in(3) {
-        let inputs = calls.swap_remove(0);
-        let mut defective = Defective { types, attributes, inputs, state };
-        defective.defect(entropy, break_something);
-        Defective { types, attributes, state, .. } = defective;
-        calls = vec![defective.inputs];
+        on.defect(entropy, change);
+        calls = vec![on.inputs.clone()];
         about = "A random call that is not legal, or one that is.";
     }
-    case((seed, i), about.to_owned(), types, attributes, state, calls)
+    case(name, about, on, calls)
 }
 
-fn break_something(entropy: &mut Entropy, call: &mut Defective<StaticAttributes, StepInputs>) {
-    let inputs = &mut call.inputs;
+fn change(entropy: &mut Entropy, call: &mut Planned<StaticAttributes, StepInputs>) {
     match entropy.below(8) {
         0 => {
             let spec = &StaticAttributes::SPEC[entropy.below(StaticAttributes::SPEC.len())];
             let value = attribute(entropy, spec.value(&call.attributes));
             assert!(call.attributes.set(spec.name, value), "an attribute's own name");
         }
-        1 => break_types(entropy, &mut call.types, &mut call.state, call.attributes.quant_bit),
-        2 => break_state(entropy, &mut call.state),
-        3 => inputs.current_value = break_current(entropy, &inputs.current_value),
-        4 => inputs.current_key = break_current(entropy, &inputs.current_key),
-        5 | 6 => inputs.start_pos = break_index(entropy, &inputs.start_pos),
+        1 => call.change_types(entropy, call.attributes.quant_bit),
+        2 => call.change_state(entropy),
+        3 => call.inputs.current_value = change_current(entropy, &call.inputs.current_value),
+        4 => call.inputs.current_key = change_current(entropy, &call.inputs.current_key),
+        5 | 6 => call.inputs.start_pos = change_index(entropy, &call.inputs.start_pos),
         _ => {
             // More sequences, or more positions, than the cache has.
+            let inputs = &mut call.inputs;
             let mut shape = inputs.current_key.shape().to_vec();
             shape[entropy.below(2)] += 5;
-            inputs.current_key = bits(entropy, inputs.current_key.element(), &shape);
+            inputs.current_key = bits(&mut entropy.fork(), inputs.current_key.element(), &shape);
             inputs.current_value = inputs.current_key.clone();
         }
     }

@@ -32,6 +32,8 @@ pub(super) struct Choice {
     pub(super) qmax: f64,
     /// Whether some are not finite.
     pub(super) non_finite: bool,
+    /// Whether all are of ordinary size.
+    pub(super) moderate: bool,
 }
 
 /// A tensor of values of a float type, or of random bytes of another.
@@ -39,18 +41,21 @@ pub(super) fn values(entropy: &mut Entropy, element: ElementType, shape: &[usize
     if !matches!(element, ElementType::Float32 | ElementType::Float16) {
         return bits(entropy, element, shape);
     }
-    let mut tensor = zeros(element, shape);
-    let size = element.align();
-    for group in tensor.bytes_mut().chunks_mut(size * choice.group.max(1)) {
-        let values = group_values(entropy, element, group.len() / size, choice);
-        for (bytes, x) in group.chunks_exact_mut(size).zip(values) {
-            match element {
-                ElementType::Float16 => bytes.copy_from_slice(&f16::from_f32(x as f32).to_le_bytes()),
-                _ => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
-            }
-        }
+    let len: usize = shape.iter().product();
+    let mut values = Vec::with_capacity(len);
+    while values.len() < len {
+        values.append(&mut group_values(entropy, element, choice.group.max(1).min(len - values.len()), choice));
     }
-    tensor
+    floats(element, shape, &values)
+}
+
+/// A tensor of these numbers, rounded to a float type.
+pub(super) fn floats(element: ElementType, shape: &[usize], values: &[f64]) -> Tensor {
+    let bytes: Vec<u8> = match element {
+        ElementType::Float16 => values.iter().flat_map(|&x| f16::from_f32(x as f32).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
+    };
+    tensor(element, shape, &bytes)
 }
 
 /// The values of a group: of one of some sorts.
@@ -61,7 +66,7 @@ fn group_values(entropy: &mut Entropy, element: ElementType, len: usize, choice:
         _ => (f64::from(f32::MAX), 2f64.powi(-149), 120),
     };
     let power = |entropy: &mut Entropy, most: i32| 2f64.powi(entropy.below(2 * most as usize) as i32 - most);
-    let mut values: Vec<f64> = match entropy.below(10) {
+    let mut values: Vec<f64> = match if choice.moderate { 9 } else { entropy.below(10) } {
         // Quotients of exactly an integer and a half, and on and beside them.
         0 | 1 => {
             let step = power(entropy, 5);
@@ -98,18 +103,12 @@ fn group_values(entropy: &mut Entropy, element: ElementType, len: usize, choice:
 
 /// Scales: mostly steps as a store leaves them, some that none leaves.
 pub(super) fn scales(entropy: &mut Entropy, element: ElementType, shape: &[usize]) -> Tensor {
-    let mut tensor = zeros(element, shape);
-    for bytes in tensor.bytes_mut().chunks_exact_mut(element.align()) {
-        let x = match entropy.below(12) {
-            0 => entropy.pick(&[0.0, -0.5, 2f64.powi(-24), 3.0 * 2f64.powi(-24), 2f64.powi(-140), 300.125]),
-            _ => 0.001 + entropy.unit().abs(),
-        };
-        match element {
-            ElementType::Float16 => bytes.copy_from_slice(&f16::from_f32(x as f32).to_le_bytes()),
-            _ => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
-        }
-    }
-    tensor
+    let scale = |_| match entropy.below(12) {
+        0 => entropy.pick(&[0.0, -0.5, 2f64.powi(-24), 3.0 * 2f64.powi(-24), 2f64.powi(-140), 300.125]),
+        _ => 0.001 + entropy.unit().abs(),
+    };
+    let values: Vec<f64> = (0..shape.iter().product()).map(scale).collect();
+    floats(element, shape, &values)
 }
 
 /// Whether a float tensor holds a NaN.
