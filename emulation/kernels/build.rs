@@ -1,124 +1,131 @@
-//! Compiles the CUDA kernels for the CPU: as they are, and copies with one bug each (mutants).
+//! Compiles the CUDA kernels for the CPU: as they are and, with the feature `mutants`, copies with one bug each.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-mod mutants;
+use kvcache_schema::{TypeCombination, multi_head_cache_attention};
 
-use kvcache_schema::TypeCombination;
-use kvcache_schema::multi_head_cache_attention;
-use mutants::{ATTENTION_MUTANTS, MUTANTS, Mutant};
+/// The suites of kernels: the lists of their builds, the source that has them all, and what calls them.
+const SUITES: [[&str; 4]; 2] =
+    [["FAITHFUL", "MUTANTS", "kernels", "launch"], ["ATTENTION", "ATTENTION_MUTANTS", "attention", "launch_attention"]];
+
+/// The folders of the CUDA sources.
+const SOURCES: [&str; 2] = ["../../kernels/src/cuda/kernel", "../../attention/src/cuda/kernel"];
 
 fn main() -> io::Result<()> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
-    let sources = [Path::new("../../kernels/src/cuda/kernel"), Path::new("../../attention/src/cuda/kernel")];
-    println!("cargo::rerun-if-changed=shim");
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=mutants.rs");
-    for folder in sources {
-        println!("cargo::rerun-if-changed={}", folder.display());
+    for path in ["build.rs", "mutants.txt", "shim"].into_iter().chain(SOURCES) {
+        println!("cargo::rerun-if-changed={path}");
     }
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
+    let has = |feature: &str| env::var_os(format!("CARGO_FEATURE_{feature}")).is_some();
+    let mut generated = Generated::default();
 
-    let sanitize = env::var_os("CARGO_FEATURE_SANITIZE").is_some();
-    // Kernels of which few calls are made, or which sanitizers slow down, are compiled faster than they would run.
-    let compile = |library: &str, sources: &[&Path], file: &str, defines: &[(&str, &str)], is_mutant: bool| {
-        let mut build = cc::Build::new();
-        // No contraction to fused multiply-adds; pragmas for unrolling are for the GPU only.
-        build
-            .cpp(true)
-            .std("c++17")
-            .opt_level(if sanitize || is_mutant { 1 } else { 2 })
-            .flag("-ffp-contract=off")
-            .flag("-Wno-unknown-pragmas")
-            .include("shim");
-        build.includes(sources).file(Path::new("shim").join(file)).warnings(!is_mutant).extra_warnings(!is_mutant);
-        if sanitize {
-            build.flags(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-fno-omit-frame-pointer"]);
+    let combinations: Vec<_> = TypeCombination::LEGAL.map(TypeCombination::name).into();
+    let with_scores: Vec<_> = multi_head_cache_attention::combinations().map(TypeCombination::name).collect();
+    for ([list, _, source, entry], combinations) in SUITES.into_iter().zip([combinations, with_scores]) {
+        generated.begin(list, "The kernels as they are");
+        // Two files, which are compiled at once.
+        for (half, combinations) in combinations.chunks(combinations.len().div_ceil(2)).enumerate() {
+            let mut text =
+                format!("#include \"shim.hpp\"\n#define KERNELS \"{source}.cu\"\nnamespace {list}_{half} {{\n");
+            for types in combinations {
+                text += &kernels(source, types, types);
+                generated.add(types, types, &format!("{entry}_{types}"));
+            }
+            let file = out.join(format!("{source}_{half}.cpp"));
+            fs::write(&file, text + "}\n")?;
+            generated.faithful.push(file);
         }
-        for &(name, value) in defines {
-            build.define(name, value);
+        generated.end();
+    }
+    let mutants = fs::read_to_string("mutants.txt")?;
+    for [_, list, source, entry] in SUITES {
+        generated.begin(list, "The kernels with one bug each");
+        let of_suite = mutants.split("\n[").filter_map(|mutant| mutant.strip_prefix(list)?.strip_prefix(' '));
+        for mutant in of_suite.filter(|_| has("MUTANTS")) {
+            let (heading, lines) = mutant.split_once("]\n").ok_or(io::ErrorKind::InvalidData)?;
+            let [name, types, file] = heading.split(' ').collect::<Vec<_>>()[..] else { panic!("{heading}") };
+            let folder = mutated(&out.join(name), file, lines)?;
+            let symbol = format!("{types}_{name}");
+            let kernels = kernels(source, types, &symbol);
+            let path = folder.join(source).with_extension("cu");
+            let text = format!("#include \"shim.hpp\"\n#define KERNELS {path:?}\nnamespace {name} {{\n{kernels}}}\n");
+            let file = out.join(name).with_extension("cpp");
+            fs::write(&file, text)?;
+            generated.add(name, types, &format!("{entry}_{symbol}"));
+            generated.mutants.push(file);
         }
-        build.compile(library);
-    };
+        generated.end();
+    }
+    fs::write(out.join("builds.rs"), format!("unsafe extern \"C\" {{\n{}}}\n{}", generated.externs, generated.lists))?;
+
+    // Clippy links nothing.
+    if env::var_os("RUSTC_WORKSPACE_WRAPPER").is_none() {
+        compile(&generated, has("SANITIZE"));
+    }
+    Ok(())
+}
+
+/// A copy of the sources in `folder`, with the lines that begin with `-` replaced in `file` by those with `+`.
+fn mutated(folder: &Path, file: &str, lines: &str) -> io::Result<PathBuf> {
+    fs::create_dir_all(folder)?;
+    for source in SOURCES.into_iter().map(fs::read_dir).collect::<io::Result<Vec<_>>>()?.into_iter().flatten() {
+        let source = source?.path();
+        fs::copy(&source, folder.join(source.file_name().unwrap_or_default()))?;
+    }
+    let [from, to] =
+        ['-', '+'].map(|sign| lines.lines().filter_map(|line| line.strip_prefix(sign)).collect::<Vec<_>>());
+    let (from, to) = (from.join("\n"), to.join("\n"));
+    let text = fs::read_to_string(folder.join(file))?;
+    assert_eq!(text.matches(&from).count(), 1, "{}: {file} has not {from:?} once", folder.display());
+    fs::write(folder.join(file), text.replace(&from, &to))?;
+    Ok(folder.to_owned())
+}
+
+/// The kernels of a source for a combination of types, under names that end in `symbol`.
+fn kernels(source: &str, types: &str, symbol: &str) -> String {
+    let element = |name: Option<&str>| name.map_or("None".to_owned(), str::to_uppercase);
+    let mut parts = types.split('_');
+    let [values, cells, scales] = [(); 3].map(|()| element(parts.next()));
+    format!(
+        "#define TYPES {symbol}\n#define VALUES {values}\n#define CELLS {cells}\n#define SCALES {scales}\n\
+         #include \"{source}.inc\"\n#undef TYPES\n#undef VALUES\n#undef CELLS\n#undef SCALES\n"
+    )
+}
+
+/// Compiles all into one library.
+fn compile(generated: &Generated, sanitize: bool) {
+    let mut build = cc::Build::new();
+    // No contraction to fused multiply-adds; pragmas for unrolling are for the GPU only.
+    build.cpp(true).std("c++17").debug(false).flag("-ffp-contract=off").flag("-Wno-unknown-pragmas");
+    build.include("shim").includes(SOURCES);
     if sanitize {
+        build.flags(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-fno-omit-frame-pointer"]);
         // rustc links without the sanitizers' libraries, and their runtime must come before the C library.
         for argument in ["-Wl,--whole-archive", "-l:libasan.a", "-Wl,--no-whole-archive", "-l:libubsan.a", "-lstdc++"] {
             println!("cargo::rustc-link-arg-tests={argument}");
         }
     }
-
-    let mut builds = Builds::default();
-    let combinations: Vec<_> = TypeCombination::LEGAL.map(TypeCombination::name).into();
-    let with_scores: Vec<_> = multi_head_cache_attention::combinations().map(TypeCombination::name).collect();
-    // A sanitizer ends the process at a mutant's bug: no test of that build runs them.
-    let mutants: [&[Mutant]; 2] = if sanitize { [&[], &[]] } else { [&MUTANTS, &ATTENTION_MUTANTS] };
-    let suites = [
-        ("FAITHFUL", "MUTANTS", combinations, mutants[0], "kernels.cpp", "launch"),
-        ("ATTENTION", "ATTENTION_MUTANTS", with_scores, mutants[1], "attention.cpp", "launch_attention"),
-    ];
-    for (faithful, mutated, combinations, mutants, file, entry) in suites {
-        builds.begin(faithful, "The kernels as they are", combinations.len());
-        for types in &combinations {
-            let namespace = format!("{entry}_{types}");
-            compile(&namespace, &sources, file, &defines(types, &namespace, types), false);
-            builds.add(types, types, &format!("{entry}_{types}"));
-        }
-        builds.end();
-        builds.begin(mutated, "The kernels with one bug each", mutants.len());
-        for Mutant { name, types, file: mutated, from, to } in mutants {
-            let folder = out.join(name);
-            fs::create_dir_all(&folder)?;
-            for source in sources.into_iter().map(fs::read_dir).collect::<io::Result<Vec<_>>>()?.into_iter().flatten() {
-                let source = source?.path();
-                fs::copy(&source, folder.join(source.file_name().unwrap_or_default()))?;
-            }
-            let text = fs::read_to_string(folder.join(mutated))?;
-            assert_eq!(text.matches(from).count(), 1, "{name}: {mutated} has not {from:?} once");
-            fs::write(folder.join(mutated), text.replace(from, to))?;
-            let symbol = format!("{types}_{name}");
-            compile(name, &[&folder], file, &defines(types, &symbol, &symbol), true);
-            builds.add(name, types, &format!("{entry}_{symbol}"));
-        }
-        builds.end();
-    }
-    compile("arithmetic", &sources, "arithmetic.cpp", &defines("f16_i8_f16", "arithmetic", "arithmetic"), false);
-    compile("exponential", &sources, "exponential.cpp", &[("NAMESPACE", "exponential_")], false);
-    // Last, so that it follows the objects that need it on the linker's command line.
-    compile("shim", &sources, "shim.cpp", &[], false);
-    fs::write(out.join("builds.rs"), format!("unsafe extern \"C\" {{\n{}}}\n{}", builds.externs, builds.lists))
+    // Kernels of which few calls are made, or which sanitizers slow down, are compiled faster than they would run.
+    let mutants = build.clone().opt_level(1).warnings(false).files(&generated.mutants).compile_intermediates();
+    let shim = ["arithmetic.cpp", "shim.cpp"].map(|file| Path::new("shim").join(file));
+    build.opt_level(if sanitize { 1 } else { 2 }).warnings(true).extra_warnings(true);
+    build.files(&generated.faithful).files(shim).objects(mutants).compile("emulation");
 }
 
-/// What `kernels.cpp` must know.
-fn defines<'a>(types: &str, namespace: &'a str, symbol: &'a str) -> [(&'static str, &'a str); 5] {
-    let element = |name: Option<&str>| match name {
-        Some("f32") => "F32",
-        Some("f16") => "F16",
-        Some("i8") => "I8",
-        Some("i4") => "I4",
-        None => "None",
-        Some(other) => unreachable!("{other}"),
-    };
-    let mut parts = types.split('_');
-    [
-        ("NAMESPACE", namespace),
-        ("TYPES", symbol),
-        ("VALUES", element(parts.next())),
-        ("CELLS", element(parts.next())),
-        ("SCALES", element(parts.next())),
-    ]
-}
-
-/// The generated Rust: declarations of what has been compiled, and lists of it.
+/// What is generated: C++ to be compiled, and Rust that declares and lists it.
 #[derive(Default)]
-struct Builds {
+struct Generated {
+    faithful: Vec<PathBuf>,
+    mutants: Vec<PathBuf>,
     externs: String,
     lists: String,
 }
 
-impl Builds {
-    fn begin(&mut self, list: &str, about: &str, len: usize) {
-        write!(self.lists, "\n/// {about}.\npub static {list}: [Build; {len}] = [\n").ok();
+impl Generated {
+    fn begin(&mut self, list: &str, about: &str) {
+        write!(self.lists, "/// {about}.\npub static {list}: &[Build] = &[\n").ok();
     }
 
     fn add(&mut self, name: &str, types: &str, entry: &str) {

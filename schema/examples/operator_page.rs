@@ -7,16 +7,14 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+use kvcache_testing::schemas::schemas;
 use serde_yaml::{Mapping, Value};
-
-#[path = "../tests/common/schemas.rs"]
-mod schemas;
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let check = std::env::args().any(|argument| argument == "--check");
     let mut outdated = false;
-    for (file, schema) in schemas::schemas() {
+    for (file, schema) in schemas() {
         let (name, page) = (format!("{}.md", title(&schema)), page(file, &schema)?);
         let path = docs.join(&name);
         if !check {

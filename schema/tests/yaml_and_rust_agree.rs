@@ -7,11 +7,9 @@ use kvcache_schema::{
     ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR, SCHEMA, StaticAttributes, StaticAxis, StaticCacheLayout,
     TypeCombination, VERSION, multi_head_attention, multi_head_cache_attention, static_key_value_cache,
 };
+use kvcache_testing::schemas::schemas;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-
-#[path = "common/schemas.rs"]
-mod schemas;
 
 #[derive(Deserialize)]
 struct Schema {
@@ -97,7 +95,7 @@ fn schema() -> Schema {
 
 /// The schema in a file, every `as_in` resolved.
 fn operator<T: DeserializeOwned>(file: &str) -> T {
-    let schema = schemas::schemas().into_iter().find(|&(name, _)| name == file).expect("it has a schema").1;
+    let schema = schemas().into_iter().find(|&(name, _)| name == file).expect("it has a schema").1;
     serde_yaml::from_value(schema).expect("the schema has the structure this test knows")
 }
 

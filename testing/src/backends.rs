@@ -13,3 +13,11 @@ pub fn backends() -> impl Iterator<Item = Backend> {
         [Some(backend), streaming].into_iter().flatten()
     })
 }
+
+/// The same; of each fast kernel one that splits even the smallest call among threads.
+pub fn splitting() -> impl Iterator<Item = Backend> {
+    backends().map(|backend| match backend {
+        Backend::Cpu(cpu) => Backend::Cpu(cpu.with_parallel_bytes(0)),
+        other => other,
+    })
+}

@@ -1,5 +1,7 @@
 //! What the tests of several crates are made of. No product depends on this crate.
 
+pub mod attention_call;
+pub mod attention_model;
 pub mod backends;
 pub mod guarded;
 pub mod live_bytes;
@@ -7,4 +9,5 @@ pub mod live_bytes;
 pub mod manager;
 pub mod random;
 pub mod random_tensors;
+pub mod schemas;
 pub mod static_calls;

@@ -125,7 +125,7 @@ pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     };
     let indices = [p.seqstarts, p.start_pos, p.cachestarts].map(|at| (at, Access::Read));
     let others = [(p.cache, cache), (p.scale, cache), (p.status, Access::Atomic)];
-    launch(state, &FAITHFUL, node, values.into_iter().chain(indices).chain(others))
+    launch(state, FAITHFUL, node, values.into_iter().chain(indices).chain(others))
 }
 
 /// The same for an attention kernel.
@@ -136,7 +136,7 @@ pub(crate) fn run_attention(state: &mut State, node: &Launch<AttentionParameters
     let reads = [p.rows, p.scales, [p.query, p.mask], [p.seqstarts, p.tokens.seqstarts]].concat();
     let reads = reads.into_iter().chain([p.tokens.start_pos, p.tokens.cachestarts]).map(|at| (at, Access::Read));
     let others = [(p.scratch, scratch), (p.output, Access::Write), (p.tokens.status, Access::Atomic)];
-    launch(state, &ATTENTION, node, reads.chain(others))
+    launch(state, ATTENTION, node, reads.chain(others))
 }
 
 /// Runs a launch that accesses the allocations of these addresses so.

@@ -1,9 +1,11 @@
-// The kernels' scales and codes against the specification's formulas: division, rounding and clamping.
+// The kernels' scales and codes against the specification's formulas: division, rounding and clamping; and the attention
+// kernels' exponential, for a test of its accuracy.
 
 #include "shim.hpp"
 
-namespace NAMESPACE {
+namespace arithmetic {
 
+#include "exponential.cuh"
 #include "quantize.cuh"
 
 namespace {
@@ -68,4 +70,8 @@ extern "C" uint64_t kvcache_wrong_of_float32(u32 amax, const u32* values, u32 co
     return wrong_of_float32<I8>(amax, values, count) + wrong_of_float32<I4>(amax, values, count);
 }
 
-}  // namespace NAMESPACE
+extern "C" float kvcache_exponential(float x) { return exponential(x); }
+
+extern "C" float kvcache_alibi_slope(u32 h, u32 c) { return alibi_slope(h, c); }
+
+}  // namespace arithmetic

@@ -73,6 +73,12 @@ struct Shared {
 // Runs a kernel: 0, or 1 after a fault.
 int run(void (*kernel)(const void* parameters), std::initializer_list<Shared>, const ShimLaunch&);
 
+// Calls a kernel with its parameters.
+template <class P, void (*KERNEL)(P)>
+void call(const void* parameters) {
+    KERNEL(*static_cast<const P*>(parameters));
+}
+
 inline float of_gpu(float x) {
     if (std::isnan(x)) {
         const uint32_t bits = 0x7fffffff;

@@ -19,4 +19,5 @@ impl fmt::Debug for Build {
     }
 }
 
+// FAITHFUL and ATTENTION, the kernels as they are; MUTANTS and ATTENTION_MUTANTS, those with one bug each.
 include!(concat!(env!("OUT_DIR"), "/builds.rs"));

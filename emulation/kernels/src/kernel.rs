@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::builds::{Build, FAITHFUL};
 use crate::device_memory::DeviceMemory;
-use crate::launch::{Access, Fault, Operand, Order, launch};
+use crate::launch::{Access, Fault, KernelParameters, Operand, Order, launch};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
@@ -125,24 +125,25 @@ impl EmulatedCuda {
         Uploaded { problem: device_problem, current, outputs, cache: device_cache, scale, indices, status }
     }
 
-    fn launch(
+    /// Runs a launch, of the build that is chosen or of that in `builds`, and reads the status word.
+    pub(crate) fn launch<P: KernelParameters>(
         &self,
-        what: &Launch,
-        uploaded: &Uploaded,
-        reads: &[&DeviceMemory],
-        writes: &[&DeviceMemory],
+        builds: &'static [Build],
+        what: &Launch<P>,
+        status: &DeviceMemory,
+        [reads, writes]: [&[&DeviceMemory]; 2],
     ) -> Result<(), Failure> {
-        let build = self.build.or_else(|| FAITHFUL.iter().find(|build| build.types == what.module.types));
+        let build = self.build.or_else(|| builds.iter().find(|build| build.types == what.module.types));
         let build = build.unwrap_or_else(|| unreachable!("all types are built, {} too", what.module.types));
-        let reads = reads.iter().copied().chain(&uploaded.indices).map(|memory| (memory, Access::Read));
+        let reads = reads.iter().map(|&memory| (memory, Access::Read));
         let writes = writes.iter().map(|&memory| (memory, Access::Write));
-        let operands = reads.chain(writes).chain([(&uploaded.status, Access::Atomic)]);
+        let operands = reads.chain(writes).chain([(status, Access::Atomic)]);
         let operands: Vec<_> = operands.map(|(memory, access)| Operand { memory, access }).collect();
         launch(build, what, &operands, self.order)?;
         if let Some(launched) = self.launched {
             launched.lock().unwrap_or_else(PoisonError::into_inner).insert(what.kernel);
         }
-        let word = uploaded.status.bytes().try_into().map_or(u64::MAX, u64::from_ne_bytes);
+        let word = status.bytes().try_into().map_or(u64::MAX, u64::from_ne_bytes);
         Status::from_word(word).map_or(Ok(()), |status| Err(status.into()))
     }
 
@@ -152,9 +153,11 @@ impl EmulatedCuda {
     /// [`Failure`]; memory of the problem is then as it was.
     pub fn try_store(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(problem);
-        let Uploaded { problem: device_problem, current, cache, scale, .. } = &uploaded;
+        let Uploaded { problem: device_problem, current: [key, value], cache, scale, .. } = &uploaded;
         if let Some(store) = device_problem.store()? {
-            self.launch(&store, &uploaded, &[&current[0], &current[1]], &[cache, scale])?;
+            let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
+            let reads = [key, value, seqstarts, start_pos, cachestarts];
+            self.launch(FAITHFUL, &store, &uploaded.status, [&reads, &[cache, scale]])?;
             // SAFETY: Problem: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
             unsafe {
                 download(cache, problem.pointers().cache);
@@ -172,7 +175,9 @@ impl EmulatedCuda {
         let uploaded = self.upload(problem);
         let Uploaded { problem: device_problem, outputs, cache, scale, .. } = &uploaded;
         if let Some(load) = device_problem.load()? {
-            self.launch(&load, &uploaded, &[cache, scale], &[&outputs[0], &outputs[1]])?;
+            let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
+            let reads = [cache, scale, seqstarts, start_pos, cachestarts];
+            self.launch(FAITHFUL, &load, &uploaded.status, [&reads, &outputs.each_ref()])?;
             for (output, to) in outputs.iter().zip(problem.pointers().outputs) {
                 // SAFETY: Problem: `outputs` are valid for writes of their shapes, as long as the device's.
                 unsafe { download(output, to) };

@@ -7,21 +7,20 @@
 //!
 //! [`EmulatedCuda`] is a [`Kernel`](kvcache_kernels::Kernel) and [`EmulatedAttention`] an
 //! [`AttentionKernel`](kvcache_attention::AttentionKernel); both are tested like the CPU's. [`MUTANTS`] and
-//! [`ATTENTION_MUTANTS`] are the kernels with one bug each, on which the tests must fail: that proves the tests.
+//! [`ATTENTION_MUTANTS`] are the kernels with one bug each, on which the tests must fail: that proves the tests. They are
+//! compiled with the feature `mutants` alone.
 
 mod arithmetic;
 mod attention;
 mod builds;
 mod device_memory;
-mod exponential;
 mod kernel;
 mod launch;
 mod shim;
 
-pub use arithmetic::{wrong_of_float16, wrong_of_float32};
+pub use arithmetic::{alibi_slope, exponential, wrong_of_float16, wrong_of_float32};
 pub use attention::EmulatedAttention;
 pub use builds::{ATTENTION, ATTENTION_MUTANTS, Build, FAITHFUL, MUTANTS};
 pub use device_memory::DeviceMemory;
-pub use exponential::{alibi_slope, exponential};
 pub use kernel::{EmulatedCuda, Failure};
 pub use launch::{Access, Fault, KernelParameters, Operand, Order, launch};

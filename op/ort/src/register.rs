@@ -10,7 +10,7 @@ use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOpti
 use ort::{AsPointer, ortsys};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::CudaOperator;
+use crate::cuda::{CudaOperator, is_emulated};
 use crate::definition::Definition;
 use crate::error::Error;
 use crate::operator::TypedOperator;
@@ -105,8 +105,11 @@ fn domain(name: &str) -> ort::Result<Domain> {
 fn add(domain: OperatorDomain, definition: &'static Definition) -> ort::Result<OperatorDomain> {
     #[cfg(feature = "cuda")]
     let domain = TypedOperator::all(definition).map(CudaOperator::new).try_fold(domain, OperatorDomain::add)?;
-    let mut cpu = TypedOperator::all(definition).filter(|_| !cfg!(feature = "cuda-emulated"));
-    cpu.try_fold(domain, OperatorDomain::add)
+    #[cfg(feature = "cuda")]
+    if is_emulated() {
+        return Ok(domain);
+    }
+    TypedOperator::all(definition).try_fold(domain, OperatorDomain::add)
 }
 
 /// A failed status of the runtime that `api` belongs to.

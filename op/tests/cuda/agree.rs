@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
 use crate::device::{Buffer, Gpu, call, shift};
-use crate::random::{After, Plan, RandomCall, calls, plans};
 use crate::status::of_numbers;
+use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
 
 /// A random call's inputs as the golden cases have them.
 pub fn step_inputs(call: &RandomCall) -> StepInputs {
@@ -40,9 +40,7 @@ fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, B
     let mut scale = random.scale.as_ref().map(of).transpose()?;
     let op = KeyValueCache::new(random.attributes.clone())?;
     let outputs = call(gpu, &op, &step_inputs(random), (&mut cache, scale.as_mut()), unaligned)?;
-    if let Some(status) = gpu.status.take() {
-        return Err(format!("the device found something wrong: {status}").into());
-    }
+    gpu.nothing_found()?;
     let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
     Ok(After { key: outputs.key, value: outputs.value, cache: cache.download(gpu)?, scale })
 }
@@ -98,18 +96,16 @@ fn calls_of(types: TypeCombination, sequences: Vec<(usize, usize)>) -> impl Stra
     })
 }
 
-/// One long sequence among many short ones.
+/// One long sequence among many short ones; as many as a block has threads, less, and more.
 pub fn ragged_batches(gpu: &Gpu) -> Result<(), Failed> {
-    for types in TypeCombination::LEGAL {
-        let lengths = |long: usize| {
-            let mut sequences = vec![(3, 1); 300];
-            sequences[7] = (0, 0);
-            sequences[123] = (long, long / 2);
-            sequences[299] = (0, 5);
-            sequences
-        };
-        let long = if gpu.is_emulated()? { 50 } else { 3000 };
-        agree(gpu, calls_of(types, lengths(long)), 1)?;
+    let long = if gpu.is_emulated()? { 50 } else { 3000 };
+    let sizes = [255, 256, 257, 300, 511, 512, 513, 1000, 3000].into_iter().cycle();
+    for (types, batch) in TypeCombination::LEGAL.into_iter().zip(sizes) {
+        let mut sequences = vec![(usize::from(batch < 1000), 1); batch];
+        sequences[7] = (0, 0);
+        sequences[123] = (long, long / 2);
+        sequences[batch - 1] = (0, 5);
+        agree(gpu, calls_of(types, sequences), 1)?;
     }
     Ok(())
 }

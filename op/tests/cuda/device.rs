@@ -4,7 +4,7 @@ use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_conformance::{Outputs, StepInputs, Tensor};
+use kvcache_conformance::{Outcome, Outputs, StepInputs, Tensor};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 use kvcache_op::cuda::{
     self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
@@ -33,6 +33,19 @@ impl Gpu {
     /// Whether the driver is the one that runs on the CPU.
     pub fn is_emulated(&self) -> Result<bool, Box<dyn Error>> {
         Ok(self.context.name()? == "CUDA on the CPU")
+    }
+
+    /// Of golden cases those to be run with tensors that are aligned for their types only, or better. The emulated
+    /// kernels run all of them without a driver in between, so a part will do here.
+    pub fn some<C>(&self, cases: Vec<C>, unaligned: bool) -> Result<Vec<C>, Box<dyn Error>> {
+        let step = if self.is_emulated()? { 4 } else { 1 };
+        Ok(cases.into_iter().skip(usize::from(unaligned && step > 1)).step_by(step).collect())
+    }
+
+    /// Fails if the device has found something wrong.
+    pub fn nothing_found(&self) -> Result<(), Box<dyn Error>> {
+        let found = |status| Err(format!("the device found something wrong: {status}").into());
+        self.status.take().map_or(Ok(()), found)
     }
 
     /// The device's name and architecture.
@@ -95,6 +108,18 @@ impl Buffer {
     /// The tensor for a call, from one of its views.
     pub fn read<'a>(&self, view: &'a CudaView<'a, u8>, stream: &'a CudaStream) -> DeviceRef<'a> {
         DeviceRef::from_bytes(self.element, self.shape.as_slice(), view, stream)
+    }
+}
+
+/// What became of a call; an error other than a refusal is one of the test.
+pub fn outcome<T>(result: Result<T, Box<dyn Error>>) -> Result<Outcome<T>, Box<dyn Error>> {
+    match result.map_err(|error| error.downcast::<cuda::Error>()) {
+        Ok(outputs) => Ok(Outcome::Done(outputs)),
+        Err(Ok(error)) if matches!(*error, cuda::Error::Operator(_)) => {
+            Ok(Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() })
+        }
+        Err(Ok(error)) => Err(error),
+        Err(Err(error)) => Err(error),
     }
 }
 

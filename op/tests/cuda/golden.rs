@@ -4,12 +4,12 @@ use std::env;
 use std::error::Error;
 use std::path::Path;
 
-use kvcache_conformance::{CallResult, Case, Implementation, Outcome, read_cases, run};
+use kvcache_conformance::{CallResult, Case, Implementation, read_cases, run};
 use kvcache_op::KeyValueCache;
 use kvcache_op::cuda;
 use libtest_mimic::Failed;
 
-use crate::device::{Buffer, Gpu, call, shift};
+use crate::device::{Buffer, Gpu, call, outcome, shift};
 use crate::device_check::left_to_device;
 
 /// The golden cases.
@@ -33,20 +33,11 @@ impl OnDevice<'_> {
         let mut scale = case.scale.as_ref().map(of).transpose()?;
         let mut results = Vec::new();
         for step in &case.steps {
-            let outcome = KeyValueCache::new(case.attributes.clone())
+            let outputs = KeyValueCache::new(case.attributes.clone())
                 .map_err(|error| cuda::Error::from(error).into())
                 .and_then(|op| call(self.gpu, &op, &step.inputs, (&mut cache, scale.as_mut()), self.unaligned));
-            let outcome = match outcome.map_err(|error: Box<dyn Error>| error.downcast::<cuda::Error>()) {
-                Ok(outputs) => Outcome::Done(outputs),
-                Err(Ok(error)) if matches!(*error, cuda::Error::Operator(_)) => {
-                    Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
-                }
-                Err(Ok(error)) => return Err(error),
-                Err(Err(error)) => return Err(error),
-            };
-            if let Some(status) = self.gpu.status.take() {
-                return Err(format!("the device found something wrong: {status}").into());
-            }
+            let outcome = outcome(outputs)?;
+            self.gpu.nothing_found()?;
             let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
             results.push(CallResult { outcome, cache: cache.download(self.gpu)?, scale });
         }
@@ -65,20 +56,14 @@ impl Implementation for OnDevice<'_> {
     }
 }
 
-fn all_cases_pass(gpu: &Gpu, unaligned: bool) -> Result<(), Failed> {
-    let cases = cases()?;
-    let report = run(&OnDevice { gpu, unaligned }, &cases);
-    println!("{} passed, {} failed, {} unsupported", report.passed(), report.failed(), report.unsupported());
-    if report.failed() > 0 || report.passed() < cases.len() / 2 {
-        return Err(report.to_string().into());
+pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
+    for unaligned in [false, true] {
+        let cases = gpu.some(cases()?, unaligned)?;
+        let report = run(&OnDevice { gpu, unaligned }, &cases);
+        println!("{} passed, {} failed, {} unsupported", report.passed(), report.failed(), report.unsupported());
+        if report.failed() > 0 || report.passed() < cases.len() / 2 {
+            return Err(report.to_string().into());
+        }
     }
     Ok(())
-}
-
-pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    all_cases_pass(gpu, false)
-}
-
-pub fn every_case_unaligned(gpu: &Gpu) -> Result<(), Failed> {
-    all_cases_pass(gpu, true)
 }

@@ -6,12 +6,12 @@ use std::error::Error;
 use std::path::Path;
 
 use kvcache_conformance::static_batching::{Case, Step, StepInputs, read_cases};
-use kvcache_conformance::{CallResult, Implementation, Outcome, Outputs, run};
+use kvcache_conformance::{CallResult, Implementation, Outputs, run};
 use kvcache_op::cuda::{self, DeviceOutputs, StaticDeviceInputs};
 use kvcache_op::{StaticAttributes, StaticKeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::device::{Buffer, Gpu, Writable, shift};
+use crate::device::{Buffer, Gpu, Writable, outcome, shift};
 
 /// The golden cases.
 fn cases() -> Result<Vec<Case>, Failed> {
@@ -34,21 +34,12 @@ impl OnDevice<'_> {
         let mut scale = case.scale.as_ref().map(of).transpose()?;
         let mut results = Vec::new();
         for step in &case.steps {
-            let outcome = match StaticKeyValueCache::new(case.attributes.clone()) {
+            let outputs = match StaticKeyValueCache::new(case.attributes.clone()) {
                 Ok(op) => self.call(&op, step, &mut cache, scale.as_mut()),
                 Err(error) => Err(cuda::Error::from(error).into()),
             };
-            let outcome = match outcome.map_err(|error| error.downcast::<cuda::Error>()) {
-                Ok(outputs) => Outcome::Done(outputs),
-                Err(Ok(error)) if matches!(*error, cuda::Error::Operator(_)) => {
-                    Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
-                }
-                Err(Ok(error)) => return Err(error),
-                Err(Err(error)) => return Err(error),
-            };
-            if let Some(status) = self.gpu.status.take() {
-                return Err(format!("the device found something wrong: {status}").into());
-            }
+            let outcome = outcome(outputs)?;
+            self.gpu.nothing_found()?;
             let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
             results.push(CallResult { outcome, cache: cache.download(self.gpu)?, scale });
         }
@@ -100,19 +91,13 @@ impl Implementation<StaticAttributes, StepInputs> for OnDevice<'_> {
 }
 
 /// The host refuses everything itself, so every case is run.
-fn all_cases_pass(gpu: &Gpu, unaligned: bool) -> Result<(), Failed> {
-    let cases = cases()?;
-    let report = run(&OnDevice { gpu, unaligned }, &cases);
-    if report.passed() < cases.len() {
-        return Err(report.to_string().into());
+pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
+    for unaligned in [false, true] {
+        let cases = gpu.some(cases()?, unaligned)?;
+        let report = run(&OnDevice { gpu, unaligned }, &cases);
+        if report.passed() < cases.len() {
+            return Err(report.to_string().into());
+        }
     }
     Ok(())
-}
-
-pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    all_cases_pass(gpu, false)
-}
-
-pub fn every_case_unaligned(gpu: &Gpu) -> Result<(), Failed> {
-    all_cases_pass(gpu, true)
 }

@@ -12,7 +12,7 @@ use crate::device::{Buffer, Gpu, call};
 use crate::device_check::left_to_device;
 use crate::golden::cases;
 use crate::oracle::{Oracle, numbers};
-use crate::random::calls;
+use kvcache_testing::random::calls;
 
 /// Makes a call on the device and compares it with the oracle: outputs, state, and the status.
 fn agrees_with_oracle(
@@ -54,8 +54,7 @@ pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed>
         let Case { attributes, cache, scale, .. } = &case;
         for step in &case.steps {
             let Some(kind) = left_to_device(&case, step) else { continue };
-            let starts = numbers(&step.inputs.cachestarts);
-            if kind == "write_conflict" || race(attributes, &step.inputs, &starts) {
+            if kind == "write_conflict" || race(attributes, &step.inputs) {
                 unseen.push(format!("{} (two tokens race for a slot)", case.name));
                 continue;
             }
@@ -78,25 +77,31 @@ pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed>
     Ok(())
 }
 
-pub fn random_bad_pages(gpu: &Gpu) -> Result<(), Failed> {
+pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     let bad = prop_oneof![Just(-1i64), Just(i64::MIN), Just(i64::MAX), Just(1 << 40), -3..100i64];
-    let broken = (calls(6, 12), prop::collection::vec((any::<prop::sample::Index>(), bad), 1..4));
+    // Of every third change or so, the input is not `cachestarts`.
+    let change = (0..6usize, any::<prop::sample::Index>(), bad);
+    let broken = (calls(6, 12), prop::collection::vec(change, 1..4));
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let seen = std::cell::Cell::new(0);
     let outcome = runner.run(&broken, |(call, changes)| {
         let mut inputs = step_inputs(&call);
-        let mut starts = numbers(&inputs.cachestarts);
-        if starts.is_empty() {
+        for (input, index, value) in changes {
+            let tensor = match input {
+                0 => &mut inputs.seqstarts,
+                1 => &mut inputs.start_pos,
+                _ => &mut inputs.cachestarts,
+            };
+            let mut values = numbers(tensor);
+            if !values.is_empty() {
+                let at = index.index(values.len());
+                values[at] = value;
+                *tensor = of_numbers(&values, tensor.shape());
+            }
+        }
+        if race(&call.attributes, &inputs) {
             return Ok(());
         }
-        for (index, value) in changes {
-            let at = index.index(starts.len());
-            starts[at] = value;
-        }
-        if race(&call.attributes, &inputs, &starts) {
-            return Ok(());
-        }
-        inputs.cachestarts = of_numbers(&starts, inputs.cachestarts.shape());
         match agrees_with_oracle(gpu, &call.attributes, &inputs, (&call.cache, call.scale.as_ref())) {
             Ok(status) => {
                 seen.set(seen.get() + usize::from(status.is_some()));
@@ -115,8 +120,8 @@ pub fn random_bad_pages(gpu: &Gpu) -> Result<(), Failed> {
 }
 
 /// Whether two current tokens have one slot.
-fn race(attributes: &Attributes, inputs: &StepInputs, starts: &[i64]) -> bool {
-    let (seqstarts, start_pos) = (numbers(&inputs.seqstarts), numbers(&inputs.start_pos));
+fn race(attributes: &Attributes, inputs: &StepInputs) -> bool {
+    let [seqstarts, start_pos, starts] = [&inputs.seqstarts, &inputs.start_pos, &inputs.cachestarts].map(numbers);
     let falls = seqstarts.windows(2).any(|pair| pair[1] < pair[0]);
     let total = seqstarts.last().copied().unwrap_or_default();
     if seqstarts[0] != 0 || falls || total > inputs.current_key.shape()[0] as i64 {

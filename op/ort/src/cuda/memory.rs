@@ -1,7 +1,9 @@
 //! Where a tensor's memory is.
 
+use std::env;
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
+use std::sync::LazyLock;
 
 use ort::ortsys;
 use ort::sys::{OrtMemType, OrtMemoryInfo, OrtMemoryInfoDeviceType, OrtValue};
@@ -9,8 +11,13 @@ use ort::sys::{OrtMemType, OrtMemoryInfo, OrtMemoryInfoDeviceType, OrtValue};
 use crate::error::Error;
 
 /// Whether the device is the CPU, as in tests with a driver that runs on it: to the runtime all memory is then the
-/// CPU's.
-pub(crate) const EMULATED: bool = cfg!(feature = "cuda-emulated");
+/// CPU's, and the CUDA provider's operators have the place of the CPU's. A debug build does so if
+/// `KVCACHE_CUDA_EMULATED` is set.
+pub(crate) fn is_emulated() -> bool {
+    static EMULATED: LazyLock<bool> =
+        LazyLock::new(|| env::var_os("KVCACHE_CUDA_EMULATED").is_some_and(|value| !value.is_empty()));
+    cfg!(debug_assertions) && *EMULATED
+}
 
 /// Which processor must reach a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +39,7 @@ impl Place {
         ortsys![unsafe GetTensorMemoryInfo(value.as_ptr(), &mut memory)?];
         let here = match self {
             Self::Cpu => is_on_cpu(memory)?,
-            Self::Device => is_on_cpu(memory)? == EMULATED,
+            Self::Device => is_on_cpu(memory)? == is_emulated(),
         };
         if here { Ok(()) } else { Err(Error::Device { name, got: memory_name(memory)?, expected: self.name() }) }
     }

@@ -10,4 +10,5 @@ mod operators;
 mod static_key_value_cache;
 mod tensor;
 
+pub(crate) use memory::is_emulated;
 pub(crate) use operator::CudaOperator;

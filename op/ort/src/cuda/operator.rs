@@ -6,7 +6,7 @@ use ort::memory::MemoryType;
 use ort::operator::{KernelContext, Operator, OperatorInput, OperatorOutput, ShapeInferenceContext};
 
 use super::kernel::{CudaKernel, OnDevice};
-use super::memory::EMULATED;
+use super::memory::is_emulated;
 use super::operators::{is_on_host, on_device};
 use crate::node::naming_the_node;
 use crate::operator::TypedOperator;
@@ -42,7 +42,7 @@ impl Operator for CudaOperator {
     }
 
     fn execution_provider_type(&self) -> Option<&str> {
-        (!EMULATED).then_some("CUDAExecutionProvider")
+        (!is_emulated()).then_some("CUDAExecutionProvider")
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {

@@ -1,123 +1,116 @@
-//! The library as a Rust program uses it: registered by its path in a session of the `ort` crate, or linked.
-//!
-//! What the session gives is compared with what the operator gives when it is called directly.
+//! The library as a Rust program uses it: registered by its path in a session of the `ort` crate, or linked. Golden cases
+//! run in sessions of the models that `models.py` makes of them.
 
-#[path = "../../src/api_1_24.rs"]
-mod api_1_24;
-mod call;
-mod model;
 mod runtime;
-mod shapes;
 
-use half::f16;
-use kvcache_op::{Attributes, KeyValueCache, Serial, TensorMut};
-use kvcache_schema::DOMAINS;
-use kvcache_schema::ElementType::{Float16, Float32, Int4};
-use ndarray::{Array3, Array5};
+use std::path::Path;
+
+use kvcache_conformance::{Case, Expected, NamedInputs, Step, Tensor, cases};
+use kvcache_schema::ElementType;
 use ort::memory::Allocator;
-use ort::value::{DynTensor, TensorElementType, TensorRefMut};
+use ort::session::{Session, SessionInputValue, SessionOutputs};
+use ort::value::{DynTensor, DynTensorRef, TensorElementType};
 
-use crate::call::{Call, HEAD_DIM, MAX_T, NUM_HEADS, STEPS, attributes};
-use crate::model::{node, node_in};
-use crate::runtime::{session, session_in_process};
+use crate::runtime::Operators;
 
-const CACHE_SHAPE: [usize; 5] = [2, 2, NUM_HEADS, MAX_T, HEAD_DIM];
+/// A golden case, and a session of its node.
+fn load(name: &str, operators: Operators) -> (Case, ort::Result<Session>) {
+    let case = cases().expect("the golden cases can be read").into_iter().find(|case| case.name == name);
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/session/models");
+    (case.expect("a golden case"), runtime::session(&models.join(name).with_extension("onnx"), operators))
+}
 
-#[test]
-fn decoding_gives_the_operators_bits_and_writes_the_callers_cache() -> ort::Result<()> {
-    let operator = KeyValueCache::new(attributes()).unwrap();
-    let model = |domain| node_in(domain, (Float32, Float32, None), &attributes()).model();
-    for (domain, mut session) in [
-        (DOMAINS[0], session(&model(DOMAINS[0]))?),
-        (DOMAINS[1], session(&model(DOMAINS[1]))?),
-        (DOMAINS[0], session_in_process(&model(DOMAINS[0]))?),
-    ] {
-        let mut cache = Array5::<f32>::from_elem(CACHE_SHAPE, 0.5);
-        let mut expected_cache = cache.clone();
-        for step in STEPS {
-            let call = Call::new(step, |x| x);
-            let (key, value): (Array3<f32>, _) =
-                operator.run_alloc(&call.inputs(), (&mut expected_cache).into(), None, &Serial).unwrap();
+/// The tensor in memory of its own, which a session may write.
+fn value(tensor: &Tensor) -> ort::Result<DynTensor> {
+    let element = match tensor.element() {
+        ElementType::Float32 => TensorElementType::Float32,
+        ElementType::Float16 => TensorElementType::Float16,
+        ElementType::Int8 => TensorElementType::Int8,
+        ElementType::Int4 => TensorElementType::Int4,
+        ElementType::Int64 => TensorElementType::Int64,
+    };
+    let shape: Vec<i64> = tensor.shape().iter().map(|&dim| dim as i64).collect();
+    let mut value = DynTensor::new(&Allocator::default(), element, shape)?;
+    // SAFETY: the value has just been made of the tensor's type and shape, and so has as many bytes.
+    unsafe {
+        value.data_ptr_mut().cast::<u8>().copy_from_nonoverlapping(tensor.bytes().as_ptr(), tensor.bytes().len())
+    };
+    Ok(value)
+}
 
-            let mut values = call.values()?;
-            let memory = (CACHE_SHAPE, cache.as_slice_mut().unwrap());
-            values.push(("cache", TensorRefMut::from_array_view_mut(memory)?.into()));
-            let outputs = session.run(values)?;
-            for (name, expected) in [("key", key), ("value", value)] {
-                let (shape, got) = outputs[name].try_extract_tensor::<f32>()?;
-                assert_eq!(**shape, [expected.dim().0, expected.dim().1, expected.dim().2].map(|dim| dim as i64));
-                assert_eq!(got, expected.as_slice().unwrap(), "{name} in {domain}");
-            }
-            drop(outputs);
-            assert_eq!(cache, expected_cache, "{domain}");
-        }
-        assert_ne!(cache, Array5::from_elem(CACHE_SHAPE, 0.5));
+/// Whether a value has the bytes of a tensor.
+fn same(got: &DynTensor, expected: &Tensor) -> bool {
+    // SAFETY: the value is of the tensor's type and as large, and its bytes are initialized: by `value`.
+    unsafe { std::slice::from_raw_parts(got.data_ptr().cast::<u8>(), expected.bytes().len()) == expected.bytes() }
+}
+
+/// The state of a case, in the caller's memory.
+struct State {
+    cache: DynTensor,
+    scale: Option<DynTensor>,
+}
+
+impl State {
+    fn new(case: &Case) -> ort::Result<Self> {
+        Ok(Self { cache: value(&case.cache)?, scale: case.scale.as_ref().map(value).transpose()? })
     }
-    Ok(())
+
+    /// Runs a step on the state.
+    fn run<'s>(&mut self, session: &'s mut Session, step: &Step) -> ort::Result<SessionOutputs<'s>> {
+        let mut inputs: Vec<(&str, SessionInputValue<'_>)> = Vec::new();
+        for (name, tensor) in step.inputs.named() {
+            inputs.push((name, value(tensor)?.into()));
+        }
+        inputs.push(("cache", self.cache.view_mut().into()));
+        inputs.extend(self.scale.as_mut().map(|scale| ("scale", scale.view_mut().into())));
+        session.run(inputs)
+    }
+
+    fn is(&self, cache: &Tensor, scale: Option<&Tensor>) -> bool {
+        same(&self.cache, cache) && self.scale.iter().zip(scale).all(|(got, expected)| same(got, expected))
+    }
 }
 
 #[test]
-fn an_int4_cache_and_its_scale_are_written_in_place() -> ort::Result<()> {
-    let attributes = Attributes { quant_bit: 4, quant_group: 8, ..attributes() };
-    let operator = KeyValueCache::new(attributes.clone()).unwrap();
-    let mut session = session(&node((Float16, Int4, Some(Float16)), &attributes).model())?;
-    let packed = CACHE_SHAPE.iter().product::<usize>() / 2;
-    let mut cache = DynTensor::new(&Allocator::default(), TensorElementType::Int4, CACHE_SHAPE)?;
-    // SAFETY: the tensor has just been made with so many bytes.
-    unsafe { cache.data_ptr_mut().cast::<u8>().write_bytes(0x5a, packed) };
-    let mut expected_cache = vec![0x5a; packed];
-    let [a, b, c, d, head_dim] = CACHE_SHAPE;
-    let scale_shape = [a, b, c, d, head_dim / 8];
-    let mut scale = Array5::<f16>::ones(scale_shape);
-    let mut expected_scale = scale.clone();
-    for step in STEPS {
-        let call = Call::new(step, f16::from_f32);
-        let in_out = TensorMut::int4(CACHE_SHAPE, &mut expected_cache);
-        let (key, value): (Array3<f16>, _) =
-            operator.run_alloc(&call.inputs(), in_out, Some((&mut expected_scale).into()), &Serial).unwrap();
-
-        let mut values = call.values()?;
-        values.push(("cache", cache.view_mut().into()));
-        let memory = (scale_shape, scale.as_slice_mut().unwrap());
-        values.push(("scale", TensorRefMut::from_array_view_mut(memory)?.into()));
-        let outputs = session.run(values)?;
-        for (name, expected) in [("key", key), ("value", value)] {
-            assert_eq!(outputs[name].try_extract_tensor::<f16>()?.1, expected.as_slice().unwrap(), "{name}");
+fn golden_decoding_writes_the_callers_cache() -> ort::Result<()> {
+    for operators in [Operators::Library, Operators::Linked] {
+        for name in ["decode-mode0-f32-f32", "decode-mode1-f16-int4-f16"] {
+            let (case, session) = load(name, operators);
+            let (mut session, mut state) = (session?, State::new(&case)?);
+            for step in &case.steps {
+                let Expected::Success(after) = &step.expected else { panic!("{name} has legal calls alone") };
+                let outputs = state.run(&mut session, step)?;
+                for (name, expected) in [("key", &after.outputs.key), ("value", &after.outputs.value)] {
+                    let got: DynTensorRef<'_> = outputs[name].view().downcast()?;
+                    assert!(same(&got, expected), "{name} of {}, {operators:?}", case.name);
+                }
+                drop(outputs);
+                assert!(state.is(&after.cache, after.scale.as_ref()), "{name}, {operators:?}");
+            }
         }
-        drop(outputs);
-        // SAFETY: the tensor has so many bytes, all written above.
-        assert_eq!(unsafe { std::slice::from_raw_parts(cache.data_ptr().cast::<u8>(), packed) }, expected_cache);
-        assert_eq!(scale, expected_scale);
     }
     Ok(())
 }
 
 #[test]
 fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
-    let mut session = session(&node((Float32, Float32, None), &attributes()).model())?;
-    let mut cache = vec![0.5f32; CACHE_SHAPE.iter().product()];
-    let call = Call::new(STEPS[0], |x: f32| x).broken();
-    let mut values = call.values()?;
-    values.push(("cache", TensorRefMut::from_array_view_mut((CACHE_SHAPE, cache.as_mut_slice()))?.into()));
-    let message = session.run(values).map(|_| ()).unwrap_err().to_string();
-    for expected in ["kvlen_mismatch", "kvstarts", "batch 1", "kvlen 4"] {
-        assert!(message.contains(expected), "{expected} in {message}");
+    let (case, session) = load("refuse-kvlen-mismatch-mode1", Operators::Library);
+    let (mut session, mut state) = (session?, State::new(&case)?);
+    for step in &case.steps {
+        let Expected::Refusal { kind, mentions } = &step.expected else { panic!("the case has refused calls alone") };
+        let message = state.run(&mut session, step).map(drop).unwrap_err().to_string();
+        for expected in mentions.iter().chain([kind]) {
+            assert!(message.contains(expected), "{expected} in {message}");
+        }
+        assert!(state.is(&case.cache, case.scale.as_ref()));
     }
-    assert!(cache.iter().all(|&x| x == 0.5));
     Ok(())
 }
 
 #[test]
 fn a_node_that_cannot_work_is_refused_at_load() {
-    let quantized = Attributes { quant_bit: 8, ..attributes() };
-    let cases = [
-        (node((Float32, Float32, None), &quantized), "illegal_types"),
-        (node((Float32, Float16, Some(Float32)), &quantized), "cache (T2) is float16, scale (T3) is float32"),
-        (node((Float32, Float32, None), &attributes()).float_attribute("page_size", 4.0), "attribute page_size"),
-        (node((Float32, Float32, None), &Attributes { page_size: 0, ..attributes() }), "page_size is 0"),
-    ];
-    for (refused, expected) in cases {
-        let message = session(&refused.model()).map(|_| ()).unwrap_err().to_string();
-        assert!(message.contains(expected) && message.contains("the node"), "{expected} in {message}");
+    for operators in [Operators::Library, Operators::Linked] {
+        let message = load("refuse-page-size-0", operators).1.map(drop).unwrap_err().to_string();
+        assert!(message.contains("page_size is 0") && message.contains("the node"), "{message}");
     }
 }

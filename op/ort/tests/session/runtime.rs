@@ -2,61 +2,78 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use kvcache_conformance::onnxruntime::{Runtime, runtime_path};
+use libloading::Library;
 use ort::environment::Environment;
 use ort::session::Session;
-use ort::sys::OrtApiBase;
+use ort::session::builder::SessionBuilder;
+use ort::sys::{ORT_API_VERSION, OrtApiBase};
 
-/// A session of `model`, with the built operator library registered by its path.
+/// How a session gets the operators.
+#[derive(Debug, Clone, Copy)]
+pub enum Operators {
+    /// From the built library, by its path.
+    Library,
+    /// From this program, into which they are linked.
+    Linked,
+}
+
+/// A session of `model`.
 ///
 /// Sessions are made one after the other: ONNX Runtime 1.20 may fail to make two with custom operators at the same
 /// time.
-pub fn session(model: &[u8]) -> ort::Result<Session> {
-    let _turn = turn();
-    Session::builder(environment())?.with_operator_library(operator_library())?.commit_from_memory(model)
-}
-
-/// A session of `model` with the operators that are linked into this program.
-pub fn session_in_process(model: &[u8]) -> ort::Result<Session> {
-    let _turn = turn();
-    let mut builder = Session::builder(environment())?;
-    // SAFETY: the environment is that of this runtime, which is never closed.
-    unsafe { kvcache_ort::register(&mut builder, base()) }?;
-    builder.commit_from_memory(model)
-}
-
-fn turn() -> MutexGuard<'static, ()> {
+pub fn session(model: &Path, operators: Operators) -> ort::Result<Session> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (base, environment) = runtime();
+    let builder: SessionBuilder = Session::builder(environment)?;
+    let mut builder = match operators {
+        Operators::Library => builder.with_operator_library(library())?,
+        Operators::Linked => {
+            let mut builder = builder;
+            // SAFETY: the environment is that of this runtime, which is never closed.
+            unsafe { kvcache_ort::register(&mut builder, base) }?;
+            builder
+        }
+    };
+    builder.commit_from_file(model)
 }
 
-/// The runtime, opened once.
-fn runtime() -> &'static Runtime {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+/// The entry point of the runtime, opened once, and its environment.
+fn runtime() -> &'static (&'static OrtApiBase, Environment) {
+    static RUNTIME: OnceLock<(&OrtApiBase, Environment)> = OnceLock::new();
     RUNTIME.get_or_init(|| {
-        let path = runtime_path(None).unwrap_or_else(|error| panic!("{error}; `make test` sets the variable"));
-        Runtime::open(&path).unwrap()
+        // SAFETY: the initializers of ONNX Runtime have no preconditions.
+        let runtime = unsafe { Library::new(runtime_path()) }.expect("a shared library");
+        // It is never closed: what it gives lives as long as the process.
+        let runtime = Box::leak(Box::new(runtime));
+        // SAFETY: the runtime's header declares this function so.
+        let entry = unsafe { runtime.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase") };
+        // SAFETY: it has no preconditions, and what it gives is never null and lives as long as the library.
+        let base = unsafe { &*entry.expect("a library of ONNX Runtime")() };
+        // SAFETY: `GetApi` takes any number; what it gives is null or lives as long as the library.
+        let api = unsafe { (base.GetApi)(ORT_API_VERSION).as_ref() }.expect("ONNX Runtime 1.20 or later");
+        assert!(ort::set_api(api.clone()), "a process has one ONNX Runtime");
+        (base, ort::init().with_telemetry(false).build().expect("an environment"))
     })
 }
 
-/// The environment of the runtime.
-pub fn environment() -> &'static Environment {
-    &runtime().environment
+/// What `KVCACHE_ONNXRUNTIME_LIB` names, or else the library of the wheel in `.venv`.
+fn runtime_path() -> PathBuf {
+    if let Some(path) = env::var_os("KVCACHE_ONNXRUNTIME_LIB") {
+        return path.into();
+    }
+    let entries =
+        |folder: PathBuf| folder.read_dir().into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let versions = entries(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/lib"));
+    let mut files = versions.flat_map(|python| entries(python.join("site-packages/onnxruntime/capi")));
+    let library = files.find(|file| file.to_string_lossy().contains("libonnxruntime.so"));
+    library.expect("`make .venv/ready` installs ONNX Runtime, or KVCACHE_ONNXRUNTIME_LIB names its library")
 }
 
-/// The entry point of the runtime.
-pub fn base() -> &'static OrtApiBase {
-    runtime().base
-}
-
-/// The library that `KVCACHE_ORT_LIB` names, or else the release build beside this test.
-fn operator_library() -> PathBuf {
-    let library = match env::var_os("KVCACHE_ORT_LIB") {
-        Some(path) => path.into(),
-        None => Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("release/libkvcache_ort.so"),
-    };
-    assert!(library.is_file(), "no operator library at {}: run `make test`, which builds it", library.display());
-    library
+/// The library that `KVCACHE_ORT_LIB` names, or else that of this test's build, which cargo puts beside the test.
+fn library() -> PathBuf {
+    let library = env::var_os("KVCACHE_ORT_LIB").map(PathBuf::from);
+    library.unwrap_or_else(|| env::current_exe().expect("this program is a file").with_file_name("libkvcache_ort.so"))
 }

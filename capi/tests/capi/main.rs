@@ -1,0 +1,6 @@
+//! The header, and programs in C and C++ against the built library.
+
+mod header;
+mod pages;
+mod program;
+mod programs;

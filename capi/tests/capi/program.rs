@@ -1,0 +1,51 @@
+//! Compiles a program against the library of this test's build, and runs it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Links the shared library.
+pub const SHARED: [&str; 1] = ["-lkvcache"];
+
+/// Links the static library, with what a static library of Rust's needs of the system's, and the sanitizers.
+pub const STATIC_SANITIZED: [&str; 7] =
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-l:libkvcache.a", "-lgcc_s", "-ldl", "-lm", "-lc"];
+
+/// Where cargo has put the libraries of this test's build: beside it, under the names that programs link.
+fn libraries() -> PathBuf {
+    let deps = env::current_exe().unwrap().parent().unwrap().to_owned();
+    assert!(deps.join("libkvcache.so").is_file(), "no libkvcache.so in {}", deps.display());
+    assert!(deps.join("libkvcache.a").is_file(), "no libkvcache.a in {}", deps.display());
+    deps
+}
+
+/// What the program of a source file prints when it is built by `compiler`, all warnings as errors, with `flags`, which
+/// say how it is linked, and with those of `KVCACHE_CFLAGS`: libraries that are built for AddressSanitizer need its
+/// runtime.
+pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let for_libraries = env::var("KVCACHE_CFLAGS").unwrap_or_default();
+    let out = TempDir::new().unwrap();
+    let binary = out.path().join("program");
+    let built = Command::new(env::var(compiler.to_uppercase()).unwrap_or_else(|_| compiler.to_owned()))
+        .args(["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-O1", "-g", "-pthread"])
+        .arg("-I")
+        .arg(root.join("include"))
+        .arg(source)
+        .arg("-o")
+        .arg(&binary)
+        .arg("-L")
+        .arg(libraries())
+        .args(flags)
+        .args(for_libraries.split_whitespace())
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let done = Command::new(&binary).env("LD_LIBRARY_PATH", libraries()).output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{:?}\n{text}\n{errors}", done.status);
+    assert!(errors.is_empty(), "{errors}");
+    text.into_owned()
+}

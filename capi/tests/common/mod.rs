@@ -1,3 +1,0 @@
-//! What the tests of programs share.
-
-pub mod program;

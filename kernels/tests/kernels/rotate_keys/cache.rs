@@ -1,0 +1,216 @@
+//! A cache whose keys are rotated: by a kernel, and by the codec and the rope alone.
+
+use half::f16;
+use kvcache_kernels::quantize::HeadCodec;
+use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Reference, Rope, Rotation, RowsError, Workers};
+use kvcache_schema::ElementType::{Float16, Float32, Int4};
+use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
+
+/// Memory that is aligned for float32, and for no more.
+#[derive(Debug)]
+pub struct Memory {
+    words: Vec<u32>,
+    len: usize,
+}
+
+impl Memory {
+    pub fn new(len: usize, byte: impl FnMut(usize) -> u8) -> Self {
+        let mut memory = Self { words: vec![0; len.div_ceil(4) + 4], len };
+        let bytes: Vec<u8> = (0..len).map(byte).collect();
+        memory.bytes_mut().copy_from_slice(&bytes);
+        memory
+    }
+
+    /// Where the memory begins: past a word if that is a multiple of 16 bytes.
+    fn start(&self) -> usize {
+        if self.words.as_ptr().addr().is_multiple_of(16) { 4 } else { 0 }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[self.start()..][..self.len]
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let start = self.start();
+        &mut bytemuck::cast_slice_mut(&mut self.words)[start..][..self.len]
+    }
+}
+
+impl Clone for Memory {
+    fn clone(&self) -> Self {
+        // Other words may begin elsewhere.
+        Self::new(self.len, |i| self.bytes()[i])
+    }
+}
+
+/// A cache with its memory.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    pub rows: CacheRows,
+    pub dims: CacheDims,
+    pub group: usize,
+    pub memory: [Memory; 2],
+}
+
+impl Cache {
+    pub fn new(layout: CacheLayout, dims: CacheDims, types: (ElementType, Option<ElementType>), group: usize) -> Self {
+        let rows = CacheRows::new(layout, dims, types.0, types.1.map(|t3| (group, t3))).unwrap();
+        let memory = [rows.cache_len(), rows.scale_len()].map(|len| Memory::new(len, |_| 0));
+        Self { rows, dims, group, memory }
+    }
+
+    /// Fills it with numbers made of `next`: keys and scales of common sizes, now and then any bits.
+    pub fn fill(&mut self, next: &mut impl FnMut() -> u64) {
+        let (t2, t3) = self.rows.types();
+        for (memory, element) in self.memory.iter_mut().zip([Some(t2), t3]) {
+            let mut number = || {
+                let bits = next();
+                let plain = ((bits >> 32) as u32 as f32 / u32::MAX as f32 - 0.5) * 8.0;
+                if bits.is_multiple_of(101) { f32::from_bits((bits >> 32) as u32) } else { plain }
+            };
+            match element {
+                Some(Float32) => {
+                    memory.bytes_mut().as_chunks_mut().0.iter_mut().for_each(|x| *x = number().to_ne_bytes())
+                }
+                Some(Float16) => {
+                    let f16s = memory.bytes_mut().as_chunks_mut().0;
+                    f16s.iter_mut().for_each(|x| *x = f16::from_f32(number()).to_ne_bytes());
+                }
+                _ => memory.bytes_mut().iter_mut().for_each(|code| *code = next() as u8),
+            }
+        }
+    }
+
+    pub fn rotate(&mut self, by: Kernel, rotations: &[Rotation], rope: &Rope) -> Result<(), RowsError> {
+        let Self { rows, memory: [cache, scale], .. } = self;
+        let (cache, scale) = (cache.bytes_mut(), scale.bytes_mut());
+        match by {
+            Kernel::Reference => Reference.rotate_keys(rows, cache, scale, rotations, rope),
+            Kernel::Cpu(cpu) => cpu.rotate_keys(rows, cache, scale, rotations, rope, &Threads),
+        }
+    }
+
+    /// What a slot has in `cache` and in `scale`, in canonical order.
+    pub fn read(&self, slot: usize) -> [Vec<u8>; 2] {
+        let mut row = vec![0; self.rows.row_len()];
+        self.rows.read(self.memory[0].bytes(), self.memory[1].bytes(), &[slot], &mut row).unwrap();
+        let scales = row.split_off(self.rows.cache_len() / self.dims.max_t);
+        [row, scales]
+    }
+
+    pub fn write(&mut self, slot: usize, row: [Vec<u8>; 2]) {
+        let [cache, scale] = &mut self.memory;
+        self.rows.write(cache.bytes_mut(), scale.bytes_mut(), &[slot], &row.concat()).unwrap();
+    }
+
+    /// What a rotation leaves, row by row and head by head, by the codec and the rope alone.
+    pub fn rotated(&self, rotations: &[Rotation], rope: &Rope) -> Self {
+        let mut rotated = self.clone();
+        for &Rotation { slot, len, delta } in rotations.iter().filter(|rotation| rotation.delta != 0) {
+            for slot in slot..slot + len {
+                let [mut cells, mut scales] = self.read(slot);
+                let heads = 2 * self.dims.num_layer * self.dims.num_heads;
+                let (cell_len, scale_len) = (cells.len() / heads, scales.len() / heads);
+                for head in (0..heads).filter(|head| (head / self.dims.num_heads).is_multiple_of(2)) {
+                    let cells = &mut cells[head * cell_len..][..cell_len];
+                    self.rotate_head(cells, &mut scales[head * scale_len..][..scale_len], delta, rope);
+                }
+                rotated.write(slot, [cells, scales]);
+            }
+        }
+        rotated
+    }
+
+    fn rotate_head(&self, cells: &mut [u8], scales: &mut [u8], delta: i64, rope: &Rope) {
+        let mut values = vec![0.0f32; self.dims.inner];
+        let floats = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect::<Vec<_>>();
+        let halves = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x)).collect::<Vec<_>>();
+        let types = self.rows.types();
+        let codec =
+            HeadCodec { bits: if types.0 == Int4 { QuantBit::Four } else { QuantBit::Eight }, group: self.group };
+        match types {
+            (Float32, _) => values = floats(cells),
+            (Float16, _) => values = halves(cells).iter().map(|x| x.to_f32()).collect(),
+            (_, Some(Float16)) => codec.decode(cells, &halves(scales), &mut values),
+            _ => codec.decode(cells, &floats(scales), &mut values),
+        }
+        rope.rotate(delta, &mut values);
+        let turned = &values[..rope.n_rot()];
+        let write = |bytes: &mut [u8], new: Vec<u8>| bytes[..new.len()].copy_from_slice(&new);
+        match types {
+            (Float32, _) => write(cells, turned.iter().flat_map(|x| x.to_ne_bytes()).collect()),
+            (Float16, _) => write(cells, turned.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect()),
+            (_, Some(Float16)) => {
+                let mut new = halves(scales);
+                codec.encode(&values, cells, &mut new);
+                write(scales, new.iter().flat_map(|x| x.to_ne_bytes()).collect());
+            }
+            _ => {
+                let mut new = floats(scales);
+                codec.encode(&values, cells, &mut new);
+                write(scales, new.iter().flat_map(|x| x.to_ne_bytes()).collect());
+            }
+        }
+    }
+
+    /// The numbers in `cache` and `scale` as bits, of which all that are NaN are the same.
+    pub fn bits(&self) -> [Vec<u32>; 2] {
+        let (t2, t3) = self.rows.types();
+        [(&self.memory[0], Some(t2)), (&self.memory[1], t3)].map(|(memory, element)| {
+            let number = |x: f32, bits: u32| if x.is_nan() { u32::MAX } else { bits };
+            match element {
+                Some(Float32) => {
+                    let numbers = memory.bytes().as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x));
+                    numbers.map(|x| number(x, x.to_bits())).collect()
+                }
+                Some(Float16) => {
+                    let numbers = memory.bytes().as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x));
+                    numbers.map(|x| number(x.to_f32(), x.to_bits().into())).collect()
+                }
+                _ => memory.bytes().iter().map(|&code| code.into()).collect(),
+            }
+        })
+    }
+}
+
+/// What rotates.
+#[derive(Debug, Clone, Copy)]
+pub enum Kernel {
+    Reference,
+    Cpu(Cpu),
+}
+
+impl Kernel {
+    /// Those of this machine; of each CPU kernel one that shares work from the first byte on.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let cpus = InstructionSet::ALL.into_iter().filter_map(Cpu::with_instructions);
+        let cpus = cpus.flat_map(|cpu| [cpu, cpu.with_parallel_bytes(0)]);
+        std::iter::once(Self::Reference).chain(cpus.map(Self::Cpu))
+    }
+}
+
+/// Two threads.
+struct Threads;
+
+impl Workers for Threads {
+    fn threads(&self) -> usize {
+        2
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        std::thread::scope(|scope| (0..tasks).for_each(|i| drop(scope.spawn(move || task(i)))));
+    }
+}
+
+/// Numbers that a seed determines.
+pub fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+}

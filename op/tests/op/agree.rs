@@ -1,0 +1,83 @@
+//! Every backend matches the reference bit for bit, on random calls of every legal combination of types.
+
+use std::ops::Range;
+
+use kvcache_op::schema::TypeCombination;
+use kvcache_op::{Backend, Rayon, Serial, Workers};
+use kvcache_testing::backends::{backends, splitting};
+use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+fn run(call: &RandomCall, backend: Backend, workers: &dyn Workers) -> After {
+    call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn small_calls_agree(call in calls(12, 12)) {
+        let reference = run(&call, Backend::Reference, &Serial);
+        for backend in backends() {
+            prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// The work is split, whatever it is.
+    #[test]
+    fn large_calls_agree_on_several_threads(call in calls(80, 400)) {
+        let reference = run(&call, Backend::Reference, &Serial);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        for backend in splitting() {
+            let result = pool.install(|| run(&call, backend, &Rayon));
+            prop_assert!(result == reference, "{backend:?}");
+        }
+    }
+}
+
+/// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of
+/// them.
+fn calls_of_long_heads(
+    types: TypeCombination,
+    pairs: Range<usize>,
+    group: Option<usize>,
+) -> impl Strategy<Value = RandomCall> {
+    (plans(1, 2), 1..4usize, pairs, 0..3usize).prop_perturb(move |(plan, num_heads, pairs, past), mut rng| {
+        let max_head_dim = 2 * pairs;
+        let group = group.unwrap_or(max_head_dim);
+        let group = if types.quant_bit == 4 { group.next_multiple_of(2) } else { group };
+        let inner = if types.t3.is_some() { max_head_dim / group } else { max_head_dim / 8 };
+        let sequences = vec![(past, 7), (0, 1)];
+        let (num_layer, layer_idx) = (1, 0);
+        let plan = Plan { types, num_heads, inner, group, max_head_dim, num_layer, layer_idx, sequences, ..plan };
+        RandomCall::new(&plan, &mut rng)
+    })
+}
+
+/// Every row of the table of types, with rows longer than what is quantized, dequantized or streamed at once.
+#[test]
+fn calls_of_long_heads_agree() {
+    let check = |cases, types, pairs, group| {
+        let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&calls_of_long_heads(types, pairs, group), |call| {
+            let reference = run(&call, Backend::Reference, &Serial);
+            for backend in backends() {
+                prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
+            }
+            Ok(())
+        });
+        outcome.unwrap_or_else(|error| panic!("{types:?}, groups of {group:?}: {error}"));
+    };
+    for types in TypeCombination::LEGAL {
+        let groups = if types.t3.is_some() { &[Some(1), Some(16), None][..] } else { &[None] };
+        for &group in groups {
+            check(4, types, 200..600, group);
+            check(1, types, 1000..5000, group);
+        }
+    }
+}

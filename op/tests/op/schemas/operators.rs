@@ -1,0 +1,242 @@
+//! The operators, and a call of each.
+
+use kvcache_conformance::backends::{read, write};
+use std::collections::BTreeMap;
+
+use kvcache_conformance::Tensor;
+use kvcache_op::{
+    AttentionAttributes, AttentionInputs, Attributes, CacheAttentionAttributes, CacheAttentionInputs, Error,
+    IndexInputs, Inputs, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, Outputs, Serial, StaticAttributes,
+    StaticInputs, StaticKeyValueCache, TensorMut,
+};
+
+pub type Numbers = BTreeMap<String, i64>;
+pub type Operands = BTreeMap<String, Tensor>;
+
+/// An operator, and a call of it.
+pub struct Operator {
+    pub file: &'static str,
+    /// The attributes of the call, but for mode and layout.
+    pub attributes: &'static [(&'static str, i64)],
+    /// What formulas come to in the call. No two lengths are equal where formulas could be confused.
+    pub lengths: &'static [(&'static str, usize)],
+    /// The values of the indices; `cachestarts` by mode.
+    pub indices: &'static [(&'static str, &'static [i64])],
+    /// Makes a node of these attributes.
+    pub node: fn(&Numbers) -> Result<(), Error>,
+    /// Makes a node and a call.
+    pub run: fn(&Numbers, &mut Operands) -> Result<(), Error>,
+}
+
+/// Two sequences, of 1 and 2 new tokens after 3 and 0.
+const RAGGED: [(&str, &[i64]); 6] = [
+    ("seqstarts", &[0, 1, 3]),
+    ("kvstarts", &[0, 4, 6]),
+    ("start_pos", &[3, 0]),
+    ("decoding_batches", &[1]),
+    ("max_seqlen", &[2]),
+    ("max_kvlen", &[4]),
+];
+pub const CACHESTARTS: [&[i64]; 2] = [&[7, 4], &[9, 0, -1, -1, 2, -1, -1, -1]];
+
+pub static OPERATORS: [Operator; 4] = [
+    Operator {
+        file: "key_value_cache.yaml",
+        attributes: &[
+            ("num_layer", 3),
+            ("layer_idx", 2),
+            ("quant_bit", 8),
+            ("quant_group", 4),
+            ("num_repeat", 5),
+            ("page_size", 2),
+        ],
+        lengths: &[
+            ("B", 2),
+            ("B+1", 3),
+            ("seqstarts[B]", 3),
+            ("kvstarts[B]", 6),
+            ("L", 3),
+            ("2", 2),
+            ("MaxT", 11),
+            ("MaxP", 4),
+            ("H", 7),
+            ("Dh", 12),
+            ("Dh/quant_group", 3),
+            ("H*num_repeat", 35),
+        ],
+        indices: &RAGGED,
+        node: |attributes| stored(attributes).map(drop),
+        run: run_stored,
+    },
+    Operator {
+        file: "multi_head_attention.yaml",
+        attributes: &[("num_heads", 14), ("num_kv_heads", 7), ("head_dim", 12)],
+        lengths: &[("B+1", 3), ("seqstarts[B]", 3), ("kvstarts[B]", 6), ("Hq", 14), ("Hk", 7), ("Dh", 12), ("W", 9)],
+        indices: &RAGGED,
+        node: |attributes| packed(attributes).map(drop),
+        run: run_packed,
+    },
+    Operator {
+        file: "multi_head_cache_attention.yaml",
+        attributes: &[
+            ("num_heads", 14),
+            ("num_kv_heads", 7),
+            ("head_dim", 12),
+            ("num_layer", 3),
+            ("layer_idx", 2),
+            ("quant_bit", 8),
+            ("quant_group", 4),
+            ("page_size", 2),
+        ],
+        lengths: &[
+            ("B", 2),
+            ("B+1", 3),
+            ("seqstarts[B]", 3),
+            ("L", 3),
+            ("2", 2),
+            ("MaxT", 11),
+            ("MaxP", 4),
+            ("H", 7),
+            ("Hq", 14),
+            ("Hk", 7),
+            ("Dh", 12),
+            ("Dh/quant_group", 3),
+            ("W", 9),
+        ],
+        indices: &RAGGED,
+        node: |attributes| fused(attributes).map(drop),
+        run: run_fused,
+    },
+    Operator {
+        file: "static_key_value_cache.yaml",
+        attributes: &[("num_layer", 4), ("layer_idx", 2), ("quant_bit", 8), ("quant_group", 4), ("num_repeat", 5)],
+        lengths: &[
+            ("B", 2),
+            ("S", 3),
+            ("start_pos+S", 8),
+            ("L", 4),
+            ("2", 2),
+            ("MaxB", 6),
+            ("MaxS", 9),
+            ("H", 7),
+            ("H*num_repeat", 35),
+            ("Dh", 12),
+            ("Dh/quant_group", 3),
+        ],
+        indices: &[("start_pos", &[5])],
+        node: |attributes| of_static_batching(attributes).map(drop),
+        run: run_static,
+    },
+];
+
+/// The attributes of an operator with those of a call. An unknown name is a mistake of this test or of the schema.
+fn with<A: Default>(set: impl Fn(&mut A, &str, i64) -> bool, numbers: &Numbers) -> A {
+    let mut attributes = A::default();
+    for (name, &value) in numbers {
+        assert!(set(&mut attributes, name, value), "{name} is no attribute");
+    }
+    attributes
+}
+
+fn stored(attributes: &Numbers) -> Result<KeyValueCache, Error> {
+    KeyValueCache::new(with(Attributes::set, attributes))
+}
+
+fn packed(attributes: &Numbers) -> Result<MultiHeadAttention, Error> {
+    MultiHeadAttention::new(with(AttentionAttributes::set, attributes))
+}
+
+fn fused(attributes: &Numbers) -> Result<MultiHeadCacheAttention, Error> {
+    MultiHeadCacheAttention::new(with(CacheAttentionAttributes::set, attributes))
+}
+
+fn of_static_batching(attributes: &Numbers) -> Result<StaticKeyValueCache, Error> {
+    StaticKeyValueCache::new(with(StaticAttributes::set, attributes))
+}
+
+fn stored_inputs(operands: &Operands) -> Inputs<'_> {
+    let input = |name: &str| read(&operands[name]);
+    Inputs {
+        current_key: input("current_key"),
+        current_value: input("current_value"),
+        indices: IndexInputs {
+            seqstarts: input("seqstarts"),
+            kvstarts: input("kvstarts"),
+            cachestarts: input("cachestarts"),
+            start_pos: input("start_pos"),
+            max_seqlen: input("max_seqlen"),
+            max_kvlen: input("max_kvlen"),
+        },
+    }
+}
+
+fn run_stored(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
+    with_cache(operands, |operands, cache, scale, outputs| {
+        stored(attributes)?.run(&stored_inputs(operands), cache, scale, outputs, &Serial)
+    })
+}
+
+fn run_packed(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
+    let mut output = operands.remove("attn_output").unwrap();
+    let input = |name: &str| read(&operands[name]);
+    let inputs = AttentionInputs {
+        query: input("query"),
+        key: input("key"),
+        value: input("value"),
+        seqstarts: input("seqstarts"),
+        kvstarts: input("kvstarts"),
+        decoding_batches: input("decoding_batches"),
+        max_seqlen: input("max_seqlen"),
+        max_kvlen: input("max_kvlen"),
+        attn_mask: operands.get("attn_mask").map(read),
+    };
+    let result = packed(attributes)
+        .and_then(|operator| operator.check(&inputs))
+        .and_then(|call| call.run(write(&mut output), &Serial));
+    operands.insert("attn_output".to_owned(), output);
+    result
+}
+
+fn run_fused(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
+    let [mut cache, mut output] = ["cache", "attn_output"].map(|name| operands.remove(name).unwrap());
+    let mut scale = operands.remove("scale");
+    let input = |name: &str| read(&operands[name]);
+    let inputs = CacheAttentionInputs {
+        query: input("query"),
+        stored: stored_inputs(operands),
+        decoding_batches: input("decoding_batches"),
+        attn_mask: operands.get("attn_mask").map(read),
+    };
+    let result = fused(attributes)
+        .and_then(|operator| operator.check(&inputs, write(&mut cache), scale.as_mut().map(write)))
+        .and_then(|call| call.run(write(&mut output), &Serial));
+    operands.extend([("cache".to_owned(), cache), ("attn_output".to_owned(), output)]);
+    operands.extend(scale.map(|scale| ("scale".to_owned(), scale)));
+    result
+}
+
+fn run_static(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
+    with_cache(operands, |operands, cache, scale, outputs| {
+        let input = |name: &str| read(&operands[name]);
+        let inputs = StaticInputs {
+            current_key: input("current_key"),
+            current_value: input("current_value"),
+            start_pos: input("start_pos"),
+        };
+        of_static_batching(attributes)?.run(&inputs, cache, scale, outputs, &Serial)
+    })
+}
+
+/// Runs a call that stores and loads; afterwards what it has written is among the operands again.
+fn with_cache(
+    operands: &mut Operands,
+    run: impl FnOnce(&Operands, TensorMut<'_>, Option<TensorMut<'_>>, Outputs<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let [mut cache, mut key, mut value] = ["cache", "key", "value"].map(|name| operands.remove(name).unwrap());
+    let mut scale = operands.remove("scale");
+    let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
+    let result = run(operands, write(&mut cache), scale.as_mut().map(write), outputs);
+    operands.extend([("cache", cache), ("key", key), ("value", value)].map(|(name, x)| (name.to_owned(), x)));
+    operands.extend(scale.map(|scale| ("scale".to_owned(), scale)));
+    result
+}
