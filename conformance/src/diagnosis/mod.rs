@@ -1,36 +1,44 @@
-//! Names the known mistake that a wrong result comes from: the one that gives the same result, bit for bit.
+//! Names the known mistake that wrong results come from: the one that gives the same results, bit for bit.
 //!
-//! A case that failed is run on the oracle with each known [mistake](crate::mistakes). One explains the result if it
-//! predicts every call of the case as the implementation made it: outputs, refusals, cache and scale. A wrong result
-//! that no mistake gives stays undiagnosed, and a right one is never accused, because a mistake that does in a case
-//! what the specification says explains nothing there.
+//! A case that failed is run on the oracle with each known [mistake](crate::mistakes). One explains the results if it
+//! predicts every call of the case as the implementation made it: outputs, refusals, cache and scale. A right result is
+//! never accused, because a mistake that does in a case what the specification says explains nothing there. The output
+//! of attention has a tolerance: a mistake explains one that is within the tolerance of what the mistake gives, if that
+//! differs by more than the case's tolerance from what is right.
 //!
-//! The output of attention has a tolerance: a mistake explains one that is within the tolerance of what the mistake
-//! gives, if that differs by more than the case's tolerance from what is right. The state is compared bit for bit there,
-//! too. [`Diagnosable`] is what a suite tells of its cases.
+//! [`Recorder`] stands between an implementation and whatever runs cases on it, and diagnoses the report in the end. A
+//! line of the diagnosis is one of these, as [`RunDiagnosis`] writes them:
 //!
-//! Some flaws, as rounding at random, give what no oracle can predict. Results that are so near to the right ones that
-//! only a rounding can be otherwise are told as that, [`Near`], where no mistake explains them.
+//! - "12 of 20 failures are what half-away-from-even gives: ... Only where T2 is int4." A known mistake, and the part of
+//!   the implementation in which it is made, where passed cases contradict it elsewhere.
+//! - "... are what codes-off-by-one gives: ...", where no mistake explains results that only a rounding can have kept
+//!   from being right, as rounding at random does; `sign-of-zero` where 0.0 and -0.0 are exchanged.
+//! - "... are what state-changed-before-refusal gives: ...": calls that are refused after bytes were written.
+//! - "... are of legal calls that were refused, saying "quant_group > 16". Only where quant_group is at least 32." Why a
+//!   call is refused is not guessed: that is what the implementation says, and what those calls have in common.
+//! - "... are of illegal calls that were made: expected cache_range (3), kvlen_mismatch (2)".
+//! - "... are what no known mistake gives. Only where cache_heads is at least 12."
 //!
-//! [`diagnose`] looks at one case. A run of many tells more: [`KnownMistakes::diagnose_run`] names the mistakes that
-//! explain most of the failures, and weighs in which of the cases that passed they would have been wrong. [`Recorder`]
-//! stands between an implementation and whatever runs cases on it, and diagnoses the report in the end.
+//! A condition is given only if it separates the failures from the passed cases and is too rare for a coincidence.
 
 mod attention;
+mod call;
 mod candidate;
 mod diagnosable;
-mod fingerprint;
-mod known;
+mod explanation;
+mod groups;
 mod near;
 mod recorder;
-mod refusals;
 mod run;
 mod scope;
+mod stored;
 
-pub use diagnosable::{Diagnosable, MadeCall, Predict};
-pub use known::{Diagnosis, KnownMistakes, Trial, diagnose};
+pub use attention::MadeOutput;
+pub use call::{Made, Predicted, Results};
+pub use diagnosable::Diagnosable;
+pub use explanation::{Explanation, RunDiagnosis};
+pub use groups::{Flaw, Group};
 pub use near::Near;
 pub use recorder::Recorder;
-pub use refusals::Refusal;
-pub use run::{Explanation, RunDiagnosis};
-pub use scope::Scope;
+pub use run::{KnownMistakes, Trial};
+pub use scope::{Facts, Scope};

@@ -2,64 +2,76 @@
 
 use kvcache_schema::ElementType;
 
-use crate::case::{Case, Outputs, Types};
+use crate::case::{Outputs, Types};
 use crate::difference::Value;
-use crate::implementation::{CallResult, Outcome};
-use crate::mistakes::{Mistake, near};
-use crate::oracle::{Behavior, Inputs, Oracle, PredictedOutcome, PredictedState};
+use crate::oracle::decisions::StoredParts;
+use crate::oracle::{Behavior, Oracle};
 use crate::tensor::Tensor;
 
 /// Two floats of which one comes from another rounding are at most so many floats apart.
 const MOST_ULPS: u64 = 2;
 
-/// What differs from what is right by no more than a rounding.
+/// What differs from what is right by no more than a rounding, or by the sign of zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Near {
-    pub(super) scales: bool,
-    pub(super) codes: bool,
-    pub(super) values: bool,
+    scales: bool,
+    codes: bool,
+    values: bool,
+    zeros: bool,
 }
 
 /// What is said of near results, and of which.
-pub(super) type Kind = (&'static Mistake, fn(Near) -> bool);
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) rule: &'static str,
+    pub(super) about: &'static str,
+    pub(super) is_of: fn(Near) -> bool,
+}
 
 /// What can be said of near results, and of which it can be said: the most specific first.
-pub(super) const KINDS: [Kind; 3] = [
-    (&near::CODES, |near| !near.scales && !near.values),
-    (&near::VALUES, |near| !near.scales && !near.codes),
-    (&near::SCALES, |near| !near.values),
+pub(super) const KINDS: [Kind; 4] = [
+    Kind {
+        name: "sign-of-zero",
+        rule: "conversion.same-type",
+        about: "Zeros have the other sign, 0.0 in place of -0.0 or the reverse, and all else is right: every bit is kept, \
+                and a code of 0 is loaded as the product with its scale, 0.0.",
+        is_of: |near| near.zeros && !near.scales && !near.codes && !near.values,
+    },
+    Kind {
+        name: "codes-off-by-one",
+        rule: "quantizing.ties-to-even",
+        about: "Codes differ from the specified ones by at most one, and all else follows from that: x / s is computed \
+                otherwise, or rounded otherwise, as by an approximate division or at random. It is rounded to T1, and \
+                then to the nearest integer, ties to even.",
+        is_of: |near| near.codes && !near.scales && !near.values,
+    },
+    Kind {
+        name: "values-off-by-a-unit",
+        rule: "dequantizing.converted-to-t1",
+        about: "Loaded or converted values differ from the specified ones in the last place alone: look for a rounding \
+                to T3 or T1 that is left out, done twice, or is not to nearest, ties to even.",
+        is_of: |near| near.values && !near.scales && !near.codes,
+    },
+    Kind {
+        name: "scales-off-by-a-unit",
+        rule: "quantizing.amax-quotient",
+        about: "Scales differ from the specified ones in the last place alone, and all else follows from that: amax / \
+                qmax is computed or rounded otherwise, as by an approximate division.",
+        is_of: |near| !near.values && (near.scales || near.codes),
+    },
 ];
 
 /// An oracle that loads what is in the cache, and stores nothing.
 pub(super) fn loading() -> Oracle {
-    Oracle { behavior: Behavior { stored: [None, None], ..Behavior::default() } }
+    Oracle { behavior: Behavior { stored: StoredParts::Neither, ..Behavior::default() }, ..Oracle::default() }
 }
 
-/// What differs in the results of a case, each call being given the state that the one before left: `None` if nothing
-/// does, or more than a rounding explains.
-pub(super) fn near<A, I: Inputs<A>>(case: &Case<A, I>, results: &[CallResult]) -> Option<Near> {
-    if results.len() != case.steps.len() {
-        return None;
-    }
-    let quantizes = I::shared(&case.attributes).quant_bit != 0;
-    let (mut near, mut before) = (Near::default(), (&case.cache, case.scale.as_ref()));
-    for (step, CallResult { outcome, cache, scale }) in case.steps.iter().zip(results) {
-        let after = (cache, scale.as_ref());
-        let right = Oracle::default().predict_one(case, step, before);
-        match (right.outcome, outcome) {
-            (PredictedOutcome::Done(_), Outcome::Done(outputs)) => {
-                let PredictedState::Known(right_cache, right_scale) = &right.state else { return None };
-                near.compare_state((right_cache, right_scale.as_ref()), after, quantizes)?;
-                let loaded = loading().predict_one(case, step, after);
-                let PredictedOutcome::Done(loaded) = loaded.outcome else { return None };
-                near.compare_outputs(&loaded, outputs, case.types)?;
-            }
-            (PredictedOutcome::Refused(..), Outcome::Refused { .. }) if before == after => {}
-            _ => return None,
-        }
-        before = after;
-    }
-    Some(near).filter(|near| *near != Near::default())
+/// How two elements differ.
+enum Apart {
+    Alike,
+    SignOfZero,
+    Near,
+    Far,
 }
 
 impl Near {
@@ -71,41 +83,50 @@ impl Near {
         quantizes: bool,
     ) -> Option<()> {
         if quantizes {
-            self.scales |= differ(right_scale?, scale?, is_next)?;
-            self.codes |= differ(right, cache, |right, got| {
-                right.integer().zip(got.integer()).is_some_and(|(right, got)| right.abs_diff(got) <= 1)
-            })?;
+            self.scales |= self.differ(right_scale?, scale?, |value| value)?;
+            self.codes |= self.differ(right, cache, |value| value)?;
             return Some(());
         }
-        self.values |= differ(right, cache, is_next)?;
+        self.values |= self.differ(right, cache, |value| value)?;
         (right_scale == scale).then_some(())
     }
 
     /// Compares the outputs of a call with what loads from the cache that it left.
-    fn compare_outputs(&mut self, right: &Outputs, outputs: &Outputs, types: Types) -> Option<()> {
+    pub(super) fn compare_outputs(&mut self, right: &Outputs, outputs: &Outputs, types: Types) -> Option<()> {
         let is_narrow = [Some(types.t1), Some(types.t2), types.t3].contains(&Some(ElementType::Float16));
-        let is_near = |right: Value, got: Value| {
-            let narrow = |value: Value| if is_narrow { value.rounded(ElementType::Float16) } else { value };
-            is_next(narrow(right), narrow(got))
-        };
-        self.values |= differ(&right.key, &outputs.key, is_near)?;
-        self.values |= differ(&right.value, &outputs.value, is_near)?;
+        let narrow = |value: Value| if is_narrow { value.rounded(ElementType::Float16) } else { value };
+        self.values |= self.differ(&right.key, &outputs.key, narrow)?;
+        self.values |= self.differ(&right.value, &outputs.value, narrow)?;
         Some(())
     }
-}
 
-/// Whether any elements differ; `None` if two differ too much, or the tensors in more than elements.
-fn differ(right: &Tensor, got: &Tensor, is_near: impl Fn(Value, Value) -> bool) -> Option<bool> {
-    if (right.element(), right.shape()) != (got.element(), got.shape()) {
-        return None;
+    /// Whether elements differ by a rounding of `narrow` values; `None` if two differ by more, or the tensors in more
+    /// than elements.
+    fn differ(&mut self, right: &Tensor, got: &Tensor, narrow: impl Fn(Value) -> Value) -> Option<bool> {
+        if (right.element(), right.shape()) != (got.element(), got.shape()) {
+            return None;
+        }
+        let mut differ = false;
+        for i in 0..Value::count(right) {
+            match apart(Value::at(right, i), Value::at(got, i), &narrow) {
+                Apart::Alike => {}
+                Apart::SignOfZero => self.zeros = true,
+                Apart::Near => differ = true,
+                Apart::Far => return None,
+            }
+        }
+        Some(differ)
     }
-    let pairs = (0..Value::count(right)).map(|i| (Value::at(right, i), Value::at(got, i)));
-    let mut others = pairs.filter(|(right, got)| right != got && !(right.is_nan() && got.is_nan())).peekable();
-    let differ = others.peek().is_some();
-    others.all(|(right, got)| is_near(right, got)).then_some(differ)
 }
 
-/// Whether a float is one that another rounding may give.
-fn is_next(right: Value, got: Value) -> bool {
-    right.ulps(got).is_some_and(|ulps| ulps <= MOST_ULPS)
+fn apart(right: Value, got: Value, narrow: impl Fn(Value) -> Value) -> Apart {
+    if right == got || right.is_nan() && got.is_nan() {
+        return Apart::Alike;
+    }
+    let near = match (right.integer(), got.integer()) {
+        (Some(right), Some(got)) => right.abs_diff(got) <= 1,
+        _ if right.is_zero() && got.is_zero() => return Apart::SignOfZero,
+        _ => narrow(right).ulps(narrow(got)).is_some_and(|ulps| ulps <= MOST_ULPS),
+    };
+    if near { Apart::Near } else { Apart::Far }
 }

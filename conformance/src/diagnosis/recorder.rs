@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::diagnosable::Diagnosable;
-use super::known::{KnownMistakes, Trial};
-use super::run::RunDiagnosis;
+use super::explanation::RunDiagnosis;
+use super::run::{KnownMistakes, Trial};
 use crate::attention;
 use crate::case::Case;
 use crate::implementation::{CallResult, Implementation};
@@ -78,18 +78,12 @@ impl<'a, R: ?Sized, T> Recorder<'a, R, T> {
         // A case's diagnosis is the one that the whole run speaks for.
         let mut of_cases = HashMap::new();
         for explanation in &diagnosis.explanations {
-            let with_others = match &explanation.mistakes[1..] {
-                [] => String::new(),
-                others => format!(" (with {})", others.join(", ")),
+            let diagnosis = Diagnosis {
+                mistake: explanation.mistake.to_owned(),
+                about: explanation.about.to_owned(),
+                rule: explanation.rule.to_owned(),
             };
-            for case in &explanation.cases {
-                let diagnosis = Diagnosis {
-                    mistake: explanation.mistakes[0].to_owned(),
-                    about: format!("{}{with_others}", explanation.about[0]),
-                    rule: explanation.rules[0].to_owned(),
-                };
-                of_cases.insert(case.clone(), diagnosis);
-            }
+            of_cases.extend(explanation.cases.iter().map(|case| (case.clone(), diagnosis.clone())));
         }
         for entry in report.entries.iter_mut().filter(|entry| of_suite(entry.suite)) {
             if let Verdict::Failed(_, diagnosis) = &mut entry.verdict {

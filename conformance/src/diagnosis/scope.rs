@@ -1,9 +1,7 @@
-//! In which part of an implementation a mistake is made: what the cases that it explains have in common.
+//! What cases have in common: the part of an implementation in which something is wrong.
 
 use std::fmt;
 
-use crate::case::Case;
-use crate::oracle::Inputs;
 use crate::suite::Features;
 
 /// What of a case can tell parts of an implementation apart.
@@ -29,63 +27,46 @@ enum Condition {
 /// More conditions describe a coincidence rather than a part of an implementation.
 const MOST_CONDITIONS: usize = 3;
 
-impl Facts {
-    pub(super) fn of<A, I: Inputs<A>>(case: &Case<A, I>) -> Self {
-        let types = [
-            ("T1", case.types.t1.name()),
-            ("T2", case.types.t2.name()),
-            ("T3", case.types.t3.map_or("absent", |t3| t3.name())),
-        ];
-        let mut numbers = I::named_attributes(&case.attributes);
-        // They say which part of the cache a call is given, and no code depends on them.
-        numbers.retain(|(name, _)| *name != "layer_idx");
-        let size = |i| {
-            case.steps.first().and_then(|step: &crate::Step<I>| step.inputs.current()[0].shape().iter().rev().nth(i))
-        };
-        numbers.extend(size(0).map(|&head_dim| ("head_dim", head_dim as i64)));
-        numbers.extend(size(1).map(|&num_heads| ("num_heads", num_heads as i64)));
-        Self { types, numbers }
-    }
-}
+/// Conditions are given if it is no likelier that as many cases meet one such set of conditions by chance.
+const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
 
 impl Facts {
-    /// What the features of a case say.
-    pub(super) fn of_features(features: &Features) -> Self {
+    /// What the features of a case say, and these lengths.
+    pub(super) fn new(features: &Features, lengths: &[(&'static str, i64)]) -> Self {
         let of_type = |name| (name, features.types.get(name).map_or("absent", |element| element.name()));
         let numbers = features.numbers.iter().map(|(&name, &value)| (name, value));
-        let parts = numbers.filter(|(name, _)| !["layer_idx", "batch"].contains(name));
-        Self { types: ["T1", "T2", "T3"].map(of_type), numbers: parts.collect() }
+        // It says which part of the cache a call is given, and no code depends on it.
+        let parts = numbers.filter(|(name, _)| *name != "layer_idx");
+        Self { types: ["T1", "T2", "T3"].map(of_type), numbers: parts.chain(lengths.iter().copied()).collect() }
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        self.numbers.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 }
 
 impl Condition {
     fn holds(self, facts: &Facts) -> bool {
-        let number = |name| facts.numbers.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
         match self {
             Self::Type(name, value) => facts.types.contains(&(name, value)),
-            Self::Is(name, value) => number(name) == Some(value),
-            Self::AtLeast(name, value) => number(name).is_some_and(|number| number >= value),
+            Self::Is(name, value) => facts.number(name) == Some(value),
+            Self::AtLeast(name, value) => facts.number(name).is_some_and(|number| number >= value),
         }
     }
 }
 
 impl Scope {
-    /// The conditions that hold in all cases of `inside` and exclude the most of `others`; as few as possible.
-    pub(super) fn around(inside: &[&Facts], others: &[&Facts]) -> Self {
+    /// The conditions that hold in all cases of `inside` and exclude the most of `others`, as few as possible; none if
+    /// they leave more than a quarter of these, or more than hold inside, or say little among the cases of `all`.
+    pub(super) fn around(inside: &[&Facts], others: &[&Facts], all: &[&Facts]) -> Self {
         let Some((first, rest)) = inside.split_first() else { return Self::default() };
         let types = first.types.iter().map(|&(name, value)| Condition::Type(name, value));
-        let least = |name: &str| {
-            let number =
-                |facts: &&&Facts| facts.numbers.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
-            inside.iter().filter_map(|facts| number(&facts)).min()
-        };
         let numbers = first.numbers.iter().flat_map(|&(name, value)| {
-            [Some(Condition::Is(name, value)), least(name).map(|least| Condition::AtLeast(name, least))]
+            let least = inside.iter().map(|facts| facts.number(name)).min().flatten();
+            [Some(Condition::Is(name, value)), least.map(|least| Condition::AtLeast(name, least))]
         });
-        let shared: Vec<_> = types
-            .chain(numbers.flatten())
-            .filter(|condition| rest.iter().all(|facts| condition.holds(facts)))
-            .collect();
+        let holds_in_rest = |condition: &Condition| rest.iter().all(|facts| condition.holds(facts));
+        let shared: Vec<_> = types.chain(numbers.flatten()).filter(holds_in_rest).collect();
         let mut scope = Self::default();
         let mut left: Vec<_> = others.to_vec();
         while !left.is_empty() && scope.0.len() < MOST_CONDITIONS {
@@ -98,7 +79,10 @@ impl Scope {
             scope.0.push(*best);
             left.retain(|facts| best.holds(facts));
         }
-        scope
+        let share = all.iter().filter(|facts| scope.contains(facts)).count() as f64 / all.len().max(1) as f64;
+        let by_chance = share.powi(inside.len() as i32) * shared.len() as f64;
+        let separates = 4 * left.len() <= others.len() && left.len() <= inside.len();
+        if separates && by_chance < MOST_LIKELY_BY_CHANCE { scope } else { Self::default() }
     }
 
     /// Whether all conditions hold.
@@ -114,6 +98,11 @@ impl Scope {
     /// Whether it is everything.
     pub fn is_everything(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// A sentence that begins with a space; none if it is everything.
+    pub(super) fn sentence(&self) -> String {
+        if self.is_everything() { String::new() } else { format!(" Only where {self}.") }
     }
 }
 

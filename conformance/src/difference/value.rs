@@ -76,6 +76,11 @@ impl Value {
         self.float().is_some_and(f64::is_nan)
     }
 
+    /// Whether it is a zero of a float type, of either sign.
+    pub(crate) fn is_zero(self) -> bool {
+        self.float() == Some(0.0)
+    }
+
     /// How many floats of the type lie between the two, plus one; 0 for equal ones and for the two zeros. `None` unless
     /// both are numbers or infinities of one float type.
     pub fn ulps(self, other: Self) -> Option<u64> {

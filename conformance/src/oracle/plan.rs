@@ -3,12 +3,10 @@
 /// What a call does.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// For each sequence, what it stores and what it loads.
+    /// For each sequence, its current tokens and all its tokens.
     pub sequences: Vec<Sequence>,
-    /// Slots of the layer that are cleared before the stores: none.
-    pub cleared_first: Vec<Place>,
     /// Slots of the layer that are cleared behind the stores: none.
-    pub cleared_last: Vec<Place>,
+    pub cleared: Vec<Place>,
     /// Whether a row of the inputs or outputs was left out, because they do not have it.
     pub rows_outside: bool,
     /// The shape of `key` and `value`.
@@ -26,19 +24,10 @@ pub struct Plan {
 /// What a sequence stores and loads.
 #[derive(Debug, Clone, Default)]
 pub struct Sequence {
-    /// Its current tokens.
-    pub stores: Vec<Store>,
+    /// The rows of its current tokens in `current_key` and `current_value`, and where each is stored.
+    pub stores: Vec<(usize, Place)>,
     /// All its tokens.
     pub loads: Vec<Load>,
-}
-
-/// A current token.
-#[derive(Debug, Clone, Copy)]
-pub struct Store {
-    /// Its row in `current_key` and `current_value`.
-    pub row: usize,
-    /// Where it is stored.
-    pub place: Place,
 }
 
 /// A token of the outputs.
@@ -86,13 +75,8 @@ pub struct Rows {
 
 impl Rows {
     /// The number of heads.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         [self.sequence, self.slot, self.layer, self.kv, self.head].iter().map(|axis| axis.len).product()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Whether the place is in the cache.

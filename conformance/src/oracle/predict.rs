@@ -2,16 +2,20 @@
 
 use crate::case::{Case, Outputs, Step, Types};
 use crate::implementation::{CallResult, Implementation, Outcome};
-use crate::oracle::behavior::{Behavior, Outside, Verdict};
-use crate::oracle::execute::{OutsideOfCache, State, empty, execute};
-use crate::oracle::inputs::{Call, Inputs};
+use crate::oracle::attention::decisions::Attention;
+use crate::oracle::call::{Call, Inputs};
+use crate::oracle::decisions::{Behavior, Outside};
+use crate::oracle::execute::execute;
+use crate::oracle::heads::{OutsideOfCache, State};
 use crate::tensor::Tensor;
 
 /// The operator as its specification has it, or with a mistake.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Oracle {
     /// What it does.
     pub behavior: Behavior,
+    /// How it attends.
+    pub attention: Attention,
 }
 
 /// What the oracle says that a call does, whose outputs are `O`.
@@ -28,12 +32,8 @@ pub struct Prediction<O = Box<Outputs>> {
 pub enum PredictedOutcome<O = Box<Outputs>> {
     /// It gives these outputs.
     Done(O),
-    /// It gives some outputs: it is illegal, but made, or what was in the cache is not known.
-    DoneSomehow,
     /// It is refused, as being of this kind and with this message.
     Refused(&'static str, String),
-    /// It is refused although it is legal.
-    RefusedWrongly,
     /// It reaches outside of the cache, which ends it or the process.
     Fails,
     /// Nothing is known: an earlier call failed.
@@ -45,37 +45,24 @@ pub enum PredictedOutcome<O = Box<Outputs>> {
 pub enum PredictedState {
     /// These.
     Known(Tensor, Option<Tensor>),
-    /// What they were before the call.
-    Kept,
-    /// Not what they were before the call.
-    Changed,
-    /// Nothing is known.
+    /// Nothing is known: a call failed.
     Unknown,
 }
 
-/// What is known of `cache` and `scale` before a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Knowledge {
-    Values,
-    /// Their shapes alone: an earlier call has done with them what is not defined.
-    Shapes,
-    /// Not even whether the call is made.
-    Nothing,
+impl<O> Prediction<O> {
+    /// A call that is refused, or fails, in this state, which it leaves.
+    pub(super) fn ended(outcome: PredictedOutcome<O>, state: Option<&State>) -> Self {
+        let known = |state: &State| PredictedState::Known(state.cache.clone(), state.scale.clone());
+        Self { outcome, state: state.map_or(PredictedState::Unknown, known) }
+    }
 }
 
 impl Oracle {
     /// What each call of a case does.
     pub fn predict<A, I: Inputs<A>>(&self, case: &Case<A, I>) -> Vec<Prediction> {
-        let attributes = I::read_attributes(&case.attributes, &self.behavior);
-        let mut state = State { cache: case.cache.clone(), scale: case.scale.clone() };
-        let mut knowledge = Knowledge::Values;
-        let steps = case.steps.iter();
-        steps
-            .map(|step| match knowledge {
-                Knowledge::Nothing => Prediction { outcome: PredictedOutcome::Unknown, state: PredictedState::Unknown },
-                _ => self.predict_call(case.types, &attributes, &step.inputs, &mut state, &mut knowledge),
-            })
-            .collect()
+        let mut state = Some(State { cache: case.cache.clone(), scale: case.scale.clone() });
+        let call = |step: &Step<I>| self.predict_call(case.types, &case.attributes, &step.inputs, &mut state);
+        case.steps.iter().map(call).collect()
     }
 
     /// What one call of a case does, given this state.
@@ -85,88 +72,65 @@ impl Oracle {
         step: &Step<I>,
         (cache, scale): (&Tensor, Option<&Tensor>),
     ) -> Prediction {
-        let attributes = I::read_attributes(&case.attributes, &self.behavior);
-        let mut state = State { cache: cache.clone(), scale: scale.cloned() };
-        self.predict_call(case.types, &attributes, &step.inputs, &mut state, &mut Knowledge::Values)
+        let mut state = Some(State { cache: cache.clone(), scale: scale.cloned() });
+        self.predict_call(case.types, &case.attributes, &step.inputs, &mut state)
     }
 
-    /// What a call does. `state` is that before it, as far as that is known, and becomes that after it.
+    /// What a call does. `known` is the state before it, as far as it is known, and becomes that after it.
     pub(super) fn predict_call<A, I: Inputs<A>>(
         &self,
         types: Types,
         attributes: &A,
         inputs: &I,
-        state: &mut State,
-        knowledge: &mut Knowledge,
+        known: &mut Option<State>,
     ) -> Prediction {
-        let kept = match knowledge {
-            Knowledge::Values => PredictedState::Known(state.cache.clone(), state.scale.clone()),
-            _ => PredictedState::Kept,
-        };
+        let Some(state) = known else { return Prediction::ended(PredictedOutcome::Unknown, None) };
         let call = Call { types, attributes, inputs, cache: &state.cache, scale: state.scale.as_ref() };
         if let Some(refusal) = I::broken_rules(&call, &self.behavior).into_iter().next() {
-            let verdict = match I::accepts(&call, &refusal, &self.behavior) {
-                true => Verdict::Accepted,
-                false => (self.behavior.verdict)(&refusal),
-            };
             let outcome = PredictedOutcome::Refused(refusal.kind, refusal.message);
-            // Where there is nothing that could be changed, a late refusal is as good as one in time.
-            let (outcome, state) = match verdict {
-                Verdict::RefusedLate if !state.cache.bytes().is_empty() => (outcome, PredictedState::Changed),
-                Verdict::Refused | Verdict::RefusedLate => return Prediction { outcome, state: kept },
-                Verdict::Accepted => (PredictedOutcome::DoneSomehow, PredictedState::Unknown),
-            };
-            *knowledge = Knowledge::Shapes;
-            return Prediction { outcome, state };
+            return Prediction::ended(outcome, Some(state));
         }
-        if I::refuses(&call, &self.behavior) {
-            return Prediction { outcome: PredictedOutcome::RefusedWrongly, state: kept };
-        }
-        if *knowledge == Knowledge::Shapes {
-            return Prediction { outcome: PredictedOutcome::DoneSomehow, state: PredictedState::Unknown };
-        }
-        match execute(&call, &I::plan(&call, &self.behavior), &self.behavior) {
+        let outcome = match execute(&call, &I::plan(&call, &self.behavior), &self.behavior) {
             Ok((outputs, after)) => {
-                let known = PredictedState::Known(after.cache.clone(), after.scale.clone());
                 *state = after;
-                Prediction { outcome: PredictedOutcome::Done(Box::new(outputs)), state: known }
+                PredictedOutcome::Done(Box::new(outputs))
             }
             Err(OutsideOfCache) => {
-                *knowledge = Knowledge::Nothing;
-                Prediction { outcome: PredictedOutcome::Fails, state: PredictedState::Unknown }
+                *known = None;
+                PredictedOutcome::Fails
             }
-        }
+        };
+        Prediction::ended(outcome, known.as_ref())
     }
 
     /// The same oracle, which does this with what lies outside of the cache.
     #[must_use]
     pub fn with_outside(&self, outside: Outside) -> Self {
-        Self { behavior: Behavior { outside, ..self.behavior.clone() } }
+        Self { behavior: Behavior { outside, ..self.behavior }, ..*self }
     }
 }
 
-/// Where a prediction leaves something open, the oracle as an implementation does something that fits it: outputs
-/// without elements, a state of which one bit is turned, a refusal.
+/// The oracle as an implementation refuses a call that fails, and those behind it.
 impl<A, I: Inputs<A>> Implementation<A, I> for Oracle {
     fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let result = |prediction: Prediction| {
-            match prediction.state {
-                PredictedState::Known(known, known_scale) => (cache, scale) = (known, known_scale),
-                PredictedState::Changed => cache.bytes_mut().iter_mut().take(1).for_each(|byte| *byte ^= 1),
-                PredictedState::Kept | PredictedState::Unknown => {}
+        let result = |Prediction { outcome, state }: Prediction| {
+            if let PredictedState::Known(known, known_scale) = state {
+                (cache, scale) = (known, known_scale);
             }
-            let outcome = match prediction.outcome {
-                PredictedOutcome::Done(outputs) => Outcome::Done(*outputs),
-                PredictedOutcome::DoneSomehow | PredictedOutcome::Unknown => {
-                    Outcome::Done(Outputs { key: empty(case.types.t1), value: empty(case.types.t1) })
-                }
-                PredictedOutcome::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },
-                PredictedOutcome::RefusedWrongly => Outcome::refused("refused although it is legal"),
-                PredictedOutcome::Fails => Outcome::refused("a slot outside of the cache"),
-            };
-            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+            CallResult { outcome: outcome.done(|outputs| *outputs), cache: cache.clone(), scale: scale.clone() }
         };
         Ok(self.predict(case).into_iter().map(result).collect())
+    }
+}
+
+impl<O> PredictedOutcome<O> {
+    /// It as the outcome of an implementation's call.
+    pub(super) fn done<T>(self, outputs: impl FnOnce(O) -> T) -> Outcome<T> {
+        match self {
+            Self::Done(done) => Outcome::Done(outputs(done)),
+            Self::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },
+            Self::Fails | Self::Unknown => Outcome::refused("a place outside of the cache"),
+        }
     }
 }

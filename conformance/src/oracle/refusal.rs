@@ -45,11 +45,6 @@ impl Refusal {
         debug_assert!(KINDS.iter().chain(&ATTENTION_KINDS).any(|known| *known == kind), "no error is of kind {kind}");
         Self { kind, message: message.into() }
     }
-
-    /// Whether it is the input of this name that breaks the rule: the message begins with it.
-    pub fn is_of(&self, input: &str) -> bool {
-        self.message.split(' ').next() == Some(input)
-    }
 }
 
 impl fmt::Display for Refusal {

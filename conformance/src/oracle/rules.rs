@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use kvcache_schema::{Attributes, CacheDims, CacheLayout, ElementType};
 
 use crate::case::StepInputs;
-use crate::oracle::behavior::Behavior;
-use crate::oracle::dynamic::{Batch, attributes_shared};
-use crate::oracle::inputs::Call;
+use crate::oracle::batch::Batch;
+use crate::oracle::call::{Call, Inputs};
 use crate::oracle::refusal::Refusal;
 use crate::oracle::shared_rules as shared;
 use crate::tensor::Tensor;
@@ -16,18 +15,18 @@ use crate::tensor::Tensor;
 type DynamicCall<'a> = Call<'a, Attributes, StepInputs>;
 
 /// The broken rules of the first stage that has any.
-pub(super) fn broken_rules(call: &DynamicCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+pub(super) fn broken_rules(call: &DynamicCall<'_>) -> Vec<Refusal> {
     let before_indices = [attributes, types, ranks, shapes];
     if let Some(broken) = before_indices.iter().map(|stage| stage(call)).find(|broken| !broken.is_empty()) {
         return broken;
     }
-    let batch = Batch::new(call, behavior);
+    let batch = Batch::new(call);
     let stages = [starts, lengths, slots, conflicts, sizes];
     stages.iter().map(|stage| stage(call, &batch)).find(|broken| !broken.is_empty()).unwrap_or_default()
 }
 
 fn attributes(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    shared::attributes(&Attributes::SPEC, call.attributes, &attributes_shared(call.attributes))
+    shared::attributes(&Attributes::SPEC, call.attributes, &StepInputs::shared(call.attributes))
 }
 
 /// The index inputs by name.

@@ -3,7 +3,7 @@
 use kvcache_schema::{AttributeSpec, ElementType, TypeCombination};
 
 use crate::case::Types;
-use crate::oracle::inputs::SharedAttributes;
+use crate::oracle::call::SharedAttributes;
 use crate::oracle::refusal::Refusal;
 use crate::tensor::Tensor;
 

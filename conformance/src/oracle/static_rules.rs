@@ -3,27 +3,25 @@
 
 use kvcache_schema::{ElementType, StaticAttributes, StaticCacheDims, StaticCacheLayout};
 
-use crate::oracle::behavior::Behavior;
-use crate::oracle::inputs::Call;
+use crate::oracle::call::{Call, Inputs, number};
 use crate::oracle::refusal::Refusal;
 use crate::oracle::shared_rules as shared;
-use crate::oracle::static_batching::{attributes_shared, start_pos};
 use crate::static_batching::StepInputs;
 
 type StaticCall<'a> = Call<'a, StaticAttributes, StepInputs>;
 
 /// The broken rules of the first stage that has any.
-pub(super) fn broken_rules(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+pub(super) fn broken_rules(call: &StaticCall<'_>) -> Vec<Refusal> {
     let stages = [attributes, types, ranks, shapes, positions, sizes];
-    stages.iter().map(|stage| stage(call, behavior)).find(|broken| !broken.is_empty()).unwrap_or_default()
+    stages.iter().map(|stage| stage(call)).find(|broken| !broken.is_empty()).unwrap_or_default()
 }
 
-fn attributes(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
-    shared::attributes(&StaticAttributes::SPEC, call.attributes, &attributes_shared(call.attributes))
+fn attributes(call: &StaticCall<'_>) -> Vec<Refusal> {
+    shared::attributes(&StaticAttributes::SPEC, call.attributes, &StepInputs::shared(call.attributes))
 }
 
 /// The combination of types is in the table, and every tensor has the type it should have.
-fn types(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn types(call: &StaticCall<'_>) -> Vec<Refusal> {
     let rules = [
         shared::types(call.types, call.attributes.quant_bit, call.scale),
         shared::element("current_value", &call.inputs.current_value, call.types.t1),
@@ -33,7 +31,7 @@ fn types(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// Every tensor has its rank; `start_pos` has rank 0 or 1.
-fn ranks(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn ranks(call: &StaticCall<'_>) -> Vec<Refusal> {
     let rules = [
         shared::rank("current_key", &call.inputs.current_key, &[4]),
         shared::rank("current_value", &call.inputs.current_value, &[4]),
@@ -54,7 +52,7 @@ fn dims(call: &StaticCall<'_>) -> (StaticCacheLayout, StaticCacheDims) {
 }
 
 /// B, S, H, Dh, L, MaxB and MaxS agree across the tensors.
-fn shapes(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn shapes(call: &StaticCall<'_>) -> Vec<Refusal> {
     let [batch, _, num_heads, head_dim] = *call.inputs.current_key.shape() else {
         unreachable!("the ranks were checked");
     };
@@ -81,8 +79,8 @@ fn shapes(call: &StaticCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// `start_pos` is at least 0, and `start_pos` + S at most MaxS.
-fn positions(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
-    let (start_pos, seqlen) = (start_pos(call.inputs, behavior), call.inputs.current_key.shape()[1]);
+fn positions(call: &StaticCall<'_>) -> Vec<Refusal> {
+    let (start_pos, seqlen) = (number(&call.inputs.start_pos), call.inputs.current_key.shape()[1]);
     let max_s = dims(call).1.max_s;
     if start_pos < 0 {
         return vec![Refusal::new("start_pos_negative", format!("start_pos is {start_pos}, expected at least 0"))];
@@ -95,11 +93,11 @@ fn positions(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// The bytes of an output fit in 64 bits.
-fn sizes(call: &StaticCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+fn sizes(call: &StaticCall<'_>) -> Vec<Refusal> {
     let [batch, seqlen, num_heads, head_dim] = *call.inputs.current_key.shape() else {
         unreachable!("the ranks were checked");
     };
-    let positions = i128::from(start_pos(call.inputs, behavior)) + seqlen as i128;
+    let positions = i128::from(number(&call.inputs.start_pos)) + seqlen as i128;
     let num_repeat = i128::from(call.attributes.num_repeat);
     let shape = [batch as i128, positions, num_heads as i128, num_repeat, head_dim as i128];
     shared::size(call.inputs.current_key.element(), &shape).into_iter().collect()

@@ -1,15 +1,19 @@
 //! Attention as its specification has it: scalar, in float64, and without a line of the kernels.
 //!
-//! A call goes through four files: its `rules`, what it says of sequences and heads in [`ragged`], what is computed
-//! from that in `attend`, and how far an implementation's result may be from it in `tolerance`. What the cache does
-//! before is the oracle of `KeyValueCache`. The [`decisions`] are what a known mistake changes.
+//! A call goes through its `rules`; `ragged` is what it says of sequences and heads; `sequences`, `masks`, `scores` and
+//! `softmax` are what is computed from that, and `attend` computes it; `tolerance` says how far an implementation's
+//! result may be from it. What the cache does before is the oracle of `KeyValueCache`.
 
 mod attend;
 pub mod decisions;
+mod masks;
 mod predict;
-pub mod ragged;
+mod ragged;
 mod rules;
+mod scores;
+mod sequences;
+mod softmax;
 mod tolerance;
 
 pub use attend::Attended;
-pub use predict::{AttentionPrediction, KnownCall};
+pub use predict::AttentionPrediction;

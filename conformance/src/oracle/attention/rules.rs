@@ -4,8 +4,7 @@
 use kvcache_schema::{AttentionAttributes, ElementType};
 
 use crate::attention::{Operator, Step};
-use crate::oracle::behavior::Behavior;
-use crate::oracle::inputs::indices;
+use crate::oracle::call::{indices, number};
 use crate::oracle::refusal::Refusal;
 use crate::oracle::shared_rules as shared;
 use crate::tensor::Tensor;
@@ -19,17 +18,17 @@ pub(super) struct AttentionCall<'a> {
 }
 
 /// The broken rules of the first stage that has any.
-pub(super) fn broken_rules(call: &AttentionCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+pub(super) fn broken_rules(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let packed = call.operator == Operator::MultiHeadAttention;
     let mut stages: Vec<Stage> = vec![attributes, types, ranks, shapes];
     if packed {
         stages.push(starts);
     }
     stages.push(bounds);
-    stages.iter().map(|stage| stage(call, behavior)).find(|broken| !broken.is_empty()).unwrap_or_default()
+    stages.iter().map(|stage| stage(call)).find(|broken| !broken.is_empty()).unwrap_or_default()
 }
 
-type Stage = fn(&AttentionCall<'_>, &Behavior) -> Vec<Refusal>;
+type Stage = fn(&AttentionCall<'_>) -> Vec<Refusal>;
 
 impl<'a> AttentionCall<'a> {
     fn input(&self, name: &str) -> &'a Tensor {
@@ -59,7 +58,7 @@ impl<'a> AttentionCall<'a> {
 }
 
 /// Each attribute is in its range.
-fn attributes(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn attributes(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let outside = |name: &str, value: i64, expected: String| {
         Refusal::new("attribute_out_of_range", format!("attribute {name} is {value}, expected {expected}"))
     };
@@ -75,7 +74,7 @@ fn attributes(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// T1 has scores, and every tensor has the type it should have.
-fn types(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn types(call: &AttentionCall<'_>) -> Vec<Refusal> {
     if !matches!(call.t1, ElementType::Float32 | ElementType::Float16) {
         return vec![Refusal::new("attention_type", format!("T1 is {}, which has no scores", call.t1))];
     }
@@ -91,7 +90,7 @@ fn types(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// Every tensor has its rank; numbers have rank 0 or 1, a mask 2 or 3.
-fn ranks(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn ranks(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let mut broken: Vec<_> = shared::rank("query", call.input("query"), &[3]).into_iter().collect();
     broken.extend(call.mask().and_then(|mask| shared::rank("attn_mask", mask, &[2, 3])));
     broken.extend(call.keys().into_iter().filter_map(|name| shared::rank(name, call.input(name), &[3])));
@@ -104,7 +103,7 @@ fn ranks(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// Heads are those of the attributes, rows those of the other tensors.
-fn shapes(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
+fn shapes(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let size = |value: i64| usize::try_from(value).unwrap_or(usize::MAX);
     let &AttentionAttributes { num_heads, num_kv_heads, head_dim, .. } = call.attributes;
     let kv_heads = size(if num_kv_heads == 0 { num_heads } else { num_kv_heads });
@@ -134,10 +133,10 @@ fn shapes(call: &AttentionCall<'_>, _behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// Starts begin with 0, never decrease, and end with the rows that they are of.
-fn starts(call: &AttentionCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
+fn starts(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let mut broken = Vec::new();
     for (name, of) in [("seqstarts", "query"), ("kvstarts", "key")] {
-        let (starts, rows) = (indices(call.input(name), behavior), call.input(of).shape()[0]);
+        let (starts, rows) = (indices(call.input(name)), call.input(of).shape()[0]);
         if starts[0] != 0 {
             broken.push(Refusal::new("starts_not_zero", format!("{name} begins with {} at batch 0", starts[0])));
         }
@@ -155,9 +154,9 @@ fn starts(call: &AttentionCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
 }
 
 /// `max_seqlen` and `max_kvlen` are upper bounds, a mask has a column for every key, and `decoding_batches` counts.
-fn bounds(call: &AttentionCall<'_>, behavior: &Behavior) -> Vec<Refusal> {
-    let read = |name: &str| indices(call.input(name), behavior);
-    let number = |name: &str| read(name).first().copied().unwrap_or_default();
+fn bounds(call: &AttentionCall<'_>) -> Vec<Refusal> {
+    let read = |name: &str| indices(call.input(name));
+    let number = |name: &str| number(call.input(name));
     let mut broken = Vec::new();
     if call.operator == Operator::MultiHeadAttention {
         for (name, starts) in [("max_seqlen", "seqstarts"), ("max_kvlen", "kvstarts")] {

@@ -5,7 +5,7 @@
 use half::f16;
 use kvcache_schema::ElementType;
 
-use crate::oracle::attention::decisions::Terms;
+use crate::oracle::attention::scores::Terms;
 
 const DEVIATIONS: f64 = 8.0;
 const EXP_ULPS: f64 = 4.0;

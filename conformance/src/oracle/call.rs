@@ -3,7 +3,7 @@
 use kvcache_schema::ElementType;
 
 use crate::case::Types;
-use crate::oracle::behavior::Behavior;
+use crate::oracle::decisions::Behavior;
 use crate::oracle::plan::Plan;
 use crate::oracle::refusal::Refusal;
 use crate::tensor::Tensor;
@@ -32,43 +32,31 @@ pub struct SharedAttributes {
 
 /// The inputs of one operator whose attributes are `A`: what the oracle needs to know of it.
 pub trait Inputs<A>: Sized + Clone {
-    /// Of what is said of dynamic and of static batching, the one of this operator.
-    fn of<T>(dynamic: T, static_batching: T) -> T;
-
-    /// The attributes, each read as `behavior` reads them.
-    fn read_attributes(attributes: &A, behavior: &Behavior) -> A;
-
-    /// All attributes, by name.
-    fn named_attributes(attributes: &A) -> Vec<(&'static str, i64)>;
-
     /// The attributes that both operators have.
     fn shared(attributes: &A) -> SharedAttributes;
 
     /// `current_key` and `current_value`.
     fn current(&self) -> [&Tensor; 2];
 
+    /// The tokens of the longest sequence behind the call, as far as its shapes and indices say.
+    fn kvlen(&self) -> i64;
+
     /// The rules that a call breaks: those of the first stage that has any. None for a legal call.
     fn broken_rules(call: &Call<'_, A, Self>, behavior: &Behavior) -> Vec<Refusal>;
 
     /// What a legal call does.
     fn plan(call: &Call<'_, A, Self>, behavior: &Behavior) -> Plan;
-
-    /// Whether `behavior` accepts a call although it breaks a rule.
-    fn accepts(call: &Call<'_, A, Self>, refusal: &Refusal, behavior: &Behavior) -> bool;
-
-    /// Whether `behavior` refuses a call although it is legal.
-    fn refuses(call: &Call<'_, A, Self>, behavior: &Behavior) -> bool;
 }
 
-/// The values of a tensor of indices, each read as `behavior` reads them; none if it is of another type.
-pub(crate) fn indices(tensor: &Tensor, behavior: &Behavior) -> Vec<i64> {
-    if tensor.element() != ElementType::Int64 {
-        return Vec::new();
+/// The values of a tensor of indices; none if it is of another type.
+pub(crate) fn indices(tensor: &Tensor) -> Vec<i64> {
+    match tensor.element() {
+        ElementType::Int64 => tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
+        _ => Vec::new(),
     }
-    let values = tensor.bytes().chunks_exact(8).map(|bytes| {
-        let mut index = [0; 8];
-        index.copy_from_slice(bytes);
-        (behavior.index)(i64::from_le_bytes(index))
-    });
-    values.collect()
+}
+
+/// The first of them; 0 if there is none.
+pub(crate) fn number(tensor: &Tensor) -> i64 {
+    indices(tensor).first().copied().unwrap_or_default()
 }

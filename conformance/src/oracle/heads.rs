@@ -1,0 +1,141 @@
+//! The heads of a call: where they lie, and the steps of their groups.
+
+use std::ops::Range;
+
+use kvcache_schema::ElementType;
+
+use crate::oracle::arithmetic::{Group, Steps};
+use crate::oracle::call::SharedAttributes;
+use crate::oracle::decisions::{Behavior, HeadAxes, Outside, Shares};
+use crate::oracle::numbers::read;
+use crate::oracle::plan::{Place, Plan, Rows};
+use crate::tensor::Tensor;
+
+/// `cache` and `scale`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) cache: Tensor,
+    pub(super) scale: Option<Tensor>,
+}
+
+/// The call reached outside of the cache, and ended there.
+pub(super) struct OutsideOfCache;
+
+/// A call that is made.
+pub(super) struct Run<'a> {
+    pub(super) attributes: SharedAttributes,
+    pub(super) current: [&'a Tensor; 2],
+    pub(super) t1: ElementType,
+    pub(super) plan: &'a Plan,
+    pub(super) behavior: &'a Behavior,
+    pub(super) before: &'a State,
+    pub(super) after: State,
+}
+
+/// A head of a current token: the key (0) or the value (1) in a row of `current_key` or `current_value`.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct CurrentHead {
+    pub(super) source: usize,
+    pub(super) row: usize,
+    pub(super) h: usize,
+}
+
+impl<'a> Run<'a> {
+    /// The step and scale of group `g` of a current head, and the scale number `scale`, which it replaces.
+    pub(super) fn steps(&self, head: CurrentHead, g: usize, scale: usize) -> Steps {
+        let (group, conversion) = (self.group(), self.behavior.conversion);
+        let old = self.before.scale.as_ref().map_or(0.0, |before| read(conversion, group.t3, before.bytes(), scale));
+        group.steps(group.amax(&self.sharing(head, g)), old)
+    }
+
+    /// The values that have the same scale as those of a group.
+    pub(super) fn sharing(&self, CurrentHead { source, row, h }: CurrentHead, g: usize) -> Vec<f64> {
+        let (behavior, groups, shares) = (self.behavior, self.groups(), self.behavior.shares);
+        let sources = if shares == Shares::KeyAndValue { 0..2 } else { source..source + 1 };
+        let rows = match shares {
+            Shares::Tokens | Shares::Tensor => 0..self.rows(),
+            Shares::TokensBefore => 0..row + 1,
+            _ => row..row + 1,
+        };
+        let heads = match shares {
+            Shares::Heads | Shares::Token | Shares::Tensor => 0..self.plan.num_heads,
+            _ => h..h + 1,
+        };
+        let of_head = match shares {
+            Shares::Head | Shares::Token | Shares::Tensor => 0..groups,
+            Shares::GroupsBefore => 0..g + 1,
+            _ => g..g + 1,
+        };
+        let is_member =
+            |d: &usize| of_head.contains(&behavior.group.of(*d, self.attributes.quant_group as usize, groups));
+        let members: Vec<_> = (0..self.plan.head_dim).filter(is_member).collect();
+        let mut values = Vec::new();
+        for source in sources {
+            let bytes = self.current[source].bytes();
+            for (row, h) in rows.clone().flat_map(|row| heads.clone().map(move |h| (row, h))) {
+                let first = self.current_head(CurrentHead { source, row, h }) * self.plan.head_dim;
+                let x = |d: &usize| behavior.current.of(self.t1, read(behavior.conversion, self.t1, bytes, first + d));
+                values.extend(members.iter().map(x));
+            }
+        }
+        values
+    }
+
+    /// The number of a head in `rows`; none if the place is outside of the cache and accesses there are skipped.
+    pub(super) fn head(
+        &self,
+        rows: &Rows,
+        place: Place,
+        layer: usize,
+        kv: usize,
+        h: usize,
+    ) -> Result<Option<usize>, OutsideOfCache> {
+        let last = rows.slot.len as i64 - 1;
+        let place = match self.behavior.outside {
+            _ if rows.contains(place) => place,
+            Outside::Skipped => return Ok(None),
+            Outside::Flat => place,
+            Outside::FromEnd if (-last - 1..0).contains(&place.slot) => Place { slot: place.slot + last + 1, ..place },
+            Outside::Clamped if last >= 0 => Place { slot: place.slot.clamp(0, last), ..place },
+            Outside::FromEnd | Outside::Clamped | Outside::Fails => return Err(OutsideOfCache),
+        };
+        let row = usize::try_from(rows.row(place, layer, kv, h)).ok().filter(|&row| row < rows.count());
+        row.map(Some).ok_or(OutsideOfCache)
+    }
+
+    /// The bytes of head number `row`.
+    pub(super) fn head_bytes(&self, element: ElementType, row: usize) -> Range<usize> {
+        let bytes = self.plan.head_dim * element.bits() / 8;
+        row * bytes..(row + 1) * bytes
+    }
+
+    /// Whether elements of the cache are copies of those of T1.
+    pub(super) fn copies(&self, t2: ElementType) -> bool {
+        self.t1 == t2 && (!self.behavior.copies_numbers || t2 == ElementType::Int8)
+    }
+
+    pub(super) fn group(&self) -> Group<'a> {
+        let t3 = self.before.scale.as_ref().map_or(self.t1, Tensor::element);
+        Group { behavior: self.behavior, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
+    }
+
+    /// The number of a current head in `current_key` or `current_value`.
+    pub(super) fn current_head(&self, CurrentHead { source, row, h }: CurrentHead) -> usize {
+        match (self.behavior.current_heads, source) {
+            (HeadAxes::HeadsFirst, _) | (HeadAxes::HeadsFirstOfKeys, 0) | (HeadAxes::HeadsFirstOfValues, 1) => {
+                h * self.rows() + row
+            }
+            _ => row * self.plan.num_heads + h,
+        }
+    }
+
+    /// The current tokens of the call.
+    pub(super) fn rows(&self) -> usize {
+        self.current[0].bytes().len() / (self.t1.align() * self.plan.num_heads * self.plan.head_dim).max(1)
+    }
+
+    /// The groups of a head.
+    pub(super) fn groups(&self) -> usize {
+        self.plan.head_dim / self.attributes.quant_group as usize
+    }
+}
