@@ -28,7 +28,7 @@ fn outputs_and_tolerances_of_attention_are_those_of_numpy() {
     let oracle = Oracle::default();
     let mut elements = 0;
     for case in attention::cases().unwrap() {
-        for (step, prediction) in case.steps.iter().zip(oracle.predict_attention(&case)) {
+        for (step, prediction) in case.steps.iter().zip(oracle.predict_attention(&case, &[])) {
             let (Expected::Success(after), PredictedOutcome::Done(output)) = (&step.expected, prediction.outcome)
             else {
                 continue;

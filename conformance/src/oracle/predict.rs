@@ -10,7 +10,7 @@ use crate::oracle::heads::{OutsideOfCache, State};
 use crate::tensor::Tensor;
 
 /// The operator as its specification has it, or with a mistake.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Oracle {
     /// What it does.
     pub behavior: Behavior,

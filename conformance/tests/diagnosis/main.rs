@@ -2,5 +2,7 @@
 //! they have in common takes long to compile.
 
 mod attention_mistakes;
+mod groups;
 mod mistakes;
+mod trial;
 mod wrong_implementations;

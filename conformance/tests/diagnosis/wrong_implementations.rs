@@ -5,9 +5,11 @@
 //! again. It checks nothing, so it runs legal cases alone.
 
 use half::f16;
-use kvcache_conformance::diagnosis::{KnownMistakes, Trial};
-use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Outputs, Tensor, Verdict, cases, run};
+use kvcache_conformance::diagnosis::KnownMistakes;
+use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Outputs, Tensor, cases};
 use kvcache_schema::ElementType;
+
+use crate::trial::diagnosed;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Wrong {
@@ -289,26 +291,17 @@ fn wrong_ones_are_named_and_the_right_one_is_not() {
         (Wrong::ValuesSomehow, Some("values-off-by-a-unit")),
         (Wrong::Undiagnosed, None),
     ] {
-        let report = run(&Flat(wrong) as &dyn Implementation, &cases);
-        let results: Vec<_> = cases.iter().map(|case| Flat(wrong).run(case)).collect();
-        let trials = results.iter().zip(&report.entries).enumerate().map(|(case, (results, entry))| Trial {
-            case,
-            results: results.as_deref().ok(),
-            passed: entry.verdict == Verdict::Passed,
-        });
-        let diagnosis = known.diagnose_run(&trials.collect::<Vec<_>>());
-        let named = diagnosis.explanations.first().map(|explanation| explanation.mistakes.clone());
-        let all_explained = diagnosis.explanations.len() <= 1 && (name.is_none() || diagnosis.undiagnosed.is_empty());
-        let fails = report.failed() > 0;
+        let (diagnosis, _) = diagnosed(&Flat(wrong), &cases, &known);
+        let named = diagnosis.explanations.first().map(|explanation| explanation.mistake);
+        let all_explained = diagnosis.explanations.len() <= 1 && (name.is_none() || diagnosis.unexplained.is_empty());
         let part = match wrong {
             Wrong::TiesOfInt4 => "T2 is int4",
             Wrong::ReciprocalOfPaged => "cache_mode is 1",
             _ => "",
         };
-        let all_explained = all_explained
-            && diagnosis.explanations.first().is_none_or(|explanation| explanation.scope.to_string() == part);
-        if named != name.map(|name| vec![name]) || !all_explained || fails != (wrong != Wrong::Nothing) {
-            problems.push(format!("{wrong:?}: {} failed: {diagnosis}", report.failed()));
+        let scope = diagnosis.explanations.first().map_or(String::new(), |explanation| explanation.scope.to_string());
+        if named != name || !all_explained || scope != part || (diagnosis.failed > 0) != (wrong != Wrong::Nothing) {
+            problems.push(format!("{wrong:?}: {} failed: {diagnosis}", diagnosis.failed));
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
