@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import (
-    addressing,
     arithmetic,
     attention,
     batches,
@@ -14,16 +13,15 @@ from . import (
     refused_attributes,
     refused_indices,
     refused_shapes,
-    refused_slots,
     refused_types,
-    serving,
     shapes,
     static_batching,
+    table,
 )
 from .case import Case
 
-REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices, refused_slots)
-OWN = (combinations, shapes, arithmetic, conversion, addressing, batches, decoding, serving, large, *REFUSED)
+REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices)
+OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, *REFUSED)
 # The modules of each operator's cases, by the folder that these are written to.
 SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .addressing import I64_MAX
+from .bits import I64_MAX
 from .case import Case, Sequence, begin, indices
 
 TYPES = ((0, "f32 f32"), (8, "f16 int8 f32"), (4, "f32 int4 f16"))

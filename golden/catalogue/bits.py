@@ -10,6 +10,8 @@ from functools import wraps
 
 import numpy as np
 
+I64_MIN, I64_MAX = -(2**63), 2**63 - 1
+
 
 def random_bytes(label: str, count: int) -> bytes:
     """`count` bytes that depend on the label alone."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from oracle.layouts import LAYOUTS
 
-from .addressing import I64_MIN
+from .bits import I64_MIN
 from .case import Case, Sequence, begin
 
 # What a kernel that keeps 32 bits would take for the value that is added.
@@ -30,9 +30,10 @@ def cases() -> Iterator[Case]:
         for value in values:
             about = f"{attribute} {value} is outside its range: refused."
             name = f"refuse-{attribute}-{spelled(value)}".replace("_", "-")
-            num_layer = 2 if attribute == "layer_idx" else 1
-            case = begin(name, about, "f32 f32", proves="attributes.ranges", max_t=4, num_layer=num_layer)
-            yield refused(case, attribute, value, cache_mode=attribute == "page_size")
+            given = dict(num_layer=2 if attribute == "layer_idx" else 1)
+            given |= dict(cache_mode=1) if attribute == "page_size" else {}
+            case = begin(name, about, "f32 f32", proves="attributes.ranges", max_t=4, **given)
+            yield refused(case, attribute, value)
 
     for attribute, value in (("page_size", 0), ("quant_group", -2)):
         name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
@@ -51,11 +52,9 @@ def cases() -> Iterator[Case]:
         yield refused(case, "quant_group", quant_group)
 
 
-def refused(case: Case, attribute: str, value: int, cache_mode: bool = False) -> Case:
+def refused(case: Case, attribute: str, value: int) -> Case:
     """The case with one attribute made wrong after cache and scale were shaped by the right ones."""
-    if cache_mode:
-        case.attributes["cache_mode"] = 1
-    place = (2,) if cache_mode else 2
+    place = (2,) if "cache_mode" in case.attributes else 2
     return case.refuse("attribute_out_of_range", [attribute, value], Sequence(0, 2, place), wrong={attribute: value})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .addressing import I64_MAX, I64_MIN
+from .bits import I64_MAX, I64_MIN
 from .case import Case, Sequence, begin, indices
 
 MAX_T = 12

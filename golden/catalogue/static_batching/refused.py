@@ -9,7 +9,7 @@ import numpy as np
 from oracle.call import NUMPY_TYPES
 from oracle.static_batching import STATIC_LAYOUTS, static_cache_shape
 
-from ..addressing import I64_MAX, I64_MIN
+from ..bits import I64_MAX, I64_MIN
 from ..case import LONG_NAMES, indices
 from ..refused_attributes import BEYOND_32_BITS, spelled
 from ..refused_types import ILLEGAL

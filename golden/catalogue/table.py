@@ -1,0 +1,55 @@
+"""Cases that are rows of a table, a YAML file beside this one. A row has
+
+- name, about, and the rules that it proves; `{types}` in a name stands for each of several types;
+- types, or a list of which each makes a case; quant_bit follows from them;
+- given: sizes and attributes, as `begin` takes them;
+- steps: each the sequences of a call, [start_pos, seqlen, place], or a map of these as `batch`, of the error of a call
+  that is refused, what its message mentions, and inputs that are replaced. What all steps share stands in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from .case import Case, Sequence, begin, indices
+
+QUANT_BITS = {"int8": dict(quant_bit=8), "int4": dict(quant_bit=4)}
+TABLES = ("addressing", "serving", "refused_slots")
+
+
+def cases() -> Iterator[Case]:
+    """The cases of all tables."""
+    for name in TABLES:
+        for row in yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text()):
+            for types in [row["types"]] if isinstance(row["types"], str) else row["types"]:
+                yield case(row, types)
+
+
+def case(row: dict[str, Any], types: str) -> Case:
+    """The case of a row and its types."""
+    name, given = row["name"].replace("{types}", types.replace(" ", "-")), row.get("given", {})
+    quant = {} if types == "int8 int8" else QUANT_BITS.get(types.split()[1], {})
+    made = begin(name, row["about"], types, proves=row["proves"], **quant | given)
+    shared = {key: row[key] for key in ("batch", "error") if key in row}
+    for step in row["steps"]:
+        changes = shared | (step if isinstance(step, dict) else {"batch": step})
+        batch, error, mentions = changes.pop("batch", []), changes.pop("error", None), changes.pop("mentions", [])
+        inputs = {tensor: replaced(value) for tensor, value in changes.items()}
+        sequences = [
+            Sequence(*numbers, tuple(place) if isinstance(place, list) else place) for *numbers, place in batch
+        ]
+        if error is None:
+            made.call(*sequences, **inputs)
+        else:
+            made.refuse(error, mentions, *sequences, **inputs)
+    return made
+
+
+def replaced(value: Any) -> np.ndarray:
+    """The indices, nested as in the row; those without any by their shape."""
+    return np.zeros(value["shape"], np.int64) if isinstance(value, dict) else indices(value)
