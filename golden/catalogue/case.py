@@ -26,7 +26,7 @@ LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
 class Sequence:
     """One sequence's part in a call: start_pos past tokens and seqlen current ones.
 
-    `place` is its cachestarts entry in offset mode, the list of its pages in paged mode.
+    `place` is its cachestarts entry in offset mode, its page or the list of its pages in paged mode.
     """
 
     start_pos: int
@@ -200,6 +200,6 @@ def cachestarts(sequences: Listed[Sequence], cache_mode: int) -> np.ndarray:
     """(B) in offset mode; (B, MaxP) in paged mode, where short lists of pages are padded with -1 as real callers do."""
     if cache_mode == 0:
         return indices([sequence.place for sequence in sequences])
-    max_p = max((len(sequence.place) for sequence in sequences), default=0)
-    padded = [[*sequence.place, *[-1] * (max_p - len(sequence.place))] for sequence in sequences]
-    return indices(padded).reshape(len(sequences), max_p)
+    pages = [[sequence.place] if isinstance(sequence.place, int) else sequence.place for sequence in sequences]
+    max_p = max(map(len, pages), default=0)
+    return indices([[*listed, *[-1] * (max_p - len(listed))] for listed in pages]).reshape(len(sequences), max_p)

@@ -3,183 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
-import numpy as np
-
-from oracle.call import NUMPY_TYPES
 from oracle.static_batching import STATIC_LAYOUTS, static_cache_shape
 
+from .. import refused_attributes, refused_shapes, refused_types
 from ..bits import I64_MAX, I64_MIN
-from ..case import LONG_NAMES, indices
-from ..refused_attributes import BEYOND_32_BITS, spelled
-from ..refused_types import ILLEGAL
+from ..case import indices
+from ..refused_attributes import BEYOND_32_BITS, WRONG
+from ..refused_shapes import HEAD_DIM, NOT_SCALAR, NUM_HEADS, NUM_LAYER
 from .case import StaticCase, begin
 
-NUM_HEADS, HEAD_DIM, MAX_B, MAX_S, NUM_LAYER = 2, 8, 3, 6, 4
+MAX_B, MAX_S = 3, 6
 CALL = (2, 1, 3)
-
-ATTRIBUTES = {
-    "num_layer": (0, I64_MIN),
-    "layer_idx": (-1, 2, BEYOND_32_BITS + 1),
-    "quant_bit": (-8, 1, 7, 16, BEYOND_32_BITS),
-    "quant_group": (0, -8),
-    "num_repeat": (0, -1),
-    "cache_layout": (-1, len(STATIC_LAYOUTS), 3, BEYOND_32_BITS, I64_MIN),
-}
+OTHER_RANKS = (lambda x: x.reshape(-1, NUM_HEADS, HEAD_DIM), lambda x: x[None])
+SHAPES_OF_VALUE = ((1, (1, 3, 2, 8)), (4, (2, 4, 2, 8)), (3, (2, 3, 3, 8)), (9, (2, 3, 2, 9)))
 
 
 def cases() -> Iterator[StaticCase]:
-    """Everything of this module."""
-    yield from attributes()
-    yield from types()
-    yield from ranks()
-    yield from shapes()
+    """Everything of this module: as in dynamic batching, and of its own."""
+    layouts = dict(cache_layout=(-1, len(STATIC_LAYOUTS), 3, BEYOND_32_BITS, I64_MIN))
+    yield from refused_attributes.ranges(begin, CALL, WRONG | layouts)
+    yield from refused_types.types(begin, CALL, ("start_pos",))
+    yield from refused_types.empty_scales(begin, CALL, {"axis4": (MAX_B, 1, 2, MAX_S, 0, 1)})
+    reshaped = dict(current_key=OTHER_RANKS, current_value=OTHER_RANKS, start_pos=NOT_SCALAR)
+    # Of one axis less, a cache of dynamic batching.
+    caches = ((MAX_S, 1, 2, NUM_HEADS, HEAD_DIM), (1, MAX_B, 1, 2, MAX_S, NUM_HEADS, HEAD_DIM))
+    scales = ((MAX_S, 1, 2, NUM_HEADS, 1), (1, MAX_B, 1, 2, MAX_S, NUM_HEADS, 1))
+    yield from refused_shapes.ranks(begin, CALL, reshaped, caches, scales)
+    yield from refused_shapes.entries(begin, CALL, dict(start_pos=([], [1, 1])), SHAPES_OF_VALUE)
+    wrong = {"L": 4, "2": 1, "H": 5, "last": 7}
+    of_cache = [(*axis, layout) for axis, layout in product(wrong.items(), STATIC_LAYOUTS)]
+    wrong |= {"last": 3, "MaxB": 2, "MaxS": 5}
+    of_scale = [(*axis, layout) for layout, axis in product(STATIC_LAYOUTS, wrong.items())]
+    outer = (MAX_B, MAX_S, NUM_LAYER, NUM_HEADS)
+    shapes = (lambda layout, last: static_cache_shape(layout, *outer, last)), STATIC_LAYOUTS
+    yield from refused_shapes.axes(begin, CALL, *shapes, of_cache, of_scale)
     yield from batches()
     yield from positions()
     yield from sizes()
     yield from state_untouched()
-
-
-def attributes() -> Iterator[StaticCase]:
-    """Attributes outside their range, one at a time; no value is truncated, or accepted because it has no effect."""
-    for attribute, values in ATTRIBUTES.items():
-        for value in values:
-            about = f"{attribute} {value} is outside its range: refused."
-            name = f"refuse-{attribute}-{spelled(value)}".replace("_", "-")
-            num_layer = 2 if attribute == "layer_idx" else 1
-            case = begin(name, about, "f32 f32", proves="attributes.ranges", num_layer=num_layer)
-            yield refused(case, attribute, value)
-    for quant_group in (1, 9):
-        about = f"Four bits need an even quant_group; {quant_group} divides head_dim 18 and is refused all the same."
-        name = f"refuse-odd-quant-group-{quant_group}-int4"
-        attributes = dict(quant_bit=4, quant_group=quant_group)
-        case = begin(name, about, "f32 int4 f32", proves="attributes.ranges", head_dim=18, **attributes)
-        yield refused(case, "quant_group", quant_group)
-
-
-def refused(case: StaticCase, attribute: str, value: int) -> StaticCase:
-    """The case with one attribute made wrong after cache and scale were shaped by the right ones."""
-    return case.refuse("attribute_out_of_range", [attribute, value], *CALL, wrong={attribute: value})
-
-
-def types() -> Iterator[StaticCase]:
-    """Types that the table does not have, and tensors of another type than theirs."""
-    for quant_bit, combinations in ILLEGAL.items():
-        for names in combinations:
-            about = f"{names.replace(' ', '/')} is no legal combination with quant_bit {quant_bit}: refused by name."
-            name = f"refuse-types-{names.replace(' ', '-')}-quant-bit-{quant_bit}"
-            mentions = [*(LONG_NAMES[short] for short in names.split()[:2]), "quant_bit", quant_bit]
-            case = begin(name, about, names, proves="types.illegal", quant_bit=quant_bit)
-            yield case.refuse("illegal_types", mentions, *CALL)
-
-    for quant_bit, T1 in ((8, "f32"), (4, "f16")):
-        about = f"quant_bit {quant_bit} needs a scale and none is given."
-        name = f"refuse-scale-missing-{T1}-int{quant_bit}"
-        case = begin(name, about, f"{T1} int{quant_bit}", proves="scale.required", quant_bit=quant_bit)
-        yield case.refuse("scale_missing", ["scale"], *CALL)
-        about = f"quant_bit {quant_bit} needs a scale, and the given one is what exports without one give: shape [0]."
-        scale = np.zeros(0, np.float16)
-        name = f"refuse-scale-empty-{T1}-int{quant_bit}"
-        types = f"{T1} int{quant_bit} f16"
-        case = begin(name, about, types, proves="scale.required", scale=scale, quant_bit=quant_bit)
-        yield case.refuse("scale_missing", ["scale"], *CALL)
-    about = "A scale without elements, in a shape of the right rank: for a cache that has some it is none."
-    scale = np.zeros((1, MAX_B, 2, NUM_HEADS, 0, 1), np.float32)
-    attributes = dict(quant_bit=8, cache_layout=1)
-    case = begin(
-        "refuse-scale-empty-of-rank-6", about, "f32 int8 f32", proves="scale.required", scale=scale, **attributes
-    )
-    yield case.refuse("scale_missing", ["scale"], *CALL)
-
-    about = "current_value is float32, then int8, and current_key is float16."
-    case = begin("refuse-type-of-current-value", about, "f16 f16", proves="inputs.types")
-    for other in ("float32", "int8"):
-        value = np.zeros((2, 3, 2, 8), NUMPY_TYPES[other])
-        case.refuse("type_mismatch", ["current_value", other], *CALL, current_value=value)
-    yield case
-
-    about = "start_pos is int8, not int64: refused, its bytes not read."
-    case = begin("refuse-type-of-start-pos", about, "f32 f32", proves="inputs.types")
-    yield case.refuse("type_mismatch", ["start_pos", "int8"], *CALL, start_pos=np.ones(1, np.int8))
-
-
-def ranks() -> Iterator[StaticCase]:
-    """Every tensor with one axis too many or too few."""
-    about = "Each input in turn with an axis too few or too many: refused."
-    case = begin("refuse-rank-of-inputs", about, "f32 f32", proves="inputs.shapes")
-    for name in ("current_key", "current_value"):
-        packed = getattr(case.inputs(*CALL), name)
-        for wrong in (packed.reshape(6, NUM_HEADS, HEAD_DIM), packed[None]):
-            case.refuse("rank_mismatch", [name, wrong.ndim, 4], *CALL, **{name: wrong})
-    yield case.refuse("rank_mismatch", ["start_pos", 2], *CALL, start_pos=indices([[1]]))
-
-    for shape in ((MAX_S, 1, 2, NUM_HEADS, HEAD_DIM), (1, MAX_B, 1, 2, MAX_S, NUM_HEADS, HEAD_DIM)):
-        about = f"A cache of rank {len(shape)}, of which the first is that of dynamic batching: refused."
-        name, cache = f"refuse-rank-of-cache-{len(shape)}", np.zeros(shape, np.float32)
-        case = begin(name, about, "f32 f32", proves="inputs.shapes", cache=cache)
-        yield case.refuse("rank_mismatch", ["cache", len(shape), 6], *CALL)
-    for quant_bit, shape in ((8, (MAX_S, 1, 2, NUM_HEADS, 1)), (4, (1, MAX_B, 1, 2, MAX_S, NUM_HEADS, 1))):
-        about = f"A scale of rank {len(shape)}: refused."
-        scale = np.zeros(shape, np.float16)
-        name = f"refuse-rank-of-scale-{len(shape)}"
-        types = f"f16 int{quant_bit} f16"
-        case = begin(name, about, types, proves="inputs.shapes", scale=scale, quant_bit=quant_bit)
-        yield case.refuse("rank_mismatch", ["scale", len(shape), 6], *CALL)
-
-
-def wrong_axis(layout: int, axis: str, last: int, got: int) -> tuple[int, ...]:
-    """The shape of a cache or scale whose `axis` is `got`."""
-    shape = list(static_cache_shape(layout, MAX_B, MAX_S, NUM_LAYER, NUM_HEADS, last))
-    shape[(*STATIC_LAYOUTS[layout], "last").index(axis)] = got
-    return tuple(shape)
-
-
-def shapes() -> Iterator[StaticCase]:
-    """Axes that do not agree with those of another tensor or with an attribute."""
-    about = "current_value has other sequences, tokens, heads and another head_dim than current_key: refused."
-    case = begin("refuse-shape-of-current-value", about, "f32 f32", proves="inputs.shapes")
-    for got, shape in ((1, (1, 3, 2, 8)), (4, (2, 4, 2, 8)), (3, (2, 3, 3, 8)), (9, (2, 3, 2, 9))):
-        case.refuse("shape_mismatch", ["current_value", got], *CALL, current_value=np.zeros(shape, np.float32))
-    yield case
-
-    about = "start_pos with no number, then with one for each sequence, as in dynamic batching: refused."
-    case = begin("refuse-entries-of-start-pos", about, "f32 f32", proves="inputs.shapes")
-    for values in ([], [1, 1]):
-        case.refuse("shape_mismatch", ["start_pos", len(values), 1], *CALL, start_pos=indices(values))
-    yield case
-
-    for layout in STATIC_LAYOUTS:
-        for axis, got in {"L": 5, "2": 1, "H": 5, "last": 7}.items():
-            label = axis.replace("last", "head-dim").replace("2", "key-value").lower()
-            about = f"cache in layout {layout} has {got} on the axis {label}: refused."
-            cache = np.zeros(wrong_axis(layout, axis, HEAD_DIM, got), np.float16)
-            name = f"refuse-cache-axis-{label}-layout{layout}"
-            attributes = dict(num_layer=NUM_LAYER, cache_layout=layout)
-            case = begin(name, about, "f16 f16", proves="inputs.shapes", cache=cache, **attributes)
-            yield case.refuse("shape_mismatch", ["cache", got], *CALL)
-        for axis, got in {"MaxB": 2, "L": 5, "2": 1, "MaxS": 5, "H": 5, "last": 3}.items():
-            label = axis.replace("last", "groups").replace("2", "key-value").lower()
-            quant_bit = (8, 4)[layout]
-            about = f"scale in layout {layout} has {got} on the axis {label}: refused."
-            scale = np.zeros(wrong_axis(layout, axis, 1, got), np.float32)
-            attributes = dict(num_layer=NUM_LAYER, cache_layout=layout, quant_bit=quant_bit)
-            name = f"refuse-scale-axis-{label}-layout{layout}"
-            types = f"f16 int{quant_bit} f32"
-            case = begin(name, about, types, proves="inputs.shapes", scale=scale, **attributes)
-            yield case.refuse("shape_mismatch", ["scale", got], *CALL)
-
-    about = "num_layer 2^63-1 where the cache has one layer: refused by the shape, without an overflow."
-    case = begin("refuse-num-layer-i64-max", about, "f32 f32", proves="inputs.shapes sizes.64-bit")
-    case.attributes["num_layer"] = I64_MAX
-    yield case.refuse("shape_mismatch", ["cache", I64_MAX], *CALL)
-
-    for quant_bit, head_dim, quant_group in ((4, 12, 8), (8, 9, 2)):
-        about = f"head_dim {head_dim} is no multiple of quant_group {quant_group}: refused."
-        name = f"refuse-head-dim-{head_dim}-group{quant_group}-int{quant_bit}"
-        attributes = dict(quant_bit=quant_bit, quant_group=quant_group)
-        types = f"f32 int{quant_bit} f32"
-        case = begin(name, about, types, proves="attributes.group-divides", head_dim=head_dim, **attributes)
-        yield case.refuse("head_dim_not_divisible", ["quant_group", head_dim, quant_group], *CALL)
 
 
 def batches() -> Iterator[StaticCase]:
