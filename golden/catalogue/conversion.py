@@ -38,15 +38,10 @@ def bits_kept() -> Iterator[Case]:
         patterns = [infinity | quiet, infinity | 1, infinity | quiet | 5, infinity | quiet - 1, infinity, 0, 1, quiet]
         patterns += [pattern | sign for pattern in patterns]
         values = np.array(patterns, bits).view(element).reshape(2, 1, 8)
-        case = begin(
-            f"nan-payload-kept-{types.replace(' ', '-')}",
-            "Quiet and signalling NaN of either sign keep their payload, as do infinities, -0.0 and denormals.",
-            types,
-            proves="conversion.same-type",
-            num_heads=1,
-            max_t=4,
-            num_repeat=2,
-        )
+        name = f"nan-payload-kept-{types.replace(' ', '-')}"
+        about = "Quiet and signalling NaN of either sign keep their payload, as do infinities, -0.0 and denormals."
+        given = dict(num_heads=1, max_t=4, num_repeat=2)
+        case = begin(name, about, types, proves="conversion.same-type", **given)
         yield case.call(Sequence(1, 2, 1), **current(values))
     for cache_layout in (0, 3):
         name = f"every-byte-kept-int8-layout{cache_layout}"

@@ -125,16 +125,10 @@ def state_untouched() -> Iterator[Case]:
     for bits, types in ((0, "f16 f32"), (8, "f32 int8 f16"), (4, "f16 int4 f32")):
         for mode in (0, 1) if bits == 4 else (bits // 8,):
             places = (1, 6) if mode == 0 else ((1, 7), (4,))
-            case = begin(
-                f"refuse-between-steps-mode{mode}-{types.replace(' ', '-')}",
-                "Prefill, three refused steps, then the decode step that finds the cache as the prefill left it.",
-                types,
-                proves="refusal-leaves-memory",
-                quant_bit=bits,
-                cache_mode=mode,
-                page_size=3,
-                cache_layout=bits // 4 + 1,
-            )
+            name = f"refuse-between-steps-mode{mode}-{types.replace(' ', '-')}"
+            about = "Prefill, three refused steps, then the decode step that finds the cache as the prefill left it."
+            given = dict(quant_bit=bits, cache_mode=mode, page_size=3, cache_layout=bits // 4 + 1)
+            case = begin(name, about, types, proves="refusal-leaves-memory", **given)
             case.call(Sequence(0, 3, places[0]), Sequence(0, 2, places[1]))
             batch = (Sequence(3, 1, places[0]), Sequence(2, 1, places[1]))
             case.refuse("kvlen_mismatch", ["start_pos", "batch 1", 3], *batch, start_pos=indices([3, 3]))

@@ -43,40 +43,18 @@ def groups() -> Iterator[Case]:
             )
             yield case.call(Sequence(1, 3, 1))
         quant_group = 16 if bits == 8 else 24
-        case = begin(
-            f"group{quant_group}-is-head-dim-int{bits}",
-            f"quant_group equals head_dim ({quant_group}): the last axis of scale is 1.",
-            f"f16 int{bits} f32",
-            proves=rules,
-            head_dim=quant_group,
-            max_t=5,
-            quant_bit=bits,
-            quant_group=quant_group,
-            cache_layout=3,
-        )
+        about = f"quant_group equals head_dim ({quant_group}): the last axis of scale is 1."
+        given = dict(head_dim=quant_group, max_t=5, quant_bit=bits, quant_group=quant_group, cache_layout=3)
+        case = begin(f"group{quant_group}-is-head-dim-int{bits}", about, f"f16 int{bits} f32", proves=rules, **given)
         yield case.call(Sequence(0, 3, 1), Sequence(0, 1, 0))
-        case = begin(
-            f"head-dim-24-group8-int{bits}",
-            "Three groups a head: a number of groups that is no power of two.",
-            f"f32 int{bits} f16",
-            proves=rules,
-            head_dim=24,
-            max_t=6,
-            quant_bit=bits,
-            quant_group=8,
-        )
+        about = "Three groups a head: a number of groups that is no power of two."
+        given = dict(head_dim=24, max_t=6, quant_bit=bits, quant_group=8)
+        case = begin(f"head-dim-24-group8-int{bits}", about, f"f32 int{bits} f16", proves=rules, **given)
         yield case.call(Sequence(2, 2, 0), Sequence(0, 1, 4))
         # A group that ends inside of a vector of 4, 8 or 16, with its largest magnitude there.
-        case = begin(
-            f"group22-int{bits}",
-            f"int{bits} in 2 groups of 22, whose last value is the largest: it counts toward the step.",
-            f"f32 int{bits} f32",
-            proves=rules,
-            head_dim=44,
-            max_t=6,
-            quant_bit=bits,
-            quant_group=22,
-        )
+        about = f"int{bits} in 2 groups of 22, whose last value is the largest: it counts toward the step."
+        given = dict(head_dim=44, max_t=6, quant_bit=bits, quant_group=22)
+        case = begin(f"group22-int{bits}", about, f"f32 int{bits} f32", proves=rules, **given)
         batch = (Sequence(0, 2, 3), Sequence(1, 1, 0))
         call = case.inputs(*batch)
         for current in (call.current_key, call.current_value):
@@ -87,16 +65,10 @@ def groups() -> Iterator[Case]:
 def heads() -> Iterator[Case]:
     """Head counts and head sizes that are no multiple of a vector's width."""
     for head_dim, types in HEAD_DIMS:
-        case = begin(
-            f"head-dim-{head_dim}-{types.replace(' ', '-')}",
-            f"head_dim {head_dim}: rows of an odd number of elements, which end inside of a vector.",
-            types,
-            proves=f"num-repeat cache-layout.{head_dim % 4}",
-            head_dim=head_dim,
-            max_t=7,
-            num_repeat=2,
-            cache_layout=head_dim % 4,
-        )
+        name = f"head-dim-{head_dim}-{types.replace(' ', '-')}"
+        about = f"head_dim {head_dim}: rows of an odd number of elements, which end inside of a vector."
+        given = dict(head_dim=head_dim, max_t=7, num_repeat=2, cache_layout=head_dim % 4)
+        case = begin(name, about, types, proves=f"num-repeat cache-layout.{head_dim % 4}", **given)
         yield case.call(Sequence(0, 2, 5), Sequence(3, 1, 1))
     for num_heads, bits, types, num_repeat in (
         (1, 0, "f16 f16", 3),
@@ -107,17 +79,11 @@ def heads() -> Iterator[Case]:
         (3, 4, "f32 int4 f16", 2),
         (5, 0, "f16 f32", 7),
     ):
-        case = begin(
-            f"heads{num_heads}-{types.replace(' ', '-')}-r{num_repeat}",
-            f"{num_heads} heads, each repeated {num_repeat} times: output head h * num_repeat + r is head h.",
-            types,
-            proves="num-repeat" if num_repeat > 1 else f"cache-layout.{num_repeat % 4}",
-            num_heads=num_heads,
-            max_t=6,
-            quant_bit=bits,
-            num_repeat=num_repeat,
-            cache_layout=num_repeat % 4,
-        )
+        name = f"heads{num_heads}-{types.replace(' ', '-')}-r{num_repeat}"
+        about = f"{num_heads} heads, each repeated {num_repeat} times: output head h * num_repeat + r is head h."
+        rules = "num-repeat" if num_repeat > 1 else f"cache-layout.{num_repeat % 4}"
+        given = dict(num_heads=num_heads, max_t=6, quant_bit=bits, num_repeat=num_repeat, cache_layout=num_repeat % 4)
+        case = begin(name, about, types, proves=rules, **given)
         yield case.call(Sequence(1, 2, 3), Sequence(0, 2, 0))
 
 
@@ -127,17 +93,10 @@ def layers() -> Iterator[Case]:
         for cache_layout in (layer_idx, 3):
             bits = (0, 8, 4)[(layer_idx + cache_layout) % 3]
             types = ("f32 f32", "f16 int8 f16", "f32 int4 f32")[(layer_idx + cache_layout) % 3]
-            case = begin(
-                f"layer-{where}-of-3-layout{cache_layout}",
-                f"The {where} of three layers in layout {cache_layout}: the other two keep every byte.",
-                types,
-                proves=f"layer untouched-layers cache-layout.{cache_layout}",
-                max_t=6,
-                num_layer=3,
-                layer_idx=layer_idx,
-                quant_bit=bits,
-                cache_layout=cache_layout,
-            )
+            name = f"layer-{where}-of-3-layout{cache_layout}"
+            about = f"The {where} of three layers in layout {cache_layout}: the other two keep every byte."
+            given = dict(max_t=6, num_layer=3, layer_idx=layer_idx, quant_bit=bits, cache_layout=cache_layout)
+            case = begin(name, about, types, proves=f"layer untouched-layers cache-layout.{cache_layout}", **given)
             yield case.call(Sequence(0, 2, 4), Sequence(2, 1, 1))
 
 
