@@ -50,21 +50,16 @@ def attributes() -> Iterator[AttentionCase]:
         "is_alibi": (-1, 2, 2**32),
         "num_kv_heads": (-1, 3, 8),
     }
-    for attribute, values in wrong.items():
-        for value in values:
-            spelled = f"{attribute}-{value}".replace("_", "-").replace("--", "-minus-")
-            about = f"{attribute} {value}, with four query heads, is outside its range."
-            for case in both(spelled, about, "attributes.ranges"):
-                inputs = vars(case.inputs(*BATCH))
-                case.attributes[attribute] = value
-                yield case.refuse("attribute_out_of_range", [attribute, value], **inputs)
+    for attribute, value in ((attribute, value) for attribute, values in wrong.items() for value in values):
+        spelled = f"{attribute}-{value}".replace("_", "-").replace("--", "-minus-")
+        about = f"{attribute} {value}, with four query heads, is outside its range."
+        for case in both(spelled, about, "attributes.ranges"):
+            yield case.refuse("attribute_out_of_range", [attribute, value], *BATCH, wrong={attribute: value})
     of_the_cache = (("layer_idx", 1), ("quant_bit", 7), ("cache_layout", -1), ("cache_mode", 2), ("page_size", 0))
     for attribute, value in of_the_cache:
         name, about = f"{attribute}-{value}".replace("_", "-"), f"{attribute} {value}, as KeyValueCache refuses it."
         case = fused(name, about, "attributes.ranges")
-        inputs = vars(case.inputs(*BATCH))
-        case.attributes[attribute] = value
-        yield case.refuse("attribute_out_of_range", [attribute, value], **inputs)
+        yield case.refuse("attribute_out_of_range", [attribute, value], *BATCH, wrong={attribute: value})
 
 
 def types() -> Iterator[AttentionCase]:
@@ -110,9 +105,7 @@ def shapes() -> Iterator[AttentionCase]:
         query = random_values(case.name, (4, 8, 8), "float32")
         yield case.refuse("shape_mismatch", ["query", 8, 4], *BATCH, query=query)
     for case in both("head-dim", "head_dim is 16, all tensors have 8.", "inputs.shapes"):
-        inputs = vars(case.inputs(*BATCH))
-        case.attributes["head_dim"] = 16
-        yield case.refuse("shape_mismatch", ["query", 8, 16], **inputs)
+        yield case.refuse("shape_mismatch", ["query", 8, 16], *BATCH, wrong=dict(head_dim=16))
     about = "query has another number of tokens than current_key."
     case = fused("tokens-of-query", about, "inputs.shapes")
     query = random_values(case.name, (5, 4, 8), "float32")
@@ -122,10 +115,9 @@ def shapes() -> Iterator[AttentionCase]:
     del case.attributes["num_kv_heads"]
     yield case.refuse("shape_mismatch", ["current_key", 2, 4], **inputs)
     case = fused("heads-of-cache", "The cache has another number of heads than the keys.", "inputs.shapes")
-    inputs = case.inputs(*BATCH)
-    case.attributes["num_kv_heads"] = 4
     key, value = (random_values(f"{case.name} {tensor}", (4, 4, 8), "float32") for tensor in ("key", "value"))
-    yield case.refuse("shape_mismatch", ["cache", 2, 4], **vars(inputs) | dict(current_key=key, current_value=value))
+    changes = dict(current_key=key, current_value=value)
+    yield case.refuse("shape_mismatch", ["cache", 2, 4], *BATCH, wrong=dict(num_kv_heads=4), **changes)
     for case in both("decoding-batches-of-two", "decoding_batches has two numbers.", "inputs.shapes"):
         numbers = indices([1, 1])
         yield case.refuse("shape_mismatch", ["decoding_batches", 2, 1], *BATCH, decoding_batches=numbers)
@@ -181,9 +173,7 @@ def of_the_cache() -> Iterator[AttentionCase]:
     case = fused("starts-total", "seqstarts ends with three of four tokens.", "starts.total")
     yield case.refuse("starts_total", ["seqstarts", 3, 4], *BATCH, seqstarts=indices([0, 1, 3]))
     case = fused("legacy-page-table", "cache_mode 1 with a cachestarts of rank 1.", "legacy-exports")
-    inputs = vars(case.inputs(*BATCH))
-    case.attributes["cache_mode"] = 1
-    yield case.refuse("legacy_page_table", ["cachestarts", "rank 1"], **inputs)
+    yield case.refuse("legacy_page_table", ["cachestarts", "rank 1"], *BATCH, wrong=dict(cache_mode=1))
     for name, rule, places, error, mentions in (
         ("page", "slots.paged", ((0,), (11,)), "page_range", ["cachestarts", 11]),
         ("pages", "slots.pages", ((0,), (4,)), "too_many_pages", ["cachestarts", 2]),
@@ -193,9 +183,7 @@ def of_the_cache() -> Iterator[AttentionCase]:
         yield case.refuse(error, mentions, Sequence(1, 1, places[0]), Sequence(0, 3, places[1]))
     about = "A quant_group that does not divide head_dim."
     case = fused("group", about, "attributes.group-divides", "f32 int8 f32", **QUANT)
-    inputs = vars(case.inputs(*BATCH))
-    case.attributes["quant_group"] = 3
-    yield case.refuse("head_dim_not_divisible", [8, 3], **inputs)
+    yield case.refuse("head_dim_not_divisible", [8, 3], *BATCH, wrong=dict(quant_group=3))
     case = fused("after-a-call", "A refused call between two that succeed changes nothing.", "refusal-leaves-memory")
     case.call(*BATCH)
     case.refuse("cache_range", ["cachestarts"], *BATCH, cachestarts=indices([0, 10]))
