@@ -1,27 +1,30 @@
-"""The conformance suite in the layout of ONNX's backend tests, as `kvcache-conformance --export-onnx` writes it."""
+"""The conformance suite in the layout of ONNX's backend tests, as `--export-onnx` writes it."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from kvcache_ops.conformance import SUITES
+from kvcache_ops.conformance._export import export_onnx
 from onnx import TensorProto, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits, assert_within
 from kvcache import NUMPY_TYPES
 from node import RUNTIME, run_node, session_of
 
-ROOT = Path(__file__).parents[1]
-FOLDER = Path(os.environ.get("KVCACHE_BACKEND_TESTS") or ROOT / "target/backend_tests")
-TESTS = {part: sorted(path.parent for path in FOLDER.glob(f"{part}/*/model.onnx")) for part in ("node", "refused")}
 
-
-def test_there_are_tests() -> None:
-    """The folder is found, and both parts have tests."""
-    assert TESTS["node"] and TESTS["refused"], f"nothing at {FOLDER}, which make test-python has written"
+@pytest.fixture(scope="module", params=SUITES)
+def tests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """The folders of both parts, of a suite."""
+    folder = tmp_path_factory.mktemp("tests")
+    said = export_onnx(folder, [request.param])
+    found = {part: sorted(path.parent for path in folder.glob(f"{part}/*/model.onnx")) for part in ("node", "refused")}
+    assert all(found.values()) and (folder / "README.md").read_text().startswith("# ")
+    assert said == f"{len(found['node'])} tests and {len(found['refused'])} of refusals in {folder}"
+    return found
 
 
 def read(path: Path) -> tuple[TensorProto, np.ndarray]:
@@ -81,40 +84,39 @@ def data_sets(test: Path) -> list[Path]:
     return folders
 
 
-@pytest.mark.parametrize("test", TESTS["node"], ids=lambda test: test.name)
-def test_node(test: Path) -> None:
-    """Every call gives the outputs, and leaves behind the in-place inputs."""
-    onnx.checker.check_model(onnx.load(str(test / "model.onnx")))
-    model = load(test)
-    any_nan = (test / "any_nan.txt").exists()
-    for folder in data_sets(test):
-        call = Call(model, folder)
-        got = call.run(model)
-        outputs = read_all(folder, "output")
-        assert [outputs[k][0].name for k in sorted(outputs)] == [value.name for value in model.graph.output]
-        for k, (tensor, expected) in outputs.items():
-            if tensor.name == "attn_output":
-                assert got[k].dtype == expected.dtype
-                exact, tolerance = (read(folder / f"{kind}_{k}.pb")[1] for kind in ("exact", "tolerance"))
-                assert_within(f"{folder.name}: {tensor.name}", got[k], exact, tolerance)
-                assert_within(f"{folder.name}: rounded", expected, exact, tolerance)
-            else:
-                assert_same_bits(f"{folder.name}: {tensor.name}", got[k], expected, any_nan)
-        for name, array in call.inputs.items():
-            assert_same_bits(f"{folder.name}: {name}", array, call.after[name], any_nan)
+def test_calls_give_the_outputs_and_leave_behind_the_in_place_inputs(tests: dict[str, list[Path]]) -> None:
+    """Every call of every test of nodes."""
+    for test in tests["node"]:
+        onnx.checker.check_model(onnx.load(str(test / "model.onnx")))
+        model = load(test)
+        any_nan = (test / "any_nan.txt").exists()
+        for folder in data_sets(test):
+            call, what = Call(model, folder), f"{test.name}/{folder.name}"
+            got = call.run(model)
+            outputs = read_all(folder, "output")
+            assert [outputs[k][0].name for k in sorted(outputs)] == [value.name for value in model.graph.output]
+            for k, (tensor, expected) in outputs.items():
+                if tensor.name == "attn_output":
+                    assert got[k].dtype == expected.dtype
+                    exact, tolerance = (read(folder / f"{kind}_{k}.pb")[1] for kind in ("exact", "tolerance"))
+                    assert_within(f"{what}: {tensor.name}", got[k], exact, tolerance)
+                    assert_within(f"{what}: rounded", expected, exact, tolerance)
+                else:
+                    assert_same_bits(f"{what}: {tensor.name}", got[k], expected, any_nan)
+            for name, array in call.inputs.items():
+                assert_same_bits(f"{what}: {name}", array, call.after[name], any_nan)
 
 
-@pytest.mark.parametrize("test", TESTS["refused"], ids=lambda test: test.name)
-def test_refused(test: Path) -> None:
-    """Every call is refused with the texts that are expected, and changes nothing."""
-    model = load(test)
-    for folder in data_sets(test):
-        call = Call(model, folder)
-        assert_same_arrays(call.after, call.inputs)
-        with pytest.raises(Exception) as refusal:
-            call.run(model)
-        _kind, *mentions = (folder / "expected_error.txt").read_text().splitlines()
-        for mention in mentions:
-            assert mention in str(refusal.value)
-        assert_same_arrays(call.inputs, call.after)
-        assert not list(folder.glob("output_*.pb"))
+def test_illegal_calls_are_refused_and_change_nothing(tests: dict[str, list[Path]]) -> None:
+    """Every one of them, with the texts that are expected."""
+    for test in tests["refused"]:
+        model = load(test)
+        for folder in data_sets(test):
+            call = Call(model, folder)
+            assert_same_arrays(call.after, call.inputs)
+            with pytest.raises(Exception) as refusal:
+                call.run(model)
+            _kind, *mentions = (folder / "expected_error.txt").read_text().splitlines()
+            assert all(mention in str(refusal.value) for mention in mentions), (folder, mentions, refusal.value)
+            assert_same_arrays(call.inputs, call.after)
+            assert not list(folder.glob("output_*.pb"))

@@ -12,15 +12,9 @@ import kvcache_ops
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, conformance
-from kvcache_ops._command import main
 from kvcache_ops.conformance import ConformanceError, Int4Array, Report
 
-from oracle.attention import multi_head_attention, multi_head_cache_attention
-from oracle.attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
-from oracle.attention_rules import broken_attention_rules, broken_cache_attention_rules
-from oracle.call import Attributes, Inputs, Types
-from oracle.key_value_cache import key_value_cache
-from oracle.rules import broken_rules
+from oracle.call import Types
 from oracle.static_batching import StaticAttributes, StaticInputs, static_key_value_cache
 from oracle.static_rules import broken_static_rules
 
@@ -48,12 +42,6 @@ def our_attention(op_type: str, attributes: dict[str, int], inputs: Arrays, cach
     return kvcache_ops.multi_head_cache_attention(attributes, **inputs, cache=cache, scale=scale)
 
 
-def functional_attention(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
-    """The same, which leaves what it is given as it is."""
-    cache, scale = (None if array is None else array.copy() for array in (cache, scale))
-    return our_attention(op_type, attributes, inputs, cache, scale), cache, scale
-
-
 class Refused(Exception):
     """What the oracle refuses."""
 
@@ -62,49 +50,20 @@ class Refused(Exception):
         self.kind = kinds[0]
 
 
-def types_of(t1: np.ndarray, cache: np.ndarray | None, scale: np.ndarray | None) -> Types:
-    """The types of a call with unpacked int4."""
-    t2 = "int4" if isinstance(cache, Int4Array) else None if cache is None else cache.dtype.name
-    return Types(t1.dtype.name, t2, None if scale is None else scale.dtype.name)
-
-
-def oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
-    """The numpy oracle, in place."""
-    call = Inputs(**inputs), cache, scale, Attributes(**attributes), types_of(inputs["current_key"], cache, scale)
-    if kinds := broken_rules(*call):
-        raise Refused(kinds)
-    return key_value_cache(*call)
-
-
 def static_oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
-    """That of static batching."""
-    types = types_of(inputs["current_key"], cache, scale)
+    """The numpy oracle of static batching, in place."""
+    t2 = "int4" if isinstance(cache, Int4Array) else cache.dtype.name
+    types = Types(inputs["current_key"].dtype.name, t2, None if scale is None else scale.dtype.name)
     call = StaticInputs(**inputs), cache, scale, StaticAttributes(**attributes), types
     if kinds := broken_static_rules(*call):
         raise Refused(kinds)
     return static_key_value_cache(*call)
 
 
-def attention_oracle(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
-    """That of the attention operators, which computes in float64."""
-    query, given = inputs["query"], AttentionAttributes(**attributes)
-    types = types_of(query, cache, scale)
-    if op_type == "MultiHeadAttention":
-        packed = AttentionInputs(**inputs)
-        kinds, attend = broken_attention_rules(packed, given, types), lambda: multi_head_attention(packed, given)
-    else:
-        call = CacheAttentionInputs(**inputs), cache, scale, given, types_of(inputs["current_key"], cache, scale)
-        kinds, attend = broken_cache_attention_rules(*call), lambda: multi_head_cache_attention(*call)
-    if kinds:
-        raise Refused(kinds)
-    with np.errstate(over="ignore"):
-        return attend().attn_output.astype(query.dtype)
-
-
 RIGHT = {
-    "key-value-cache": [(ours, "packed"), (functional, "packed"), (oracle, "unpacked")],
+    "key-value-cache": [(ours, "packed"), (functional, "packed")],
     "static": [(static_oracle, "unpacked")],
-    "attention": [(our_attention, "packed"), (functional_attention, "packed"), (attention_oracle, "unpacked")],
+    "attention": [(our_attention, "packed")],
 }
 
 
@@ -243,7 +202,7 @@ def test_a_refused_legal_call_says_where() -> None:
     assert "KeyError: 'nothing'" in difference.text and "test_conformance.py, line" in difference.text
 
 
-@pytest.mark.parametrize("bug", [AttributeError, NameError, ImportError, RecursionError])
+@pytest.mark.parametrize("bug", [AttributeError, RecursionError])
 def test_a_bug_is_no_refusal(bug: type[Exception]) -> None:
     """Cases of legal and of illegal calls fail alike."""
 
@@ -311,52 +270,19 @@ def test_a_profile(tmp_path: Any) -> None:
         assert refused.value.kind == "profile"
 
 
-class Strange:
-    """What claims to be an array."""
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        """Fails."""
-        raise RuntimeError("no array")
-
-
-class Nameless(Exception):
-    """What cannot be shown."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    @property
-    def kind(self) -> str:
-        """Fails."""
-        raise RuntimeError("no kind")
-
-
 @pytest.mark.parametrize(
     ("result", "text"),
     [
         (None, "returned an object of class NoneType, expected key, value or key, value, cache, scale"),
-        (3, "returned an object of class int"),
-        ((), "returned an object of class tuple of 0"),
         ((1, 2, 3), "returned an object of class tuple of 3"),
         ({"key": 1}, "returned an object of class dict"),
-        ("kv", "returned an object of class str"),
         ((None, None), "key is of type object (an object of class NoneType), expected one of float32"),
-        (("a", "b"), "key is of type <U1"),
         (([[1.0], [2.0, 3.0]], 1), "key is an object of class list, expected an array"),
-        ((Strange(), Strange()), "key is an object of class Strange, expected an array: no array"),
         ((np.zeros(3, ">f4"), np.zeros(3)), "key is of type >f4"),
-        ((np.zeros(3, "complex64"), np.zeros(3)), "key is of type complex64"),
-        ((np.zeros((), [("a", "f4")]), np.zeros(3)), "key is of type [('a', '<f4')]"),
-        ((1, 2, None, None), "got no cache"),
-        (lambda key, value: (np.zeros(3, "f4"), value), "key is float32[3], expected float16["),
         (lambda key, value: (key, np.zeros((0, 0), "i8")), "value is int64[0, 0], expected float16["),
-        (lambda key, value: (np.float16(1), 2), "key is float16[], expected float16["),
         (lambda key, value: (key, value, None, None), "got no cache"),
-        (lambda key, value: (key, value, "cache", None), "cache is of type <U5"),
         (lambda key, value: (key, value, np.zeros(2, "f2"), None), "cache is float16[2], expected float16["),
         (lambda key, value: (key[:, :, ::2], value), "key is float16["),
-        (lambda key, value: (key.astype("f4"), value), "key is float32["),
-        (lambda key, value: (key, value, np.zeros(2, "f2"), np.zeros(2, "f2")), "expected"),
     ],
 )
 def test_garbage_fails(result: Any, text: str) -> None:
@@ -371,32 +297,7 @@ def test_garbage_fails(result: Any, text: str) -> None:
     assert text in case.difference.text and case.difference.text.startswith("call 0: ")
 
 
-def test_changes_of_the_arrays_themselves_fail() -> None:
-    """An array that was given another shape or type, and exceptions that cannot be read."""
-
-    def reshaped(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
-        key, value = ours(attributes, inputs, cache, scale)
-        cache.shape = (-1,)
-        return key, value
-
-    def nameless(*call: Any) -> Any:
-        raise Nameless
-
-    assert only(reshaped).difference.kind == "form"
-    assert "Nameless" in only(nameless).difference.text
-
-
-def test_views_and_other_orders_are_read() -> None:
-    """An output need not be contiguous."""
-
-    def reversed_twice(*call: Any) -> Any:
-        key, value = ours(*call)
-        return np.asfortranarray(key), value[::-1].copy()[::-1]
-
-    conformance.run(reversed_twice, filter="chunked-prefill").raise_for_failures()
-
-
-@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_ends_the_run_at_once(end: type[BaseException]) -> None:
     """And comes out of it as it was raised."""
     calls = 0
@@ -484,26 +385,6 @@ def test_cases_on_demand() -> None:
     assert refused.value.kind == "no_random"
 
 
-def test_a_known_mistake_is_named() -> None:
-    """Where the wrong result is what the mistake gives."""
-
-    def swapped(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
-        # Both nibbles of each byte of an int4 cache change places on the way in and out.
-        if attributes["quant_bit"] != 4 or cache.dtype != np.uint8:
-            return ours(attributes, inputs, cache, scale)
-        cache[...] = cache >> 4 | cache << 4
-        try:
-            return ours(attributes, inputs, cache, scale)
-        finally:
-            cache[...] = cache >> 4 | cache << 4
-
-    report = conformance.run(swapped)
-    assert report.failed > 10
-    diagnosed = [case.diagnosis.mistake for case in report.failures if case.diagnosis is not None]
-    assert diagnosed.count("nibbles-swapped") > report.failed // 2, diagnosed
-    assert "nibbles-swapped" in report.text()
-
-
 def test_cases_of_a_folder(tmp_path: Any) -> None:
     """In the place of those in the package."""
     from test_golden import CASES
@@ -511,42 +392,3 @@ def test_cases_of_a_folder(tmp_path: Any) -> None:
     (tmp_path / "one").symlink_to(CASES[0], target_is_directory=True)
     report = conformance.run(ours, cases=tmp_path)
     assert [case.name for case in report.cases] == ["one"] and report.conforms
-
-
-def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 0, 1, 2; what is asked for on standard output or in a file."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "mine.py").write_text(
-        "import kvcache_ops\n"
-        "class Right:\n"
-        "    @staticmethod\n"
-        "    def call(attributes, inputs, cache, scale):\n"
-        "        return kvcache_ops.run(attributes, **inputs, cache=cache, scale=scale)\n"
-        "def wrong(*call):\n"
-        "    key, value = Right.call(*call)\n"
-        "    return value, key\n"
-    )
-    few = ["--filter", "chunked-prefill"]
-    assert main(["conformance", "mine:Right.call", *few]) == 0
-    out = capsys.readouterr().out
-    assert "passed, 0 failed" in out.splitlines()[-1] and "mine:Right.call" in out and "KeyValueCache" in out
-    assert main(["conformance", "mine:wrong", *few, "--report", "json"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["implementation"] == "mine:wrong" and document["summary"]["passed"] == 0
-    assert main(["conformance", "mine:wrong", *few, "--report", "junit"]) == 1
-    assert len(ElementTree.fromstring(capsys.readouterr().out).findall(".//failure")) == document["summary"]["failed"]
-    file = tmp_path / "report.json"
-    assert main(["conformance", "mine:Right.call", *few, "--report", "json", "--output", str(file)]) == 0
-    assert json.loads(file.read_text())["conforms"] and "passed, 0 failed" in capsys.readouterr().out
-    for arguments, text in [
-        (["mine"], "expected MODULE:CALLABLE"),
-        (["no_such_module:f"], "no_such_module"),
-        (["mine:nothing"], "mine has no nothing"),
-        (["mine:Right", *few], "cannot be called with"),
-        (["mine:wrong", "--filter", "no such case"], "no_case"),
-        (["mine:wrong", "--profile", str(tmp_path / "absent")], "profile"),
-        (["mine:wrong", "--cases", str(tmp_path / "absent")], "cases"),
-    ]:
-        assert main(["conformance", *arguments]) == 2
-        got = capsys.readouterr()
-        assert text in got.err and len(got.err.splitlines()) == 1 and not got.out

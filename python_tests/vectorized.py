@@ -2,8 +2,8 @@
 """KeyValueCache in whole arrays: every token of a call is gathered or scattered at once, by arrays of slots. Right, and
 wrong in many ways, each a class that changes one method.
 
-It shares the oracle's checks of illegal calls, and nothing else. For `kvcache-conformance --program ... --serve` it is a
-program, too: vectorized.py CLASS.
+It shares the oracle's checks of illegal calls, and nothing else. With a CLASS as argument it is a program that serves
+cases, for `kvcache-conformance --program ... --serve`.
 """
 # ruff: noqa: D102 -- a method that is overridden is documented in Right.
 
@@ -55,7 +55,7 @@ class Right:
 
     def scatter(self, a: Any, i: Any, cache: np.ndarray, scale: np.ndarray | None) -> None:
         """Stores the current tokens."""
-        slots = self.slots(a, i, *self.current_tokens(a, i))
+        slots = self.slots(a, i, *ragged(np.diff(i.seqstarts), i.start_pos))
         x = np.stack([i.current_key, i.current_value], 1)  # (tokens, 2, H, Dh)
         if a.quant_bit == 0:
             cache[slots, a.layer_idx] = x
@@ -63,10 +63,6 @@ class Right:
         codes, steps = self.quantized(a, x)
         cache[slots, a.layer_idx] = self.packed(codes) if a.quant_bit == 4 else codes
         self.keep_scale(scale[:, a.layer_idx], slots, steps)
-
-    def current_tokens(self, a: Any, i: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The sequences of the current tokens, and their positions there."""
-        return ragged(np.diff(i.seqstarts), i.start_pos)
 
     def keep_scale(self, scale: np.ndarray, slots: np.ndarray, steps: np.ndarray) -> None:
         """Stores the steps of a layer."""
@@ -81,10 +77,10 @@ class Right:
         t1 = i.current_key.dtype
         if a.quant_bit != 0:
             codes = self.unpacked(rows) if a.quant_bit == 4 else rows
-            rows = self.dequantized(a, codes, scale[slots, a.layer_idx], t1)
+            rows = codes * np.repeat(scale[slots, a.layer_idx], a.quant_group, -1)  # int8 times T3 is T3
         heads = self.repeated(rows.astype(t1), a.num_repeat)
         outputs = np.zeros_like(heads)
-        outputs[self.output_rows(i, owners, positions)] = heads
+        outputs[i.kvstarts[owners] + positions] = heads
         return outputs[:, 0], outputs[:, 1]
 
     def slots(self, a: Any, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -97,33 +93,17 @@ class Right:
         """The slots of tokens by their pages and their places there."""
         return table[owners, page] + rest
 
-    def output_rows(self, i: Any, owners: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The rows of key and value that tokens have."""
-        return i.kvstarts[owners] + positions
-
     def repeated(self, heads: np.ndarray, num_repeat: int) -> np.ndarray:
         """The heads of the outputs."""
         return np.repeat(heads, num_repeat, axis=-2)
 
     def quantized(self, a: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The codes (..., Dh) of current tokens, int8, and the steps of their groups (..., Dh / quant_group), of T1."""
-        qmax = self.qmax(a.quant_bit)
+        qmax = {4: 7, 8: 127}[a.quant_bit]
         groups = x.reshape(*x.shape[:-1], x.shape[-1] // a.quant_group, a.quant_group)
-        steps = self.step(self.amax(groups), qmax)
-        codes = self.clipped(a, self.integer(self.quotient(groups, steps)), qmax)
-        return codes.reshape(x.shape), steps[..., 0]
-
-    def qmax(self, quant_bit: int) -> int:
-        """The largest code."""
-        return {4: 7, 8: 127}[quant_bit]
-
-    def amax(self, groups: np.ndarray) -> np.ndarray:
-        """The largest magnitudes, (..., 1)."""
-        return abs(groups).max(-1, keepdims=True)
-
-    def step(self, amax: np.ndarray, qmax: int) -> np.ndarray:
-        """The steps between codes."""
-        return np.maximum(amax / amax.dtype.type(qmax), amax.dtype.type(1e-5))
+        steps = np.maximum(abs(groups).max(-1, keepdims=True) / x.dtype.type(qmax), x.dtype.type(1e-5))
+        codes = self.integer(self.quotient(groups, steps)).clip(-qmax, qmax)
+        return np.nan_to_num(codes).astype(np.int8).reshape(x.shape), steps[..., 0]
 
     def quotient(self, x: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Values in steps."""
@@ -132,10 +112,6 @@ class Right:
     def integer(self, quotient: np.ndarray) -> np.ndarray:
         """To nearest, ties to even."""
         return np.rint(quotient)
-
-    def clipped(self, a: Any, rounded: np.ndarray, qmax: int) -> np.ndarray:
-        """As codes of int8; 0 for NaN."""
-        return np.nan_to_num(rounded.clip(-qmax, qmax)).astype(np.int8)
 
     def packed(self, codes: np.ndarray) -> np.ndarray:
         """Two codes in a byte."""
@@ -146,10 +122,6 @@ class Right:
         """The codes, int8."""
         nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
         return (nibbles ^ 8).astype(np.int8) - np.int8(8)
-
-    def dequantized(self, a: Any, codes: np.ndarray, scale: np.ndarray, t1: np.dtype) -> np.ndarray:
-        """The values of codes (..., Dh)."""
-        return codes * np.repeat(scale, a.quant_group, -1)  # int8 times T3 is T3
 
 
 def ragged(lengths: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -46,21 +46,17 @@ class Right:
         query = i.query.astype(np.float32)
         key, value = (self.of_query_heads(a, array.astype(np.float32)) for array in (key, value))
         scores = np.stack([query[:, h] @ key[:, h].T for h in range(a.num_heads)]) if a.num_heads else query
-        scores = scores * np.float32(self.factor(a))  # (Hq, queries, keys)
+        scores = scores * np.float32(1 / np.sqrt(a.head_dim))  # (Hq, queries, keys)
         hidden = self.hidden(a, i)
         for mask in self.masks(a, i):
             hidden = hidden | (mask == -INFINITY)
-            scores = self.masked(scores, mask)
+            scores = scores + mask
         weights = self.weights(np.where(hidden, -INFINITY, scores), i)
         return self.finished(a, i, self.summed(weights, value, np.broadcast_to(hidden, weights.shape)))
 
     def of_query_heads(self, a: Any, heads: np.ndarray) -> np.ndarray:
         """The key heads, or value heads, of all query heads."""
         return np.repeat(heads, a.num_heads // a.num_kv_heads, axis=1)
-
-    def factor(self, a: Any) -> float:
-        """What inner products are multiplied with."""
-        return 1 / np.sqrt(a.head_dim)
 
     def positions(self, i: Any) -> tuple[np.ndarray, ...]:
         """The sequences of queries and keys, the positions of queries among keys, and those of keys."""
@@ -73,13 +69,10 @@ class Right:
         owners, of_keys, positions, j = self.positions(i)
         hidden = owners[:, None] != of_keys
         if a.is_causal:
-            hidden = hidden | self.is_causal(i)[owners, None] & self.behind(i, positions, j)
+            n = np.diff(i.seqstarts)
+            is_causal = (n > 1) & (np.arange(len(n)) >= min(i.decoding_batches.item(), len(n)))
+            hidden = hidden | is_causal[owners, None] & self.behind(i, positions, j)
         return hidden
-
-    def is_causal(self, i: Any) -> np.ndarray:
-        """Which sequences have the causal mask."""
-        n = np.diff(i.seqstarts)
-        return (n > 1) & (np.arange(len(n)) >= min(i.decoding_batches.item(), len(n)))
 
     def behind(self, i: Any, positions: np.ndarray, j: np.ndarray) -> np.ndarray:
         """Which keys lie behind each query."""
@@ -92,15 +85,11 @@ class Right:
         masks = []
         if a.is_alibi:
             distance = (j - positions[:, None]).astype(np.float32)
-            bias = self.bias(self.slopes(a)[:, None, None], distance)
+            bias = self.slopes(a)[:, None, None] * distance
             masks.append(np.where(own & (distance <= 0), bias, np.where(own, -INFINITY, 0)))
         if getattr(i, "attn_mask", None) is not None and i.attn_mask.size:
             masks.append(np.where(own, self.columns(a, i, i.attn_mask).astype(np.float32), 0))
         return masks
-
-    def bias(self, slopes: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        """What ALiBi adds for keys that are at most 0 away."""
-        return slopes * distance
 
     def slopes(self, a: Any) -> np.ndarray:
         """The slopes of ALiBi."""
@@ -113,18 +102,10 @@ class Right:
         planes = mask if mask.ndim == 3 else mask[None]
         return planes[..., : i.kvstarts[-1]]
 
-    def masked(self, scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Scores with a mask."""
-        return scores + mask
-
     def weights(self, scores: np.ndarray, i: Any) -> np.ndarray:
         """The weights of scores; zeros for a row of -inf."""
-        exps = np.where(scores == -INFINITY, 0, self.exp(scores - self.largest(scores)))
+        exps = np.where(scores == -INFINITY, 0, self.exp(scores - scores.max(-1, keepdims=True, initial=-INFINITY)))
         return exps / np.where((scores == -INFINITY).all(-1, keepdims=True), 1, exps.sum(-1, keepdims=True))
-
-    def largest(self, scores: np.ndarray) -> np.ndarray:
-        """What is subtracted from the scores of a row."""
-        return scores.max(-1, keepdims=True, initial=-INFINITY)
 
     def exp(self, scores: np.ndarray) -> np.ndarray:
         """The exponential."""

@@ -86,7 +86,9 @@ class _Call:
     ) -> None:
         self.operator = operator(case["op_type"], inputs)
         given = inputs | state
-        self.inputs: Tensors = {tensor.name: given[tensor.name] for tensor in self.operator.inputs if tensor.name in given}
+        self.inputs: Tensors = {
+            tensor.name: given[tensor.name] for tensor in self.operator.inputs if tensor.name in given
+        }
         self.after, self.error = after, error
         self.state_after: Tensors = state if after is None else {name: after[name] for name in state}
 
