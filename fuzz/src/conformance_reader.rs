@@ -1,60 +1,43 @@
-//! Folders of cases, and results of programs, of any contents: the conformance suite's readers give a case or an error,
-//! and what is read has the tensors of the file, and can be run and reported on.
+//! Folders of cases of any contents: the conformance kit's readers give a case or an error, and what is read has the
+//! tensors of the file, and can be reported on.
 //!
-//! An input is `case.yaml`, the header of its tensors, their bytes, and a program's result in two such parts, with
-//! [`SEPARATOR`] between them.
+//! An input is `case.yaml`, the header of its tensors and their bytes, with [`SEPARATOR`] between them.
 
-use std::cell::RefCell;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 
 use kvcache_conformance::{
-    Case, Expected, NamedInputs, Program, Tensor, attention, read_cases, run as run_cases, static_batching,
+    CallResult, Case, Expected, Implementation, NamedInputs, Outcome, Tensor, attention, read_cases, run as run_cases,
+    static_batching,
 };
 use kvcache_op::ElementType;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-use crate::case_oracle::is_as_in_the_text;
 use crate::tally;
 
 /// What is between the parts of an input. Neither YAML nor JSON has it.
 pub const SEPARATOR: &[u8] = b"\n\0\n";
 
-/// A folder of one case for all runs, and a program whose answer lies in it.
-struct Place {
-    cases: TempDir,
-    tools: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let cases = TempDir::new_in(crate::manager::directory()).expect("a folder");
-        fs::create_dir(cases.path().join("case")).expect("a folder");
-        let place = Self { cases, tools: TempDir::new_in(crate::manager::directory()).expect("a folder") };
-        fs::write(place.program(), "#!/bin/sh\nexec cp \"$1/result\" \"$2\"\n").expect("a file");
-        fs::set_permissions(place.program(), fs::Permissions::from_mode(0o755)).expect("a program");
-        place
-    }
-
-    fn program(&self) -> PathBuf {
-        self.tools.path().join("program")
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) {
-        fs::write(self.cases.path().join("case").join(name), bytes).expect("a written file");
-    }
-}
-
 thread_local! {
-    static PLACE: RefCell<Place> = RefCell::new(Place::new());
+    /// A folder of one case for all runs.
+    static CASES: TempDir = TempDir::new_in(tally::directory()).expect("a folder");
+}
+
+/// An implementation that refuses everything.
+struct Nothing;
+
+impl<A, I> Implementation<A, I> for Nothing {
+    fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
+        let (cache, scale) = (&case.cache, &case.scale);
+        let refuse = |_| CallResult { outcome: Outcome::refused("no"), cache: cache.clone(), scale: scale.clone() };
+        Ok(case.steps.iter().map(refuse).collect())
+    }
 }
 
 /// The parts of an input; those that are missing are empty.
-pub fn parts(bytes: &[u8]) -> [&[u8]; 5] {
+pub fn parts(bytes: &[u8]) -> [&[u8]; 3] {
     let mut rest = bytes;
-    [(); 5].map(|()| {
+    [(); 3].map(|()| {
         let end = rest.windows(SEPARATOR.len()).position(|window| window == SEPARATOR);
         let (part, after) = end.map_or((rest, &[][..]), |end| (&rest[..end], &rest[end + SEPARATOR.len()..]));
         rest = after;
@@ -105,35 +88,32 @@ fn is_as_in_the_file<A, I: NamedInputs>(case: &Case<A, I>, bytes: &[u8]) {
 
 /// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
-    let [yaml, header, tensors, result_header, result] = parts(bytes);
-    PLACE.with_borrow(|place| {
-        place.write("case.yaml", yaml);
-        place.write("tensors.safetensors", &safetensors(header, tensors));
-        place.write("result", &safetensors(result_header, result));
-        let folder: &Path = place.cases.path();
-        let program = Program::new(place.program());
-        let mut reports = Vec::new();
-        let file = safetensors(header, tensors);
+    let [yaml, header, tensors] = parts(bytes);
+    CASES.with(|cases| {
+        let (folder, file) = (cases.path(), safetensors(header, tensors));
+        let case = folder.join("case");
+        fs::create_dir_all(&case).expect("a folder");
+        fs::write(case.join("case.yaml"), yaml).expect("a written file");
+        fs::write(case.join("tensors.safetensors"), &file).expect("a written file");
         let may_fail = may_be_untenable(yaml, &file);
         let check = |error: String| assert!(may_fail || !error.contains("no case can hold"), "{error}");
+        let mut reports = Vec::new();
         match read_cases(folder) {
             Ok(cases) => {
                 cases.iter().for_each(|case| is_as_in_the_file(case, &file));
-                cases.iter().for_each(|case| is_as_in_the_text(case, yaml));
-                reports.push(run_cases(&program, &cases));
+                reports.push(run_cases(&Nothing, &cases));
             }
             Err(error) => check(error.to_string()),
         }
         match static_batching::read_cases(folder) {
             Ok(cases) => {
                 cases.iter().for_each(|case| is_as_in_the_file(case, &file));
-                cases.iter().for_each(|case| is_as_in_the_text(case, yaml));
-                reports.push(run_cases(&program, &cases));
+                reports.push(run_cases(&Nothing, &cases));
             }
             Err(error) => check(error.to_string()),
         }
         match attention::read_cases(folder) {
-            Ok(cases) => reports.push(attention::run(&program, &cases)),
+            Ok(cases) => cases.iter().for_each(|case| assert!(!case.steps.is_empty())),
             Err(error) => check(error.to_string()),
         }
         tally::count(!reports.is_empty());

@@ -11,96 +11,81 @@ use kvcache::{
     kvcache_error_kind, kvcache_error_message, kvcache_free, kvcache_indices, kvcache_inputs, kvcache_operator,
     kvcache_run, kvcache_step_begin, kvcache_step_end, kvcache_step_layer, kvcache_step_shape,
 };
-use kvcache_op::ElementType;
+use kvcache_conformance::random::{Entropy, Plan, changed_case};
+use kvcache_conformance::{After, Expected, NamedInputs, NanRule, Tensor};
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
+use kvcache_op::{Attributes, ElementType};
 
-use crate::call::{Call, Ended, How, Operator};
-use crate::operand::{Memory, Operand};
-use crate::plan::Plan;
-use crate::source::Source;
 use crate::tally;
 
 /// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
-    let mut source = Source::new(bytes);
-    let (of_call, of_descriptions) = (source.pick(&[0, 0, 0, 1, 2]), source.pick(&[0, 1, 1, 2, 3]));
-    let by_step = source.flag();
-    let mut call = Plan::new(&mut source, Operator::KeyValueCache, 1).call_of_all();
-    for _ in 0..of_call {
-        call.mutate(&mut source);
-    }
-    // DLPack has signed lengths: others cannot be said.
-    let sayable = |shape: &[usize]| shape.iter().all(|&len| i64::try_from(len).is_ok());
-    if !call.is_testable() || !call.operands.iter().all(|operand| sayable(&operand.shape)) {
-        return;
-    }
-    let expected = call.run(How::REFERENCE);
-    let shape = match &expected {
-        Ended::Done(_) => output_shape(&call),
-        _ => vec![0, 1, 1],
+    let entropy = &mut Entropy::bytes(bytes);
+    let (of_descriptions, by_step) = (entropy.pick(&[0, 1, 1, 2, 3]), entropy.one_in(2));
+    let case = if entropy.one_in(3) { changed_case(entropy) } else { Plan::draw(entropy, 6, 12).call(entropy).case() };
+    let shape = match &case.steps[0].expected {
+        Expected::Success(after) => after.outputs.key.shape().to_vec(),
+        Expected::Refusal { .. } => vec![0, 1, 1],
     };
-    if !sayable(&shape) {
-        return;
-    }
 
     // Every tensor is described, and one of them, or of the outputs, is changed.
-    let mut tensors: Vec<Described> = call.operands.iter().map(|operand| Described::new(operand.clone())).collect();
-    let t1 = call.operand("current_key").map_or(ElementType::Float32, |operand| operand.element);
+    let mut tensors: Vec<Described> = Vec::new();
+    for (name, tensor) in case.steps[0].inputs.named() {
+        tensors.push(Described::new(name, tensor.clone()));
+    }
+    tensors.push(Described::new("cache", case.cache.clone()));
+    tensors.extend(case.scale.iter().map(|scale| Described::new("scale", scale.clone())));
     for name in ["key", "value"] {
-        tensors.push(Described::new(Operand { name, element: t1, shape: shape.clone(), bytes: vec![0xa5] }));
+        let mut output = Tensor::zeros(case.types.t1, shape.clone()).expect("a small output");
+        output.bytes_mut().fill(0xa5);
+        tensors.push(Described::new(name, output));
     }
     let mut nulls = Vec::new();
     let mut changed = false;
     for _ in 0..of_descriptions {
-        let i = source.below(tensors.len());
-        match source.below(5) {
-            0 => nulls.push(tensors[i].memory.operand.name),
-            _ => changed |= tensors[i].mutate(&mut source),
+        let i = entropy.below(tensors.len());
+        match entropy.one_in(5) {
+            true => nulls.push(tensors[i].name),
+            false => changed |= tensors[i].mutate(entropy),
         }
     }
-    let null_output = nulls.iter().any(|name| ["key", "value"].contains(name));
-    let null_input = nulls.iter().any(|name| !["key", "value"].contains(name));
-    let calls = Calls { call: &call, tensors: &tensors, nulls: &nulls, shape: &shape };
-    let kind = if by_step { calls.run_step() } else { calls.run() };
+    let kind = {
+        let mut calls = Calls { attributes: &case.attributes, tensors: &mut tensors, nulls: &nulls, shape: &shape };
+        if by_step { calls.run_step() } else { calls.run() }
+    };
     assert_ne!(kind.as_deref(), Some("panic"));
     tally::count(kind.is_none());
-    if kind.is_none() {
-        let Ended::Done(after) = &expected else {
-            assert!(changed, "an illegal call is accepted: {expected:?}");
-            return;
-        };
-        let given = tensors.iter().filter(|tensor| !nulls.contains(&tensor.memory.operand.name));
-        for tensor in given.filter(|tensor| call.is_used(tensor.memory.operand.name)) {
-            let Described { memory, ndim, shape, strides, .. } = tensor;
-            let name = memory.operand.name;
-            assert!(tensor.is_sound(), "{name} of {ndim} dimensions {shape:?} with strides {strides:?} is accepted");
+    let is_used = |name: &str| name != "scale" || case.attributes.quant_bit != 0;
+    match (&case.steps[0].expected, kind) {
+        (Expected::Success(_), Some(kind)) => {
+            assert!(changed || !nulls.is_empty(), "a legal call is refused: {kind}");
         }
-        if changed {
-            return; // another legal call
+        (Expected::Refusal { .. }, Some(_)) => {}
+        (Expected::Refusal { kind, .. }, None) => assert!(changed, "an illegal call is accepted: {kind}"),
+        (Expected::Success(after), None) => {
+            let given = tensors.iter().filter(|tensor| !nulls.contains(&tensor.name) && is_used(tensor.name));
+            for Described { name, ndim, shape, strides, .. } in given.clone().filter(|tensor| !tensor.is_sound()) {
+                panic!("{name} of {ndim} dimensions {shape:?} with strides {strides:?} is accepted");
+            }
+            if changed {
+                return; // another legal call
+            }
+            assert!(!nulls.iter().any(|&name| name != "scale"), "null pointers are accepted: {nulls:?}");
+            let After { outputs, cache, scale } = &**after;
+            let expected = [("key", &outputs.key), ("value", &outputs.value), ("cache", cache)];
+            for (name, expected) in expected.into_iter().chain(scale.iter().map(|scale| ("scale", scale))) {
+                let got = tensors.iter().find(|tensor| tensor.name == name).map(|tensor| &tensor.tensor);
+                let is_same = got.is_some_and(|got| got == expected) || case.nan == NanRule::Any;
+                assert!(is_same, "{name} is not what it is by the oracle");
+            }
         }
-        let mut used = nulls.iter().filter(|&&name| name != "scale" && call.is_used(name));
-        assert!(used.next().is_none(), "null pointers are accepted: {nulls:?}");
-        let bytes = |name: &str| calls.find(name).map(|tensor| tensor.memory.bytes());
-        let outputs = ["key", "value"].map(|name| bytes(name).unwrap_or_default());
-        assert!(outputs.as_slice() == after.outputs, "other outputs than by the Rust interface");
-        assert!((bytes("cache"), bytes("scale")) == (after.cache.clone(), after.scale.clone()), "another state");
-    } else if let (Ended::Done(_), false, false, false) = (&expected, changed, null_input, null_output) {
-        panic!("a legal call is refused: {kind:?}");
     }
-}
-
-/// The shape of the outputs of a legal call.
-fn output_shape(call: &Call) -> Vec<usize> {
-    let values = call.operand("kvstarts").map(Operand::values).unwrap_or_default();
-    let current = call.operand("current_key").map_or(&[0, 0, 0][..], |operand| &operand.shape);
-    let total = values.get(call.operand("kvstarts").map_or(0, |operand| operand.shape[0] - 1));
-    let repeat = call.attribute("num_repeat") as usize;
-    vec![total.copied().unwrap_or_default() as usize, current[1] * repeat, current[2]]
 }
 
 /// A tensor's memory, and what is said of it.
 struct Described {
-    memory: Memory,
+    name: &'static str,
+    tensor: Tensor,
     device: DLDevice,
     dtype: DLDataType,
     ndim: i32,
@@ -119,64 +104,74 @@ fn dtype_of(element: ElementType) -> DLDataType {
     DLDataType { code, bits: element.bits() as u8, lanes: 1 }
 }
 
+/// A number near one, or at which something ends.
+fn near(entropy: &mut Entropy, number: i64) -> i64 {
+    match entropy.below(4) {
+        0 => entropy.pick(&[i64::MIN, i64::MAX, -1, 0, 1 << 31, 1 << 32, 1 << 62]),
+        1 => number.wrapping_mul(entropy.below(7) as i64 - 3),
+        _ => number.wrapping_add(entropy.pick(&[-1, 1, -2, 2, -3, 3])),
+    }
+}
+
 /// How many elements a shape has, if that is a number.
 fn elements(shape: &[i64]) -> Option<i64> {
     shape.iter().try_fold(1_i64, |elements, &len| elements.checked_mul(len))
 }
 
 impl Described {
-    fn new(operand: Operand) -> Self {
-        let shape: Vec<i64> = operand.shape.iter().map(|&len| len as i64).collect();
+    fn new(name: &'static str, tensor: Tensor) -> Self {
+        let shape: Vec<i64> = tensor.shape().iter().map(|&len| len as i64).collect();
         Self {
             device: DLDevice { device_type: DLDeviceType::CPU, device_id: 0 },
-            dtype: dtype_of(operand.element),
+            dtype: dtype_of(tensor.element()),
             ndim: shape.len() as i32,
             shape,
             strides: None,
             byte_offset: 0,
             data_is_null: false,
-            memory: Memory::new(operand, 0),
+            name,
+            tensor,
         }
     }
 
     /// Changes one thing of the description; says whether the tensor is then another one.
-    fn mutate(&mut self, source: &mut Source<'_>) -> bool {
+    fn mutate(&mut self, entropy: &mut Entropy) -> bool {
         let mut other = true;
-        match source.below(9) {
+        match entropy.below(9) {
             0 => {
                 // One of the three, mostly, and of the codes that of unsigned integers, which have the same bytes.
-                let which = source.below(4);
+                let which = entropy.below(4);
                 if [0, 3].contains(&which) {
-                    self.dtype.code = DLDataTypeCode(source.pick(&[1, 1, 0, 2, 3, 4, 5, 6, 17, 255]));
+                    self.dtype.code = DLDataTypeCode(entropy.pick(&[1, 1, 0, 2, 3, 4, 5, 6, 17, 255]));
                 }
                 if [1, 3].contains(&which) {
-                    self.dtype.bits = source.pick(&[4, 8, 16, 32, 64, 0, 1, 255]);
+                    self.dtype.bits = entropy.pick(&[4, 8, 16, 32, 64, 0, 1, 255]);
                 }
                 if [2, 3].contains(&which) {
-                    self.dtype.lanes = source.pick(&[2, 0, 4, u16::MAX]);
+                    self.dtype.lanes = entropy.pick(&[2, 0, 4, u16::MAX]);
                 }
-                other = self.dtype != dtype_of(self.memory.operand.element);
+                other = self.dtype != dtype_of(self.tensor.element());
             }
             1 => {
-                self.device.device_type = DLDeviceType(source.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX]));
-                self.device.device_id = source.number() as i32;
+                self.device.device_type = DLDeviceType(entropy.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX]));
+                self.device.device_id = entropy.next() as i32;
                 // Pinned memory of a host is the host's.
                 other = ![3, 11].contains(&self.device.device_type.0);
             }
             2 => {
                 // Of no, or too many, dimensions nothing is read.
-                self.ndim = source.pick(&[-1, i32::MIN, 65, i32::MAX]);
+                self.ndim = entropy.pick(&[-1, i32::MIN, 65, i32::MAX]);
             }
             3 => {
-                self.shape.resize(source.below(70), 1);
+                self.shape.resize(entropy.below(70), 1);
                 self.ndim = self.shape.len() as i32;
                 self.strides = None; // which were as many as there were dimensions
             }
             4 => {
-                let i = source.below(self.shape.len());
+                let i = entropy.below(self.shape.len());
                 if let Some(&before) = self.shape.get(i) {
                     let there = elements(&self.shape);
-                    self.shape[i] = source.number_near(before);
+                    self.shape[i] = near(entropy, before);
                     // Memory that is not there may be legal, of a cache for example.
                     if elements(&self.shape).is_some_and(|now| Some(now) > there) {
                         self.shape[i] = before;
@@ -190,21 +185,20 @@ impl Described {
             }
             6 => {
                 let mut strides = self.row_major();
-                let i = source.below(strides.len());
+                let i = entropy.below(strides.len());
                 if let Some(stride) = strides.get_mut(i) {
-                    *stride = source.number_near(*stride);
+                    *stride = near(entropy, *stride);
                 }
                 other = self.order_matters(&strides);
                 self.strides = Some(strides);
             }
             7 => {
-                let elements = self.memory.operand.len().is_none_or(|len| len > 0);
                 self.data_is_null = true;
-                other = elements;
+                other = !self.tensor.bytes().is_empty();
             }
             _ => {
                 // The same address, by another base.
-                self.byte_offset = source.number() as u64;
+                self.byte_offset = entropy.next() as u64;
                 other = false;
             }
         }
@@ -246,17 +240,16 @@ impl Described {
     /// Whether the memory is as described. Where it is not, there is none: an access ends the process. Nothing of
     /// another order is accessed.
     fn is_real(&self) -> bool {
-        let Operand { element, shape, .. } = &self.memory.operand;
-        let there: Vec<i64> = shape.iter().map(|&len| len as i64).collect();
+        let there: Vec<i64> = self.tensor.shape().iter().map(|&len| len as i64).collect();
         let fits = elements(&self.shape).is_some_and(|now| Some(now) <= elements(&there));
-        self.dtype == dtype_of(*element) && fits && self.is_contiguous()
+        self.dtype == dtype_of(self.tensor.element()) && fits && self.is_contiguous()
     }
 
     /// The description, which lives as long as this.
-    fn tensor(&self) -> DLTensor {
+    fn tensor(&mut self) -> DLTensor {
         let data = match (self.data_is_null, self.is_real()) {
             (true, _) => ptr::null_mut(),
-            (false, true) => self.memory.data().wrapping_sub(self.byte_offset as usize),
+            (false, true) => self.tensor.bytes_mut().as_mut_ptr().wrapping_sub(self.byte_offset as usize),
             // Another address that no system maps.
             (false, false) => ptr::without_provenance_mut((1 << 62) + (1 << 61)),
         };
@@ -274,21 +267,17 @@ impl Described {
 
 /// The calls of the C library that make one call of the operator.
 struct Calls<'c> {
-    call: &'c Call,
-    tensors: &'c [Described],
+    attributes: &'c Attributes,
+    tensors: &'c mut [Described],
     nulls: &'c [&'static str],
     shape: &'c [usize],
 }
 
 impl Calls<'_> {
-    fn find(&self, name: &str) -> Option<&Described> {
-        self.tensors.iter().find(|tensor| tensor.memory.operand.name == name)
-    }
-
     /// The descriptions by name; null for those that are not given.
-    fn described(&self) -> impl Fn(&str) -> *const DLTensor + use<> {
-        let given = self.tensors.iter().filter(|tensor| !self.nulls.contains(&tensor.memory.operand.name));
-        let given: Vec<_> = given.map(|tensor| (tensor.memory.operand.name, tensor.tensor())).collect();
+    fn described(&mut self) -> impl Fn(&str) -> *const DLTensor + use<> {
+        let given = self.tensors.iter_mut().filter(|tensor| !self.nulls.contains(&tensor.name));
+        let given: Vec<_> = given.map(|tensor| (tensor.name, tensor.tensor())).collect();
         move |name| {
             let found = given.iter().find(|(other, _)| *other == name);
             found.map_or(ptr::null(), |(_, tensor)| ptr::from_ref(tensor))
@@ -297,18 +286,11 @@ impl Calls<'_> {
 
     fn operator(&self) -> Result<Made, String> {
         let mut attributes: kvcache_attributes = kvcache_attributes_default();
-        for (name, field) in [
-            ("num_layer", &mut attributes.num_layer),
-            ("layer_idx", &mut attributes.layer_idx),
-            ("quant_bit", &mut attributes.quant_bit),
-            ("quant_group", &mut attributes.quant_group),
-            ("num_repeat", &mut attributes.num_repeat),
-            ("cache_mode", &mut attributes.cache_mode),
-            ("cache_layout", &mut attributes.cache_layout),
-            ("page_size", &mut attributes.page_size),
-        ] {
-            *field = self.call.attribute(name);
-        }
+        let given = self.attributes;
+        (attributes.num_layer, attributes.layer_idx) = (given.num_layer, given.layer_idx);
+        (attributes.quant_bit, attributes.quant_group) = (given.quant_bit, given.quant_group);
+        (attributes.num_repeat, attributes.cache_mode) = (given.num_repeat, given.cache_mode);
+        (attributes.cache_layout, attributes.page_size) = (given.cache_layout, given.page_size);
         let mut op = ptr::null_mut();
         // SAFETY: both are valid.
         kind(unsafe { kvcache_create(&raw const attributes, &raw mut op) })?;
@@ -316,7 +298,7 @@ impl Calls<'_> {
     }
 
     /// The kind of error by which a call is refused, if it is.
-    fn run(&self) -> Option<String> {
+    fn run(&mut self) -> Option<String> {
         let op = match self.operator() {
             Ok(op) => op,
             Err(kind) => return Some(kind),
@@ -347,7 +329,7 @@ impl Calls<'_> {
     }
 
     /// The same, by the call of a layer of a step.
-    fn run_step(&self) -> Option<String> {
+    fn run_step(&mut self) -> Option<String> {
         let op = match self.operator() {
             Ok(op) => op,
             Err(kind) => return Some(kind),
@@ -355,9 +337,7 @@ impl Calls<'_> {
         let tensor = self.described();
         let indices = indices(&tensor);
         let (cache, scale, mut step) = (tensor("cache"), tensor("scale"), ptr::null_mut());
-        let t1 = self
-            .find("current_key")
-            .map_or(DLDataType { code: DLDataTypeCode::FLOAT, bits: 32, lanes: 1 }, |key| key.dtype);
+        let t1 = self.tensors[0].dtype;
         // SAFETY: an operator, and descriptions that are null or as they say, of memory that outlives the step.
         let begun = kind(unsafe { kvcache_step_begin(op.0, t1, &raw const indices, cache, scale, &raw mut step) });
         if let Err(kind) = begun {
@@ -367,7 +347,7 @@ impl Calls<'_> {
         // SAFETY: a step, and room for three numbers.
         assert_eq!(kind(unsafe { kvcache_step_shape(step, shape.as_mut_ptr()) }), Ok(()));
         let [current_key, current_value, key, value] = ["current_key", "current_value", "key", "value"].map(&tensor);
-        let layer = self.call.attribute("layer_idx");
+        let layer = self.attributes.layer_idx;
         // SAFETY: a step that nobody else uses, and descriptions that are null or as they say.
         let ran = kind(unsafe { kvcache_step_layer(step, layer, current_key, current_value, key, value, ptr::null()) });
         // SAFETY: it has not ended.

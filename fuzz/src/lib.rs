@@ -3,36 +3,21 @@
 //! `src/bin` makes programs of libFuzzer of them, and `corpus/` has kept inputs that a test runs.
 
 pub mod attention;
-mod attention_oracle;
-mod attention_rules;
-mod call;
-mod case_oracle;
 pub mod conformance_reader;
 pub mod dlpack;
-mod edges;
-mod key_oracle;
-mod manager;
-mod manager_model;
-mod manager_operation;
+mod hostile;
+mod kindless;
 pub mod manager_script;
-mod mutation;
-mod operand;
 pub mod operator;
-mod oracle;
-mod plan;
-mod session_oracle;
 pub mod session_reader;
-mod source;
 mod tally;
+mod targets;
 mod tensor_variation;
 mod text_variation;
 pub mod validation;
 mod variation;
 mod workers;
 
-mod targets;
-
-pub use source::Random;
 pub use tally::{Tally, tally};
 #[cfg(feature = "libfuzzer")]
 pub use targets::mutate;

@@ -7,8 +7,8 @@ use safetensors::tensor::{TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, json};
 
-use crate::source::Random;
 use crate::text_variation::vary_text;
+use kvcache_conformance::random::Entropy;
 
 /// A tensor that can be changed.
 struct Tensor {
@@ -20,7 +20,7 @@ struct Tensor {
 
 /// The file with a value of its metadata changed, or one or two of its tensors: in length, type, name or place, or one
 /// more or less. `None` if it is no such file.
-pub fn vary_tensors(input: &[u8], random: &mut Random) -> Option<Vec<u8>> {
+pub fn vary_tensors(input: &[u8], random: &mut Entropy) -> Option<Vec<u8>> {
     let file = SafeTensors::deserialize(input).ok()?;
     let (_, header_of) = SafeTensors::read_metadata(input).ok()?;
     let of = |(name, view): (String, TensorView<'_>)| {
@@ -63,7 +63,7 @@ pub fn vary_tensors(input: &[u8], random: &mut Random) -> Option<Vec<u8>> {
 }
 
 /// Changes a value of the metadata: mostly the longest, which has most rules.
-fn vary_value(metadata: &mut BTreeMap<String, String>, random: &mut Random) -> Option<()> {
+fn vary_value(metadata: &mut BTreeMap<String, String>, random: &mut Entropy) -> Option<()> {
     let any = random.below(metadata.len());
     let value = match random.below(2) {
         0 => metadata.values_mut().max_by_key(|value| value.len()),
@@ -75,7 +75,7 @@ fn vary_value(metadata: &mut BTreeMap<String, String>, random: &mut Random) -> O
     Some(())
 }
 
-fn vary_tensor(tensors: &mut Vec<Tensor>, random: &mut Random) -> Option<()> {
+fn vary_tensor(tensors: &mut Vec<Tensor>, random: &mut Entropy) -> Option<()> {
     if tensors.is_empty() {
         return None;
     }

@@ -1,6 +1,6 @@
 //! New texts near others, most of which can still be read.
 
-use crate::source::Random;
+use kvcache_conformance::random::Entropy;
 
 /// What texts break at: numbers at which types end, other types, names, and characters of several bytes.
 const WORDS: [&str; 36] = [
@@ -43,7 +43,7 @@ const WORDS: [&str; 36] = [
 ];
 
 /// Some changes, of which each leaves most of the text as it is.
-pub fn vary_text(input: &mut Vec<u8>, random: &mut Random) {
+pub fn vary_text(input: &mut Vec<u8>, random: &mut Entropy) {
     for _ in 0..1 + random.below(3) {
         let word = WORDS[random.below(WORDS.len())].as_bytes();
         let at = random.below(input.len() + 1);
@@ -68,7 +68,7 @@ pub fn vary_text(input: &mut Vec<u8>, random: &mut Random) {
             }
             _ => {
                 if let Some(byte) = input.get_mut(at) {
-                    *byte = random.bits() as u8;
+                    *byte = random.next() as u8;
                 }
             }
         }

@@ -1,9 +1,9 @@
 //! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on,
 //! texts that can still be read, and files whose parts agree again.
 
-use crate::source::Random;
 use crate::tensor_variation::vary_tensors;
 use crate::text_variation::vary_text;
+use kvcache_conformance::random::Entropy;
 
 /// What the bytes of a target are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum Form {
 
 impl Form {
     /// Changes an input.
-    pub fn vary(self, input: &mut Vec<u8>, random: &mut Random) {
+    pub fn vary(self, input: &mut Vec<u8>, random: &mut Entropy) {
         match self {
             Self::Choices => vary_choices(input, random),
             Self::Text => vary_text(input, random),
@@ -28,8 +28,8 @@ impl Form {
 }
 
 /// Others from some point on, or in some places.
-fn vary_choices(input: &mut Vec<u8>, random: &mut Random) {
-    let mut any = |len: usize| -> Vec<u8> { (0..len).map(|_| random.bits() as u8).collect() };
+fn vary_choices(input: &mut Vec<u8>, random: &mut Entropy) {
+    let mut any = |len: usize| -> Vec<u8> { (0..len).map(|_| random.next() as u8).collect() };
     match any(1)[0] % 8 {
         0..3 => *input = any(300),
         3..5 => {
@@ -46,7 +46,7 @@ fn vary_choices(input: &mut Vec<u8>, random: &mut Random) {
             for _ in 0..1 + random.below(4) {
                 let at = random.below(input.len());
                 if let Some(byte) = input.get_mut(at) {
-                    *byte = random.bits() as u8;
+                    *byte = random.next() as u8;
                 }
             }
         }
@@ -54,7 +54,7 @@ fn vary_choices(input: &mut Vec<u8>, random: &mut Random) {
 }
 
 /// The text, whose length then mostly is the one that is given, or the bytes.
-fn vary_file(input: &mut Vec<u8>, random: &mut Random) {
+fn vary_file(input: &mut Vec<u8>, random: &mut Entropy) {
     let len = input.first_chunk().map_or(0, |&len| u64::from_le_bytes(len));
     let end = usize::try_from(len).ok().and_then(|len| len.checked_add(8)).filter(|&end| end <= input.len());
     let (Some(end), true) = (end, random.below(16) > 0) else {
@@ -77,13 +77,13 @@ fn vary_file(input: &mut Vec<u8>, random: &mut Random) {
                 0 => bytes[at].wrapping_add(random.below(5) as u8).wrapping_sub(2),
                 1 => bytes[random.below(bytes.len()) & !3],
                 2 => random.below(40) as u8,
-                _ => random.bits() as u8,
+                _ => random.next() as u8,
             };
         }
         input.extend(bytes);
         match random.below(16) {
             0 => input.truncate(input.len() - 1 - random.below(8)),
-            1 => input.extend_from_slice(&random.bits().to_le_bytes()[random.below(8)..]),
+            1 => input.extend_from_slice(&random.next().to_le_bytes()[random.below(8)..]),
             _ => {}
         }
         return;

@@ -6,7 +6,7 @@ use crate::random_tensors::{Output, vector};
 use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::{read, write};
 use kvcache_conformance::random::Entropy;
-pub use kvcache_conformance::random::Plan;
+pub use kvcache_conformance::random::{Plan, Planned};
 use kvcache_op::{Attributes, Backend, Call, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs};
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -36,7 +36,11 @@ impl RandomCall {
     /// A call as planned.
     pub fn new(plan: &Plan, rng: &mut TestRng) -> Self {
         let mut entropy = Entropy::seed(rng.next_u64());
-        let call = plan.call(&mut entropy);
+        Self::of(plan.call(&mut entropy), entropy.below(2))
+    }
+
+    /// A call, with outputs so many elements from a cache line.
+    pub fn of(call: Planned, past_line: usize) -> Self {
         let (inputs, t1) = (call.inputs, call.types.t1);
         Self {
             attributes: call.attributes,
@@ -48,7 +52,7 @@ impl RandomCall {
             start_pos: vector(&inputs.start_pos),
             cache: call.cache,
             scale: call.scale,
-            past_line: entropy.below(2) * t1.align(),
+            past_line: past_line * t1.align(),
         }
     }
 

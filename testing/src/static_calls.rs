@@ -4,7 +4,8 @@ pub use crate::random_tensors::After;
 use crate::random_tensors::{Output, vector};
 use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::{read, write};
-use kvcache_conformance::random::{Entropy, static_call};
+use kvcache_conformance::random::{Entropy, Planned, static_call};
+use kvcache_conformance::static_batching::StepInputs;
 use kvcache_op::{Backend, ElementType, Outputs, StaticAttributes, StaticCall, StaticInputs, StaticKeyValueCache};
 use proptest::prelude::*;
 
@@ -22,6 +23,20 @@ pub struct RandomStaticCall {
 }
 
 impl RandomStaticCall {
+    /// A call, with outputs so many elements from a cache line.
+    pub fn of(call: Planned<StaticAttributes, StepInputs>, past_line: usize) -> Self {
+        let (inputs, t1) = (call.inputs, call.types.t1);
+        Self {
+            attributes: call.attributes,
+            t1,
+            current: [inputs.current_key, inputs.current_value],
+            start_pos: vector(&inputs.start_pos)[0],
+            cache: call.cache,
+            scale: call.scale,
+            past_line: past_line * t1.align(),
+        }
+    }
+
     pub fn inputs(&self) -> StaticInputs<'_> {
         StaticInputs {
             current_key: read(&self.current[0]),
@@ -48,16 +63,6 @@ impl RandomStaticCall {
 pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomStaticCall> {
     any::<u64>().no_shrink().prop_map(move |seed| {
         let mut entropy = Entropy::seed(seed);
-        let call = static_call(&mut entropy, max_inner, tokens);
-        let (inputs, t1) = (call.inputs, call.types.t1);
-        RandomStaticCall {
-            attributes: call.attributes,
-            t1,
-            current: [inputs.current_key, inputs.current_value],
-            start_pos: vector(&inputs.start_pos)[0],
-            cache: call.cache,
-            scale: call.scale,
-            past_line: entropy.below(2) * t1.align(),
-        }
+        RandomStaticCall::of(static_call(&mut entropy, max_inner, tokens), entropy.below(2))
     })
 }

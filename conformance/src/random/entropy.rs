@@ -56,8 +56,9 @@ impl Entropy {
         }
     }
 
-    /// A number below `end`, which is not 0.
+    /// A number below `end`; 0 if there is none.
     pub fn below(&mut self, end: usize) -> usize {
+        let end = end.max(1);
         let Source::Bytes(bytes) = &mut self.0 else { return (self.next() % end as u64) as usize };
         let (mut number, mut most) = (0, end - 1);
         while most > 0 {
