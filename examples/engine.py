@@ -18,7 +18,7 @@ def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "0"
-    )  # who waits leaves the processors to others
+    )
     return options
 
 

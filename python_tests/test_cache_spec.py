@@ -6,7 +6,6 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 import kvcache_ops
 import numpy as np
@@ -14,19 +13,14 @@ import onnxruntime
 import pytest
 from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
 from kvcache_ops.manager import HostMemory, Manager
-from onnx import TensorProto
-from schema_text import SCHEMA
 
 from borrowed import CUDA, READ_ONLY, Exporter
 from compare import assert_same_bits
-from node import INPUTS, node_model, node_types
+from kvcache import TYPE_NAMES
+from node import INPUTS, node_model, node_types, session_of
+from test_schema import SCHEMA
 
-ONNX_TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "int8": TensorProto.INT8,
-    "int4": TensorProto.INT4,
-}
+ONNX_TYPES = {name: element_type for element_type, name in TYPE_NAMES.items()}
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
 ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in SCHEMA["combinations"]]
 
@@ -39,9 +33,15 @@ def spec_of(row: tuple, cache_layout: int = 0, **sizes: int) -> CacheSpec:
     return CacheSpec(**types, cache_layout=cache_layout, **sizes)
 
 
-@pytest.mark.parametrize(("row", "cache_layout"), list(product(ROWS, range(4))), ids=str)
-def test_sizes(row: tuple, cache_layout: int) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_sizes(row: tuple) -> None:
     """As the schema's text has them, for every legal row of types and every layout."""
+    for cache_layout in range(4):
+        check_sizes(row, cache_layout)
+
+
+def check_sizes(row: tuple, cache_layout: int) -> None:
+    """What a spec says of itself, and the memory that it allocates."""
     spec = spec_of(row, cache_layout)
     axes = [str(axis) for axis in SCHEMA["cache_layouts"][cache_layout]["axes"]]
     lengths = {"MaxT": 24, "L": 2, "2": 2, "H": 3}
@@ -125,11 +125,6 @@ def test_too_much_memory() -> None:
 INT4 = spec_of((4, "float32", "int4", "float32"))
 
 
-def strided(array: np.ndarray) -> np.ndarray:
-    """The same shape, not contiguous."""
-    return np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
-
-
 def frozen(array: np.ndarray) -> np.ndarray:
     """The same array, read-only."""
     array.flags.writeable = False
@@ -140,12 +135,8 @@ def frozen(array: np.ndarray) -> np.ndarray:
     ("name", "change", "kind"),
     [
         ("cache", frozen, "read_only"),
-        ("scale", frozen, "read_only"),
-        ("cache", lambda x: Exporter(x, flags=READ_ONLY), "read_only"),
-        ("cache", strided, "not_contiguous"),
-        ("scale", lambda x: Exporter(strided(x)), "not_contiguous"),
+        ("scale", lambda x: Exporter(x, flags=READ_ONLY), "read_only"),
         ("cache", lambda x: Exporter(x, device=CUDA), "device"),
-        ("cache", lambda x: x.view(np.int8), "type_mismatch"),
         ("scale", lambda x: x.astype(np.float16), "type_mismatch"),
         ("cache", lambda x: x[..., :2], "not_contiguous"),
         ("cache", lambda x: x[:-1], "shape_mismatch"),
@@ -180,14 +171,25 @@ def test_memory_is_checked_again_when_it_is_bound() -> None:
 def call_of(spec: CacheSpec) -> tuple[dict[str, np.ndarray], onnxruntime.InferenceSession]:
     """A call's inputs but for cache and scale, and a session of one node."""
     types = node_types(*(ONNX_TYPES.get(name) for name in (spec.dtype, spec.cache_dtype, spec.scale_dtype)))
-    options = onnxruntime.SessionOptions()
-    kvcache_ops.register(options)
-    model = node_model(types, spec.attributes(layer_idx=1))
     random = np.random.default_rng(5)
     current = (random.standard_normal((4, 3, 8)) * 50).astype(spec.dtype)
     indices = step_indices([3, 1], [0, 2], cachestarts=[1, 20])
     inputs = dict(zip(INPUTS, (current, current[::-1].copy(), *indices)))
-    return inputs, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return inputs, session_of(node_model(types, spec.attributes(layer_idx=1)))
+
+
+def bound_call(session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], memory: Cache) -> list[np.ndarray]:
+    """Key and value of a call through a binding, which alone keeps the memory then."""
+    binding = session.io_binding()
+    memory.bind(binding)
+    del memory
+    gc.collect()
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    for name in ("key", "value"):
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -196,39 +198,25 @@ def test_onnx_runtime_and_run_agree(row: tuple) -> None:
     spec = spec_of(row, cache_layout=3)
     inputs, session = call_of(spec)
     bound, fed, direct = (spec.allocate() for _ in range(3))
-    binding = session.io_binding()
-    bound.bind(binding)
-    for name, array in inputs.items():
-        binding.bind_cpu_input(name, array)
-    for name in ("key", "value"):
-        binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding)
     expected = kvcache_ops.run(spec, **inputs, cache=direct.cache, scale=direct.scale, layer_idx=1)
     assert direct.cache.any()
-    for got in (binding.copy_outputs_to_cpu(), session.run(None, inputs | fed.ortvalues())):
+    for got in (bound_call(session, inputs, bound), session.run(None, inputs | fed.ortvalues())):
         for name, array, expected_array in zip(("key", "value"), got, expected):
             assert_same_bits(name, array, expected_array)
     for memory in (bound, fed):
-        assert_same_bits("cache", memory.cache, direct.cache)
-        if direct.scale is not None:
-            assert_same_bits("scale", memory.scale, direct.scale)
+        for name, array, expected_array in zip(("cache", "scale"), memory, direct):
+            if expected_array is not None:
+                assert_same_bits(name, array, expected_array)
 
 
 def test_bindings_and_ortvalues_keep_the_memory() -> None:
     """Nobody else has the arrays: the addresses are still theirs."""
     inputs, session = call_of(INT4)
-    binding = session.io_binding()
-    INT4.allocate().bind(binding)
     values = INT4.allocate().ortvalues()
     gc.collect()
     others = [np.full(INT4.cache_bytes, 85, np.uint8) for _ in range(64)]
-    for name, array in inputs.items():
-        binding.bind_cpu_input(name, array)
-    for name in ("key", "value"):
-        binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding)
     key, _ = session.run(None, inputs | values)
-    assert_same_bits("key", binding.copy_outputs_to_cpu()[0], key)
+    assert_same_bits("key", bound_call(session, inputs, INT4.allocate())[0], key)
     assert all((other == 85).all() for other in others)
 
 

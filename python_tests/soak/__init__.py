@@ -2,6 +2,6 @@
 
     PYTHONPATH=python_tests:examples:golden python -m soak --steps 1000000
 
-`plan` says who runs, `lane` is a thread's decode loop, `churn` makes and destroys sessions and objects, `refusals`
-calls what must be refused. `resources` measures the process and `report` holds it against the bounds.
+`run` says who runs, `lane` is a thread's decode loop on a `place`, `beside` makes and destroys sessions and objects and
+calls what must be refused. `process` measures the process and holds it against the bounds.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnxruntime
 
 from kvcache import find_library
-from soak.report import failures, table
+from soak.process import growth
 from soak.run import soak
 
 
@@ -23,11 +23,15 @@ def main() -> int:
     print(f"onnxruntime {onnxruntime.__version__}, {find_library()}, seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         outcome = soak(arguments.steps, Path(directory), arguments.seed)
-    print(table(outcome))
-    found = failures(outcome)
-    for failure in found:
-        print(f"FAILED: {failure}")
-    return 1 if found else 0
+    print(f"{outcome.threads} threads, {outcome.sessions} sessions, {outcome.seconds:,.0f} s")
+    for name, count in sorted(outcome.counts.items()):
+        print(f"{name:<22}{count:,}")
+    failed = False
+    for name, before, after, most in growth(outcome.start, outcome.end):
+        failed |= after - before > most
+        state = "FAILED" if after - before > most else "holds"
+        print(f"{name:<22}{before:,} at the start, {after:,} at the end; bound: {most:,} more, {state}")
+    return int(failed)
 
 
 if __name__ == "__main__":

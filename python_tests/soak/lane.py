@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from kvcache_ops.manager import Append, CapacityError
+from kvcache_ops.manager import Append, CapacityError, Step
 
-from soak.answers import Answers
-from soak.budget import Budget
-from soak.place import Place
-from soak.rows import Rows, row_ids
-from soak.sequences import Sequence
+from attention_node import Attention
+from soak.place import Answers, Place, row_ids
 
 PROMPTS = [np.arange(40) % 7, np.zeros(40, np.int64), np.arange(40)]  # they begin alike, so that prefixes are shared
-
 # What happens between steps, and how often of 1000.
 JOIN, LEAVE, FORK, CUT_TAIL, CUT_MIDDLE, ROLL_BACK, REPLAY = 40, 25, 8, 10, 5, 10, 20
+
+
+class Budget:
+    """Steps to be taken by all threads together, and whether a thread has failed: then all stop."""
+
+    def __init__(self, steps: int):
+        self.steps, self.taken = steps, 0
+        self.errors: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Takes a step, if one is left."""
+        with self._lock:
+            left = not self.is_spent()
+            self.taken += left
+            return left
+
+    def is_spent(self) -> bool:
+        """Whether no step is left."""
+        return self.taken >= self.steps or bool(self.errors)
+
+
+@dataclass
+class Sequence:
+    """The rows that a sequence has, their positions, and what attention gave for the last one, if it was computed."""
+
+    id: int
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    answer: np.ndarray | None = None
+
+    @property
+    def next_position(self) -> int:
+        """Where an append begins."""
+        return int(self.positions[-1]) + 1 if len(self.positions) else 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass
@@ -43,7 +78,6 @@ class Lane:
     name: str
     place: Place
     places: list[Callable[[], Place]]
-    rows: Rows
     answers: Answers
     sizes: Sizes
     seed: int
@@ -52,6 +86,7 @@ class Lane:
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
         self.sequences: list[Sequence] = []
+        self.fused = isinstance(self.place.node, Attention)
 
     def run(self, budget: Budget, directory: Path) -> None:
         """Steps until the budget is used up."""
@@ -64,10 +99,10 @@ class Lane:
                 return
             taken += 1
             try:
-                self.edit()
-                self.step()
-                move_every = self.sizes.move_every
-                if move_every and self.counts["steps"] % move_every == 0:
+                with self.place.lock:
+                    self.edit()
+                    self.step()
+                if self.sizes.move_every and self.counts["steps"] % self.sizes.move_every == 0:
                     self.move(directory / f"{self.seed}.session")
             except Exception as error:
                 error.add_note(f"{self.name}: step {self.counts['steps']}, seed {self.seed}")
@@ -89,49 +124,40 @@ class Lane:
         return self.sequences[self.random.integers(len(self.sequences))]
 
     def edit(self) -> None:
-        """What happens to sequences between steps."""
-        with self.place.lock:
-            for sequence in [one for one in self.sequences if len(one) >= self.sizes.longest]:
-                self.leave(sequence)
-            if len(self.sequences) > 1 and self.happens(LEAVE):
-                self.leave(self.any_sequence())
-            if not self.sequences:
-                return
-            sequence = self.any_sequence()
+        """What happens to sequences between steps. There may be no room to copy rows or a page that is shared."""
+        for sequence in [one for one in self.sequences if len(one) >= self.sizes.longest]:
+            self.leave(sequence)
+        if len(self.sequences) > 1 and self.happens(LEAVE):
+            self.leave(self.any_sequence())
+        if not self.sequences:
+            return
+        sequence = self.any_sequence()
+        try:
             if len(self.sequences) < self.sizes.sequences and self.happens(FORK):
-                self.fork(sequence)
+                self.sequences.append(replace(sequence, id=self.place.manager.fork(sequence.id)))
+                self.counts["forks"] += 1
             if self.happens(CUT_TAIL) and len(sequence) > 8:
                 self.cut(sequence, sequence.next_position - int(self.random.integers(1, 5)), -1)
             if self.happens(CUT_MIDDLE) and len(sequence) > 16:
                 p0 = int(self.random.integers(sequence.next_position - 6))
                 self.cut(sequence, p0, p0 + int(self.random.integers(1, 6)))
-
-    def fork(self, sequence: Sequence) -> None:
-        """A second sequence of the same rows."""
-        try:
-            self.sequences.append(sequence.forked(self.place.manager.fork(sequence.id)))
-        except CapacityError:  # the mode copies the rows
-            self.counts["out of room"] += 1
-            return
-        self.counts["forks"] += 1
+        except CapacityError:
+            self.counts["refused for room"] += 1
 
     def cut(self, sequence: Sequence, p0: int, p1: int) -> None:
-        """Removes some positions."""
-        before = len(sequence)
-        try:
-            removed = self.place.manager.seq_rm(sequence.id, p0, p1)
-        except CapacityError:  # a page that is shared would have to be copied
-            self.counts["out of room"] += 1
-            return
-        sequence.remove(p0, p1)
-        assert removed == before - len(sequence), f"seq_rm: expected {before - len(sequence)}, got {removed}"
+        """Removes the positions from p0 to before p1; -1 is the end."""
+        removed = self.place.manager.seq_rm(sequence.id, p0, p1)
+        inside = (sequence.positions >= p0) & ((sequence.positions < p1) | (p1 < 0))
+        assert removed == inside.sum(), f"seq_rm: expected {inside.sum()}, got {removed}"
+        sequence.rows, sequence.positions = sequence.rows[~inside], sequence.positions[~inside]
+        sequence.answer = None
         self.counts["cuts"] += 1
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence ends; its last answer is checked."""
         self.replay(sequence)
         self.place.manager.free(sequence.id)
-        self.sequences.remove(sequence)
+        self.sequences = [one for one in self.sequences if one is not sequence]
         self.counts["leaves"] += 1
 
     def replay(self, sequence: Sequence, fresh: bool = False) -> None:
@@ -146,65 +172,52 @@ class Lane:
             prompt = PROMPTS[self.random.integers(len(PROMPTS))]
             length = int(self.random.integers(1, self.sizes.prompt + 1))
             batch.append((Sequence(self.place.manager.create()), np.resize(prompt, length)))
-            self.counts["joins"] += 1
         return batch
 
     def step(self) -> None:
-        """One step of all sequences, checked and committed, or rolled back."""
-        with self.place.lock:
-            batch = self.new_tokens()
-            appends = [Append(sequence.id, tokens=tokens) for sequence, tokens in batch]
-            try:
-                step = self.place.manager.begin_step(appends, self.place.host_memory)
-            except CapacityError:
-                self.make_room(batch)
-                return
-            outputs = self.place.run(step, self.rows)
-            after = []
-            for sequence, tokens in batch:
-                positions = sequence.next_position + np.arange(len(tokens))
-                after.append((row_ids(tokens, positions), positions))
-            self.check(step, batch, after, outputs)
-            self.counts["steps"] += 1
-            self.counts["tokens"] += len(step.token_ids)
-            if self.sequences and self.happens(ROLL_BACK):
-                step.rollback()
-                self.counts["rollbacks"] += 1
-                for sequence, _ in batch[len(self.sequences) :]:
-                    self.place.manager.free(sequence.id)
-                    self.counts["joins"] -= 1
-                return
-            step.commit()
-            for entry, i in enumerate(step.order):
-                sequence = batch[i][0]
-                sequence.append(*after[i])
-                if self.place.node.fused:
-                    sequence.answer = outputs[0][step.seqstarts[entry + 1] - 1].copy()
-            self.sequences = [sequence for sequence, _ in batch]
-            if self.happens(REPLAY):
-                self.replay(self.any_sequence())
+        """One step of all sequences, checked and committed, or rolled back; where there is no room, one leaves."""
+        batch, manager = self.new_tokens(), self.place.manager
+        try:
+            step = manager.begin_step([Append(one.id, tokens=new) for one, new in batch], self.place.host_memory)
+        except CapacityError:
+            self.not_joined(batch)
+            if self.sequences:
+                self.leave(self.any_sequence())
+            self.counts["refused for room"] += 1
+            return
+        outputs = self.place.run(step, self.answers)
+        positions = [sequence.next_position + np.arange(len(tokens)) for sequence, tokens in batch]
+        rows = [np.append(one.rows, row_ids(new, at)) for (one, new), at in zip(batch, positions)]
+        if not self.fused:  # attention is checked by replays
+            self.check(step, batch, rows, outputs)
+        self.counts["steps"] += 1
+        self.counts["tokens"] += len(step.token_ids)
+        if self.sequences and self.happens(ROLL_BACK):
+            step.rollback()
+            self.counts["rollbacks"] += 1
+            self.not_joined(batch)
+            return
+        step.commit()
+        for entry, i in enumerate(step.order):
+            sequence = batch[i][0]
+            sequence.rows, sequence.positions = rows[i], np.append(sequence.positions, positions[i])
+            if self.fused:
+                sequence.answer = outputs[0][step.seqstarts[entry + 1] - 1].copy()
+        self.counts["joins"] += len(batch) - len(self.sequences)
+        self.sequences = [sequence for sequence, _ in batch]
+        if self.happens(REPLAY):
+            self.replay(self.any_sequence())
 
-    def make_room(self, batch: list[tuple[Sequence, np.ndarray]]) -> None:
-        """A step was refused for want of room: who wanted to join does not, and one leaves if there is one."""
+    def not_joined(self, batch: list[tuple[Sequence, np.ndarray]]) -> None:
+        """Who wanted to join in a step that was not committed does not."""
         for sequence, _ in batch[len(self.sequences) :]:
             self.place.manager.free(sequence.id)
-            self.counts["joins"] -= 1
-        if self.sequences:
-            self.leave(self.any_sequence())
-        self.counts["out of room"] += 1
 
-    def check(self, step, batch, after, outputs: list[np.ndarray]) -> None:
-        """All rows that `KeyValueCache` has loaded; attention is checked by replays."""
-        if self.place.node.fused:
-            return
-        rows = [np.append(sequence.rows, new) for (sequence, _), (new, _) in zip(batch, after)]
-        if self.place.mode == "cells":
-            self.check_cells(step, batch, rows, outputs)
-        else:
-            self.answers.check_loaded(np.concatenate([rows[i] for i in step.order]), outputs)
-
-    def check_cells(self, step, batch, rows: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        """In mode cells the outputs are a view of cells: those of each sequence that is there before the step."""
+    def check(self, step: Step, batch: list, rows: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        """All rows that `KeyValueCache` has loaded."""
+        if self.place.mode != "cells":
+            return self.answers.check_loaded(np.concatenate([rows[i] for i in step.order]), outputs)
+        # Behind the new rows stands a view of all cells: those of each sequence that is there before the step.
         view = [output[step.kvstarts[1] :] for output in outputs]
         for (sequence, _), ids in zip(batch, rows):
             slots = self.place.manager.slots(sequence.id)[: len(sequence)]
@@ -212,17 +225,15 @@ class Lane:
         self.answers.check_loaded(row_ids(step.token_ids, step.positions), [x[: step.kvstarts[1]] for x in outputs])
 
     def move(self, path: Path) -> None:
-        """Saves all sequences, listed as they were made, and goes on with them in another cache and manager."""
+        """Saves all sequences, and goes on with them in another cache and manager."""
         old, self.places = self.place, [*self.places[1:], self.places[0]]
         old.manager.update(old.host_memory)
         old.manager.check()
         old.manager.save(path, old.host_memory)
-        new = self.places[0]()
-        for sequence, id in zip(self.sequences, new.manager.load(path, new.host_memory), strict=True):
+        self.place = self.places[0]()
+        for sequence, id in zip(self.sequences, self.place.manager.load(path, self.place.host_memory), strict=True):
             sequence.id = id
-            positions = new.manager.positions(id)
-            assert np.array_equal(positions, sequence.positions), f"expected {sequence.positions}, got {positions}"
-        self.place = new
+            assert self.place.manager.positions(id).tolist() == sequence.positions.tolist(), "a position has changed"
         self.counts["moves"] += 1
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs a plan: a rehearsal, warm-up, then the steps that are measured, between two moments at which nothing runs."""
+"""Who runs, and the run: a rehearsal, warm-up, then the steps that are measured, between two quiet moments."""
 
 from __future__ import annotations
 
@@ -7,111 +7,146 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
-from soak.budget import Budget
-from soak.plan import Plan, make_plan
-from soak.resources import Sample, Sampler, quiet_sample
+from attention_node import Attention
+from setting import FLOAT, HALF, INT4, INT8, Setting
+from soak.beside import Churn, Refusals
+from soak.lane import Budget, Lane, Sizes
+from soak.place import Answers, Node, Place, new_session, placed
+from soak.process import Sample, quiet_sample
 
+FORMATS = [
+    Setting(FLOAT, FLOAT),
+    Setting(HALF, HALF),
+    Setting(HALF, INT8, HALF, quant_bit=8),
+    Setting(FLOAT, INT4, FLOAT, quant_bit=4),
+]
+NODES: list[Node] = [node for setting in FORMATS for node in (setting, Attention(setting))]
+# Large enough that a call is split among the threads of the session: see PARALLEL_BYTES and PARALLEL_COST.
+WIDE_NODES: list[Node] = [
+    Setting(HALF, HALF, num_heads=8, head_dim=64),
+    Attention(Setting(HALF, INT8, HALF, quant_bit=8, num_heads=4, head_dim=128)),
+]
+WIDE = Sizes(sequences=4, longest=600, prompt=560, max_t=2560, page_size=128, share=0.0005, move_every=40)
 WARM_UP = 0.2  # of the steps
-STEPS_PER_SESSION = 400  # a session is made and destroyed for so many steps
-STEPS_PER_REFUSAL = 400
+EVERY = 400  # steps for each of which a session is made and destroyed, and calls are refused
 
 
 @dataclass
 class Outcome:
-    """What has happened, and what the process had meanwhile."""
+    """What has happened, and what the process had before and after the measured steps."""
 
     seconds: float
     threads: int  # that ran at once
-    sessions: int
+    sessions: int  # of lanes
     counts: Counter[str]
-    rows_checked: int
-    answers_checked: int
-    last_answers: int
     start: Sample
-    samples: list[Sample]
     end: Sample
 
 
-def paced(once: Callable[[int], None], every: int, budget: Budget) -> None:
+class Plan:
+    """A lane for each format and operator, with sessions of its own; pairs that share sessions; pairs that share a
+    cache and its manager, too; pairs of wide rows; and one in the mode cells."""
+
+    def __init__(self, directory: Path, seed: int):
+        self.directory, self.lanes, self._seed = directory, [], seed
+        self.sessions: list[Callable] = []
+        shared, wide, cells = self._sessions(), self._sessions(threads=2, arena=False), self._sessions()
+        for i, node in enumerate(NODES):
+            caches = [("paged", i % 4), ("runs", (i + 1 + i // 4) % 4)]
+            self._add("own session", node, Sizes(), caches, self._sessions())
+            for _ in range(2 if i % 3 == 0 else 0):
+                self._add("shared session", node, Sizes(), caches, shared)
+        for node in (NODES[3], NODES[4]):
+            first, second = (
+                self._add("shared cache", node, Sizes(move_every=0), [("paged", 2)], shared) for _ in range(2)
+            )
+            second.place = first.place
+        for node in (*WIDE_NODES, *WIDE_NODES):
+            self._add("wide", node, WIDE, [("paged", 3), ("runs", 0)], wide)
+        self._add("cells", NODES[2], Sizes(move_every=0), [("cells", 1)], cells)
+        self.beside = [Churn(NODES, directory), Refusals(NODES[0], directory)]
+
+    def _sessions(self, **options: int) -> Callable:
+        """One session for each node, with these options, made at its first use."""
+        self.sessions.append(lru_cache(maxsize=None)(lambda node: new_session(node, **options)))
+        return self.sessions[-1]
+
+    def _add(self, name: str, node: Node, sizes: Sizes, caches: list[tuple[str, int]], sessions: Callable) -> Lane:
+        """A lane that lives in these caches by turns: the manager's mode, and cache_layout."""
+
+        def new_place(mode: str, layout: int) -> Place:
+            there = placed(node, mode, layout, sizes.page_size)
+            return Place(there, mode, sizes.max_t, sessions(there))
+
+        places = [partial(new_place, *cache) for cache in caches]
+        answers = Answers(node, sizes.longest + sizes.prompt)
+        title, seed = f"{name}: {node.operator} {node}", self._seed + len(self.lanes)
+        self.lanes.append(Lane(title, places[0](), places, answers, sizes, seed))
+        return self.lanes[-1]
+
+    def rehearse(self) -> None:
+        """Everything once, so that all that is made at its first use has been made."""
+        for lane in self.lanes:
+            lane.rehearse(self.directory)
+        for i in range(2 * len(NODES)):
+            for one in self.beside:
+                one.once(i)
+
+    def run(self, steps: int) -> None:
+        """So many steps of all lanes, each a thread, and the others beside them; an error of any is raised."""
+        budget = Budget(steps)
+
+        def guarded(work: Callable, *arguments: object) -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:  # raised below
+                budget.errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(lane.run, budget, self.directory)) for lane in self.lanes]
+        threads += [threading.Thread(target=guarded, args=(paced, one.once, budget)) for one in self.beside]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if budget.errors:
+            raise budget.errors[0]
+
+    def counts(self) -> Counter[str]:
+        """What has happened, by name."""
+        counts: Counter[str] = Counter()
+        for one in (*self.lanes, *self.beside):
+            counts += one.counts
+        for lane in self.lanes:
+            counts["attention checked" if lane.fused else "rows checked"] += lane.answers.checked
+        return counts
+
+
+def paced(once: Callable[[int], None], budget: Budget) -> None:
     """Calls `once` for each so many steps, to the end of the budget."""
     done = 0
-    while True:
-        due = budget.taken // every
-        if done >= due:
-            if budget.is_spent():
-                return
+    while done < budget.taken // EVERY or not budget.is_spent():
+        if done < budget.taken // EVERY:
+            once(done)
+            done += 1
+        else:
             time.sleep(0.005)
-            continue
-        once(done)
-        done += 1
-
-
-def run_part(plan: Plan, steps: int, directory: Path) -> Sampler:
-    """So many steps of all lanes, each a thread, and the others beside them; an error of any is raised."""
-    budget = Budget(steps)
-
-    def guarded(work: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # raised below
-                budget.fail(error)
-
-        return run
-
-    works: list[Callable[[], None]] = [lambda lane=lane: lane.run(budget, directory) for lane in plan.lanes]
-    works.append(lambda: paced(plan.churn.once, STEPS_PER_SESSION, budget))
-    works.append(lambda: paced(plan.refusals.once, STEPS_PER_REFUSAL, budget))
-    threads = [threading.Thread(target=guarded(work)) for work in works]
-    sampler = Sampler(lambda: budget.taken)
-    for thread in [*threads, sampler]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sampler.stop()
-    if budget.errors:
-        raise budget.errors[0]
-    return sampler
 
 
 def soak(steps: int, directory: Path, seed: int = 0, prepare: Callable[[Plan], None] = lambda plan: None) -> Outcome:
-    """Runs it all. `prepare` may change the plan.
-
-    # Errors
-    What a thread has found: an answer that is not what it must be, or an exception.
-    """
+    """Runs it all; raises what a thread has found. `prepare` may change the plan."""
     began = time.perf_counter()
-    plan = make_plan(directory, seed)
+    plan = Plan(directory, seed)
     prepare(plan)
     warm_up = int(steps * WARM_UP)
-    plan.rehearse(directory)
-    run_part(plan, warm_up, directory)
-    start = quiet_sample(0)
-    sampler = run_part(plan, steps - warm_up, directory)
-    end = quiet_sample(steps - warm_up)
-    last_answers = 0
+    plan.rehearse()
+    plan.run(warm_up)
+    start = quiet_sample()
+    plan.run(steps - warm_up)
+    end = quiet_sample()
     for lane in plan.lanes:
         lane.finish()
-        last_answers += sum(sequence.answer is not None for sequence in lane.sequences)
-    counts = Counter(plan.churn.counts) + plan.refusals.counts
-    rows_checked = answers_checked = 0
-    for lane in plan.lanes:
-        counts += lane.counts
-        if lane.place.node.fused:
-            answers_checked += lane.answers.checked
-        else:
-            rows_checked += lane.answers.checked
-    return Outcome(
-        time.perf_counter() - began,
-        len(plan.lanes) + 2,
-        sum(map(len, plan.sessions)),
-        counts,
-        rows_checked,
-        answers_checked,
-        last_answers,
-        start,
-        sampler.samples(),
-        end,
-    )
+    sessions = sum(sessions.cache_info().currsize for sessions in plan.sessions)
+    return Outcome(time.perf_counter() - began, len(plan.lanes) + 2, sessions, plan.counts(), start, end)

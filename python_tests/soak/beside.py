@@ -1,0 +1,191 @@
+"""Beside the lanes: sessions and objects that are made, used once and destroyed, and calls that must be refused."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import kvcache_ops
+import numpy as np
+from kvcache_ops import KvCacheError
+from kvcache_ops.manager import Append, CapacityError, HostMemory, ManagerError
+
+from attention_node import Attention
+from compare import assert_same_arrays, assert_same_bits
+from kvcache import TYPE_NAMES, create_session
+from node import node_model, node_types, quiet_options, run_node
+from setting import FLOAT
+from soak.place import Answers, Node, Place, new_session, one_sequence, placed, row_ids
+
+MODES = ("paged", "runs")
+
+
+@dataclass
+class Churn:
+    """Makes and destroys; `nodes` are taken in turn."""
+
+    nodes: list[Node]
+    directory: Path
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._answers = [Answers(node, 16) for node in self.nodes]
+
+    def once(self, i: int) -> None:
+        """A session that runs a prompt, then a token of that sequence as it is after a fork and from a file; and a
+        call without ONNX Runtime."""
+        answers, mode = self._answers[i % len(self.nodes)], MODES[i // 8 % 2]
+        node = placed(self.nodes[i % len(self.nodes)], mode, i // 3 % 4)
+        place = Place(node, mode, 64, new_session(node, 1 + i % 2))
+        manager, memory, path = place.manager, place.host_memory, self.directory / "churn.session"
+        seq = manager.create()
+        ids = self._decode(place, answers, seq, np.arange(11), np.zeros(0, np.int64))
+        fork = manager.fork(seq)
+        manager.free(seq)
+        manager.update(memory)
+        manager.save_seq(path, memory, fork)
+        manager.free(fork)
+        self._decode(place, answers, manager.load_seq(path, memory), np.arange(1), ids)
+        manager.check()
+        self._direct_call(node, answers)
+        self.counts["sessions made"] += 1
+
+    def _decode(self, place: Place, answers: Answers, seq: int, tokens: np.ndarray, past: np.ndarray) -> np.ndarray:
+        """Appends tokens to a sequence whose rows are `past`, and checks the answer; the rows that it has then."""
+        ids = np.append(past, row_ids(tokens, len(past) + np.arange(len(tokens))))
+        with place.manager.begin_step([Append(seq, tokens=tokens)], place.host_memory) as step:
+            outputs = place.run(step, answers)
+        if isinstance(place.node, Attention):
+            answers.check_attended(ids, outputs[0][-1])
+        else:
+            answers.check_loaded(ids, outputs)
+        return ids
+
+    def _direct_call(self, node: Node, answers: Answers) -> None:
+        """`KeyValueCache` by objects of its own."""
+        setting = node.cached
+        types = (None if t is None else TYPE_NAMES[t] for t in (setting.t1, setting.t2, setting.t3))
+        spec = kvcache_ops.CacheSpec(
+            16,
+            setting.num_heads,
+            setting.head_dim,
+            **dict(zip(("dtype", "cache_dtype", "scale_dtype"), types)),
+            cache_layout=setting.cache_layout,
+            quant_bit=setting.quant_bit,
+            quant_group=setting.quant_group,
+        )
+        ids = np.arange(9)
+        current = [answers.rows[name][ids] for name in ("current_key", "current_value")]
+        got = kvcache_ops.run(spec, *current, *one_sequence(len(ids)).values(), *spec.allocate())
+        for name, array, expected in zip(("key", "value"), got, answers.loaded):
+            assert_same_bits(name, array, expected[ids])
+
+
+class Raised(Exception):
+    """What a callback of this test raises."""
+
+
+def tokens() -> Iterator[int]:
+    """Tokens that end in an exception."""
+    yield 1
+    raise Raised
+
+
+@dataclass
+class Refusals:
+    """Calls of one small place, which stays as it is. None of them may change anything, or keep memory."""
+
+    node: Node
+    directory: Path
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        node = placed(self.node, "paged", 0)
+        self._answers, self._place = Answers(node, 16), Place(node, "paged", 32, new_session(node))
+        manager, memory = self._place.manager, self._place.host_memory
+        self._seq = manager.create()
+        with manager.begin_step([Append(self._seq, tokens=[1, 2, 3])], memory) as step:
+            self._place.run(step, self._answers)
+        self._before = self._place.memory.copy()
+        self._damaged = self.directory / "damaged.session"
+        manager.save(self._damaged, memory)
+        content = bytearray(self._damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        self._damaged.write_bytes(content)
+        self._spec = kvcache_ops.CacheSpec(max_tokens=16, num_kv_heads=2, head_dim=16, dtype="float32")
+
+    def once(self, i: int) -> None:
+        """One of each kind, whose number is part of what makes it wrong."""
+        self.indices(i)
+        self.manager()
+        self.objects()
+        gc.collect(0)  # exceptions refer to frames, which refer to them
+        if i % 16 == 0:
+            assert_same_arrays(self._place.memory.arrays, self._before.arrays)
+            self._place.manager.check()
+            assert self._place.manager.seq_len(self._seq) == 3
+
+    def refuse(self, error: type[BaseException], text: str, call: Callable[..., object], *arguments: object) -> None:
+        """The call must raise this, with that in its message or as its kind."""
+        self.counts["refusals"] += 1
+        try:
+            call(*arguments)
+        except error as refusal:
+            said = f"{getattr(refusal, 'kind', '')}: {refusal}"
+            assert text in said, f"expected {text!r} in {said}"
+        else:
+            raise AssertionError(f"expected {error.__name__} with {text!r}, got no exception")
+
+    def indices(self, i: int) -> None:
+        """Runs of a session whose indices are wrong, and a session that cannot be made."""
+        place = self._place
+        good = self._answers.inputs(np.arange(3)) | one_sequence(3) | dict(cachestarts=np.array([[16]]))
+        for text, change in (
+            ("kvlen_mismatch", dict(start_pos=np.array([1 + i]))),
+            ("page_range", dict(cachestarts=np.array([[32 + i]]))),
+            ("seqstarts", dict(seqstarts=np.array([0, 2]))),
+            ("max_kvlen", dict(max_kvlen=np.array(2))),
+        ):
+            inputs = good | change | place.memory.arrays
+            self.refuse(Exception, text, run_node, place.session, inputs, place.memory.int4_shape)
+        model = node_model(node_types(FLOAT, FLOAT), dict(cache_mode=2))
+        self.refuse(Exception, "cache_mode", create_session, model, quiet_options())
+
+    def manager(self) -> None:
+        """Steps without room, of no sequence, edits while one is open, exceptions of callbacks and of a step's body."""
+        manager, memory, seq = self._place.manager, self._place.host_memory, self._seq
+        self.refuse(CapacityError, "out_of_pages", manager.begin_step, [Append(seq, n=100)], memory)
+        stale = manager.create()
+        manager.free(stale)
+        self.refuse(ManagerError, "unknown_seq", manager.begin_step, [Append(stale, n=1)], memory)
+        with manager.begin_step([Append(seq, tokens=[9])], memory) as step:
+            self.refuse(ManagerError, "step_open", manager.fork, seq)
+            step.rollback()
+        self.refuse(ManagerError, "step_closed", step.commit)
+        manager.begin_step([Append(seq, tokens=[9])], memory)  # dropped while it is open
+        self.refuse(Raised, "", partial(Append, seq, tokens=tokens()))
+        self.refuse(Raised, "", manager.begin_step, (Append(seq, n=i) for i in tokens()), memory)
+
+        def body() -> None:
+            with manager.begin_step([Append(seq, tokens=[4, 5])], memory):
+                raise Raised
+
+        self.refuse(Raised, "", body)
+
+    def objects(self) -> None:
+        """Files that are damaged or not there, direct calls, and memory that cannot be borrowed."""
+        place, manager, memory = self._place, self._place.manager, self._place.host_memory
+        missing = self.directory / "no" / "such.session"
+        self.refuse(ManagerError, "digest", manager.load_seq, self._damaged, memory)
+        self.refuse(ManagerError, "io", manager.load_seq, missing, memory)
+        self.refuse(ManagerError, "io", manager.save, missing, memory)
+        current, indices = np.ones((3, 2, 16), np.float32), one_sequence(3) | dict(max_kvlen=np.array(1))
+        arguments = current, current, *indices.values(), *self._spec.allocate()
+        self.refuse(KvCacheError, "max_kvlen", kvcache_ops.run, self._spec, *arguments)
+        read_only = place.memory.cache.view()
+        read_only.flags.writeable = False
+        self.refuse(ManagerError, "tensor_read_only", HostMemory, place.spec, read_only, place.memory.scale)
