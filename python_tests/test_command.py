@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import kvcache_ops
 import numpy as np
 import onnxruntime
 import pytest
-import yaml
 from kvcache_ops import CacheSpec, _doctor, _selftest
 from kvcache_ops._command import main
-from safetensors.numpy import load_file
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+from compare import assert_same_arrays
+from golden_cases import GOLDEN, read_case
 
 
 def test_the_embedded_cases_are_golden_ones() -> None:
@@ -23,16 +21,16 @@ def test_the_embedded_cases_are_golden_ones() -> None:
     given = list(_selftest.cases())
     for case in given:
         (folder,) = GOLDEN.glob(f"*cases/{case.name}")
-        text, tensors = yaml.safe_load((folder / "case.yaml").read_text()), load_file(folder / "tensors.safetensors")
-        assert (case.op_type, case.attributes) == (text.get("operator", "KeyValueCache"), text["attributes"])
-        assert 2 <= len(case.inputs) == len(case.expected) <= len(text["steps"])
+        golden = read_case(folder)
+        assert (case.op_type, case.attributes) == (golden.operator, golden.attributes)
+        assert 2 <= len(case.inputs) == len(case.expected) <= len(golden.steps)
         embedded = dict(case.state)
         for step, (inputs, expected) in enumerate(zip(case.inputs, case.expected)):
             embedded |= {f"{step}.{name}": array for name, array in (inputs | expected).items()}
         steps = tuple(f"{step}." for step in range(len(case.inputs)))
-        assert embedded.keys() == {name for name in tensors if name.startswith((*steps, "cache", "scale"))}
-        for name, array in embedded.items():
-            assert array.dtype == tensors[name].dtype and array.tobytes() == tensors[name].tobytes()
+        assert_same_arrays(
+            embedded, {k: x for k, x in golden.tensors.items() if k.startswith((*steps, "cache", "scale"))}
+        )
     assert {case.state["cache"].dtype.name for case in given} == {"float32", "float16", "int8", "uint8"}
     assert {case.op_type for case in given} == {"KeyValueCache", "MultiHeadCacheAttention"}
 

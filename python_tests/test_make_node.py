@@ -6,17 +6,16 @@ import sys
 
 import kvcache_ops
 import numpy as np
-import onnxruntime
 import pytest
 from kvcache_ops import CacheSpec, KvCacheError, make_node, step_indices
 from onnx import TensorProto, helper
 
 from graph import IR_VERSION, OPSET
-from node import INPUTS, node_types
+from node import DOMAINS, INPUTS, PACKED_INPUTS, node_types, session_of
 
 SPEC = CacheSpec(max_tokens=16, num_kv_heads=2, head_dim=8, dtype="float32", num_layers=3, quant_bit=8, cache_layout=1)
 NAMES = {name: f"my_{name}" for name in INPUTS}
-ATTENTION = ("query", "key", "value", "seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen")
+ATTENTION = PACKED_INPUTS[:8]
 
 
 def attributes_of(node) -> dict[str, int]:
@@ -24,7 +23,8 @@ def attributes_of(node) -> dict[str, int]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-@pytest.mark.parametrize("domain", ["opmx.dynamic_batching", "pmx.dynamic_batching"])
+@pytest.mark.runtime
+@pytest.mark.parametrize("domain", DOMAINS)
 def test_a_node_runs(domain: str) -> None:
     """In ONNX Runtime, as `run` with the same spec does."""
     node = make_node("KeyValueCache", NAMES, ["k", "v"], SPEC, domain=domain, name="cached", layer_idx=2, num_repeat=2)
@@ -35,9 +35,7 @@ def test_a_node_runs(domain: str) -> None:
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
     graph = helper.make_graph([node], "node", inputs, outputs)
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
-    options = onnxruntime.SessionOptions()
-    kvcache_ops.register(options)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = session_of(model.SerializeToString())
     current = np.random.default_rng(1).standard_normal((2, 2, 8)).astype(np.float32)
     fed, direct = SPEC.allocate(), SPEC.allocate()
     indices = step_indices([2], [0], cachestarts=[5])

@@ -14,20 +14,17 @@ from kvcache_ops import KvCacheError
 from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, checker, defs, helper, parser, printer, shape_inference
 from onnx.reference import ReferenceEvaluator
-from oracle_call import oracle_call, pack_int4, unpack_int4
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
-from node import INPUTS, node_types
+from node import DOMAINS, OPERATORS, PACKED_INPUTS, node_types
 from pmx_export import export
 from pmx_params import Params, mixtral, random_weights
 from pmx_steps import Steps
 from ragged import RaggedCache
-from setting import FLOAT, HALF, INT4, INT8, LEGAL_TYPES, Setting
+from setting import FLOAT, HALF, INT4, LEGAL_TYPES, Setting
 
 ROOT = Path(__file__).resolve().parents[1]
-DOMAINS = ["opmx.dynamic_batching", "pmx.dynamic_batching"]
-ATTENTION_INPUTS = ["query", "key", "value", *INPUTS[2:4], "decoding_batches", "max_seqlen", "max_kvlen"]
 infers_shapes = pytest.mark.skipif(
     not hasattr(defs.OpSchema, "set_type_and_shape_inference_function"),
     reason="this onnx takes no inference functions from Python",
@@ -80,11 +77,18 @@ def test_schemas_in_both_domains(name: str, domain: str) -> None:
     assert last.option == defs.OpSchema.FormalParameterOption.Optional
 
 
-@pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx", "import kvcache_pmx"])
+@pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     """onnx.reference can be imported before and after, although two domains have one operator."""
     code = f"{first}; import kvcache_ops.onnx, onnx.reference, importlib; importlib.reload(kvcache_ops.onnx)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_the_package_onnx() -> None:
+    """What to install is said."""
+    code = "import sys; sys.modules['onnx'] = None; import kvcache_ops; import kvcache_ops.onnx"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError" in done.stderr and "pip install onnx" in done.stderr
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -103,7 +107,7 @@ def test_the_checker(domain: str) -> None:
         checker.check_model(cache_model(domain, types=few))
     with pytest.raises(Exception, match="cache"):
         checker.check_model(cache_model(domain, types=node_types(HALF, TensorProto.BOOL)), full_check=True)
-    attention = helper.make_node("MultiHeadAttention", ATTENTION_INPUTS, ["o"], domain=domain, head_dim=4)
+    attention = helper.make_node("MultiHeadAttention", PACKED_INPUTS[:8], ["o"], domain=domain, head_dim=4)
     with pytest.raises(checker.ValidationError, match="num_heads"):
         checker.check_node(attention, _context(domain))
 
@@ -116,59 +120,41 @@ def _context(domain: str) -> object:
 
 
 @infers_shapes
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_shapes_of_the_cache(domain: str) -> None:
-    """Heads are repeated, the rows stay open."""
-    model = shape_inference.infer_shapes(cache_model(domain, num_repeat=3), strict_mode=True)
-    for value in model.graph.output:
-        assert dims(value)[1:] == [6, 4] and not isinstance(dims(value)[0], int)
-        assert value.type.tensor_type.elem_type == HALF
-
-
-@infers_shapes
-def test_shapes_of_static_batching() -> None:
-    """The operator of the same name in the domain of static batching has shapes of its own."""
-    types = {name: HALF for name in ("current_key", "current_value")} | {"start_pos": TensorProto.INT64, "cache": HALF}
-    node = helper.make_node("KeyValueCache", list(types), ["key", "value"], domain="opmx", num_repeat=2)
-    shapes = {name: ["batch", 3, 2, 4] for name in ("current_key", "current_value")}
-    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name)) for name in types]
-    outputs = [helper.make_tensor_value_info(name, HALF, None) for name in ("key", "value")]
-    model = shape_inference.infer_shapes(model_of(helper.make_graph([node], "graph", inputs, outputs), "opmx"))
-    for value in model.graph.output:
+def test_shapes() -> None:
+    """Heads are repeated and the rows stay open; in static batching too; attention's output is like the query."""
+    for domain in DOMAINS:
+        for value in shape_inference.infer_shapes(cache_model(domain, num_repeat=3), strict_mode=True).graph.output:
+            assert dims(value)[1:] == [6, 4] and not isinstance(dims(value)[0], int)
+            assert value.type.tensor_type.elem_type == HALF
+    declared = dict(current_key=["batch", 3, 2, 4], current_value=["batch", 3, 2, 4], start_pos=None, cache=None)
+    for value in inferred("opmx", "KeyValueCache", declared, ["key", "value"], num_repeat=2):
         batch, length, *heads = dims(value)
         assert batch == "batch" and not isinstance(length, int) and heads == [4, 4]
+    for op_type in ("MultiHeadAttention", "MultiHeadCacheAttention"):
+        declared = dict.fromkeys(OPERATORS[op_type][0]) | dict(query=["tokens", 8, 4])
+        (value,) = inferred(DOMAINS[0], op_type, declared, ["attn_output"], num_heads=8, head_dim=4)
+        assert dims(value) == ["tokens", 8, 4]
+
+
+def inferred(domain: str, op_type: str, inputs: dict, results: list[str], **attributes: object) -> list:
+    """The outputs of a float32 node's model after shape inference; only inputs with a shape are declared."""
+    node = helper.make_node(op_type, list(inputs), results, domain=domain, **attributes)
+    declared = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items() if shape]
+    outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in results]
+    model = model_of(helper.make_graph([node], "graph", declared, outputs), domain)
+    return list(shape_inference.infer_shapes(model).graph.output)
 
 
 @infers_shapes
-@pytest.mark.parametrize("op_type", ["MultiHeadAttention", "MultiHeadCacheAttention"])
-def test_shapes_of_attention(op_type: str) -> None:
-    """The output is like the query, names of dimensions included."""
-    names = [i.name for i in defs.get_schema(op_type, 1, DOMAINS[0]).inputs]
-    node = helper.make_node(op_type, names, ["attn_output"], domain=DOMAINS[0], num_heads=8, head_dim=4)
-    inputs = [helper.make_tensor_value_info("query", FLOAT, ["tokens", 8, 4])]
-    graph = helper.make_graph([node], "graph", inputs, [helper.make_tensor_value_info("attn_output", FLOAT, None)])
-    (value,) = shape_inference.infer_shapes(model_of(graph, DOMAINS[0])).graph.output
-    assert dims(value) == ["tokens", 8, 4]
-
-
-@infers_shapes
-@pytest.mark.parametrize("seed", range(30))
-def test_shape_functions_never_raise(seed: int) -> None:
-    """Nodes with inputs of any rank and type, too few of them, and attributes of wrong types."""
-    random = np.random.default_rng(seed)
-    op_type = ["KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention"][seed % 3]
-    names = [i.name for i in defs.get_schema(op_type, 1, DOMAINS[0]).inputs][: random.integers(0, 14)]
-    values = [2**62, -(2**62), 0, 2.5, "three", [1, 2]]
-    attributes = {name: values[random.integers(len(values))] for name in ("num_repeat", "num_heads", "head_dim")}
-    node = helper.make_node(op_type, names, ["a", "b"][: 2 - (seed % 3 > 0)], domain=DOMAINS[0], **attributes)
-    lengths = [None, "n", 0, 2**40, 3]
-    inputs = []
-    for name in names:
-        shape = [lengths[random.integers(len(lengths))] for _ in range(random.integers(0, 5))]
-        element = int(random.choice([FLOAT, HALF, INT8, TensorProto.STRING]))
-        inputs.append(helper.make_tensor_value_info(name, element, shape if random.integers(4) else None))
-    outputs = [helper.make_tensor_value_info("a", FLOAT, None)]
-    shape_inference.infer_shapes(model_of(helper.make_graph([node], "graph", inputs, outputs), DOMAINS[0]))
+def test_shape_functions_never_raise() -> None:
+    """Nodes with inputs of any rank, too few of them, and attributes of wrong types."""
+    random = np.random.default_rng(3)
+    values, lengths = [2**62, -(2**62), 0, 2.5, "three", [1, 2]], [None, "n", 0, 2**40, 3]
+    for op_type, (names, results) in [*OPERATORS.items()] * 30:
+        given = names[: random.integers(0, 14)]
+        attributes = {name: values[random.integers(6)] for name in ("num_repeat", "num_heads", "head_dim")}
+        shapes = {name: [lengths[random.integers(5)] for _ in range(random.integers(0, 5))] for name in given}
+        inferred(DOMAINS[0], op_type, shapes, list(results), **attributes)
 
 
 def test_printer_and_parser() -> None:
@@ -207,15 +193,15 @@ def evaluate(setting: Setting, domain: str) -> None:
     for members, seqlens in [([0, 2], [4, 1]), ([2, 1, 0], [1, 6, 2])]:
         inputs = setting.current(random, sum(seqlens)) | ragged.step(random, members, seqlens)
         expected = memory.copy()
-        wanted = oracle_call(setting, inputs, expected)
+        wanted = setting.oracle(inputs, expected)
         fed = inputs | memory.arrays
         if memory.int4_shape is not None:
             import ml_dtypes
 
-            fed["cache"] = unpack_int4(memory.cache, memory.int4_shape).astype(ml_dtypes.int4)
+            fed["cache"] = memory.values.astype(ml_dtypes.int4)
         got = evaluator.run(None, fed)
         if memory.int4_shape is not None:
-            memory.cache[:] = pack_int4(fed["cache"].astype(np.int8), memory.cache)
+            memory.store(fed["cache"].astype(np.int8))
         for name, array, oracle in zip(("key", "value"), got, wanted, strict=True):
             assert_same_bits(name, array, oracle)
         assert_same_arrays(memory.arrays, expected.arrays)
@@ -250,7 +236,6 @@ def test_the_evaluator_refuses_as_the_library_does() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        Params(element="float32", cache_mode=1),
         Params(element="float32", fused_kvcache=False, alibi="mask", cache_quant_bit=8),
         mixtral(element="float32"),
     ],

@@ -1,10 +1,18 @@
-"""The page of the Python package stands by itself: what it shows is what happens."""
+"""The package as a user has it: its page stands by itself, and its library names no folder of the builder's machine.
+
+`make test-wheel` runs this with the published wheel.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
+
+import kvcache_ops
+import pytest
 
 import pages
 
@@ -31,3 +39,12 @@ def test_the_commands_run() -> None:
         printed += subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (shown,) = blocks("text")
     assert shown.strip() in printed
+
+
+@pytest.mark.skipif(Path(kvcache_ops.library_path()).is_symlink(), reason="a build for tests, in no wheel")
+def test_no_path_of_the_machine_that_built_it() -> None:
+    """Neither the builder's home nor the place of the repository."""
+    content = Path(kvcache_ops.library_path()).read_bytes()
+    cargo = os.environ.get("CARGO_HOME") or Path.home() / ".cargo"
+    for path in (cargo, Path.home(), pages.ROOT):
+        assert f"{path}/".encode() not in content

@@ -7,9 +7,11 @@ import sys
 from types import ModuleType
 
 import kvcache_ops
-import onnxruntime
 import pytest
 from kvcache_ops import KvCacheError
+
+from node import node_model, node_types
+from setting import FLOAT
 
 
 def runtime(monkeypatch: pytest.MonkeyPatch, version: str, error: Exception | None = None) -> object:
@@ -38,7 +40,7 @@ def test_an_old_runtime(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     assert "works with onnxruntime 1.20 and later" in str(refusal.value)
 
 
-@pytest.mark.parametrize("version", ["1.20.0", "1.20.1rc1", "1.31.1", "2.0.0", "unknown"])
+@pytest.mark.parametrize("version", ["1.20.0", "1.20.1rc1", "1.32.0", "2.0.0", "unknown"])
 def test_a_runtime_that_may_work(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """It is asked; what it says is in the error, and which versions work."""
     kvcache_ops.register(runtime(monkeypatch, version))
@@ -48,13 +50,33 @@ def test_a_runtime_that_may_work(monkeypatch: pytest.MonkeyPatch, version: str) 
     assert refusal.value.kind == "registration" and refusal.value.__cause__ is error
 
 
-def test_this_runtime() -> None:
-    """The one that the suite runs on takes the library."""
-    kvcache_ops.register(onnxruntime.SessionOptions())
-
-
 def test_nothing_else_is_imported() -> None:
     """Neither runtime nor graph nor tensor library."""
     code = "import kvcache_ops, sys; print({'onnx', 'onnxruntime', 'torch', 'yaml'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+# Makes a session in a fresh process, drops it, and asks whether the library is still loaded, without loading it.
+LOADED_AFTER_A_SESSION = """
+import ctypes, gc, os, sys
+import onnxruntime
+
+library, model = sys.argv[1], sys.stdin.buffer.read()
+for _ in range(2):
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(library)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    del options, session
+    gc.collect()
+    ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
+"""
+
+
+@pytest.mark.runtime
+def test_it_stays_loaded_after_the_last_session() -> None:
+    """What it has made for the process, which sessions point to, is neither freed nor made again and again."""
+    model = node_model(node_types(FLOAT, FLOAT), {})
+    command = [sys.executable, "-c", LOADED_AFTER_A_SESSION, kvcache_ops.library_path()]
+    run = subprocess.run(command, input=model, capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()
