@@ -16,27 +16,14 @@ import pytest
 
 from soak.lane import Lane
 from soak.process import growth
-from soak.run import Plan, soak
+from soak.run import NODES, soak
 
 
 def test_the_short_form() -> None:
     """All answers are exact, and nothing grows."""
-    command = [sys.executable, "-m", "soak", "--steps", "4000"]
+    command = [sys.executable, "-m", "soak", "--steps", "3000"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0 and ran.stdout.count("holds") == 5, ran.stdout + ran.stderr
-
-
-def only(plan: Plan, fused: bool, before_step) -> None:
-    """Leaves the plan one lane, which calls this before each step."""
-    plan.lanes = [next(lane for lane in plan.lanes if lane.fused == fused)]
-    [lane] = plan.lanes
-    step = lane.step
-
-    def changed() -> None:
-        before_step(lane)
-        step()
-
-    lane.step = changed
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["cache", "fused"])
@@ -50,7 +37,7 @@ def test_a_wrong_byte_is_found(fused: bool, tmp_path: Path) -> None:
             cache.view(f"u{cache.dtype.itemsize}")[slot] ^= 1 << (8 * cache.dtype.itemsize - 2)
 
     with pytest.raises(AssertionError, match="differ"):
-        soak(600, tmp_path, prepare=lambda plan: only(plan, fused, flip))
+        soak(600, tmp_path, nodes=[NODES[fused]], before_step=flip)
 
 
 def test_kept_memory_is_found(tmp_path: Path) -> None:
@@ -59,7 +46,7 @@ def test_kept_memory_is_found(tmp_path: Path) -> None:
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
     kept = array("Q")
-    outcome = soak(1000, tmp_path, prepare=lambda plan: only(plan, False, lambda _: kept.append(libc.malloc(20_000))))
+    outcome = soak(1000, tmp_path, nodes=[NODES[0]], before_step=lambda _: kept.append(libc.malloc(20_000)))
     for address in kept:
         libc.free(address)
     grown = [name for name, before, after, most in growth(outcome.start, outcome.end) if after - before > most]

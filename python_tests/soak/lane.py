@@ -87,6 +87,7 @@ class Lane:
         self.random = np.random.default_rng(self.seed)
         self.sequences: list[Sequence] = []
         self.fused = isinstance(self.place.node, Attention)
+        self.before_step: Callable[[], None] = lambda: None
 
     def run(self, budget: Budget, directory: Path) -> None:
         """Steps until the budget is used up."""
@@ -101,6 +102,7 @@ class Lane:
             try:
                 with self.place.lock:
                     self.edit()
+                    self.before_step()
                     self.step()
                 if self.sizes.move_every and self.counts["steps"] % self.sizes.move_every == 0:
                     self.move(directory / f"{self.seed}.session")

@@ -48,17 +48,20 @@ class Outcome:
 
 class Plan:
     """A lane for each format and operator, with sessions of its own; pairs that share sessions; pairs that share a
-    cache and its manager, too; pairs of wide rows; and one in the mode cells."""
+    cache and its manager, too; pairs of wide rows; and one in the mode cells. For other `nodes` only the first."""
 
-    def __init__(self, directory: Path, seed: int):
-        self.directory, self.lanes, self._seed = directory, [], seed
+    def __init__(self, directory: Path, seed: int, nodes: list[Node]):
+        self.directory, self.lanes, self.nodes, self._seed = directory, [], nodes, seed
         self.sessions: list[Callable] = []
         shared, wide, cells = self._sessions(), self._sessions(threads=2, arena=False), self._sessions()
-        for i, node in enumerate(NODES):
+        for i, node in enumerate(nodes):
             caches = [("paged", i % 4), ("runs", (i + 1 + i // 4) % 4)]
             self._add("own session", node, Sizes(), caches, self._sessions())
-            for _ in range(2 if i % 3 == 0 else 0):
+            for _ in range(2 if i % 3 == 0 and nodes is NODES else 0):
                 self._add("shared session", node, Sizes(), caches, shared)
+        self.beside = [Churn(nodes, directory), Refusals(NODES[0], directory)]
+        if nodes is not NODES:
+            return
         for node in (NODES[3], NODES[4]):
             first, second = (
                 self._add("shared cache", node, Sizes(move_every=0), [("paged", 2)], shared) for _ in range(2)
@@ -67,7 +70,6 @@ class Plan:
         for node in (*WIDE_NODES, *WIDE_NODES):
             self._add("wide", node, WIDE, [("paged", 3), ("runs", 0)], wide)
         self._add("cells", NODES[2], Sizes(move_every=0), [("cells", 1)], cells)
-        self.beside = [Churn(NODES, directory), Refusals(NODES[0], directory)]
 
     def _sessions(self, **options: int) -> Callable:
         """One session for each node, with these options, made at its first use."""
@@ -91,7 +93,7 @@ class Plan:
         """Everything once, so that all that is made at its first use has been made."""
         for lane in self.lanes:
             lane.rehearse(self.directory)
-        for i in range(2 * len(NODES)):
+        for i in range(2 * len(self.nodes)):
             for one in self.beside:
                 one.once(i)
 
@@ -135,11 +137,18 @@ def paced(once: Callable[[int], None], budget: Budget) -> None:
             time.sleep(0.005)
 
 
-def soak(steps: int, directory: Path, seed: int = 0, prepare: Callable[[Plan], None] = lambda plan: None) -> Outcome:
-    """Runs it all; raises what a thread has found. `prepare` may change the plan."""
+def soak(
+    steps: int,
+    directory: Path,
+    seed: int = 0,
+    nodes: list[Node] = NODES,
+    before_step: Callable[[Lane], None] | None = None,
+) -> Outcome:
+    """Runs it all; raises what a thread has found. Tests have lanes of their own and disturb each of their steps."""
     began = time.perf_counter()
-    plan = Plan(directory, seed)
-    prepare(plan)
+    plan = Plan(directory, seed, nodes)
+    for lane in plan.lanes if before_step else ():
+        lane.before_step = partial(before_step, lane)
     warm_up = int(steps * WARM_UP)
     plan.rehearse()
     plan.run(warm_up)
