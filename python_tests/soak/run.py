@@ -30,7 +30,7 @@ WIDE_NODES: list[Node] = [
     Attention(Setting(HALF, INT8, HALF, quant_bit=8, num_heads=4, head_dim=128)),
 ]
 WIDE = Sizes(sequences=4, longest=600, prompt=560, max_t=2560, page_size=128, share=0.0005, move_every=40)
-WARM_UP = 0.2  # of the steps
+WARM_UP, LEAST_WARM_UP = 0.2, 2000  # of the steps, and where there are few, half of them at most
 EVERY = 400  # steps for each of which a session is made and destroyed, and calls are refused
 
 
@@ -149,7 +149,7 @@ def soak(
     plan = Plan(directory, seed, nodes)
     for lane in plan.lanes if before_step else ():
         lane.before_step = partial(before_step, lane)
-    warm_up = int(steps * WARM_UP)
+    warm_up = max(int(steps * WARM_UP), min(LEAST_WARM_UP, steps // 2))
     plan.rehearse()
     plan.run(warm_up)
     start = quiet_sample()
