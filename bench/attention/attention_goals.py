@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from attention_case import SMALL, AttentionCase
 from attention_tensors import tensors_of
 from cases import F16, F32, FLOAT, HALF, INT4, INT8, Format, decode, prefill, quantized, ragged
-from figures import Group, Row, fastest_of, microseconds, quotient
+from figures import Row, fastest_of, microseconds, quotient
 from native import Native
 from ours import Direct, reads
 from peers import group_query_attention, matrix_product, standard, torch_attention
@@ -28,10 +28,10 @@ OTHERS_OF_READ = 0.8
 PROMPTS = (512, 1024, 2048, 4096)
 
 
-def groups(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Group]]]:
+def groups(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """All groups by name."""
 
-    def cached(case: AttentionCase, formats: Iterable[Format]) -> tuple[str, Callable[[], Group]]:
+    def cached(case: AttentionCase, formats: Iterable[Format]) -> tuple[str, Callable[[], list[Row]]]:
         mode = "paged" if case.paged else "offset"
         name = f"{case.lengths.name} layout {case.cache_layout} {mode}"
         return name, lambda: decoding(native, name, case, list(formats))
@@ -55,7 +55,7 @@ def groups(native: Native, chosen: argparse.Namespace) -> Iterator[tuple[str, Ca
     yield "small", lambda: small(native)
 
 
-def decoding(native: Native, name: str, case: AttentionCase, formats: list[Format]) -> Group:
+def decoding(native: Native, name: str, case: AttentionCase, formats: list[Format]) -> list[Row]:
     """Decoding over caches of several formats, each of the speed of loops that only read, and of each other's."""
     arena, rows, ours = Arena(), [], {}
     for form in formats:
@@ -72,10 +72,10 @@ def decoding(native: Native, name: str, case: AttentionCase, formats: list[Forma
             same = next((each for each in ours if each.t2 == INT8 and each.quant_group == form.quant_group), INT8S[1])
             what = f"{name}, {same.name} of {form.name}"
             rows.append(Row(what, [ours[same], ours[form]], quotient, at_least=goal))
-    return Group(name, rows)
+    return rows
 
 
-def arithmetic(native: Native, formats: Iterable[Format]) -> Group:
+def arithmetic(native: Native, formats: Iterable[Format]) -> list[Row]:
     """Decoding over caches that stay in the processor's cache, of the speed of loops that only read from memory: what
     decoding from memory would reach if reading cost nothing, and beside it what it reaches. On one thread, since waking
     another takes as long as so small a call."""
@@ -94,10 +94,10 @@ def arithmetic(native: Native, formats: Iterable[Format]) -> Group:
         rows.append(Row(name, [cold.contender(1), *loops], fastest_of))
         in_cache = warm.contender(1, f"{form.name} in the processor's cache")
         rows.append(Row(f"{name}, if that cost nothing", [in_cache, *loops], without_reading))
-    return Group("decode arithmetic", rows)
+    return rows
 
 
-def decoding_peers(native: Native, with_torch: bool) -> Group:
+def decoding_peers(native: Native, with_torch: bool) -> list[Row]:
     """Decoding in ONNX Runtime, and what else there is for the same work."""
     arena, rows = Arena(), []
     lengths = decode(8, 2048)
@@ -114,10 +114,10 @@ def decoding_peers(native: Native, with_torch: bool) -> Group:
         if with_torch:
             peer = torch_attention(tensors, THREADS)
             rows.append(Row(f"{lengths.name} {form.name}, torch of ours", [peer, ours], quotient, at_least=2))
-    return Group("decode peers", rows)
+    return rows
 
 
-def prompt(native: Native, seqlen: int, with_torch: bool) -> Group:
+def prompt(native: Native, seqlen: int, with_torch: bool) -> list[Row]:
     """A prompt, of the speed of matrix products of which only the lower triangle counts, and of peers."""
     arena, rows = Arena(), []
     size = 2048
@@ -142,10 +142,10 @@ def prompt(native: Native, seqlen: int, with_torch: bool) -> Group:
             if with_torch:
                 peer = torch_attention(direct.tensors, THREADS)
                 rows.append(Row(f"{name}, torch of ours", [peer, in_runtime], quotient, at_least=goal))
-    return Group(f"prefill {seqlen}", rows)
+    return rows
 
 
-def long(native: Native) -> Group:
+def long(native: Native) -> list[Row]:
     """One sequence alone, on one thread and on two, beside what reading gains by the second thread."""
     arena, rows = Arena(), []
     lengths = decode(1, 65536)
@@ -156,7 +156,7 @@ def long(native: Native) -> Group:
         rows.append(Row(name, threads, quotient, at_least=1.8))
         loops = [reads(native, form.name, direct.tensors.case.traffic, count, arena) for count in (1, THREADS)]
         rows.append(Row(f"{name}, of reading alone", [*loops[0], *loops[1]], halves))
-    return Group("long", rows)
+    return rows
 
 
 def halves(*ns: float) -> float:
@@ -165,7 +165,7 @@ def halves(*ns: float) -> float:
     return min(ns[:half]) / min(ns[half:])
 
 
-def small(native: Native) -> Group:
+def small(native: Native) -> list[Row]:
     """A call in which nothing but the call itself costs."""
     arena, rows = Arena(), []
     for form in (F32, F16):
@@ -177,4 +177,4 @@ def small(native: Native) -> Group:
             ours, nothing = operator(tensors, threads, tensors.check), empty(tensors, threads)
             what = f"small call {form.name}, beyond an empty operator, threads {threads}"
             rows.append(Row(what, [ours, nothing], lambda a, b: (a - b) / 1e3, at_most=5, unit="us"))
-    return Group("small", rows)
+    return rows

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 
 from cases import Case, full_cases, is_small, quick_cases, table_cases
-from figures import Group, Row, arguments, fastest_of, microseconds, quotient, run
+from figures import Row, arguments, fastest_of, microseconds, quotient, run
 from loops import check_limits, check_rooflines, limits, rooflines
 from measure import Contender
 from native import DirectCall, Measured, Native
@@ -53,7 +53,7 @@ def selected(chosen: argparse.Namespace) -> list[Case]:
     return sorted(cases, key=lambda case: (not case.cold, case.format.t2, case.format.t1, case.cache_layout))
 
 
-def group(case: Case, native: Native, arena: Arena, chosen: argparse.Namespace) -> Group:
+def group(case: Case, native: Native, arena: Arena, chosen: argparse.Namespace) -> list[Row]:
     """All figures of a case."""
     threads = chosen.threads
     loops = limits(native, case, threads, arena) if case.cold else []
@@ -74,7 +74,7 @@ def group(case: Case, native: Native, arena: Arena, chosen: argparse.Namespace) 
         nothing = empty(tensors, threads)
         rows.append(Row(f"{name}, beyond an empty operator", [ours, nothing], lambda a, b: (a - b) / 1e3, unit="us"))
         rows.append(microseconds(f"{case.name}, called directly", direct(calls, "op", threads)))
-    return Group(case.name, rows)
+    return rows
 
 
 def called(native: Native, tensors: Tensors) -> list[DirectCall]:

@@ -42,19 +42,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Rows that are measured in the same rounds."""
-
-    name: str
-    rows: list[Row]
-
-    @property
-    def contenders(self) -> list[Contender]:
-        """All that take part, each once."""
-        return list({id(contender): contender for row in self.rows for contender in row.contenders}.values())
-
-
-@dataclass(frozen=True)
 class Figure:
     """A measured row, which no longer holds its contenders' memory."""
 
@@ -98,20 +85,21 @@ def arguments(description: str | None, rounds: int, quick_rounds: int) -> argpar
     return parser
 
 
-def run(groups: Iterable[tuple[str, Callable[[], Group]]], title: str, chosen: argparse.Namespace) -> None:
+def run(groups: Iterable[tuple[str, Callable[[], list[Row]]]], title: str, chosen: argparse.Namespace) -> None:
     """Measures the groups that are chosen, each made when it is due, prints their figures, and writes the report."""
     figures, contender_times, begin = [], [], time.monotonic()
     rounds = chosen.rounds or chosen.default_rounds[chosen.quick]
     for name, make in groups:
         if not all(word in name for word in chosen.filter):
             continue
-        group = make()
-        run_rounds(group.contenders, rounds, chosen.seconds)
-        measured = [row.measured() for row in group.rows]
+        rows = make()
+        contenders = list({id(each): each for row in rows for each in row.contenders}.values())
+        run_rounds(contenders, rounds, chosen.seconds)
+        measured = [row.measured() for row in rows]
         for figure in measured:
             print(" | ".join(figure.cells), flush=True)
         figures += measured
-        for contender in group.contenders:
+        for contender in contenders:
             milliseconds = Spread.of([ns * 1e-6 for ns in times(contender)[0]])
             contender_times.append({"group": name, "contender": contender.name, "threads": contender.threads})
             contender_times[-1] |= asdict(milliseconds)

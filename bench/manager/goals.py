@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from figures import Group, Row, microseconds, quotient
+from figures import Row, microseconds, quotient
 from measure import Contender
 from native import Measured, Native
 from python_steps import PAGE_SIZE, PythonSteps
@@ -51,7 +51,7 @@ def decode_case(native: Native, batch: int, kvlen: int, *, fixed: bool = True, m
     return Case(native, "decode", batch, kvlen, slots, pages if fixed else 0, idle)
 
 
-def decode(native: Native) -> Group:
+def decode(native: Native) -> list[Row]:
     """Steps of 256 sequences."""
     short, long = (decode_case(native, BATCH, kvlen) for kvlen in (KVLEN, LONG_KVLEN))
     growing = decode_case(native, BATCH, KVLEN, fixed=False)
@@ -80,39 +80,39 @@ def decode(native: Native) -> Group:
         microseconds("step from Python, same batch", python),
         Row("step from Python, same batch, of step, same batch, its pages evicted", [python, evicted], quotient),
     ]
-    return Group("decode", rows)
+    return rows
 
 
-def max_t(native: Native) -> Group:
+def max_t(native: Native) -> list[Row]:
     """Steps in caches of 10^4 and of 10^7 slots."""
     small, large = (decode_case(native, 8, 900, max_t=max_t) for max_t in (10**4, 10**7))
     rows = [
         Row(f"step, {name}, MaxT 10^7 of 10^4", [large.contender(name), small.contender(name)], quotient, at_most=1.2)
         for name in ("same batch", "changed batch")
     ]
-    return Group("max_t", rows)
+    return rows
 
 
-def allocations(native: Native) -> Group:
+def allocations(native: Native) -> list[Row]:
     """Heap allocations of steps: counted, not timed."""
     case, rows = decode_case(native, BATCH, KVLEN), []
     for name in ("same batch", "changed batch"):
         counted = case.allocations(name)
         rows.append(Row(f"allocations a step, {name}", [case.contender(name)], lambda _, counted=counted: counted, 0))
-    return Group("allocations", rows)
+    return rows
 
 
-def pages(native: Native) -> Group:
+def pages(native: Native) -> list[Row]:
     """What is done to pages of sequences of 1000 pages and of 10000."""
     few, many, rows = Case(native, "pages", 1000), Case(native, "pages", 10000), []
     for name in ("page taken", "copy on write"):
         ours, ten_times = few.contender(name), many.contender(name)
         rows.append(Row(f"{name}, 1000 pages", [ours], lambda ns: ns, unit="ns"))
         rows.append(Row(f"{name}, ten times the pages, of the same time", [ten_times, ours], quotient, at_most=1.25))
-    return Group("pages", rows)
+    return rows
 
 
-def cells(native: Native) -> Group:
+def cells(native: Native) -> list[Row]:
     """A step of unified cells and its mask."""
     case = Case(native, "cells", 32768, 8)
     loops, ours = case.contender("loops over sets"), case.contender("find_slot and mask")
@@ -120,7 +120,7 @@ def cells(native: Native) -> Group:
         microseconds("find_slot and mask, 32768 cells, 8 sequences", ours),
         Row("loops over a set for each cell, of find_slot and mask", [loops, ours], quotient, at_least=4),
     ]
-    return Group("cells", rows)
+    return rows
 
 
 # By case: contenders, of which the first one's time is divided by the second's, and the goal.
@@ -131,16 +131,16 @@ BY_LAYOUT = {
 }
 
 
-def by_layout(native: Native, kind: str, layout: int, bits: int) -> Group:
+def by_layout(native: Native, kind: str, layout: int, bits: int) -> list[Row]:
     """What is done to the rows of a cache."""
     case, rows = Case(native, kind, layout, bits), []
     for above, below, goal in BY_LAYOUT[kind]:
         contenders = [case.contender(above), case.contender(below)]
         rows.append(Row(f"{above} of {below}, layout {layout}, {WIDTHS[bits]}", contenders, quotient, **goal))
-    return Group(kind, rows)
+    return rows
 
 
-def groups(native: Native) -> Iterator[tuple[str, Callable[[], Group]]]:
+def groups(native: Native) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """All groups by name."""
     for make in (decode, max_t, allocations, pages, cells):
         yield make.__name__, partial(make, native)

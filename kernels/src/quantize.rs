@@ -153,28 +153,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_all_zero_group_has_the_floor_as_scale() {
-        assert_eq!(scale(&[0.0f32; 8], QuantBit::Eight), 1e-5);
-        assert_eq!(scale(&[f16::ZERO; 8], QuantBit::Four), f16::from_f32(168.0 * 2f32.powi(-24)));
-        assert_eq!(code(0.0f32, 1e-5, QuantBit::Eight), 0);
-    }
-
-    #[test]
-    fn ties_go_to_even_and_codes_are_clamped() {
-        let codes = |x: f32| code(x, 1.0, QuantBit::Eight);
-        assert_eq!([0.5, 1.5, 2.5, -0.5, -1.5, 500.0, -500.0].map(codes), [0, 2, 2, 0, -2, 127, -127]);
-        assert_eq!(code(-9.0f32, 1.0, QuantBit::Four), -7);
-    }
-
-    #[test]
-    fn the_float16_quotient_is_rounded_before_it_becomes_an_integer() {
-        // The quotient is 33.4985...: 33. Rounded to float16 it is 33.5, a tie, and goes to 34.
-        let (x, s) = (33.53125, 1.0 + 2f32.powi(-10));
-        assert_eq!(code(x, s, QuantBit::Eight), 33);
-        assert_eq!(code(f16::from_f32(x), f16::from_f32(s), QuantBit::Eight), 34);
-    }
-
-    #[test]
     fn non_finite_values_propagate() {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             // The second group of two is finite.
@@ -188,27 +166,6 @@ mod tests {
                 let mut loaded = [0.0f32; 4];
                 codec.decode(codes, &scales, &mut loaded);
                 assert_eq!(loaded.map(f32::is_nan), [true, true, false, false], "{values:?}: {loaded:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_scale_past_the_largest_float16_is_infinite() {
-        let codec = HeadCodec { bits: QuantBit::Four, group: 2 };
-        let (mut codes, mut scales, mut loaded) = ([0], [f16::ZERO], [0.0f32; 2]);
-        codec.encode(&[7e5f32, 0.0], &mut codes, &mut scales);
-        assert_eq!((codes, scales), ([0x07], [f16::INFINITY]));
-        codec.decode(&codes, &scales, &mut loaded);
-        assert!(loaded[0].is_infinite() && loaded[1].is_nan());
-    }
-
-    #[test]
-    fn nibbles_are_signed_and_low_first() {
-        for low in -8i8..8 {
-            for high in -8i8..8 {
-                let byte = with_nibble(with_nibble(0xa5, 0, low), 1, high);
-                assert_eq!((nibble(byte, 0), nibble(byte, 1)), (low, high));
-                assert_eq!(byte & 0x0f, low as u8 & 0x0f);
             }
         }
     }
@@ -301,30 +258,6 @@ mod tests {
                 prop_assert_eq!(f64::from(codes[i]), code);
                 let value = f16::from_f32((code * f64::from(scales[i / codec.group])) as f32);
                 prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
-            }
-        }
-
-        /// What is loaded is within half a scale, and a few roundings, of what was stored.
-        #[test]
-        fn errors_are_at_most_half_a_scale((codec, values) in heads()) {
-            let (_, scales, loaded) = round_trip::<f32, f32>(codec, &values);
-            for (i, (&x, y)) in values.iter().zip(loaded).enumerate() {
-                // The largest value may round to infinity.
-                prop_assume!(scales[i / codec.group] < f32::MAX / 128.0);
-                let s = f64::from(scales[i / codec.group]);
-                prop_assert!((f64::from(x) - f64::from(y)).abs() <= s * (0.5 + 1e-4), "{} became {}, scale {}", x, y, s);
-            }
-        }
-
-        /// Values that come from a cache go back as the codes that they were, but for those that the floor made
-        /// smaller.
-        #[test]
-        fn codes_of_loaded_values_are_the_same((codec, values) in heads()) {
-            let (codes, scales, loaded) = round_trip::<f32, f32>(codec, &values);
-            let (again, ..) = round_trip::<f32, f32>(codec, &loaded);
-            for (i, (code, again)) in codes.into_iter().zip(again).enumerate() {
-                prop_assume!(scales[i / codec.group] < f32::MAX / 128.0);
-                prop_assert_eq!(code, again);
             }
         }
     }

@@ -215,8 +215,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
-
         #[test]
         fn agrees_with_a_vector_of_bools((len, script) in scripts(), a in 0_usize..300, b in 0_usize..300) {
             let (bits, naive) = run(len, &script);

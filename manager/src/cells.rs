@@ -103,10 +103,6 @@ mod tests {
         bits
     }
 
-    fn busy_cells(size: usize, cells: &[usize]) -> Vec<bool> {
-        (0..size).map(|cell| cells.contains(&cell)).collect()
-    }
-
     /// Both forms, which must agree.
     fn find(busy: &[bool], head: usize, used: usize, n: usize) -> (Option<usize>, usize) {
         let found = find_slot(busy, head, used, n);
@@ -181,52 +177,6 @@ mod tests {
     }
 
     #[test]
-    fn g1_find_slot() {
-        let busy = busy_cells(8, &[0, 1, 4]);
-        assert_eq!(find(&busy, 6, 3, 3), (Some(5), 5));
-        assert_eq!(find(&busy, 0, 3, 3), (Some(5), 5));
-        let busy = busy_cells(8, &[0, 2, 4, 6]);
-        for head in 0..8 {
-            assert_eq!(find(&busy, head, 4, 2), (None, head));
-        }
-    }
-
-    #[test]
-    fn g2_head_far_behind_the_used_cells_is_reset() {
-        let busy = busy_cells(1024, &[0, 1, 2, 3]);
-        assert_eq!(find(&busy, 10, 4, 3), (Some(10), 10));
-        assert_eq!(find(&busy, 11, 4, 3), (Some(4), 4));
-    }
-
-    #[test]
-    fn g3_n_kv() {
-        let cases = [(6, 1024, 32), (33, 1024, 32), (6, 1024, 256), (300, 1024, 256), (12, 20, 32), (0, 1024, 32)];
-        let got = cases.map(|(used_max, size, pad)| n_kv(used_max, size, pad));
-        assert_eq!(got, [32, 64, 256, 512, 20, 32]);
-    }
-
-    #[test]
-    fn g8_defragmentation() {
-        let cases = [
-            ("1100101110", "0 1 - - 4 - 5 2 3 -", 2),
-            ("10101010101", "0 - 2 - 4 - 5 - 3 - 1", 3),
-            ("10100111", "0 - 2 - - 3 4 1", 2),
-        ];
-        for (busy, expected, moves) in cases {
-            let busy: Vec<_> = busy.bytes().map(|bit| bit == b'1').collect();
-            let copies = defragmentation(&bits(&busy), None);
-            let to = apply(&copies, busy.len(), &busy);
-            let to: Vec<_> = to.iter().map(|to| to.map_or("-".to_owned(), |to| to.to_string())).collect();
-            assert_eq!((to.join(" ").as_str(), copies.len()), (expected, moves));
-        }
-    }
-
-    #[test]
-    fn g9_fragmentation() {
-        assert_eq!((fragmentation(128, 100), fragmentation(127, 100)), (0.21875, 0.0));
-    }
-
-    #[test]
     fn numbers_near_overflow() {
         assert_eq!(n_kv(usize::MAX, 1024, 32), 1024);
         assert_eq!(n_kv(usize::MAX, usize::MAX, 32), usize::MAX);
@@ -239,8 +189,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
-
         #[test]
         fn find_slot_is_the_specifications_loop(
             busy in cells(), head in any::<prop::sample::Index>(), used in 0_usize..600, n in 0_usize..150,

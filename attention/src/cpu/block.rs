@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use kvcache_kernels::LoadedRows;
 
-use super::call::Call;
 use super::dispatch::WeighFunction;
 use super::generic::fold::Sums;
 use super::generic::panel::{PANEL, Pack};
@@ -18,6 +17,7 @@ use super::generic::score_rows::RowProducts;
 use super::generic::scores::Products;
 use super::generic::softmax::{Block, HIDDEN, SUMS};
 use super::generic::weigh::Values;
+use super::operands::Call;
 use super::scratch::LINE;
 use super::source::Offsets;
 

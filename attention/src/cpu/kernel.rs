@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvcache_kernels::{InstructionSet, Workers};
 
-use super::call::Call;
+use super::operands::Call;
 use super::schedule::{Schedule, Size};
 use super::scratch;
 use super::task::{self, Shared};

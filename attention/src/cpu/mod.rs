@@ -43,10 +43,10 @@
 //! `dispatch` (which functions); `x86_64` and `portable`; `generic` (the functions over any vector registers).
 
 mod block;
-mod call;
 mod dispatch;
 mod generic;
 mod kernel;
+mod operands;
 mod portable;
 mod prompt;
 mod schedule;

@@ -6,7 +6,6 @@
 use std::ops::Range;
 
 use super::block::{BlockMemory, BlockRows, KEY, Queries, VALUE};
-use super::call::Call;
 use super::generic::panel::{PANEL, Pack};
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next, Rows};
@@ -14,6 +13,7 @@ use super::generic::scores::Products;
 use super::generic::softmax::{Block, SUMS};
 use super::generic::softmax_rows::ManyRows;
 use super::generic::weigh_rows::{PackRows, ValuePanels};
+use super::operands::Call;
 
 /// From so many query rows on, packing values is worth it.
 pub(super) const MANY_ROWS: usize = 16;

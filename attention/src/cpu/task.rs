@@ -4,10 +4,10 @@ use std::mem::swap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::block::{BlockMemory, BlockRows, Queries, State, attend_block};
-use super::call::Call;
 use super::generic::fold::{Result, Row};
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
+use super::operands::Call;
 use super::prompt::{MANY_ROWS, attend_many_rows};
 use super::schedule::{PIECE, Split, Task, Unit};
 use super::scratch;

@@ -5,7 +5,7 @@
 //! measured phase by phase on a [`Team`](team::Team) of threads whose share of the processors is watched, beside the
 //! loops that it is held against. The manager's cases have their own memory and check their own answers.
 
-mod call;
+mod direct;
 mod empty;
 mod limit;
 mod line;
@@ -27,7 +27,7 @@ pub use empty::RegisterCustomOps;
 #[pymodule]
 mod kvcache_bench {
     #[pymodule_export]
-    use super::call::{AttentionCall, CacheCall};
+    use super::direct::{AttentionCall, CacheCall};
     #[pymodule_export]
     use super::limit::limit;
     #[pymodule_export]

@@ -17,7 +17,7 @@ use crate::rotary::RopeStyle;
 pub(crate) unsafe fn copy(all: &Copies) {
     for r in 0..all.rows {
         for copy in 0..all.copies {
-            // SAFETY: r < rows and copy < copies, so both lie in the memory that the caller vouches for.
+            // SAFETY: r < rows and copy < copies, so both lie in `from` and `to`: this function's condition.
             unsafe {
                 let to = all.to.add(r * all.to_step + copy * all.len);
                 to.copy_from_nonoverlapping(all.from.add(r * all.from_step), all.len);
@@ -32,7 +32,7 @@ pub(crate) unsafe fn copy(all: &Copies) {
 /// `len` elements can be read and written, at aligned addresses that do not overlap.
 pub(crate) unsafe fn convert_row<A: Float, B: Float>(from: *const A, to: *mut B, len: usize) {
     let mut buffer = [0.0; BUFFER];
-    // SAFETY: the caller vouches for `len` elements at `from`.
+    // SAFETY: `from` has `len` elements: this function's condition.
     let from = unsafe { slice::from_raw_parts(from, len) };
     for (i, chunk) in from.chunks(BUFFER).enumerate() {
         let buffer = &mut buffer[..chunk.len()];
@@ -52,7 +52,7 @@ pub(crate) unsafe fn quantize_row<Q: Codes, V: Float, T: Float>(
     scales: *mut T,
     Row { len, group, .. }: Row,
 ) {
-    // SAFETY: the caller vouches for the row's `len` values.
+    // SAFETY: the row has `len` values: this function's condition.
     let values = unsafe { slice::from_raw_parts(values, len) };
     for (g, values) in values.chunks_exact(group).enumerate() {
         let s = quantize::scale(values, Q::BITS);
@@ -74,7 +74,7 @@ pub(crate) unsafe fn dequantize_row<Q: Codes, V: Float, T: Float>(
     values: *mut V,
     Row { len, group, groups }: Row,
 ) {
-    // SAFETY: the caller vouches for the row's codes and scales.
+    // SAFETY: the row has its codes and scales: this function's condition.
     let (cache, scales) =
         unsafe { (slice::from_raw_parts(cache, Q::bytes(len)), slice::from_raw_parts(scales, groups)) };
     let mut buffer = [0.0; BUFFER];

@@ -139,8 +139,8 @@ impl<'a> Walk<'a> {
                     block.prefetch =
                         writers.is_some().then_some(Prefetch { row: STORE_PREFETCH_DISTANCE as isize, scale: 0 });
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; `Cpu` is made for
-                    // supported instruction sets alone.
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Problem`; `Cpu` is made for supported
+                    // instruction sets alone.
                     unsafe { mover.store(&block, writers) }
                 });
             }
@@ -175,8 +175,8 @@ impl<'a> Walk<'a> {
                     let mut block = self.block(tiling, &part, run, values, num_repeat);
                     block.prefetch = self.prefetch(&part, run, next);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, for which Problem vouches; its copies are the
-                    // next num_repeat - 1 heads of the output.
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Problem`; its copies are the next
+                    // num_repeat - 1 heads of the output.
                     unsafe { mover.load(&block, writers) }
                 });
             }

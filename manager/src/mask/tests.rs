@@ -124,8 +124,6 @@ fn sequences() -> impl Strategy<Value = (Vec<Sequence>, usize)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
-
     #[test]
     fn agrees_with_the_specification_element_by_element(
         (sequences, columns) in sequences(),
@@ -156,33 +154,6 @@ proptest! {
         let rounded: Vec<_> = expected.iter().map(|&value| f16::from_f32(value)).collect();
         prop_assert_eq!(fill_all::<f16>(&sequences, shape, &spec, visibility), rounded);
     }
-}
-
-fn mask_of_cells(n: usize, position: i64, column: usize, rows: usize) -> Vec<f32> {
-    let (spec, first) = (MaskSpec::causal(), position + n as i64 - rows as i64);
-    let mut mask = vec![7.0; 32 * 32];
-    let block = MaskBlock { n, position, key_positions: once((first, rows)), key_columns: once((column, rows)) };
-    let visibility = spec.visibility(None, 0);
-    fill(&mut mask, [1, 32, 32], spec.slopes(), visibility, [block]).unwrap();
-    mask
-}
-
-#[test]
-fn g5_mask_of_cells() {
-    let hidden = f32::NEG_INFINITY;
-    // A prompt of 6 in cells 0..6.
-    let mask = mask_of_cells(6, 0, 0, 6);
-    for (i, &value) in mask.iter().enumerate() {
-        let (query, cell) = (i / 32, i % 32);
-        assert_eq!(value, if query < 6 && cell <= query { 0.0 } else { hidden }, "{query}, {cell}");
-    }
-    assert!(mask[6 * 32..].iter().all(|&value| value == hidden));
-    // Another sequence's 7 tokens from position 6 are in cells 6..13; its next token, at position 13, in cell 13.
-    let mask = mask_of_cells(1, 13, 6, 8);
-    for (cell, &value) in mask[..32].iter().enumerate() {
-        assert_eq!(value, if (6..14).contains(&cell) { 0.0 } else { hidden }, "{cell}");
-    }
-    assert!(mask[32..].iter().all(|&value| value == hidden));
 }
 
 #[test]

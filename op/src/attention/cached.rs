@@ -4,8 +4,8 @@ use kvcache_attention::{AttentionGeometry, AttentionIndices, Mask};
 use kvcache_schema::multi_head_cache_attention::T1;
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
 
+use super::attention_call::{AttentionCall, CheckedKeys};
 use super::backend::AttentionBackend;
-use super::call::{AttentionCall, CheckedKeys};
 use super::config::AttentionConfig;
 use super::inputs::CacheAttentionInputs;
 use super::validate as attention;

@@ -1,8 +1,8 @@
 //! The attention operators: `MultiHeadAttention` over packed keys and values, `MultiHeadCacheAttention` over the cache.
 
+mod attention_call;
 mod backend;
 mod cached;
-mod call;
 mod config;
 #[cfg(feature = "cuda")]
 mod device;
@@ -10,9 +10,9 @@ mod inputs;
 mod packed;
 mod validate;
 
+pub use attention_call::AttentionCall;
 pub use backend::AttentionBackend;
 pub use cached::{AttentionLayers, MultiHeadCacheAttention};
-pub use call::AttentionCall;
 #[cfg(feature = "cuda")]
 pub use device::{DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs};
 pub use inputs::{AttentionInputs, CacheAttentionInputs};

@@ -3,8 +3,8 @@
 use kvcache_attention::AttentionIndices;
 use kvcache_schema::{AttentionAttributes, ElementType};
 
+use super::attention_call::{AttentionCall, CheckedKeys};
 use super::backend::AttentionBackend;
-use super::call::{AttentionCall, CheckedKeys};
 use super::config::AttentionConfig;
 use super::inputs::AttentionInputs;
 use super::validate;

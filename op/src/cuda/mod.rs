@@ -77,13 +77,13 @@
 //! replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be replayed after one of the tensors,
 //! or the status word, is freed; with cudarc's own slices, capture on a context without event tracking.
 
-mod call;
+mod device_call;
 mod error;
 mod operator;
 mod static_operator;
 mod tensor;
 
-pub use call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
+pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use error::Error;
 pub(crate) use operator::check_call;
 pub(crate) use tensor::Usage;

@@ -4,7 +4,7 @@ use cudarc::driver::CudaStream;
 use kvcache_kernels::cuda::{Pages, Queue, cudarc};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::call::{DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
+use super::device_call::{DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
 use super::error::Error;
 use super::tensor::DeviceMut;
 use crate::attributes::Config;

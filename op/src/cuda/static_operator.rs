@@ -4,7 +4,7 @@ use cudarc::driver::CudaStream;
 use kvcache_kernels::cuda::{Pages, Queue, cudarc};
 use kvcache_schema::ElementType;
 
-use super::call::DeviceCall;
+use super::device_call::DeviceCall;
 use super::error::Error;
 use super::tensor::{DeviceMut, DeviceRef};
 use crate::static_batching::{StaticKeyValueCache, checks};

@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::call::StaticCall;
 use super::checks::CheckedCall;
+use super::static_call::StaticCall;
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::tensor::TensorRef;

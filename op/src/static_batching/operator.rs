@@ -5,11 +5,11 @@ use kvcache_schema::{ElementType, StaticAttributes, TypeCombination};
 use ndarray::Array4;
 
 use super::attributes::StaticConfig;
-use super::call::StaticCall;
 use super::checks;
 use super::infer::{self, StaticInputDims};
 use super::inputs::StaticInputs;
 use super::layers::StaticLayers;
+use super::static_call::StaticCall;
 use crate::backend::Backend;
 use crate::call::Outputs;
 use crate::error::Error;

@@ -18,7 +18,7 @@ impl Outline for Avx2 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn outlined<F: Function>(arguments: &F::Arguments<'_>) -> F::Output {
-    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
     unsafe { F::run::<Avx2>(arguments) }
 }
 

@@ -19,7 +19,7 @@ impl Outline for Avx512 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn outlined<F: Function>(arguments: &F::Arguments<'_>) -> F::Output {
-    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
     unsafe { F::run::<Avx512>(arguments) }
 }
 

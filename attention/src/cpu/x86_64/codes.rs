@@ -107,13 +107,13 @@ impl Stored<Avx512> for WideInt8 {
 /// As [`ScoreRows`](super::super::generic::score_rows::ScoreRows), for codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(crate) unsafe fn score_codes<V: Stored<Avx512>>(products: &RowProducts<'_>) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
     unsafe { score_rows::<Avx512, V>(products) }
 }
 
 /// As [`Weigh`](super::super::generic::weigh::Weigh), for codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(crate) unsafe fn weigh_codes<V: Stored<Avx512>>(values: &Values<'_>) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the arguments.
+    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
     unsafe { weigh::<Avx512, V>(values) }
 }

@@ -1,18 +1,64 @@
 //! A step of unified cells: the search for free ones and the mask, against loops over a set of ids for each cell.
 
+use std::collections::BTreeSet;
+
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, MaskSpec, Mode, SeqId};
 use kvcache_op::ElementType;
 
 use crate::manager::case::{self, Case, Meter};
-use crate::manager::cell_sets::{Cell, CellSets};
 use crate::manager::setup::{NoBytes, step, text};
 
-/// The cells that a step reads are a multiple of this.
+/// The cells that a step reads, and the rows of its mask, are a multiple of this.
 const PAD: usize = 32;
 /// Cells that stay free.
 const FREE: usize = 256;
 /// Searches and masks that are measured in one go.
 const STEPS: usize = 4;
+
+/// A cell of the peer, llama.cpp's unified cache: the position of its row, and the sequences that have it.
+#[derive(Default, Clone)]
+struct Cell {
+    position: i64,
+    ids: BTreeSet<usize>,
+}
+
+/// The peer's cells, with its loops.
+struct CellSets {
+    cells: Vec<Cell>,
+    head: usize,
+    used: usize,
+}
+
+impl CellSets {
+    /// Finds `n` free cells in a row, from the head on.
+    fn find_slot(&self, n: usize) -> Option<usize> {
+        let size = self.cells.len();
+        let mut head = if self.head > self.used + 2 * n { 0 } else { self.head };
+        let mut tested = 0;
+        while tested < size {
+            if head + n > size {
+                (tested, head) = (tested + size - head, 0);
+                continue;
+            }
+            match self.cells[head..head + n].iter().position(|cell| !cell.ids.is_empty()) {
+                Some(i) => (tested, head) = (tested + i + 1, head + i + 1),
+                None => return Some(head),
+            }
+        }
+        None
+    }
+
+    /// The mask of queries, each of a sequence and at a position, over the first `n_kv` cells, in whole [`PAD`] rows.
+    fn mask(&self, queries: &[(usize, i64)], n_kv: usize, mask: &mut [f32]) {
+        mask[queries.len() * n_kv..].fill(f32::NEG_INFINITY);
+        for (row, &(id, position)) in mask.chunks_exact_mut(n_kv).zip(queries) {
+            for (value, cell) in row.iter_mut().zip(&self.cells) {
+                let hidden = !cell.ids.contains(&id) || cell.position > position;
+                *value = if hidden { f32::NEG_INFINITY } else { 0.0 };
+            }
+        }
+    }
+}
 
 /// Sequences that fill nearly all cells: half of each is a prompt, in one piece; the other half was decoded together
 /// with the others, so that no two neighboring cells are one sequence's. A cell near the first one is free, from which
@@ -87,8 +133,9 @@ impl Cells {
                 sets.cells[slot + i].position = position;
                 sets.cells[slot + i].ids.insert(id);
             }
-            let n_kv = sets.n_kv(PAD);
-            mask_of_sets.resize(n.next_multiple_of(32) * n_kv, 0.0);
+            let last = sets.cells.iter().rposition(|cell| !cell.ids.is_empty()).map_or(0, |cell| cell + 1);
+            let n_kv = last.next_multiple_of(PAD).max(PAD).min(sets.cells.len());
+            mask_of_sets.resize(n.next_multiple_of(PAD) * n_kv, 0.0);
             sets.mask(&queries, n_kv, mask_of_sets);
             sets.cells[slot..slot + n].iter_mut().for_each(|cell| cell.ids.clear());
             Ok(slot as i64)

@@ -24,25 +24,9 @@ pub(crate) struct Decode {
     copied: Vec<i64>,
 }
 
-/// The tensors of a step.
-#[derive(Default)]
-struct Tensors {
-    seqstarts: Vec<i64>,
-    kvstarts: Vec<i64>,
-    start_pos: Vec<i64>,
-    /// Row after row.
-    cachestarts: Vec<i64>,
-    token_ids: Vec<i64>,
-    positions: Vec<i64>,
-    max_lens: Vec<i64>,
-}
-
-impl Tensors {
-    fn all(&self) -> [&[i64]; 7] {
-        let Self { seqstarts, kvstarts, start_pos, cachestarts, token_ids, positions, max_lens } = self;
-        [seqstarts, kvstarts, start_pos, cachestarts, token_ids, positions, max_lens]
-    }
-}
+/// The tensors of a step: `seqstarts`, `kvstarts`, `start_pos`, `cachestarts` row after row, token ids, positions, and
+/// `max_seqlen` with `max_kvlen`.
+type Tensors = [Vec<i64>; 7];
 
 /// The length of sequence `i` when a measurement begins.
 fn len(i: usize, kvlen: usize) -> usize {
@@ -109,41 +93,39 @@ impl Decode {
     fn step_tensors(&mut self, appends: &[Append<'_>]) -> Result<Tensors, String> {
         let planned = self.manager.begin_step(appends).map_err(text)?;
         let step = planned.apply(&mut NoBytes::default()).map_err(text)?;
-        let tensors = Tensors {
-            seqstarts: step.seqstarts().to_vec(),
-            kvstarts: step.kvstarts().to_vec(),
-            start_pos: step.start_pos().to_vec(),
-            cachestarts: step.cachestarts().iter().copied().collect(),
-            token_ids: step.token_ids().to_vec(),
-            positions: step.positions().to_vec(),
-            max_lens: vec![step.max_seqlen(), step.max_kvlen()],
-        };
+        let tensors = [
+            step.seqstarts().to_vec(),
+            step.kvstarts().to_vec(),
+            step.start_pos().to_vec(),
+            step.cachestarts().iter().copied().collect(),
+            step.token_ids().to_vec(),
+            step.positions().to_vec(),
+            vec![step.max_seqlen(), step.max_kvlen()],
+        ];
         step.commit();
         Ok(tensors)
     }
 
     /// The tensors of the step that has just been made, computed anew from the slots of each sequence in it.
     fn expected(&self, seqs: &[SeqId], columns: usize) -> Result<Tensors, String> {
-        let mut expected = Tensors { seqstarts: vec![0], kvstarts: vec![0], ..Tensors::default() };
-        let (mut tokens, mut rows, mut max_kvlen) = (0, 0, 0);
+        let (mut seqstarts, mut kvstarts, mut starts, mut ids) = (vec![0], vec![0], Vec::new(), Vec::new());
+        let mut cachestarts = Vec::new();
         for &seq in seqs {
             let slots: Vec<usize> = self.manager.slots(seq).map_err(text)?.collect();
-            (tokens, rows, max_kvlen) = (tokens + 1, rows + slots.len() as i64, max_kvlen.max(slots.len() as i64));
-            expected.seqstarts.push(tokens);
-            expected.kvstarts.push(rows);
-            expected.start_pos.push(slots.len() as i64 - 1);
-            expected.token_ids.push(self.token.into());
-            expected.positions.push(slots.len() as i64 - 1);
+            seqstarts.push(seqstarts.len() as i64);
+            kvstarts.push(kvstarts.last().copied().unwrap_or_default() + slots.len() as i64);
+            starts.push(slots.len() as i64 - 1);
+            ids.push(self.token.into());
             let pages = slots.chunks(PAGE_SIZE);
             if let Some(page) = pages.clone().find(|page| page.iter().zip(page[0]..).any(|(&slot, at)| slot != at)) {
                 return Err(format!("the slots of a page are {page:?}"));
             }
             let unused = columns.checked_sub(pages.len()).ok_or("cachestarts has too few columns")?;
-            expected.cachestarts.extend(pages.map(|page| page[0] as i64));
-            expected.cachestarts.extend(vec![-1; unused]);
+            cachestarts.extend(pages.map(|page| page[0] as i64));
+            cachestarts.extend(vec![-1; unused]);
         }
-        expected.max_lens = vec![1, max_kvlen];
-        Ok(expected)
+        let max_lens = vec![1, starts.iter().max().map_or(0, |start| start + 1)];
+        Ok([seqstarts, kvstarts, starts.clone(), cachestarts, ids, starts, max_lens])
     }
 }
 
@@ -156,8 +138,8 @@ impl Case for Decode {
         for i in 0..2 * PAGE_SIZE {
             let appends: Vec<_> = seqs.iter().map(|&seq| Append::tokens(seq, &tokens)).collect();
             let tensors = self.step_tensors(&appends)?;
-            let expected = self.expected(&seqs, tensors.cachestarts.len() / seqs.len())?;
-            if tensors.all() != expected.all() {
+            let expected = self.expected(&seqs, tensors[3].len() / seqs.len())?;
+            if tensors != expected {
                 return Err(format!("the tensors of step {i} are not those of its sequences' slots"));
             }
             seqs.rotate_left(i % 2);
@@ -181,11 +163,11 @@ impl Case for Decode {
                 let tensors = self.step_tensors(&appends)?;
                 self.cut_back()?;
                 let mut meter = Meter::default();
-                self.copied.resize(tensors.all().concat().len(), 0);
+                self.copied.resize(tensors.concat().len(), 0);
                 meter.run(STEPS, || {
                     for _ in 0..STEPS {
                         let mut rest = std::hint::black_box(&mut self.copied[..]);
-                        for tensor in std::hint::black_box(&tensors).all() {
+                        for tensor in std::hint::black_box(&tensors) {
                             let (to, behind) = std::mem::take(&mut rest).split_at_mut(tensor.len());
                             to.copy_from_slice(tensor);
                             rest = behind;

@@ -1,7 +1,6 @@
 //! The cache manager, measured without Python in the way.
 
 mod case;
-mod cell_sets;
 mod cells;
 mod copies;
 mod decode;

@@ -1,19 +1,19 @@
 //! K-shift: turning the keys of rows, against the operator storing and loading the same rows.
 
 use half::f16;
-use kvcache_kernels::quantize::HeadCodec;
+use kvcache_kernels::Reference;
 use kvcache_manager::schema::CacheLayout;
-use kvcache_manager::{CacheMemory, CacheSpec, Rope, Rotation};
+use kvcache_manager::{CacheMemory, Rope, Rotation};
 use kvcache_op::{ElementType, IndexInputs, KeyValueCache, Outputs, Serial, TensorMut, TensorRef};
 
 use crate::manager::case::{self, Case, Meter};
-use crate::manager::memory::{Bytes, HEAD_DIM, HostCache, NUM_HEADS, NUM_LAYER, PAGE_SIZE, QUANT_GROUP, Random};
+use crate::manager::memory::{Bytes, HEAD_DIM, HostCache, NUM_HEADS, NUM_LAYER, PAGE_SIZE, Random};
 use crate::manager::setup::text;
 
 /// Rows that are stored, loaded and turned: a sequence.
 const ROWS: usize = 2048;
-/// Rows whose answer is checked.
-const CHECKED: usize = 64;
+/// Pages whose answer is checked.
+const CHECKED: usize = 4;
 /// Positions that they are turned by.
 const DELTA: i64 = -50;
 
@@ -90,62 +90,18 @@ impl Shift {
     fn rotate_keys(&mut self) -> Result<(), String> {
         self.memory.memory(&Serial)?.rotate_keys(&self.rotations, &self.rope).map_err(text)
     }
-
-    /// Some rows in canonical order.
-    fn rows(&mut self) -> Result<Vec<u8>, String> {
-        let slots: Vec<_> =
-            self.rotations.iter().flat_map(|page| page.slot..page.slot + page.len).take(CHECKED).collect();
-        let mut rows = vec![0; slots.len() * self.memory.spec.bytes_per_token()];
-        self.memory.memory(&Serial)?.read_rows(&slots, &mut rows).map_err(text)?;
-        Ok(rows)
-    }
-}
-
-/// Turns the keys of rows in canonical order, head by head, as the specification says.
-fn rotate_rows(spec: &CacheSpec, rope: &Rope, rows: &mut [u8]) {
-    let codec = spec.quant().map(|(bits, group, _)| HeadCodec { bits, group });
-    let code_bytes = codec.map_or(HEAD_DIM * size_of::<f16>(), |codec| codec.code_bytes(HEAD_DIM));
-    let heads = NUM_LAYER * 2 * NUM_HEADS;
-    let number = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]);
-    for row in rows.chunks_exact_mut(spec.bytes_per_token()) {
-        let (codes, scales) = row.split_at_mut(heads * code_bytes);
-        let scale_bytes = scales.len() / heads;
-        for (head, codes) in codes.chunks_exact_mut(code_bytes).enumerate() {
-            if head / NUM_HEADS % 2 == 1 {
-                continue;
-            }
-            let mut values = [0_f32; HEAD_DIM];
-            let scales = &mut scales[head * scale_bytes..][..scale_bytes];
-            match codec {
-                None => values.iter_mut().zip(codes.chunks_exact(2)).for_each(|(x, bytes)| *x = number(bytes).into()),
-                Some(codec) => {
-                    codec.decode(codes, &scales.chunks_exact(2).map(number).collect::<Vec<_>>(), &mut values)
-                }
-            }
-            rope.rotate(DELTA, &mut values);
-            match codec {
-                None => codes
-                    .chunks_exact_mut(2)
-                    .zip(values)
-                    .for_each(|(bytes, x)| bytes.copy_from_slice(&f16::from_f32(x).to_le_bytes())),
-                Some(codec) => {
-                    let mut new = [f16::ZERO; HEAD_DIM / QUANT_GROUP];
-                    codec.encode(&values, codes, &mut new);
-                    scales.chunks_exact_mut(2).zip(new).for_each(|(bytes, x)| bytes.copy_from_slice(&x.to_le_bytes()));
-                }
-            }
-        }
-    }
 }
 
 impl Case for Shift {
     fn check(&mut self) -> Result<(), String> {
         self.store_and_load()?;
-        let mut expected = self.rows()?;
-        rotate_rows(&self.memory.spec, &self.rope, &mut expected);
-        self.rotate_keys()?;
-        if self.rows()? != expected {
-            return Err("keys are not turned as the specification says".into());
+        let Self { memory, rotations, rope, .. } = self;
+        let (checked, rows) = (&rotations[..CHECKED], *memory.spec.rows());
+        let (mut cache, mut scale) = (memory.cache.to_vec(), memory.scale.to_vec());
+        Reference.rotate_keys(&rows, &mut cache, &mut scale, checked, rope).map_err(text)?;
+        memory.memory(&Serial)?.rotate_keys(checked, rope).map_err(text)?;
+        if memory.cache[..] != cache || memory.scale[..] != scale {
+            return Err("keys are not turned as the reference turns them".into());
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Outline for Neon {
 
 #[target_feature(enable = "neon")]
 unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
     unsafe { F::run::<Neon>(rows) }
 }
 

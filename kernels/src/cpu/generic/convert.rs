@@ -52,7 +52,7 @@ impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for LoadConve
 /// Converts one row.
 #[inline(always)]
 unsafe fn convert<S: Simd, A: FloatLanes, B: FloatLanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {
-    // SAFETY: the caller vouches for `len` elements; i < len, and last_inside keeps the last register inside the row.
+    // SAFETY: `len` elements are there; i < len, and last_inside keeps the last register inside the row.
     unsafe {
         if len < S::LANES {
             return portable::convert_row::<A, B>(from, to, len);

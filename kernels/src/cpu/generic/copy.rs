@@ -162,6 +162,6 @@ unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
 /// Writes a line, by a non-temporal store or a plain one.
 #[inline(always)]
 unsafe fn write<S: Simd, const STREAM: bool>(to: *mut u8, line: S::Line) {
-    // SAFETY: the caller vouches for a line at `to`, aligned with `STREAM`.
+    // SAFETY: `to` has a line, aligned with `STREAM`: this function's condition.
     unsafe { if STREAM { S::stream_line(to, line) } else { S::write_line(to, line) } }
 }

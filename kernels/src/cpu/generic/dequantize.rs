@@ -158,7 +158,7 @@ unsafe fn decode_registers<
     values: *mut V,
     registers: usize,
 ) {
-    // SAFETY: k < registers, which the caller vouches for.
+    // SAFETY: k < registers, which are there: this function's condition.
     unsafe {
         let scales = T::read_some::<S>(scales, registers * groups_in_register(S::LANES, GROUP));
         for k in 0..registers {

@@ -210,7 +210,7 @@ unsafe fn encode_two<S: Simd, Q: CodeLanes, V: GroupFloats>(
     at: usize,
     ahead: Option<*const V>,
 ) {
-    // SAFETY: the caller vouches for two registers of values, and for their codes, from `at` on.
+    // SAFETY: two registers of values, and their codes, are there from `at` on.
     unsafe {
         if let Some(ahead) = ahead {
             S::prefetch_bytes(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
@@ -228,13 +228,13 @@ unsafe fn encode_one<S: Simd, Q: CodeLanes, V: GroupFloats>(
     cache: *mut u8,
     at: usize,
 ) {
-    // SAFETY: the caller vouches for a register of values, and for its codes, from `at` on.
+    // SAFETY: a register of values, and its codes, are there from `at` on.
     unsafe { Q::write::<S>(cache.add(Q::bytes(at)), codes::<S, V>(values.add(at), factors)) }
 }
 
 /// The codes of a register of values.
 #[inline(always)]
 unsafe fn codes<S: Simd, V: GroupFloats>(values: *const V, factors: [S::F32; 2]) -> S::Code {
-    // SAFETY: the caller vouches for a register of values.
+    // SAFETY: a register of values is there: this function's condition.
     unsafe { S::codes(V::quotient::<S>(V::read::<S>(values), factors)) }
 }

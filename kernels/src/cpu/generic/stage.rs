@@ -72,8 +72,8 @@ impl<'s> LineWriter<'s> {
         let stage = self.stage.as_mut_ptr();
         let (mut from, mut left) = (stage.wrapping_add(LINE - self.held), self.held + len);
         let mut to = self.to.wrapping_sub(self.held);
-        // SAFETY: `left` bytes at `from` are filled, and go to addresses that the caller vouches for. What is left of
-        // the last line is less than a line, and moves to the end of the stage's first line.
+        // SAFETY: `left` bytes at `from` are filled, and go to valid addresses: this function's condition. What is
+        // left of the last line is less than a line, and moves to the end of the stage's first line.
         unsafe {
             // Only if nothing was held back: else it is the beginning of a line.
             let head = to.align_offset(LINE).min(left);
@@ -128,7 +128,7 @@ impl<'s> LineWriter<'s> {
     /// # Safety
     /// The addresses of all bytes that were committed are valid for writes.
     pub(crate) unsafe fn finish(&mut self) {
-        // SAFETY: the bytes that are held back were committed, and the caller vouches for their addresses.
+        // SAFETY: the bytes that are held back were committed, and their addresses are valid: see `# Safety`.
         unsafe {
             let held = self.stage.as_mut_ptr().add(LINE - self.held);
             self.to.wrapping_sub(self.held).copy_from_nonoverlapping(held, self.held);

@@ -191,7 +191,7 @@ impl Mover<'_> {
                 copies: copies - 1,
                 prefetch: None,
             };
-            // SAFETY: the caller vouches for the rows and for the room behind each.
+            // SAFETY: the rows are there, and the room behind each: this function's condition.
             unsafe { (self.functions.copy.plain)(&all) }
         }
     }

@@ -169,8 +169,8 @@ impl Mover<'_> {
             prefetch: None,
         };
         let (together, contiguous) = (count * len, to.inner == len);
-        // SAFETY: the stage holds `count * step` bytes, of rows that the caller vouches for; lines are whole where that
-        // is checked, and `together` is no more than a stage.
+        // SAFETY: the stage holds `count * step` bytes, of valid rows: this function's condition. Lines are
+        // whole where that is checked, and `together` is no more than a stage.
         unsafe {
             if is_lines_each(to, len) {
                 for outer in 0..block.outer {

@@ -32,7 +32,7 @@ impl Outline for Avx2 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
     unsafe { F::run::<Avx2>(rows) }
 }
 

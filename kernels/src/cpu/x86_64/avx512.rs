@@ -54,13 +54,13 @@ impl Outline for Avx512<true> {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
     unsafe { F::run::<Avx512<false>>(rows) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx2,fma,f16c")]
 unsafe fn outlined_native_f16<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the caller vouches for the rows.
+    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
     unsafe { F::run::<Avx512<true>>(rows) }
 }
 

@@ -104,7 +104,7 @@ pub(crate) unsafe fn dequantize<Q: Codes, V: FloatLanes, const GROUP: usize, con
 /// A register of codes.
 #[inline(always)]
 unsafe fn codes<Q: Codes>(cache: *const u8) -> __m512h {
-    // SAFETY: the instructions are enabled, and the caller vouches for 32 codes.
+    // SAFETY: the instructions are enabled, and 32 codes are there.
     unsafe {
         match Q::BITS {
             QuantBit::Eight => _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(_mm256_loadu_si256(cache.cast()))),
@@ -123,7 +123,7 @@ unsafe fn codes<Q: Codes>(cache: *const u8) -> __m512h {
 /// The scale of each lane, of groups shorter than a register.
 #[inline(always)]
 unsafe fn broadcast<const GROUP: usize>(scales: *const f16) -> __m512h {
-    // SAFETY: the instructions are enabled, and the caller vouches for 32 / GROUP scales.
+    // SAFETY: the instructions are enabled, and 32 / GROUP scales are there.
     unsafe {
         let some = match LANES / GROUP {
             32 => return _mm512_castsi512_ph(_mm512_loadu_si512(scales.cast())),
@@ -140,7 +140,7 @@ unsafe fn broadcast<const GROUP: usize>(scales: *const f16) -> __m512h {
 /// Writes a register of values.
 #[inline(always)]
 unsafe fn write<V: FloatLanes, const STREAM: bool>(to: *mut V, x: __m512h) {
-    // SAFETY: the instructions are enabled, and the caller vouches for 32 values, in whole lines with STREAM.
+    // SAFETY: the instructions are enabled, and 32 values are there, in whole lines with STREAM.
     unsafe {
         if V::IS_F16 {
             let (to, x) = (to.cast::<__m512i>(), _mm512_castph_si512(x));
@@ -245,7 +245,7 @@ unsafe fn encode_register<Q: Codes>(
     at: usize,
     ahead: Option<*const f16>,
 ) {
-    // SAFETY: the instructions are enabled, and the caller vouches for 32 values, and for their codes, from `at` on.
+    // SAFETY: the instructions are enabled, and 32 values, and their codes, are there from `at` on.
     unsafe {
         if let Some(ahead) = ahead {
             prefetch_l2(ahead.wrapping_add(at).cast::<u8>().wrapping_add(L2_PREFETCH_DISTANCE));

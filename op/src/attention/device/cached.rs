@@ -5,7 +5,7 @@ use kvcache_kernels::cuda::Queue;
 use kvcache_kernels::cuda::cudarc::driver::CudaStream;
 use kvcache_schema::ElementType;
 
-use super::call::{DeviceAttentionCall, DeviceKeyTensors};
+use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
 use super::packed::{check_head_dim, host_scalars};
 use crate::attention::cached::MultiHeadCacheAttention;
 use crate::attention::config::AttentionConfig;

@@ -5,7 +5,7 @@ use kvcache_kernels::cuda::cudarc::driver::CudaStream;
 use kvcache_kernels::cuda::{self, Queue, TooLarge};
 use kvcache_schema::ElementType;
 
-use super::call::{DeviceAttentionCall, DeviceKeyTensors};
+use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
 use crate::attention::config::AttentionConfig;
 use crate::attention::packed::MultiHeadAttention;
 use crate::attention::validate as attention;
