@@ -24,12 +24,12 @@ MACHINES = {
 # The modules with the longest sums, and with every conversion. In float64 sums by BLAS, 11 of their cases drifted.
 CHECK = """
 from pathlib import Path
-from catalogue import attention, conversion
+from catalogue import attention, cases_of, conversion
 from catalogue.folder import files
 
 cases = 0
 for folder, modules in (("cases", [conversion]), ("attention_cases", [attention.heads, attention.packed])):
-    for case in (case for module in modules for case in module.cases()):
+    for case in (case for module in modules for case in cases_of(module)):
         cases += 1
         for name, content in files(case).items():
             assert Path(folder, case.name, name).read_bytes() == content, f"{case.name} differs"

@@ -1,6 +1,11 @@
-"""The golden cases, one module per subject. Each module has `cases()`; a name must be unique in its suite."""
+"""The golden cases, one module per subject: a case, or several, from each function that takes nothing and is not
+private. A name must be unique in its suite."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
 
 from . import (
     arithmetic,
@@ -26,9 +31,18 @@ OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, l
 SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}
 
 
+def cases_of(module: ModuleType) -> Iterator[Case]:
+    """The cases of a module, run through the oracle."""
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        own = function.__module__ == module.__name__ and not name.startswith("_")
+        if own and not inspect.signature(function).parameters:
+            made = function()
+            yield from [made] if isinstance(made, Case) else made
+
+
 def all_cases() -> dict[str, list[Case]]:
-    """Every case of each suite, run through the oracle."""
-    suites = {folder: [case for module in modules for case in module.cases()] for folder, modules in SUITES.items()}
+    """Every case of each suite."""
+    suites = {folder: [case for module in modules for case in cases_of(module)] for folder, modules in SUITES.items()}
     for cases in suites.values():
         assert len({case.name for case in cases}) == len(cases), "names are unique"
         assert all(case.steps for case in cases), "a case has steps"

@@ -27,8 +27,6 @@ def cases() -> Iterator[Case]:
         yield non_finite(types, bits)
         if (bits == 8) == (T1 == T3):
             yield loaded_as_found(types, bits)
-    yield from scale_conversion()
-    yield from largest_values()
 
 
 def group_case(

@@ -10,13 +10,6 @@ from .case import Case, Sequence, begin, indices
 TYPES = ((0, "f32 f32"), (8, "f16 int8 f32"), (4, "f32 int4 f16"))
 
 
-def cases() -> Iterator[Case]:
-    """Everything of this module."""
-    yield from ragged()
-    yield from empty()
-    yield from bounds()
-
-
 def ragged() -> Iterator[Case]:
     """Sequences of different lengths, some of them without current tokens."""
     for bits, types in TYPES:

@@ -14,13 +14,6 @@ RULE = "conversion.rounding"
 NAN_WHY = "a conversion of NaN between float types may choose any NaN"
 
 
-def cases() -> Iterator[Case]:
-    """Everything of this module."""
-    yield from bits_kept()
-    yield from narrowing()
-    yield from widening()
-
-
 def current(values: np.ndarray) -> dict[str, np.ndarray]:
     """current_key as the values (T, H, Dh), current_value as the values from last to first."""
     reverse = values.reshape(-1)[::-1].reshape(values.shape)

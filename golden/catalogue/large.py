@@ -12,13 +12,6 @@ from .case import Case, Sequence, begin
 LENGTHS = ((0, 3), (4, 1), (2, 0), (3, 2), (0, 1))
 
 
-def cases() -> Iterator[Case]:
-    """Everything of this module."""
-    yield from batches()
-    yield from lengths()
-    yield from attributes()
-
-
 def sequences(lengths: list[tuple[int, int]], page_size: int = 0) -> tuple[list[Sequence], int]:
     """Sequences of these lengths and the slots that they need: one behind the other, or pages from the last down."""
     counts = [start_pos + seqlen for start_pos, seqlen in lengths]

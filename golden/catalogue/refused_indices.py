@@ -19,14 +19,12 @@ PAGED = (Sequence(2, 2, (8,)), Sequence(0, 3, (0,)), Sequence(3, 1, (4,)))
 def cases() -> Iterator[Case]:
     """Everything of this module."""
     for mode, batch, bits, types in ((0, BATCH, 0, "f32 f32"), (1, PAGED, 8, "f16 int8 f16")):
-        for name, about, rule, error, steps in (*starts(), *lengths()) if mode == 0 else (*lengths(), *maxima()):
+        for name, about, rule, error, steps in (*_starts(), *_lengths()) if mode == 0 else (*_lengths(), *_maxima()):
             given = dict(num_heads=1, max_t=MAX_T, quant_bit=bits, cache_mode=mode, page_size=4)
             case = begin(f"refuse-{name}-mode{mode}".replace("_", "-"), about, types, proves=rule, **given)
             for mentions, changes in steps:
                 case.refuse(error, mentions, *batch, **changes)
             yield case
-    yield from empty_batches()
-    yield from state_untouched()
 
 
 # A rule: the case's name and about, the rule's id, the error kind, and for each step the mentions and the inputs that
@@ -34,7 +32,7 @@ def cases() -> Iterator[Case]:
 Rule = tuple[str, str, str, str, list[tuple[list[object], dict[str, np.ndarray]]]]
 
 
-def starts() -> Iterator[Rule]:
+def _starts() -> Iterator[Rule]:
     """seqstarts [0, 2, 5, 6] and kvstarts [0, 4, 7, 11] made wrong."""
     for name, (_, *rest) in (("seqstarts", [0, 2, 5, 6]), ("kvstarts", [0, 4, 7, 11])):
         about = f"{name} begins at another number than 0: above, below, and at the least of all."
@@ -67,7 +65,7 @@ def starts() -> Iterator[Rule]:
     yield "seqstarts-total", about, "starts.total", "starts_total", steps
 
 
-def lengths() -> Iterator[Rule]:
+def _lengths() -> Iterator[Rule]:
     """start_pos [2, 0, 3] and kvlens [4, 3, 4] made wrong."""
 
     def with_start_pos(b: int, found: int) -> dict[str, np.ndarray]:
@@ -90,7 +88,7 @@ def lengths() -> Iterator[Rule]:
     yield "kvlen-mismatch", about, "starts.kvlen", "kvlen_mismatch", steps
 
 
-def maxima() -> Iterator[Rule]:
+def _maxima() -> Iterator[Rule]:
     """max_seqlen 3 and max_kvlen 4 made smaller."""
     for name, true in (("max_seqlen", 3), ("max_kvlen", 4)):
         about = f"{name} is smaller than the longest sequence, {true}: by one, 0, negative, and the least of all."

@@ -44,7 +44,6 @@ def cases() -> Iterator[Case]:
     scales = ((MAX_T, 1, 2, NUM_HEADS), (1, MAX_T, 1, 2, NUM_HEADS, 1))
     yield from ranks(begin, BATCH, RESHAPED, caches, scales)
     yield from entries(begin, BATCH, ENTRIES, SHAPES_OF_VALUE)
-    yield from tables()
     outer = (MAX_T, NUM_LAYER, NUM_HEADS)
     wrong = {"L": 4, "2": 1, "H": 5, "last": 7}
     of_cache = [(axis, got, layout) for i, (axis, got) in enumerate(wrong.items()) for layout in (i, (i + 2) % 4)]

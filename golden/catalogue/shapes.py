@@ -13,15 +13,6 @@ HEAD_DIMS = ((1, "f32 f32"), (5, "f16 f16"), (7, "f32 f16"), (33, "int8 int8"))
 TYPES_BY_TURNS = ("f32 {} f32", "f16 {} f16", "f32 {} f16", "f16 {} f32")
 
 
-def cases() -> Iterator[Case]:
-    """Everything of this module."""
-    yield from groups()
-    yield from heads()
-    yield from layers()
-    yield from attributes_left_out()
-    yield from scale_untouched()
-
-
 def groups() -> Iterator[Case]:
     """Each group for each width; usual ones, unusual ones, and one group for the whole head."""
     for bits in (8, 4):

@@ -12,18 +12,6 @@ from ..combinations import TYPES
 from .case import AttentionCase, mask, over_cache, packed
 
 
-def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
-    yield from small()
-    yield from prefixes()
-    yield from pages()
-    yield from bounds()
-    yield from scale_untouched()
-    yield from chunks()
-    yield from long()
-    yield from non_finite()
-
-
 def small() -> Iterator[AttentionCase]:
     """Batches of nothing, of sequences without tokens, and of single tokens."""
     for types, attributes in (("f32 f32", {}), ("f16 int8 f16", dict(quant_bit=8, cache_mode=1, page_size=2))):

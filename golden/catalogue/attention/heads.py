@@ -25,7 +25,6 @@ def cases() -> Iterator[AttentionCase]:
         rules = "scores weights" + (" heads.grouped" if heads[1] != 1 and heads[0] != heads[1] else "")
         case = over_cache(name, about, types, heads, head_dim, proves=rules, max_t=9, **attributes)
         yield case.call(Sequence(5, 1, 3), Sequence(1, 2, 0), decoding_batches=1)
-    yield from tails()
 
 
 def tails() -> Iterator[AttentionCase]:

@@ -16,16 +16,6 @@ BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 4), Sequence(1, 3, 8), Sequence(0, 0,
 UNEQUAL = (Sequence(1, 1, 0), Sequence(5, 2, 2), Sequence(0, 3, 9), Sequence(2, 1, 12), Sequence(1, 4, 15))
 
 
-def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
-    yield from causal()
-    yield from masks()
-    yield from empty_masks()
-    yield from as_exported()
-    yield from alibi()
-    yield from unequal()
-
-
 def causal() -> Iterator[AttentionCase]:
     """is_causal with every kind of decoding_batches."""
     for is_causal in (1, 0):

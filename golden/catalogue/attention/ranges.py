@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ..bits import random_values
 from ..case import Sequence
 from .case import AttentionCase, packed
-
-
-def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
-    yield large_scores()
-    yield small_weights()
-    yield large_values()
-    yield large_distances()
 
 
 def large_scores() -> AttentionCase:

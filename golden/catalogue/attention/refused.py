@@ -14,17 +14,6 @@ BATCH = (Sequence(1, 1, 0), Sequence(0, 3, 4))
 QUANT = dict(quant_bit=8, quant_group=4)
 
 
-def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
-    yield from attributes()
-    yield from types()
-    yield from shapes()
-    yield from masks()
-    yield from decoding_batches()
-    yield from of_the_cache()
-    yield from of_packed_rows()
-
-
 def fused(name: str, about: str, rule: str, types: str = "f32 f32", **attributes: int) -> AttentionCase:
     """A case over a cache: four heads on two, head_dim 8."""
     return over_cache(f"refuse-{name}", about, types, (4, 2), 8, proves=rule, **attributes)

@@ -17,8 +17,6 @@ def cases() -> Iterator[StaticCase]:
     for (quant_bit, types), cache_layout in product(TYPES, STATIC_LAYOUTS):
         label = f"layout{cache_layout}-{types.replace(' ', '-')}"
         yield from edges(label, types, dict(quant_bit=quant_bit, cache_layout=cache_layout))
-    yield from no_room()
-    yield from chains()
 
 
 def edges(label: str, types: str, attributes: dict[str, int]) -> Iterator[StaticCase]:

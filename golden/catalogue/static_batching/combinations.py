@@ -17,11 +17,6 @@ def cases() -> Iterator[StaticCase]:
     """Everything of this module."""
     for number, (cache_layout, types, num_repeat) in enumerate(product(STATIC_LAYOUTS, TYPES, REPEATS)):
         yield combination(number, cache_layout, types, num_repeat)
-    yield from heads()
-    yield from groups()
-    yield from layers()
-    yield from attributes_left_out()
-    yield from scale_untouched()
 
 
 def combination(number: int, cache_layout: int, types: str, num_repeat: int) -> StaticCase:

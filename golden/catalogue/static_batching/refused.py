@@ -39,10 +39,6 @@ def cases() -> Iterator[StaticCase]:
     outer = (MAX_B, MAX_S, NUM_LAYER, NUM_HEADS)
     shapes = (lambda layout, last: static_cache_shape(layout, *outer, last)), STATIC_LAYOUTS
     yield from refused_shapes.axes(begin, CALL, *shapes, of_cache, of_scale)
-    yield from batches()
-    yield from positions()
-    yield from sizes()
-    yield from state_untouched()
 
 
 def batches() -> Iterator[StaticCase]:
