@@ -106,8 +106,7 @@ def edges(types: str, bits: int) -> Case:
 
 def non_finite(types: str, bits: int) -> Case:
     """NaN and Inf make their group load as NaN, in this call and in the next, and change no other group."""
-    real = T1S[types.split()[0]]
-    values = np.tile(np.array([1, -2, 3, 0.5, -0.25, 0, 4, -4], real), (6, 1))
+    values = np.tile(np.array([1, -2, 3, 0.5, -0.25, 0, 4, -4], T1S[types.split()[0]]), (6, 1))
     values[0, 3] = np.nan
     values[1, 0] = np.inf
     values[2, 7] = -np.inf

@@ -85,8 +85,7 @@ def bounds() -> Iterator[Case]:
         case = begin(f"bounds-{size}-mode{mode}", about, types, proves=rules, **attributes)
         bound = indices([value]).reshape(shape)
         places = (7, 0) if mode == 0 else ((4, 8), (0,))
-        batch = [Sequence(3, 2, places[0]), Sequence(0, 3, places[1])]
-        yield case.call(*batch, max_seqlen=bound, max_kvlen=bound)
+        yield case.call(*[Sequence(3, 2, places[0]), Sequence(0, 3, places[1])], max_seqlen=bound, max_kvlen=bound)
 
     about = "The exact maxima: max_seqlen a scalar, max_kvlen in shape [1], and then the other way round."
     case = begin("bounds-exact-mixed-shapes", about, "f32 f32", proves=rules)

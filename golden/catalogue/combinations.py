@@ -57,12 +57,10 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
     name = f"layout{cache_layout}-{mode}-{types.replace(' ', '-')}-r{num_repeat}"
     if quant_group <= 16:
         about += "a prefill, a decode step and the second chunk of a prefill in one call."
-        sizes = dict(num_heads=2, head_dim=head_dim, max_t=8)
-        case = begin(name, about, types, proves=rules, **sizes, **attributes)
+        case = begin(name, about, types, proves=rules, num_heads=2, head_dim=head_dim, max_t=8, **attributes)
         prefill, decode, chunk = (6, 0, 3) if cache_mode == 0 else ((6,), (3, 5), (1, 0))
         return case.call(Sequence(0, 2, prefill), Sequence(2, 1, decode), Sequence(1, 2, chunk))
     about += "a prefill and a decode step in one call."
-    sizes = dict(num_heads=1, head_dim=head_dim, max_t=5)
-    case = begin(name, about, types, proves=rules, **sizes, **attributes)
+    case = begin(name, about, types, proves=rules, num_heads=1, head_dim=head_dim, max_t=5, **attributes)
     prefill, decode = (3, 0) if cache_mode == 0 else ((3,), (1,))
     return case.call(Sequence(0, 2, prefill), Sequence(1, 1, decode))

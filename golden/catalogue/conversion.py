@@ -16,8 +16,7 @@ NAN_WHY = "a conversion of NaN between float types may choose any NaN"
 
 def current(values: np.ndarray) -> dict[str, np.ndarray]:
     """current_key as the values (T, H, Dh), current_value as the values from last to first."""
-    reverse = values.reshape(-1)[::-1].reshape(values.shape)
-    return dict(current_key=values, current_value=np.ascontiguousarray(reverse))
+    return dict(current_key=values, current_value=np.ascontiguousarray(values.reshape(-1)[::-1].reshape(values.shape)))
 
 
 def bits_kept() -> Iterator[Case]:
@@ -33,8 +32,7 @@ def bits_kept() -> Iterator[Case]:
         values = np.array(patterns, bits).view(element).reshape(2, 1, 8)
         name = f"nan-payload-kept-{types.replace(' ', '-')}"
         about = "Quiet and signalling NaN of either sign keep their payload, as do infinities, -0.0 and denormals."
-        given = dict(num_heads=1, max_t=4, num_repeat=2)
-        case = begin(name, about, types, proves="conversion.same-type", **given)
+        case = begin(name, about, types, proves="conversion.same-type", num_heads=1, max_t=4, num_repeat=2)
         yield case.call(Sequence(1, 2, 1), **current(values))
     for cache_layout in (0, 3):
         name = f"every-byte-kept-int8-layout{cache_layout}"

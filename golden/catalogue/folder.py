@@ -28,8 +28,7 @@ def tensors(case: Case) -> dict[str, np.ndarray]:
 
 def state(prefix: str, case: Case, cache: np.ndarray | None, scale: np.ndarray | None) -> dict[str, np.ndarray]:
     """cache and scale as the file holds them, as far as there are."""
-    packed = pack_int4(cache) if case.types.T2 == "int4" else cache
-    named = {f"{prefix}cache": packed, f"{prefix}scale": scale}
+    named = {f"{prefix}cache": (pack_int4(cache) if case.types.T2 == "int4" else cache), f"{prefix}scale": scale}
     return {name: array for name, array in named.items() if array is not None}
 
 

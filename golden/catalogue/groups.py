@@ -35,8 +35,7 @@ def tokens(parts: Iterable[np.ndarray], head_dim: int) -> np.ndarray:
 
 def ties(T1: type[np.floating], qmax: int) -> np.ndarray:
     """Groups (n, GROUP) of step 1/8 exactly, whose quotients are k + 1/2 for every k, both signs."""
-    k = np.arange(-qmax, qmax)
-    return rows(((k + 0.5) / 8).astype(T1), qmax / 8)
+    return rows(((np.arange(-qmax, qmax) + 0.5) / 8).astype(T1), qmax / 8)
 
 
 def near_ties(T1: type[np.floating], qmax: int) -> np.ndarray:

@@ -81,8 +81,7 @@ def _lengths() -> Iterator[Rule]:
     about = "start_pos and seqlen do not add up to kvlen: too little, too much, and where the sum would overflow."
     wrong = ((0, 1), (1, 1), (2, 4), (1, 2**32), (0, I64_MAX), (2, I64_MAX))
     steps = [(["start_pos", f"batch {b}", (4, 3, 4)[b]], with_start_pos(b, found)) for b, found in wrong]
-    changes = dict(kvstarts=indices([0, 4, 7, 12]), max_kvlen=indices(5))
-    steps.append((["start_pos", "batch 2", 5], changes))
+    steps.append((["start_pos", "batch 2", 5], dict(kvstarts=indices([0, 4, 7, 12]), max_kvlen=indices(5))))
     changes = dict(kvstarts=indices([0, 4, 7, I64_MAX]), max_kvlen=indices(I64_MAX))
     steps.append((["start_pos", "batch 2", I64_MAX - 7], changes))
     yield "kvlen-mismatch", about, "starts.kvlen", "kvlen_mismatch", steps

@@ -41,8 +41,7 @@ SHAPES_OF_VALUE = ((4, (4, 2, 8)), (3, (5, 3, 8)), (9, (5, 2, 9)))
 def cases() -> Iterator[Case]:
     """Everything of this module."""
     caches = ((MAX_T, 2, NUM_HEADS, HEAD_DIM), (1, 1, 2, NUM_HEADS, MAX_T, HEAD_DIM))
-    scales = ((MAX_T, 1, 2, NUM_HEADS), (1, MAX_T, 1, 2, NUM_HEADS, 1))
-    yield from ranks(begin, BATCH, RESHAPED, caches, scales)
+    yield from ranks(begin, BATCH, RESHAPED, caches, ((MAX_T, 1, 2, NUM_HEADS), (1, MAX_T, 1, 2, NUM_HEADS, 1)))
     yield from entries(begin, BATCH, ENTRIES, SHAPES_OF_VALUE)
     outer = (MAX_T, NUM_LAYER, NUM_HEADS)
     wrong = {"L": 4, "2": 1, "H": 5, "last": 7}

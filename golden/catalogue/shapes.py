@@ -120,8 +120,7 @@ def scale_untouched() -> Iterator[Case]:
         (("f32 f32 f32", (12, 1, 2, 2, 1)), ("f16 f32 f32", (3,)), ("f32 f16 f16", (0,)), ("int8 int8 f32", (2, 5)))
     ):
         name = f"scale-unused-{types.replace(' ', '-')}"
-        element = {"f32": "float32", "f16": "float16"}[types.split()[2]]
-        scale = random_bits(f"{name} scale", shape, element)
+        scale = random_bits(f"{name} scale", shape, {"f32": "float32", "f16": "float16"}[types.split()[2]])
         about = f"quant_bit 0 with a scale of shape {list(shape)}: left untouched, whatever its shape."
         case = begin(name, about, types, proves="scale.unused", scale=np.asarray(scale), cache_layout=0)
         yield case.call(Sequence(0, 2, 3), Sequence(number, 1, 6))

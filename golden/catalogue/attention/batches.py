@@ -16,11 +16,9 @@ def small() -> Iterator[AttentionCase]:
     """Batches of nothing, of sequences without tokens, and of single tokens."""
     for types, attributes in (("f32 f32", {}), ("f16 int8 f16", dict(quant_bit=8, cache_mode=1, page_size=2))):
         label = types.replace(" ", "-")
-        paged = "cache_mode" in attributes
-        place = (lambda slot: (slot, slot + 2)) if paged else (lambda slot: slot)
-        name = f"batch-of-none-{label}"
+        place = (lambda slot: (slot, slot + 2)) if "cache_mode" in attributes else (lambda slot: slot)
         about = "No sequence: an empty output."
-        case = over_cache(name, about, types, (4, 2), 8, proves="starts.empty", **attributes)
+        case = over_cache(f"batch-of-none-{label}", about, types, (4, 2), 8, proves="starts.empty", **attributes)
         yield case.call()
         about = "Sequences without new tokens, with past ones and without: no rows; beside them one of each other kind."
         rules = "starts.empty inputs.packed"
@@ -112,8 +110,7 @@ def long() -> Iterator[AttentionCase]:
     about = "500 keys in int8 codes, in pages of 16."
     attributes = dict(quant_bit=8, quant_group=64, cache_mode=1, page_size=16, cache_layout=3)
     case = over_cache("long-int8-paged", about, "f32 int8 f32", (4, 2), 64, proves=rules, max_t=512, **attributes)
-    pages = tuple(16 * (7 * page % 32) for page in range(32))
-    yield case.call(Sequence(499, 1, pages))
+    yield case.call(Sequence(499, 1, tuple(16 * (7 * page % 32) for page in range(32))))
     about = "300 keys of float32: more than any block of keys that a kernel takes at once is likely to be a part of."
     case = over_cache("long-f32", about, "f32 f32", (2, 1), 40, proves=rules, max_t=300)
     yield case.call(Sequence(295, 5, 0))
@@ -147,13 +144,12 @@ def non_finite() -> Iterator[AttentionCase]:
         for filled in states:
             filled[[3, 7, 11]] = np.array([np.nan, np.inf, -np.inf])[:, None, None, None, None]
         yield case.call(*batch)
-    name = "nan-behind-mask"
     about = "attn_mask hides a key and a value of NaN with -inf: whom it hides them from does not see them."
     rules = "non-finite.reach weights.hidden attn-mask"
-    case = over_cache(name, about, "f32 f32", (2, 1), 8, proves=rules, is_causal=0)
+    case = over_cache("nan-behind-mask", about, "f32 f32", (2, 1), 8, proves=rules, is_causal=0)
     inputs = case.inputs(*batch)
     inputs.current_key[1, 0, 0] = inputs.current_value[2, 0, :] = np.nan
-    values = mask(name, case, batch, forbidden=0.0)
+    values = mask(case, batch, forbidden=0.0)
     values[1:3, 3:5] = -np.inf  # queries 0 and 1 of sequence 1: its keys 0 and 1 are hidden; query 2 sees them
     yield case.call(*batch, current_key=inputs.current_key, current_value=inputs.current_value, attn_mask=values)
     about = "An infinite value makes infinite what sees it."

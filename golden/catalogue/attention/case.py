@@ -123,7 +123,6 @@ def rounded(result: Result) -> dict[str, np.ndarray]:
 
 
 def mask(
-    label: str,
     case: AttentionCase,
     sequences: Listed[Sequence],
     *,
@@ -136,8 +135,8 @@ def mask(
     tokens = sum(sequence.seqlen for sequence in sequences)
     kvlens = [sequence.start_pos + sequence.seqlen for sequence in sequences]
     shape = (*(() if heads is None else (heads,)), tokens, sum(kvlens) if width is None else width)
-    values = random_values(f"{label} mask", shape, case.types.T1)
-    values[random_integers(f"{label} forbidden", shape, 0, 1000) < forbidden * 1000] = -np.inf
+    values = random_values(f"{case.name} mask", shape, case.types.T1)
+    values[random_integers(f"{case.name} forbidden", shape, 0, 1000) < forbidden * 1000] = -np.inf
     outside = np.full(shape, np.nan, values.dtype)
     row = column = 0
     for sequence, kvlen in zip(sequences, kvlens, strict=True):

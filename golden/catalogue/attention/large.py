@@ -40,4 +40,4 @@ def cases() -> Iterator[AttentionCase]:
     about = "10 tokens on 300 keys of 10 sequences, under a mask with a plane for each of 10 heads."
     batch, _ = sequences([(29, 1)] * 10)
     case = packed("large-mask", about, "f16", (10, 10), 2, proves="attn-mask attn-mask.beside causal-mask")
-    yield case.call(*batch, attn_mask=mask(case.name, case, batch, heads=10))
+    yield case.call(*batch, attn_mask=mask(case, batch, heads=10))

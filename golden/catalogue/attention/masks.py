@@ -60,14 +60,13 @@ def masks() -> Iterator[AttentionCase]:
                         rules += " attn-mask.width"
                     quant |= dict(is_causal=is_causal)
                     case = over_cache(name, about, types, (4, 2), 8, proves=rules, max_t=16, **quant)
-                    heads = 4 if rank == 3 else None
-                    values = mask(name, case, BATCH, heads=heads, width=width)
+                    values = mask(case, BATCH, heads=4 if rank == 3 else None, width=width)
                     yield case.call(*BATCH, attn_mask=values, decoding_batches=rank - 1)
 
     name = "mask-forbids-rows"
     about = "A row whose mask forbids every key gives zeros, beside rows that see one key or all."
     case = over_cache(name, about, "f32 f32", (2, 1), 8, proves="rows-without-keys", max_t=16, is_causal=0)
-    values = mask(name, case, BATCH, forbidden=0.0)
+    values = mask(case, BATCH, forbidden=0.0)
     values[(1, 4, 6), :] = np.where(np.isnan(values[(1, 4, 6), :]), np.nan, -np.inf)
     values[7, 11:14] = -np.inf
     yield case.call(*BATCH, attn_mask=values)
@@ -75,15 +74,14 @@ def masks() -> Iterator[AttentionCase]:
     name = "mask-and-causal-forbid-rows"
     about = "The causal mask leaves a query keys that attn_mask forbids: zeros."
     case = over_cache(name, about, "f16 f16", (2, 2), 8, proves="rows-without-keys attn-mask.beside")
-    values = mask(name, case, (Sequence(0, 3, 2),), forbidden=0.0)
+    values = mask(case, (Sequence(0, 3, 2),), forbidden=0.0)
     values[:, 0] = -np.inf
     values[1, 1] = -np.inf
     yield case.call(Sequence(0, 3, 2), attn_mask=values)
 
-    name = "mask-finite"
     about = "-10000 in place of -inf: such keys are seen, and count where there is no other."
-    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves="attn-mask weights", is_causal=0)
-    values = mask(name, case, (Sequence(2, 2, 2),), forbidden=0.0)
+    case = over_cache("mask-finite", about, "f32 f32", (2, 2), 8, proves="attn-mask weights", is_causal=0)
+    values = mask(case, (Sequence(2, 2, 2),), forbidden=0.0)
     values[0, 1:] = -10000
     values[1, :] = -10000
     yield case.call(Sequence(2, 2, 2), attn_mask=values)
@@ -92,22 +90,20 @@ def masks() -> Iterator[AttentionCase]:
         name = f"mask-of-large-numbers-{types.replace(' ', '-')}"
         about = f"Every score of a row is far below -{size}, or far above: what counts is how far they are apart."
         case = over_cache(name, about, types, (2, 2), 8, proves="attn-mask weights", is_causal=0)
-        values = mask(name, case, (Sequence(2, 3, 2),), forbidden=0.0)
+        values = mask(case, (Sequence(2, 3, 2),), forbidden=0.0)
         values += np.array([-2 * size, 2 * size, -3 * size])[:, None].astype(values.dtype)
         yield case.call(Sequence(2, 3, 2), attn_mask=values)
 
-    name = "mask-of-bounds"
     about = "Every score of a row is far below a number that is often taken for infinite: weights are as without it."
-    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves="attn-mask weights", is_causal=0)
-    values = mask(name, case, (Sequence(2, 6, 2),), forbidden=0.0)
+    case = over_cache("mask-of-bounds", about, "f32 f32", (2, 2), 8, proves="attn-mask weights", is_causal=0)
+    values = mask(case, (Sequence(2, 6, 2),), forbidden=0.0)
     values += np.array([-300, -3000, -9000, -30000, -80000, -2e5], np.float32)[:, None]
     yield case.call(Sequence(2, 6, 2), attn_mask=values)
 
-    name = "mask-nan-within"
     about = "NaN in the blocks of attn_mask is added like any number: who sees its key gives NaN, and no other query."
     rules = "attn-mask non-finite.reach"
-    case = over_cache(name, about, "f32 f32", (2, 2), 8, proves=rules, max_t=16, is_causal=0)
-    values = mask(name, case, BATCH, width=32)
+    case = over_cache("mask-nan-within", about, "f32 f32", (2, 2), 8, proves=rules, max_t=16, is_causal=0)
+    values = mask(case, BATCH, width=32)
     values[1, 5] = values[5, 16] = np.nan
     yield case.call(*BATCH, attn_mask=values)
 
@@ -152,12 +148,10 @@ def alibi() -> Iterator[AttentionCase]:
     case = over_cache("alibi-is-causal", about, "f32 f32", (4, 2), 8, proves="alibi.causal", max_t=16, **attributes)
     yield case.call(*BATCH, decoding_batches=5)
     for rank in (2, 3):
-        name = f"alibi-mask{rank}"
         about = f"ALiBi is added to a mask of rank {rank}."
         rules = "attn-mask attn-mask.beside alibi"
-        case = over_cache(name, about, "f32 f32", (4, 2), 8, proves=rules, max_t=16, is_alibi=1)
-        values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
-        yield case.call(*BATCH, attn_mask=values)
+        case = over_cache(f"alibi-mask{rank}", about, "f32 f32", (4, 2), 8, proves=rules, max_t=16, is_alibi=1)
+        yield case.call(*BATCH, attn_mask=mask(case, BATCH, heads=4 if rank == 3 else None, width=32))
 
 
 def unequal() -> Iterator[AttentionCase]:
@@ -173,7 +167,7 @@ def unequal() -> Iterator[AttentionCase]:
         case = over_cache(name, about, "f32 f32", (4, 2), 8, proves=rules, max_t=24, **attributes)
         changes = {}
         if rank is not None:  # with numbers outside of the blocks, which tell who reads them better than NaN does
-            values = mask(name, case, UNEQUAL, heads=4 if rank == 3 else None)
+            values = mask(case, UNEQUAL, heads=4 if rank == 3 else None)
             outside = random_values(f"{name} outside", values.shape, "float32")
             changes["attn_mask"] = np.where(np.isnan(values), outside, values)
         yield case.call(*UNEQUAL, max_seqlen=indices([6]), max_kvlen=indices([9]), **changes)

@@ -48,12 +48,10 @@ def cases() -> Iterator[AttentionCase]:
         bounds = dict(max_seqlen=indices([4]), max_kvlen=indices([2]))
         yield case.call(Sequence(0, 0, 0), Sequence(0, 0, 0), **changes, **bounds)
     for rank, T1 in product((2, 3), ("f32", "f16")):
-        name = f"packed-mask{rank}-{T1}"
         rules = "attn-mask attn-mask.beside attn-mask.padding attn-mask.width"
         about = f"A mask of rank {rank}, wider than needed."
-        case = packed(name, about, T1, (4, 2), 8, proves=rules, is_alibi=rank - 2)
-        values = mask(name, case, BATCH, heads=4 if rank == 3 else None, width=32)
-        yield case.call(*BATCH, attn_mask=values)
+        case = packed(f"packed-mask{rank}-{T1}", about, T1, (4, 2), 8, proves=rules, is_alibi=rank - 2)
+        yield case.call(*BATCH, attn_mask=mask(case, BATCH, heads=4 if rank == 3 else None, width=32))
     about = "decoding_batches far beyond 32 bits counts as B."
     rules = "decoding-batches causal-mask.decoding"
     case = packed("packed-decoding-huge", about, "f32", (2, 1), 8, proves=rules)
@@ -75,6 +73,6 @@ def cases() -> Iterator[AttentionCase]:
     case = packed(name, about, "f32", (2, 1), 8, proves="weights.hidden non-finite.reach attn-mask", is_causal=0)
     inputs = case.inputs(*batch)
     inputs.key[3, 0, 0] = inputs.value[4, 0, :] = np.nan
-    values = mask(name, case, batch, forbidden=0.0)
+    values = mask(case, batch, forbidden=0.0)
     values[1:3, 3:5] = -np.inf
     yield case.call(*batch, key=inputs.key, value=inputs.value, attn_mask=values)

@@ -48,5 +48,4 @@ def large_distances() -> AttentionCase:
     about = "ALiBi up to a distance of 599: bfloat16 has not all integers beyond 256."
     case = packed(name, about, "f32", (1, 1), 8, proves="alibi precision", is_alibi=1)
     # Small scores, so that no key outweighs the others.
-    query = random_values(f"{name} query", (1, 1, 8), "float32") / np.float32(64)
-    return case.call(Sequence(599, 1, 0), query=query)
+    return case.call(Sequence(599, 1, 0), query=random_values(f"{name} query", (1, 1, 8), "float32") / np.float32(64))

@@ -69,11 +69,9 @@ def types() -> Iterator[AttentionCase]:
         yield case.refuse("type_mismatch", ["attn_mask", "float16", "float32"], *BATCH, attn_mask=mask)
     about = "A mask of int8, which other operators take as true and false."
     for case in both("type-of-mask-bool", about, "inputs.types"):
-        mask = np.zeros((4, 5), np.int8)
-        yield case.refuse("type_mismatch", ["attn_mask", "int8"], *BATCH, attn_mask=mask)
+        yield case.refuse("type_mismatch", ["attn_mask", "int8"], *BATCH, attn_mask=np.zeros((4, 5), np.int8))
     for case in both("type-of-decoding-batches", "decoding_batches is int8.", "inputs.types"):
-        number = np.zeros(1, np.int8)
-        yield case.refuse("type_mismatch", ["decoding_batches", "int8"], *BATCH, decoding_batches=number)
+        yield case.refuse("type_mismatch", ["decoding_batches", "int8"], *BATCH, decoding_batches=np.zeros(1, np.int8))
     about = "quant_bit 8 without a scale."
     case = fused("scale-missing", about, "scale.required", "f32 int8", **QUANT)
     yield case.refuse("scale_missing", ["scale"], *BATCH)
@@ -88,8 +86,7 @@ def types() -> Iterator[AttentionCase]:
 def shapes() -> Iterator[AttentionCase]:
     """Ranks and shapes that do not go with the attributes or with the other tensors."""
     for case in both("rank-of-query", "query with the heads in one axis with head_dim.", "inputs.shapes"):
-        query = case.inputs(*BATCH).query.reshape(4, 32)
-        yield case.refuse("rank_mismatch", ["query", 2, 3], *BATCH, query=query)
+        yield case.refuse("rank_mismatch", ["query", 2, 3], *BATCH, query=case.inputs(*BATCH).query.reshape(4, 32))
     for case in both("heads-of-query", "query has eight heads, num_heads is 4.", "inputs.shapes"):
         query = random_values(case.name, (4, 8, 8), "float32")
         yield case.refuse("shape_mismatch", ["query", 8, 4], *BATCH, query=query)
@@ -97,8 +94,7 @@ def shapes() -> Iterator[AttentionCase]:
         yield case.refuse("shape_mismatch", ["query", 8, 16], *BATCH, wrong=dict(head_dim=16))
     about = "query has another number of tokens than current_key."
     case = fused("tokens-of-query", about, "inputs.shapes")
-    query = random_values(case.name, (5, 4, 8), "float32")
-    yield case.refuse("shape_mismatch", ["query", 5, 4], *BATCH, query=query)
+    yield case.refuse("shape_mismatch", ["query", 5, 4], *BATCH, query=random_values(case.name, (5, 4, 8), "float32"))
     case = fused("heads-of-keys", "Four key heads of the attributes, two of keys and cache.", "inputs.shapes")
     inputs = vars(case.inputs(*BATCH))
     del case.attributes["num_kv_heads"]
@@ -108,11 +104,9 @@ def shapes() -> Iterator[AttentionCase]:
     changes = dict(current_key=key, current_value=value)
     yield case.refuse("shape_mismatch", ["cache", 2, 4], *BATCH, wrong=dict(num_kv_heads=4), **changes)
     for case in both("decoding-batches-of-two", "decoding_batches has two numbers.", "inputs.shapes"):
-        numbers = indices([1, 1])
-        yield case.refuse("shape_mismatch", ["decoding_batches", 2, 1], *BATCH, decoding_batches=numbers)
+        yield case.refuse("shape_mismatch", ["decoding_batches", 2, 1], *BATCH, decoding_batches=indices([1, 1]))
     for case in both("rank-of-decoding-batches", "decoding_batches has two axes.", "inputs.shapes"):
-        number = indices([[1]])
-        yield case.refuse("rank_mismatch", ["decoding_batches", 2], *BATCH, decoding_batches=number)
+        yield case.refuse("rank_mismatch", ["decoding_batches", 2], *BATCH, decoding_batches=indices([[1]]))
 
 
 def masks() -> Iterator[AttentionCase]:
@@ -125,8 +119,7 @@ def masks() -> Iterator[AttentionCase]:
         yield case.refuse("mask_too_small", ["attn_mask", 4, 5], *BATCH, attn_mask=np.zeros((4, 4, 4), np.float32))
     for case in both("rows-of-mask", "Three rows, then five, for four queries.", "inputs.shapes"):
         for rows in (3, 5):
-            mask = np.zeros((rows, 5), np.float32)
-            case.refuse("shape_mismatch", ["attn_mask", rows, 4], *BATCH, attn_mask=mask)
+            case.refuse("shape_mismatch", ["attn_mask", rows, 4], *BATCH, attn_mask=np.zeros((rows, 5), np.float32))
         yield case
     about = "A plane for each key head, and one for all: neither is one for each query head."
     for case in both("planes-of-mask", about, "inputs.shapes"):
@@ -167,8 +160,7 @@ def of_the_cache() -> Iterator[AttentionCase]:
         ("page", "slots.paged", ((0,), (11,)), "page_range", ["cachestarts", 11]),
         ("pages", "slots.pages", ((0,), (4,)), "too_many_pages", ["cachestarts", 2]),
     ):
-        size = 4 if name == "page" else 2
-        case = fused(name, "As KeyValueCache refuses it.", rule, cache_mode=1, page_size=size)
+        case = fused(name, "As KeyValueCache refuses it.", rule, cache_mode=1, page_size=4 if name == "page" else 2)
         yield case.refuse(error, mentions, Sequence(1, 1, places[0]), Sequence(0, 3, places[1]))
     about = "A quant_group that does not divide head_dim."
     case = fused("group", about, "attributes.group-divides", "f32 int8 f32", **QUANT)
@@ -197,10 +189,8 @@ def of_packed_rows() -> Iterator[AttentionCase]:
         yield rows(name, f"Packed: {name.replace('-', ' ')}.", rule).refuse(error, mentions, *BATCH, **wrong)
     about = "value has one row less than key."
     case = rows("rows-of-value", about, "inputs.shapes")
-    value = random_values(case.name, (4, 2, 8), "float32")
-    yield case.refuse("shape_mismatch", ["value", 4, 5], *BATCH, value=value)
+    yield case.refuse("shape_mismatch", ["value", 4, 5], *BATCH, value=random_values(case.name, (4, 2, 8), "float32"))
     case = rows("heads-of-key", "key has one head, num_kv_heads is 2.", "inputs.shapes")
-    key = random_values(case.name, (5, 1, 8), "float32")
-    yield case.refuse("shape_mismatch", ["key", 1, 2], *BATCH, key=key)
+    yield case.refuse("shape_mismatch", ["key", 1, 2], *BATCH, key=random_values(case.name, (5, 1, 8), "float32"))
     case = rows("rank-of-key", "key with the heads in one axis with head_dim.", "inputs.shapes")
     yield case.refuse("rank_mismatch", ["key", 2, 3], *BATCH, key=case.inputs(*BATCH).key.reshape(5, 16))

@@ -35,12 +35,10 @@ def quantized(T1: str, T3: str, bits: int) -> AttentionCase:
     if (T1, T3) == ("f16", "f32"):
         rules += " dequantizing.converted-to-t1"
     tokens = groups.tokens(parts.values(), HEAD_DIM)
-    name = f"rounding-{types.replace(' ', '-')}"
     about = "Groups for which another order of roundings gives other codes and scales, in sequences of one token."
     sizes = dict(max_t=len(tokens), quant_bit=bits, quant_group=groups.GROUP)
-    case = over_cache(name, about, types, (1, 1), HEAD_DIM, proves=rules, **sizes)
-    batch = (Sequence(0, 1, slot) for slot in range(len(tokens)))
-    return case.call(*batch, current_key=tokens, current_value=-tokens)
+    case = over_cache(f"rounding-{types.replace(' ', '-')}", about, types, (1, 1), HEAD_DIM, proves=rules, **sizes)
+    return case.call(*(Sequence(0, 1, slot) for slot in range(len(tokens))), current_key=tokens, current_value=-tokens)
 
 
 def beyond_t1() -> AttentionCase:
@@ -69,8 +67,7 @@ def output_of_float16() -> AttentionCase:
     about = "Weights of 1/2, 1/4, 1/8 and 1/16, and means of values that are halfway between two float16, and beside."
     case = over_cache("rounding-of-float16-output", about, "f16 f16", (2, 1), 8, proves="precision weights", max_t=40)
     batch = (Sequence(0, 2, 0), Sequence(0, 4, 2), Sequence(7, 1, 6), Sequence(0, 16, 14))
-    call = case.inputs(*batch)
-    return case.call(*batch, query=np.zeros_like(call.query), decoding_batches=4)
+    return case.call(*batch, query=np.zeros_like(case.inputs(*batch).query), decoding_batches=4)
 
 
 def converted() -> AttentionCase:
@@ -90,6 +87,5 @@ def kept(T: str, element: type[np.floating], bits: type[np.unsignedinteger]) -> 
     sign, infinity, quiet = 1 << (width - 1), (1 << (width - 1)) - (1 << mantissa), 1 << (mantissa - 1)
     patterns = [infinity | quiet | 5, infinity | 1, infinity, 1]
     values = np.array([*patterns, *(pattern | sign for pattern in patterns)], bits).view(element)
-    rules = "conversion.same-type"
-    case = over_cache(f"nan-payload-kept-{T}", about, f"{T} {T}", (1, 1), 8, proves=rules, max_t=2)
+    case = over_cache(f"nan-payload-kept-{T}", about, f"{T} {T}", (1, 1), 8, proves="conversion.same-type", max_t=2)
     return case.call(Sequence(0, 1, 1), current_key=values.reshape(1, 1, 8), current_value=values.reshape(1, 1, 8))

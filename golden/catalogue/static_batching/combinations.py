@@ -39,9 +39,8 @@ def combination(number: int, cache_layout: int, types: str, num_repeat: int) -> 
         f"Layout {cache_layout}, {types.replace(' ', '/')}, num_repeat {num_repeat}, head_dim {head_dim}: a prompt and"
         " a decode step of two sequences, in a cache for three."
     )
-    num_heads = 1 if head_dim >= 64 else 2
     name = f"layout{cache_layout}-{types.replace(' ', '-')}-r{num_repeat}"
-    sizes = dict(num_heads=num_heads, head_dim=head_dim, max_s=4)
+    sizes = dict(num_heads=1 if head_dim >= 64 else 2, head_dim=head_dim, max_s=4)
     case = begin(name, about, types, proves=rules, **sizes, **attributes)
     return case.call(2, 0, 2).call(2, 2, 1)
 
@@ -67,10 +66,9 @@ def groups() -> Iterator[StaticCase]:
         name = f"group{quant_group}-int{quant_bit}"
         for cache_layout, T1, T3 in ((0, "f32", "f16"), (1, "f16", "f32")):
             attributes = dict(quant_bit=quant_bit, quant_group=quant_group, cache_layout=cache_layout)
-            types = f"{T1} int{quant_bit} {T3}"
             rules = "quantizing.groups" + (" int4.nibbles" if quant_bit == 4 else "")
             sizes = dict(num_heads=1, head_dim=head_dim, max_b=2, max_s=4)
-            case = begin(f"{name}-{T1}", about, types, proves=rules, **sizes, **attributes)
+            case = begin(f"{name}-{T1}", about, f"{T1} int{quant_bit} {T3}", proves=rules, **sizes, **attributes)
             yield case.call(2, 1, 2)
 
 

@@ -84,10 +84,9 @@ def order_of_roundings(quant_bit: int) -> Iterator[StaticCase]:
             parts["largest"] = np.full((1, groups.GROUP), np.finfo(T1S[T1]).max, T1S[T1])
             rules += " dequantizing.converted-to-t1"
         values = groups.tokens(parts.values(), 64)[None]
-        name = f"order-of-roundings-{types.replace(' ', '-')}"
         about = "Groups for which another order of roundings gives other codes, scales or outputs."
         sizes = dict(num_heads=1, head_dim=64, max_b=1, max_s=values.shape[1])
-        case = begin(name, about, types, proves=rules, **sizes, **attributes)
+        case = begin(f"order-of-roundings-{types.replace(' ', '-')}", about, types, proves=rules, **sizes, **attributes)
         yield case.call(1, 0, values.shape[1], current_key=values, current_value=-values)
 
 
