@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def broken_cache_attention_rules(
     types: Types,
 ) -> list[str]:
     """What a call of MultiHeadCacheAttention breaks: rules of KeyValueCache, and those of the attention."""
-    return first_broken(
+    return rules.first_broken(
         lambda: [*attribute_rules(attributes), *rules.attribute_rules(attributes)],
         lambda: [*type_rules(inputs, types.T1), *rules.type_rules(inputs, scale, attributes, types)],
         lambda: [*rank_rules(inputs), *rules.rank_rules(inputs, cache, scale, attributes)],
@@ -29,8 +29,8 @@ def broken_cache_attention_rules(
             *shape_rules(inputs, [inputs.current_key], len(inputs.query), attributes),
             *rules.shape_rules(inputs, cache, scale, attributes),
         ],
-        lambda: rules.starts_rules(inputs),
-        lambda: [*rules.length_rules(inputs), *bound_rules(inputs)],
+        lambda: rules.starts_rules((inputs.seqstarts, len(inputs.current_key)), (inputs.kvstarts, None)),
+        lambda: [*rules.length_rules(inputs), *rules.bound_rules(inputs), *bound_rules(inputs)],
         lambda: rules.slot_rules(inputs, max_t(attributes.cache_layout, cache.shape), attributes),
         lambda: rules.conflict_rules(inputs, attributes),
     )
@@ -38,7 +38,7 @@ def broken_cache_attention_rules(
 
 def broken_attention_rules(inputs: AttentionInputs, attributes: AttentionAttributes, types: Types) -> list[str]:
     """What a call of MultiHeadAttention breaks."""
-    return first_broken(
+    return rules.first_broken(
         lambda: attribute_rules(attributes),
         lambda: [*type_rules(inputs, types.T1), *packed_type_rules(inputs)],
         lambda: [*rank_rules(inputs), *packed_rank_rules(inputs)],
@@ -46,14 +46,9 @@ def broken_attention_rules(inputs: AttentionInputs, attributes: AttentionAttribu
             *shape_rules(inputs, [inputs.key, inputs.value], len(inputs.key), attributes),
             *packed_shape_rules(inputs),
         ],
-        lambda: packed_starts_rules(inputs),
-        lambda: [*packed_bound_rules(inputs), *bound_rules(inputs)],
+        lambda: rules.starts_rules((inputs.seqstarts, len(inputs.query)), (inputs.kvstarts, len(inputs.key))),
+        lambda: [*rules.bound_rules(inputs), *bound_rules(inputs)],
     )
-
-
-def first_broken(*stages: Callable[[], Iterator[str] | list[str]]) -> list[str]:
-    """What the first stage reports that reports anything."""
-    return next((broken for broken in (list(stage()) for stage in stages) if broken), [])
 
 
 def attribute_rules(attributes: AttentionAttributes) -> Iterator[str]:
@@ -143,20 +138,3 @@ def packed_shape_rules(inputs: AttentionInputs) -> Iterator[str]:
     if inputs.seqstarts.size == 0 or inputs.kvstarts.size != inputs.seqstarts.size:
         yield "shape_mismatch"
     yield from ("shape_mismatch" for bound in (inputs.max_seqlen, inputs.max_kvlen) if bound.size != 1)
-
-
-def packed_starts_rules(inputs: AttentionInputs) -> Iterator[str]:
-    """seqstarts and kvstarts begin with 0, never decrease, and end with the rows of query and of key."""
-    for starts, rows in ((inputs.seqstarts, len(inputs.query)), (inputs.kvstarts, len(inputs.key))):
-        if starts[0] != 0:
-            yield "starts_not_zero"
-        yield from ("starts_decrease" for length in np.diff(starts) if length < 0)
-        if starts[-1] != rows:
-            yield "starts_total"
-
-
-def packed_bound_rules(inputs: AttentionInputs) -> Iterator[str]:
-    """max_seqlen and max_kvlen are upper bounds."""
-    for bound, starts in ((inputs.max_seqlen, inputs.seqstarts), (inputs.max_kvlen, inputs.kvstarts)):
-        if bound.item() < np.diff(starts).max(initial=0):
-            yield "max_too_small"

@@ -3,8 +3,10 @@ break one rule is known to break no other."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -20,25 +22,27 @@ def broken_rules(
     inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes, types: Types
 ) -> list[str]:
     """The error kind of every rule broken in the first stage that is not clean; empty for a legal call."""
-    stages = (
+    return first_broken(
         lambda: attribute_rules(attributes),
         lambda: type_rules(inputs, scale, attributes, types),
         lambda: rank_rules(inputs, cache, scale, attributes),
         lambda: shape_rules(inputs, cache, scale, attributes),
-        lambda: starts_rules(inputs),
-        lambda: length_rules(inputs),
+        lambda: starts_rules((inputs.seqstarts, len(inputs.current_key)), (inputs.kvstarts, None)),
+        lambda: [*length_rules(inputs), *bound_rules(inputs)],
         lambda: slot_rules(inputs, max_t(attributes.cache_layout, cache.shape), attributes),
         lambda: conflict_rules(inputs, attributes),
-        lambda: size_rules(inputs, attributes),
+        lambda: size_rules(
+            attributes.num_repeat, inputs.kvstarts[-1], *inputs.current_key.shape[1:], inputs.current_key
+        ),
     )
-    for stage in stages:
-        broken = list(stage())
-        if broken:
-            return broken
-    return []
 
 
-def attribute_rules(attributes: Attributes) -> Iterator[str]:
+def first_broken(*stages: Callable[[], Iterable[str]]) -> list[str]:
+    """What the first stage reports that reports anything."""
+    return next((broken for broken in (list(stage()) for stage in stages) if broken), [])
+
+
+def attribute_rules(attributes: Any, layouts: Collection[int] = LAYOUTS) -> Iterator[str]:
     """Each attribute within its range, also where another attribute makes it idle."""
     in_range = (
         attributes.num_layer >= 1,
@@ -47,9 +51,9 @@ def attribute_rules(attributes: Attributes) -> Iterator[str]:
         attributes.quant_group >= 1,
         attributes.quant_group % 2 == 0 or attributes.quant_bit != 4,
         attributes.num_repeat >= 1,
-        attributes.cache_mode in (0, 1),
-        attributes.cache_layout in LAYOUTS,
-        attributes.page_size >= 1,
+        getattr(attributes, "cache_mode", 0) in (0, 1),
+        attributes.cache_layout in layouts,
+        getattr(attributes, "page_size", 1) >= 1,
     )
     yield from ("attribute_out_of_range" for legal in in_range if not legal)
 
@@ -65,7 +69,9 @@ def types_go_together(types: Types, quant_bit: int) -> bool:
     return legal and types.T3 in (*FLOATS, None)
 
 
-def type_rules(inputs: Inputs, scale: np.ndarray | None, attributes: Attributes, types: Types) -> Iterator[str]:
+def type_rules(
+    inputs: Any, scale: np.ndarray | None, attributes: Any, types: Types, indices: tuple[str, ...] = INDEX_INPUTS
+) -> Iterator[str]:
     """The combination of types is in the table, and every tensor has the type it should have."""
     if not types_go_together(types, attributes.quant_bit):
         yield "illegal_types"
@@ -73,9 +79,7 @@ def type_rules(inputs: Inputs, scale: np.ndarray | None, attributes: Attributes,
         yield "scale_missing"
     if inputs.current_value.dtype != inputs.current_key.dtype:
         yield "type_mismatch"
-    for name in INDEX_INPUTS:
-        if getattr(inputs, name).dtype != np.int64:
-            yield "type_mismatch"
+    yield from ("type_mismatch" for name in indices if getattr(inputs, name).dtype != np.int64)
 
 
 def rank_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes) -> Iterator[str]:
@@ -127,30 +131,30 @@ def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, att
     yield from ("shape_mismatch" for got, expected in pairs if got != expected)
 
 
-def starts_rules(inputs: Inputs) -> Iterator[str]:
-    """seqstarts and kvstarts begin with 0 and never decrease; seqstarts ends with the tokens of current_key."""
-    for starts in (inputs.seqstarts, inputs.kvstarts):
+def starts_rules(*starts_and_rows: tuple[np.ndarray, int | None]) -> Iterator[str]:
+    """Starts begin with 0 and never decrease; they end with the rows that they divide, if these are given."""
+    for starts, rows in starts_and_rows:
         if starts[0] != 0:
             yield "starts_not_zero"
-        for b in range(len(starts) - 1):
-            if starts[b + 1] < starts[b]:
-                yield "starts_decrease"
-    if inputs.seqstarts[-1] != len(inputs.current_key):
-        yield "starts_total"
+        yield from ("starts_decrease" for b in range(len(starts) - 1) if starts[b + 1] < starts[b])
+        if rows is not None and starts[-1] != rows:
+            yield "starts_total"
 
 
 def length_rules(inputs: Inputs) -> Iterator[str]:
-    """kvlen is start_pos + seqlen; max_seqlen and max_kvlen are upper bounds."""
-    batch = len(inputs.start_pos)
-    for b in range(batch):
+    """kvlen is start_pos + seqlen."""
+    for b in range(len(inputs.start_pos)):
         if inputs.start_pos[b] < 0:
             yield "start_pos_negative"
         elif kvlen(inputs, b) != int(inputs.start_pos[b]) + seqlen(inputs, b):
             yield "kvlen_mismatch"
-    if inputs.max_seqlen.item() < max((seqlen(inputs, b) for b in range(batch)), default=0):
-        yield "max_too_small"
-    if inputs.max_kvlen.item() < max((kvlen(inputs, b) for b in range(batch)), default=0):
-        yield "max_too_small"
+
+
+def bound_rules(inputs: Any) -> Iterator[str]:
+    """max_seqlen and max_kvlen are upper bounds."""
+    for bound, length in ((inputs.max_seqlen, seqlen), (inputs.max_kvlen, kvlen)):
+        if bound.item() < max((length(inputs, b) for b in range(len(inputs.seqstarts) - 1)), default=0):
+            yield "max_too_small"
 
 
 def slot_rules(inputs: Inputs, max_t: int, attributes: Attributes) -> Iterator[str]:
@@ -185,9 +189,8 @@ def conflict_rules(inputs: Inputs, attributes: Attributes) -> Iterator[str]:
     yield from ("write_conflict" for _ in meetings)
 
 
-def size_rules(inputs: Inputs, attributes: Attributes) -> Iterator[str]:
-    """The bytes of an output fit in 64 bits."""
-    _, num_heads, head_dim = inputs.current_key.shape
-    elements = int(inputs.kvstarts[-1]) * num_heads * attributes.num_repeat * head_dim
-    if elements * inputs.current_key.dtype.itemsize >= 2**63:
+def size_rules(*factors_and_current: Any) -> Iterator[str]:
+    """The bytes of an output, of so many elements of the type of the current tokens, fit in 64 bits."""
+    *factors, current = factors_and_current
+    if math.prod(map(int, factors)) * current.dtype.itemsize >= 2**63:
         yield "size_overflow"
