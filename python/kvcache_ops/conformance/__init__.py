@@ -10,8 +10,9 @@
     print(report.text(rules=True))
     report.raise_for_failures()
 
-or `python -m kvcache_ops conformance MODULE:CALLABLE`. A case is a node, its state, and some calls; the implementation
-is called for each of them, with
+or `python -m kvcache_ops conformance MODULE:CALLABLE`; with `--ort-library FILE` the command tests a library of custom
+operators of ONNX Runtime, and with `--export-onnx DIR` it writes the cases as ONNX's backend tests. A case is a
+node, its state, and some calls; the implementation is called for each of them, with
 
 - attributes: the node's attributes by name, every one an int, with its default if the case has left it out;
 - inputs: numpy arrays by the names of the specification;

@@ -78,7 +78,7 @@ def _report(given: Namespace) -> Report:
     }
     if given.ort_library is None:
         implementation = _imported(given.implementation)
-        suite = (given.suite or SUITES[:1])[-1]
+        suite: Any = (given.suite or SUITES[:1])[-1]
         return run(implementation, suite=suite, int4=given.int4, name=given.implementation, **options)
     library = Library(
         given.ort_library,

@@ -101,7 +101,7 @@ class Library:
         """What became of a call. A worker that has crashed or takes too long is not asked again."""
         worker = self.worker or _Worker(self.path)
         self.worker = None
-        answer = worker.ask(call, self.limit)
+        answer: tuple[str | None, list[Array], dict[str, Array]] = worker.ask(call, self.limit)
         self.worker = worker
         return answer
 
@@ -148,8 +148,7 @@ def _work(connection: Connection, path: str, log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    import onnxruntime
-
+    onnxruntime = load("onnxruntime", "--ort-library")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

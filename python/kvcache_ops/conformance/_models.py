@@ -67,4 +67,6 @@ def node_model(
         about,
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, of.version)]
-    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="kvcache_ops")
+    options = {"ir_version": IR_VERSION, "opset_imports": opsets, "producer_name": "kvcache_ops"}
+    model: ModelProto = helper.make_model(graph, **options)
+    return model
