@@ -149,7 +149,6 @@ fn faults_of_the_arguments_and_of_files_exit_with_2_and_say_why() {
         (vec![], "--program"),
         (vec!["--program", "true {case}"], "has no {output}"),
         (vec!["--program", "true {case}", "--serve"], "a program that serves reads the paths from its standard input"),
-        (vec!["--list", "--serve"], "--program"),
         (vec!["--program", "./nope"], "there is no program \"./nope\""),
         (with(&["--random", "5", "--suite", "attention"]), "only the suites key-value-cache and static"),
         (vec!["--program", "true", "--list"], "cannot be used with"),
