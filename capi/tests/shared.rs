@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::fs;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use kvcache::*;
@@ -93,9 +94,13 @@ fn call(op: *const kvcache_operator, workers: *const kvcache_workers, seed: usiz
     Ok(())
 }
 
+/// How often the caller's own threads have been given pieces of work.
+static SHARED: AtomicUsize = AtomicUsize::new(0);
+
 /// The caller's own threads.
 unsafe extern "C" fn parallel_for(_: *mut c_void, tasks: usize, task: kvcache_task, argument: *mut c_void) {
     let argument = argument as usize;
+    SHARED.fetch_add(1, Ordering::Relaxed);
     thread::scope(|scope| {
         for i in 0..tasks {
             // SAFETY: each part is done once, and all have ended when the scope ends.
@@ -187,6 +192,7 @@ fn nothing_is_kept() {
     let threads = count("task");
     let ended = || assert!(threads_end(threads), "{} threads, expected {threads}", count("task"));
     calls_at_once(1); // what is made once for the process
+    assert!(SHARED.load(Ordering::Relaxed) > 0, "large calls are shared among threads");
     made_and_freed(40);
     ended();
     let (live, files) = (live_bytes(), count("fd"));

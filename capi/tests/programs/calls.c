@@ -137,7 +137,7 @@ int main(void)
     refused(kvcache_run(op, &inputs, &cache, NULL, &key, &key, NULL), "operands_overlap", "value");
     CHECK(memcmp(before, cache_data, sizeof before) == 0);
 
-    /* The call: alone, in a pool, and on threads of its own. */
+    /* The call: alone, in a pool, on threads of its own, and as a layer of a step. */
     done(kvcache_check(op, &inputs, &cache, NULL, NULL));
     done(kvcache_check(op, &inputs, &cache, NULL, shape));
     CHECK(shape[0] == KEYS && shape[1] == HEADS * REPEAT && shape[2] == HEAD_DIM);
@@ -146,11 +146,19 @@ int main(void)
     done(kvcache_workers_new(2, &pool));
     refused(kvcache_workers_from(1, NULL, NULL, &own), "null_pointer", "parallel_for");
     done(kvcache_workers_from(3, one_after_another, &pieces, &own));
+    kvcache_step *step = NULL;
+    done(kvcache_step_begin(op, FLOAT32, &inputs.indices, &cache, NULL, &step));
+    for (int64_t layer = -1; layer <= 1; layer += 2)
+        refused(kvcache_step_layer(step, layer, &current_key, &current_value, &key, &value, NULL),
+                "attribute_out_of_range", "layer_idx");
     const kvcache_workers *all[] = {NULL, pool, own};
-    for (size_t turn = 0; turn < 3; turn++) {
+    for (size_t turn = 0; turn < 4; turn++) {
         memset(out, 0x5A, sizeof out);
         memcpy(cache_data, before, sizeof before);
-        done(kvcache_run(op, &inputs, &cache, NULL, &key, &value, all[turn]));
+        if (turn < 3)
+            done(kvcache_run(op, &inputs, &cache, NULL, &key, &value, all[turn]));
+        else
+            done(kvcache_step_layer(step, 0, &current_key, &current_value, &key, &value, pool));
         static const int slots[KEYS] = {4, 5, 6, 7, 0, 1}, tokens[KEYS] = {-1, -1, -1, 0, 1, 2};
         for (int kv = 0; kv < 2; kv++)
             for (int t = 0; t < KEYS; t++)
@@ -163,6 +171,7 @@ int main(void)
                     }
         CHECK(memcmp(cache_data[2], before[2], 5 * sizeof before[2]) == 0);
     }
+    kvcache_step_end(step);
     kvcache_workers_free(own);
     kvcache_workers_free(pool);
     kvcache_free(op);

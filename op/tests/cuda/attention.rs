@@ -6,17 +6,20 @@ use std::error::Error;
 use std::path::Path;
 
 use kvcache_conformance::attention::{CallResult, Case, Implementation, Operator, Step, cases, read_cases, run};
+use kvcache_conformance::backends::{Attention, read};
 use kvcache_conformance::{Expected, Outcome, Tensor};
-use kvcache_op::cuda::cudarc::driver::{CudaStream, CudaView, CudaViewMut};
-use kvcache_op::cuda::{self, DeviceMut, DeviceRef, Finding};
-use kvcache_op::{AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, ElementType, Serial};
+use kvcache_op::cuda::{
+    self, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceInputs, Finding, OutputRows,
+};
+use kvcache_op::{
+    AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, ElementType, IndexInputs,
+    MultiHeadAttention, MultiHeadCacheAttention, Serial,
+};
 use libtest_mimic::Failed;
 
-use crate::attention_device_check::{OnDevice, check, left_to_device};
-use crate::device::{Buffer, Gpu, outcome, shift};
+use crate::device::{Buffer, Gpu, Writable, outcome, shift};
 use crate::oracle::numbers;
 use crate::status::of_numbers;
-use kvcache_conformance::backends::Attention;
 
 /// The golden cases.
 fn attention_cases() -> Result<Vec<Case>, Failed> {
@@ -27,72 +30,97 @@ fn attention_cases() -> Result<Vec<Case>, Failed> {
     })
 }
 
-/// Tensors of a call in the GPU's memory.
-struct InMemory<'a> {
-    stream: &'a CudaStream,
-    inputs: &'a BTreeMap<&'static str, (&'a Buffer, CudaView<'a, u8>)>,
-    cache: Option<(&'a Tensor, &'a mut CudaViewMut<'a, u8>)>,
-    scale: Option<(&'a Tensor, &'a mut CudaViewMut<'a, u8>)>,
-}
-
-impl<'a> OnDevice<'a> for InMemory<'a> {
-    fn input(&mut self, name: &'static str) -> DeviceRef<'a> {
-        let (buffer, view) = &self.inputs[name];
-        buffer.read(view, self.stream)
-    }
-
-    fn cache(&mut self) -> DeviceMut<'a> {
-        let (tensor, view) = self.cache.take().expect("a case of a cache has one");
-        DeviceMut::from_bytes(tensor.element(), tensor.shape(), view, self.stream)
-    }
-
-    fn scale(&mut self) -> Option<DeviceMut<'a>> {
-        let (tensor, view) = self.scale.take()?;
-        Some(DeviceMut::from_bytes(tensor.element(), tensor.shape(), view, self.stream))
-    }
-}
-
 /// Cache and scale of a case, on the GPU.
-struct State {
+struct State<'a> {
+    gpu: &'a Gpu,
     cache: Option<Buffer>,
     scale: Option<Buffer>,
+    unaligned: bool,
 }
 
-impl State {
-    fn new(gpu: &Gpu, case: &Case, unaligned: bool) -> Result<Self, Box<dyn Error>> {
+impl<'a> State<'a> {
+    fn new(gpu: &'a Gpu, case: &Case, unaligned: bool) -> Result<Self, Box<dyn Error>> {
         let of = |tensor: &Tensor| Buffer::of(gpu, tensor, shift(tensor.element(), unaligned));
-        Ok(Self { cache: case.cache.as_ref().map(of).transpose()?, scale: case.scale.as_ref().map(of).transpose()? })
+        let (cache, scale) = (case.cache.as_ref().map(of).transpose()?, case.scale.as_ref().map(of).transpose()?);
+        Ok(Self { gpu, cache, scale, unaligned })
     }
-}
 
-/// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU.
-fn call(gpu: &Gpu, case: &Case, step: &Step, state: &mut State, unaligned: bool) -> Result<Tensor, Box<dyn Error>> {
-    let mut buffers = BTreeMap::new();
-    for (&name, tensor) in &step.inputs {
-        buffers.insert(name, Buffer::of(gpu, tensor, shift(tensor.element(), unaligned))?);
+    /// The host's check of a step, whose tensors are all in the GPU's memory; `then` gets the call.
+    fn check<T>(
+        &mut self,
+        case: &Case,
+        step: &Step,
+        then: impl FnOnce(DeviceAttentionCall<'_>) -> Result<T, Box<dyn Error>>,
+    ) -> Result<T, Box<dyn Error>> {
+        let stream = &*self.gpu.stream;
+        let mut buffers = BTreeMap::new();
+        for (&name, tensor) in &step.inputs {
+            buffers.insert(name, Buffer::of(self.gpu, tensor, shift(tensor.element(), self.unaligned))?);
+        }
+        let views: BTreeMap<_, _> = buffers.iter().map(|(&name, buffer)| (name, (buffer, buffer.view()))).collect();
+        let given = |name: &str| views.get(name).map(|(buffer, view)| buffer.read(view, stream));
+        let input = |name: &str| given(name).unwrap_or_else(|| panic!("{} has no {name}", case.name));
+        let host = |name: &str| read(step.input(name));
+        let [mut cache, mut scale] = [&mut self.cache, &mut self.scale].map(|state| state.as_mut().map(Writable::new));
+        let call = match case.operator {
+            Operator::MultiHeadAttention => {
+                let inputs = DeviceAttentionInputs {
+                    query: input("query"),
+                    key: input("key"),
+                    value: input("value"),
+                    seqstarts: input("seqstarts"),
+                    kvstarts: input("kvstarts"),
+                    decoding_batches: host("decoding_batches"),
+                    max_seqlen: host("max_seqlen"),
+                    max_kvlen: host("max_kvlen"),
+                    attn_mask: given("attn_mask"),
+                    exact_rows: true,
+                };
+                MultiHeadAttention::new(case.attributes.attention.clone()).and_then(|op| op.check_device(inputs))
+            }
+            Operator::MultiHeadCacheAttention => {
+                let inputs = DeviceCacheAttentionInputs {
+                    query: input("query"),
+                    stored: DeviceInputs {
+                        current_key: input("current_key"),
+                        current_value: input("current_value"),
+                        indices: IndexInputs {
+                            seqstarts: input("seqstarts"),
+                            cachestarts: input("cachestarts"),
+                            start_pos: input("start_pos"),
+                            kvstarts: OutputRows::Kvstarts(host("kvstarts")),
+                            max_seqlen: host("max_seqlen"),
+                            max_kvlen: host("max_kvlen"),
+                        },
+                    },
+                    decoding_batches: host("decoding_batches"),
+                    attn_mask: given("attn_mask"),
+                };
+                let cache = cache.as_mut().map(|cache| cache.tensor(stream)).expect("a case of a cache has one");
+                let scale = scale.as_mut().map(|scale| scale.tensor(stream));
+                let op = MultiHeadCacheAttention::new(case.attributes.clone());
+                op.and_then(|op| op.check_device(inputs, cache, scale))
+            }
+        };
+        then(call.map_err(cuda::Error::from)?)
     }
-    let views = buffers.iter().map(|(&name, buffer)| (name, (buffer, buffer.view()))).collect();
-    let mut cache = state.cache.as_mut().map(Buffer::view_mut);
-    let mut scale = state.scale.as_mut().map(Buffer::view_mut);
-    let mut device = InMemory {
-        stream: &gpu.stream,
-        inputs: &views,
-        cache: case.cache.as_ref().zip(cache.as_mut()),
-        scale: case.scale.as_ref().zip(scale.as_mut()),
-    };
-    let call = check(case, step, &mut device).map_err(cuda::Error::from)?;
-    let mut output = Buffer::untouched(gpu, case.t1, &call.output_shape(), shift(case.t1, unaligned))?;
-    let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[call.scratch_bytes()?], 0)?;
-    {
-        let shape = call.output_shape();
-        let (mut output, mut scratch) = (output.view_mut(), scratch.view_mut());
-        let scratch_len = call.scratch_bytes()?;
-        let attn_output = DeviceMut::from_bytes(case.t1, shape, &mut output, &gpu.stream);
-        let scratch = DeviceMut::from_bytes(ElementType::Int8, [scratch_len], &mut scratch, &gpu.stream);
-        call.launch(attn_output, Some(scratch), &gpu.status, &gpu.stream)?;
+
+    /// A call, done when this returns; only cache and scale stay on the GPU.
+    fn call(&mut self, case: &Case, step: &Step) -> Result<Tensor, Box<dyn Error>> {
+        let (gpu, unaligned) = (self.gpu, self.unaligned);
+        self.check(case, step, |call| {
+            let (shape, scratch_len) = (call.output_shape(), call.scratch_bytes()?);
+            let mut output = Buffer::untouched(gpu, case.t1, &shape, shift(case.t1, unaligned))?;
+            let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[scratch_len], 0)?;
+            {
+                let (mut output, mut scratch) = (Writable::new(&mut output), Writable::new(&mut scratch));
+                let scratch = scratch.tensor(&gpu.stream);
+                call.launch(output.tensor(&gpu.stream), Some(scratch), &gpu.status, &gpu.stream)?;
+            }
+            gpu.stream.synchronize()?;
+            output.download(gpu)
+        })
     }
-    gpu.stream.synchronize()?;
-    output.download(gpu)
 }
 
 /// The operators on the GPU as the conformance suite sees them.
@@ -106,8 +134,7 @@ impl AttentionOnDevice<'_> {
         let mut state = State::new(self.gpu, case, self.unaligned)?;
         let mut results = Vec::new();
         for step in &case.steps {
-            let output = call(self.gpu, case, step, &mut state, self.unaligned);
-            let outcome = outcome(output)?;
+            let outcome = outcome(state.call(case, step))?;
             self.gpu.nothing_found()?;
             let download =
                 |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(self.gpu)).transpose();
@@ -123,7 +150,11 @@ impl Implementation for AttentionOnDevice<'_> {
     }
 
     fn cannot_run(&self, case: &Case) -> Option<String> {
-        let kind = case.steps.iter().find_map(|step| left_to_device(case, step))?;
+        let mut state = State::new(self.gpu, case, self.unaligned).ok()?;
+        let kind = case.steps.iter().find_map(|step| match &step.expected {
+            Expected::Refusal { kind, .. } if state.check(case, step, |_| Ok(())).is_ok() => Some(kind),
+            _ => None,
+        })?;
         Some(format!("{kind} is found by the device and reported by the status word, in another test"))
     }
 }
@@ -168,7 +199,7 @@ pub fn what_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
     for (name, change, finding, writes) in checks {
         let case = changed(name, change)?;
         let mut state = State::new(gpu, &case, false)?;
-        let output = call(gpu, &case, &case.steps[0], &mut state, false)?;
+        let output = state.call(&case, &case.steps[0])?;
         let status = gpu.status.take().ok_or(format!("{name}: nothing was found"))?;
         assert_eq!(status.finding, finding, "{name}");
         let untouched = output.bytes().iter().all(|&byte| byte == crate::device::UNTOUCHED);
@@ -183,7 +214,7 @@ pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
         attention: AttentionAttributes { num_heads: 1, head_dim: 264, ..Default::default() },
         ..Default::default()
     };
-    let op = kvcache_op::MultiHeadCacheAttention::new(attributes)?;
+    let op = MultiHeadCacheAttention::new(attributes)?;
     let error = op.prepare_device(ElementType::Float32, ElementType::Float32, None, &gpu.stream).unwrap_err();
     assert_eq!(error.kind(), "too_large");
     assert_eq!(error.to_string(), "head_dim is 264, expected at most 256 on a CUDA device");
@@ -235,7 +266,7 @@ pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
     for max_seqlen in [3, 0] {
         let case = long_case(max_seqlen);
         let mut state = State::new(gpu, &case, false)?;
-        outputs.push(call(gpu, &case, &case.steps[0], &mut state, false)?);
+        outputs.push(state.call(&case, &case.steps[0])?);
         assert_eq!(gpu.status.take(), None);
     }
     assert!(outputs[0] == outputs[1], "the bits depend on how the work is cut");
@@ -255,23 +286,16 @@ pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
 pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
     for given in [None, Some(100)] {
         let case = long_case(3);
-        let step = &case.steps[0];
-        let mut buffers = BTreeMap::new();
-        for (&name, tensor) in &step.inputs {
-            buffers.insert(name, Buffer::of(gpu, tensor, 0)?);
-        }
-        let views = buffers.iter().map(|(&name, buffer)| (name, (buffer, buffer.view()))).collect();
-        let mut device = InMemory { stream: &gpu.stream, inputs: &views, cache: None, scale: None };
-        let call = check(&case, step, &mut device)?;
-        let expected = call.scratch_bytes()?;
-        let mut output = Buffer::untouched(gpu, case.t1, &call.output_shape(), 0)?;
-        let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[100], 0)?;
-        let shape = call.output_shape();
-        let (mut output, mut scratch) = (output.view_mut(), scratch.view_mut());
-        let attn_output = DeviceMut::from_bytes(case.t1, shape, &mut output, &gpu.stream);
-        let scratch = given.map(|len| DeviceMut::from_bytes(ElementType::Int8, [len], &mut scratch, &gpu.stream));
-        let error = call.launch(attn_output, scratch, &gpu.status, &gpu.stream).unwrap_err();
-        assert_eq!(error, cuda::Error::Scratch { got: given.unwrap_or(0), expected });
+        State::new(gpu, &case, false)?.check(&case, &case.steps[0], |call| {
+            let expected = call.scratch_bytes()?;
+            let mut output = Buffer::untouched(gpu, case.t1, &call.output_shape(), 0)?;
+            let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[100], 0)?;
+            let (mut output, mut scratch) = (Writable::new(&mut output), Writable::new(&mut scratch));
+            let scratch = given.map(|_| scratch.tensor(&gpu.stream));
+            let error = call.launch(output.tensor(&gpu.stream), scratch, &gpu.status, &gpu.stream).unwrap_err();
+            assert_eq!(error, cuda::Error::Scratch { got: given.unwrap_or(0), expected });
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use kvcache_op::cuda;
 use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, call, outcome, shift};
-use crate::device_check::left_to_device;
+use crate::host::left_to_device;
 
 /// The golden cases.
 pub fn cases() -> Result<Vec<Case>, Failed> {

@@ -7,9 +7,7 @@
 
 mod agree;
 mod attention;
-mod attention_device_check;
 mod device;
-mod device_check;
 mod golden;
 mod graphs;
 mod host;

@@ -9,8 +9,8 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 
 use crate::agree::step_inputs;
 use crate::device::{Buffer, Gpu, call};
-use crate::device_check::left_to_device;
 use crate::golden::cases;
+use crate::host::left_to_device;
 use crate::oracle::{Oracle, numbers};
 use kvcache_testing::random::calls;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvcache_conformance::Tensor;
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
-use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use kvcache_op::cuda::{
     DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
 };
@@ -91,22 +91,15 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
 
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let stream = &gpu.stream;
-    let alloc = |shape: &[usize]| stream.alloc_zeros::<f32>(len(shape));
-    let current = stream.clone_htod(&numbers())?;
-    let (cache, key, value) = (alloc(&CACHE)?, alloc(&OUTPUT)?, alloc(&OUTPUT)?);
-    let indices = [vec![0i64, 2], vec![1], vec![3]].map(|index| stream.clone_htod(&index));
-    let [seqstarts, cachestarts, start_pos] = indices;
-    let (seqstarts, cachestarts, start_pos) = (seqstarts?, cachestarts?, start_pos?);
+    let slices = Slices::new(stream)?;
     let status = stream.alloc_zeros::<u64>(1)?;
     stream.synchronize()?;
-    let addresses = {
-        use kvcache_op::cuda::cudarc::driver::DevicePtr;
-        let address = |slice: &kvcache_op::cuda::cudarc::driver::CudaSlice<f32>| slice.device_ptr(stream).0;
-        let index = |slice: &kvcache_op::cuda::cudarc::driver::CudaSlice<i64>| slice.device_ptr(stream).0;
-        let floats = [&current, &cache, &key, &value].map(address);
-        (floats, [&seqstarts, &cachestarts, &start_pos].map(index), status.device_ptr(stream).0)
-    };
-    let ([current_at, cache_at, key_at, value_at], [seqstarts_at, cachestarts_at, start_pos_at], status_at) = addresses;
+    let [key, value] = &slices.outputs;
+    let [current_at, cache_at, key_at, value_at] =
+        [&slices.current, &slices.cache, key, value].map(|slice| slice.device_ptr(stream).0);
+    let [seqstarts_at, cachestarts_at, start_pos_at] =
+        slices.indices.each_ref().map(|slice| slice.device_ptr(stream).0);
+    let status_at = status.device_ptr(stream).0;
 
     gpu.context.bind_to_thread()?;
     let foreign = result::stream::create(result::stream::StreamKind::NonBlocking)?;
@@ -139,8 +132,8 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // SAFETY: the stream lives.
     unsafe { result::stream::synchronize(foreign) }?;
     launched?;
-    assert_eq!(stream.clone_dtoh(&key)?, expected());
-    assert_eq!(stream.clone_dtoh(&value)?, expected());
+    assert_eq!(stream.clone_dtoh(key)?, expected());
+    assert_eq!(stream.clone_dtoh(value)?, expected());
     assert_eq!(Status::from_word(stream.clone_dtoh(&status)?[0]), None);
     // SAFETY: nothing uses the stream any more.
     unsafe { result::stream::destroy(foreign) }?;
@@ -149,10 +142,10 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
 
 /// The tensors of a call, as slices of cudarc.
 struct Slices {
-    current: kvcache_op::cuda::cudarc::driver::CudaSlice<f32>,
-    indices: [kvcache_op::cuda::cudarc::driver::CudaSlice<i64>; 3],
-    cache: kvcache_op::cuda::cudarc::driver::CudaSlice<f32>,
-    outputs: [kvcache_op::cuda::cudarc::driver::CudaSlice<f32>; 2],
+    current: CudaSlice<f32>,
+    indices: [CudaSlice<i64>; 3],
+    cache: CudaSlice<f32>,
+    outputs: [CudaSlice<f32>; 2],
 }
 
 impl Slices {

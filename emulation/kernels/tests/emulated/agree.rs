@@ -30,7 +30,7 @@ fn run_static(call: &RandomStaticCall, kernel: &dyn Kernel) -> static_calls::Aft
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn small_calls(call in calls(12, 12), device in devices()) {
@@ -44,7 +44,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
 
     /// Large enough that warps make several rounds.
     #[test]

@@ -111,6 +111,6 @@ fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
 fn a_node_that_cannot_work_is_refused_at_load() {
     for operators in [Operators::Library, Operators::Linked] {
         let message = load("refuse-page-size-0", operators).1.map(drop).unwrap_err().to_string();
-        assert!(message.contains("page_size is 0") && message.contains("the node"), "{message}");
+        assert!(message.contains("node 'cached'") && message.contains("page_size is 0"), "{message}");
     }
 }
