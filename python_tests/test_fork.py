@@ -13,10 +13,9 @@ import kvcache_ops
 import numpy as np
 import pytest
 from kvcache_ops import CacheSpec, step_indices
-from kvcache_ops.manager import HostMemory, Manager
+from kvcache_ops.manager import Append, HostMemory, Manager, Rope
 
 from compare import assert_same_bits
-from managed import make_arrays, make_spec, sequence
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 
@@ -32,25 +31,17 @@ def rows() -> np.ndarray:
     return np.stack(kvcache_ops.run(spec, *inputs, *spec.allocate()))
 
 
-def attention() -> np.ndarray:
-    """MultiHeadAttention of 64 queries and 4096 keys."""
-    random = np.random.default_rng(2)
-    query, key, value = (random.standard_normal((n, 8, 64), np.float32) for n in (64, 4096, 4096))
-    attributes = dict(num_heads=8, head_dim=64)
-    return kvcache_ops.multi_head_attention(attributes, query, key, value, [0, 64], [0, 4096], 0, 64, 4096)
-
-
 def update() -> np.ndarray:
-    """A manager's memory after an edit that rotates 4096 rows and a defragmentation that copies them."""
-    spec = make_spec("runs", max_t=8192, num_layer=2, num_heads=8, head_dim=64)
-    cache, scale = make_arrays(spec)
+    """A manager's memory after an edit that rotates 4096 rows."""
+    spec = CacheSpec(max_tokens=4096, num_kv_heads=8, head_dim=64, dtype="float32", num_layers=2)
+    managed = spec.manager_spec(rope=Rope(64))
+    cache, _ = memory = spec.allocate()
     cache[:] = np.random.default_rng(3).standard_normal(cache.shape, np.float32)
-    manager, memory = Manager(spec), HostMemory(spec, cache, scale)
-    first, last = sequence(manager, memory, 1024), sequence(manager, memory, 4096)
-    manager.free(first)
-    manager.seq_add(last, 0, -1, 7)
-    manager.defrag()
-    manager.update(memory)
+    manager, host = Manager(managed), HostMemory(managed, *memory)
+    seq = manager.create()
+    manager.begin_step([Append(seq, n=4096)], host).commit()
+    manager.seq_add(seq, 0, -1, 7)
+    manager.update(host)
     return cache
 
 
@@ -83,7 +74,7 @@ def call_in_a_fork(call: Callable[[], np.ndarray], path: Path, generations: int 
         os._exit(code)
 
 
-@pytest.mark.parametrize("call", [rows, attention, update], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", [rows, update], ids=lambda call: call.__name__)
 def test_large_calls_in_forked_processes(call: Callable[[], np.ndarray], tmp_path: Path) -> None:
     """In a child, in its child, and in the parent meanwhile: the same bits, on threads of their own."""
     expected = call()

@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
-from kvcache import DOMAIN, create_session
+from kvcache import DOMAIN, ELEMENT_TYPES, create_session
 from node import INPUTS, quiet_options
 from ragged import RaggedCache
 from setting import HALF, INT8, Setting
@@ -150,22 +150,32 @@ def test_a_branch_of_an_if(example: Example, level: onnxruntime.GraphOptimizatio
     assert_same_arrays(memory.arrays, example.before.arrays)
 
 
-def test_the_body_of_a_loop(example: Example) -> None:
-    """A node in a loop stores in every iteration, into the cache of the graph around it."""
+@pytest.mark.parametrize("kind", ["Loop", "Scan"])
+def test_the_body_of_a_loop(example: Example, kind: str) -> None:
+    """A node in a body stores in every iteration, into the cache of the graph around it. (A cache that is the state of
+    a Scan or Loop may be a copy, which the operator cannot see.)"""
+    scalars = {"i": TensorProto.INT64, "go_on": TensorProto.BOOL}
+    if kind == "Loop":
+        ends = [helper.make_node("Identity", ["go_on"], ["still"])]
+        states, fed = value_infos({"still": TensorProto.BOOL}, []), ["count", "condition"]
+        feeds = {"count": np.array(3), "condition": np.array(True)}
+    else:
+        ends, states, fed, scalars = [], [], ["ticks"], {"tick": TensorProto.INT64}
+        feeds = {"ticks": np.arange(3)}
     body = helper.make_graph(
-        [the_node(), helper.make_node("Identity", ["go_on"], ["still"])],
-        "body",
-        value_infos({"i": TensorProto.INT64, "go_on": TensorProto.BOOL}, []),
-        value_infos({"still": TensorProto.BOOL}, []) + outputs_named(*KEY_AND_VALUE),
+        [the_node(), *ends], "body", value_infos(scalars, []), states + outputs_named(*KEY_AND_VALUE)
     )
-    loop = helper.make_node("Loop", ["count", "condition"], ["keys", "values"], body=body)
-    inputs = value_infos(INPUT_TYPES)
-    inputs += value_infos({"count": TensorProto.INT64, "condition": TensorProto.BOOL}, [])
+    options = {"num_scan_inputs": 1} if kind == "Scan" else {}
+    loop = helper.make_node(kind, fed, ["keys", "values"], body=body, **options)
+    inputs = value_infos(INPUT_TYPES) + [
+        helper.make_tensor_value_info(name, ELEMENT_TYPES.get(x.dtype, TensorProto.BOOL), x.shape)
+        for name, x in feeds.items()
+    ]
     session = create_session(model([loop], inputs, outputs_named("keys", "values")), quiet_options())
     memory = example.before.copy()
-    feeds = example.inputs | memory.arrays | {"count": np.array(3), "condition": np.array(True)}
-    for name, got, expected in zip(KEY_AND_VALUE, session.run(None, feeds), example.outputs):
-        assert_same_bits(name, got, np.stack([expected] * 3))
+    got = session.run(None, example.inputs | memory.arrays | feeds)
+    for name, array, expected in zip(KEY_AND_VALUE, got, example.outputs):
+        assert_same_bits(name, array, np.stack([expected] * 3))
     assert_same_arrays(memory.arrays, example.expected.arrays)
 
 

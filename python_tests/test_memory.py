@@ -81,13 +81,6 @@ def test_shared_memory(written: str, other: str) -> None:
         assert f"operands_overlap: {written} shares memory with {other}" in message
 
 
-def test_inputs_may_share_memory() -> None:
-    """What is only read may lie in one place: keys that are values too, one table of starts for both."""
-    example = Example()
-    example.run(current_value=example.address("current_key"), kvstarts=example.address("seqstarts"))
-    assert (example.outputs["key"] == example.outputs["value"]).all()
-
-
 @pytest.mark.parametrize("name", ["current_value", "start_pos", "scale", "key"])
 def test_odd_addresses(name: str) -> None:
     """An address that is no multiple of the element's size is refused by the name of the tensor."""

@@ -1,11 +1,9 @@
-"""KeyValueCache of static batching through ONNX Runtime: random calls, shapes, and what is written.
+"""KeyValueCache of static batching through ONNX Runtime: shapes, and what is written. test_golden.py has its answers.
 
 Domains `opmx` and `pmx`, in which the operator has other inputs than that of dynamic batching.
 """
 
 from __future__ import annotations
-
-from math import prod
 
 import numpy as np
 import onnx
@@ -22,80 +20,13 @@ from node import (
     quiet_options,
     run_node,
     session_of,
-    types_of,
 )
-from oracle.static_batching import STATIC_LAYOUTS, StaticAttributes, StaticInputs, static_cache_shape
-from oracle.static_batching import static_key_value_cache as oracle
-from setting import FLOAT, LEGAL_TYPES, Memory, Setting, random_values
-from test_random import each_seed
+from setting import FLOAT
 
 pytestmark = pytest.mark.runtime
 
 # Of a float32 node.
 NODE_TYPES = dict(current_key=FLOAT, current_value=FLOAT, start_pos=TensorProto.INT64, cache=FLOAT)
-
-
-class RandomCache:
-    """A cache of random sizes, layout and types, with the oracle's copy of it."""
-
-    def __init__(self, random: np.random.Generator, types: tuple):
-        t1, t2, t3, quant_bit = types
-        self.random, self.setting = random, Setting(t1, t2, t3)
-        quant_group = int(random.choice((2, 4, 6, 8, 16, 32)))
-        num_layer = int(random.integers(1, 4))
-        self.attributes = dict(
-            num_layer=num_layer,
-            layer_idx=int(random.integers(num_layer)),
-            quant_bit=quant_bit,
-            quant_group=quant_group,
-            num_repeat=int(random.integers(1, 5)),
-            cache_layout=int(random.integers(len(STATIC_LAYOUTS))),
-        )
-        self.heads = int(random.integers(1, 5)), quant_group * int(random.integers(1, 4))
-        self.max_b, self.max_s = (int(random.integers(1, end)) for end in (6, 40))
-        outer = (self.attributes["cache_layout"], self.max_b, self.max_s, num_layer, self.heads[0])
-        shape, is_int4 = static_cache_shape(*outer, self.heads[1]), t2 == TensorProto.INT4
-        cache = random.integers(0, 256, prod(shape) // 2, np.uint8) if is_int4 else random_values(random, shape, t2)
-        scale = None
-        if t3 is not None:
-            scale_shape = static_cache_shape(*outer, self.heads[1] // quant_group)
-            scale = np.abs(random_values(random, scale_shape, t3)) + np.float16(0.01)
-        self.memory = Memory(cache, scale, shape if is_int4 else None)
-        self.expected = self.memory.copy()
-
-    def check_call(self, batch: int, start_pos: int, seqlen: int) -> None:
-        """One call has the oracle's outputs, and leaves the oracle's cache."""
-        shape = (batch, seqlen, *self.heads)
-        names = ("current_key", "current_value")
-        current = {name: random_values(self.random, shape, self.setting.t1) for name in names}
-        start = np.full([(), (1,)][self.random.integers(2)], start_pos, np.int64)
-        inputs = current | dict(start_pos=start) | self.memory.arrays
-        model = node_model(types_of(inputs, self.memory.int4_shape is not None), self.attributes, domain="opmx")
-        got = run_node(session_of(model), inputs, self.memory.int4_shape)
-        values = self.expected.values
-        operands, attributes = StaticInputs(**current, start_pos=start), StaticAttributes(**self.attributes)
-        made = oracle(operands, values, self.expected.scale, attributes, self.setting.oracle_types)
-        self.expected.store(values)
-        any_nan = self.attributes["quant_bit"] != 0 or self.setting.t1 != self.setting.t2
-        for name, array, expected in zip(("key", "value"), got, made):
-            assert_same_bits(name, array, expected, any_nan)
-        for name, expected in self.expected.arrays.items():
-            assert_same_bits(name, self.memory.arrays[name], expected, any_nan)
-
-
-def test_random_calls() -> None:
-    """Key, value, cache and scale of every call are the oracle's, bit for bit."""
-
-    def check(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        cache = RandomCache(random, LEGAL_TYPES[seed % len(LEGAL_TYPES)])
-        start_pos = 0
-        for _ in range(4):
-            seqlen = int(random.integers(0, cache.max_s - start_pos + 1))
-            cache.check_call(int(random.integers(0, cache.max_b + 1)), start_pos, seqlen)
-            start_pos = int(random.integers(0, start_pos + seqlen + 1))
-
-    each_seed(range(2 * len(LEGAL_TYPES)), check)
 
 
 @pytest.mark.parametrize("domain", STATIC_DOMAINS)

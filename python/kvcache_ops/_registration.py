@@ -24,7 +24,7 @@ def library_path() -> str:
 def supported_versions() -> str:
     """The versions of ONNX Runtime that the operators work in, in words."""
     major, minor = _native.oldest_onnxruntime()
-    return f"onnxruntime {major}.{minor} and later (tested with 1.20.1, 1.24.1 and 1.31.1)"
+    return f"onnxruntime {major}.{minor} and later (tested with 1.20.1, 1.24.1 and 1.32.0)"
 
 
 def check_version(version: str) -> None:

@@ -39,7 +39,7 @@
 //! Nodes on one cache may run in any order and at once; nodes of different layers never disturb each other.
 //!
 //! # Float16 on the CPU
-//! ONNX Runtime 1.20 to 1.22, and again 1.30 and 1.31, changes some float16 nodes to float32: those between nodes that
+//! ONNX Runtime 1.20 to 1.22, and again 1.30 to 1.32, changes some float16 nodes to float32: those between nodes that
 //! have no float16 kernel, as `MatMul`, `Add`, `Mul` and `Einsum` have none. It does so if all nodes that compute
 //! `current_key` and `current_value` (and `query`), and all that use the outputs, are of this kind, and no output is a
 //! graph output. It puts a `Cast` before every float16 input, `cache` and `scale` too, so the node would store into
