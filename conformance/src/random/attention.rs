@@ -85,7 +85,7 @@ pub fn case(entropy: &mut Entropy) -> Case {
 
 /// What the oracle does with the call of a case.
 fn expected(case: &Case) -> Expected<After> {
-    let predictions = Oracle::default().predict_attention(case);
+    let predictions = Oracle::default().predict_attention(case, &[]);
     for prediction in predictions {
         match (prediction.outcome, prediction.state) {
             (PredictedOutcome::Done(attended), state) => {
