@@ -1,14 +1,16 @@
 //! The operators on borrowed memory of Python's tensors, without ONNX Runtime, and the facts that `kvcache_ops` asks for.
 
+mod direct_call;
 mod dlpack;
 mod facts;
 mod geometry;
 mod int4;
 mod kind;
 mod refused;
-mod run;
+
 mod tensor;
 
+pub use direct_call::{check, run};
 pub use facts::{
     attribute_names, check_node, cuda, domains, input_names, instruction_sets, legal_types, oldest_onnxruntime,
     output_names,
@@ -16,4 +18,3 @@ pub use facts::{
 pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};
 pub use refused::Refused;
-pub use run::{check, run};
