@@ -26,6 +26,18 @@ def broken_static_rules(
             attributes.num_repeat, shape[0], inputs.start_pos.item() + shape[1], *shape[2:], inputs.current_key
         ),
     )
+
+
+def rank_rules(
+    inputs: StaticInputs, cache: np.ndarray, scale: np.ndarray | None, attributes: StaticAttributes
+) -> Iterator[str]:
+    """Every tensor has its rank; start_pos has rank 0 or 1."""
+    ranks = (
+        inputs.current_key.ndim == 4,
+        inputs.current_value.ndim == 4,
+        inputs.start_pos.ndim in (0, 1),
+        cache.ndim == 6,
+    )
     yield from ("rank_mismatch" for legal in ranks if not legal)
     yield from scale_rank_rules(scale, cache, 6, attributes.quant_bit)
 

@@ -7,7 +7,6 @@ mod geometry;
 mod int4;
 mod kind;
 mod refused;
-
 mod tensor;
 
 pub use direct_call::{check, run};
