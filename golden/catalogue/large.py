@@ -24,16 +24,13 @@ def sequences(lengths: list[tuple[int, int]], page_size: int = 0) -> tuple[list[
     return [Sequence(*length, place) for length, place in zip(lengths, places, strict=True)], page_size * sum(pages)
 
 
-def large(name: str, about: str, types: str, proves: str, lengths: list[tuple[int, int]], **given: int) -> Case:
-    """A case of one call, in a cache that it fills."""
-    batch, max_t = sequences(lengths, given.get("page_size", 0))
-    if "page_size" in given:
-        given |= dict(cache_mode=1)
-    sizes = {size: given.pop(size) for size in ("num_heads", "head_dim") if size in given}
-    case = begin(
-        f"large-{name}", about, types, proves=proves, **dict(num_heads=1, head_dim=2) | sizes, max_t=max_t, **given
-    )
-    return case.call(*batch)
+def large(
+    name: str, about: str, types: str, proves: str, lengths: list[tuple[int, int]], page_size: int = 0, **given: int
+) -> Case:
+    """A case of one call, in a cache that it fills; one head of two elements where nothing else is given."""
+    batch, max_t = sequences(lengths, page_size)
+    given = dict(num_heads=1, head_dim=2) | given | (dict(cache_mode=1, page_size=page_size) if page_size else {})
+    return begin(f"large-{name}", about, types, proves=proves, max_t=max_t, **given).call(*batch)
 
 
 def batches() -> Iterator[Case]:

@@ -8,35 +8,39 @@ from ..large import LENGTHS, sequences
 from .case import AttentionCase, mask, over_cache, packed
 
 
+def large(
+    name: str,
+    about: str,
+    types: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    proves: str,
+    lengths: list[tuple[int, int]],
+    **attributes: int,
+) -> AttentionCase:
+    """A case of one call, in a cache that it fills."""
+    batch, max_t = sequences(lengths, attributes.get("page_size", 0))
+    case = over_cache(f"large-{name}", about, types, heads, head_dim, proves=proves, max_t=max_t, **attributes)
+    return case.call(*batch)
+
+
 def cases() -> Iterator[AttentionCase]:
     """Everything of this module."""
-    for name, about, types, heads, head_dim, proves, lengths, attributes in (
-        (
-            *("heads24-batch20", "20 sequences, 24 query heads on 12, of every kind.", "f16 int8 f16", (24, 12), 4),
-            *("heads.grouped inputs.packed causal-mask", [LENGTHS[b % 5] for b in range(20)]),
-            dict(quant_bit=8, quant_group=4, page_size=3, cache_mode=1, cache_layout=3),
-        ),
-        (
-            *("batch300", "300 sequences.", "f16 f16", (1, 1), 2),
-            *("inputs.packed equivalence", [((1, 1), (0, 2), (2, 0))[b % 3] for b in range(300)], {}),
-        ),
-        (
-            *("prompt260-alibi", "A prompt of 260 tokens behind 20 others.", "f16 f16", (1, 1), 4),
-            *("alibi causal-mask", [(20, 260)], dict(is_alibi=1)),
-        ),
-        (
-            *("pages300", "A decode step over 300 pages of 2, and a chunk beside it.", "f32 f32", (2, 1), 4),
-            *("cache-mode.1 pages.unaligned", [(598, 1), (2, 2)], dict(page_size=2, cache_mode=1, cache_layout=1)),
-        ),
-        (
-            *("layers40-group256", "Layer 38 of 40, groups of 256.", "f16 int4 f16", (2, 1), 256),
-            *("layer untouched-layers quantizing.groups", [(1, 1), (0, 1)]),
-            dict(num_layer=40, layer_idx=38, quant_bit=4, quant_group=256),
-        ),
-    ):
-        batch, max_t = sequences(lengths, attributes.get("page_size", 0))
-        case = over_cache(f"large-{name}", about, types, heads, head_dim, proves=proves, max_t=max_t, **attributes)
-        yield case.call(*batch)
+    about = "20 sequences, 24 query heads on 12, of every kind."
+    rules, lengths = "heads.grouped inputs.packed causal-mask", [LENGTHS[b % 5] for b in range(20)]
+    paged = dict(quant_bit=8, quant_group=4, page_size=3, cache_mode=1, cache_layout=3)
+    yield large("heads24-batch20", about, "f16 int8 f16", (24, 12), 4, rules, lengths, **paged)
+    lengths = [((1, 1), (0, 2), (2, 0))[b % 3] for b in range(300)]
+    yield large("batch300", "300 sequences.", "f16 f16", (1, 1), 2, "inputs.packed equivalence", lengths)
+    about, rules = "A prompt of 260 tokens behind 20 others.", "alibi causal-mask"
+    yield large("prompt260-alibi", about, "f16 f16", (1, 1), 4, rules, [(20, 260)], is_alibi=1)
+    about, rules = "A decode step over 300 pages of 2, and a chunk beside it.", "cache-mode.1 pages.unaligned"
+    paged = dict(page_size=2, cache_mode=1, cache_layout=1)
+    yield large("pages300", about, "f32 f32", (2, 1), 4, rules, [(598, 1), (2, 2)], **paged)
+    rules, lengths = "layer untouched-layers quantizing.groups", [(1, 1), (0, 1)]
+    attributes = dict(num_layer=40, layer_idx=38, quant_bit=4, quant_group=256)
+    about = "Layer 38 of 40, groups of 256."
+    yield large("layers40-group256", about, "f16 int4 f16", (2, 1), 256, rules, lengths, **attributes)
     about = "10 tokens on 300 keys of 10 sequences, under a mask with a plane for each of 10 heads."
     batch, _ = sequences([(29, 1)] * 10)
     case = packed("large-mask", about, "f16", (10, 10), 2, proves="attn-mask attn-mask.beside causal-mask")
