@@ -31,7 +31,7 @@ class Sequence:
 
     start_pos: int
     seqlen: int
-    place: int | tuple[int, ...] = 0
+    place: int | Listed[int] = 0
 
 
 @dataclass

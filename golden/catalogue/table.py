@@ -1,4 +1,4 @@
-"""Cases that are rows of a table, a YAML file beside this one. A row has
+"""Cases that are rows of a table, the YAML files beside this one. A row has
 
 - name, about, and the rules that it proves; `{types}` in a name stands for each of several types;
 - types, or a list of which each makes a case; quant_bit follows from them;
@@ -19,13 +19,12 @@ import yaml
 from .case import Case, Sequence, begin, indices
 
 QUANT_BITS = {"int8": dict(quant_bit=8), "int4": dict(quant_bit=4)}
-TABLES = ("addressing", "serving", "refused_slots")
 
 
 def cases() -> Iterator[Case]:
     """The cases of all tables."""
-    for name in TABLES:
-        for row in yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text()):
+    for table in sorted(Path(__file__).parent.glob("*.yaml")):
+        for row in yaml.safe_load(table.read_text()):
             for types in [row["types"]] if isinstance(row["types"], str) else row["types"]:
                 yield case(row, types)
 
@@ -40,9 +39,7 @@ def case(row: dict[str, Any], types: str) -> Case:
         changes = shared | (step if isinstance(step, dict) else {"batch": step})
         batch, error, mentions = changes.pop("batch", []), changes.pop("error", None), changes.pop("mentions", [])
         inputs = {tensor: replaced(value) for tensor, value in changes.items()}
-        sequences = [
-            Sequence(*numbers, tuple(place) if isinstance(place, list) else place) for *numbers, place in batch
-        ]
+        sequences = [Sequence(*sequence) for sequence in batch]
         if error is None:
             made.call(*sequences, **inputs)
         else:
