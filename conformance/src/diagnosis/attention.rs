@@ -9,12 +9,13 @@ use super::call::{Ended, Made, Predicted, Results, print};
 use super::diagnosable::Diagnosable;
 use super::near::{Near, loading};
 use super::scope::Facts;
+use super::stored::concerns;
 use crate::attention::{CallResult, Case, Operator, Step};
-use crate::case::NanRule;
+use crate::case::{NanRule, StepInputs};
 use crate::difference::Value;
 use crate::implementation::Outcome;
 use crate::oracle::attention::{Attended, AttentionPrediction};
-use crate::oracle::{Oracle, PredictedOutcome, PredictedState, indices};
+use crate::oracle::{Inputs, Oracle, PredictedOutcome, PredictedState, indices};
 use crate::suite::Suite;
 use crate::tensor::Tensor;
 
@@ -53,6 +54,16 @@ impl Results<MadeOutput> for Rc<Attended> {
 impl Diagnosable for Case {
     type Made = MadeOutput;
     type Results = Rc<Attended>;
+
+    fn concerns(&self, rule: &str) -> bool {
+        let has_mask = || self.steps.iter().any(|step| step.inputs.contains_key("attn_mask"));
+        match rule.split('.').next() {
+            Some("alibi") => self.attributes.attention.is_alibi != 0,
+            Some("attn-mask") => has_mask(),
+            _ if self.operator == Operator::MultiHeadAttention => true,
+            _ => concerns(StepInputs::shared(&self.attributes.cache), rule),
+        }
+    }
 
     fn predicted(&self, oracle: &Oracle, right: &[Predicted<Rc<Attended>>]) -> Vec<Predicted<Rc<Attended>>> {
         let output = |call: &Predicted<_>| match &call.outcome {

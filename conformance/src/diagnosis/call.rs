@@ -62,6 +62,11 @@ impl<M> Made<M> {
         };
         Self { outcome, state }
     }
+
+    /// Whether the call was refused.
+    pub(super) fn is_refused(&self) -> bool {
+        self.outcome.is_err()
+    }
 }
 
 impl<R> Predicted<R> {

@@ -48,6 +48,9 @@ impl<C: Diagnosable> Candidate<C> {
     /// Whether a case of which this is `right` fails where the mistake is made, whatever an access outside of the cache
     /// gives.
     pub(super) fn deviates(&self, i: usize, case: &C, right: &Calls<C>) -> bool {
+        if !case.concerns(&self.mistake.rule) {
+            return false;
+        }
         let differs = |predicted: &Calls<C>| {
             predicted.iter().zip(right).any(|(predicted, right)| predicted.is_never_right::<C::Made>(right))
         };
@@ -57,6 +60,9 @@ impl<C: Diagnosable> Candidate<C> {
     /// How well the mistake explains what an implementation made of a case (`None`: it could not run it); `None` if it
     /// does not.
     pub(super) fn fit(&self, i: usize, case: &C, right: &Calls<C>, made: Option<&[Made<C::Made>]>) -> Option<Fit> {
+        if !case.concerns(&self.mistake.rule) {
+            return None;
+        }
         self.predictions(i, case, right).iter().filter_map(|predicted| fit::<C>(predicted, right, made)).max()
     }
 }

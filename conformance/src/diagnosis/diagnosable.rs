@@ -13,6 +13,10 @@ pub trait Diagnosable: Suite + Sized {
     /// The predicted outputs of a call.
     type Results: Results<Self::Made>;
 
+    /// Whether breaking a rule alone can change what its calls do, as one of quantization cannot where nothing is
+    /// quantized.
+    fn concerns(&self, rule: &str) -> bool;
+
     /// What each call does on an oracle; `right` is what it should do, if that is known already.
     fn predicted(&self, oracle: &Oracle, right: &[Predicted<Self::Results>]) -> Vec<Predicted<Self::Results>>;
 

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::call::{Ended, Made};
+use super::call::{Ended, Made, Predicted};
 use super::candidate::{Calls, Candidate, Fit};
 use super::diagnosable::Diagnosable;
 use super::explanation::{Explanation, RunDiagnosis};
@@ -179,16 +179,26 @@ impl<'a, C: Diagnosable> Run<'a, '_, C> {
         let fit = |(&i, made): (&usize, &Option<Vec<Made<C::Made>>>)| {
             Some((i, candidate.fit(i, &self.known.cases[i], self.known.right(i), made.as_deref())?))
         };
-        let fits: BTreeMap<_, _> = self.failed.iter().filter_map(fit).collect();
+        // Where calls were refused and no more is wrong, no mistake predicts what others gave.
+        let (telling, refused): (Vec<_>, Vec<_>) = self.failed.iter().partition(|(i, made)| self.tells(**i, made));
+        let mut fits: BTreeMap<_, _> = telling.into_iter().filter_map(fit).collect();
         if !fits.values().any(|fit| fit.tells) {
             return None;
         }
+        fits.extend(refused.into_iter().filter_map(fit));
         let near = self.near.keys().filter(|case| !fits.contains_key(case));
         let deviates = |&i: &usize| candidate.deviates(i, &self.known.cases[i], self.known.right(i));
         let mut contradicted: Vec<_> = self.passed.iter().chain(near).copied().filter(deviates).collect();
         let scope = self.scope(&fits.keys().copied().collect::<Vec<_>>(), &contradicted);
         contradicted.retain(|&i| scope.contains(&self.known.facts[i]));
         Some(Suspect { candidate, fits, scope, contradicted }).filter(Suspect::counts)
+    }
+
+    /// Whether a call gave something wrong, and was not just refused.
+    fn tells(&self, case: usize, made: &Option<Vec<Made<C::Made>>>) -> bool {
+        let is_wrong =
+            |(right, made): (&Predicted<C::Results>, &Made<C::Made>)| !made.is_refused() && !right.fits(made);
+        made.as_ref().is_some_and(|made| self.known.right(case).iter().zip(made).any(is_wrong))
     }
 
     /// What tells these cases from others, by all legal ones.

@@ -6,15 +6,19 @@ use super::near::{Near, loading};
 use super::scope::Facts;
 use crate::case::{Case, Outputs};
 use crate::implementation::{CallResult, Outcome};
-use crate::oracle::{Inputs, Oracle, PredictedOutcome, PredictedState};
+use crate::oracle::{Inputs, Oracle, PredictedOutcome, PredictedState, SharedAttributes};
 use crate::suite::Suite;
 
-impl<A: Sync, I: Inputs<A> + Sync> Diagnosable for Case<A, I>
+impl<A, I: Inputs<A>> Diagnosable for Case<A, I>
 where
     Self: Suite<Result = CallResult>,
 {
     type Made = u64;
     type Results = u64;
+
+    fn concerns(&self, rule: &str) -> bool {
+        concerns(I::shared(&self.attributes), rule)
+    }
 
     fn predicted(&self, oracle: &Oracle, _right: &[Predicted<u64>]) -> Vec<Predicted<u64>> {
         let of = |outputs: &Outputs| print([Some(&outputs.key), Some(&outputs.value)], self.nan);
@@ -64,5 +68,18 @@ where
             ("kvlen", inputs.map(I::kvlen).max().unwrap_or_default()),
         ];
         Facts::new(&self.features(), &lengths)
+    }
+}
+
+/// Whether breaking a rule of `KeyValueCache` alone can change what calls with these attributes do.
+pub(super) fn concerns(attributes: SharedAttributes, rule: &str) -> bool {
+    match rule.split('.').next() {
+        Some("quantizing" | "dequantizing" | "scale") => attributes.quant_bit != 0,
+        Some("int4") => attributes.quant_bit == 4,
+        Some("num-repeat") => attributes.num_repeat != 1,
+        Some("pages") => attributes.cache_mode == Some(1),
+        _ if rule == "cache-mode.0" => attributes.cache_mode == Some(0),
+        _ if rule == "cache-mode.1" => attributes.cache_mode == Some(1),
+        _ => true,
     }
 }

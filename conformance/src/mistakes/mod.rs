@@ -61,12 +61,13 @@ impl Row {
                     .iter()
                     .fold(text.to_owned(), |text, (mark, number)| text.replace(mark, &number.to_string())),
             };
+            let of_part = |is_part: bool, own: usize| n.filter(|_| is_part).unwrap_or(own);
             Mistake {
                 name: text(&self.name),
                 about: text(&self.about),
                 rule: text(&self.rule),
-                behavior: Behavior { n: n.unwrap_or(self.set.n), ..self.set },
-                attention: Attention { n: n.unwrap_or(self.attend.n), ..self.attend },
+                behavior: Behavior { n: of_part(self.set != Behavior::default(), self.set.n), ..self.set },
+                attention: Attention { n: of_part(self.attend != Attention::default(), self.attend.n), ..self.attend },
             }
         };
         if self.n.is_empty() { vec![of(None)] } else { self.n.iter().map(|&n| of(Some(n))).collect() }

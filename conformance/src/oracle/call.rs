@@ -19,7 +19,7 @@ pub struct Call<'a, A, I> {
     pub scale: Option<&'a Tensor>,
 }
 
-/// The attributes that both operators have.
+/// The attributes that matter to both operators.
 #[derive(Debug, Clone, Copy)]
 #[expect(missing_docs, reason = "the fields are the operators' attributes")]
 pub struct SharedAttributes {
@@ -28,6 +28,8 @@ pub struct SharedAttributes {
     pub quant_bit: i64,
     pub quant_group: i64,
     pub num_repeat: i64,
+    /// `None` in static batching.
+    pub cache_mode: Option<i64>,
 }
 
 /// The inputs of one operator whose attributes are `A`: what the oracle needs to know of it.

@@ -17,8 +17,8 @@ use crate::tensor::Tensor;
 
 impl Inputs<Attributes> for StepInputs {
     fn shared(attributes: &Attributes) -> SharedAttributes {
-        let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, .. } = attributes;
-        SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat }
+        let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, .. } = attributes;
+        SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode: Some(cache_mode) }
     }
 
     fn current(&self) -> [&Tensor; 2] {

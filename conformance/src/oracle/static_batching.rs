@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 impl Inputs<StaticAttributes> for StepInputs {
     fn shared(attributes: &StaticAttributes) -> SharedAttributes {
         let &StaticAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, .. } = attributes;
-        SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat }
+        SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode: None }
     }
 
     fn current(&self) -> [&Tensor; 2] {

