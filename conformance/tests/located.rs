@@ -324,3 +324,20 @@ fn the_state_after_a_refused_call_is_compared_with_the_one_before() {
     }
     assert!(int4 > 0);
 }
+
+#[test]
+fn a_zero_of_the_other_sign_is_told_as_that() {
+    let is_zero = |case: &Case| {
+        case.types.t1 == ElementType::Float32
+            && answers(case).is_some_and(|results| match &results[0].outcome {
+                Outcome::Done(outputs) => outputs.key.bytes().starts_with(&[0; 4]),
+                Outcome::Refused { .. } => false,
+            })
+    };
+    let case = cases().unwrap().into_iter().find(is_zero).expect("an output that begins with zero");
+    let mut results = answers(&case).unwrap();
+    let Outcome::Done(outputs) = &mut results[0].outcome else { unreachable!("it is done") };
+    outputs.key.bytes_mut()[3] = 0x80;
+    let text = case.difference(&results, Demand::AsExpected).expect("a difference").to_string();
+    assert!(text.contains("got -0.0 (0x80000000), expected 0.0 (0x00000000), the sign of zero;"), "{text}");
+}

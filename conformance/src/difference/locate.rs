@@ -80,25 +80,3 @@ pub(crate) fn of_token(starts: &[i64], row: usize) -> Option<(usize, usize)> {
     let sequence = starts.windows(2).position(|pair| (pair[0]..pair[1]).contains(&row))?;
     Some((sequence, usize::try_from(row.checked_sub(starts[sequence])?).ok()?))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn coordinates_are_those_of_the_row_major_index() {
-        assert_eq!(coordinates(&[2, 3, 4], 23), [1, 2, 3]);
-        assert_eq!(coordinates(&[2, 3, 4], 4), [0, 1, 0]);
-        assert!(coordinates(&[2, 3, 4], 24).is_empty());
-        assert!(coordinates(&[2, 0, 4], 0).is_empty());
-        assert!(coordinates(&[], 0).is_empty());
-    }
-
-    #[test]
-    fn a_row_belongs_to_the_sequence_that_is_not_empty() {
-        assert_eq!(of_token(&[0, 2, 2, 5], 1), Some((0, 1)));
-        assert_eq!(of_token(&[0, 2, 2, 5], 2), Some((2, 0)));
-        assert_eq!(of_token(&[0, 2, 2, 5], 5), None);
-        assert_eq!(of_token(&[], 0), None);
-    }
-}

@@ -204,8 +204,10 @@ impl fmt::Display for Elements {
         if let Some(tolerance) = self.tolerance {
             write!(f, " within {tolerance:e}")?;
         }
-        if let Some(ulps) = self.ulps {
-            write!(f, ", {ulps} ULP")?;
+        match self.ulps {
+            Some(0) if got.is_zero() && got.element == expected.element => f.write_str(", the sign of zero")?,
+            Some(ulps) => write!(f, ", {ulps} ULP")?,
+            None => {}
         }
         if let Some(location) = &self.location {
             write!(f, "; {location}")?;

@@ -81,36 +81,6 @@ mod tests {
         Tensor::new(ElementType::Int64, shape.to_vec(), &bytes).unwrap()
     }
 
-    fn owner(sequence: usize, position: usize, current: bool) -> Owner {
-        Owner { sequence, position, current }
-    }
-
-    #[test]
-    fn a_slot_of_offset_mode_belongs_to_the_sequences_that_reach_it() {
-        let (seqstarts, kvstarts) = (tensor(&[4], &[0, 1, 1, 3]), tensor(&[4], &[0, 3, 3, 5]));
-        let cachestarts = tensor(&[3], &[4, 4, 7]);
-        let indices = Indices { seqstarts: &seqstarts, kvstarts: &kvstarts, cachestarts: &cachestarts };
-        let owners = |slot| indices.owners(CacheMode::Offset.code(), 0, slot);
-        assert_eq!(owners(3), []);
-        assert_eq!(owners(4), [owner(0, 0, false)]);
-        assert_eq!(owners(6), [owner(0, 2, true)]);
-        assert_eq!(owners(7), [owner(2, 0, true)]);
-        assert_eq!(owners(9), []);
-    }
-
-    #[test]
-    fn a_slot_of_paged_mode_belongs_to_every_page_that_holds_it() {
-        let (seqstarts, kvstarts) = (tensor(&[3], &[0, 1, 2]), tensor(&[3], &[0, 3, 8]));
-        let cachestarts = tensor(&[2, 3], &[8, 2, -1, 8, 0, 5]);
-        let indices = Indices { seqstarts: &seqstarts, kvstarts: &kvstarts, cachestarts: &cachestarts };
-        let owners = |slot| indices.owners(CacheMode::Paged.code(), 2, slot);
-        assert_eq!(owners(8), [owner(0, 0, false), owner(1, 0, false)]);
-        assert_eq!(owners(2), [owner(0, 2, true)]);
-        assert_eq!(owners(3), [], "behind the last token of its page");
-        assert_eq!(owners(1), [owner(1, 3, false)]);
-        assert_eq!(owners(5), [owner(1, 4, true)]);
-    }
-
     #[test]
     fn indices_of_a_refused_call_may_be_anything() {
         let (seqstarts, kvstarts) = (tensor(&[2], &[0, i64::MIN]), tensor(&[2], &[i64::MIN, i64::MAX]));
@@ -119,15 +89,5 @@ mod tests {
         for (mode, page_size) in [(0, 1), (1, i64::MAX), (1, 0), (1, -1), (2, 1)] {
             assert_eq!(indices.owners(mode, page_size, 5), [], "mode {mode}, page_size {page_size}");
         }
-    }
-
-    #[test]
-    fn a_slot_of_static_batching_belongs_to_its_row() {
-        let (current_key, start_pos) = (tensor(&[2, 3, 0, 0], &[]), tensor(&[1], &[4]));
-        let owned = |row, position| static_owner(&current_key, &start_pos, row, position);
-        assert_eq!(owned(1, 3), Some(owner(1, 3, false)));
-        assert_eq!(owned(1, 4), Some(owner(1, 4, true)));
-        assert_eq!(owned(1, 7), None);
-        assert_eq!(owned(2, 0), None);
     }
 }

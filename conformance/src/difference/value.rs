@@ -153,14 +153,6 @@ mod tests {
     }
 
     #[test]
-    fn int4_is_read_low_nibble_first_and_with_its_sign() {
-        let tensor = Tensor::new(ElementType::Int4, vec![3], &[0x7f, 0x08]).unwrap();
-        assert_eq!(Value::count(&tensor), 4);
-        let numbers: Vec<_> = (0..4).map(|i| Value::at(&tensor, i).integer().unwrap()).collect();
-        assert_eq!(numbers, [-1, 7, -8, 0]);
-    }
-
-    #[test]
     fn a_value_is_shown_as_number_and_bits() {
         let shown = |element, bits| Value { element, bits }.to_string();
         assert_eq!(shown(ElementType::Float16, 0x3e00), "1.5 (0x3e00)");

@@ -1,5 +1,7 @@
 //! Makes a call by its plan.
 
+use std::cell::RefCell;
+
 use kvcache_schema::ElementType;
 
 use crate::case::Outputs;
@@ -23,7 +25,8 @@ pub(super) fn execute<A, I: Inputs<A>>(
         return Err(OutsideOfCache);
     }
     let (attributes, current, t1) = (I::shared(call.attributes), call.inputs.current(), call.types.t1);
-    let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after: before.clone() };
+    let (after, amaxes) = (before.clone(), RefCell::default());
+    let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after, amaxes };
     if behavior.cleared == Cleared::All {
         run.after.cache.bytes_mut().fill(0);
         run.after.scale.iter_mut().for_each(|scale| scale.bytes_mut().fill(0));

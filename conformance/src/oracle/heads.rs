@@ -1,5 +1,7 @@
 //! The heads of a call: where they lie, and the steps of their groups.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use kvcache_schema::ElementType;
@@ -30,6 +32,8 @@ pub(super) struct Run<'a> {
     pub(super) behavior: &'a Behavior,
     pub(super) before: &'a State,
     pub(super) after: State,
+    /// The largest magnitudes of values of many tokens.
+    pub(super) amaxes: RefCell<HashMap<[usize; 3], f64>>,
 }
 
 /// A head of a current token: the key (0) or the value (1) in a row of `current_key` or `current_value`.
@@ -45,7 +49,13 @@ impl<'a> Run<'a> {
     pub(super) fn steps(&self, head: CurrentHead, g: usize, scale: usize) -> Steps {
         let (group, conversion) = (self.group(), self.behavior.conversion);
         let old = self.before.scale.as_ref().map_or(0.0, |before| read(conversion, group.t3, before.bytes(), scale));
-        group.steps(group.amax(&self.sharing(head, g)), old)
+        let amax = || group.amax(&self.sharing(head, g));
+        let known = match self.behavior.shares {
+            Shares::Tensor => [head.source, 0, 0],
+            Shares::Tokens => [head.source, head.h, g],
+            _ => return group.steps(amax(), old),
+        };
+        group.steps(*self.amaxes.borrow_mut().entry(known).or_insert_with(amax), old)
     }
 
     /// The values that have the same scale as those of a group.

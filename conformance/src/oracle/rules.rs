@@ -101,31 +101,17 @@ fn shapes(call: &DynamicCall<'_>) -> Vec<Refusal> {
         let group = usize::try_from(quant_group).unwrap_or(usize::MAX);
         let dims = CacheDims { inner: head_dim / group, ..dims };
         broken.extend(shared::shape("scale", scale.shape(), &layout.shape(dims)));
-        if head_dim % group != 0 {
-            let message = format!("head_dim is {head_dim}, expected a multiple of quant_group, {quant_group}");
-            broken.push(Refusal::new("head_dim_not_divisible", message));
-        }
+        broken.extend(shared::whole_groups(head_dim, group));
     }
     broken
 }
 
 /// `seqstarts` and `kvstarts` begin with 0 and never decrease; `seqstarts` ends with the tokens of `current_key`.
 fn starts(call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
-    let mut broken = Vec::new();
-    for (name, starts) in [("seqstarts", &batch.seqstarts), ("kvstarts", &batch.kvstarts)] {
-        if starts[0] != 0 {
-            broken.push(Refusal::new("starts_not_zero", format!("{name} begins with {} at batch 0", starts[0])));
-        }
-        for (b, pair) in starts.windows(2).enumerate().filter(|(_, pair)| pair[1] < pair[0]) {
-            let message = format!("{name} decreases from {} to {} at batch {b}", pair[0], pair[1]);
-            broken.push(Refusal::new("starts_decrease", message));
-        }
-    }
-    let (got, tokens) = (batch.seqstarts[batch.len()], call.inputs.current_key.shape()[0]);
-    if usize::try_from(got) != Ok(tokens) {
-        let message = format!("seqstarts ends with {got}, expected {tokens}, the tokens of current_key");
-        broken.push(Refusal::new("starts_total", message));
-    }
+    let mut broken = shared::rising("seqstarts", &batch.seqstarts);
+    broken.extend(shared::rising("kvstarts", &batch.kvstarts));
+    let tokens = call.inputs.current_key.shape()[0];
+    broken.extend(shared::total("seqstarts", &batch.seqstarts, tokens, "the tokens of current_key"));
     broken
 }
 
@@ -141,15 +127,8 @@ fn lengths(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
             broken.push(Refusal::new("kvlen_mismatch", message));
         }
     }
-    let longest = |len: &dyn Fn(usize) -> i64| (0..batch.len()).map(len).max().unwrap_or(0);
-    for (name, got, least) in [
-        ("max_seqlen", batch.max_seqlen, longest(&|b| batch.seqlen(b))),
-        ("max_kvlen", batch.max_kvlen, longest(&|b| batch.kvlen(b))),
-    ] {
-        if got < least {
-            broken.push(Refusal::new("max_too_small", format!("{name} is {got}, expected at least {least}")));
-        }
-    }
+    broken.extend(shared::bound("max_seqlen", batch.max_seqlen, &batch.seqstarts));
+    broken.extend(shared::bound("max_kvlen", batch.max_kvlen, &batch.kvstarts));
     broken
 }
 

@@ -87,3 +87,34 @@ pub(super) fn size(element: ElementType, shape: &[i128]) -> Option<Refusal> {
     let message = format!("the size of key (shape {shape:?}) does not fit in 64 bits");
     bytes.is_none().then(|| Refusal::new("size_overflow", message))
 }
+
+/// Starts begin with 0 and never decrease.
+pub(super) fn rising(name: &str, starts: &[i64]) -> Vec<Refusal> {
+    let first = (starts[0] != 0).then(|| format!("{name} begins with {} at batch 0", starts[0]));
+    let first = first.map(|message| Refusal::new("starts_not_zero", message));
+    let decreases = starts.windows(2).enumerate().filter(|(_, pair)| pair[1] < pair[0]).map(|(b, pair)| {
+        let message = format!("{name} decreases from {} to {} at batch {b}", pair[0], pair[1]);
+        Refusal::new("starts_decrease", message)
+    });
+    first.into_iter().chain(decreases).collect()
+}
+
+/// Starts end with the rows that they are of.
+pub(super) fn total(name: &str, starts: &[i64], rows: usize, of: &str) -> Option<Refusal> {
+    let last = starts[starts.len() - 1];
+    let message = || format!("{name} ends with {last}, expected {rows}, {of}");
+    (usize::try_from(last) != Ok(rows)).then(|| Refusal::new("starts_total", message()))
+}
+
+/// An upper bound is at least the longest length between starts.
+pub(super) fn bound(name: &str, got: i64, starts: &[i64]) -> Option<Refusal> {
+    let least = starts.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).max().unwrap_or(0);
+    let message = || format!("{name} is {got}, expected at least {least}");
+    (got < least).then(|| Refusal::new("max_too_small", message()))
+}
+
+/// Heads have whole groups.
+pub(super) fn whole_groups(head_dim: usize, quant_group: usize) -> Option<Refusal> {
+    let message = || format!("head_dim is {head_dim}, expected a multiple of quant_group, {quant_group}");
+    (!head_dim.is_multiple_of(quant_group)).then(|| Refusal::new("head_dim_not_divisible", message()))
+}

@@ -66,10 +66,7 @@ fn shapes(call: &StaticCall<'_>) -> Vec<Refusal> {
         let group = usize::try_from(call.attributes.quant_group).unwrap_or(usize::MAX);
         let dims = StaticCacheDims { inner: head_dim / group, ..dims };
         broken.extend(shared::shape("scale", scale.shape(), &layout.shape(dims)));
-        if head_dim % group != 0 {
-            let message = format!("head_dim is {head_dim}, expected a multiple of quant_group, {group}");
-            broken.push(Refusal::new("head_dim_not_divisible", message));
-        }
+        broken.extend(shared::whole_groups(head_dim, group));
     }
     if batch > dims.max_b {
         let message = format!("current_key has {batch} sequences, expected at most MaxB, {}", dims.max_b);

@@ -137,18 +137,8 @@ fn starts(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let mut broken = Vec::new();
     for (name, of) in [("seqstarts", "query"), ("kvstarts", "key")] {
         let (starts, rows) = (indices(call.input(name)), call.input(of).shape()[0]);
-        if starts[0] != 0 {
-            broken.push(Refusal::new("starts_not_zero", format!("{name} begins with {} at batch 0", starts[0])));
-        }
-        for (b, pair) in starts.windows(2).enumerate().filter(|(_, pair)| pair[1] < pair[0]) {
-            let message = format!("{name} decreases from {} to {} at batch {b}", pair[0], pair[1]);
-            broken.push(Refusal::new("starts_decrease", message));
-        }
-        let last = starts[starts.len() - 1];
-        if usize::try_from(last) != Ok(rows) {
-            let message = format!("{name} ends with {last}, expected {rows}, the rows of {of}");
-            broken.push(Refusal::new("starts_total", message));
-        }
+        broken.extend(shared::rising(name, &starts));
+        broken.extend(shared::total(name, &starts, rows, &format!("the rows of {of}")));
     }
     broken
 }
@@ -160,12 +150,7 @@ fn bounds(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let mut broken = Vec::new();
     if call.operator == Operator::MultiHeadAttention {
         for (name, starts) in [("max_seqlen", "seqstarts"), ("max_kvlen", "kvstarts")] {
-            let lengths = read(starts);
-            let longest = lengths.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or(0);
-            let got = number(name);
-            if got < longest {
-                broken.push(Refusal::new("max_too_small", format!("{name} is {got}, expected at least {longest}")));
-            }
+            broken.extend(shared::bound(name, number(name), &read(starts)));
         }
     }
     let keys = read("kvstarts").last().copied().unwrap_or_default();
