@@ -157,7 +157,7 @@ impl Nibbles {
     fn place(self, i: usize, len: usize) -> (usize, bool) {
         match self {
             Self::LowFirst => (i / 2, i % 2 == 1),
-            Self::HighFirst => (i / 2, i % 2 == 0),
+            Self::HighFirst => (i / 2, i.is_multiple_of(2)),
             Self::InHalves => (i % (len / 2), i >= len / 2),
         }
     }

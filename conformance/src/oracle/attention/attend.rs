@@ -168,7 +168,7 @@ impl<'a> Sequence<'a> {
             let terms = Terms {
                 product,
                 factor,
-                causal: (causal || hidden).then(|| if seen { 0.0 } else { f64::NEG_INFINITY }),
+                causal: (causal || hidden).then_some(if seen { 0.0 } else { f64::NEG_INFINITY }),
                 alibi: alibi.then(|| bias(attention, ragged, query, slope, j)),
                 attn_mask: self.mask(query, j)?,
             };
@@ -221,11 +221,9 @@ impl<'a> Sequence<'a> {
         };
         let mut weights: Vec<_> = scored.iter().map(|scored| scored.scores.clone()).collect();
         for rows in apart {
-            for key in 0..self.keys.len() {
+            for (key, _) in self.keys.iter().enumerate() {
                 let scores: Vec<_> = rows.iter().map(|&row| scored[row].scores[key]).collect();
-                for (&row, weight) in rows.iter().zip(softmax(&scores)) {
-                    weights[row][key] = weight;
-                }
+                rows.iter().zip(softmax(&scores)).for_each(|(&row, weight)| weights[row][key] = weight);
             }
         }
         weights
@@ -240,16 +238,11 @@ impl<'a> Sequence<'a> {
             return;
         }
         let sees_none = scored.scores.iter().all(|&score| score == f64::NEG_INFINITY);
-        let (count, all) = (weights.len(), attention.adds_hidden_values);
-        let (seen, used): (Vec<usize>, _) = match attention.without_keys {
-            _ => {
-                let counts = |&key: &usize| all || scored.scores[key] != f64::NEG_INFINITY;
-                ((0..count).filter(counts).collect(), weights.to_vec())
-            }
-        };
+        let counts = |&key: &usize| attention.adds_hidden_values || scored.scores[key] != f64::NEG_INFINITY;
+        let seen: Vec<_> = (0..weights.len()).filter(counts).collect();
         let nothing = match attention.without_keys {
             WithoutKeys::Nan if sees_none => f64::NAN,
-            WithoutKeys::NanOfHidden if sees_none && count > 0 => f64::NAN,
+            WithoutKeys::NanOfHidden if sees_none && !weights.is_empty() => f64::NAN,
             _ => 0.0,
         };
         let moved = attention.value_head.map_or(0, |of| {
@@ -259,7 +252,7 @@ impl<'a> Sequence<'a> {
             |key: usize, d: usize| scored.heads[key].map_or(0.0, |head| values[(head as i64 + moved) as usize + d]);
         let mut sum = vec![nothing; head_dim];
         for &key in &seen {
-            let weight = rounded(of_values, used[key]);
+            let weight = rounded(of_values, weights[key]);
             for (d, sum) in sum.iter_mut().enumerate() {
                 *sum = rounded(of_values, *sum + rounded(of_values, weight * value(key, d)));
             }
@@ -284,7 +277,7 @@ impl<'a> Sequence<'a> {
                 terms: seen.iter().map(|&key| scored.terms[key]).collect(),
                 squares: seen.iter().map(|&key| scored.squares[key] * scored.terms[key].factor.powi(2)).collect(),
                 scores: seen.iter().map(|&key| scored.scores[key]).collect(),
-                weights: seen.iter().map(|&key| used[key]).collect(),
+                weights: seen.iter().map(|&key| weights[key]).collect(),
                 exponentiates: attention.softmax != Softmax::Missing,
                 sums_of_products: of_products,
                 sums_of_values: of_values,
