@@ -152,7 +152,7 @@ def _work(connection: Connection, path: str, log: str) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    last, session = None, None
+    registered, last, session = False, None, None
     while True:
         try:
             call = connection.recv()
@@ -160,8 +160,10 @@ def _work(connection: Connection, path: str, log: str) -> None:
             return
         state: dict[str, Array] = {}
         try:
-            if call is None:
+            if not registered:
                 options.register_custom_ops_library(path)
+                registered = True
+            if call is None:
                 connection.send((None, [], state))
                 continue
             model, fed = call
