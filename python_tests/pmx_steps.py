@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from kvcache import cache_shape, create_session
 from node import quiet_options
-from pmx_numpy import NumpyModel
+from pmx_numpy import run_export
 from pmx_params import Params
 from ragged import RaggedCache
 
@@ -21,6 +21,7 @@ class Steps:
     """The inputs of the steps, and the memory that the steps share."""
 
     def __init__(self, params: Params, seed: int = 3, steps: list = STEPS) -> None:
+        self.element = params.element
         random = np.random.default_rng(seed)
         ragged = RaggedCache(random, [9, 8, 9, 10], params.page_size if params.cache_mode else None)
         self.inputs = [self._inputs(params, random, ragged, *step) for step in steps]
@@ -59,18 +60,21 @@ class Steps:
             step["attn_mask"] = mask.astype(params.element)
         return self
 
-    def expected(self, params: Params, weights: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The logits of the numpy model; afterwards `cache` and `scale` are what it has stored."""
-        model = NumpyModel(params, weights)
-        return [model.logits(step, self.cache, self.scale) for step in self.inputs]
+    def expected(self, export: ModelProto) -> list[np.ndarray]:
+        """The logits of the export in numpy; afterwards `cache` and `scale` are what it has stored."""
+        return [run_export(export, step | self.memory(self.cache, self.scale)) for step in self.inputs]
+
+    def memory(self, cache: np.ndarray, scale: np.ndarray | None) -> dict[str, np.ndarray]:
+        """By the names of the exports' inputs."""
+        return {"kv_cache": cache, "kv_scale": scale, "kv_scale.1": np.zeros(0, cache.dtype)}
 
     def run(
-        self, model: ModelProto, params: Params, options: onnxruntime.SessionOptions | None = None
+        self, model: ModelProto, options: onnxruntime.SessionOptions | None = None
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | None]:
         """The logits of the lowered model, and what it has stored in the caller's own arrays."""
         session = create_session(model.SerializeToString(), options or quiet_options())
         cache, scale = np.zeros_like(self.cache), None if self.scale is None else np.zeros_like(self.scale)
-        memory = {"kv_cache": cache, "kv_scale": scale, "kv_scale.1": np.zeros(0, params.element)}
+        memory = self.memory(cache, scale)
         names = [value.name for value in session.get_inputs()]
         logits = []
         for step in self.inputs:

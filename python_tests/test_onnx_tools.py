@@ -243,15 +243,15 @@ def test_the_evaluator_refuses_as_the_library_does() -> None:
 )
 def test_the_evaluator_runs_lowered_exports(params: Params) -> None:
     """A whole lowered model, function by function, without ONNX Runtime."""
-    weights = random_weights(params)
-    model = lower(export(params, weights))
+    whole = export(params, random_weights(params))
+    model = lower(whole)
     evaluator = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
     steps = Steps(params)
     cache, scale = steps.cache.copy(), None if steps.scale is None else steps.scale.copy()
     memory = {"kv_cache": cache, "kv_scale": scale, "kv_scale.1": np.zeros(0, params.element)}
     names = [value.name for value in model.graph.input]
     logits = [evaluator.run(None, {name: (step | memory)[name] for name in names})[0] for step in steps.inputs]
-    for actual, wanted in zip(logits, steps.expected(params, weights), strict=True):
+    for actual, wanted in zip(logits, steps.expected(whole), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-5)
     limit = 2e-5 if scale is None else 1
     np.testing.assert_allclose(cache.astype(float), steps.cache.astype(float), rtol=0, atol=limit)
