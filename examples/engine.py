@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnxruntime
-from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, Rope, Step
+from kvcache_ops.manager import Append, HostMemory, Manager, Rope, Step
 
 from decoder import Attention, Decoder, KeyValueSource, build_decoder
 from key_values import CachedKeyValues, OperatorAttention
-from kvcache import TYPE_NAMES, CacheFormat, bind, create_session
+from kvcache import CacheFormat, bind, create_session
 from scheduler import logits_by_append
 
 
@@ -16,26 +16,8 @@ def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
     """Options with that many threads for the work inside an operator; 0 takes all cores."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
-
-
-def cache_spec(decoder: Decoder, format: CacheFormat, **places) -> CacheSpec:
-    """What a manager has to know of the decoder's cache; `places` says where rows lie: max_t, mode, page_size, ..."""
-    return CacheSpec(
-        num_layer=decoder.num_layer,
-        num_heads=decoder.num_kv_heads,
-        head_dim=decoder.head_dim,
-        cache_type=TYPE_NAMES[format.cache_type],
-        scale_type=None if format.scale_type is None else TYPE_NAMES[format.scale_type],
-        quant_bit=format.quant_bit,
-        quant_group=format.quant_group,
-        rope=Rope(decoder.head_dim, base=decoder.rope_base),
-        fingerprint=str(decoder),
-        **places,
-    )
 
 
 def attention_source(
@@ -81,15 +63,15 @@ class Engine:
             source = attention_source(decoder, format, attention, places, given_mask)
             model = build_decoder(decoder, source)
         self._session = create_session(model, session_options(threads))
-        spec = cache_spec(decoder, format, max_t=max_t, **places, **policies)
-        self.cache = format.spec(
-            num_layer=decoder.num_layer,
-            num_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            max_t=max_t,
-            cache_layout=cache_layout,
-        ).allocate()
-        self.memory = HostMemory(spec, self.cache.cache, self.cache.scale)
+        sizes = dict(
+            num_layer=decoder.num_layer, num_heads=decoder.num_kv_heads, head_dim=decoder.head_dim, max_t=max_t
+        )
+        paging = dict(cache_mode=int(mode == "paged"), page_size=page_size)
+        self.cache = format.spec(**sizes, cache_layout=cache_layout, **paging).allocate()
+        rope = Rope(decoder.head_dim, base=decoder.rope_base)
+        management = dict(mode=mode, key_form=key_form, rope=rope, fingerprint=str(decoder))
+        spec = self.cache.spec.manager_spec(**management, **policies)
+        self.memory = HostMemory(spec, *self.cache)
         self.manager = Manager(spec)
         self.inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
         self.attended: list[tuple[int, int]] = []  # of each step: its tokens, and the rows that they attended over

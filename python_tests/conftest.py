@@ -3,6 +3,8 @@
 import os
 import sys
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # pytest runs in two processes
+
 import onnxruntime
 import pytest
 

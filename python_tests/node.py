@@ -84,6 +84,7 @@ def quiet_options(threads: int = 1) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # tests share the processors
     return options
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import pairwise
 from math import inf
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import helper
 
 import writing
 from kvcache import DOMAIN, find_library
@@ -102,8 +102,8 @@ def test_a_sampler_follows_its_seed_and_the_probabilities() -> None:
     drawn = [one(logits) for _ in range(4000)]
     assert drawn == [same(logits) for _ in range(4000)]
     assert np.bincount(drawn) / 4000 == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
-    squares = np.array([0.25, 0.09, 0.04])
-    assert np.bincount([sharp(logits) for _ in range(4000)]) / 4000 == pytest.approx(squares / squares.sum(), abs=0.03)
+    squares = np.array([0.25, 0.09, 0.04]) / 0.38
+    assert np.bincount([sharp(logits) for _ in range(4000)]) / 4000 == pytest.approx(squares, abs=0.03)
 
 
 @pytest.mark.parametrize(("op_type", "file"), GRAPHS.items())
@@ -112,7 +112,8 @@ def test_the_exported_graph_is_nodes_of_ours_and_standard_operators(op_type: str
     model = onnx.load(FOLDER / file, load_external_data=False)
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
     assert [node.op_type for node in ours] == [op_type] * TRAINED.num_layer
-    assert [attribute(node, "layer_idx") for node in ours] == list(range(TRAINED.num_layer))
+    layers = [helper.get_node_attr_value(node, "layer_idx") for node in ours]
+    assert layers == list(range(TRAINED.num_layer))
     assert {node.domain for node in model.graph.node} == {"", DOMAIN}
     readers = [node for node in model.graph.node if {"cache", "scale"} & set(node.input)]
     assert readers == ours and all({"cache", "scale"} <= set(node.input) for node in ours)
@@ -125,31 +126,6 @@ def test_the_exported_graph_is_nodes_of_ours_and_standard_operators(op_type: str
     assert {entry.domain: entry.version for entry in model.opset_import} == {"": 20, DOMAIN: 1}
     assert model.ir_version <= 10, "ONNX Runtime 1.20 reads it"
     assert (FOLDER / file).stat().st_size < 40_000
-
-
-def attribute(node: onnx.NodeProto, name: str) -> int:
-    """An attribute of a node."""
-    return next(entry.i for entry in node.attribute if entry.name == name)
-
-
-@pytest.mark.parametrize("file", GRAPHS.values())
-def test_the_graphs_weights_are_the_files(file: str) -> None:
-    """Each is a place in the file of weights, of the type and shape that the file says, and all of them are used."""
-    raw = (FOLDER / "weights.safetensors").read_bytes()
-    header_size = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + header_size])
-    header.pop("__metadata__", None)
-    model = onnx.load(FOLDER / file, load_external_data=False)
-    outside = [x for x in model.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
-    assert {x.name for x in outside} == set(header)
-    for tensor in outside:
-        entry = header[tensor.name]
-        place = {item.key: item.value for item in tensor.external_data}
-        begin, end = entry["data_offsets"]
-        assert (entry["dtype"], entry["shape"]) == ("F16", list(tensor.dims)) and tensor.data_type == 10
-        assert place["location"] == "weights.safetensors"
-        assert (int(place["offset"]), int(place["length"])) == (8 + header_size + begin, end - begin)
-    assert len(raw) < 2_000_000
 
 
 @pytest.mark.parametrize("file", GRAPHS.values())

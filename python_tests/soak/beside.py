@@ -16,7 +16,7 @@ from kvcache_ops.manager import Append, CapacityError, HostMemory, ManagerError
 
 from attention_node import Attention
 from compare import assert_same_arrays, assert_same_bits
-from kvcache import TYPE_NAMES, create_session
+from kvcache import create_session
 from node import node_model, node_types, quiet_options, run_node
 from setting import FLOAT
 from soak.place import Answers, Node, Place, new_session, one_sequence, placed, row_ids
@@ -36,8 +36,7 @@ class Churn:
         self._answers = [Answers(node, 16) for node in self.nodes]
 
     def once(self, i: int) -> None:
-        """A session that runs a prompt, then a token of that sequence as it is after a fork and from a file; and a
-        call without ONNX Runtime."""
+        """A session that runs a prompt, then a token of that sequence as it is after a fork and from a file."""
         answers, mode = self._answers[i % len(self.nodes)], MODES[i // 8 % 2]
         node = placed(self.nodes[i % len(self.nodes)], mode, i // 3 % 4)
         place = Place(node, mode, 64, new_session(node, 1 + i % 2))
@@ -51,7 +50,6 @@ class Churn:
         manager.free(fork)
         self._decode(place, answers, manager.load_seq(path, memory), np.arange(1), ids)
         manager.check()
-        self._direct_call(node, answers)
         self.counts["sessions made"] += 1
 
     def _decode(self, place: Place, answers: Answers, seq: int, tokens: np.ndarray, past: np.ndarray) -> np.ndarray:
@@ -64,25 +62,6 @@ class Churn:
         else:
             answers.check_loaded(ids, outputs)
         return ids
-
-    def _direct_call(self, node: Node, answers: Answers) -> None:
-        """`KeyValueCache` by objects of its own."""
-        setting = node.cached
-        types = (None if t is None else TYPE_NAMES[t] for t in (setting.t1, setting.t2, setting.t3))
-        spec = kvcache_ops.CacheSpec(
-            16,
-            setting.num_heads,
-            setting.head_dim,
-            **dict(zip(("dtype", "cache_dtype", "scale_dtype"), types)),
-            cache_layout=setting.cache_layout,
-            quant_bit=setting.quant_bit,
-            quant_group=setting.quant_group,
-        )
-        ids = np.arange(9)
-        current = [answers.rows[name][ids] for name in ("current_key", "current_value")]
-        got = kvcache_ops.run(spec, *current, *one_sequence(len(ids)).values(), *spec.allocate())
-        for name, array, expected in zip(("key", "value"), got, answers.loaded):
-            assert_same_bits(name, array, expected[ids])
 
 
 class Raised(Exception):
@@ -177,15 +156,16 @@ class Refusals:
         self.refuse(Raised, "", body)
 
     def objects(self) -> None:
-        """Files that are damaged or not there, direct calls, and memory that cannot be borrowed."""
+        """Files that are damaged or not there, calls without ONNX Runtime, and memory that cannot be borrowed."""
         place, manager, memory = self._place, self._place.manager, self._place.host_memory
         missing = self.directory / "no" / "such.session"
         self.refuse(ManagerError, "digest", manager.load_seq, self._damaged, memory)
         self.refuse(ManagerError, "io", manager.load_seq, missing, memory)
         self.refuse(ManagerError, "io", manager.save, missing, memory)
-        current, indices = np.ones((3, 2, 16), np.float32), one_sequence(3) | dict(max_kvlen=np.array(1))
-        arguments = current, current, *indices.values(), *self._spec.allocate()
-        self.refuse(KvCacheError, "max_kvlen", kvcache_ops.run, self._spec, *arguments)
+        current, good = np.ones((3, 2, 16), np.float32), one_sequence(3)
+        cache, wrong = self._spec.allocate(), good | dict(max_kvlen=np.array(1))
+        self.refuse(KvCacheError, "max_kvlen", kvcache_ops.run, self._spec, current, current, *wrong.values(), *cache)
+        assert_same_bits("key", kvcache_ops.run(self._spec, current, current, *good.values(), *cache)[0], current)
         read_only = place.memory.cache.view()
         read_only.flags.writeable = False
         self.refuse(ManagerError, "tensor_read_only", HostMemory, place.spec, read_only, place.memory.scale)
