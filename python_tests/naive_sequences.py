@@ -29,8 +29,6 @@ class Row:
     rotated: int
     key: Any  # as stored; never changed in place
     value: Any
-    made: tuple[bytes, int] = (b"", 0)  # the history of the row before it, and its position, when it was stored
-    history: bytes = b""  # a digest of those and of its token
 
     @property
     def pending(self) -> int:

@@ -1,80 +1,127 @@
-"""Random scripts of all operations on `kvcache_ops.manager`, in all modes, layouts and types: see manager_script.py.
+"""The binding replays scripts of the manager's Rust tests, which a model has judged: each call has the same result or the
+same kind of error, and leaves the same rows, positions, slots and figures.
 
-The seed is in the test's name; `KVCACHE_TEST_SEED` shifts all of them.
+`manager_traces.jsonl` has a script in each line, written by the tests of the crate `kvcache-manager`.
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sample import every
+from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, ManagerError, Rope, Step
 
-from kvcache import CacheFormat
-from managed_cache import Rules
-from manager_script import Script
-from setting import FLOAT, HALF, INT4, INT8
+from managed import make_arrays
 
-FIRST_SEED = int(os.environ.get("KVCACHE_TEST_SEED", "0"))
-
-FORMATS = {
-    "float32": CacheFormat(FLOAT, FLOAT),
-    "float16": CacheFormat(HALF, HALF),
-    "float32 in float16": CacheFormat(FLOAT, HALF),
-    "float16 in float32": CacheFormat(HALF, FLOAT),
-    "int8 as it is": CacheFormat(INT8, INT8),
-    "int8": CacheFormat(HALF, INT8, HALF, quant_bit=8, quant_group=8),
-    "float32 in int8": CacheFormat(FLOAT, INT8, FLOAT, quant_bit=8, quant_group=4),
-    "int4": CacheFormat(HALF, INT4, HALF, quant_bit=4, quant_group=16),
-    "float32 in int4": CacheFormat(FLOAT, INT4, FLOAT, quant_bit=4, quant_group=8),
-}
+TRACES = [json.loads(line) for line in (Path(__file__).parent / "manager_traces.jsonl").open()]
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 4 // every(2)))
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("mode", ["paged", "runs", "cells"])
-def test_a_script(mode: str, name: str, seed: int, tmp_path: Path) -> None:
-    """Rows, positions, tensors, masks and refusals are the naive model's, whatever happens to the sequences."""
-    random = np.random.default_rng([seed, list(FORMATS).index(name)])
-    rules = Rules(
-        FORMATS[name],
-        key_form="raw" if random.random() < 0.2 else "roped",
-        style=str(random.choice(["neox", "gptj"])),
-        prefix_sharing=bool(random.random() < 0.6),
-    )
-    print(rules)
-    Script(seed, mode, rules, tmp_path).run(100)
+class Replay:
+    """A manager, and the ids of the sequences that a script calls by number."""
+
+    def __init__(self, arguments: dict[str, Any], path: Path):
+        self.path = path
+        self.ids: dict[int, int] = {}
+        self.open(arguments)
+
+    def open(self, arguments: dict[str, Any]) -> None:
+        """A new manager and its memory."""
+        rope = arguments["rope"]
+        spec = CacheSpec(**arguments | {"rope": None if rope is None else Rope(**rope)})
+        self.manager, self.memory = Manager(spec), HostMemory(spec, *make_arrays(spec))
+
+    def call(self, name: str, args: list) -> Any:
+        """What a call gives, with numbers for sequences."""
+        ids, manager = self.ids, self.manager
+        match name:
+            case "create":
+                return manager.create(args[0], bytes([args[1]]))
+            case "step":
+                return self.step(args)
+            case "update":
+                return manager.update(self.memory)
+            case "defrag" | "compact":
+                return len(getattr(manager, name)(*args))
+            case "save_seq":
+                return manager.save_seq(self.path, self.memory, ids[args[0]])
+            case "load_seq":
+                return manager.load_seq(self.path, self.memory)
+            case "reload":
+                manager.save(self.path, self.memory)
+                self.open(args[0])
+                return self.manager.load(self.path, self.memory)
+            case "seq_cp":
+                return manager.seq_cp(ids[args[0]], ids[args[1]], *args[2:])
+            case _:
+                seq = None if args[0] is None else ids[args[0]]
+                return getattr(manager, name)(seq, *args[1:])
+
+    def step(self, appends: list) -> Step:
+        """An open step."""
+        made = []
+        for number, tokens, n, first_pos in appends:
+            what = {"n": n} if tokens is None else {"tokens": tokens}
+            made.append(Append(self.ids[number], **what, first_pos=first_pos))
+        return self.manager.begin_step(made, self.memory)
+
+    def check(self, call: dict[str, Any]) -> None:
+        """Makes a call, and compares all that can be seen."""
+        try:
+            result = self.call(call["call"], call["args"])
+        except ManagerError as error:
+            assert error.kind == call.get("error"), error
+        else:
+            assert "error" not in call, f"expected {call['error']}"
+            self.compare(call["call"], result, call["result"])
+        for number, positions, slots, pending in call["sequences"]:
+            seq = self.ids[number]
+            assert self.manager.positions(seq).tolist() == positions
+            assert self.manager.slots(seq).tolist() == slots
+            assert self.manager.pending(seq).tolist() == pending
+            assert self.manager.seq_len(seq) == len(positions)
+            assert (self.manager.pos_min(seq), self.manager.pos_max(seq)) == (
+                (positions[0], positions[-1]) if positions else (None, None)
+            )
+        stats = self.manager.stats()
+        assert {name: stats[name] for name in call["stats"]} == call["stats"]
+        self.manager.check()
+
+    def compare(self, name: str, result: Any, expected: Any) -> None:
+        """A result with what the script had."""
+        if name in ("create", "fork", "load_seq"):
+            self.ids[expected] = result
+        elif name == "reload":
+            self.ids |= dict(zip(expected, result, strict=True))
+        elif name == "step":
+            mask = np.zeros(expected["mask_shape"], bool)
+            mask.flat[expected["visible"]] = True
+            np.testing.assert_array_equal(result.mask(), np.where(mask, 0, -np.inf))
+            for tensor in expected.keys() - {"mask_shape", "visible", "end"}:
+                got = getattr(result, tensor)
+                assert got.dtype == np.int64 and got.flags.c_contiguous, tensor
+                assert got.reshape(-1).tolist() == np.reshape(expected[tensor], -1).tolist(), tensor
+            result.commit() if expected["end"] == "commit" else result.rollback()
+        else:
+            assert (expected or 0) == (result or 0)
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 4 // every(2)))
-@pytest.mark.parametrize("mode", ["paged", "runs", "cells"])
-def test_a_script_with_a_window(mode: str, seed: int, tmp_path: Path) -> None:
-    """What a window has passed goes, sinks stay, and what reaches back too far is refused."""
-    random = np.random.default_rng([seed, 99])
-    rules = Rules(
-        list(FORMATS.values())[seed % len(FORMATS)],
-        window=int(random.integers(2, 9)),
-        sink=int(random.integers(0, 6)),
-        slack=int(random.integers(0, 4)),
-        prefix_sharing=bool(random.random() < 0.5),
-    )
-    print(rules)
-    Script(seed, mode, rules, tmp_path).run(80)
+@pytest.mark.parametrize("trace", TRACES, ids=range(len(TRACES)))
+def test_a_script(trace: dict[str, Any], tmp_path: Path) -> None:
+    """From its first call to its last."""
+    replay = Replay(trace["cache"], tmp_path / "session")
+    for call in trace["calls"]:
+        replay.check(call)
 
 
-def test_scripts_do_all_that_they_can(tmp_path: Path) -> None:
-    """In these ones every operation succeeds and is refused; prefixes are found, and steps run out of room."""
-    counts: Counter[str] = Counter()
-    for seed, mode in enumerate(("paged", "paged", "runs", "cells")):
-        script = Script(seed, mode, Rules(FORMATS["float32"]), tmp_path)
-        script.run(200)
-        counts.update(script.counts)
-    for name in ("fork", "free", "remove", "copy", "keep", "add", "divide", "context_shift", "defrag", "compact"):
-        assert counts[name] > 0, f"{name}: {counts}"
-    for name in ("copy refused", "add refused", "divide refused", "context_shift refused", "no room for a step"):
-        assert counts[name] > 0, f"{name}: {counts}"
-    for name in ("step commit", "step with", "step rollback", "step raise", "reload", "load one", "prefix rows"):
-        assert counts[name] > 0, f"{name}: {counts}"
+def test_scripts_make_every_call() -> None:
+    """And have some refused."""
+    calls = [call for trace in TRACES for call in trace["calls"]]
+    made = {call["call"] for call in calls if "result" in call}
+    assert made >= {
+        *("create", "fork", "free", "seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div", "context_shift", "defrag"),
+        *("compact", "update", "step", "reload", "save_seq", "load_seq"),
+    }
+    assert len({call["error"] for call in calls if "error" in call}) >= 4

@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager, Step
+from kvcache_ops.manager import Append, HostMemory, Manager, Step
 
 from managed import MODES, make, make_arrays, refused, sequence
 from test_manager_interface import TENSORS
@@ -75,19 +75,6 @@ def test_tokens_of_any_kind(tokens) -> None:
         array = np.arange(12).astype(kind)[::3]
         assert Append(manager.create(), array).tokens == [0, 3, 6, 9], kind
     assert Append(manager.create(), np.int64(7)).tokens == Append(manager.create(), np.array(7)).tokens == [7]
-
-
-def test_prefixes_are_shared() -> None:
-    """A hit is in `cached` and in the figures, and its rows are not computed; another salt finds nothing."""
-    manager, memory = make()
-    prompt = list(range(10))
-    manager.begin_step([Append(manager.create(), prompt)], memory).commit()
-    alike, salted = manager.create(), manager.create(salt=b"other")
-    with manager.begin_step([Append(alike, prompt), Append(salted, prompt)], memory) as step:
-        assert step.cached.tolist() == [8, 0]
-        assert step.start_pos.tolist() == [8, 0] and step.token_ids.tolist() == [8, 9, *prompt]
-    stats = manager.stats()
-    assert stats["prefix_hits"] == 8 and stats["shared"] == 8
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -261,32 +248,6 @@ def test_masks() -> None:
         step.mask("no such type")
     with pytest.raises(TypeError):
         step.mask(alibi=0.5)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_refused_step_leaves_everything(mode: str) -> None:
-    """Each reason by its kind, with its numbers."""
-    manager, memory = make(mode)
-    a, b, gone = sequence(manager, memory, 5), manager.create(), manager.create()
-    manager.free(gone)
-    before = state(manager, [a, b])
-    refusals = [
-        ("unknown_seq", {"seq": gone}, [Append(gone, n=1)]),
-        ("empty_append", {"append": 1}, [Append(a, n=1), Append(b, [])]),
-        ("empty_append", {"append": 0}, [Append(a, n=0)]),
-        ("duplicate_seq", {"append": 2, "other": 0}, [Append(a, n=1), Append(b, n=1), Append(a, [3])]),
-        ("position_order", {"append": 0, "got": 4, "min": 5}, [Append(a, n=1, first_pos=4)]),
-        ("position_order", {"append": 0, "got": -1}, [Append(b, n=1, first_pos=-1)]),
-        ("position_overflow", {"append": 0, "n": 2}, [Append(b, n=2, first_pos=2**31 - 2)]),
-        ("position_overflow", {"append": 0}, [Append(b, n=2**62, first_pos=2**62)]),
-    ]
-    for kind, details, appends in refusals:
-        with refused(kind, **details):
-            manager.begin_step(appends, memory)
-    kind = "out_of_pages" if mode == "paged" else "no_slot"
-    with refused(kind, CapacityError):
-        manager.begin_step([Append(a, n=1), Append(b, n=60)], memory)
-    assert state(manager, [a, b]) == before
 
 
 def test_what_is_no_append_is_a_type_error() -> None:

@@ -49,7 +49,9 @@ pub fn changed_case(entropy: &mut Entropy) -> Case {
 
 /// Changes an attribute, or the state.
 pub(super) fn change_node(entropy: &mut Entropy, node: &mut Planned) {
-    match entropy.below(3) {
+    match entropy.below(4) {
+        // Which mostly do not divide a head.
+        3 => node.attributes.quant_group = entropy.within(1, 12) as i64,
         0 => {
             let spec = &Attributes::SPEC[entropy.below(Attributes::SPEC.len())];
             let value = attribute(entropy, spec.value(&node.attributes));

@@ -28,10 +28,10 @@ pub fn any_case(entropy: &mut Entropy) -> Case {
 fn made(entropy: &mut Entropy) -> (Node, Planned, usize) {
     let node = Node::draw(entropy);
     let layout = entropy.pick(&CacheLayout::ALL);
-    let max_t = match entropy.below(24) {
-        0..3 => entropy.below(2),
-        3..9 => entropy.within(30, 50),
-        9 => entropy.within(250, 400),
+    let max_t = match entropy.below(48) {
+        0..6 => entropy.below(2),
+        6..18 => entropy.within(30, 50),
+        18 => entropy.within(250, 300),
         _ => entropy.within(2, 12),
     };
     let attributes = Attributes {

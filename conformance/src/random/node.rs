@@ -22,14 +22,14 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// A small node, but for one in sixteen: what is right for few heads or short groups may be wrong for many.
+    /// A small node, but for one in thirty-two: what is right for few heads or short groups may be wrong for many.
     pub(super) fn draw(entropy: &mut Entropy) -> Self {
         let TypeCombination { quant_bit, t1, t2, t3 } = entropy.pick(&TypeCombination::LEGAL);
         // Without quantization a scale may be given all the same.
         let t3 = t3.or_else(|| entropy.one_in(6).then(|| entropy.pick(&ElementType::T3)));
-        let is_large = entropy.one_in(16);
+        let is_large = entropy.one_in(32);
         let quant_group = match quant_bit {
-            _ if is_large => entropy.pick(&[16, 32, 64, 128, 130, 256]),
+            _ if is_large => entropy.pick(&[16, 32, 64, 130, 256]),
             4 => 2 * entropy.within(1, 4),
             0 => entropy.within(1, 9),
             _ => entropy.within(1, 8),

@@ -57,8 +57,9 @@ impl Editor<'_> {
             if rows.start == 0 && from.root == self.state.sequences[dst].root { from.known.min(rows.end) } else { 0 };
         let key = self.state.prefix_key(self.spec, from, known);
         let positions = from.positions.slice(rows.clone());
-        let rotated = from.rotated.as_ref().map(|rotated| rotated.slice(rows));
-        let (shifts, gone) = (from.shifts, from.gone);
+        let rotated = from.rotated.as_ref().map(|rotated| rotated.slice(rows.clone()));
+        // A sequence without rows has no past, whatever another one has.
+        let (shifts, gone) = if rows.is_empty() { (0, None) } else { (from.shifts, from.gone) };
         let to = &mut self.state.sequences[dst];
         (to.positions, to.rotated, to.shifts, to.gone) = (positions, rotated, shifts, gone);
         to.settle_rotation();

@@ -11,6 +11,7 @@ mod refusals;
 mod saved;
 mod scripts;
 mod session;
+mod session_refusals;
 mod traces;
 mod truncate;
 mod updates;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kvcache_conformance::random::Entropy;
+use kvcache_manager::Mode;
 use kvcache_testing::manager::run::Run;
 use kvcache_testing::manager::script::{Cache, Operation};
 use serde_json::json;
@@ -11,11 +12,19 @@ use serde_json::json;
 fn lines() -> String {
     let script = |seed| {
         let entropy = &mut Entropy::seed(seed);
-        let cache = if seed % 2 == 0 { Cache::draw_of_prefixes(entropy) } else { Cache::draw(entropy) };
+        let is_meant = |cache: &Cache| match seed % 4 {
+            0 => true,
+            1 => cache.mode == Mode::Runs,
+            2 => cache.mode == Mode::Cells,
+            _ => cache.paged(),
+        };
+        let draw = if seed % 4 == 0 { Cache::draw_of_prefixes } else { Cache::draw };
+        let cache = std::iter::repeat_with(|| draw(entropy)).find(is_meant).unwrap();
         let mut run = Run::new(&cache);
         run.trace = Some(Vec::new());
+        run.create(0, 0);
         for _ in 0..30 {
-            let operation = if seed % 2 == 0 { Operation::draw_of_prefixes(entropy) } else { Operation::draw(entropy) };
+            let operation = if seed % 4 == 0 { Operation::draw_of_prefixes(entropy) } else { Operation::draw(entropy) };
             // The binding's memory does not fail.
             if !operation.fails() {
                 run.apply(&operation);

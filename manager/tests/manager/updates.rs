@@ -173,6 +173,18 @@ fn a_sequence_that_was_emptied_may_be_shifted_as_a_new_one() {
 }
 
 #[test]
+fn a_copy_of_no_rows_is_a_new_sequence() {
+    let (mut manager, mut memory) = made(builder(PAGED, 64).window(4).shift_limit(Some(1)));
+    let (a, b) = (sequence(&mut manager, &mut memory, 0..16), manager.create());
+    manager.seq_add(a, .., 1).unwrap();
+    manager.update(&mut memory).unwrap();
+    assert_eq!(manager.seq_cp(a, b, 0..2).unwrap(), 0, "the window has removed them");
+    append(&mut manager, &mut memory, b, 1..7);
+    assert_eq!(manager.seq_rm(b, 5..).unwrap(), 1);
+    manager.seq_add(b, .., 1).unwrap();
+}
+
+#[test]
 fn the_head_of_the_cells_goes_back() {
     let (mut manager, mut memory) = made(builder(Mode::Cells, 64));
     let a = sequence(&mut manager, &mut memory, 0..6);

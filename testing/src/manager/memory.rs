@@ -24,6 +24,8 @@ pub struct Faults {
 pub struct Log {
     pub copies: Vec<RowCopy>,
     pub rotations: Vec<Rotation>,
+    /// The slots that rows of a session were written to.
+    pub written: Vec<usize>,
     /// The slots that the call that failed was to write.
     pub overwritten: Vec<usize>,
 }
@@ -132,6 +134,7 @@ impl CacheMemory for Memory {
         if self.fails() {
             return self.fail(slots.iter().copied());
         }
+        self.log.written.extend_from_slice(slots);
         self.host().write_rows(slots, rows)
     }
 }

@@ -16,6 +16,7 @@ pub mod run;
 pub mod script;
 pub mod sequences;
 pub mod sessions;
+pub mod specification;
 pub mod step;
 pub mod trace;
 pub mod types;

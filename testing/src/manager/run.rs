@@ -5,15 +5,12 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use kvcache_manager::op::{Backend, KeyValueCache};
-use kvcache_manager::{CacheSpec, ContextShift, Create, Error, Geometry, KeyForm, Manager, Mode, Rope, SeqId};
-
+use kvcache_manager::{CacheSpec, ContextShift, Create, Error, Manager, Mode, SeqId};
 use serde_json::{Value, json};
 
 use crate::manager::memory::{Faults, Log, Memory};
-use crate::manager::rows::{RowFormat, default_shift_limit};
 use crate::manager::script::{Cache, End, NewRows, Operation, Span};
-use crate::manager::sequences::{Context, Edit, Mistakes, Model, Rules, Sequence, range};
-use crate::manager::types::with_types;
+use crate::manager::sequences::{Context, Edit, Model, Sequence, range};
 
 pub const NUM_LAYER: usize = 2;
 pub const NUM_HEADS: usize = 2;
@@ -56,54 +53,6 @@ pub struct Run {
     /// All sequences that there were, and what has been called, if that is wanted.
     pub created: Vec<SeqId>,
     pub trace: Option<Vec<Value>>,
-}
-
-impl Cache {
-    pub fn page_size(&self) -> usize {
-        if let Mode::Paged { page_size } = self.mode { page_size } else { 1 }
-    }
-
-    pub fn paged(&self) -> bool {
-        matches!(self.mode, Mode::Paged { .. })
-    }
-
-    pub fn spec(&self) -> CacheSpec {
-        let geometry = Geometry { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, max_t: self.max_t };
-        let mut builder = with_types(CacheSpec::builder(geometry).layout(self.layout), self.types)
-            .mode(self.mode)
-            .prefix_sharing(self.prefix_sharing)
-            .key_form(if self.raw { KeyForm::Raw } else { KeyForm::Roped })
-            .pad(self.pad);
-        if let Some(max_pages) = self.max_pages {
-            builder = builder.max_pages(max_pages);
-        }
-        if let Some(turns) = self.turns {
-            let rope = if turns.neox { Rope::neox } else { Rope::gptj };
-            builder = builder.rope(rope(turns.n_rot, turns.base).scaled(turns.scale));
-        }
-        if let Some(window) = self.window {
-            builder = builder.window(window.width).sink(window.sink).slack(window.slack);
-        }
-        if let Some(threshold) = self.defrag_threshold {
-            builder = builder.defrag_threshold(threshold);
-        }
-        if let Some(limit) = self.shift_limit {
-            builder = builder.shift_limit(limit);
-        }
-        builder.build().unwrap()
-    }
-
-    fn rules(&self) -> Rules {
-        Rules {
-            format: RowFormat { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, types: self.types },
-            page_size: self.page_size(),
-            window: self.window,
-            raw: self.raw,
-            turns: self.turns,
-            shift_limit: self.shift_limit.unwrap_or(default_shift_limit(self.types)),
-            mistakes: Mistakes::default(),
-        }
-    }
 }
 
 /// The operator on a cache.

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step};
-
 use serde_json::{Value, json};
 
 use crate::manager::head::find_slot;
