@@ -1,4 +1,4 @@
-"""Golden numbers of the manager's specification, by their ids, where the binding has a part: arrays, and what they hold."""
+"""Golden numbers of the manager's specification, by their ids, where the binding has a part: arrays and their bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The binding replays scripts of the manager's Rust tests, which a model has judged: each call has the same result or the
-same kind of error, and leaves the same rows, positions, slots and figures.
+"""The binding replays scripts of the manager's Rust tests, which a model has judged: each call has the same result or
+the same kind of error, and leaves the same rows, positions, slots and figures.
 
 `manager_traces.jsonl` has a script in each line, written by the tests of the crate `kvcache-manager`.
 """

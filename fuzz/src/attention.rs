@@ -22,6 +22,7 @@ pub fn run(bytes: &[u8]) {
         let place = attributes.cache_layout * 2 + attributes.cache_mode;
         tally::note("MultiHeadCacheAttention", types, attributes.quant_bit, place);
     }
+    tally::note_expected(&case.steps[0].expected);
     let mut fused = None;
     for (i, backend) in AttentionBackend::all().enumerate() {
         let backend = match backend {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use kvcache_conformance::{Report, Types};
+use kvcache_conformance::{Expected, Report, Types};
 use kvcache_op::ElementType;
 
 /// What the inputs of a thread have come to.
@@ -36,6 +36,19 @@ pub fn note(operator: &str, types: Types, quant_bit: i64, place: i64) {
     let t3 = t3.filter(|_| quant_bit != 0).map_or("none", ElementType::name);
     let kinds = [format!("{operator} {quant_bit} {t1} {t2} {t3}"), format!("{operator} place {place}")];
     TALLY.with_borrow_mut(|tally| tally.kinds.extend(kinds));
+}
+
+/// Notes a kind by its name.
+pub fn note_kind(kind: String) {
+    TALLY.with_borrow_mut(|tally| tally.kinds.insert(kind));
+}
+
+/// Notes what a call must do: to succeed, or to be refused for this.
+pub fn note_expected<A>(expected: &Expected<A>) {
+    match expected {
+        Expected::Success(_) => note_kind("success".to_owned()),
+        Expected::Refusal { kind, .. } => note_kind(format!("refused: {kind}")),
+    }
 }
 
 /// Fails if a case did, and counts it.

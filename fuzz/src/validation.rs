@@ -24,6 +24,7 @@ pub fn run(bytes: &[u8]) {
         3..5 => several(&changed_case(entropy)),
         5 => {
             let case = any_static_case(entropy);
+            case.steps.iter().for_each(|step| tally::note_expected(&step.expected));
             let (reference, fast) = (Backend::Reference, Backend::default());
             tally::report(&run_cases(&StaticOperator { backend: reference, workers: Serial }, &[case.clone()]));
             tally::report(&run_cases(&StaticOperator { backend: fast, workers: Careless(3) }, &[case]));
@@ -35,6 +36,7 @@ pub fn run(bytes: &[u8]) {
 
 /// A case of which no call breaks several rules.
 fn both(case: &Case) {
+    case.steps.iter().for_each(|step| tally::note_expected(&step.expected));
     let case = std::slice::from_ref(case);
     tally::report(&run_cases(&Operator { backend: Backend::Reference, workers: Serial }, case));
     tally::report(&run_cases(&Operator { backend: Backend::default(), workers: Careless(3) }, case));
