@@ -37,7 +37,7 @@ fn alone(calls: &[Vec<Part>], sequence: usize) -> Vec<Vec<Part>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// In a batch and alone, wherever the cache is.
     #[test]

@@ -34,6 +34,11 @@ impl Oracle<'_> {
 
         let batch = start_pos.len();
         let mut findings = Vec::new();
+        // What has no rows, or rows without elements, is not launched.
+        let is_launched = |rows: i64| rows > 0 && num_heads * head_dim > 0;
+        if !is_launched(rows as i64) && !is_launched(output_rows) {
+            return (outputs, findings);
+        }
         let status = |finding, batch: usize, token: i128| {
             let token = token.min(i128::from(u32::MAX)) as u32;
             Status { finding, batch: batch as u32, token }
@@ -55,8 +60,8 @@ impl Oracle<'_> {
             (0..batch).map(|b| i128::from(start_pos[b]) + i128::from(seqlen(b))).sum(),
         ];
         for (phase, (total, rows)) in totals.into_iter().zip([rows as i64, output_rows]).enumerate() {
-            if rows == 0 || num_heads * head_dim == 0 {
-                continue; // nothing is launched
+            if !is_launched(rows) {
+                continue;
             }
             if total > i128::from(rows) {
                 findings.push(status(Finding::TooManyTokens, batch, 0));

@@ -26,11 +26,11 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(6))]
+    #![proptest_config(ProptestConfig::with_cases(4))]
 
     /// The work is split, whatever it is.
     #[test]
-    fn large_calls_agree_on_several_threads(call in calls(80, 400)) {
+    fn large_calls_agree_on_several_threads(call in calls(60, 300)) {
         let reference = run(&call, Backend::Reference, &Serial);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         for backend in splitting() {
@@ -76,8 +76,8 @@ fn calls_of_long_heads_agree() {
     for types in TypeCombination::LEGAL {
         let groups = if types.t3.is_some() { &[Some(1), Some(16), None][..] } else { &[None] };
         for &group in groups {
-            check(4, types, 200..600, group);
-            check(1, types, 1000..5000, group);
+            check(2, types, 200..600, group);
+            check(1, types, 1000..2500, group);
         }
     }
 }

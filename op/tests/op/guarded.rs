@@ -106,7 +106,7 @@ fn disagreement(call: &RandomCall) -> Option<(Backend, Guard)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, fork: true, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, fork: true, ..ProptestConfig::default() })]
 
     #[test]
     fn random_calls_stay_inside_their_operands(call in calls(12, 12)) {

@@ -57,7 +57,7 @@ proptest! {
 
     /// The work is split, whatever it is.
     #[test]
-    fn large_calls_agree_on_several_threads(call in static_calls(40, 120)) {
+    fn large_calls_agree_on_several_threads(call in static_calls(40, 80)) {
         let reference = run(&call, Backend::Reference, &Serial);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         for backend in splitting() {
