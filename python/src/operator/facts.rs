@@ -6,9 +6,9 @@ use kvcache_op::{Backend, ElementType};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::borrowed_call::OPTIONAL;
 use super::kind::{Kind, Operator};
 use super::refused::Refused;
-use super::run::OPTIONAL;
 
 /// The domains that the operators are registered in.
 #[pyfunction]

@@ -1,6 +1,6 @@
 //! The operators on borrowed memory of Python's tensors, without ONNX Runtime, and the facts that `kvcache_ops` asks for.
 
-mod direct_call;
+mod borrowed_call;
 mod dlpack;
 mod facts;
 mod geometry;
@@ -9,7 +9,7 @@ mod kind;
 mod refused;
 mod tensor;
 
-pub use direct_call::{check, run};
+pub use borrowed_call::{check, run};
 pub use facts::{
     attribute_names, check_node, cuda, domains, input_names, instruction_sets, legal_types, oldest_onnxruntime,
     output_names,
