@@ -4,8 +4,7 @@ use std::cell::Cell;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::rc::Rc;
 
-use super::{digest_place, edited, parts, read_within, refused, rows, signed, small, spec, to_bytes};
-use crate::session::contents::SavedSequence;
+use super::{digest_place, edited, parts, read, read_within, refused, signed, small, spec, to_bytes};
 use crate::session::error::SessionError;
 use crate::session::read::SessionFile;
 use crate::session::spec::{SavedRope, SessionSpec};
