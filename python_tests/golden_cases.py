@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 from safetensors.numpy import load_file
 
@@ -83,7 +84,7 @@ def check_all(suite: str, check: Callable[[GoldenCase], None]) -> None:
         count += 1
         try:
             check(case)
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             failed.append(f"{case.name}: {type(error).__name__}: {error}")
     assert count >= SUITES[suite], f"there are {count} cases"
     assert not failed, f"{len(failed)} of {count} cases fail:\n" + "\n".join(failed)

@@ -28,7 +28,7 @@ def each_seed(seeds: Iterable[int], check: Callable[[int], object]) -> None:
     for seed in seeds:
         try:
             check(seed)
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
