@@ -10,12 +10,11 @@ from kvcache_ops.torch import int4_inputs, key_value_cache, multi_head_cache_att
 from torch import Tensor, nn
 
 import export
-from bound import run_in_place
 from compare import assert_same_bits
 from kvcache import DOMAIN
 from llama import Llama, Sizes
 from serving import Serving
-from torch_steps import as_tensors, spec_of, steps, torch_cache
+from torch_steps import as_tensors, run_in_place, spec_of, steps, torch_cache
 
 SIZES = Sizes(vocab_size=40, hidden=32, num_layer=2, num_heads=4, num_kv_heads=2, head_dim=16, ffn_dim=48)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from bound import run_in_place
+from torch_steps import run_in_place
 
 PAGE = Path(__file__).resolve().parents[2] / "python/README.md"
 

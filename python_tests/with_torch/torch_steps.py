@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 import yaml
 from kvcache_ops import Cache, CacheSpec
 from torch import Tensor
 
+from kvcache import create_session
+from node import quiet_options, run_node
 from ragged import RaggedCache
 
 FILES = dict(
@@ -89,3 +92,11 @@ def as_arrays(step: dict[str, np.ndarray], memory: Cache, *without: str) -> dict
     """The same for `kvcache_ops.run`, with its cache."""
     cache, scale = memory
     return {name: array for name, array in step.items() if name not in without} | dict(cache=cache, scale=scale)
+
+
+def run_in_place(
+    model: onnx.ModelProto, inputs: dict[str, np.ndarray], memory: dict[str, np.ndarray], int4: bool = False
+) -> list[np.ndarray]:
+    """The outputs of the model in ONNX Runtime; `memory` is written, its `cache` packed bytes if `int4`."""
+    shape = (*memory["cache"].shape[:-1], memory["cache"].shape[-1] * 2) if int4 else None
+    return run_node(create_session(model.SerializeToString(), quiet_options()), inputs | memory, shape)
