@@ -17,7 +17,6 @@ import numpy as np
 
 from decoder import Decoder
 from engine import Engine
-from key_shift import frequencies, turned
 from kvcache import FORMATS
 from questions import INSTRUCTION, prompts
 from recomputation import BOUNDS, Recomputation
@@ -74,11 +73,19 @@ def shift(engine: Engine, seq: int, new: int) -> int:
 
 
 def turned_as_in_numpy(engine: Engine, seq: int, before: np.ndarray, kept: list[int]) -> bool:
-    """Whether a sequence has the kept ones of the rows before a shift, each key turned to its new position."""
+    """Whether a sequence has the kept ones of the rows before a shift, each key turned to its new position.
+
+    Rotary embeddings turn pair i of a key by position * f_i, so a key that was stored for one position serves another
+    after a turn by delta * f_i. Cosine and sine are computed in float64, every product and sum is rounded to float32.
+    """
     expected = before[kept]
-    deltas = np.arange(len(kept)) - kept
-    frequency = frequencies(engine.decoder.head_dim, engine.decoder.rope_base)
-    expected[:, :, 0] = turned(expected[:, :, 0], deltas, frequency)
+    keys, deltas, half = expected[:, :, 0], np.arange(len(kept)) - kept, engine.decoder.head_dim // 2
+    frequency = np.float64(engine.decoder.rope_base) ** (-np.arange(half) / half)
+    angles = deltas.reshape(-1, 1, 1, 1) * frequency
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    a, b = keys[..., :half].copy(), keys[..., half:].copy()
+    moved = deltas != 0
+    keys[moved, ..., :half], keys[moved, ..., half:] = (a * cos - b * sin)[moved], (a * sin + b * cos)[moved]
     return rows_of(engine, seq).tobytes() == expected.tobytes()
 
 
