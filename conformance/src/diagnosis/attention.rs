@@ -59,7 +59,8 @@ impl Diagnosable for Case {
         let has_mask = || self.steps.iter().any(|step| step.inputs.contains_key("attn_mask"));
         match rule.split('.').next() {
             Some("alibi") => self.attributes.attention.is_alibi != 0,
-            Some("attn-mask") => has_mask(),
+            // Some of attn_mask are of ALiBi, too.
+            Some("attn-mask") => has_mask() || self.attributes.attention.is_alibi != 0,
             _ if self.operator == Operator::MultiHeadAttention => true,
             _ => concerns(StepInputs::shared(&self.attributes.cache), rule),
         }

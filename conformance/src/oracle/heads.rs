@@ -8,7 +8,7 @@ use kvcache_schema::ElementType;
 
 use crate::oracle::arithmetic::{Group, Steps};
 use crate::oracle::call::SharedAttributes;
-use crate::oracle::decisions::{Behavior, HeadAxes, Outside, Shares};
+use crate::oracle::decisions::{Behavior, GroupOf, HeadAxes, Outside, Shares};
 use crate::oracle::numbers::read;
 use crate::oracle::plan::{Place, Plan, Rows};
 use crate::tensor::Tensor;
@@ -76,9 +76,11 @@ impl<'a> Run<'a> {
             Shares::GroupsBefore => 0..g + 1,
             _ => g..g + 1,
         };
-        let is_member =
-            |d: &usize| of_head.contains(&behavior.group.of(*d, self.attributes.quant_group as usize, groups));
-        let members: Vec<_> = (0..self.plan.head_dim).filter(is_member).collect();
+        let quant_group = self.attributes.quant_group as usize;
+        let members: Vec<_> = match behavior.group {
+            GroupOf::Neighbors => (of_head.start * quant_group..of_head.end * quant_group).collect(),
+            other => (0..self.plan.head_dim).filter(|&d| of_head.contains(&other.of(d, quant_group, groups))).collect(),
+        };
         let mut values = Vec::new();
         for source in sources {
             let bytes = self.current[source].bytes();

@@ -8,7 +8,8 @@ use kvcache_conformance::{CallResult, Case, Demand, Implementation, Suite, cases
 pub fn telling() -> Vec<Case> {
     let (every, mut cases): (Vec<_>, Vec<_>) =
         cases().unwrap().into_iter().partition(|case| case.name.starts_with("layout"));
-    cases.extend(every.into_iter().step_by(5));
+    cases.extend(every.into_iter().step_by(7));
+    cases.retain(|case| case.cache.bytes().len() < 6000 || case.name.starts_with("group"));
     cases
 }
 
