@@ -119,7 +119,16 @@ def test_as_a_program_that_serves(wrong: type[Right], tmp_path: Path) -> None:
     command = [built] if built else [*cargo, "-p", "kvcache-conformance", "--"]
     command += ["--program", f"'{sys.executable}' '{vectorized.__file__}' {wrong.__name__}", "--serve", "--jobs", "2"]
     output = tmp_path / "report.json"
-    command += ["--filter", "layout3-paged", "--suite", "key-value-cache", "--report", "json", "--output", str(output)]
+    command += [
+        "--filter",
+        "mode0" if wrong is Right else "layout3-paged",
+        "--suite",
+        "key-value-cache",
+        "--report",
+        "json",
+        "--output",
+        str(output),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == (wrong is not Right), done.stdout + done.stderr
     report = json.loads(output.read_text())

@@ -300,7 +300,8 @@ def run_case(implementation: Callable[..., Any], folder: Path, output: Path) -> 
     attributes = vars(Attributes(**case["attributes"]))
     cache, scale = tensors["cache"], tensors.get("scale")
     if "int4" in case:
-        cache = cache.reshape(*case["int4"]["cache"][:-1], -1)
+        *axes, last = case["int4"]["cache"]
+        cache = cache.reshape(*axes, -1 if cache.size else last // 2)
     results, refusals = {}, {}
     for call in range(len(case["steps"])):
         inputs = {name: tensors[f"{call}.{name}"] for name in Inputs.__dataclass_fields__}
