@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Cases of which few tell wrong implementations apart.
 TELLING = {
     "key-value-cache": ("edges", "group", "layer", "pages", "poison", "rounding", "scale"),
-    "attention": ("alibi", "causal", "chunked", "mask", "shared"),
+    "attention": ("alibi", "causal", "chunked", "mask", "packed-more", "shared"),
 }
 FOLDERS = {"key-value-cache": "cases", "attention": "attention_cases"}
 RIGHT = [vectorized.Right, vectorized_attention.Right, vectorized_attention.RightInT1]
