@@ -258,10 +258,10 @@ def test_a_profile(tmp_path: Any) -> None:
     # What is declared must be there; what is not declared must be refused.
     file = tmp_path / "profile.yaml"
     file.write_text(json.dumps(PROFILE | {"operators": {"KeyValueCache": None}}))
-    undeclared = conformance.run(float16_only, profile=file)
-    assert undeclared.failed > 50 and {case.difference.kind for case in undeclared.failures} == {"refused"}
-    too_much = conformance.run(ours, profile=PROFILE)
-    assert too_much.failed > 50 and {case.difference.kind for case in too_much.failures} == {"not-refused"}
+    undeclared = conformance.run(float16_only, profile=file, filter="mode0")
+    assert undeclared.failed > 20 and {case.difference.kind for case in undeclared.failures} == {"refused"}
+    too_much = conformance.run(ours, profile=PROFILE, filter="mode0")
+    assert too_much.failed > 20 and {case.difference.kind for case in too_much.failures} == {"not-refused"}
     assert all(case.outside for case in too_much.failures)
 
     for profile in ({"name": "empty"}, {1: object()}, "/no/such/profile", PROFILE | {"operators": {"Cache": None}}):
