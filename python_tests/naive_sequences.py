@@ -86,20 +86,12 @@ class NaiveSequences:
         self.rows[target] = [replace(row) for row in self.rows[source] if _inside(row, p0, p1)]
         return len(self.rows[target])
 
-    def keep(self, seq: Any) -> None:
-        """Empties all other sequences."""
-        for other in self.rows:
-            if other != seq:
-                self.rows[other] = []
-
     def add(self, seq: Any, p0: int, p1: int, delta: int) -> None:
         """Moves positions [p0, p1) by delta; rows that fall below 0 are removed."""
         self._move(seq, [row.position + delta * _inside(row, p0, p1) for row in self.rows[seq]])
 
     def divide(self, seq: Any, p0: int, p1: int, d: int) -> None:
         """Divides positions [p0, p1) by d."""
-        if d < 1:
-            raise Refused("range")
         self._move(seq, [row.position // (d if _inside(row, p0, p1) else 1) for row in self.rows[seq]])
 
     def context_shift(self, seq: Any, n_ctx: int, n_new: int, n_keep: int, n_discard: int | None) -> int:
