@@ -180,7 +180,7 @@ fn aligned_and_unaligned() {
     all_cases_pass(device, usize::MAX);
     all_cases_pass(EmulatedCuda { unaligned: true, order: Order::Backward, multiprocessors: 0, ..device }, 0);
     let attend = kvcache_attention::cuda::MODULES.iter().flat_map(|module| &module.kernels[..2]);
-    let mut missing: BTreeSet<_> = MODULES.iter().flat_map(|module| &module.kernels[..]).chain(attend).collect();
+    let mut missing: BTreeSet<_> = MODULES.iter().flat_map(|module| module.kernels).chain(attend).collect();
     missing.retain(|&kernel| !LAUNCHED.lock().unwrap().contains(kernel));
     assert!(missing.is_empty(), "{missing:?} are not launched");
 }
