@@ -1,10 +1,11 @@
 //! Errors: one variant for each rule that a call can break, with what was expected and what it got.
 
-use kvcache_schema::{ElementType, TypeCombination};
+use kvcache_schema::ElementType;
 use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::tensor::Shape;
+use crate::validate::legal_types;
 
 /// A call that was refused. Nothing has been written to cache, scale or outputs.
 ///
@@ -392,13 +393,6 @@ impl Error {
             error => error.into(),
         }
     }
-}
-
-/// The rows of the table of types for a `quant_bit` and these T1, in words.
-fn legal_types(quant_bit: i64, t1s: &[ElementType]) -> String {
-    let rows = TypeCombination::LEGAL.into_iter().filter(|row| row.quant_bit == quant_bit && t1s.contains(&row.t1));
-    let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
-    rows.map(names).collect::<Vec<_>>().join(", ")
 }
 
 fn at_batch(b: Option<usize>) -> String {

@@ -12,4 +12,4 @@ pub(crate) use checked_call::{CheckedTensors, OUTPUT_SHAPE, output_shape, tensor
 #[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use memory::Extents;
-pub(crate) use types::{equal_type, equal_types, types};
+pub(crate) use types::{equal_type, equal_types, legal_types, types};
