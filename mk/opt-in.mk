@@ -9,13 +9,12 @@
 # (the book, soak, model files) and test_large_cache.py, with its caches of gigabytes.
 BORDERS := $(TARGET)/borders
 ASAN_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell gcc -print-file-name=$(library)))
-PYTHON_BORDER := test_run test_run_golden test_int4 test_cache_spec test_step_indices test_memory test_inplace \
-	test_bind test_golden test_static_batching test_attention_golden test_refusals test_random test_random_defects \
-	test_threads test_conformance test_manager_golden test_manager_memory test_manager_refusals test_manager_scripts \
-	test_manager_sessions test_manager_steps test_manager_threads
+PYTHON_BORDER := test_run test_int4 test_cache_spec test_step_indices test_memory test_inplace test_bind test_golden \
+	test_static_batching test_refusals test_random test_threads test_conformance test_manager_golden test_manager_memory \
+	test_manager_refusals test_manager_scripts test_manager_sessions test_manager_steps test_manager_threads
 .PHONY: test-sanitize-borders
 test-sanitize-borders: .venv/ready
-	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test shared --test programs --test pages
+	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test shared --test capi
 	$(ASAN_FLAGS) cargo build --profile sanitize --locked --target $(SYSTEM) -p kvcache-python --lib
 	rm -rf "$(BORDERS)" && mkdir -p "$(BORDERS)" && cp -r python/kvcache_ops "$(BORDERS)"
 	cp "$(TARGET)/$(SYSTEM)/sanitize/lib_native.so" "$(BORDERS)/kvcache_ops/_native.abi3.so"
@@ -34,7 +33,7 @@ test-threads:
 	@command -v rustup > /dev/null || { echo "test-threads: there is no rustup, which installs rust-src" >&2; exit 1; }
 	rustup component add rust-src || { echo "test-threads: rustup has not got rust-src" >&2; exit 1; }
 	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-capi -p kvcache-python \
-		--test cache_rows --test rotate_keys --test threads --test concurrent --test shared
+		--test kernels --test attention --test op --test shared --test threads
 
 # The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
 # rustup over the network; a machine may have neither, so `make test` does without this.

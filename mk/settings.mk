@@ -13,7 +13,8 @@ ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/
 # What tests are built from. Cargo gives a crate the features that the selected packages want, those of tests only where
 # a test or an example is selected: with these flags, and one of those, no command compiles what another has compiled.
 FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-python/cuda,kvcache-bench-device/cuda
-WORKSPACE := --workspace --locked --features $(FEATURES)
+# Fuzz targets are built under sanitizers, what measures is built for release.
+WORKSPACE := --workspace --exclude kvcache-fuzz --exclude kvcache-bench --locked --features $(FEATURES)
 LIBRARIES := schema kernels attention op manager ort capi
 
 # Environments, each of its own requirements: .venv for all that is ordinary.

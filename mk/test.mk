@@ -8,7 +8,7 @@ test:
 # Cargo has its own jobs, as many as there are cores.
 .PHONY: test-build
 test-build:
-	env -u MAKEFLAGS -u MAKELEVEL cargo test $(WORKSPACE) --no-run
+	env -u MAKEFLAGS cargo test $(WORKSPACE) --no-run
 
 # The Python package without a wheel: its sources, and the library of this build among them.
 PACKAGE := $(TARGET)/package

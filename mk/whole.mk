@@ -8,10 +8,10 @@ test-whole: test $(WHOLE)
 lint: package
 	$(VENV) -m ruff check
 	$(VENV) -m ruff format --check
-	$(ON_PACKAGE) $(VENV) -m mypy --strict python/kvcache_ops
+	MYPYPATH=python $(ON_PACKAGE) $(VENV) -m mypy --strict python/kvcache_ops pmx/kvcache_pmx
 	$(ON_PACKAGE) $(VENV) -m mypy.stubtest kvcache_ops --allowlist python/stubtest.txt
 	cargo fmt --all --check
-	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo clippy --workspace --locked --features $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib $(LIBRARIES:%=-p kvcache-%) --no-deps --quiet
 
 # The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
@@ -24,12 +24,12 @@ WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYS
 .PHONY: test-sanitize
 test-sanitize:
 	$(WITH_ASAN) --test op --test attention
-	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize --test emulation
+	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize --test emulated
 
 # Copies of the CUDA kernels with one bug each. A test that passes on one is no test of it.
 .PHONY: test-mutants
 test-mutants:
-	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/mutants --test emulation -- mutants
+	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/mutants --test emulated mutants
 
 # The fuzz targets without a fuzzer, and thus without its build: the kept inputs, and for FUZZ_SECONDS each others near
 # them, under AddressSanitizer and with checks of overflow.
