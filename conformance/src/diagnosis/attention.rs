@@ -16,6 +16,7 @@ use crate::difference::Value;
 use crate::implementation::Outcome;
 use crate::oracle::attention::{Attended, AttentionPrediction};
 use crate::oracle::{Inputs, Oracle, PredictedOutcome, PredictedState, indices};
+use crate::rules::{OperatorPage, rule as rule_of};
 use crate::suite::Suite;
 use crate::tensor::Tensor;
 
@@ -61,7 +62,10 @@ impl Diagnosable for Case {
             Some("alibi") => self.attributes.attention.is_alibi != 0,
             // Some of attn_mask are of ALiBi, too.
             Some("attn-mask") => has_mask() || self.attributes.attention.is_alibi != 0,
-            _ if self.operator == Operator::MultiHeadAttention => true,
+            // Without a cache, a mistake in it shows in which of the inputs is the key.
+            _ if self.operator == Operator::MultiHeadAttention => {
+                rule_of(OperatorPage::KeyValueCache, rule).is_none() || rule == "outputs.packed"
+            }
             _ => concerns(StepInputs::shared(&self.attributes.cache), rule),
         }
     }

@@ -59,7 +59,7 @@ impl Scope {
     /// The conditions that hold in all cases of `inside` and exclude the most of `others`, as few as possible; none if
     /// they leave more than a quarter of these, or more than hold inside, or say little among the cases of `all`.
     pub(super) fn around(inside: &[&Facts], others: &[&Facts], all: &[&Facts]) -> Self {
-        let Some((first, rest)) = inside.split_first() else { return Self::default() };
+        let Some((first, rest)) = inside.split_first().filter(|_| !others.is_empty()) else { return Self::default() };
         let types = first.types.iter().map(|&(name, value)| Condition::Type(name, value));
         let numbers = first.numbers.iter().flat_map(|&(name, value)| {
             let least = inside.iter().map(|facts| facts.number(name)).min().flatten();
