@@ -55,7 +55,7 @@ fn keep(target: &str, body: fn(&[u8])) {
     fs::remove_dir_all(&folder).expect("a folder");
     fs::create_dir_all(&folder).expect("a folder");
     let (mut random, mut reached) = (Entropy::seed(0), BTreeSet::new());
-    for i in 0..4000 {
+    for i in 0..2000 {
         let input: Vec<u8> = (0..300).map(|_| random.next() as u8).collect();
         body(&input);
         let before = reached.len();
