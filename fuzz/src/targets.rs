@@ -23,13 +23,13 @@ const fn choices(name: &'static str, per_second: u64, run: fn(&[u8])) -> Target 
 
 /// All targets.
 pub const TARGETS: [Target; 7] = [
-    choices("validation", 500, validation::run),
-    choices("operator", 220, operator::run),
-    choices("attention", 100, attention::run),
-    choices("dlpack", 1500, dlpack::run),
+    choices("validation", 300, validation::run),
+    choices("operator", 150, operator::run),
+    choices("attention", 40, attention::run),
+    choices("dlpack", 800, dlpack::run),
     Target { name: "conformance_reader", form: Form::Text, per_second: 350, run: conformance_reader::run },
     Target { name: "session_reader", form: Form::File, per_second: 500, run: session_reader::run },
-    choices("manager_script", 260, manager_script::run),
+    choices("manager_script", 60, manager_script::run),
 ];
 
 /// Changes an input of a target in place, as libFuzzer does or by its form; gives its new length.

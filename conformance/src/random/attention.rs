@@ -85,25 +85,22 @@ pub fn case(entropy: &mut Entropy) -> Case {
 
 /// What the oracle does with the call of a case.
 fn expected(case: &Case) -> Expected<After> {
-    let predictions = Oracle::default().predict_attention(case, &[]);
-    for prediction in predictions {
-        match (prediction.outcome, prediction.state) {
-            (PredictedOutcome::Done(attended), state) => {
-                let of = |values| floats(ElementType::Float32, &attended.shape, values);
-                let (attn_output, tolerance) = (of(&attended.values), of(&attended.tolerance));
-                let (cache, scale) = match state {
-                    PredictedState::Known(cache, scale) => (case.cache.as_ref().map(|_| cache), scale),
-                    _ => (case.cache.clone(), case.scale.clone()),
-                };
-                return Expected::Success(Box::new(After { attn_output, tolerance, cache, scale }));
-            }
-            (PredictedOutcome::Refused(kind, _), _) => {
-                return Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() };
-            }
-            (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
+    let Some(prediction) = Oracle::default().predict_attention(case, &[]).pop() else {
+        unreachable!("a case of one call")
+    };
+    match (prediction.outcome, prediction.state) {
+        (PredictedOutcome::Done(attended), state) => {
+            let of = |values| floats(ElementType::Float32, &attended.shape, values);
+            let (attn_output, tolerance) = (of(&attended.values), of(&attended.tolerance));
+            let (cache, scale) = match state {
+                PredictedState::Known(cache, scale) => (case.cache.as_ref().map(|_| cache), scale),
+                _ => (case.cache.clone(), case.scale.clone()),
+            };
+            Expected::Success(Box::new(After { attn_output, tolerance, cache, scale }))
         }
+        (PredictedOutcome::Refused(kind, _), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
+        (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
     }
-    unreachable!("a case of one call")
 }
 
 /// The values of a mask: NaN wherever nobody may read, and in some columns behind all keys. Some queries see no early

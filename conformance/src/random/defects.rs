@@ -54,7 +54,8 @@ pub fn changed_case(entropy: &mut Entropy) -> Case {
 /// Changes an attribute, or the state.
 pub(super) fn change_node(entropy: &mut Entropy, node: &mut Planned) {
     match entropy.below(4) {
-        // Which mostly do not divide a head.
+        // Groups that mostly do not divide a head, and outputs that no memory has.
+        3 if entropy.one_in(2) => node.attributes.num_repeat = entropy.pick(&[1 << 62, i64::MAX]),
         3 => node.attributes.quant_group = entropy.within(1, 12) as i64,
         0 => {
             let spec = &Attributes::SPEC[entropy.below(Attributes::SPEC.len())];
