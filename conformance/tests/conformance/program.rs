@@ -1,5 +1,4 @@
 //! Programs in other languages, here the shell. A case's own tensors have the names that a result needs.
-#![cfg(unix)]
 
 use std::fs;
 use std::path::Path;

@@ -8,7 +8,7 @@ use kvcache_conformance::diagnosis::KnownMistakes;
 use kvcache_conformance::mistakes::mistakes;
 use kvcache_conformance::oracle::Oracle;
 
-use crate::trial::diagnosis_of;
+use super::trial::diagnosis_of;
 
 /// Some of attention, and a few of those of the cache, each of which its own suite diagnoses.
 #[test]

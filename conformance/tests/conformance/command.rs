@@ -1,5 +1,4 @@
 //! The program as it is called: its exit status, its reports, and what becomes of programs under test that misbehave.
-#![cfg(unix)]
 
 use std::collections::BTreeSet;
 use std::fs;

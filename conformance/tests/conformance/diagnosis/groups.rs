@@ -5,7 +5,7 @@ use kvcache_conformance::diagnosis::{Flaw, KnownMistakes, RunDiagnosis};
 use kvcache_conformance::oracle::Oracle;
 use kvcache_conformance::{CallResult, Case, Implementation, Outcome, Tensor};
 
-use crate::trial::{diagnosed, telling};
+use super::trial::{diagnosed, telling};
 
 /// The oracle, whose results in a case are changed.
 struct Changed<F>(F);

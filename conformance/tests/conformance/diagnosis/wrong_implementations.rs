@@ -9,7 +9,7 @@ use kvcache_conformance::diagnosis::KnownMistakes;
 use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Outputs, Tensor};
 use kvcache_schema::ElementType;
 
-use crate::trial::{diagnosed, telling};
+use super::trial::{diagnosed, telling};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Wrong {

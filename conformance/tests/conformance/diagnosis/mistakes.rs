@@ -10,7 +10,7 @@ use kvcache_conformance::{
 };
 use kvcache_schema::{Attributes, StaticAttributes};
 
-use crate::trial::{diagnosed, telling};
+use super::trial::{diagnosed, telling};
 
 #[test]
 fn each_has_a_name_of_its_own_and_a_rule() {

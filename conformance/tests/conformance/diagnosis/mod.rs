@@ -1,0 +1,7 @@
+//! What the suite says of implementations that are wrong, and that it accuses none that are right.
+
+mod attention_mistakes;
+mod groups;
+mod mistakes;
+mod trial;
+mod wrong_implementations;

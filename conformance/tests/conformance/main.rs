@@ -1,0 +1,16 @@
+//! The kit's own tests: cases, comparison, diagnosis, reports, programs under test.
+
+mod attention;
+#[cfg(unix)]
+mod command;
+mod comparison;
+mod diagnosis;
+mod located;
+mod oracle;
+mod profile;
+#[cfg(unix)]
+mod program;
+mod random;
+mod reading;
+mod report;
+mod rules;
