@@ -31,7 +31,10 @@ pub fn run(bytes: &[u8]) {
         };
         let store = if i == 0 { Backend::Reference } else { Backend::default() };
         let attention = Attention { backend, store, workers: Careless(3) };
-        tally::report(&run_cases(&Kindless(Attention { workers: Careless(2), ..attention }), &[case.clone()]));
+        tally::report(&run_cases(
+            &Kindless(Attention { workers: Careless(2), ..attention }),
+            std::slice::from_ref(&case),
+        ));
         // Those with fused multiply-adds.
         if !["reference", "cpu-portable"].contains(&backend.name()) {
             let attention = Attention { backend, store, workers: Careless(3) };

@@ -26,7 +26,10 @@ pub fn run(bytes: &[u8]) {
             let case = any_static_case(entropy);
             case.steps.iter().for_each(|step| tally::note_expected(&step.expected));
             let (reference, fast) = (Backend::Reference, Backend::default());
-            tally::report(&run_cases(&StaticOperator { backend: reference, workers: Serial }, &[case.clone()]));
+            tally::report(&run_cases(
+                &StaticOperator { backend: reference, workers: Serial },
+                std::slice::from_ref(&case),
+            ));
             tally::report(&run_cases(&StaticOperator { backend: fast, workers: Careless(3) }, &[case]));
         }
         6 => hostile::sizes(Plan::draw(entropy, 3, 8).call(entropy), entropy),
