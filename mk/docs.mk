@@ -13,8 +13,6 @@ ptx: .venv-cuda/ready
 .PHONY: docs
 docs: .venv/ready
 	cargo run --quiet --locked -p kvcache-schema --example operator_page
-	$(VENV) docs/pictures.py
-	$(VENV) docs/quality.py
 	$(VENV) python/schemas.py
 	$(MAKE) book
 

@@ -5,10 +5,12 @@ test:
 	$(MAKE) --no-print-directory --jobs=2 .venv/ready test-build
 	$(MAKE) --no-print-directory package test-rust test-cuda test-golden test-docs test-python
 
-# Cargo has its own jobs, as many as there are cores.
+# Cargo has its own jobs, as many as there are cores. Its tests are built with the libraries that they link; the
+# emulated driver, opened at run time, and the programs are not among these. The examples make the features those of the tests.
 .PHONY: test-build
 test-build:
 	env -u MAKEFLAGS cargo test $(WORKSPACE) --no-run
+	env -u MAKEFLAGS cargo build $(WORKSPACE) --lib --bins --examples
 
 # The Python package without a wheel: its sources, and the library of this build among them.
 PACKAGE := $(TARGET)/package
@@ -52,8 +54,6 @@ test-golden: .venv/ready
 .PHONY: test-docs
 test-docs: .venv/ready package
 	"$(TARGET)/debug/examples/operator_page" --check
-	$(VENV) docs/pictures.py --check
-	$(VENV) docs/quality.py --check
 	$(VENV) docs/check.py
 
 # The newest supported ONNX Runtime. What the tests build is not make's business.

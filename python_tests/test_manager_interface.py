@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from importlib.metadata import version
-from pathlib import Path
 
 import kvcache_ops
 import numpy as np
@@ -162,9 +160,6 @@ def test_appends_tell_what_they_append() -> None:
 
 def test_the_library_is_registered() -> None:
     """The module's own file is the operator library: a session with a node of the operator can be made."""
-    content = Path(kvcache_ops.library_path()).read_bytes()
-    assert f"{Path(__file__).resolve().parents[1]}/".encode() not in content
-    assert kvcache_ops.__version__ == version("kvcache_ops")
     options = onnxruntime.SessionOptions()
     kvcache_ops.register(options)
     model = node_model(node_types(FLOAT, FLOAT), {})

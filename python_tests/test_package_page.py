@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import kvcache_ops
@@ -42,8 +43,9 @@ def test_the_commands_run() -> None:
 
 
 @pytest.mark.skipif(Path(kvcache_ops.library_path()).is_symlink(), reason="a build for tests, in no wheel")
-def test_no_path_of_the_machine_that_built_it() -> None:
-    """Neither the builder's home nor the place of the repository."""
+def test_its_version_and_no_path_of_the_machine_that_built_it() -> None:
+    """The module's version is the wheel's; it holds neither the builder's home nor the place of the repository."""
+    assert kvcache_ops.__version__ == version("kvcache_ops")
     content = Path(kvcache_ops.library_path()).read_bytes()
     cargo = os.environ.get("CARGO_HOME") or Path.home() / ".cargo"
     for path in (cargo, Path.home(), pages.ROOT):
