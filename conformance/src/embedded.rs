@@ -1,4 +1,4 @@
-//! The cases in the library: the archives of `build.rs`.
+//! The cases in the library: the archives of `kvcache-golden`.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use flate2::read::ZlibDecoder;
+use kvcache_golden::ARCHIVES;
 use safetensors::{SafeTensorError, SafeTensors};
 #[cfg(feature = "program")]
 use tempfile::TempDir;
@@ -14,13 +15,6 @@ use crate::case_files::{CaseFiles, Cause, ReadError};
 
 /// What the folders of embedded cases begin with. There is no such folder.
 const ROOT: &str = "embedded:";
-
-/// The archives, by the folders that were packed.
-const ARCHIVES: [(&str, &[u8]); 3] = [
-    ("cases", include_bytes!(concat!(env!("OUT_DIR"), "/cases"))),
-    ("static_cases", include_bytes!(concat!(env!("OUT_DIR"), "/static_cases"))),
-    ("attention_cases", include_bytes!(concat!(env!("OUT_DIR"), "/attention_cases"))),
-];
 
 /// What the cases hold that were in `folder`, by name.
 pub(crate) fn read<C>(folder: &str, read: impl Fn(&CaseFiles<'_>) -> Result<C, Cause>) -> Result<Vec<C>, ReadError> {
@@ -78,12 +72,14 @@ fn inflated(archive: &SafeTensors<'_>, path: &str) -> Result<Vec<u8>, Cause> {
 mod tests {
     use std::fs;
 
+    use kvcache_golden::FOLDER;
+
     use super::*;
 
     #[test]
     fn the_archives_hold_every_file_of_the_folders_and_nothing_else() {
         for (folder, _) in ARCHIVES {
-            let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join(folder);
+            let beside = Path::new(FOLDER).join(folder);
             let names = read(folder, |files| {
                 let original = beside.join(files.name());
                 assert!(files.yaml == fs::read(original.join("case.yaml"))?, "{}", original.display());
@@ -101,11 +97,7 @@ mod tests {
     #[cfg(feature = "program")]
     #[test]
     fn a_case_is_unpacked_as_it_was_and_goes() {
-        let name = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join("cases"))
-            .unwrap()
-            .next()
-            .unwrap()
-            .unwrap();
+        let name = fs::read_dir(Path::new(FOLDER).join("cases")).unwrap().next().unwrap().unwrap();
         let unpacked = unpack(&Path::new(ROOT).join("cases").join(name.file_name())).unwrap().unwrap();
         for file in ["case.yaml", "tensors.safetensors"] {
             assert_eq!(fs::read(unpacked.path().join(file)).unwrap(), fs::read(name.path().join(file)).unwrap());

@@ -19,7 +19,7 @@ pub(crate) fn committed<C>(
     #[cfg(feature = "embedded")]
     return crate::embedded::read(folder, read);
     #[cfg(not(feature = "embedded"))]
-    read_folders(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join(folder), read)
+    read_folders(&Path::new(kvcache_golden::FOLDER).join(folder), read)
 }
 
 /// What the subfolders of `folder` hold, by name.

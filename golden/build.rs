@@ -6,7 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "embedded")]
     for suite in ["cases", "static_cases", "attention_cases"] {
-        println!("cargo::rerun-if-changed=../golden/{suite}");
+        println!("cargo::rerun-if-changed={suite}");
         embedded::pack(suite)?;
     }
     Ok(())
@@ -29,7 +29,7 @@ mod embedded {
     /// Writes the archive of the cases in a folder, for the compiler to include.
     pub fn pack(suite: &str) -> Result<(), Box<dyn Error>> {
         let mut files = BTreeMap::new();
-        for case in fs::read_dir(Path::new("../golden").join(suite))? {
+        for case in fs::read_dir(suite)? {
             let case = case?;
             for file in fs::read_dir(case.path())? {
                 let file = file?;
