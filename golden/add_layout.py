@@ -49,7 +49,7 @@ def main() -> int:
     cargo("build", "--package=kvcache-conformance", "--example", "operator_page", "--bin", "kvcache-conformance")
     program("examples/operator_page")
     cargo("test")
-    # The golden cases, and more that the kit's own oracle judges.
+    # The golden cases, and random ones whose results the kit's oracle predicts.
     program("kvcache-conformance", "--backend", "all", "--random", "1000")
     print(f"layout {CODE} takes {', '.join(RECIPE)} and no other file")
     return 0

@@ -113,7 +113,7 @@ impl Limit {
     /// Chooses the loop that is compiled for the number of pages and the kind of store.
     ///
     /// # Safety
-    /// As for [`run`](Self::run), on a processor with AVX-512F if `AVX512`.
+    /// The conditions of [`run`](Self::run), and: the processor has AVX-512F if `AVX512`.
     #[inline(always)]
     unsafe fn specialized<const AVX512: bool>(self) -> Moved {
         // SAFETY: this function's conditions are those of `walk`.

@@ -92,7 +92,7 @@ unsafe fn move_avx512(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Mo
 /// Chooses the loop that is compiled for the plan's direction, stores and lines in turn.
 ///
 /// # Safety
-/// As for [`move_tokens`], on a processor with AVX-512F if `AVX512`.
+/// The conditions of [`move_tokens`], and: the processor has AVX-512F if `AVX512`.
 #[inline(always)]
 unsafe fn specialized<const AVX512: bool>(plan: &Plan<'_>, tokens: Range<usize>, stream: bool) -> Moved {
     // SAFETY: this function's conditions are those of `Plan::move_tokens`.
