@@ -60,10 +60,11 @@ test-capi:
 	LD_LIBRARY_PATH="$(TARGET)/capi/lib" "$(TARGET)/capi/calls"
 
 # Every float16 as a scale, with every code, and every pair of float16 as a value and the largest of its group, on kernels
-# as released. test-rust samples them.
+# as released; test-rust samples them. Of the CUDA kernels, every quotient that can become a code, and every exponential.
 .PHONY: test-float16
 test-float16:
 	cargo test --release --locked -p kvcache-kernels --test kernels every_float16
+	cargo test $(WORKSPACE) --test emulated -- --ignored
 
 # Installs the published wheel as a user would, with each of PYTHONS, and runs its page, its self-test and every golden
 # case on the library as released.
