@@ -93,7 +93,7 @@ impl Journal {
         self.take_from(state, 0)
     }
 
-    /// As [`take`](Self::take), where no cell before `first` is free.
+    /// Takes a page, or a cell from `first` on: none before it is free.
     pub(crate) fn take_from(&mut self, state: &mut State, first: usize) -> Option<u32> {
         let page = match state.pages.take(first) {
             Some((page, source)) => {

@@ -196,10 +196,11 @@ impl Manager {
         Ok(())
     }
 
-    /// Divides the positions in a range, rounding down. For the rest as [`seq_add`](Self::seq_add).
+    /// Divides the positions in a range, rounding down. Rows move, and keys are rotated, as after
+    /// [`seq_add`](Self::seq_add).
     ///
     /// # Errors
-    /// As [`seq_add`](Self::seq_add); [`Error::Range`] for a divisor below 1.
+    /// [`Error::Range`] for a divisor below 1, and those of [`seq_add`](Self::seq_add).
     pub fn seq_div(&mut self, seq: SeqId, range: impl RangeBounds<i64>, divisor: i64) -> Result<(), Error> {
         self.edit(|editor| editor.divide(seq, positions(range), divisor))
     }
@@ -209,7 +210,7 @@ impl Manager {
     /// prefill would give, only cheaper.
     ///
     /// # Errors
-    /// As [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add); [`Error::Range`], [`Error::NoProgress`].
+    /// [`Error::Range`], [`Error::NoProgress`], and those of [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add).
     pub fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
         self.edit(|editor| editor.context_shift(seq, shift))
     }

@@ -10,7 +10,7 @@ use crate::spec::{CacheSpec, Geometry, KeyForm, Mode, Quant, Window, page_size};
 /// How many updates may rotate the rows of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ShiftLimit {
-    /// As many as the type bears.
+    /// 4 for an int4 cache, no limit for others.
     Default,
     Given(Option<u32>),
 }

@@ -47,9 +47,9 @@ pub struct AttributeSpec<A = Attributes> {
     pub max: Option<i64>,
     /// The only legal values between `min` and `max`, where not every one is.
     pub one_of: Option<&'static [i64]>,
-    /// The field that holds it.
+    /// Reads the field that holds it.
     pub(crate) get: fn(&A) -> i64,
-    /// The same field, to be written.
+    /// The field, to be written.
     pub(crate) get_mut: fn(&mut A) -> &mut i64,
 }
 

@@ -128,7 +128,7 @@ pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     launch(state, FAITHFUL, node, values.into_iter().chain(indices).chain(others))
 }
 
-/// The same for an attention kernel.
+/// Runs an attention kernel over a device's memory.
 pub(crate) fn run_attention(state: &mut State, node: &Launch<AttentionParameters>) -> Result<(), CUresult> {
     let p = node.parameters;
     let combines = node.module.kernels.last() == Some(&node.kernel);

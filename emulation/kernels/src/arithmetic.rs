@@ -16,7 +16,8 @@ pub fn wrong_of_float16(amax: u16) -> u64 {
     unsafe { kvcache_wrong_of_float16(amax.into()) }
 }
 
-/// The same for float32 groups, of which the codes of `values` are checked; magnitudes and values as bits.
+/// The number of wrong scales and codes of a float32 group whose largest magnitude has the bits `amax`: the scale, and
+/// the code of each of `values`, which are bits too.
 pub fn wrong_of_float32(amax: u32, values: &[u32]) -> u64 {
     assert!(amax < 0x7f80_0000, "{amax:#x} is no finite magnitude");
     assert!(values.len() <= u32::MAX as usize);

@@ -10,7 +10,7 @@ use crate::kernel::{EmulatedCuda, Failure, Uploaded, download};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
-/// As an [`AttentionKernel`] it panics on a [`Failure`].
+/// Its [`AttentionKernel::attend`] panics on a [`Failure`].
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedAttention {
     /// The device; it has at least one multiprocessor.

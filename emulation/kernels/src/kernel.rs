@@ -14,7 +14,7 @@ use crate::launch::{Access, Fault, KernelParameters, Operand, Order, launch};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
-/// As a [`Kernel`] it panics on a [`Failure`].
+/// The methods of [`Kernel`] panic on a [`Failure`].
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedCuda {
     /// The build to run, for problems of its types only; `None` for the unchanged kernels.

@@ -45,7 +45,7 @@ impl Editor<'_> {
         self.take_from(0)
     }
 
-    /// As [`take`](Self::take), where no cell before `first` is free.
+    /// Takes a page, or a cell from `first` on: none before it is free.
     fn take_from(&mut self, first: usize) -> u32 {
         let taken = self.journal.take_from(self.state, first);
         taken.unwrap_or_else(|| unreachable!("pages are counted before they are taken"))

@@ -50,10 +50,10 @@ impl Manager {
         }
     }
 
-    /// Loads one of the sequences that were [saved](Self::save), beside those that there are: as [`load`](Self::load).
+    /// Loads one of the sequences that were [saved](Self::save), beside those that there are.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Those of [`load`](Self::load).
     ///
     /// # Panics
     /// If the memory does. Nothing is loaded then.

@@ -57,7 +57,7 @@ impl<R: Read + Seek> SessionFile<R> {
         Self::open_within(file, IN_MEMORY)
     }
 
-    /// As [`open`](Self::open), where so many bytes of data may be kept in memory.
+    /// Opens a file of which so many bytes of data may be kept in memory.
     pub(super) fn open_within(mut file: R, in_memory: u64) -> Result<Self, SessionError> {
         let read = io("read the file");
         let len = file.seek(SeekFrom::End(0)).map_err(&read)?;

@@ -37,10 +37,10 @@ impl Manager {
         self.save_sequences(path.as_ref(), memory, seqs.into_iter().map(|(_, seq)| seq))
     }
 
-    /// Saves one sequence, as [`save`](Self::save) saves all.
+    /// Saves one sequence, in the form of [`save`](Self::save).
     ///
     /// # Errors
-    /// As [`save`](Self::save); [`Error::UnknownSeq`].
+    /// [`Error::UnknownSeq`], and those of [`save`](Self::save).
     pub fn save_seq(
         &mut self,
         path: impl AsRef<Path>,
