@@ -13,7 +13,7 @@
 # make test-sanitize    CPU kernels, and CUDA kernels on the CPU, under AddressSanitizer, the latter also under UBSan
 # make test-mutants     copies of the CUDA kernels with one bug each: a test finds every one
 # make test-fuzz        the kept inputs of all fuzz targets and others near them, under AddressSanitizer
-# make test-layout      a fifth layout in a copy of the repository takes what the README says
+# make test-layout      a fifth layout in a copy of the repository takes what CONTRIBUTING.md says
 # make test-ptx         the embedded PTX is what the sources give, and nothing spills on any generation of GPUs
 # make test-capi        the installed C library serves a program
 # make test-float16     every float16 as a value, with every largest of its group; as a scale, with every code
@@ -36,7 +36,7 @@
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
 #
 # make golden           writes the golden cases anew             make header    writes the C header anew
-# make docs             writes the generated pages and pictures, and builds the book; make book alone does that
+# make docs             writes the generated pages, and builds the book; make book alone does that
 # make ptx              compiles the embedded PTX anew           make clean     removes all that was built here
 
 .PHONY: run

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves that a new cache_layout takes what the README's recipe says and no more.
+"""Proves that a new cache_layout takes what CONTRIBUTING.md's recipe says and no more.
 
 Follows the recipe in a copy of this repository, with a layout that is like none of the others, and shows that the
 suite there has cases of it, that the oracle and every CPU kernel agree on them, and that no other case has changed. The

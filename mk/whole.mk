@@ -39,7 +39,7 @@ FUZZ_SECONDS ?= 10
 test-fuzz:
 	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) --test corpus
 
-# A new layout takes what the README says and no more: proven with a fifth one in a copy of the repository.
+# A new layout takes what CONTRIBUTING.md says and no more: proven with a fifth one in a copy of the repository.
 .PHONY: test-layout
 test-layout: .venv/ready
 	$(VENV) golden/add_layout.py
