@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use half::f16;
-use kvcache_kernels::quantize::{HeadCodec, Real};
+use kvcache_kernels::quantize::{Float, HeadCodec};
 use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice};
 use kvcache_schema::ElementType;
 
@@ -124,7 +124,7 @@ fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
 
 /// The values of a head of codes, rounded to T3, which float32 holds exactly.
 fn dequantize(quant: Quant, codes: &[u8], scales: &[u8], values: &mut [f32]) {
-    fn decode<T3: Real, const N: usize>(
+    fn decode<T3: Float, const N: usize>(
         quant: Quant,
         codes: &[u8],
         scales: &[u8],

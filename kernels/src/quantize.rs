@@ -19,34 +19,8 @@
 //!
 //! This is the arithmetic that all kernels share: the reference kernel calls it, every other must match it bit for bit.
 
-use half::f16;
 use kvcache_schema::{QuantBit, SCALE_FLOOR};
-use num_traits::AsPrimitive;
-
-/// A float type of values or scales: float32 or float16.
-pub trait Real: AsPrimitive<f32> + sealed::Sealed {
-    /// `x`, rounded to this type: to nearest, ties to even.
-    fn round(x: f32) -> Self;
-}
-
-mod sealed {
-    pub trait Sealed {}
-
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-}
-
-impl Real for f32 {
-    fn round(x: f32) -> Self {
-        x
-    }
-}
-
-impl Real for f16 {
-    fn round(x: f32) -> Self {
-        f16::from_f32(x)
-    }
-}
+pub use kvcache_simd::Float;
 
 /// How heads are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,11 +45,11 @@ impl HeadCodec {
     /// # Panics
     /// If the group does not divide the head, or is odd with four bits, or `codes` or `scales` have another length than
     /// the head's.
-    pub fn encode<T1: Real, T3: Real>(&self, values: &[T1], codes: &mut [u8], scales: &mut [T3]) {
+    pub fn encode<T1: Float, T3: Float>(&self, values: &[T1], codes: &mut [u8], scales: &mut [T3]) {
         self.check(values.len(), codes.len(), scales.len());
         for (g, (group, stored)) in values.chunks_exact(self.group).zip(scales).enumerate() {
             let s = scale(group, self.bits);
-            *stored = T3::round(s.as_());
+            *stored = T3::from_f32(s.as_());
             for (i, &x) in (g * self.group..).zip(group) {
                 let q = code(x, s, self.bits);
                 match self.bits {
@@ -90,7 +64,7 @@ impl HeadCodec {
     ///
     /// # Panics
     /// As [`encode`](Self::encode).
-    pub fn decode<T1: Real, T3: Real>(&self, codes: &[u8], scales: &[T3], values: &mut [T1]) {
+    pub fn decode<T1: Float, T3: Float>(&self, codes: &[u8], scales: &[T3], values: &mut [T1]) {
         self.check(values.len(), codes.len(), scales.len());
         for (g, (group, &scale)) in values.chunks_exact_mut(self.group).zip(scales).enumerate() {
             for (i, x) in (g * self.group..).zip(group) {
@@ -113,25 +87,25 @@ impl HeadCodec {
 }
 
 /// The scale of a group, in the values' type, before it is rounded to T3. NaN if the group holds a NaN.
-pub fn scale<T1: Real>(group: &[T1], bits: QuantBit) -> T1 {
+pub fn scale<T1: Float>(group: &[T1], bits: QuantBit) -> T1 {
     // In total order a NaN is above infinity, and of several the one of the largest payload counts: the order of the
     // elements does not matter, so kernels may take maxima in any.
     let amax = group.iter().map(|x| x.as_().abs()).max_by(f32::total_cmp).unwrap_or(0.0);
-    let quotient = T1::round(amax / f32::from(bits.qmax()));
-    let floor = T1::round(SCALE_FLOOR);
+    let quotient = T1::from_f32(amax / f32::from(bits.qmax()));
+    let floor = T1::from_f32(SCALE_FLOOR);
     if quotient.as_() < floor.as_() { floor } else { quotient }
 }
 
 /// The code of `x` in a group with scale `s` (of [`scale`]), in `-qmax..=qmax`; 0 if `x / s` is NaN.
-pub fn code<T1: Real>(x: T1, s: T1, bits: QuantBit) -> i8 {
-    let quotient: f32 = T1::round(x.as_() / s.as_()).as_();
+pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
+    let quotient: f32 = T1::from_f32(x.as_() / s.as_()).as_();
     let qmax = f32::from(bits.qmax());
     quotient.round_ties_even().clamp(-qmax, qmax) as i8
 }
 
 /// The value of code `q` in a group whose stored scale is `scale`.
-pub fn value<T1: Real, T3: Real>(q: i8, scale: T3) -> T1 {
-    T1::round(T3::round(f32::from(q) * scale.as_()).as_())
+pub fn value<T1: Float, T3: Float>(q: i8, scale: T3) -> T1 {
+    T1::from_f32(T3::from_f32(f32::from(q) * scale.as_()).as_())
 }
 
 /// Code `i` of packed int4, from the byte that holds it: the low nibble if `i` is even, else the high one.
@@ -148,6 +122,7 @@ pub fn with_nibble(byte: u8, i: usize, q: i8) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
     use proptest::prelude::*;
 
     use super::*;
@@ -209,10 +184,7 @@ mod tests {
     }
 
     /// Encodes and decodes a head; gives its codes as numbers, its scales, and its values.
-    fn round_trip<T1: Real + Default, T3: Real + Default>(
-        codec: HeadCodec,
-        values: &[T1],
-    ) -> (Vec<i8>, Vec<T3>, Vec<T1>) {
+    fn round_trip<T1: Float, T3: Float>(codec: HeadCodec, values: &[T1]) -> (Vec<i8>, Vec<T3>, Vec<T1>) {
         let len = values.len();
         // What was there before does not show.
         let mut packed = vec![0xa5; codec.code_bytes(len)];

@@ -1,29 +1,27 @@
 //! Which functions a call gets: those of an instruction set, for the call's types.
 
 use half::f16;
-use kvcache_kernels::InstructionSet;
 use kvcache_schema::ElementType::{self, Float16, Float32};
+#[cfg(target_arch = "aarch64")]
+use kvcache_simd::Neon;
+#[cfg(target_arch = "x86_64")]
+use kvcache_simd::{Avx2, Avx512};
+use kvcache_simd::{Float, InstructionSet, Portable};
 
-use super::generic::elements::Float;
-use super::generic::fold::{Finish, Fold, ReadQuery};
-use super::generic::outline::{Outline, Outlined};
+use super::generic::fold::{Finish, Fold, ReadQuery, Result, Row, Sums};
 use super::generic::panel::{Pack, PackFloats, PackHalves};
 use super::generic::read_rows::{Read, ReadRows};
 use super::generic::score_rows::{RowProducts, ScoreRows};
-use super::generic::scores::Scores;
-use super::generic::softmax::Softmax;
-use super::generic::softmax_rows::SoftmaxRows;
+use super::generic::scores::{Products, Scores};
+use super::generic::softmax::{Block, Hidden, Softmax};
+use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
 #[cfg(target_arch = "x86_64")]
 use super::generic::stored::Stored;
+use super::generic::tiles::Tiles;
 use super::generic::weigh::{Values, Weigh};
-use super::generic::weigh_rows::{PackValues, WeighRows};
-use super::portable::Portable;
+use super::generic::weigh_rows::{PackRows, PackValues, ValuePanels, WeighRows};
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::avx512::Avx512;
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::codes::{LANES, ScaledInt8, WideInt8, score_codes, weigh_codes};
+use super::x86_64::codes::{LANES, ScaledInt8, WideInt8};
 
 /// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
@@ -42,31 +40,33 @@ pub(crate) type WeighFunction = for<'a> unsafe fn(&Values<'a>);
 pub(crate) struct Functions {
     /// Float32 values in a register.
     pub(crate) lanes: usize,
-    pub(crate) read_query: Outlined<ReadQuery<f32>>,
+    pub(crate) read_query: unsafe fn(&Row),
     pub(crate) pack: PackFunction,
     pub(crate) read: ReadFunction,
-    pub(crate) scores: Outlined<Scores>,
+    pub(crate) scores: unsafe fn(&Products),
     /// Scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
     /// element is converted once.
     pub(crate) score_rows: Option<ScoreRowsFunction>,
-    pub(crate) softmax: Outlined<Softmax<f32>>,
-    pub(crate) softmax_rows: Outlined<SoftmaxRows>,
+    pub(crate) softmax: for<'a> unsafe fn(&Block<'a>) -> Hidden,
+    pub(crate) softmax_rows: for<'a> unsafe fn(&ManyRows<'a>) -> bool,
     /// Weighs values that are [`read`](Self::read), and those that are where they are.
     pub(crate) weigh: WeighFunction,
     pub(crate) weigh_in_place: WeighFunction,
-    pub(crate) pack_values: Outlined<PackValues>,
-    pub(crate) weigh_rows: Outlined<WeighRows>,
-    pub(crate) fold: Outlined<Fold>,
-    pub(crate) finish: Outlined<Finish<f32>>,
+    pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
+    pub(crate) weigh_rows: for<'a> unsafe fn(&ValuePanels<'a>),
+    pub(crate) fold: unsafe fn(&[Sums; 2]),
+    pub(crate) finish: unsafe fn(&Result),
 }
 
 /// The functions of an instruction set for a call's T1 and the floats that its rows are read as.
 pub(crate) fn functions(instructions: InstructionSet, t1: ElementType, floats: ElementType) -> Functions {
     match instructions {
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => for_types::<Neon>(t1, floats),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => for_types::<Avx2>(t1, floats),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512>(t1, floats),
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512<false>>(t1, floats),
         _ => for_types::<Portable>(t1, floats),
     }
 }
@@ -92,14 +92,17 @@ pub(crate) fn code_functions(
     #[cfg(target_arch = "x86_64")]
     if len.is_multiple_of(LANES) && group.is_power_of_two() && group >= 8 {
         use ElementType::Int8;
-        use InstructionSet::{Avx512, Avx512Fp16};
         let group_bits = group.ilog2();
         return match (instructions, types) {
-            (Avx512 | Avx512Fp16, (Float32, Int8, Some(Float32))) => Some(match group {
-                LANES.. => in_registers::<WideInt8>(group_bits),
-                _ => in_registers::<ScaledInt8<false>>(group_bits),
-            }),
-            (Avx512, (_, Int8, Some(Float16))) => Some(in_registers::<ScaledInt8<true>>(group_bits)),
+            (InstructionSet::Avx512 | InstructionSet::Avx512Fp16, (Float32, Int8, Some(Float32))) => {
+                Some(match group {
+                    LANES.. => in_registers::<Avx512<false>, WideInt8>(group_bits),
+                    _ => in_registers::<Avx512<false>, ScaledInt8<false>>(group_bits),
+                })
+            }
+            (InstructionSet::Avx512, (_, Int8, Some(Float16))) => {
+                Some(in_registers::<Avx512<false>, ScaledInt8<true>>(group_bits))
+            }
             _ => None,
         };
     }
@@ -109,8 +112,9 @@ pub(crate) fn code_functions(
 
 /// Those for codes V.
 #[cfg(target_arch = "x86_64")]
-fn in_registers<V: Stored<Avx512>>(group_bits: u32) -> CodeFunctions {
-    CodeFunctions { score_rows: score_codes::<V>, weigh: weigh_codes::<V>, group_bits }
+fn in_registers<S: Tiles, V: Stored<S>>(group_bits: u32) -> CodeFunctions {
+    let score_rows = S::outlined::<ScoreRows<V>>();
+    CodeFunctions { score_rows, weigh: S::outlined::<Weigh<V>>(), group_bits }
 }
 
 /// The functions that read keys and values.
@@ -123,7 +127,7 @@ struct Readers {
 }
 
 /// The one match on a call's types.
-fn for_types<S: Outline>(t1: ElementType, floats: ElementType) -> Functions {
+fn for_types<S: Tiles>(t1: ElementType, floats: ElementType) -> Functions {
     let readers = match floats {
         Float32 => Readers {
             pack: S::outlined::<PackFloats>(),
@@ -145,7 +149,7 @@ fn for_types<S: Outline>(t1: ElementType, floats: ElementType) -> Functions {
     }
 }
 
-fn for_t1<S: Outline, T1: Float>(Readers { pack, score_rows, read, weigh }: Readers) -> Functions {
+fn for_t1<S: Tiles, T1: Float>(Readers { pack, score_rows, read, weigh }: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvcache_kernels::{InstructionSet, Workers};
+use kvcache_kernels::Workers;
+use kvcache_simd::InstructionSet;
 
 use super::operands::Call;
 use super::schedule::{Schedule, Size};
@@ -47,12 +48,7 @@ impl Default for AttentionCpu {
 
 impl AttentionKernel for AttentionCpu {
     fn name(&self) -> &'static str {
-        match self.instructions {
-            InstructionSet::Avx2 => "cpu-avx2",
-            InstructionSet::Avx512 => "cpu-avx512",
-            InstructionSet::Avx512Fp16 => "cpu-avx512fp16",
-            _ => "cpu-portable",
-        }
+        self.instructions.kernel_name()
     }
 
     fn attend(&self, problem: &mut AttentionProblem<'_>, workers: &dyn Workers) {

@@ -40,8 +40,10 @@
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
 //! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `prompt` (many query rows of one
 //! key head over one block of keys); `block` (a few of them); `call` (the operands) and `source` (rows to addresses);
-//! `dispatch` (which functions); `x86_64` and `portable`; `generic` (the functions over any vector registers).
+//! `dispatch` (which functions); `x86_64`, `aarch64` and `portable`; `generic` (the functions over any vector registers).
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod block;
 mod dispatch;
 mod generic;

@@ -1,8 +1,9 @@
 //! The operands of one call.
 
 use half::f16;
-use kvcache_kernels::{InstructionSet, RowLoader};
+use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::{Float16, Float32};
+use kvcache_simd::InstructionSet;
 
 use super::dispatch::{CodeFunctions, Functions, ScoreRowsFunction, code_functions, functions};
 use super::generic::query_row::QueryRow;

@@ -1,117 +1,31 @@
-//! Plain Rust, for every machine: registers of eight float32 that the compiler makes of what there is.
+//! Plain Rust: tiles of registers of eight float32.
 
 use half::f16;
+use kvcache_simd::Portable;
 
-use super::generic::outline::{Function, Outline, Outlined};
-use super::generic::simd::{HALVES, Registers, Simd};
+use super::generic::tiles::{HALVES, Registers, Tiles};
 
-/// Plain Rust.
-pub(crate) struct Portable;
-
+/// Float32 values in a register.
 const LANES: usize = 8;
-
-impl Outline for Portable {
-    fn outlined<F: Function>() -> Outlined<F> {
-        F::run::<Self>
-    }
-}
-
-/// An expression of each lane's number. (A macro, since what a closure does need not be inlined.)
-macro_rules! each {
-    (|$i:ident| $lane:expr) => {{
-        let mut lanes = [0.0; LANES];
-        let mut $i = 0;
-        while $i < LANES {
-            lanes[$i] = $lane;
-            $i += 1;
-        }
-        lanes
-    }};
-}
 
 // SAFETY of every block: pointers are valid for a register (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Simd for Portable {
-    const LANES: usize = LANES;
+impl Tiles for Portable {
     const ACCUMULATORS: usize = 8;
     const CONVERTS_F16: bool = false;
-    type F32 = [f32; LANES];
     type Square = [[f32; LANES]; LANES];
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> [f32; LANES] {
-        [x; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> [f32; LANES] {
-        unsafe { from.cast::<[f32; LANES]>().read_unaligned() }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: [f32; LANES]) {
-        unsafe { to.cast::<[f32; LANES]>().write_unaligned(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> [f32; LANES] {
-        let halves = unsafe { from.cast::<[f16; LANES]>().read_unaligned() };
-        each!(|i| halves[i].to_f32_const())
-    }
-
-    #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: [f32; LANES]) {
-        let mut halves = [f16::ZERO; LANES];
-        for (i, half) in halves.iter_mut().enumerate() {
-            *half = f16::from_f32_const(x[i]);
-        }
-        unsafe { to.cast::<[f16; LANES]>().write_unaligned(halves) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] + b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] - b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] * b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] / b[i])
-    }
 
     /// Rounded twice, unless all machines that this is compiled for have the instruction: without it one rounding takes
     /// longer than all else.
     #[inline(always)]
-    unsafe fn mul_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            each!(|i| a[i].mul_add(b[i], c[i]))
-        } else {
-            each!(|i| a[i] * b[i] + c[i])
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| if a[i] > b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
-    unsafe fn if_equal(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| if a[i] == b[i] { then[i] } else { otherwise[i] })
-    }
-
-    #[inline(always)]
     unsafe fn if_less(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
+        let mut lanes = otherwise;
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            if a[i] < b[i] {
+                *lane = then[i];
+            }
+        }
+        lanes
     }
 
     #[inline(always)]
@@ -134,7 +48,11 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn power_of_two(x: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| f32::from_bits((x[i].to_bits() << 23).wrapping_add(127 << 23)))
+        let mut powers = x;
+        for power in &mut powers {
+            *power = f32::from_bits((power.to_bits() << 23).wrapping_add(127 << 23));
+        }
+        powers
     }
 
     #[inline(always)]
@@ -150,7 +68,9 @@ impl Simd for Portable {
     unsafe fn transpose(rows: [[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
         let mut columns = [[0.0; LANES]; LANES];
         for (i, column) in columns.iter_mut().enumerate() {
-            *column = each!(|j| rows[j][i]);
+            for (j, lane) in column.iter_mut().enumerate() {
+                *lane = rows[j][i];
+            }
         }
         columns
     }

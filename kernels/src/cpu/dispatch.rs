@@ -5,125 +5,49 @@ use std::sync::OnceLock;
 
 use half::f16;
 use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
-
 #[cfg(target_arch = "aarch64")]
-use super::aarch64::neon::Neon;
+use kvcache_simd::Neon;
+#[cfg(target_arch = "x86_64")]
+use kvcache_simd::{Avx2, Avx512};
+use kvcache_simd::{Float, InstructionSet, is_amd};
+
 use super::elements::{Int4, Int8};
-use super::functions::{Conversion, CopyFunction, RotateFunction, RowFunctions, RowsFunction, Stores};
+use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
+use super::generic::codes::{Codes, LONG, ODD};
 use super::generic::convert::{LoadConverted, StoreConverted};
 use super::generic::copy::{CopyRows, StreamRows};
 use super::generic::dequantize::LoadQuantized;
-use super::generic::group::{GroupCodes, GroupFloats, LONG, ODD};
-use super::generic::lanes::FloatLanes;
-use super::generic::outline::Outline;
+use super::generic::group::{CodeLanes, GroupFloats};
 use super::generic::quantize::StoreQuantized;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::generic::rotate::RotateHeads;
 use super::portable;
 use super::tiling::Tuning;
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::{avx2::Avx2, avx512::Avx512, vendor::is_amd};
 
-/// An instruction set that the kernel is written for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum InstructionSet {
-    /// Plain Rust, on every machine.
-    Portable,
-    /// NEON, of aarch64.
-    Neon,
-    /// AVX2 with FMA and F16C.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL, with FMA and F16C.
-    Avx512,
-    /// The same with AVX512-FP16, native float16 arithmetic.
-    Avx512Fp16,
-}
-
-impl InstructionSet {
-    /// Every instruction set, the best one last.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Fp16];
-
-    /// Whether this machine has the instructions.
-    pub fn is_supported(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => Neon::is_supported(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => Avx2::is_supported(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => Avx512::<false>::is_supported(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Fp16 => Avx512::<true>::is_supported(),
-            _ => false,
-        }
-    }
-
-    /// The best that this machine has; detected once.
-    pub fn best() -> Self {
-        static BEST: OnceLock<InstructionSet> = OnceLock::new();
-        *BEST.get_or_init(|| Self::ALL.into_iter().rfind(|set| set.is_supported()).unwrap_or(Self::Portable))
-    }
-
-    /// The name of the kernel that uses it.
-    pub(crate) fn kernel_name(self) -> &'static str {
-        match self {
-            Self::Portable => "cpu-portable",
-            Self::Neon => "cpu-neon",
-            Self::Avx2 => "cpu-avx2",
-            Self::Avx512 => "cpu-avx512",
-            Self::Avx512Fp16 => "cpu-avx512fp16",
-        }
-    }
-
-    /// Its row functions for these types (T1, T2, T3) and groups of so many elements.
-    ///
-    /// Its functions may be called if [`is_supported`](Self::is_supported).
-    pub(crate) fn row_functions(
-        self,
-        types: (ElementType, ElementType, Option<ElementType>),
-        group: usize,
-    ) -> RowFunctions {
-        match self {
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => for_types::<Vector<Neon>>(types, group),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => for_types::<Vector<Avx2>>(types, group),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => for_types::<Vector<Avx512<false>>>(types, group),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Fp16 => for_types::<Vector<Avx512<true>>>(types, group),
-            _ => for_types::<Portable>(types, group),
-        }
-    }
-
-    /// Its function that rotates heads; it may be called if [`is_supported`](Self::is_supported).
-    pub(crate) fn rotate_function(self) -> RotateFunction {
-        match self {
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => Neon::outlined::<RotateHeads>(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => Avx2::outlined::<RotateHeads>(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => Avx512::<false>::outlined::<RotateHeads>(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Fp16 => Avx512::<true>::outlined::<RotateHeads>(),
-            _ => portable::rotate,
-        }
+/// The row functions of an instruction set for these types (T1, T2, T3) and groups of so many elements.
+///
+/// Its functions may be called if the instruction set is supported.
+pub(crate) fn row_functions(
+    instructions: InstructionSet,
+    types: (ElementType, ElementType, Option<ElementType>),
+    group: usize,
+) -> RowFunctions {
+    match instructions {
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => for_types::<Vector<Neon>>(types, group),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => for_types::<Vector<Avx2>>(types, group),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => for_types::<Vector<Avx512<false>>>(types, group),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Fp16 => for_types::<Vector<Avx512<true>>>(types, group),
+        _ => for_types::<Portable>(types, group),
     }
 }
 
 /// How large loads are cut on this machine, by the maker of its processor; detected once.
 pub(crate) fn tuning() -> Tuning {
     static TUNING: OnceLock<Tuning> = OnceLock::new();
-    *TUNING.get_or_init(|| {
-        #[cfg(target_arch = "x86_64")]
-        if is_amd() {
-            return Tuning::AMD;
-        }
-        Tuning::INTEL
-    })
+    *TUNING.get_or_init(|| if is_amd() { Tuning::AMD } else { Tuning::INTEL })
 }
 
 /// The one match on a call's types.
@@ -151,10 +75,10 @@ trait Implementation {
     fn copies() -> RowFunctions;
 
     /// Those of floats V in a cache of C.
-    fn converted<V: FloatLanes, C: FloatLanes>() -> Conversion;
+    fn converted<V: Float, C: Float>() -> Conversion;
 
     /// Those of values V as codes Q with scales T.
-    fn quantized<Q: GroupCodes, V: GroupFloats, T: GroupFloats>(group: usize) -> Conversion;
+    fn quantized<Q: CodeLanes, V: GroupFloats, T: Float>(group: usize) -> Conversion;
 }
 
 /// Plain Rust: it has no non-temporal stores.
@@ -163,17 +87,17 @@ struct Portable;
 impl Implementation for Portable {
     fn copies() -> RowFunctions {
         let copy = Stores::same(portable::copy as CopyFunction);
-        RowFunctions { copy, conversion: Conversion::None, streams: false, fence: || () }
+        RowFunctions { copy, conversion: Conversion::None, rotate: portable::rotate, streams: false, fence: || () }
     }
 
-    fn converted<V: FloatLanes, C: FloatLanes>() -> Conversion {
+    fn converted<V: Float, C: Float>() -> Conversion {
         Conversion::Float {
             store: Stores::same(portable::store_converted::<V, C> as RowsFunction),
             load: Stores::same(portable::load_converted::<V, C> as RowsFunction),
         }
     }
 
-    fn quantized<Q: GroupCodes, V: GroupFloats, T: GroupFloats>(_: usize) -> Conversion {
+    fn quantized<Q: CodeLanes, V: GroupFloats, T: Float>(_: usize) -> Conversion {
         Conversion::Quantized {
             store: portable::store_quantized::<Q, V, T>,
             load: Stores::same(portable::load_quantized::<Q, V, T> as RowsFunction),
@@ -184,13 +108,14 @@ impl Implementation for Portable {
 /// The generic row functions, compiled for an instruction set.
 struct Vector<S>(PhantomData<S>);
 
-impl<S: Outline> Implementation for Vector<S> {
+impl<S: Codes> Implementation for Vector<S> {
     fn copies() -> RowFunctions {
         let copy = Stores { plain: S::outlined::<CopyRows>(), stream: S::outlined::<StreamRows>() };
-        RowFunctions { copy, conversion: Conversion::None, streams: S::STREAMS, fence: S::fence }
+        let rotate = S::outlined::<RotateHeads>();
+        RowFunctions { copy, conversion: Conversion::None, rotate, streams: S::STREAMS, fence: S::fence }
     }
 
-    fn converted<V: FloatLanes, C: FloatLanes>() -> Conversion {
+    fn converted<V: Float, C: Float>() -> Conversion {
         Conversion::Float {
             store: Stores {
                 plain: S::outlined::<StoreConverted<V, C, false>>(),
@@ -203,7 +128,7 @@ impl<S: Outline> Implementation for Vector<S> {
         }
     }
 
-    fn quantized<Q: GroupCodes, V: GroupFloats, T: GroupFloats>(group: usize) -> Conversion {
+    fn quantized<Q: CodeLanes, V: GroupFloats, T: Float>(group: usize) -> Conversion {
         match group {
             1 => grouped::<S, Q, V, T, 1>(),
             2 => grouped::<S, Q, V, T, 2>(),
@@ -220,7 +145,7 @@ impl<S: Outline> Implementation for Vector<S> {
 }
 
 /// The functions for groups of `GROUP` elements, which the compiler knows if they are common.
-fn grouped<S: Outline, Q: GroupCodes, V: GroupFloats, T: GroupFloats, const GROUP: usize>() -> Conversion {
+fn grouped<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize>() -> Conversion {
     Conversion::Quantized {
         store: S::outlined::<StoreQuantized<Q, V, T, GROUP>>(),
         load: Stores {

@@ -65,6 +65,8 @@ pub(crate) struct RowFunctions {
     pub(crate) copy: Stores<CopyFunction>,
     /// What is done to values on their way.
     pub(crate) conversion: Conversion,
+    /// Rotates heads of float32.
+    pub(crate) rotate: RotateFunction,
     /// Whether the instruction set has non-temporal stores.
     pub(crate) streams: bool,
     /// Orders what a thread has streamed before whatever it writes next.

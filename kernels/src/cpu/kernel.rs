@@ -1,6 +1,7 @@
 //! The kernel as callers see it.
 
-use super::dispatch::InstructionSet;
+use kvcache_simd::InstructionSet;
+
 use super::partition;
 use super::walk::Walk;
 use crate::problem::{Kernel, Problem};

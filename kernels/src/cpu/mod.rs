@@ -29,6 +29,5 @@ mod walk;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use dispatch::InstructionSet;
 pub use kernel::Cpu;
 pub use row_loader::{LoadedRows, RowLoader};

@@ -5,10 +5,15 @@
 
 use std::slice;
 
+use kvcache_simd::Float;
+
 use super::block::{Copies, Heads, Row, Rows};
-use super::elements::{BUFFER, Codes, Float};
+use super::elements::CodeType;
 use crate::quantize;
 use crate::rotary::RopeStyle;
+
+/// Elements in a buffer on the stack; even, so that a full buffer is whole bytes of int4.
+const BUFFER: usize = 128;
 
 /// Copies rows.
 ///
@@ -36,9 +41,9 @@ pub(crate) unsafe fn convert_row<A: Float, B: Float>(from: *const A, to: *mut B,
     let from = unsafe { slice::from_raw_parts(from, len) };
     for (i, chunk) in from.chunks(BUFFER).enumerate() {
         let buffer = &mut buffer[..chunk.len()];
-        A::read_all(chunk, buffer);
+        A::read_slice(chunk, buffer);
         // SAFETY: the chunk begins at i * BUFFER and ends inside `len`.
-        unsafe { B::write_all(buffer, to.add(i * BUFFER)) }
+        unsafe { B::write_slice(buffer, to.add(i * BUFFER)) }
     }
 }
 
@@ -46,7 +51,7 @@ pub(crate) unsafe fn convert_row<A: Float, B: Float>(from: *const A, to: *mut B,
 ///
 /// # Safety
 /// The row's values can be read, its codes and scales can be written, at aligned addresses that do not overlap.
-pub(crate) unsafe fn quantize_row<Q: Codes, V: Float, T: Float>(
+pub(crate) unsafe fn quantize_row<Q: CodeType, V: Float, T: Float>(
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
@@ -58,7 +63,7 @@ pub(crate) unsafe fn quantize_row<Q: Codes, V: Float, T: Float>(
         let s = quantize::scale(values, Q::BITS);
         // SAFETY: g < len / group, so the row has this scale and these codes; a group is whole bytes.
         unsafe {
-            scales.add(g).write(T::round(s.as_()));
+            scales.add(g).write(T::from_f32(s.as_()));
             Q::pack(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
         }
     }
@@ -68,7 +73,7 @@ pub(crate) unsafe fn quantize_row<Q: Codes, V: Float, T: Float>(
 ///
 /// # Safety
 /// The row's codes and scales can be read, its values can be written, at aligned addresses that do not overlap.
-pub(crate) unsafe fn dequantize_row<Q: Codes, V: Float, T: Float>(
+pub(crate) unsafe fn dequantize_row<Q: CodeType, V: Float, T: Float>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -82,9 +87,9 @@ pub(crate) unsafe fn dequantize_row<Q: Codes, V: Float, T: Float>(
         let buffer = &mut buffer[..BUFFER.min(len - at)];
         Q::unpack(&cache[Q::bytes(at)..], buffer);
         multiply(buffer, scales, at, group);
-        T::round_all(buffer);
+        T::round_slice(buffer);
         // SAFETY: the buffer begins at `at` and ends inside `len`.
-        unsafe { V::write_all(buffer, values.add(at)) }
+        unsafe { V::write_slice(buffer, values.add(at)) }
     }
 }
 
@@ -133,7 +138,7 @@ pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
 ///
 /// # Safety
 /// As for [`quantize_row`], of every row.
-pub(crate) unsafe fn store_quantized<Q: Codes, V: Float, T: Float>(rows: &Rows) {
+pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
         unsafe {
@@ -148,7 +153,7 @@ pub(crate) unsafe fn store_quantized<Q: Codes, V: Float, T: Float>(rows: &Rows) 
 ///
 /// # Safety
 /// As for [`dequantize_row`], of every row.
-pub(crate) unsafe fn load_quantized<Q: Codes, V: Float, T: Float>(rows: &Rows) {
+pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
         unsafe {

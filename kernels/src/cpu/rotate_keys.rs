@@ -7,6 +7,7 @@ use std::ops::Range;
 use kvcache_schema::ElementType;
 
 use super::block::{Heads, Row, Rows};
+use super::dispatch;
 use super::functions::{Conversion, RotateFunction, RowFunctions, RowsFunction};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
 use super::partition;
@@ -96,7 +97,8 @@ impl<'a> Keys<'a> {
         let starts = rotations.iter().map(|rotation| (slots, slots += rotation.len).0).collect();
         let ((t2, t3), head_dim) = (rows.types(), rows.dims().inner);
         let group = rows.quant().map_or(1, |quant| quant.group);
-        let RowFunctions { conversion, .. } = kernel.instructions.row_functions((ElementType::Float32, t2, t3), group);
+        let RowFunctions { conversion, rotate, .. } =
+            dispatch::row_functions(kernel.instructions, (ElementType::Float32, t2, t3), group);
         let (conversion, len) = match conversion {
             Conversion::None => (None, rope.n_rot()),
             Conversion::Float { store, load } => (Some([load.plain, store.plain]), rope.n_rot()),
@@ -114,7 +116,7 @@ impl<'a> Keys<'a> {
             frequencies: rope.frequencies().collect(),
             head: Row::new(len, group),
             conversion,
-            rotate: kernel.instructions.rotate_function(),
+            rotate,
         }
     }
 

@@ -1,9 +1,10 @@
 //! Loads of single rows, for kernels that read the cache by themselves.
 
 use kvcache_schema::ElementType;
+use kvcache_simd::InstructionSet;
 
 use super::block::{Row, Rows};
-use super::dispatch::InstructionSet;
+use super::dispatch;
 use super::functions::{Conversion, RowsFunction};
 
 /// Reads rows of a cache as values of T1, bit for bit as [`Kernel::load`](crate::Kernel::load) gives them: for kernels
@@ -40,7 +41,7 @@ impl RowLoader {
         len: usize,
         group: usize,
     ) -> Option<Self> {
-        let load = match instructions.row_functions(types, group).conversion {
+        let load = match dispatch::row_functions(instructions, types, group).conversion {
             Conversion::None => return None,
             Conversion::Float { load, .. } | Conversion::Quantized { load, .. } => load.plain,
         };

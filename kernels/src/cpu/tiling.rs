@@ -173,7 +173,6 @@ impl Tuning {
     };
 
     /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four; head-major tiles of 4 KiB win.
-    #[cfg(any(target_arch = "x86_64", test))]
     pub(crate) const AMD: Self = Self {
         near_copied: Distances { tile: 16 << 10, prefetch: 16 << 10 },
         near_converted: Distances { tile: 32 << 10, prefetch: 8 << 10 },

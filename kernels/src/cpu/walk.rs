@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use kvcache_schema::ElementType;
+use kvcache_simd::{InstructionSet, LINE};
 
 use super::block::{Block, Operand, Prefetch, Row};
-use super::dispatch::{self, InstructionSet};
+use super::dispatch;
 use super::functions::{Conversion, RowFunctions};
-use super::generic::prefetch::LINE;
 use super::generic::stage::{LineWriter, Stage};
 use super::movers::{ElementBits, Mover, Writers};
 use super::tiling::{Kind, Order, Part, Shape, Tiling};
@@ -65,7 +65,7 @@ impl<'a> Walk<'a> {
         let bytes = CacheBytes::new(&geometry);
         let (cache, scale) = bytes.head(0, 0, 0);
         Self {
-            functions: instructions.row_functions((t1, t2, t3), quant.map_or(1, |quant| quant.group)),
+            functions: dispatch::row_functions(instructions, (t1, t2, t3), quant.map_or(1, |quant| quant.group)),
             bits: ElementBits { value: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
             head: Row::new(geometry.head_dim, quant.map_or(1, |quant| quant.group)),
             cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },

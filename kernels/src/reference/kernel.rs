@@ -6,7 +6,7 @@ use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
 
 use crate::cache_bytes::CacheBytes;
 use crate::problem::{Kernel, Problem, Quant, Tensors};
-use crate::quantize::{HeadCodec, Real};
+use crate::quantize::{Float, HeadCodec};
 use crate::workers::Workers;
 
 /// The kernel that all others must match bit for bit: head by head, in the order of the specification.
@@ -167,7 +167,7 @@ impl<V: Assign<C> + Copy, C: Assign<V> + Copy> Format<V, C, ()> for Assigned {
 }
 
 /// `quant_bit` 8 and 4: codes and scales.
-impl<V: Real, S: Real> Format<V, u8, S> for HeadCodec {
+impl<V: Float, S: Float> Format<V, u8, S> for HeadCodec {
     fn store(&self, values: &[V], codes: &mut [u8], scales: &mut [S]) {
         self.encode(values, codes, scales);
     }

@@ -6,7 +6,7 @@ use kvcache_schema::ElementType;
 use super::kernel::Reference;
 use crate::cache_rows::{CacheRows, RowQuant};
 use crate::key_rotation::KeyRotation;
-use crate::quantize::{HeadCodec, Real};
+use crate::quantize::{Float, HeadCodec};
 use crate::rotary::{Rope, Rotation};
 use crate::rows_error::RowsError;
 
@@ -83,8 +83,8 @@ fn store(rows: &CacheRows, cells: &mut [u8], scales: &mut [u8], values: &[f32], 
 }
 
 /// Quantizes a head; gives its scales.
-fn encode<T3: Real>(codec: HeadCodec, values: &[f32], codes: &mut [u8]) -> Vec<T3> {
-    let mut scales = vec![T3::round(0.0); values.len() / codec.group];
+fn encode<T3: Float>(codec: HeadCodec, values: &[f32], codes: &mut [u8]) -> Vec<T3> {
+    let mut scales = vec![T3::default(); values.len() / codec.group];
     codec.encode(values, codes, &mut scales);
     scales
 }

@@ -1,6 +1,6 @@
 //! The exponential function.
 
-use super::simd::Simd;
+use super::tiles::Tiles;
 
 /// The smallest x with `exp(x)` at least 2^-126, below which [`exp`] is 0.
 pub(crate) const UNDERFLOW: f32 = -87.336_54;
@@ -21,7 +21,7 @@ const POLYNOMIAL: [f32; 5] = [0.001_392_625, 0.008_363_233, 0.041_666_552, 0.166
 /// # Safety
 /// The instruction set is enabled.
 #[inline(always)]
-pub(crate) unsafe fn exp<S: Simd>(x: S::F32) -> S::F32 {
+pub(crate) unsafe fn exp<S: Tiles>(x: S::F32) -> S::F32 {
     // SAFETY: see `# Safety`.
     unsafe {
         let integer = S::mul_add(x, S::splat(std::f32::consts::LOG2_E), S::splat(INTEGER));
@@ -40,8 +40,9 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F32) -> S::F32 {
 
 #[cfg(test)]
 mod tests {
+    use kvcache_simd::{Portable, Simd};
+
     use super::*;
-    use crate::cpu::portable::Portable;
 
     fn exp_of(x: f32) -> f32 {
         // SAFETY: plain Rust runs on every machine.

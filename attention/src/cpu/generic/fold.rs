@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use super::elements::Float;
-use super::outline::Function;
-use super::simd::Simd;
+use kvcache_simd::{Float, Function};
+
 use super::softmax::{SUMS, exp_of};
+use super::tiles::Tiles;
 
 /// What one query has summed over some keys.
 #[derive(Clone, Copy)]
@@ -22,12 +22,12 @@ pub(crate) struct Sums {
 /// Two sums over pieces, the second of which is added to the first.
 pub(crate) struct Fold;
 
-impl Function for Fold {
+impl<S: Tiles> Function<S> for Fold {
     type Arguments<'a> = [Sums; 2];
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&[to, from]: &[Sums; 2]) {
+    unsafe fn run(&[to, from]: &[Sums; 2]) {
         // SAFETY: both have a maximum, SUMS sums and `width` sums.
         unsafe {
             let maxima = [*to.max, *from.max];
@@ -56,12 +56,12 @@ pub(crate) struct Result {
 /// Divides sums by the sum of weights and writes them as T; zeros if there are no weights.
 pub(crate) struct Finish<T>(PhantomData<T>);
 
-impl<T: Float> Function for Finish<T> {
+impl<S: Tiles, T: Float> Function<S> for Finish<T> {
     type Arguments<'a> = Result;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Result { sums, output, len }: &Result) {
+    unsafe fn run(&Result { sums, output, len }: &Result) {
         // SAFETY: there are SUMS and `width` sums, and `len` elements of the output.
         unsafe {
             let mut weights = *sums.weights.cast::<[f32; SUMS]>();
@@ -80,7 +80,7 @@ impl<T: Float> Function for Finish<T> {
                 let x = S::if_equal(x, x, x, S::splat(f32::NAN));
                 let to = output.cast::<T>().add(i);
                 match len - i {
-                    left if left >= S::LANES => T::write::<S>(to, x),
+                    left if left >= S::LANES => T::write::<S, false>(to, x),
                     left => T::write_some::<S>(to, x, left),
                 }
             }
@@ -100,12 +100,12 @@ pub(crate) struct Row {
 /// Reads a row of T.
 pub(crate) struct ReadQuery<T>(PhantomData<T>);
 
-impl<T: Float> Function for ReadQuery<T> {
+impl<S: Tiles, T: Float> Function<S> for ReadQuery<T> {
     type Arguments<'a> = Row;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Row { from, len, to }: &Row) {
+    unsafe fn run(&Row { from, len, to }: &Row) {
         for i in (0..len).step_by(S::LANES) {
             // SAFETY: `len` elements can be read, and whole registers be written.
             unsafe {

@@ -2,10 +2,10 @@
 //! [`PANEL`] keys.
 
 use half::f16;
+use kvcache_simd::{Function, MOST_LANES};
 
-use super::outline::Function;
 use super::rows::Rows;
-use super::simd::{HALVES, MOST_LANES, Simd};
+use super::tiles::{HALVES, Tiles};
 
 /// Keys in a panel: one of float32 with a `head_dim` of 128 is a third of a first-level cache.
 pub(crate) const PANEL: usize = 32;
@@ -32,12 +32,12 @@ pub(crate) struct PackFloats;
 /// Packs keys of float16.
 pub(crate) struct PackHalves;
 
-impl Function for PackFloats {
+impl<S: Tiles> Function<S> for PackFloats {
     type Arguments<'a> = Pack<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
+    unsafe fn run(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
         let whole = rows.len - rows.len % WORDS;
         let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), keys / S::LANES * whole / WORDS);
         for first in (0..keys).step_by(S::LANES) {
@@ -64,12 +64,12 @@ impl Function for PackFloats {
     }
 }
 
-impl Function for PackHalves {
+impl<S: Tiles> Function<S> for PackHalves {
     type Arguments<'a> = Pack<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
+    unsafe fn run(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
         let whole = rows.len - rows.len % HALVES;
         let steps = keys.div_ceil(S::HALF_ROWS) * whole / HALVES;
         let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), steps);
@@ -98,7 +98,7 @@ impl Function for PackHalves {
 /// Float16 to float32 in a panel of so many elements, from the last element to the first: no number is written over one
 /// that has not been read.
 #[inline(always)]
-unsafe fn widen<S: Simd>(panel: *mut f32, elements: usize) {
+unsafe fn widen<S: Tiles>(panel: *mut f32, elements: usize) {
     for d in (0..elements).rev() {
         // SAFETY: the panel has PANEL float32 for each element, and PANEL is whole times two registers.
         unsafe {
@@ -116,7 +116,7 @@ unsafe fn widen<S: Simd>(panel: *mut f32, elements: usize) {
 
 /// Of a register of rows from row `first` on, the words of the column from byte `at` on; behind `len` they are 0.
 #[inline(always)]
-unsafe fn some_columns<S: Simd>(rows: &Rows<'_>, first: usize, at: usize, len: usize) -> [S::F32; WORDS] {
+unsafe fn some_columns<S: Tiles>(rows: &Rows<'_>, first: usize, at: usize, len: usize) -> [S::F32; WORDS] {
     // SAFETY: there are PANEL rows, of which each has `len` bytes; they are copied.
     unsafe {
         let (from, offsets) = (rows.from.add(at), rows.offsets.as_ptr().add(first));

@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use super::elements::Float;
-use super::outline::Function;
+use kvcache_simd::{Float, Function};
+
 use super::rows::Rows;
-use super::simd::Simd;
+use super::tiles::Tiles;
 
 /// Rows, and where they are written to.
 ///
@@ -20,12 +20,12 @@ pub(crate) struct Read<'a> {
 /// Reads floats E.
 pub(crate) struct ReadRows<E>(PhantomData<E>);
 
-impl<E: Float> Function for ReadRows<E> {
+impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
     type Arguments<'a> = Read<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&Read { ref rows, to, to_step }: &Read<'_>) {
+    unsafe fn run(&Read { ref rows, to, to_step }: &Read<'_>) {
         let len = rows.len;
         let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), rows.offsets.len());
         for (i, &offset) in rows.offsets.iter().enumerate() {

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
+use kvcache_simd::{LINE, prefetch_l2};
+
 /// Keys in a block, the first of which is key 0 of a sequence; whole panels.
 pub(crate) const BLOCK: usize = 64;
-
-/// Bytes in a cache line.
-pub(crate) const LINE: usize = 64;
 
 /// Rows of one head, which can be read.
 #[derive(Clone, Copy)]
@@ -86,7 +85,7 @@ impl<'a> Next<'a> {
         for &offset in self.scale_offsets.iter().take(rows.end).skip(rows.start) {
             for from in self.scales {
                 for at in (0..self.scale_len).step_by(LINE) {
-                    prefetch(from.wrapping_add(offset + at));
+                    prefetch_l2(from.wrapping_add(offset + at));
                 }
             }
         }
@@ -118,20 +117,8 @@ impl Cursor<'_> {
                 }
                 self.end = row.wrapping_add(self.len);
             }
-            prefetch(self.line);
+            prefetch_l2(self.line);
             self.line = self.line.wrapping_add(LINE);
         }
     }
-}
-
-/// Prefetches the line at any address, readable or not, into the second-level cache.
-#[inline(always)]
-fn prefetch(line: *const u8) {
-    // SAFETY: the instruction belongs to SSE, which every x86-64 has, and no address makes it fault.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
 }

@@ -3,12 +3,12 @@
 
 use std::marker::PhantomData;
 
-use super::elements::Float;
-use super::outline::Function;
+use kvcache_simd::Function;
+
 use super::rows::{BLOCK, Cursor, Rows};
 use super::scores::PARTS;
-use super::simd::Simd;
 use super::stored::Stored;
+use super::tiles::Tiles;
 
 /// Keys that are multiplied at once.
 const KEYS: usize = 4;
@@ -26,39 +26,29 @@ pub(crate) struct RowProducts<'a> {
     pub(crate) scores: *mut f32,
 }
 
-/// Multiplies each query with each key, of floats E: the sums of [`Scores`](super::scores::Scores), to the bit.
-pub(crate) struct ScoreRows<E>(PhantomData<E>);
+/// Multiplies each query with each key, stored as V: the sums of [`Scores`](super::scores::Scores), to the bit.
+pub(crate) struct ScoreRows<V>(PhantomData<V>);
 
-impl<E: Float> Function for ScoreRows<E> {
+impl<S: Tiles, V: Stored<S>> Function<S> for ScoreRows<V> {
     type Arguments<'a> = RowProducts<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(products: &RowProducts<'_>) {
-        // SAFETY: the same conditions.
-        unsafe { score_rows::<S, E>(products) }
-    }
-}
-
-/// The same of keys that are stored in any way.
-///
-/// # Safety
-/// As for [`ScoreRows`].
-#[inline(always)]
-pub(crate) unsafe fn score_rows<S: Simd, V: Stored<S>>(products: &RowProducts<'_>) {
-    let mut query = 0;
-    // SAFETY: the queries from `query` on are there.
-    unsafe {
-        while products.queries - query >= 4 {
-            queries::<S, V, 4, 1>(products, query);
-            query += 4;
-        }
-        if products.queries - query >= 2 {
-            queries::<S, V, 2, 2>(products, query);
-            query += 2;
-        }
-        if products.queries - query == 1 {
-            queries::<S, V, 1, 4>(products, query);
+    unsafe fn run(products: &RowProducts<'_>) {
+        let mut query = 0;
+        // SAFETY: the queries from `query` on are there.
+        unsafe {
+            while products.queries - query >= 4 {
+                queries::<S, V, 4, 1>(products, query);
+                query += 4;
+            }
+            if products.queries - query >= 2 {
+                queries::<S, V, 2, 2>(products, query);
+                query += 2;
+            }
+            if products.queries - query == 1 {
+                queries::<S, V, 1, 4>(products, query);
+            }
         }
     }
 }
@@ -66,7 +56,10 @@ pub(crate) unsafe fn score_rows<S: Simd, V: Stored<S>>(products: &RowProducts<'_
 /// Q queries with all keys, TILES times [`KEYS`] at once; Q and TILES make four. The first queries prefetch what comes
 /// next.
 #[inline(always)]
-unsafe fn queries<S: Simd, V: Stored<S>, const Q: usize, const TILES: usize>(products: &RowProducts<'_>, query: usize) {
+unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(
+    products: &RowProducts<'_>,
+    query: usize,
+) {
     let &RowProducts { ref rows, keys, scores, .. } = products;
     let step = TILES * KEYS;
     // With two registers of partial sums, there are accumulators for two queries and two keys.
@@ -103,7 +96,7 @@ unsafe fn queries<S: Simd, V: Stored<S>, const Q: usize, const TILES: usize>(pro
 /// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, which are added to one: that
 /// of the first query and key to number `at` of all, those of the next query `step` behind.
 #[inline(always)]
-unsafe fn tile<S: Simd, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
+unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
     &RowProducts { query: queries, query_step, ref rows, .. }: &RowProducts<'_>,
     [query, key]: [usize; 2],
     (cursor, lines): (&mut Cursor<'_>, usize),

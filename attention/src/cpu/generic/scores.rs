@@ -2,10 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-use super::outline::Function;
+use kvcache_simd::Function;
+
 use super::panel::PANEL;
 use super::rows::BLOCK;
-use super::simd::Simd;
+use super::tiles::Tiles;
 
 /// Partial sums of an inner product: element d of `head_dim` is added to partial sum `d % PARTS`.
 pub(crate) const PARTS: usize = 16;
@@ -34,12 +35,12 @@ pub(crate) struct Products {
 /// `head_dim` to the last, which are added by halves.
 pub(crate) struct Scores;
 
-impl Function for Scores {
+impl<S: Tiles> Function<S> for Scores {
     type Arguments<'a> = Products;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(products: &Products) {
+    unsafe fn run(products: &Products) {
         let mut query = 0;
         // SAFETY: the queries from `query` on are there.
         unsafe {
@@ -59,7 +60,7 @@ impl Function for Scores {
 
 /// Q queries with all keys, two registers of them at once.
 #[inline(always)]
-unsafe fn queries<S: Simd, const Q: usize>(products: &Products, query: usize) {
+unsafe fn queries<S: Tiles, const Q: usize>(products: &Products, query: usize) {
     let (mut key, end) = (0, products.keys);
     // SAFETY: the keys from `key` on are there.
     unsafe {
@@ -75,7 +76,7 @@ unsafe fn queries<S: Simd, const Q: usize>(products: &Products, query: usize) {
 
 /// Q queries with N registers of keys: with enough accumulators, two partial sums at once.
 #[inline(always)]
-unsafe fn some<S: Simd, const Q: usize, const N: usize>(products: &Products, query: usize, key: usize) {
+unsafe fn some<S: Tiles, const Q: usize, const N: usize>(products: &Products, query: usize, key: usize) {
     // SAFETY: the same conditions.
     unsafe {
         if S::ACCUMULATORS >= 16 {
@@ -88,7 +89,11 @@ unsafe fn some<S: Simd, const Q: usize, const N: usize>(products: &Products, que
 
 /// Q queries with N registers of keys, P partial sums at once: one or two.
 #[inline(always)]
-unsafe fn tile<S: Simd, const Q: usize, const N: usize, const P: usize>(products: &Products, query: usize, key: usize) {
+unsafe fn tile<S: Tiles, const Q: usize, const N: usize, const P: usize>(
+    products: &Products,
+    query: usize,
+    key: usize,
+) {
     let head_dim = products.head_dim;
     // What has been added, until it is added to as much: the digits of a binary counter.
     let mut digits = [const { MaybeUninit::<[[S::F32; N]; Q]>::uninit() }; HALVINGS];
@@ -134,7 +139,7 @@ unsafe fn tile<S: Simd, const Q: usize, const N: usize, const P: usize>(products
 
 /// Adds the products of element `d`.
 #[inline(always)]
-unsafe fn add<S: Simd, const Q: usize, const N: usize>(
+unsafe fn add<S: Tiles, const Q: usize, const N: usize>(
     queries: *const f32,
     query_step: usize,
     panel: *const f32,
@@ -158,7 +163,10 @@ unsafe fn add<S: Simd, const Q: usize, const N: usize>(
 
 /// `a + b`
 #[inline(always)]
-unsafe fn sum<S: Simd, const Q: usize, const N: usize>(a: &[[S::F32; N]; Q], b: &[[S::F32; N]; Q]) -> [[S::F32; N]; Q] {
+unsafe fn sum<S: Tiles, const Q: usize, const N: usize>(
+    a: &[[S::F32; N]; Q],
+    b: &[[S::F32; N]; Q],
+) -> [[S::F32; N]; Q] {
     let mut sums = *a;
     for (q, sums) in sums.iter_mut().enumerate() {
         for (n, sum) in sums.iter_mut().enumerate() {

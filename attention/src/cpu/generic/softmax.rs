@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::elements::Float;
+use kvcache_simd::{Float, Function, MOST_LANES};
+
 use super::exp::exp;
-use super::outline::Function;
 use super::query_row::QueryRow;
 use super::rows::BLOCK;
-use super::simd::{MOST_LANES, Simd};
+use super::tiles::Tiles;
 
 /// Partial sums of weights: that of key t is added to partial sum `t % SUMS`.
 pub(crate) const SUMS: usize = 16;
@@ -55,12 +55,12 @@ pub(crate) struct Hidden {
     pub(crate) among_visible: bool,
 }
 
-impl<T: Float> Function for Softmax<T> {
+impl<S: Tiles, T: Float> Function<S> for Softmax<T> {
     type Arguments<'a> = Block<'a>;
     type Output = Hidden;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(block: &Block<'_>) -> Hidden {
+    unsafe fn run(block: &Block<'_>) -> Hidden {
         let mut hidden = Hidden::default();
         for r in 0..block.rows.len() {
             // SAFETY: the block has so many rows.
@@ -72,7 +72,7 @@ impl<T: Float> Function for Softmax<T> {
 }
 
 #[inline(always)]
-unsafe fn row<S: Simd, T: Float>(block: &Block<'_>, r: usize) -> Hidden {
+unsafe fn row<S: Tiles, T: Float>(block: &Block<'_>, r: usize) -> Hidden {
     let hidden = f32::NEG_INFINITY;
     let (keys, len) = (block.keys.len(), block.keys.len().next_multiple_of(SUMS));
     let row = &block.rows[r];
@@ -125,7 +125,7 @@ unsafe fn row<S: Simd, T: Float>(block: &Block<'_>, r: usize) -> Hidden {
 /// The scores of a register of keys from `at` on: `product * factor + bias`, and -inf where the bias is. The keys from
 /// `visible` on have any.
 #[inline(always)]
-unsafe fn biased_score<S: Simd, T: Float>(
+unsafe fn biased_score<S: Tiles, T: Float>(
     block: &Block<'_>,
     row: &QueryRow,
     at: usize,
@@ -155,7 +155,7 @@ unsafe fn biased_score<S: Simd, T: Float>(
 /// # Safety
 /// The instruction set is enabled.
 #[inline(always)]
-pub(crate) unsafe fn exp_of<S: Simd>(x: f32) -> f32 {
+pub(crate) unsafe fn exp_of<S: Tiles>(x: f32) -> f32 {
     let mut lanes = [0.0; MOST_LANES];
     // SAFETY: the array has a register's lanes.
     unsafe { S::write_f32(lanes.as_mut_ptr(), exp::<S>(S::splat(x))) }

@@ -5,11 +5,12 @@
 
 use std::cell::Cell;
 
+use kvcache_simd::{Function, MOST_LANES};
+
 use super::exp::exp;
-use super::outline::Function;
 use super::rows::BLOCK;
-use super::simd::{MOST_LANES, Registers, Simd};
 use super::softmax::{COUNT, HIDDEN, SUMS};
+use super::tiles::{Registers, Tiles};
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
 pub(crate) struct ManyRows<'a> {
@@ -29,13 +30,13 @@ pub(crate) struct ManyRows<'a> {
 /// Turns the products of many queries into weights.
 pub(crate) struct SoftmaxRows;
 
-impl Function for SoftmaxRows {
+impl<S: Tiles> Function<S> for SoftmaxRows {
     type Arguments<'a> = ManyRows<'a>;
     /// Whether there are keys that a query sees, with a score of -inf by their numbers. Their weight is [`HIDDEN`].
     type Output = bool;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(rows: &ManyRows<'_>) -> bool {
+    unsafe fn run(rows: &ManyRows<'_>) -> bool {
         let mut hidden = false;
         for (i, seen) in rows.seen.chunks(S::LANES).enumerate() {
             // SAFETY: as many rows as `seen` are there from `i * LANES` on.
@@ -47,7 +48,7 @@ impl Function for SoftmaxRows {
 
 /// The weights of a register of rows, or of fewer, from `first` on.
 #[inline(always)]
-unsafe fn some_rows<S: Simd>(rows: &ManyRows<'_>, first: usize, seen: &[usize]) -> bool {
+unsafe fn some_rows<S: Tiles>(rows: &ManyRows<'_>, first: usize, seen: &[usize]) -> bool {
     let hidden = f32::NEG_INFINITY;
     let mut lanes = [hidden; MOST_LANES];
     let (mut references, mut rescales) = ([0.0; MOST_LANES], [0.0; MOST_LANES]);
@@ -103,7 +104,7 @@ struct Maxima<'a> {
     unseen: Cell<usize>,
 }
 
-impl<S: Simd> Registers<S> for Maxima<'_> {
+impl<S: Tiles> Registers<S> for Maxima<'_> {
     #[inline(always)]
     unsafe fn read(&self, i: usize) -> S::F32 {
         let hidden = f32::NEG_INFINITY;

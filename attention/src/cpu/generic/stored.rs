@@ -1,13 +1,13 @@
 //! Rows of keys or values in registers, as they are stored.
 
-use super::elements::Float;
+use kvcache_simd::{Float, Simd};
+
 use super::rows::Rows;
-use super::simd::Simd;
 
 /// How rows are stored, for registers of S.
 ///
 /// # Safety
-/// As for [`Simd`]; rows are whole registers.
+/// The conditions are those of [`Simd`]; rows are whole registers.
 pub(crate) trait Stored<S: Simd> {
     /// Bytes of a register.
     const BYTES: usize;

@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::elements::Float;
-use super::outline::Function;
-use super::rows::{BLOCK, LINE, Rows};
-use super::simd::Simd;
+use kvcache_simd::{Function, LINE};
+
+use super::rows::{BLOCK, Rows};
 use super::stored::Stored;
+use super::tiles::Tiles;
 
 /// Weights of some queries, rows of values, and the sums that they are added to.
 pub(crate) struct Values<'a> {
@@ -23,49 +23,39 @@ pub(crate) struct Values<'a> {
     pub(crate) sums: *mut f32,
 }
 
-/// Adds weighted values, floats E, to rescaled sums: fused multiply-adds from the first row to the last.
-pub(crate) struct Weigh<E>(PhantomData<E>);
+/// Adds weighted values, stored as V, to rescaled sums: fused multiply-adds from the first row to the last.
+pub(crate) struct Weigh<V>(PhantomData<V>);
 
-impl<E: Float> Function for Weigh<E> {
+impl<S: Tiles, V: Stored<S>> Function<S> for Weigh<V> {
     type Arguments<'a> = Values<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(values: &Values<'_>) {
-        // SAFETY: the same conditions.
-        unsafe { weigh::<S, E>(values) }
-    }
-}
-
-/// The same of values that are stored in any way.
-///
-/// # Safety
-/// As for [`Weigh`].
-#[inline(always)]
-pub(crate) unsafe fn weigh<S: Simd, V: Stored<S>>(values: &Values<'_>) {
-    let mut query = 0;
-    // SAFETY: the queries from `query` on are there.
-    unsafe {
-        while values.queries - query >= 8 && S::ACCUMULATORS >= 16 {
-            columns::<S, V, 8>(values, query);
-            query += 8;
-        }
-        while values.queries - query >= 4 {
-            columns::<S, V, 4>(values, query);
-            query += 4;
-        }
-        match values.queries - query {
-            1 => columns::<S, V, 1>(values, query),
-            2 => columns::<S, V, 2>(values, query),
-            3 => columns::<S, V, 3>(values, query),
-            _ => (),
+    unsafe fn run(values: &Values<'_>) {
+        let mut query = 0;
+        // SAFETY: the queries from `query` on are there.
+        unsafe {
+            while values.queries - query >= 8 && S::ACCUMULATORS >= 16 {
+                columns::<S, V, 8>(values, query);
+                query += 8;
+            }
+            while values.queries - query >= 4 {
+                columns::<S, V, 4>(values, query);
+                query += 4;
+            }
+            match values.queries - query {
+                1 => columns::<S, V, 1>(values, query),
+                2 => columns::<S, V, 2>(values, query),
+                3 => columns::<S, V, 3>(values, query),
+                _ => (),
+            }
         }
     }
 }
 
 /// All registers of the sums of Q queries, as many at once as there are accumulators for.
 #[inline(always)]
-unsafe fn columns<S: Simd, V: Stored<S>, const Q: usize>(values: &Values<'_>, query: usize) {
+unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &Values<'_>, query: usize) {
     let mut left = values.width / S::LANES;
     // SAFETY: `left` registers are left of each row.
     unsafe {
@@ -89,7 +79,7 @@ unsafe fn columns<S: Simd, V: Stored<S>, const Q: usize>(values: &Values<'_>, qu
 
 /// C registers of the sums of Q queries; the first queries of all prefetch what comes next.
 #[inline(always)]
-unsafe fn some<S: Simd, V: Stored<S>, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
+unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
     // SAFETY: the same conditions.
     unsafe {
         match query {
@@ -100,7 +90,7 @@ unsafe fn some<S: Simd, V: Stored<S>, const Q: usize, const C: usize>(values: &V
 }
 
 #[inline(always)]
-unsafe fn tile<S: Simd, V: Stored<S>, const Q: usize, const C: usize, const NEXT: bool>(
+unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const NEXT: bool>(
     values: &Values<'_>,
     query: usize,
     at: usize,

@@ -1,9 +1,10 @@
 //! Sums of weighted values for many queries at once.
 
-use super::outline::Function;
+use kvcache_simd::Function;
+
 use super::rows::{BLOCK, Next};
-use super::simd::Simd;
 use super::softmax::HIDDEN;
+use super::tiles::Tiles;
 
 /// Registers of a row of values that are summed together.
 const COLUMNS: usize = 2;
@@ -23,12 +24,12 @@ pub(crate) struct PackRows<'a> {
 /// Packs values into panels.
 pub(crate) struct PackValues;
 
-impl Function for PackValues {
+impl<S: Tiles> Function<S> for PackValues {
     type Arguments<'a> = PackRows<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&PackRows { from, offsets, width, next, panels }: &PackRows<'_>) {
+    unsafe fn run(&PackRows { from, offsets, width, next, panels }: &PackRows<'_>) {
         let step = COLUMNS * S::LANES;
         let (mut cursor, lines) = next.prefetches(offsets.len(), offsets.len());
         for (t, &offset) in offsets.iter().enumerate() {
@@ -69,12 +70,12 @@ pub(crate) struct ValuePanels<'a> {
 /// Adds weighted values to rescaled sums: fused multiply-adds from the first key to the last.
 pub(crate) struct WeighRows;
 
-impl Function for WeighRows {
+impl<S: Tiles> Function<S> for WeighRows {
     type Arguments<'a> = ValuePanels<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(values: &ValuePanels<'_>) {
+    unsafe fn run(values: &ValuePanels<'_>) {
         let step = COLUMNS * S::LANES;
         for first in (0..values.width).step_by(step) {
             // SAFETY: these registers are there.
@@ -90,7 +91,7 @@ impl Function for WeighRows {
 
 /// The sums of all queries over one panel.
 #[inline(always)]
-unsafe fn panel<S: Simd, const C: usize>(values: &ValuePanels<'_>, first: usize) {
+unsafe fn panel<S: Tiles, const C: usize>(values: &ValuePanels<'_>, first: usize) {
     let (mut query, queries) = (0, values.seen.len());
     // SAFETY: the queries from `query` on are there.
     unsafe {
@@ -110,7 +111,7 @@ unsafe fn panel<S: Simd, const C: usize>(values: &ValuePanels<'_>, first: usize)
 }
 
 #[inline(always)]
-unsafe fn tile<S: Simd, const Q: usize, const C: usize>(values: &ValuePanels<'_>, first: usize, query: usize) {
+unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &ValuePanels<'_>, first: usize, query: usize) {
     let step = C * S::LANES;
     // SAFETY: Q queries from `query` on are there, and C registers from `first` on in each row of values.
     unsafe {
@@ -156,7 +157,7 @@ unsafe fn tile<S: Simd, const Q: usize, const C: usize>(values: &ValuePanels<'_>
 
 /// C registers.
 #[inline(always)]
-unsafe fn registers<S: Simd, const C: usize>(from: *const f32) -> [S::F32; C] {
+unsafe fn registers<S: Tiles, const C: usize>(from: *const f32) -> [S::F32; C] {
     // SAFETY: C registers can be read.
     unsafe {
         let mut registers = [S::splat(0.0); C];

@@ -1,99 +1,18 @@
-//! AVX2 with FMA and F16C: registers of 8 float32.
+//! AVX2: tiles of registers of 8 float32.
 
 use std::arch::x86_64::*;
 
 use half::f16;
+use kvcache_simd::Avx2;
 
-use super::super::generic::outline::{Function, Outline, Outlined};
-use super::super::generic::simd::{HALVES, Registers, Simd};
-
-/// AVX2, FMA and F16C.
-pub(crate) struct Avx2;
-
-impl Outline for Avx2 {
-    fn outlined<F: Function>() -> Outlined<F> {
-        outlined::<F>
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn outlined<F: Function>(arguments: &F::Arguments<'_>) -> F::Output {
-    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { F::run::<Avx2>(arguments) }
-}
-
-/// Rounds to nearest, ties to even.
-const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+use super::super::generic::tiles::{HALVES, Registers, Tiles};
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Simd for Avx2 {
-    const LANES: usize = 8;
+impl Tiles for Avx2 {
     const ACCUMULATORS: usize = 8;
     const CONVERTS_F16: bool = true;
-    type F32 = __m256;
     type Square = [__m256; 8];
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: __m256) {
-        unsafe { _mm256_storeu_ps(to, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: __m256) {
-        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: __m256, b: __m256) -> __m256 {
-        // The instruction gives its second operand where one is NaN.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn if_equal(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
-        unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b)) }
-    }
 
     #[inline(always)]
     unsafe fn if_less(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {

@@ -1,101 +1,19 @@
-//! AVX-512: registers of 16 float32.
+//! AVX-512: tiles of registers of 16 float32.
 
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
 use half::f16;
+use kvcache_simd::Avx512;
 
-use super::super::generic::outline::{Function, Outline, Outlined};
-use super::super::generic::simd::{HALVES, Registers, Simd};
-
-/// AVX-512 F, BW, DQ and VL, with AVX2, FMA and F16C.
-pub(crate) struct Avx512;
-
-impl Outline for Avx512 {
-    fn outlined<F: Function>() -> Outlined<F> {
-        outlined::<F>
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn outlined<F: Function>(arguments: &F::Arguments<'_>) -> F::Output {
-    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { F::run::<Avx512>(arguments) }
-}
-
-/// Rounds to nearest, ties to even, without exceptions.
-const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+use super::super::generic::tiles::{HALVES, Registers, Tiles};
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Simd for Avx512 {
-    const LANES: usize = 16;
+impl Tiles for Avx512<false> {
     const ACCUMULATORS: usize = 16;
     const CONVERTS_F16: bool = true;
-    type F32 = __m512;
     type Square = [__m512; 16];
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> __m512 {
-        unsafe { _mm512_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: __m512) {
-        unsafe { _mm512_storeu_ps(to, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> __m512 {
-        // Where no exceptions are suppressed, the load is part of the instruction: one micro-operation less.
-        unsafe { _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(_mm256_loadu_si256(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: __m512) {
-        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: __m512, b: __m512) -> __m512 {
-        // The instruction gives its second operand where one is NaN.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn if_equal(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
-        unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b), then) }
-    }
 
     #[inline(always)]
     unsafe fn if_less(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
@@ -105,16 +23,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn max_lane(x: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
-        unsafe { _mm512_maskz_loadu_ps((1 << n) - 1, from) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((1 << n) - 1, from.cast())) }
     }
 
     #[inline(always)]

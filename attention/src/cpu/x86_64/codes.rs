@@ -3,11 +3,10 @@
 
 use std::arch::x86_64::*;
 
+use kvcache_simd::Avx512;
+
 use super::super::generic::rows::Rows;
-use super::super::generic::score_rows::{RowProducts, score_rows};
 use super::super::generic::stored::Stored;
-use super::super::generic::weigh::{Values, weigh};
-use super::avx512::Avx512;
 
 /// Values in a register.
 pub(crate) const LANES: usize = 16;
@@ -23,7 +22,7 @@ pub(crate) struct ScaledInt8<const F16: bool>;
 
 // SAFETY of every block: the instructions are enabled; the codes are the row's, and the scales from `first` on.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl<const F16: bool> Stored<Avx512> for ScaledInt8<F16> {
+impl<const F16: bool> Stored<Avx512<false>> for ScaledInt8<F16> {
     const BYTES: usize = LANES;
 
     /// Where its codes begin, and a register of scales.
@@ -74,7 +73,7 @@ pub(crate) struct WideInt8;
 
 // SAFETY of every block: the instructions are enabled; the codes are the row's, and so is the scale of their group.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Stored<Avx512> for WideInt8 {
+impl Stored<Avx512<false>> for WideInt8 {
     const BYTES: usize = LANES;
 
     /// Where its codes and its scales begin.
@@ -102,18 +101,4 @@ impl Stored<Avx512> for WideInt8 {
             registers
         }
     }
-}
-
-/// As [`ScoreRows`](super::super::generic::score_rows::ScoreRows), for codes.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn score_codes<V: Stored<Avx512>>(products: &RowProducts<'_>) {
-    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { score_rows::<Avx512, V>(products) }
-}
-
-/// As [`Weigh`](super::super::generic::weigh::Weigh), for codes.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn weigh_codes<V: Stored<Avx512>>(values: &Values<'_>) {
-    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { weigh::<Avx512, V>(values) }
 }

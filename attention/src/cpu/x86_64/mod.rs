@@ -1,5 +1,5 @@
 //! Instruction sets of x86-64.
 
-pub(super) mod avx2;
-pub(super) mod avx512;
+mod avx2;
+mod avx512;
 pub(super) mod codes;

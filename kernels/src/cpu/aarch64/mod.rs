@@ -1,3 +1,3 @@
 //! Instruction sets of aarch64.
 
-pub(super) mod neon;
+mod neon;

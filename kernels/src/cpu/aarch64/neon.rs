@@ -1,45 +1,11 @@
-//! NEON: two registers of 4 float32 are one of 8.
-//!
-//! All is in ARMv8.0, conversions from and to float16 too. The default state of the processor is assumed, as the
-//! compiler does: roundings to nearest, ties to even, and no subnormal number flushed to zero.
+//! NEON: codes and groups in two registers of 4 float32.
 
 use std::arch::aarch64::*;
-use std::arch::is_aarch64_feature_detected;
 
-use half::f16;
+use kvcache_simd::{Neon, Simd};
 
-use super::super::generic::group::Groups;
+use super::super::generic::codes::Codes;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes};
-use super::super::generic::outline::{Outline, RowFunction};
-use super::super::generic::simd::Simd;
-
-/// NEON, of little-endian machines.
-pub(crate) struct Neon;
-
-impl Neon {
-    /// Whether this machine has the instructions.
-    pub(crate) fn is_supported() -> bool {
-        cfg!(target_endian = "little") && is_aarch64_feature_detected!("neon")
-    }
-}
-
-impl Outline for Neon {
-    /// There are such stores of pairs of registers alone, and no instruction that orders them but barriers of all
-    /// memory: plain stores serve.
-    const STREAMS: bool = false;
-
-    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
-        outlined::<F>
-    }
-
-    fn fence() {}
-}
-
-#[target_feature(enable = "neon")]
-unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
-    unsafe { F::run::<Neon>(rows) }
-}
 
 /// Float32 values in two registers.
 const LANES: usize = 8;
@@ -111,66 +77,24 @@ unsafe fn floats(codes: int8x8_t) -> [float32x4_t; 2] {
     }
 }
 
-/// Eight float16, rounded to nearest, ties to even.
+/// The larger of each two numbers without signs, in the order of their bits.
 #[inline(always)]
-unsafe fn halves(x: [float32x4_t; 2]) -> uint16x8_t {
+unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let [low, high] = [vreinterpret_u16_f16(vcvt_f16_f32(x[0])), vreinterpret_u16_f16(vcvt_f16_f32(x[1]))];
-        vcombine_u16(low, high)
-    }
+    unsafe { vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
 }
 
-/// The values of eight float16.
+/// As [`larger`], of pairs of neighbors: of `a`'s and then of `b`'s.
 #[inline(always)]
-unsafe fn values(halves: uint16x8_t) -> [float32x4_t; 2] {
+unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let [low, high] = [vreinterpret_f16_u16(vget_low_u16(halves)), vreinterpret_f16_u16(vget_high_u16(halves))];
-        [vcvt_f32_f16(low), vcvt_f32_f16(high)]
-    }
+    unsafe { vreinterpretq_f32_s32(vpmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
 }
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Simd for Neon {
-    const LANES: usize = LANES;
-    type F32 = [float32x4_t; 2];
+impl Codes for Neon {
     type Code = [int32x4_t; 2];
-    type Line = [uint8x16_t; 4];
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> [float32x4_t; 2] {
-        unsafe { [vdupq_n_f32(x); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> [float32x4_t; 2] {
-        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: [float32x4_t; 2]) {
-        unsafe {
-            vst1q_f32(to, x[0]);
-            vst1q_f32(to.add(4), x[1]);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> [float32x4_t; 2] {
-        unsafe { values(vld1q_u16(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: [float32x4_t; 2]) {
-        unsafe { vst1q_u16(to.cast(), halves(x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn round_f16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        unsafe { values(halves(x)) }
-    }
 
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> [float32x4_t; 2] {
@@ -188,36 +112,8 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn mul(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        unsafe { [vsubq_f32(a[0], b[0]), vsubq_f32(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        unsafe { [vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
-    }
-
-    #[inline(always)]
     unsafe fn mul_sub_from(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {
         unsafe { [vfmsq_f32(c[0], a[0], b[0]), vfmsq_f32(c[1], a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    unsafe fn blend_nan(x: [float32x4_t; 2], otherwise: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        unsafe {
-            let [low, high] = [vceqq_f32(x[0], x[0]), vceqq_f32(x[1], x[1])];
-            [vbslq_f32(low, x[0], otherwise[0]), vbslq_f32(high, x[1], otherwise[1])]
-        }
     }
 
     #[inline(always)]
@@ -238,12 +134,6 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn max_fours(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
         unsafe { [larger(a[0], a[1]), larger(b[0], b[1])] }
-    }
-
-    #[inline(always)]
-    unsafe fn at_least(x: [float32x4_t; 2], floor: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        // The instruction gives NaN where one is NaN.
-        unsafe { [vmaxq_f32(x[0], floor[0]), vmaxq_f32(x[1], floor[1])] }
     }
 
     #[inline(always)]
@@ -276,71 +166,6 @@ impl Simd for Neon {
         unsafe { vst1_u8(to, nibbles(vcombine_u8(bytes(codes[0]), bytes(codes[1])))) }
     }
 
-    #[inline(always)]
-    unsafe fn read_some_f32(from: *const f32, n: usize) -> [float32x4_t; 2] {
-        unsafe {
-            if n == LANES {
-                return Self::read_f32(from);
-            }
-            let mut some = [0.0; LANES];
-            for (i, some) in some.iter_mut().enumerate().take(n) {
-                *some = from.add(i).read();
-            }
-            Self::read_f32(some.as_ptr())
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_some_f16(from: *const f16, n: usize) -> [float32x4_t; 2] {
-        unsafe {
-            if n == LANES {
-                return Self::read_f16(from);
-            }
-            let mut some = [f16::ZERO; LANES];
-            for (i, some) in some.iter_mut().enumerate().take(n) {
-                *some = from.add(i).read();
-            }
-            Self::read_f16(some.as_ptr())
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_line(from: *const u8) -> [uint8x16_t; 4] {
-        unsafe { [vld1q_u8(from), vld1q_u8(from.add(16)), vld1q_u8(from.add(32)), vld1q_u8(from.add(48))] }
-    }
-
-    #[inline(always)]
-    unsafe fn write_line(to: *mut u8, line: [uint8x16_t; 4]) {
-        unsafe {
-            for (i, sixteen) in line.into_iter().enumerate() {
-                vst1q_u8(to.add(16 * i), sixteen);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_line(to: *mut u8, line: [uint8x16_t; 4]) {
-        unsafe { Self::write_line(to, line) }
-    }
-}
-
-/// The larger of each two numbers without signs, in the order of their bits.
-#[inline(always)]
-unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe { vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
-}
-
-/// As [`larger`], of pairs of neighbors: of `a`'s and then of `b`'s.
-#[inline(always)]
-unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe { vreinterpretq_f32_s32(vpmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
-}
-
-// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Groups for Neon {
     #[inline(always)]
     unsafe fn permute_maxima<const GROUP: usize>(maxima: [float32x4_t; 2]) -> [float32x4_t; 2] {
         unsafe { permute(maxima, &const { bytes_of_lanes(maximum_lanes::<LANES>(GROUP)) }) }

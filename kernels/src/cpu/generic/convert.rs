@@ -2,12 +2,11 @@
 
 use std::marker::PhantomData;
 
+use kvcache_simd::{Float, Function, Simd};
+
 use super::super::block::Rows;
 use super::super::portable;
-use super::group::Groups;
-use super::lanes::FloatLanes;
-use super::outline::RowFunction;
-use super::simd::{Simd, last_inside};
+use super::codes::{last_inside, prefetch_bytes};
 
 /// Stores values V in a cache of C; with `STREAM` rows are whole registers and written to whole lines.
 pub(crate) struct StoreConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
@@ -15,16 +14,17 @@ pub(crate) struct StoreConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
 /// Loads values V from a cache of C; with `STREAM` rows are whole registers and written to whole lines.
 pub(crate) struct LoadConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
 
-impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for StoreConverted<V, C, STREAM> {
-    type Rows = Rows;
+impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for StoreConverted<V, C, STREAM> {
+    type Arguments<'a> = Rows;
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Groups>(rows: &Rows) {
+    unsafe fn run(rows: &Rows) {
         for r in 0..rows.count {
             let (values, cache) =
                 (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
             if let Some(prefetch) = rows.prefetch {
-                S::prefetch_bytes(values.wrapping_offset(prefetch.row), rows.row.len * size_of::<V>());
+                prefetch_bytes::<S>(values.wrapping_offset(prefetch.row), rows.row.len * size_of::<V>());
             }
             // SAFETY: r < count, so this is one of the caller's rows.
             unsafe { convert::<S, V, C, STREAM>(values.cast(), cache.cast(), rows.row.len) }
@@ -32,16 +32,17 @@ impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for StoreConv
     }
 }
 
-impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for LoadConverted<V, C, STREAM> {
-    type Rows = Rows;
+impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for LoadConverted<V, C, STREAM> {
+    type Arguments<'a> = Rows;
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Groups>(rows: &Rows) {
+    unsafe fn run(rows: &Rows) {
         for r in 0..rows.count {
             let (values, cache) =
                 (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
             if let Some(prefetch) = rows.prefetch {
-                S::prefetch_bytes(cache.wrapping_offset(prefetch.row), rows.row.len * size_of::<C>());
+                prefetch_bytes::<S>(cache.wrapping_offset(prefetch.row), rows.row.len * size_of::<C>());
             }
             // SAFETY: r < count, so this is one of the caller's rows.
             unsafe { convert::<S, C, V, STREAM>(cache.cast(), values.cast(), rows.row.len) }
@@ -51,7 +52,7 @@ impl<V: FloatLanes, C: FloatLanes, const STREAM: bool> RowFunction for LoadConve
 
 /// Converts one row.
 #[inline(always)]
-unsafe fn convert<S: Simd, A: FloatLanes, B: FloatLanes, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {
+unsafe fn convert<S: Simd, A: Float, B: Float, const STREAM: bool>(from: *const A, to: *mut B, len: usize) {
     // SAFETY: `len` elements are there; i < len, and last_inside keeps the last register inside the row.
     unsafe {
         if len < S::LANES {

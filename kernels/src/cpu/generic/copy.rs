@@ -1,10 +1,9 @@
 //! Copies of rows, line by line.
 
+use kvcache_simd::{Float, Function, LINE, Simd};
+
 use super::super::block::Copies;
-use super::group::Groups;
-use super::outline::RowFunction;
-use super::prefetch::LINE;
-use super::simd::Simd;
+use super::codes::prefetch_bytes;
 
 /// Bytes from which on one plain copy is left to the C library, which knows the processor's own instruction for it.
 const LIBRARY_BYTES: usize = 16 << 10;
@@ -19,22 +18,24 @@ pub(crate) struct CopyRows;
 /// address.
 pub(crate) struct StreamRows;
 
-impl RowFunction for CopyRows {
-    type Rows = Copies;
+impl<S: Simd> Function<S> for CopyRows {
+    type Arguments<'a> = Copies;
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Groups>(all: &Copies) {
+    unsafe fn run(all: &Copies) {
         // One copy, the common case, is known to the compiler.
         // SAFETY: the same conditions.
         unsafe { if all.copies == 1 { copy_rows::<S>(all, 1) } else { copy_rows::<S>(all, all.copies) } }
     }
 }
 
-impl RowFunction for StreamRows {
-    type Rows = Copies;
+impl<S: Simd> Function<S> for StreamRows {
+    type Arguments<'a> = Copies;
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Groups>(all: &Copies) {
+    unsafe fn run(all: &Copies) {
         // One copy, the common case, is known to the compiler.
         // SAFETY: the same conditions.
         unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
@@ -74,7 +75,7 @@ unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize,
     unsafe {
         if len < LINE || (len >= LIBRARY_BYTES && copies == 1) {
             if let Some(ahead) = ahead {
-                S::prefetch_bytes(ahead, len);
+                prefetch_bytes::<S>(ahead, len);
             }
             for r in 0..copies {
                 let to = to.add(r * len);
@@ -96,9 +97,9 @@ unsafe fn copy<S: Simd>(from: *const u8, to: *mut u8, len: usize, copies: usize,
             None => lines::<S, false, false>(from, to, len, copies, from),
         }
         if !len.is_multiple_of(LINE) {
-            let last = S::read_line(from.add(len - LINE));
+            let last = read_line::<S>(from.add(len - LINE));
             for r in 1..=copies {
-                S::write_line(to.add(r * len - LINE), last);
+                write_line::<S, false>(to.add(r * len - LINE), last);
             }
         }
     }
@@ -130,9 +131,9 @@ unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
     unsafe {
         let mut i = 0;
         while i + BURST * LINE <= len {
-            let mut lines = [S::read_line(from.add(i)); BURST];
+            let mut lines = [read_line::<S>(from.add(i)); BURST];
             for (k, line) in lines.iter_mut().enumerate().skip(1) {
-                *line = S::read_line(from.add(i + k * LINE));
+                *line = read_line::<S>(from.add(i + k * LINE));
             }
             if AHEAD {
                 for k in 0..BURST {
@@ -141,27 +142,42 @@ unsafe fn lines<S: Simd, const STREAM: bool, const AHEAD: bool>(
             }
             for r in 0..copies {
                 for (k, line) in lines.into_iter().enumerate() {
-                    write::<S, STREAM>(to.add(r * len + i + k * LINE), line);
+                    write_line::<S, STREAM>(to.add(r * len + i + k * LINE), line);
                 }
             }
             i += BURST * LINE;
         }
         while i + LINE <= len {
-            let line = S::read_line(from.add(i));
+            let line = read_line::<S>(from.add(i));
             if AHEAD {
                 S::prefetch(ahead.wrapping_add(i));
             }
             for r in 0..copies {
-                write::<S, STREAM>(to.add(r * len + i), line);
+                write_line::<S, STREAM>(to.add(r * len + i), line);
             }
             i += LINE;
         }
     }
 }
 
-/// Writes a line, by a non-temporal store or a plain one.
+/// Reads a line, in one register or two.
 #[inline(always)]
-unsafe fn write<S: Simd, const STREAM: bool>(to: *mut u8, line: S::Line) {
+unsafe fn read_line<S: Simd>(from: *const u8) -> [S::F32; 2] {
+    // SAFETY: `from` has a line: this function's condition.
+    unsafe {
+        let first = S::read_f32(from.cast());
+        [first, if S::LANES * size_of::<f32>() < LINE { S::read_f32(from.add(LINE / 2).cast()) } else { first }]
+    }
+}
+
+/// Writes a line, by non-temporal stores or plain ones.
+#[inline(always)]
+unsafe fn write_line<S: Simd, const STREAM: bool>(to: *mut u8, [first, second]: [S::F32; 2]) {
     // SAFETY: `to` has a line, aligned with `STREAM`: this function's condition.
-    unsafe { if STREAM { S::stream_line(to, line) } else { S::write_line(to, line) } }
+    unsafe {
+        f32::write::<S, STREAM>(to.cast(), first);
+        if S::LANES * size_of::<f32>() < LINE {
+            f32::write::<S, STREAM>(to.add(LINE / 2).cast(), second);
+        }
+    }
 }

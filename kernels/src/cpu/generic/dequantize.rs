@@ -3,25 +3,27 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
+use kvcache_schema::QuantBit;
+use kvcache_simd::{Float, Function, MOST_LANES};
+
 use super::super::block::{Row, Rows};
 use super::super::portable;
-use super::group::{GroupCodes, Groups, LONG, ODD, decode};
+use super::codes::{Codes, LONG, ODD, prefetch_bytes};
+use super::group::{CodeLanes, decode, decode_group};
 use super::lane_tables::{groups_in_register, registers_per_scales};
-use super::lanes::FloatLanes;
-use super::outline::RowFunction;
-use super::simd::MOST_LANES;
 
 /// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written
 /// to whole lines.
 pub(crate) struct LoadQuantized<Q, V, T, const GROUP: usize, const STREAM: bool>(PhantomData<(Q, V, T)>);
 
-impl<Q: GroupCodes, V: FloatLanes, T: FloatLanes, const GROUP: usize, const STREAM: bool> RowFunction
+impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool> Function<S>
     for LoadQuantized<Q, V, T, GROUP, STREAM>
 {
-    type Rows = Rows;
+    type Arguments<'a> = Rows;
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Groups>(rows: &Rows) {
+    unsafe fn run(rows: &Rows) {
         if GROUP == ODD || rows.row.len < S::LANES {
             // SAFETY: the same conditions.
             return unsafe { portable::load_quantized::<Q, V, T>(rows) };
@@ -31,9 +33,9 @@ impl<Q: GroupCodes, V: FloatLanes, T: FloatLanes, const GROUP: usize, const STRE
             let cache = rows.cache.wrapping_add(r * rows.cache_step).cast_const();
             let scales: *const T = rows.scale.wrapping_add(r * rows.scale_step).cast();
             if let Some(prefetch) = rows.prefetch {
-                S::prefetch_bytes(cache.wrapping_offset(prefetch.row), Q::bytes(rows.row.len));
+                prefetch_bytes::<S>(cache.wrapping_offset(prefetch.row), Q::bytes(rows.row.len));
                 let len = rows.row.groups * size_of::<T>();
-                S::prefetch_bytes(scales.cast::<u8>().wrapping_offset(prefetch.scale), len);
+                prefetch_bytes::<S>(scales.cast::<u8>().wrapping_offset(prefetch.scale), len);
             }
             // SAFETY: r < count, so this is one of the caller's rows; it has a register of values or more.
             unsafe { dequantize_row::<S, Q, V, T, GROUP, STREAM>(cache, scales, values, rows.row) }
@@ -43,14 +45,7 @@ impl<Q: GroupCodes, V: FloatLanes, T: FloatLanes, const GROUP: usize, const STRE
 
 /// Dequantizes a row of a register or more.
 #[inline(always)]
-unsafe fn dequantize_row<
-    S: Groups,
-    Q: GroupCodes,
-    V: FloatLanes,
-    T: FloatLanes,
-    const GROUP: usize,
-    const STREAM: bool,
->(
+unsafe fn dequantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -74,14 +69,7 @@ const GROUPS: usize = 256;
 
 /// Dequantizes groups of a register or more: the scale of each is read from memory into every lane.
 #[inline(always)]
-unsafe fn long_groups<
-    S: Groups,
-    Q: GroupCodes,
-    V: FloatLanes,
-    T: FloatLanes,
-    const GROUP: usize,
-    const STREAM: bool,
->(
+unsafe fn long_groups<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -97,7 +85,10 @@ unsafe fn long_groups<
             let scales = T::as_f32::<S>(scales.add(first), some, room.as_mut_ptr().cast());
             for g in 0..some {
                 let (at, s) = ((first + g) * group, S::splat(*scales.add(g)));
-                Q::decode_group::<S, V, T, STREAM>(cache.add(Q::bytes(at)), values.add(at), s, group);
+                let (cache, values) = (cache.add(Q::bytes(at)), values.add(at));
+                if !matches!(Q::BITS, QuantBit::Four) || !S::decode_group_i4::<V, T, STREAM>(cache, values, s, group) {
+                    decode_group::<S, Q, V, T, STREAM>(cache, values, s, group);
+                }
             }
         }
     }
@@ -105,14 +96,7 @@ unsafe fn long_groups<
 
 /// Dequantizes `len >= LANES` values in groups of 8 or fewer: a register of scales is broadcast to those of values.
 #[inline(always)]
-unsafe fn short_groups<
-    S: Groups,
-    Q: GroupCodes,
-    V: FloatLanes,
-    T: FloatLanes,
-    const GROUP: usize,
-    const STREAM: bool,
->(
+unsafe fn short_groups<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -145,14 +129,7 @@ unsafe fn short_groups<
 
 /// Dequantizes registers whose scales fill no more than one.
 #[inline(always)]
-unsafe fn decode_registers<
-    S: Groups,
-    Q: GroupCodes,
-    V: FloatLanes,
-    T: FloatLanes,
-    const GROUP: usize,
-    const STREAM: bool,
->(
+unsafe fn decode_registers<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,

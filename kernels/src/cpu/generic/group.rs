@@ -1,139 +1,60 @@
-//! What an instruction set can do with groups: their maxima, and one scale for each.
-//!
-//! Functions take the length of a group as a constant, `GROUP`, where it is a common one.
+//! Groups of values that share a scale, over vector registers: their maxima, their scales, their codes.
 
 use half::f16;
+use kvcache_simd::{Float, MOST_LANES, Simd};
 
-use super::super::elements::{Codes, Int4, Int8};
+use super::super::elements::{CodeType, Int4, Int8};
+use super::codes::{Codes, last_inside};
 use super::lane_tables::registers_per_scales;
-use super::lanes::{CodeLanes, FloatLanes};
-use super::simd::{MOST_LANES, Simd, last_inside};
 
-/// The `GROUP` of functions for groups of a register or more whose length only the call knows.
-pub(crate) const LONG: usize = usize::MAX;
-
-/// The `GROUP` of functions for groups that are left to plain Rust: shorter than a register and no divisor of it.
-pub(crate) const ODD: usize = usize::MAX - 1;
-
-/// Values in a register of native float16 arithmetic.
-pub(crate) const NATIVE_LANES: usize = 32;
-
-/// Groups that are quantized together, at most.
-pub(crate) const MOST_GROUPS: usize = 256;
-
-/// An instruction set's operations on groups.
+/// Codes in registers.
 ///
 /// # Safety
-/// As for [`Simd`].
-pub(crate) trait Groups: Simd {
-    /// Whether the instruction set has native float16 arithmetic.
-    const NATIVE_F16: bool = false;
+/// The conditions are those of [`Simd`].
+pub(crate) trait CodeLanes: CodeType {
+    /// Reads a register of codes.
+    unsafe fn read<S: Codes>(from: *const u8) -> S::F32;
+    /// Writes a register of codes.
+    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code);
+    /// Writes two registers of codes.
+    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]);
+}
 
-    /// Puts a register of maxima in the order of their groups: what as many registers as [`registers_per_scales`] says
-    /// became by [`max_pairs`](Simd::max_pairs), twice, and [`max_fours`](Simd::max_fours).
-    unsafe fn permute_maxima<const GROUP: usize>(maxima: Self::F32) -> Self::F32;
-
-    /// Of register `k` of values, the scale of each lane, where `scales` are those of as many registers as
-    /// [`registers_per_scales`] says.
-    unsafe fn broadcast_scales<const GROUP: usize>(scales: Self::F32, k: usize) -> Self::F32;
-
-    /// Of a register of values whose groups have these numbers, at the address, the number of each lane.
-    unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> Self::F32;
-
-    /// As [`maxima_in_registers`], of float16.
+// SAFETY of every block: the function's own conditions are those of the one that it calls.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl CodeLanes for Int8 {
     #[inline(always)]
-    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> Self::F32
-    where
-        Self: Sized,
-    {
-        // SAFETY: the same conditions.
-        unsafe { maxima_in_registers::<Self, f16, GROUP>(values, count, unit) }
+    unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
+        unsafe { S::read_i8(from) }
     }
 
-    /// As [`decode_group`], of int4.
     #[inline(always)]
-    unsafe fn decode_group_i4<V: FloatLanes, T: FloatLanes, const STREAM: bool>(
-        cache: *const u8,
-        values: *mut V,
-        s: Self::F32,
-        len: usize,
-    ) where
-        Self: Sized,
-    {
-        // SAFETY: the same conditions.
-        unsafe { decode_group::<Self, Int4, V, T, STREAM>(cache, values, s, len) }
+    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
+        unsafe { S::write_i8(to, codes) }
     }
 
-    /// Dequantizes a row with float16 scales by native float16 arithmetic; false, with nothing done, where the
-    /// instruction set has none or the row does not suit it.
-    ///
-    /// The bits are those of float32 arithmetic rounded to float16: codes are exact in float16, which leaves one
-    /// rounding.
     #[inline(always)]
-    unsafe fn dequantize_native<Q: Codes, V: FloatLanes, const GROUP: usize, const STREAM: bool>(
-        _cache: *const u8,
-        _scales: *const f16,
-        _values: *mut V,
-        _len: usize,
-        _group: usize,
-    ) -> bool {
-        false
-    }
-
-    /// Writes the codes of at most [`MOST_GROUPS`] groups with these scales, which are float16, by native float16
-    /// arithmetic, and prefetches as many values at `ahead`. The groups are [`NATIVE_LANES`] values or more: together,
-    /// and each of them if `GROUP` is [`LONG`]. At `scales` whole registers can be read.
-    ///
-    /// Called with [`NATIVE_F16`](Self::NATIVE_F16) alone.
-    unsafe fn encode_native<Q: Codes, const GROUP: usize>(
-        _values: *const f16,
-        _scales: *const f32,
-        _cache: *mut u8,
-        _group: usize,
-        _groups: usize,
-        _ahead: Option<*const f16>,
-    ) {
-        unreachable!("without native float16 arithmetic nothing is encoded by it");
+    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
+        unsafe { S::write_two_i8(to, codes) }
     }
 }
 
-/// Codes that are decoded group by group.
-///
-/// # Safety
-/// As for [`Simd`].
-pub(crate) trait GroupCodes: CodeLanes {
-    /// Dequantizes a group of `len >= LANES`, where `s` is its scale in every lane.
-    unsafe fn decode_group<S: Groups, V: FloatLanes, T: FloatLanes, const STREAM: bool>(
-        cache: *const u8,
-        values: *mut V,
-        s: S::F32,
-        len: usize,
-    );
-}
-
-impl GroupCodes for Int8 {
+// SAFETY of every block: the function's own conditions are those of the one that it calls.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl CodeLanes for Int4 {
     #[inline(always)]
-    unsafe fn decode_group<S: Groups, V: FloatLanes, T: FloatLanes, const STREAM: bool>(
-        cache: *const u8,
-        values: *mut V,
-        s: S::F32,
-        len: usize,
-    ) {
-        // SAFETY: the same conditions.
-        unsafe { decode_group::<S, Int8, V, T, STREAM>(cache, values, s, len) }
+    unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
+        unsafe { S::read_i4(from) }
     }
-}
 
-impl GroupCodes for Int4 {
     #[inline(always)]
-    unsafe fn decode_group<S: Groups, V: FloatLanes, T: FloatLanes, const STREAM: bool>(
-        cache: *const u8,
-        values: *mut V,
-        s: S::F32,
-        len: usize,
-    ) {
-        // SAFETY: the same conditions.
-        unsafe { S::decode_group_i4::<V, T, STREAM>(cache, values, s, len) }
+    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
+        unsafe { S::write_i4(to, codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
+        unsafe { S::write_two_i4(to, codes) }
     }
 }
 
@@ -142,7 +63,7 @@ impl GroupCodes for Int4 {
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn decode_group<S: Simd, Q: CodeLanes, V: FloatLanes, T: FloatLanes, const STREAM: bool>(
+pub(crate) unsafe fn decode_group<S: Codes, Q: CodeLanes, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
     values: *mut V,
     s: S::F32,
@@ -170,7 +91,7 @@ pub(crate) unsafe fn decode_group<S: Simd, Q: CodeLanes, V: FloatLanes, T: Float
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn decode<S: Simd, Q: CodeLanes, V: FloatLanes, T: FloatLanes, const STREAM: bool>(
+pub(crate) unsafe fn decode<S: Codes, Q: CodeLanes, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
     values: *mut V,
     s: S::F32,
@@ -184,11 +105,11 @@ pub(crate) unsafe fn decode<S: Simd, Q: CodeLanes, V: FloatLanes, T: FloatLanes,
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn product<S: Simd, V: FloatLanes, T: FloatLanes>(code: S::F32, s: S::F32) -> S::F32 {
+pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
     unsafe {
         let x = S::mul(code, s);
-        if V::IS_F16 { x } else { T::round_to::<S>(x) }
+        if V::IS_F16 { x } else { T::round::<S>(x) }
     }
 }
 
@@ -199,7 +120,7 @@ pub(crate) unsafe fn product<S: Simd, V: FloatLanes, T: FloatLanes>(code: S::F32
 /// # Safety
 /// As for [`Simd`], for `count` units.
 #[inline(always)]
-pub(crate) unsafe fn maxima_in_registers<S: Groups, V: FloatLanes, const GROUP: usize>(
+pub(crate) unsafe fn maxima_in_registers<S: Codes, V: Float, const GROUP: usize>(
     values: *const V,
     count: usize,
     unit: usize,
@@ -231,23 +152,25 @@ pub(crate) unsafe fn maxima_in_registers<S: Groups, V: FloatLanes, const GROUP: 
     }
 }
 
-/// Floats that are quantized group by group.
+/// The largest magnitudes of a register of groups, as [`maxima_in_registers`] orders them, the fastest way.
 ///
 /// # Safety
-/// As for [`Simd`].
-pub(crate) trait GroupFloats: FloatLanes {
-    /// As [`maxima_in_registers`].
-    unsafe fn maxima<S: Groups, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32;
-
-    /// `amax / qmax` as the reference rounds it.
-    unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32;
-
-    /// What [`quotient`](Self::quotient) makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
-    unsafe fn factors<S: Simd>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2];
-
-    /// `x / s` as the reference rounds it, with the factors of `s`, if the quotient is at most 128; any number below
-    /// 1/4 where it is below that, NaN where it is NaN.
-    unsafe fn quotient<S: Simd>(x: S::F32, factors: [S::F32; 2]) -> S::F32;
+/// The conditions are those of [`maxima_in_registers`].
+#[inline(always)]
+pub(crate) unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
+    values: *const V,
+    count: usize,
+    unit: usize,
+) -> S::F32 {
+    // SAFETY: see `# Safety`; V is float16 where that is checked.
+    unsafe {
+        if V::IS_F16
+            && let Some(maxima) = S::maxima_f16::<GROUP>(values.cast(), count, unit)
+        {
+            return maxima;
+        }
+        maxima_in_registers::<S, V, GROUP>(values, count, unit)
+    }
 }
 
 /// `x / s`, rounded as a division is, where `reciprocal` is `1 / s`, rounded as a division is; NaN where `x` or `s` is
@@ -260,7 +183,7 @@ pub(crate) trait GroupFloats: FloatLanes {
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
+unsafe fn divide<S: Codes>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
     unsafe {
         let quotient = S::mul(x, reciprocal);
@@ -269,53 +192,53 @@ unsafe fn divide<S: Simd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
     }
 }
 
-impl GroupFloats for f32 {
+/// Floats that are quantized group by group.
+///
+/// # Safety
+/// The conditions are those of [`Simd`].
+pub(crate) trait GroupFloats: Float {
+    /// `amax / qmax` as the reference rounds it.
     #[inline(always)]
-    unsafe fn maxima<S: Groups, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32 {
-        // SAFETY: the same conditions.
-        unsafe { maxima_in_registers::<S, f32, GROUP>(values, count, unit) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32 {
+    unsafe fn scale<S: Codes, Q: CodeType>(amax: S::F32) -> S::F32 {
         let qmax = f32::from(Q::BITS.qmax());
         // SAFETY: the instruction set is enabled.
         unsafe {
             let reciprocal = S::splat(1.0 / qmax);
-            S::blend_nan(divide::<S>(amax, S::splat(qmax), reciprocal), S::mul(amax, reciprocal))
+            let quotient = divide::<S>(amax, S::splat(qmax), reciprocal);
+            // Where amax is not finite, the quotient is NaN.
+            Self::round::<S>(S::if_equal(quotient, quotient, quotient, S::mul(amax, reciprocal)))
         }
     }
 
+    /// What [`quotient`](Self::quotient) makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
     #[inline(always)]
-    unsafe fn factors<S: Simd>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
+    unsafe fn factors<S: Codes>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
         [s, reciprocal]
     }
 
+    /// `x / s` as the reference rounds it, with the factors of `s`, if the quotient is at most 128; any number below
+    /// 1/4 where it is below that, NaN where it is NaN.
     #[inline(always)]
-    unsafe fn quotient<S: Simd>(x: S::F32, [s, reciprocal]: [S::F32; 2]) -> S::F32 {
+    unsafe fn quotient<S: Codes>(x: S::F32, [s, reciprocal]: [S::F32; 2]) -> S::F32 {
         // SAFETY: the instruction set is enabled.
-        unsafe { divide::<S>(x, s, reciprocal) }
+        unsafe { Self::round::<S>(divide::<S>(x, s, reciprocal)) }
     }
 }
 
-impl GroupFloats for f16 {
-    #[inline(always)]
-    unsafe fn maxima<S: Groups, const GROUP: usize>(values: *const Self, count: usize, unit: usize) -> S::F32 {
-        // SAFETY: the same conditions.
-        unsafe { S::maxima_f16::<GROUP>(values, count, unit) }
-    }
+impl GroupFloats for f32 {}
 
+impl GroupFloats for f16 {
     /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with
     /// the rounded reciprocal, which is no further off than that, lies on the quotient's side of it.
     /// `tests/every_float16_quotient.rs` goes through all pairs.
     #[inline(always)]
-    unsafe fn scale<S: Simd, Q: Codes>(amax: S::F32) -> S::F32 {
+    unsafe fn scale<S: Codes, Q: CodeType>(amax: S::F32) -> S::F32 {
         // SAFETY: the instruction set is enabled.
         unsafe { S::round_f16(S::mul(amax, S::splat(1.0 / f32::from(Q::BITS.qmax())))) }
     }
 
     #[inline(always)]
-    unsafe fn factors<S: Simd>(_: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
+    unsafe fn factors<S: Codes>(_: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
         // SAFETY: the instruction set is enabled.
         unsafe { [reciprocal, S::mul(reciprocal, S::splat((1 << 13 | 1) as f32))] }
     }
@@ -323,7 +246,7 @@ impl GroupFloats for f16 {
     /// As in `scale`; Veltkamp's splitting rounds to float16's eleven bits. The large product need not be that of the
     /// quotient, only have no bits below those of the difference.
     #[inline(always)]
-    unsafe fn quotient<S: Simd>(x: S::F32, [reciprocal, large]: [S::F32; 2]) -> S::F32 {
+    unsafe fn quotient<S: Codes>(x: S::F32, [reciprocal, large]: [S::F32; 2]) -> S::F32 {
         // SAFETY: the instruction set is enabled.
         unsafe {
             let large = S::mul(x, large);

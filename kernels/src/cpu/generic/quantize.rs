@@ -7,14 +7,13 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use kvcache_schema::SCALE_FLOOR;
+use kvcache_simd::{Float, Function, MOST_LANES};
 
 use super::super::block::{Row, Rows};
 use super::super::portable;
-use super::group::{GroupFloats, Groups, LONG, MOST_GROUPS, NATIVE_LANES, ODD};
+use super::codes::{Codes, LONG, MOST_GROUPS, NATIVE_LANES, ODD, last_inside, prefetch_bytes};
+use super::group::{self, CodeLanes, GroupFloats};
 use super::lane_tables::{groups_in_register, registers_per_scales};
-use super::lanes::CodeLanes;
-use super::outline::RowFunction;
-use super::simd::{MOST_LANES, Simd, last_inside};
 
 /// Groups that are quantized together.
 const GROUPS: usize = MOST_GROUPS;
@@ -28,11 +27,14 @@ type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 /// Stores values V as codes Q with scales T, in groups of `GROUP`.
 pub(crate) struct StoreQuantized<Q, V, T, const GROUP: usize>(PhantomData<(Q, V, T)>);
 
-impl<Q: CodeLanes, V: GroupFloats, T: GroupFloats, const GROUP: usize> RowFunction for StoreQuantized<Q, V, T, GROUP> {
-    type Rows = Rows;
+impl<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize> Function<S>
+    for StoreQuantized<Q, V, T, GROUP>
+{
+    type Arguments<'a> = Rows;
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<S: Groups>(rows: &Rows) {
+    unsafe fn run(rows: &Rows) {
         if GROUP == ODD || rows.row.len < S::LANES {
             // SAFETY: the same conditions.
             return unsafe { portable::store_quantized::<Q, V, T>(rows) };
@@ -50,7 +52,7 @@ impl<Q: CodeLanes, V: GroupFloats, T: GroupFloats, const GROUP: usize> RowFuncti
 
 /// Quantizes a row of a register or more.
 #[inline(always)]
-unsafe fn quantize_row<S: Groups, Q: CodeLanes, V: GroupFloats, T: GroupFloats, const GROUP: usize>(
+unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize>(
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
@@ -89,7 +91,7 @@ unsafe fn quantize_row<S: Groups, Q: CodeLanes, V: GroupFloats, T: GroupFloats, 
 
 /// Writes the largest magnitude of each group, and zeros behind them, at least to the end of a register.
 #[inline(always)]
-unsafe fn maxima<S: Groups, V: GroupFloats, const GROUP: usize>(
+unsafe fn maxima<S: Codes, V: GroupFloats, const GROUP: usize>(
     values: *const V,
     maxima: *mut f32,
     group: usize,
@@ -103,20 +105,20 @@ unsafe fn maxima<S: Groups, V: GroupFloats, const GROUP: usize>(
     // SAFETY: u + count <= all, so all units lie inside the groups.
     unsafe {
         while u + at_once <= all {
-            let of_units = V::maxima::<S, GROUP>(values.add(u * unit), at_once, unit);
-            S::write_f32::<false>(maxima.add(u * of_unit), of_units);
+            let of_units = group::maxima::<S, V, GROUP>(values.add(u * unit), at_once, unit);
+            S::write_f32(maxima.add(u * of_unit), of_units);
             u += at_once;
         }
         if u < all {
-            let of_units = V::maxima::<S, GROUP>(values.add(u * unit), all - u, unit);
-            S::write_f32::<false>(maxima.add(u * of_unit), of_units);
+            let of_units = group::maxima::<S, V, GROUP>(values.add(u * unit), all - u, unit);
+            S::write_f32(maxima.add(u * of_unit), of_units);
         }
         if all * unit < len {
             // What is left is less than a register, so the last one begins inside the one before it. Its maxima are
             // followed by those of no groups: whole registers of them will be read, from the beginning.
             let at = len - unit;
-            S::write_f32::<false>(maxima.add(groups), S::splat(0.0));
-            S::write_f32::<false>(maxima.add(at / GROUP), V::maxima::<S, GROUP>(values.add(at), 1, unit));
+            S::write_f32(maxima.add(groups), S::splat(0.0));
+            S::write_f32(maxima.add(at / GROUP), group::maxima::<S, V, GROUP>(values.add(at), 1, unit));
         }
     }
 }
@@ -125,7 +127,7 @@ unsafe fn maxima<S: Groups, V: GroupFloats, const GROUP: usize>(
 /// their quotients, with the second ones in `second`. Without `second` the scales themselves take the magnitudes'
 /// place.
 #[inline(always)]
-unsafe fn make_scales<S: Simd, Q: CodeLanes, V: GroupFloats, T: GroupFloats>(
+unsafe fn make_scales<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float>(
     maxima: *mut f32,
     second: Option<*mut f32>,
     scales: *mut T,
@@ -135,22 +137,23 @@ unsafe fn make_scales<S: Simd, Q: CodeLanes, V: GroupFloats, T: GroupFloats>(
     unsafe {
         for g in (0..groups).step_by(S::LANES) {
             let s = V::scale::<S, Q>(S::read_f32(maxima.add(g)));
-            let s = S::at_least(s, V::round_to::<S>(S::splat(SCALE_FLOOR)));
+            // NaN remains.
+            let s = S::max(V::round::<S>(S::splat(SCALE_FLOOR)), s);
             T::write_some::<S>(scales.add(g), s, S::LANES.min(groups - g));
             let Some(second) = second else {
-                S::write_f32::<false>(maxima.add(g), s);
+                S::write_f32(maxima.add(g), s);
                 continue;
             };
             let [a, b] = V::factors::<S>(s, S::div(S::splat(1.0), s));
-            S::write_f32::<false>(maxima.add(g), a);
-            S::write_f32::<false>(second.add(g), b);
+            S::write_f32(maxima.add(g), a);
+            S::write_f32(second.add(g), b);
         }
     }
 }
 
 /// Writes the codes of groups with these factors. Prefetches as many values at `ahead`.
 #[inline(always)]
-unsafe fn encode<S: Groups, Q: CodeLanes, V: GroupFloats, const GROUP: usize>(
+unsafe fn encode<S: Codes, Q: CodeLanes, V: GroupFloats, const GROUP: usize>(
     values: *const V,
     [first, second]: [*mut f32; 2],
     cache: *mut u8,
@@ -194,7 +197,7 @@ unsafe fn encode<S: Groups, Q: CodeLanes, V: GroupFloats, const GROUP: usize>(
 
 /// The factors of each lane of the register from value `at` on.
 #[inline(always)]
-unsafe fn factors_at<S: Groups, const GROUP: usize>([first, second]: [*mut f32; 2], at: usize) -> [S::F32; 2] {
+unsafe fn factors_at<S: Codes, const GROUP: usize>([first, second]: [*mut f32; 2], at: usize) -> [S::F32; 2] {
     // SAFETY: `at` is one of the values whose groups have these factors.
     unsafe {
         [S::broadcast_numbers::<GROUP>(first.add(at / GROUP)), S::broadcast_numbers::<GROUP>(second.add(at / GROUP))]
@@ -203,7 +206,7 @@ unsafe fn factors_at<S: Groups, const GROUP: usize>([first, second]: [*mut f32; 
 
 /// Writes the codes of two registers, from value `at` on, and prefetches as many at `ahead`.
 #[inline(always)]
-unsafe fn encode_two<S: Simd, Q: CodeLanes, V: GroupFloats>(
+unsafe fn encode_two<S: Codes, Q: CodeLanes, V: GroupFloats>(
     values: *const V,
     factors: [[S::F32; 2]; 2],
     cache: *mut u8,
@@ -213,7 +216,7 @@ unsafe fn encode_two<S: Simd, Q: CodeLanes, V: GroupFloats>(
     // SAFETY: two registers of values, and their codes, are there from `at` on.
     unsafe {
         if let Some(ahead) = ahead {
-            S::prefetch_bytes(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
+            prefetch_bytes::<S>(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
         }
         let codes = [codes::<S, V>(values.add(at), factors[0]), codes::<S, V>(values.add(at + S::LANES), factors[1])];
         Q::write_two::<S>(cache.add(Q::bytes(at)), codes);
@@ -222,7 +225,7 @@ unsafe fn encode_two<S: Simd, Q: CodeLanes, V: GroupFloats>(
 
 /// Writes the codes of a register, from value `at` on.
 #[inline(always)]
-unsafe fn encode_one<S: Simd, Q: CodeLanes, V: GroupFloats>(
+unsafe fn encode_one<S: Codes, Q: CodeLanes, V: GroupFloats>(
     values: *const V,
     factors: [S::F32; 2],
     cache: *mut u8,
@@ -234,7 +237,7 @@ unsafe fn encode_one<S: Simd, Q: CodeLanes, V: GroupFloats>(
 
 /// The codes of a register of values.
 #[inline(always)]
-unsafe fn codes<S: Simd, V: GroupFloats>(values: *const V, factors: [S::F32; 2]) -> S::Code {
+unsafe fn codes<S: Codes, V: GroupFloats>(values: *const V, factors: [S::F32; 2]) -> S::Code {
     // SAFETY: a register of values is there: this function's condition.
     unsafe { S::codes(V::quotient::<S>(V::read::<S>(values), factors)) }
 }

@@ -7,9 +7,10 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use kvcache_simd::LINE;
+
 use super::super::block::Copies;
 use super::super::functions::CopyFunction;
-use super::prefetch::LINE;
 
 /// Bytes of a stage: a small part of the first-level cache.
 pub(crate) const STAGE_BYTES: usize = 8 << 10;

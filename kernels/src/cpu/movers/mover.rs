@@ -1,8 +1,9 @@
 //! What loads and stores of a block have in common.
 
+use kvcache_simd::LINE;
+
 use super::super::block::{Block, Operand, Row, Rows};
 use super::super::functions::RowFunctions;
-use super::super::generic::prefetch::LINE;
 use super::super::generic::stage::LineWriter;
 
 /// Bytes that pass through a stage together: long enough to hide where a row begins, short enough that

@@ -1,8 +1,9 @@
 //! Stores of a block: values to the cache.
 
+use kvcache_simd::LINE;
+
 use super::super::block::{Block, Copies, Operand, Prefetch, Row, Rows};
 use super::super::functions::{Conversion, RowsFunction};
-use super::super::generic::prefetch::LINE;
 use super::super::generic::stage::{LineWriter, STAGE_BYTES, Stage};
 use super::mover::{AT_ONCE_BYTES, DIRECT_BYTES, Mover, RowBytes, Writers, is_lines, is_lines_each, rows};
 

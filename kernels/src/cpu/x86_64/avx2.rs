@@ -1,54 +1,11 @@
-//! AVX2 with FMA and F16C: registers of 8 float32.
+//! AVX2: codes and groups in registers of 8 float32.
 
 use std::arch::x86_64::*;
 
-use half::f16;
+use kvcache_simd::{Avx2, Simd};
 
-use super::super::generic::group::Groups;
+use super::super::generic::codes::Codes;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
-use super::super::generic::outline::{Outline, RowFunction};
-use super::super::generic::simd::Simd;
-use super::fence::fence;
-
-/// AVX2, FMA and F16C.
-pub(crate) struct Avx2;
-
-impl Avx2 {
-    /// Whether this machine has the instructions.
-    pub(crate) fn is_supported() -> bool {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-    }
-}
-
-impl Outline for Avx2 {
-    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
-        outlined::<F>
-    }
-
-    fn fence() {
-        fence();
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
-    unsafe { F::run::<Avx2>(rows) }
-}
-
-/// Rounds to nearest, ties to even.
-const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
-
-/// A mask of the first `n <= 8` lanes.
-///
-/// # Safety
-/// AVX2 is enabled.
-#[inline(always)]
-unsafe fn first(n: usize) -> __m256i {
-    const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-    // SAFETY: the instructions are enabled (see Simd); n <= 8 leaves a register's lanes.
-    unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
-}
 
 /// Sixteen codes, one a byte. That of NaN is the smallest int32, whose low byte is 0.
 #[inline(always)]
@@ -75,44 +32,8 @@ unsafe fn nibbles(bytes: __m128i) -> __m128i {
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Simd for Avx2 {
-    const LANES: usize = 8;
-    type F32 = __m256;
+impl Codes for Avx2 {
     type Code = __m256i;
-    type Line = [__m256i; 2];
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: __m256) {
-        unsafe { if STREAM { _mm256_stream_ps(to, x) } else { _mm256_storeu_ps(to, x) } }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: __m256) {
-        unsafe {
-            let halves = _mm256_cvtps_ph::<NEAREST>(x);
-            if STREAM { _mm_stream_si128(to.cast(), halves) } else { _mm_storeu_si128(to.cast(), halves) }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn round_f16(x: __m256) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
-    }
 
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> __m256 {
@@ -128,21 +49,6 @@ impl Simd for Avx2 {
             let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
             _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_div_ps(a, b) }
     }
 
     #[inline(always)]
@@ -173,24 +79,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn at_least(x: __m256, floor: __m256) -> __m256 {
-        // The instruction gives its second operand where one is NaN.
-        unsafe { _mm256_max_ps(floor, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
     unsafe fn mul_sub_from(a: __m256, b: __m256, c: __m256) -> __m256 {
         unsafe { _mm256_fnmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn blend_nan(x: __m256, otherwise: __m256) -> __m256 {
-        unsafe { _mm256_blendv_ps(otherwise, x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)) }
     }
 
     #[inline(always)]
@@ -218,50 +108,6 @@ impl Simd for Avx2 {
         unsafe { _mm_storel_epi64(to.cast(), nibbles(bytes(codes))) }
     }
 
-    #[inline(always)]
-    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m256 {
-        unsafe { _mm256_maskload_ps(from, first(n)) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m256 {
-        unsafe {
-            if n == Self::LANES {
-                return Self::read_f16(from);
-            }
-            let mut some = [f16::ZERO; Self::LANES];
-            for (i, some) in some.iter_mut().enumerate().take(n) {
-                *some = from.add(i).read();
-            }
-            Self::read_f16(some.as_ptr())
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_line(from: *const u8) -> [__m256i; 2] {
-        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
-    }
-
-    #[inline(always)]
-    unsafe fn write_line(to: *mut u8, [low, high]: [__m256i; 2]) {
-        unsafe {
-            _mm256_storeu_si256(to.cast(), low);
-            _mm256_storeu_si256(to.add(32).cast(), high);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_line(to: *mut u8, [low, high]: [__m256i; 2]) {
-        unsafe {
-            _mm256_stream_si256(to.cast(), low);
-            _mm256_stream_si256(to.add(32).cast(), high);
-        }
-    }
-}
-
-// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Groups for Avx2 {
     #[inline(always)]
     unsafe fn permute_maxima<const GROUP: usize>(maxima: __m256) -> __m256 {
         unsafe {

@@ -1,68 +1,15 @@
-//! AVX-512: registers of 16 float32.
+//! AVX-512: codes and groups in registers of 16 float32.
 
 use std::arch::x86_64::*;
 
 use half::f16;
+use kvcache_simd::{Avx512, Float, Simd};
 
-use super::super::generic::outline::{Outline, RowFunction};
-use super::super::generic::prefetch::{prefetch_l1, prefetch_l2};
-use super::super::generic::simd::Simd;
-use super::fence::fence;
-
-/// AVX-512 F, BW, DQ and VL, FMA and F16C; with `NATIVE_F16` also AVX512-FP16, whose float16 arithmetic dequantizes.
-pub(crate) struct Avx512<const NATIVE_F16: bool>;
-
-impl Avx512<false> {
-    /// Whether this machine has the instructions.
-    pub(crate) fn is_supported() -> bool {
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-    }
-}
-
-impl Avx512<true> {
-    /// Whether this machine has the instructions.
-    pub(crate) fn is_supported() -> bool {
-        Avx512::<false>::is_supported() && is_x86_feature_detected!("avx512fp16")
-    }
-}
-
-impl Outline for Avx512<false> {
-    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
-        outlined::<F>
-    }
-
-    fn fence() {
-        fence();
-    }
-}
-
-impl Outline for Avx512<true> {
-    fn outlined<F: RowFunction>() -> unsafe fn(&F::Rows) {
-        outlined_native_f16::<F>
-    }
-
-    fn fence() {
-        fence();
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn outlined<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
-    unsafe { F::run::<Avx512<false>>(rows) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx2,fma,f16c")]
-unsafe fn outlined_native_f16<F: RowFunction>(rows: &F::Rows) {
-    // SAFETY: the instructions are enabled here; the rows are as `F` requires.
-    unsafe { F::run::<Avx512<true>>(rows) }
-}
+use super::super::elements::CodeType;
+use super::super::generic::codes::{Codes, last_inside};
+use super::super::generic::group::product;
+use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
+use super::{f16_maxima, native_f16};
 
 /// For each lane of 32 bits, of the eight bytes that each 128 bits have, the one with its code; nothing above it.
 const TWICE: [u32; 16] = {
@@ -106,59 +53,11 @@ const LOW_HALVES: [i16; 32] = {
     halves
 };
 
-/// A mask of the first `n <= 16` lanes.
-#[inline(always)]
-fn first(n: usize) -> __mmask16 {
-    ((1u32 << n) - 1) as __mmask16
-}
-
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
-    const LANES: usize = 16;
-    type F32 = __m512;
+impl<const NATIVE_F16: bool> Codes for Avx512<NATIVE_F16> {
+    const NATIVE_F16: bool = NATIVE_F16;
     type Code = __m512i;
-    type Line = __m512i;
-
-    /// Into the second-level cache on processors with AVX512-FP16: they wait for few lines at once in the first level,
-    /// and for many in the second (measured on Emerald Rapids, where loads take up to a sixth less time).
-    #[inline(always)]
-    fn prefetch(line: *const u8) {
-        if NATIVE_F16 { prefetch_l2(line) } else { prefetch_l1(line) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> __m512 {
-        unsafe { _mm512_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32<const STREAM: bool>(to: *mut f32, x: __m512) {
-        unsafe { if STREAM { _mm512_stream_ps(to, x) } else { _mm512_storeu_ps(to, x) } }
-    }
-
-    #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_f16<const STREAM: bool>(to: *mut f16, x: __m512) {
-        unsafe {
-            let halves = _mm512_cvtps_ph::<NEAREST>(x);
-            if STREAM { _mm256_stream_si256(to.cast(), halves) } else { _mm256_storeu_si256(to.cast(), halves) }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn round_f16(x: __m512) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x)) }
-    }
 
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> __m512 {
@@ -171,21 +70,6 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
             let bytes = _mm_loadl_epi64(from.cast());
             _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_div_ps(a, b) }
     }
 
     #[inline(always)]
@@ -217,24 +101,8 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
-    unsafe fn at_least(x: __m512, floor: __m512) -> __m512 {
-        // The instruction gives its second operand where one is NaN.
-        unsafe { _mm512_max_ps(floor, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
     unsafe fn mul_sub_from(a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fnmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn blend_nan(x: __m512, otherwise: __m512) -> __m512 {
-        unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x) }
     }
 
     #[inline(always)]
@@ -279,27 +147,103 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
-    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
-        unsafe { _mm512_maskz_loadu_ps(first(n), from) }
+    unsafe fn permute_maxima<const GROUP: usize>(maxima: __m512) -> __m512 {
+        unsafe {
+            let lanes = const { maximum_lanes::<16>(GROUP) };
+            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), maxima)
+        }
     }
 
     #[inline(always)]
-    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from.cast())) }
+    unsafe fn broadcast_scales<const GROUP: usize>(scales: __m512, k: usize) -> __m512 {
+        unsafe {
+            let lanes = &const { all_scale_lanes::<16>(GROUP) }[k];
+            _mm512_permutexvar_ps(_mm512_loadu_si512(lanes.as_ptr().cast()), scales)
+        }
     }
 
     #[inline(always)]
-    unsafe fn read_line(from: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(from.cast()) }
+    unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> __m512 {
+        unsafe {
+            let numbers = match Self::LANES / GROUP {
+                1 => return _mm512_set1_ps(numbers.read()),
+                2 => _mm512_castpd_ps(_mm512_set1_pd(numbers.cast::<f64>().read_unaligned())),
+                4 => _mm512_broadcast_f32x4(_mm_loadu_ps(numbers)),
+                8 => _mm512_castps256_ps512(_mm256_loadu_ps(numbers)),
+                _ => return _mm512_loadu_ps(numbers),
+            };
+            let groups = const { scale_lanes::<16>(GROUP, 0) };
+            _mm512_permutexvar_ps(_mm512_loadu_si512(groups.as_ptr().cast()), numbers)
+        }
     }
 
     #[inline(always)]
-    unsafe fn write_line(to: *mut u8, line: __m512i) {
-        unsafe { _mm512_storeu_si512(to.cast(), line) }
+    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> Option<__m512> {
+        if GROUP < 8 {
+            return None;
+        }
+        unsafe { Some(_mm512_cvtph_ps(f16_maxima::maxima::<GROUP>(values, count, unit))) }
+    }
+
+    /// A group has no more than sixteen different values: they are made once and looked up.
+    #[inline(always)]
+    unsafe fn decode_group_i4<V: Float, T: Float, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: __m512,
+        len: usize,
+    ) -> bool {
+        unsafe {
+            let table = product::<Self, V, T>(_mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()), s);
+            if V::IS_F16 && len >= 32 {
+                let table = _mm512_castsi256_si512(_mm512_cvtps_ph::<NEAREST>(table));
+                let mut i = 0;
+                while i < len {
+                    let at = i.min(len - 32);
+                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.add(at / 2).cast()));
+                    let pairs = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
+                    let lanes = _mm512_and_si512(pairs, _mm512_set1_epi32(0x000f_000f));
+                    let (to, halves) = (values.add(at).cast(), _mm512_permutexvar_epi16(lanes, table));
+                    if STREAM {
+                        _mm512_stream_si512(to, halves)
+                    } else {
+                        _mm512_storeu_si512(to.cast(), halves)
+                    }
+                    i += 32;
+                }
+            } else {
+                let mut i = 0;
+                while i < len {
+                    let at = last_inside::<Self>(i, len);
+                    let lanes = nibbles(_mm_loadl_epi64(cache.add(at / 2).cast()));
+                    V::write::<Self, STREAM>(values.add(at), _mm512_permutexvar_ps(lanes, table));
+                    i += Self::LANES;
+                }
+            }
+        }
+        true
     }
 
     #[inline(always)]
-    unsafe fn stream_line(to: *mut u8, line: __m512i) {
-        unsafe { _mm512_stream_si512(to.cast(), line) }
+    unsafe fn dequantize_native<Q: CodeType, V: Float, const GROUP: usize, const STREAM: bool>(
+        cache: *const u8,
+        scales: *const f16,
+        values: *mut V,
+        len: usize,
+        group: usize,
+    ) -> bool {
+        NATIVE_F16 && unsafe { native_f16::dequantize::<Q, V, GROUP, STREAM>(cache, scales, values, len, group) }
+    }
+
+    #[inline(always)]
+    unsafe fn encode_native<Q: CodeType, const GROUP: usize>(
+        values: *const f16,
+        scales: *const f32,
+        cache: *mut u8,
+        group: usize,
+        groups: usize,
+        ahead: Option<*const f16>,
+    ) {
+        unsafe { native_f16::encode::<Q, GROUP>(values, scales, cache, group, groups, ahead) }
     }
 }

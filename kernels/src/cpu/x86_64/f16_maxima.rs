@@ -60,7 +60,7 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
 }
 
 /// The larger of each pair of neighboring fours of 32 bits, half by half, in the order of
-/// [`Simd::max_fours`](super::super::generic::simd::Simd::max_fours).
+/// [`Codes::max_fours`](super::super::generic::codes::Codes::max_fours).
 #[inline(always)]
 unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the instructions are enabled.

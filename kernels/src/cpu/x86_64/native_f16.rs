@@ -5,11 +5,10 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 use kvcache_schema::QuantBit;
+use kvcache_simd::{Float, prefetch_l2};
 
-use super::super::elements::Codes;
-use super::super::generic::group::{LONG, MOST_GROUPS, NATIVE_LANES};
-use super::super::generic::lanes::FloatLanes;
-use super::super::generic::prefetch::prefetch_l2;
+use super::super::elements::CodeType;
+use super::super::generic::codes::{LONG, MOST_GROUPS, NATIVE_LANES};
 
 /// Values in a register.
 const LANES: usize = NATIVE_LANES;
@@ -41,13 +40,13 @@ const fn group_of_lane(group: usize) -> [u16; LANES] {
     groups
 }
 
-/// As [`Groups::dequantize_native`](super::super::generic::group::Groups::dequantize_native).
+/// As [`Codes::dequantize_native`](super::super::generic::codes::Codes::dequantize_native).
 ///
 /// # Safety
 /// AVX-512 F, BW, VL and FP16 are enabled; `len` codes and the scales of their groups can be read, and as many values
 /// be written, to whole lines with `STREAM`.
 #[inline(always)]
-pub(crate) unsafe fn dequantize<Q: Codes, V: FloatLanes, const GROUP: usize, const STREAM: bool>(
+pub(crate) unsafe fn dequantize<Q: CodeType, V: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const f16,
     values: *mut V,
@@ -103,7 +102,7 @@ pub(crate) unsafe fn dequantize<Q: Codes, V: FloatLanes, const GROUP: usize, con
 
 /// A register of codes.
 #[inline(always)]
-unsafe fn codes<Q: Codes>(cache: *const u8) -> __m512h {
+unsafe fn codes<Q: CodeType>(cache: *const u8) -> __m512h {
     // SAFETY: the instructions are enabled, and 32 codes are there.
     unsafe {
         match Q::BITS {
@@ -139,7 +138,7 @@ unsafe fn broadcast<const GROUP: usize>(scales: *const f16) -> __m512h {
 
 /// Writes a register of values.
 #[inline(always)]
-unsafe fn write<V: FloatLanes, const STREAM: bool>(to: *mut V, x: __m512h) {
+unsafe fn write<V: Float, const STREAM: bool>(to: *mut V, x: __m512h) {
     // SAFETY: the instructions are enabled, and 32 values are there, in whole lines with STREAM.
     unsafe {
         if V::IS_F16 {
@@ -166,7 +165,7 @@ const L2_PREFETCH_DISTANCE: usize = 32 << 10;
 /// What quotients by the scales of some groups are made of, in whole registers.
 type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
 
-/// As [`Groups::encode_native`](super::super::generic::group::Groups::encode_native).
+/// As [`Codes::encode_native`](super::super::generic::codes::Codes::encode_native).
 ///
 /// A quotient is `x * r` for the rounded reciprocal `r`, corrected by its remainder (Markstein's theorem). Values and
 /// scale are brought to scales near 1 first, by a power of two: the remainder is then exact wherever the quotient is
@@ -176,7 +175,7 @@ type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
 /// AVX-512 F, BW, VL and FP16 are enabled; the values and whole registers of scales can be read, and the codes be
 /// written. There are at most [`MOST_GROUPS`] groups, of 32 values or more together, and each if `GROUP` is [`LONG`].
 #[inline(always)]
-pub(crate) unsafe fn encode<Q: Codes, const GROUP: usize>(
+pub(crate) unsafe fn encode<Q: CodeType, const GROUP: usize>(
     values: *const f16,
     scales: *const f32,
     cache: *mut u8,
@@ -238,7 +237,7 @@ unsafe fn make_factors(s: __m512, to: [*mut f16; 3]) {
 
 /// Writes the codes of a register of values, from value `at` on, and prefetches as many at `ahead`.
 #[inline(always)]
-unsafe fn encode_register<Q: Codes>(
+unsafe fn encode_register<Q: CodeType>(
     values: *const f16,
     [power, s, reciprocal]: [__m512h; 3],
     cache: *mut u8,

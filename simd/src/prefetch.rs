@@ -1,11 +1,11 @@
 //! Prefetches: memory is brought into a cache before it is read.
 
 /// Bytes in a cache line.
-pub(crate) const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Prefetches the line at any address, readable or not, into the first-level cache.
 #[inline(always)]
-pub(crate) fn prefetch_l1(line: *const u8) {
+pub fn prefetch_l1(line: *const u8) {
     // SAFETY: the instruction belongs to SSE, which every x86-64 has, and no address makes it fault.
     #[cfg(target_arch = "x86_64")]
     unsafe {
@@ -16,9 +16,13 @@ pub(crate) fn prefetch_l1(line: *const u8) {
 }
 
 /// Prefetches the line at any address, readable or not, into the second-level cache.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(crate) fn prefetch_l2(line: *const u8) {
-    // SAFETY: as for `prefetch_l1`.
-    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast()) }
+pub fn prefetch_l2(line: *const u8) {
+    // SAFETY: the instruction belongs to SSE, which every x86-64 has, and no address makes it fault.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }

@@ -1,0 +1,3 @@
+//! Instruction sets of aarch64.
+
+mod neon;

@@ -1,0 +1,125 @@
+//! AVX2 with FMA and F16C: registers of 8 float32.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use crate::register::{Function, Outlined, Simd};
+
+/// AVX2, FMA and F16C.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx2;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn outlined<F: Function<Avx2>>(arguments: &F::Arguments<'_>) -> F::Output {
+    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
+    unsafe { F::run(arguments) }
+}
+
+/// Rounds to nearest, ties to even.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+/// A mask of the first `n <= 8` lanes.
+#[inline(always)]
+unsafe fn first(n: usize) -> __m256i {
+    const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: AVX2 is enabled (see Simd); n <= 8 leaves a register's lanes.
+    unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    const STREAMS: bool = true;
+    type F32 = __m256;
+
+    fn outlined<F: Function<Self>>() -> Outlined<Self, F> {
+        outlined::<F>
+    }
+
+    fn fence() {
+        unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: __m256) {
+        unsafe { _mm256_storeu_ps(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f32(to: *mut f32, x: __m256) {
+        unsafe { _mm256_stream_ps(to, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: __m256) {
+        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f16(to: *mut f16, x: __m256) {
+        unsafe { _mm_stream_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: __m256) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m256, b: __m256) -> __m256 {
+        // The instruction gives its second operand where one is NaN.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> __m256 {
+        unsafe { _mm256_maskload_ps(from, first(n)) }
+    }
+}

@@ -1,0 +1,211 @@
+//! Float types of tensors: one by one, as slices, and in registers, where each is float32.
+//!
+//! A type needs its rounding alone; what is written for one beside that is faster.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use num_traits::AsPrimitive;
+
+use crate::register::{MOST_LANES, Simd};
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+}
+
+/// Elements that are converted together on the stack.
+const BUFFER: usize = 128;
+
+/// A float type, every value of which float32 has. Rounding is to nearest, ties to even.
+///
+/// # Safety
+/// The conditions of functions over registers are those of [`Simd`].
+pub trait Float: AsPrimitive<f32> + Default + sealed::Sealed {
+    /// Whether this is float16.
+    const IS_F16: bool = false;
+
+    /// `x`, rounded to this type.
+    fn from_f32(x: f32) -> Self;
+
+    /// Fills `to` with as many values.
+    fn read_slice(from: &[Self], to: &mut [f32]) {
+        for (to, &x) in to.iter_mut().zip(from) {
+            *to = x.as_();
+        }
+    }
+
+    /// Rounds each value to this type.
+    fn round_slice(values: &mut [f32]) {
+        for x in values {
+            *x = Self::from_f32(*x).as_();
+        }
+    }
+
+    /// Writes values, rounded to this type.
+    ///
+    /// # Safety
+    /// `to` is aligned and valid for writes of as many elements, which may be uninitialized.
+    unsafe fn write_slice(from: &[f32], to: *mut Self) {
+        for (i, &x) in from.iter().enumerate() {
+            // SAFETY: i < from.len().
+            unsafe { to.add(i).write(Self::from_f32(x)) }
+        }
+    }
+
+    /// Reads a register.
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        // SAFETY: a register of elements can be read.
+        unsafe { Self::read_some::<S>(from, S::LANES) }
+    }
+
+    /// Reads the first `n <= LANES` elements; the other lanes are 0.
+    #[inline(always)]
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
+        let mut lanes = [0.0; MOST_LANES];
+        // SAFETY: n elements can be read; the array has a register's lanes.
+        unsafe {
+            for (i, lane) in lanes.iter_mut().enumerate().take(n) {
+                *lane = from.add(i).read().as_();
+            }
+            S::read_f32(lanes.as_ptr())
+        }
+    }
+
+    /// Writes a register, by a non-temporal store with `STREAM`.
+    #[inline(always)]
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
+        let mut lanes = [0.0; MOST_LANES];
+        // SAFETY: a register of elements can be written; the array has a register's lanes.
+        unsafe {
+            S::write_f32(lanes.as_mut_ptr(), x);
+            for (i, &lane) in lanes.iter().enumerate().take(S::LANES) {
+                to.add(i).write(Self::from_f32(lane));
+            }
+        }
+    }
+
+    /// Writes the first `n <= LANES` lanes. Not with a mask, which takes very long on some processors (Zen 5).
+    #[inline(always)]
+    unsafe fn write_some<S: Simd>(to: *mut Self, x: S::F32, n: usize) {
+        // SAFETY: n elements can be written; the array has a register's lanes.
+        unsafe {
+            if n == S::LANES {
+                return Self::write::<S, false>(to, x);
+            }
+            let mut all = [Self::default(); MOST_LANES];
+            Self::write::<S, false>(all.as_mut_ptr(), x);
+            for (i, &lane) in all.iter().enumerate().take(n) {
+                to.add(i).write(lane);
+            }
+        }
+    }
+
+    /// Rounds each lane to this type.
+    #[inline(always)]
+    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
+        let mut lanes = [Self::default(); MOST_LANES];
+        // SAFETY: the instruction set is enabled; the array has a register's lanes.
+        unsafe {
+            Self::write::<S, false>(lanes.as_mut_ptr(), x);
+            Self::read::<S>(lanes.as_ptr())
+        }
+    }
+
+    /// `len` values as float32: where they are, or else in `room`, into which whole registers are written.
+    #[inline(always)]
+    unsafe fn as_f32<S: Simd>(values: *const Self, len: usize, room: *mut f32) -> *const f32 {
+        for i in (0..len).step_by(S::LANES) {
+            // SAFETY: i < len, so these values can be read, and a register be written.
+            unsafe { S::write_f32(room.add(i), Self::read_some::<S>(values.add(i), S::LANES.min(len - i))) }
+        }
+        room
+    }
+}
+
+// SAFETY of every block: the function's own conditions are those of the one that it calls.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Float for f32 {
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        unsafe { S::read_f32(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
+        unsafe { S::read_some_f32(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
+        unsafe { if STREAM { S::stream_f32(to, x) } else { S::write_f32(to, x) } }
+    }
+
+    #[inline(always)]
+    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
+        x
+    }
+
+    #[inline(always)]
+    unsafe fn as_f32<S: Simd>(values: *const Self, _: usize, _: *mut f32) -> *const f32 {
+        values
+    }
+}
+
+// SAFETY of every block: the function's own conditions are those of the one that it calls.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Float for f16 {
+    const IS_F16: bool = true;
+
+    fn from_f32(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    fn read_slice(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    fn round_slice(values: &mut [f32]) {
+        for values in values.chunks_mut(BUFFER) {
+            let mut rounded = [Self::ZERO; BUFFER];
+            let rounded = &mut rounded[..values.len()];
+            rounded.convert_from_f32_slice(values);
+            rounded.convert_to_f32_slice(values);
+        }
+    }
+
+    unsafe fn write_slice(from: &[f32], to: *mut Self) {
+        for (i, from) in from.chunks(BUFFER).enumerate() {
+            let mut rounded = [Self::ZERO; BUFFER];
+            let rounded = &mut rounded[..from.len()];
+            rounded.convert_from_f32_slice(from);
+            unsafe { to.add(i * BUFFER).copy_from_nonoverlapping(rounded.as_ptr(), rounded.len()) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        unsafe { S::read_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
+        unsafe { S::read_some_f16(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
+        unsafe { if STREAM { S::stream_f16(to, x) } else { S::write_f16(to, x) } }
+    }
+
+    #[inline(always)]
+    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
+        unsafe { S::round_f16(x) }
+    }
+}

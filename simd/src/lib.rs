@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod float;
+mod instruction_set;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+mod prefetch;
+mod register;
+mod vendor;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use float::Float;
+pub use instruction_set::InstructionSet;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
+pub use portable::Portable;
+pub use prefetch::{LINE, prefetch_l1, prefetch_l2};
+pub use register::{Function, MOST_LANES, Outlined, Simd};
+pub use vendor::is_amd;

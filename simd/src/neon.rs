@@ -1,0 +1,132 @@
+//! NEON: two registers of 4 float32 are one of 8.
+//!
+//! All is in ARMv8.0, conversions from and to float16 too. The default state of the processor is assumed, as the
+//! compiler does: roundings to nearest, ties to even, and no subnormal number flushed to zero.
+
+use std::arch::aarch64::*;
+
+use half::f16;
+
+use crate::register::{Function, Outlined, Simd};
+
+/// NEON, of little-endian machines. It streams nothing: there are non-temporal stores of pairs of registers alone, and
+/// no instruction that orders them but barriers of all memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Neon;
+
+#[target_feature(enable = "neon")]
+unsafe fn outlined<F: Function<Neon>>(arguments: &F::Arguments<'_>) -> F::Output {
+    // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
+    unsafe { F::run(arguments) }
+}
+
+/// Eight float16, rounded to nearest, ties to even.
+#[inline(always)]
+unsafe fn halves(x: [float32x4_t; 2]) -> uint16x8_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let [low, high] = [vreinterpret_u16_f16(vcvt_f16_f32(x[0])), vreinterpret_u16_f16(vcvt_f16_f32(x[1]))];
+        vcombine_u16(low, high)
+    }
+}
+
+/// The values of eight float16.
+#[inline(always)]
+unsafe fn values(halves: uint16x8_t) -> [float32x4_t; 2] {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let [low, high] = [vreinterpret_f16_u16(vget_low_u16(halves)), vreinterpret_f16_u16(vget_high_u16(halves))];
+        [vcvt_f32_f16(low), vcvt_f32_f16(high)]
+    }
+}
+
+// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Simd for Neon {
+    const LANES: usize = 8;
+    type F32 = [float32x4_t; 2];
+
+    fn outlined<F: Function<Self>>() -> Outlined<Self, F> {
+        outlined::<F>
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [float32x4_t; 2] {
+        unsafe { [vdupq_n_f32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f32(from: *const f32) -> [float32x4_t; 2] {
+        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f32(to: *mut f32, x: [float32x4_t; 2]) {
+        unsafe {
+            vst1q_f32(to, x[0]);
+            vst1q_f32(to.add(4), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_f16(from: *const f16) -> [float32x4_t; 2] {
+        unsafe { values(vld1q_u16(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_f16(to: *mut f16, x: [float32x4_t; 2]) {
+        unsafe { vst1q_u16(to.cast(), halves(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_f16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { values(halves(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vsubq_f32(a[0], b[0]), vsubq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        // Not the instruction for maxima, which gives NaN where one is NaN.
+        unsafe {
+            let [low, high] = [vcgtq_f32(a[0], b[0]), vcgtq_f32(a[1], b[1])];
+            [vbslq_f32(low, a[0], b[0]), vbslq_f32(high, a[1], b[1])]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn if_equal(
+        a: [float32x4_t; 2],
+        b: [float32x4_t; 2],
+        then: [float32x4_t; 2],
+        otherwise: [float32x4_t; 2],
+    ) -> [float32x4_t; 2] {
+        unsafe {
+            let [low, high] = [vceqq_f32(a[0], b[0]), vceqq_f32(a[1], b[1])];
+            [vbslq_f32(low, then[0], otherwise[0]), vbslq_f32(high, then[1], otherwise[1])]
+        }
+    }
+}

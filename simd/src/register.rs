@@ -1,0 +1,127 @@
+//! What an instruction set can do with a register of float32, and functions compiled for it.
+
+use half::f16;
+
+use crate::prefetch::prefetch_l1;
+
+/// Lanes of the widest register.
+pub const MOST_LANES: usize = 16;
+
+/// A function over the registers of an instruction set S.
+pub trait Function<S> {
+    /// Its arguments.
+    type Arguments<'a>;
+
+    /// Its result.
+    type Output;
+
+    /// Runs it.
+    ///
+    /// # Safety
+    /// The instruction set is enabled; else the conditions of the arguments.
+    unsafe fn run(arguments: &Self::Arguments<'_>) -> Self::Output;
+}
+
+/// A function compiled for an instruction set. To call it, this must be supported.
+pub type Outlined<S, F> = for<'a> unsafe fn(&<F as Function<S>>::Arguments<'a>) -> <F as Function<S>>::Output;
+
+/// An instruction set with registers of [`LANES`](Self::LANES) float32.
+///
+/// # Safety
+/// Unsafe functions may be called only where the instruction set is enabled. Pointers need no alignment; they are valid
+/// for a register of elements, or for as many as the function's description says. Non-temporal (streaming) stores go to
+/// addresses that are multiples of the bytes that they write.
+pub trait Simd: Sized {
+    /// Float32 values in a register: 8 or 16.
+    const LANES: usize;
+
+    /// Whether the instruction set has non-temporal stores; else functions that stream write plain stores.
+    const STREAMS: bool = false;
+
+    /// A register of float32.
+    type F32: Copy;
+
+    /// An outlined `#[target_feature]` function.
+    fn outlined<F: Function<Self>>() -> Outlined<Self, F>;
+
+    /// Orders non-temporal stores before whatever the thread writes next.
+    fn fence() {}
+
+    /// Prefetches the line at any address, readable or not, into the level of the cache that serves best.
+    #[inline(always)]
+    fn prefetch(line: *const u8) {
+        prefetch_l1(line);
+    }
+
+    /// `x` in every lane.
+    unsafe fn splat(x: f32) -> Self::F32;
+    /// Reads a register of float32.
+    unsafe fn read_f32(from: *const f32) -> Self::F32;
+    /// Writes a register of float32.
+    unsafe fn write_f32(to: *mut f32, x: Self::F32);
+    /// Writes a register of float32 by a non-temporal store.
+    #[inline(always)]
+    unsafe fn stream_f32(to: *mut f32, x: Self::F32) {
+        // SAFETY: the conditions of `write_f32` are among those of this function.
+        unsafe { Self::write_f32(to, x) }
+    }
+    /// Reads a register of float16.
+    unsafe fn read_f16(from: *const f16) -> Self::F32;
+    /// Writes a register as float16, rounded to nearest, ties to even.
+    unsafe fn write_f16(to: *mut f16, x: Self::F32);
+    /// Writes a register as float16, rounded to nearest, ties to even, by a non-temporal store.
+    #[inline(always)]
+    unsafe fn stream_f16(to: *mut f16, x: Self::F32) {
+        // SAFETY: the conditions of `write_f16` are among those of this function.
+        unsafe { Self::write_f16(to, x) }
+    }
+    /// Rounds to float16, to nearest, ties to even.
+    unsafe fn round_f16(x: Self::F32) -> Self::F32;
+
+    /// `a + b`
+    unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a - b`
+    unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b`
+    unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a / b`
+    unsafe fn div(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once where the instruction set can.
+    unsafe fn mul_add(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// The larger of both; `b` where one is NaN.
+    unsafe fn max(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `then` where `a == b`, else `otherwise`.
+    unsafe fn if_equal(a: Self::F32, b: Self::F32, then: Self::F32, otherwise: Self::F32) -> Self::F32;
+
+    /// Reads the first `n <= LANES` float32; the other lanes are 0.
+    #[inline(always)]
+    unsafe fn read_some_f32(from: *const f32, n: usize) -> Self::F32 {
+        // SAFETY: n elements can be read, LANES or fewer; the array has a register's.
+        unsafe {
+            if n == Self::LANES {
+                return Self::read_f32(from);
+            }
+            let mut some = [0.0; MOST_LANES];
+            for (i, some) in some.iter_mut().enumerate().take(n) {
+                *some = from.add(i).read();
+            }
+            Self::read_f32(some.as_ptr())
+        }
+    }
+
+    /// Reads the first `n <= LANES` float16; the other lanes are 0.
+    #[inline(always)]
+    unsafe fn read_some_f16(from: *const f16, n: usize) -> Self::F32 {
+        // SAFETY: n elements can be read, LANES or fewer; the array has a register's.
+        unsafe {
+            if n == Self::LANES {
+                return Self::read_f16(from);
+            }
+            let mut some = [f16::ZERO; MOST_LANES];
+            for (i, some) in some.iter_mut().enumerate().take(n) {
+                *some = from.add(i).read();
+            }
+            Self::read_f16(some.as_ptr())
+        }
+    }
+}
