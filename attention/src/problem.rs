@@ -1,9 +1,10 @@
 //! One call of an attention operator, already checked: the input of every attention kernel.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use kvcache_kernels::{Kernel, Problem, Workers};
+use kvcache_kernels::{Indices, Kernel, Stores, Workers};
 use kvcache_schema::ElementType;
 
 /// An implementation of attention.
@@ -11,9 +12,12 @@ pub trait AttentionKernel: Sync {
     /// The kernel's name, as a user writes it.
     fn name(&self) -> &'static str;
 
-    /// Writes every element of `attn_output`. Over a cache, the current tokens have been
-    /// [stored](AttentionProblem::store).
-    fn attend(&self, problem: &mut AttentionProblem<'_>, workers: &dyn Workers);
+    /// Writes every element of `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh). Over a cache, the current tokens have
+    /// been [stored](AttentionProblem::store).
+    ///
+    /// # Panics
+    /// If `attn_output` is not [`output_bytes`](AttentionProblem::output_bytes) long, or not aligned for T1.
+    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], workers: &dyn Workers);
 }
 
 /// Dimensions, types and masks of a call.
@@ -64,13 +68,18 @@ impl AttentionIndices<'_> {
 }
 
 /// Where a call's keys and values are.
+#[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
 pub enum Keys<'a> {
     /// `key` and `value`: T1, shape (`kvstarts[B]`, Hk, Dh).
-    Packed([*const u8; 2]),
-    /// In the cache of a call of `KeyValueCache`, which stores the current tokens and loads nothing: its `num_repeat`
-    /// is 0, so that it has no outputs.
-    Cache(Problem<'a>),
+    Packed {
+        /// The first elements of both.
+        pointers: [*const u8; 2],
+        /// The rows of each sequence.
+        indices: AttentionIndices<'a>,
+    },
+    /// In the cache, after these stores.
+    Cache(Stores<'a>),
 }
 
 /// `attn_mask`: T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W >= `kvstarts[B]`.
@@ -84,23 +93,21 @@ pub struct Mask {
     pub per_head: bool,
 }
 
-/// The memory of a call's tensors other than the keys and values.
+/// The memory of what attends.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionPointers {
     /// `query`: T1, shape (`seqstarts[B]`, Hq, Dh).
     pub query: *const u8,
     /// `attn_mask`, if given.
     pub attn_mask: Option<Mask>,
-    /// `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub attn_output: *mut u8,
 }
 
-/// One call of an attention operator, already checked.
+/// One call of an attention operator, already checked: all but its output.
 ///
 /// Whoever holds one may rely on every slot of its tokens being inside the cache, and on all sizes fitting in memory.
+#[derive(Debug)]
 pub struct AttentionProblem<'a> {
     geometry: AttentionGeometry,
-    indices: AttentionIndices<'a>,
     keys: Keys<'a>,
     pointers: AttentionPointers,
     memory: PhantomData<&'a mut [u8]>,
@@ -111,19 +118,13 @@ impl<'a> AttentionProblem<'a> {
     ///
     /// # Safety
     /// - T1 is float32 or float16, `num_kv_heads` is at least 1 and divides `num_heads`.
-    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. Over a cache they are those of the `Problem`, and
-    ///   so are T1, Hk, Dh and B; its `num_repeat` is 0.
-    /// - For the lifetime, each pointer is aligned for T1 and valid for its tensor's shape (for any address where the
-    ///   tensor is empty): `attn_output` for writes, the others for reads of initialized memory. `attn_output` overlaps
-    ///   nothing else.
-    /// - For the lifetime, nobody else writes what the call reads, or accesses `attn_output`.
-    pub unsafe fn assume_checked(
-        geometry: AttentionGeometry,
-        indices: AttentionIndices<'a>,
-        keys: Keys<'a>,
-        pointers: AttentionPointers,
-    ) -> Self {
-        Self { geometry, indices, keys, pointers, memory: PhantomData }
+    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. T1, Hk, Dh and B are those of the stores, if there
+    ///   are any.
+    /// - For the lifetime, each pointer is aligned for T1 and valid for reads of its tensor's shape (for any address
+    ///   where the tensor is empty), which is initialized.
+    /// - For the lifetime, nobody else writes what the call reads.
+    pub unsafe fn assume_checked(geometry: AttentionGeometry, keys: Keys<'a>, pointers: AttentionPointers) -> Self {
+        Self { geometry, keys, pointers, memory: PhantomData }
     }
 
     /// Dimensions, types and masks.
@@ -132,8 +133,14 @@ impl<'a> AttentionProblem<'a> {
     }
 
     /// The rows of each sequence.
-    pub fn indices(&self) -> &AttentionIndices<'a> {
-        &self.indices
+    pub fn indices(&self) -> AttentionIndices<'a> {
+        match &self.keys {
+            Keys::Packed { indices, .. } => *indices,
+            Keys::Cache(stores) => {
+                let &Indices { seqstarts, kvstarts, .. } = stores.indices();
+                AttentionIndices { seqstarts, kvstarts }
+            }
+        }
     }
 
     /// Where the keys and values are. Access follows the conditions of [`assume_checked`](Self::assume_checked).
@@ -148,19 +155,24 @@ impl<'a> AttentionProblem<'a> {
 
     /// Stores the current tokens into the cache, if there is one.
     pub fn store(&mut self, kernel: &dyn Kernel, workers: &dyn Workers) {
-        if let Keys::Cache(problem) = &mut self.keys {
-            kernel.store(problem, workers);
+        if let Keys::Cache(stores) = &mut self.keys {
+            kernel.store(stores.reborrow(), workers);
         }
     }
 
     /// Rows of `query` and `attn_output`.
     pub fn total_seqlen(&self) -> usize {
-        self.indices.seqstarts[self.geometry.batch] as usize
+        self.indices().seqstarts[self.geometry.batch] as usize
     }
 
     /// Rows of packed keys and values.
     pub fn total_kvlen(&self) -> usize {
-        self.indices.kvstarts[self.geometry.batch] as usize
+        self.indices().kvstarts[self.geometry.batch] as usize
+    }
+
+    /// The bytes of `attn_output`.
+    pub fn output_bytes(&self) -> usize {
+        self.total_seqlen() * self.geometry.head_dim * self.geometry.num_heads * self.t1_bytes()
     }
 
     /// The bytes of a T1.

@@ -28,12 +28,12 @@ impl AttentionKernel for AttentionReference {
         "reference"
     }
 
-    fn attend(&self, problem: &mut AttentionProblem<'_>, _: &dyn Workers) {
+    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], _: &dyn Workers) {
         let AttentionGeometry { batch, num_heads, head_dim, t1, .. } = *problem.geometry();
         if problem.total_seqlen() == 0 || num_heads == 0 || head_dim == 0 {
             return; // and the others may be any number, whose memory there is not
         }
-        let Tensors { geometry, indices, query, mask, mut rows, output } = problem.tensors();
+        let Tensors { geometry, indices, query, mask, mut rows } = problem.tensors();
         let slopes = alibi_slopes(num_heads);
         let head_len = head_dim * (t1.bits() / 8);
         let (mut q, mut result) = (vec![0.0; head_dim], vec![0.0; head_dim]);
@@ -57,7 +57,7 @@ impl AttentionKernel for AttentionReference {
                     let h = h / (num_heads / geometry.num_kv_heads);
                     let row = Row { kv: KEY, b, start: keys.start, t: 0, h };
                     attend(&q, &mut rows, row, &bias, &mut result);
-                    write(&result, t1, &mut output[at..][..head_len]);
+                    write(&result, t1, &mut attn_output[at..][..head_len]);
                 }
             }
         }

@@ -55,7 +55,7 @@ impl<'a> Rows<'a> {
         let geometry = problem.geometry();
         let t1_head = geometry.head_dim * problem.t1_bytes();
         let (source, cells, scales) = match problem.keys() {
-            Keys::Packed(pointers) => {
+            Keys::Packed { pointers, .. } => {
                 let len = problem.total_kvlen() * geometry.num_kv_heads * t1_head;
                 // SAFETY: assume_checked: both are valid for reads of their shape, and nobody writes them.
                 (Source::Packed(pointers.map(|data| unsafe { bytes(data, len) })), t1_head, 0)
@@ -114,7 +114,7 @@ impl<'a> Rows<'a> {
 /// The bytes of a cache or scale, of which the call may read its own slots.
 fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
     match NonNull::new(data) {
-        // SAFETY: `Problem::assume_checked`: cache and scale are valid for reads and writes of their shape, and nobody
+        // SAFETY: `Stores::assume_checked`: cache and scale are valid for reads and writes of their shape, and nobody
         // else writes the slots that a call loads, which are the only ones that are read here.
         Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
         // SAFETY: a dangling pointer is aligned and valid for no elements.

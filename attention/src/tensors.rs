@@ -1,7 +1,5 @@
 //! A call's tensors as bytes whose bounds are checked.
 
-use std::mem::MaybeUninit;
-
 use crate::masking::MaskRows;
 use crate::memory::bytes;
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem};
@@ -15,32 +13,25 @@ pub(crate) struct Tensors<'a> {
     pub(crate) mask: Option<MaskRows<'a>>,
     /// The keys and values.
     pub(crate) rows: Rows<'a>,
-    pub(crate) output: &'a mut [MaybeUninit<u8>],
 }
 
 impl AttentionProblem<'_> {
     /// The tensors, bounds-checked.
-    pub(crate) fn tensors(&mut self) -> Tensors<'_> {
-        let row = self.geometry().num_heads * self.t1_bytes();
-        let len = self.total_seqlen() * row * self.geometry().head_dim;
-        let AttentionPointers { query, attn_mask, attn_output } = self.pointers();
-        // SAFETY: assume_checked: each pointer is valid for its tensor's shape, bytes are aligned anywhere, and the
-        // output overlaps nothing. The address of an empty tensor is not used.
+    pub(crate) fn tensors(&self) -> Tensors<'_> {
+        let AttentionPointers { query, attn_mask } = self.pointers();
+        // SAFETY: assume_checked: each pointer is valid for its tensor's shape, which is that of the output for `query`.
+        // Bytes are aligned anywhere. The address of an empty tensor is not used.
         unsafe {
             Tensors {
                 geometry: *self.geometry(),
-                indices: *self.indices(),
-                query: bytes(query, len),
+                indices: self.indices(),
+                query: bytes(query, self.output_bytes()),
                 mask: attn_mask.map(|mask| {
                     let planes = if mask.per_head { self.geometry().num_heads } else { 1 };
                     let plane = self.total_seqlen() * mask.width * self.t1_bytes();
                     MaskRows::new(bytes(mask.data, planes * plane), mask, self.total_seqlen(), self.geometry().t1)
                 }),
                 rows: Rows::new(self),
-                output: match len {
-                    0 => &mut [],
-                    len => std::slice::from_raw_parts_mut(attn_output.cast(), len),
-                },
             }
         }
     }

@@ -6,6 +6,7 @@ mod cache_rows;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod device_problem;
 mod key_rotation;
 mod problem;
 pub mod quantize;
@@ -20,8 +21,9 @@ pub use addressing::{Addressing, Run, Segment};
 pub use cache_bytes::{CacheBytes, TensorBytes};
 pub use cache_rows::{CacheRows, RowCopy};
 pub use cpu::{Cpu, LoadedRows, RowLoader};
+pub use device_problem::{DeviceProblem, DeviceStores, Pages};
 pub use kvcache_simd::InstructionSet;
-pub use problem::{Geometry, Indices, Kernel, Pointers, Problem, Quant, Sequence};
+pub use problem::{Geometry, Indices, Kernel, Outputs, Pointers, Problem, Quant, Sequence, Stores};
 pub use reference::Reference;
 pub use rotary::{Rope, RopeError, RopeStyle, Rotation};
 pub use rows_error::RowsError;

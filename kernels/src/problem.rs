@@ -1,7 +1,6 @@
 //! One call of the operator, already checked: the input of every kernel.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -17,14 +16,14 @@ pub trait Kernel: Sync {
     fn name(&self) -> &'static str;
 
     /// Stores all current tokens into the cache.
-    fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers);
+    fn store(&self, stores: Stores<'_>, workers: &dyn Workers);
 
     /// Loads all tokens of all sequences from the cache.
     fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers);
 
     /// The operator: all stores, then all loads.
     fn run(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        self.store(problem, workers);
+        self.store(problem.reborrow_stores(), workers);
         self.load(problem, workers);
     }
 }
@@ -38,8 +37,6 @@ pub struct Geometry {
     pub num_heads: usize,
     /// Elements of a head (Dh).
     pub head_dim: usize,
-    /// Output heads per cache head.
-    pub num_repeat: usize,
     /// The layer that is stored to and loaded from.
     pub layer_idx: usize,
     /// The type of `current_key`, `current_value`, `key` and `value` (T1).
@@ -101,7 +98,7 @@ impl Indices<'_> {
     }
 }
 
-/// The memory of a call's tensors; the first of two is for keys, the second for values.
+/// The memory of what is stored, and of where; the first of two is for keys, the second for values.
 #[derive(Debug, Clone, Copy)]
 pub struct Pointers {
     /// `current_key` and `current_value`: T1, shape (`seqstarts[B]`, H, Dh).
@@ -110,33 +107,63 @@ pub struct Pointers {
     pub cache: *mut u8,
     /// `scale`: T3, shape by layout; not accessed without quantization.
     pub scale: *mut u8,
-    /// `key` and `value`: T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub outputs: [*mut u8; 2],
 }
 
-/// One call of the operator, already checked.
+/// The outputs of a call.
+#[derive(Debug, Clone, Copy)]
+pub struct Outputs {
+    /// Output heads per cache head.
+    pub num_repeat: usize,
+    /// `key` and `value`: T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub pointers: [*mut u8; 2],
+}
+
+// SAFETY: addresses alone; who writes to them, in an `unsafe` block, keeps to tokens of its own.
+unsafe impl Sync for Outputs {}
+
+/// The tokens of a call and one layer of the cache, already checked: all that storing the current tokens needs, and
+/// reading those of all sequences.
 ///
 /// Whoever holds one may rely on every slot of its tokens being inside the cache, and on all sizes fitting in memory.
-pub struct Problem<'a> {
+#[derive(Debug)]
+pub struct Stores<'a> {
     geometry: Geometry,
     indices: Indices<'a>,
     pointers: Pointers,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-impl<'a> Problem<'a> {
-    /// A problem that the caller has checked.
+impl<'a> Stores<'a> {
+    /// Tokens and a layer that the caller has checked.
     ///
     /// # Safety
     /// - The types are a legal combination; `head_dim` is a multiple of the group.
     /// - The indices obey the rules "Starts" and "Slots" of the specification, and no two current tokens share a slot.
     /// - For the lifetime, each pointer is aligned for its type and valid for its tensor's shape (for any address where
-    ///   the tensor is empty): the current tokens for reads, outputs for writes, cache and scale for reads and writes
-    ///   of initialized memory. Outputs, cache and scale overlap nothing else.
-    /// - For the lifetime, nobody else writes the current tokens, accesses the outputs, writes the slots of this layer
-    ///   that the call loads, or accesses those that it stores.
+    ///   the tensor is empty): the current tokens for reads, cache and scale for reads and writes of initialized
+    ///   memory. Cache and scale overlap nothing else. Current tokens that come later are null, and are not read before
+    ///   [`layer`](Self::layer) is given others.
+    /// - For the lifetime, nobody else writes the current tokens, writes the slots of this layer that the call loads,
+    ///   or accesses those that it stores.
     pub unsafe fn assume_checked(geometry: Geometry, indices: Indices<'a>, pointers: Pointers) -> Self {
         Self { geometry, indices, pointers, memory: PhantomData }
+    }
+
+    /// The same tokens in another layer, with current keys and values of its own.
+    ///
+    /// # Safety
+    /// The cache has the layer, and `current` is as [`assume_checked`](Self::assume_checked) asks for, for `'c`.
+    pub unsafe fn layer<'c>(&'c mut self, layer_idx: usize, current: [*const u8; 2]) -> Stores<'c> {
+        Stores {
+            geometry: Geometry { layer_idx, ..self.geometry },
+            pointers: Pointers { current, ..self.pointers },
+            ..self.reborrow()
+        }
+    }
+
+    /// The same for a shorter lifetime, to be given to one kernel after another.
+    pub fn reborrow(&mut self) -> Stores<'_> {
+        Stores { ..*self }
     }
 
     /// Dimensions, types and strides.
@@ -170,15 +197,13 @@ impl<'a> Problem<'a> {
     /// The elements of T1 are `V`, of T2 `C` (bytes of codes may be `u8`, for int4 must) and of T3 `S` (any type
     /// without quantization).
     pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(&mut self) -> Tensors<'_, V, C, S> {
-        let Geometry { num_heads, head_dim, num_repeat, .. } = self.geometry;
-        let current_len = self.total_seqlen() * num_heads * head_dim;
-        let output_len = self.total_kvlen() * num_heads * num_repeat * head_dim;
+        let current_len = self.total_seqlen() * self.geometry.num_heads * self.geometry.head_dim;
         let cache_len = match self.geometry.t2 {
             ElementType::Int4 => self.geometry.cache_len.div_ceil(2),
             _ => self.geometry.cache_len,
         };
         let scale_len = self.geometry.quant.map_or(0, |quant| quant.scale_len);
-        let Pointers { current, cache, scale, outputs } = self.pointers;
+        let Pointers { current, cache, scale } = self.pointers;
         // SAFETY: assume_checked: the pointers are aligned and valid for these shapes, and what is written overlaps
         // nothing. `V`, `C` and `S` are the tensors' types: see `# Safety`. The address of an empty tensor is not used.
         unsafe {
@@ -191,12 +216,41 @@ impl<'a> Problem<'a> {
                 }),
                 cache: shared_slice(cache, cache_len),
                 scale: shared_slice(scale, scale_len),
-                outputs: outputs.map(|data| match output_len {
-                    0 => &mut [][..],
-                    len => std::slice::from_raw_parts_mut(data.cast(), len),
-                }),
             }
         }
+    }
+}
+
+/// One call of the operator, already checked: what it stores and reads, and its outputs.
+#[derive(Debug)]
+pub struct Problem<'a> {
+    stores: Stores<'a>,
+    outputs: Outputs,
+}
+
+impl<'a> Problem<'a> {
+    /// Stores with outputs that the caller has checked.
+    ///
+    /// # Safety
+    /// For the lifetime, the outputs are aligned for T1, valid for writes of their shape (for any address where it is
+    /// empty) and overlap nothing else, and nobody else accesses them.
+    pub unsafe fn assume_checked(stores: Stores<'a>, outputs: Outputs) -> Self {
+        Self { stores, outputs }
+    }
+
+    /// What the call stores and reads.
+    pub fn stores(&self) -> &Stores<'a> {
+        &self.stores
+    }
+
+    /// The same, to be given to a kernel.
+    pub fn reborrow_stores(&mut self) -> Stores<'_> {
+        self.stores.reborrow()
+    }
+
+    /// The outputs. Access follows the conditions of [`assume_checked`](Self::assume_checked).
+    pub fn outputs(&self) -> Outputs {
+        self.outputs
     }
 }
 
@@ -213,7 +267,7 @@ unsafe fn shared_slice<'a, T: Copy>(data: *mut u8, len: usize) -> SharedSlice<'a
     }
 }
 
-/// A problem whose tensors are slices: values of type `V`, cache elements of type `C`, scales of type `S`.
+/// Stores whose tensors are slices: values of type `V`, cache elements of type `C`, scales of type `S`.
 pub(crate) struct Tensors<'a, V, C, S> {
     pub(crate) geometry: Geometry,
     pub(crate) indices: Indices<'a>,
@@ -221,6 +275,4 @@ pub(crate) struct Tensors<'a, V, C, S> {
     pub(crate) current: [&'a [V]; 2],
     pub(crate) cache: SharedSlice<'a, C>,
     pub(crate) scale: SharedSlice<'a, S>,
-    /// `key` and `value`.
-    pub(crate) outputs: [&'a mut [MaybeUninit<V>]; 2],
 }

@@ -4,14 +4,39 @@ use kvcache_schema::{AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit
 
 use crate::error::Error;
 
-/// Attributes that have been checked, as the types that they stand for.
+/// What `KeyValueCache` and that of static batching say of their caches, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Config {
+pub(crate) struct CacheConfig {
     pub(crate) num_layer: usize,
     pub(crate) layer_idx: usize,
     pub(crate) quant: Option<QuantBit>,
     pub(crate) quant_group: usize,
     pub(crate) num_repeat: usize,
+}
+
+impl CacheConfig {
+    /// Checks the rules that involve two attributes; each is in its own range.
+    pub(crate) fn new([num_layer, layer_idx, quant_bit, quant_group, num_repeat]: [i64; 5]) -> Result<Self, Error> {
+        self::layer_idx(layer_idx as usize, num_layer as usize)?;
+        let quant = QuantBit::from_code(quant_bit);
+        if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
+            let expected = "an even number, because quant_bit is 4".to_owned();
+            return Err(Error::AttributeOutOfRange { name: "quant_group", got: quant_group, expected });
+        }
+        Ok(Self {
+            num_layer: num_layer as usize,
+            layer_idx: layer_idx as usize,
+            quant,
+            quant_group: quant_group as usize,
+            num_repeat: num_repeat as usize,
+        })
+    }
+}
+
+/// Attributes that have been checked, as the types that they stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) cache: CacheConfig,
     pub(crate) mode: CacheMode,
     pub(crate) layout: CacheLayout,
     pub(crate) page_size: usize,
@@ -22,23 +47,13 @@ impl Config {
     pub(crate) fn new(attributes: &Attributes) -> Result<Self, Error> {
         ranges(&Attributes::SPEC, attributes)?;
         let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
-        self::layer_idx(layer_idx as usize, num_layer as usize)?;
-        let quant = quant(quant_bit, quant_group)?;
+        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat])?;
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
         let (Some(mode), Some(layout)) = (mode, layout) else {
             unreachable!("the ranges of cache_mode and cache_layout are those of their codes");
         };
-        Ok(Self {
-            num_layer: num_layer as usize,
-            layer_idx: layer_idx as usize,
-            quant,
-            quant_group: quant_group as usize,
-            num_repeat: num_repeat as usize,
-            mode,
-            layout,
-            page_size: page_size as usize,
-        })
+        Ok(Self { cache, mode, layout, page_size: page_size as usize })
     }
 }
 
@@ -56,16 +71,6 @@ pub(crate) fn ranges<A>(specs: &[AttributeSpec<A>], attributes: &A) -> Result<()
         }
     }
     Ok(())
-}
-
-/// The quantization of a node whose attributes are in their own ranges; checks that its groups are whole bytes.
-pub(crate) fn quant(quant_bit: i64, quant_group: i64) -> Result<Option<QuantBit>, Error> {
-    let quant = QuantBit::from_code(quant_bit);
-    if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
-        let expected = "an even number, because quant_bit is 4".to_owned();
-        return Err(Error::AttributeOutOfRange { name: "quant_group", got: quant_group, expected });
-    }
-    Ok(quant)
 }
 
 /// Checks that a layer is one of those that the cache has.

@@ -40,7 +40,7 @@ pub(crate) fn infer(config: &Config, inputs: &InputDims<'_>) -> [Dim; 3] {
         ])
     };
     let total = inputs.total_kvlen.map_or(Dim::Unknown, Dim::Known);
-    [total, repeated(best(1, head_axis(config.layout)), config.num_repeat), best(2, 4)]
+    [total, repeated(best(1, head_axis(config.layout)), config.cache.num_repeat), best(2, 4)]
 }
 
 /// The length of an axis of a tensor that should have this rank.

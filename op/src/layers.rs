@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::call::Call;
 use crate::error::Error;
 use crate::tensor::TensorRef;
-use crate::validate::{self, CheckedCall};
+use crate::validate::{CheckedStores, ExpectedOutputs};
 
 /// The calls of all layers of one step: their indices, cache and scale have been checked, and nothing is written yet. A
 /// step gives every layer the same indices and the same cache, so a model that runs layer by layer has them checked
@@ -41,14 +41,15 @@ use crate::validate::{self, CheckedCall};
 pub struct Layers<'a> {
     pub(crate) num_layer: usize,
     pub(crate) backend: Backend,
-    /// The call of any layer, of which the current tokens are missing.
-    pub(crate) checked: CheckedCall<'a>,
+    /// The stores of any layer, of which the current tokens are missing.
+    pub(crate) checked: CheckedStores<'a>,
+    pub(crate) outputs: ExpectedOutputs<3>,
 }
 
 impl Layers<'_> {
     /// The shape of each layer's `key` and `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        self.checked.output_shape
+        self.outputs.shape
     }
 
     /// The call of one layer; nothing is written yet. `current_key` and `current_value` are of type T1 and shape
@@ -63,7 +64,7 @@ impl Layers<'_> {
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
     ) -> Result<Call<'c>, Error> {
-        let checked = validate::layer(&self.checked, self.num_layer, layer_idx, [current_key, current_value])?;
-        Ok(Call { backend: self.backend, checked })
+        let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
+        Ok(Call { backend: self.backend, checked, outputs: self.outputs })
     }
 }

@@ -6,7 +6,7 @@ use kvcache_kernels::Workers;
 use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination, shape};
 use ndarray::{Array, Array3, IntoDimension};
 
-use crate::attributes::Config;
+use crate::attributes::{CacheConfig, Config};
 use crate::backend::Backend;
 use crate::call::{Call, Outputs};
 use crate::error::Error;
@@ -14,7 +14,7 @@ use crate::infer::{self, Dim, InputDims};
 use crate::inputs::{IndexInputs, Inputs};
 use crate::layers::Layers;
 use crate::tensor::{Element, TensorMut};
-use crate::validate;
+use crate::validate::{self, CheckedStores, ExpectedOutputs};
 
 /// The operator `dynamic_batching.KeyValueCache` with checked attributes.
 ///
@@ -106,9 +106,9 @@ impl KeyValueCache {
     /// # Errors
     /// [`Error::HeadDimNotDivisible`].
     pub fn cache_shapes(&self, max_t: usize, num_heads: usize, head_dim: usize) -> Result<[[usize; 5]; 2], Error> {
-        let &Config { num_layer, layout, .. } = &self.config;
+        let &Config { cache: CacheConfig { num_layer, .. }, layout, .. } = &self.config;
         let cache = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
-        let scale = validate::shapes::scale_dims(&self.config, cache)?;
+        let scale = CacheDims { inner: validate::shapes::scales_per_head(&self.config.cache, head_dim)?, ..cache };
         Ok([cache, scale].map(|dims| layout.shape(dims)))
     }
 
@@ -135,8 +135,9 @@ impl KeyValueCache {
         )?;
         let Inputs { current_key, current_value, indices } = inputs;
         let current = Some([current_key, current_value]);
-        let checked = validate::call(&self.config, current_key.element, current, indices, &cache, scale.as_ref())?;
-        Ok(Call { backend: self.backend, checked })
+        let checked = validate::stores(&self.config, current_key.element, current, indices, &cache, scale.as_ref())?;
+        let outputs = self.outputs(&checked)?;
+        Ok(Call { backend: self.backend, checked, outputs })
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of
@@ -154,8 +155,15 @@ impl KeyValueCache {
         scale: Option<TensorMut<'a>>,
     ) -> Result<Layers<'a>, Error> {
         self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let checked = validate::call(&self.config, t1, None, indices, &cache, scale.as_ref())?;
-        Ok(Layers { num_layer: self.config.num_layer, backend: self.backend, checked })
+        let checked = validate::stores(&self.config, t1, None, indices, &cache, scale.as_ref())?;
+        let outputs = self.outputs(&checked)?;
+        Ok(Layers { num_layer: self.config.cache.num_layer, backend: self.backend, checked, outputs })
+    }
+
+    /// What the outputs of a call must be.
+    fn outputs(&self, checked: &CheckedStores<'_>) -> Result<ExpectedOutputs<3>, Error> {
+        let stores = &checked.stores;
+        ExpectedOutputs::new(stores.geometry(), self.config.cache.num_repeat, stores.total_kvlen())
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing

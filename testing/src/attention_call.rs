@@ -6,7 +6,9 @@ use kvcache_attention::{
     AttentionGeometry, AttentionIndices, AttentionKernel, AttentionPointers, AttentionProblem, Keys, Mask,
 };
 use kvcache_conformance::Tensor;
-use kvcache_kernels::{Addressing, Geometry, Indices, Kernel, Pointers, Problem, Quant, Reference, Serial, Workers};
+use kvcache_kernels::{
+    Addressing, Geometry, Indices, Kernel, Outputs, Pointers, Problem, Quant, Reference, Serial, Stores, Workers,
+};
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit};
 
 /// The inputs of a call by name, but for `cache` and `scale`.
@@ -41,10 +43,15 @@ pub fn attend_on(
 ) -> Tensor {
     let geometry = geometry(attributes, inputs);
     let query = &inputs["query"];
-    let (seqstarts, kvstarts) = (int64s(&inputs["seqstarts"]), int64s(&inputs["kvstarts"]));
     let keys = match &mut state.cache {
-        None => Keys::Packed([inputs["key"].bytes().as_ptr(), inputs["value"].bytes().as_ptr()]),
-        Some(cache) => Keys::Cache(cached(attributes, &geometry, inputs, cache, state.scale.as_mut(), None)),
+        None => Keys::Packed {
+            pointers: ["key", "value"].map(|name| inputs[name].bytes().as_ptr()),
+            indices: AttentionIndices {
+                seqstarts: int64s(&inputs["seqstarts"]),
+                kvstarts: int64s(&inputs["kvstarts"]),
+            },
+        },
+        Some(cache) => Keys::Cache(stores(attributes, &geometry, inputs, cache, state.scale.as_mut())),
     };
     let mask = inputs.get("attn_mask").filter(|mask| !mask.bytes().is_empty());
     let mut output = Tensor::zeros(query.element(), query.shape().to_vec()).expect("it fits");
@@ -55,14 +62,15 @@ pub fn attend_on(
             width: *mask.shape().last().expect("a mask has columns"),
             per_head: mask.shape().len() == 3,
         }),
-        attn_output: output.bytes_mut().as_mut_ptr(),
     };
     // SAFETY: the call is legal, so the tensors have the shapes of the geometry and the indices obey the rules; every
     // tensor has memory of its own, which lives to the end of this function.
-    let mut problem =
-        unsafe { AttentionProblem::assume_checked(geometry, AttentionIndices { seqstarts, kvstarts }, keys, pointers) };
+    let mut problem = unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) };
     problem.store(&Reference, &Serial);
-    kernel.attend(&mut problem, workers);
+    let bytes = output.bytes_mut();
+    // SAFETY: a `MaybeUninit<u8>` has the size and alignment of a byte, and a kernel writes values of T1 there.
+    let attn_output = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len()) };
+    kernel.attend(&problem, attn_output, workers);
     output
 }
 
@@ -73,7 +81,10 @@ pub fn load(attributes: &CacheAttentionAttributes, inputs: &Inputs, state: &mut 
     let shape = vec![rows, geometry.num_kv_heads, geometry.head_dim];
     let mut outputs = [(); 2].map(|()| Tensor::zeros(geometry.t1, shape.clone()).expect("it fits"));
     let cache = state.cache.as_mut().expect("the call has a cache");
-    let mut problem = cached(attributes, &geometry, inputs, cache, state.scale.as_mut(), Some(&mut outputs));
+    let stores = stores(attributes, &geometry, inputs, cache, state.scale.as_mut());
+    let pointers = outputs.each_mut().map(|output| output.bytes_mut().as_mut_ptr());
+    // SAFETY: the outputs are new tensors of the shape of a call with `num_repeat` 1.
+    let mut problem = unsafe { Problem::assume_checked(stores, Outputs { num_repeat: 1, pointers }) };
     Reference.load(&mut problem, &Serial);
     outputs
 }
@@ -97,15 +108,14 @@ fn geometry(attributes: &CacheAttentionAttributes, inputs: &Inputs) -> Attention
     }
 }
 
-/// The call of `KeyValueCache`; it has outputs only where `key` and `value` are given.
-fn cached<'a>(
+/// The stores of the call.
+fn stores<'a>(
     attributes: &CacheAttentionAttributes,
     attention: &AttentionGeometry,
     inputs: &'a Inputs,
     cache: &'a mut Tensor,
     scale: Option<&'a mut Tensor>,
-    outputs: Option<&'a mut [Tensor; 2]>,
-) -> Problem<'a> {
+) -> Stores<'a> {
     let attributes = &attributes.cache;
     let layout = CacheLayout::from_code(attributes.cache_layout).expect("a legal layout");
     let mode = CacheMode::from_code(attributes.cache_mode).expect("a legal mode");
@@ -124,7 +134,6 @@ fn cached<'a>(
         batch: attention.batch,
         num_heads: attention.num_kv_heads,
         head_dim: attention.head_dim,
-        num_repeat: usize::from(outputs.is_some()),
         layer_idx: attributes.layer_idx as usize,
         t1: attention.t1,
         t2: cache.element(),
@@ -150,14 +159,9 @@ fn cached<'a>(
         current: ["current_key", "current_value"].map(|name| inputs[name].bytes().as_ptr()),
         cache: cache.bytes_mut().as_mut_ptr(),
         scale: scale.map_or(std::ptr::null_mut(), |scale| scale.bytes_mut().as_mut_ptr()),
-        outputs: match outputs {
-            Some(outputs) => outputs.each_mut().map(|output| output.bytes_mut().as_mut_ptr()),
-            None => [std::ptr::null_mut(); 2],
-        },
     };
-    // SAFETY: the call is legal; cache, scale and outputs are borrowed mutably for 'a. Where there are no outputs,
-    // num_repeat is 0, which makes them empty.
-    unsafe { Problem::assume_checked(geometry, indices, pointers) }
+    // SAFETY: the call is legal; cache and scale are borrowed mutably for 'a.
+    unsafe { Stores::assume_checked(geometry, indices, pointers) }
 }
 
 /// The shape of a cache, or of its scale, by layout.

@@ -1,5 +1,6 @@
 //! The kernel as callers see it.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvcache_kernels::Workers;
@@ -51,11 +52,11 @@ impl AttentionKernel for AttentionCpu {
         self.instructions.kernel_name()
     }
 
-    fn attend(&self, problem: &mut AttentionProblem<'_>, workers: &dyn Workers) {
+    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], workers: &dyn Workers) {
         if problem.total_seqlen() == 0 {
             return; // and `num_heads` may be any number
         }
-        let call = Call::new(problem, self.instructions);
+        let call = Call::new(problem, attn_output, self.instructions);
         let size = Size {
             num_kv_heads: call.geometry.num_kv_heads,
             group: call.group(),

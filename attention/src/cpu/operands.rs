@@ -1,5 +1,7 @@
 //! The operands of one call.
 
+use std::mem::MaybeUninit;
+
 use half::f16;
 use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::{Float16, Float32};
@@ -46,6 +48,7 @@ pub(super) struct Call<'a> {
     /// ALiBi's slope of each query head; empty without.
     slopes: Vec<f32>,
     pointers: AttentionPointers,
+    attn_output: *mut u8,
     t1_bytes: usize,
     total_seqlen: usize,
 }
@@ -55,11 +58,20 @@ pub(super) struct Call<'a> {
 unsafe impl Sync for Call<'_> {}
 
 impl<'a> Call<'a> {
-    pub(super) fn new(problem: &'a AttentionProblem<'_>, instructions: InstructionSet) -> Self {
+    pub(super) fn new(
+        problem: &'a AttentionProblem<'_>,
+        attn_output: &'a mut [MaybeUninit<u8>],
+        instructions: InstructionSet,
+    ) -> Self {
         let geometry = *problem.geometry();
         let AttentionGeometry { num_heads, head_dim, t1, .. } = geometry;
+        assert_eq!(attn_output.len(), problem.output_bytes(), "the bytes of attn_output");
+        assert!(
+            attn_output.is_empty() || attn_output.as_ptr().addr().is_multiple_of(t1.align()),
+            "attn_output is aligned"
+        );
         let (types, group) = match problem.keys() {
-            Keys::Packed(_) => ((t1, t1, None), 1),
+            Keys::Packed { .. } => ((t1, t1, None), 1),
             Keys::Cache(stored) => {
                 let stored = stored.geometry();
                 let group = stored.quant.map_or(1, |quant| quant.group);
@@ -82,7 +94,7 @@ impl<'a> Call<'a> {
         let float_bytes = if floats == Float16 { size_of::<f16>() } else { size_of::<f32>() };
         Self {
             geometry,
-            indices: *problem.indices(),
+            indices: problem.indices(),
             functions,
             source: Source::new(problem),
             loader,
@@ -97,6 +109,7 @@ impl<'a> Call<'a> {
             factor: 1.0 / (head_dim as f32).sqrt(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
             pointers: problem.pointers(),
+            attn_output: attn_output.as_mut_ptr().cast(),
             t1_bytes: problem.t1_bytes(),
             total_seqlen: problem.total_seqlen(),
         }
@@ -138,6 +151,6 @@ impl<'a> Call<'a> {
 
     /// A row's elements of `attn_output`.
     pub(super) fn output(&self, row: &QueryRow) -> *mut u8 {
-        self.pointers.attn_output.wrapping_add(row.at)
+        self.attn_output.wrapping_add(row.at)
     }
 }

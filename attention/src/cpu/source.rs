@@ -58,7 +58,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(problem: &'a AttentionProblem<'_>) -> Self {
         let geometry = problem.geometry();
         match problem.keys() {
-            Keys::Packed(pointers) => {
+            Keys::Packed { pointers, indices } => {
                 let head_len = geometry.head_dim * problem.t1_bytes();
                 let token = geometry.num_kv_heads * head_len;
                 Self {
@@ -66,7 +66,7 @@ impl<'a> Source<'a> {
                     scale: [std::ptr::null(); 2],
                     cache_bytes: TensorBytes { head_len, token, layer: 0, kv: 0, head: head_len },
                     scale_bytes: TensorBytes::default(),
-                    rows: TokenRows::Packed(problem.indices().kvstarts),
+                    rows: TokenRows::Packed(indices.kvstarts),
                 }
             }
             Keys::Cache(stored) => {

@@ -2,11 +2,12 @@
 
 use kvcache_kernels::CacheBytes;
 use kvcache_kernels::cuda::{Divisor, Launch, Module, Parameters, Strides, TooLarge};
+use kvcache_schema::ElementType;
 
-use super::device_attention::{DeviceAttention, DeviceKeys, DevicePacked};
 use super::parameters::AttentionParameters;
 use super::ptx::{self, AttentionKernelName};
 use super::units::Units;
+use crate::device_attention::{DeviceAttention, DeviceKeys, DevicePacked};
 use crate::problem::AttentionGeometry;
 
 /// Blocks for each multiprocessor: several times as many as are resident, so that short units even out, and not one for
@@ -31,12 +32,16 @@ pub struct AttentionLaunches {
 }
 
 impl AttentionLaunches {
-    pub(super) fn new(call: &DeviceAttention) -> Result<Self, TooLarge> {
+    /// The launches of a call, on a device of so many multiprocessors, which size the grids.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn new(call: &DeviceAttention, multiprocessors: u32) -> Result<Self, TooLarge> {
         let units = call.units()?;
         let AttentionGeometry { batch, num_heads, head_dim, .. } = call.geometry;
         let store = match &call.keys {
             DeviceKeys::Packed(_) => None,
-            DeviceKeys::Cache(problem) => problem.store()?,
+            DeviceKeys::Cache(stores) => stores.store(multiprocessors)?,
         };
         if call.query_rows == 0 || batch == 0 || num_heads == 0 || head_dim == 0 {
             return Ok(Self { store, attend: None, combine: None });
@@ -45,7 +50,7 @@ impl AttentionLaunches {
         let (t1, t2, t3) = call.types();
         let module = ptx::module(t1, t2, t3);
         let launch = |kernel: AttentionKernelName, units: usize| {
-            let most = u64::from(call.multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
+            let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
             Launch { module, kernel: name(module, kernel), grid: (units as u64).min(most) as u32, parameters }
         };
         let attend = match call.is_wide(&parameters) {
@@ -85,12 +90,13 @@ impl DeviceAttention {
         Ok(self.units()?.scratch_bytes)
     }
 
-    /// The launches that make the call, in their order.
-    ///
-    /// # Errors
-    /// [`TooLarge`].
-    pub fn launches(&self) -> Result<AttentionLaunches, TooLarge> {
-        AttentionLaunches::new(self)
+    /// The types of the module whose kernels make the call: T1, T2 and, with quantization, T3.
+    fn types(&self) -> (ElementType, ElementType, Option<ElementType>) {
+        let t1 = self.geometry.t1;
+        match &self.keys {
+            DeviceKeys::Packed(_) => (t1, t1, None),
+            DeviceKeys::Cache(stores) => (t1, stores.geometry.t2, stores.geometry.quant.map(|quant| quant.t3)),
+        }
     }
 
     fn parameters(&self, units: &Units) -> Result<AttentionParameters, TooLarge> {
@@ -98,13 +104,13 @@ impl DeviceAttention {
             self.geometry;
         let (tokens, rows, scales, seqstarts) = match &self.keys {
             DeviceKeys::Packed(packed) => (packed.tokens(&self.geometry)?, packed.rows_at, [0; 2], packed.seqstarts),
-            DeviceKeys::Cache(problem) => {
-                let tokens = problem.tokens()?;
-                let layer = CacheBytes::new(&problem.geometry);
+            DeviceKeys::Cache(stores) => {
+                let tokens = stores.tokens()?;
+                let layer = CacheBytes::new(&stores.geometry);
                 let [(first_key, first_scale), (value, value_scale)] = [0, 1].map(|kv| layer.head(0, kv, 0));
                 let rows = [tokens.cache, tokens.cache.wrapping_add((value - first_key) as u64)];
                 let scales = [tokens.scale, tokens.scale.wrapping_add((value_scale - first_scale) as u64)];
-                (tokens, rows, scales, problem.seqstarts)
+                (tokens, rows, scales, stores.seqstarts)
             }
         };
         let mask_width = self.attn_mask.map_or(0, |mask| mask.width);
@@ -147,7 +153,7 @@ impl DeviceAttention {
         let bytes = (pack * t2.bits() / 8) as u64;
         let group = match &self.keys {
             DeviceKeys::Packed(_) => None,
-            DeviceKeys::Cache(problem) => problem.geometry.quant.map(|quant| quant.group),
+            DeviceKeys::Cache(stores) => stores.geometry.quant.map(|quant| quant.group),
         };
         self.geometry.head_dim.is_multiple_of(pack)
             && group.is_none_or(|group| group.is_multiple_of(pack))

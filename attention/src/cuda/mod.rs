@@ -8,15 +8,14 @@
 //!
 //! [`AttentionReference`]: crate::AttentionReference
 
-mod device_attention;
 mod launch;
 mod parameters;
 mod ptx;
 mod queue;
 mod units;
 
-pub use device_attention::{DeviceAttention, DeviceKeys, DeviceMask, DevicePacked, MAX_HEAD_DIM};
 pub use launch::AttentionLaunches;
 pub use parameters::AttentionParameters;
 pub use ptx::{AttentionKernelName, MODULES, module};
 pub use queue::run;
+pub use units::MAX_HEAD_DIM;

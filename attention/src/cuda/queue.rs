@@ -2,7 +2,8 @@
 
 use kvcache_kernels::cuda::{Error, Queue};
 
-use super::device_attention::DeviceAttention;
+use super::launch::AttentionLaunches;
+use crate::device_attention::DeviceAttention;
 
 /// Launches a call on a stream.
 ///
@@ -12,19 +13,19 @@ use super::device_attention::DeviceAttention;
 ///
 /// # Safety
 /// - The types are a legal combination, `num_kv_heads` divides `num_heads`, and a mask is as wide as there are rows of
-///   keys. Of a cache, `Queue::run`'s conditions hold, without its outputs.
+///   keys. Of stores, the conditions of `Queue::run` hold.
 /// - While the stream executes the call (for a captured call: each replay), each address is aligned for its type and
 ///   accessible to the device for its tensor's shape: `attn_output` and scratch memory for writes and reads, the status
 ///   word for atomic access to its 8 bytes, the others for reads. `attn_output` and scratch memory overlap nothing
 ///   else.
 /// - During that time nothing else writes what the call reads or accesses what it writes.
 pub unsafe fn run(queue: &Queue<'_>, call: &DeviceAttention) -> Result<(), Error> {
-    let launches = call.launches()?;
+    let launches = AttentionLaunches::new(call, queue.multiprocessors())?;
     let store = launches.store.map(|store| queue.ready(store)).transpose()?;
     let attend = launches.attend.map(|attend| queue.ready(attend)).transpose()?;
     let combine = launches.combine.map(|combine| queue.ready(combine)).transpose()?;
     if let Some(store) = store {
-        // SAFETY: a launch of `DeviceProblem` has the parameter of its kernel, whose addresses are accessible: see
+        // SAFETY: a launch of `DeviceStores` has the parameter of its kernel, whose addresses are accessible: see
         // `# Safety`.
         unsafe { store.launch() }?;
     }

@@ -2,8 +2,11 @@
 
 use kvcache_kernels::cuda::TooLarge;
 
-use super::device_attention::{DeviceAttention, DeviceKeys, MAX_HEAD_DIM};
+use crate::device_attention::{DeviceAttention, DeviceKeys};
 use crate::problem::AttentionGeometry;
+
+/// The longest head that the kernels serve: a tile's queries, and each lane's part of a key, are held on the chip.
+pub const MAX_HEAD_DIM: usize = 256;
 
 /// Query rows that a block attends for at once, as in the kernels.
 const TILE: usize = 16;
@@ -47,7 +50,7 @@ impl DeviceAttention {
         let rows_per_tile = most_step_rows.min(TILE);
         let key_rows = match &self.keys {
             DeviceKeys::Packed(packed) => packed.rows,
-            DeviceKeys::Cache(problem) => problem.output_rows,
+            DeviceKeys::Cache(stores) => stores.all_rows,
         };
         let product = |factors: &[usize]| factors.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
         let counted = || {

@@ -51,7 +51,7 @@ impl CacheCall {
             .map_err(refused)
         };
         match phase {
-            "store" => kernel(|cpu, problem, team| cpu.store(problem, team)),
+            "store" => kernel(|cpu, problem, team| cpu.store(problem.reborrow_stores(), team)),
             "load" => kernel(|cpu, problem, team| cpu.load(problem, team)),
             _ => Err(refused(format!("no phase is {phase}"))),
         }
@@ -120,19 +120,20 @@ impl CacheCall {
         visit(self.tensors.bytes("key")?);
         visit(self.tensors.bytes("value")?);
         let problem = self.problem()?;
-        let (geometry, indices, pointers) = (*problem.geometry(), *problem.indices(), problem.pointers());
-        let bytes = CacheBytes::new(&geometry);
+        let stores = problem.stores();
+        let (geometry, indices, pointers) = (stores.geometry(), stores.indices(), stores.pointers());
+        let bytes = CacheBytes::new(geometry);
         for b in 0..geometry.batch {
             let sequence = indices.sequence(b);
             for t in sequence.start_pos..sequence.all.len() {
                 let slot = indices.addressing.slot(b, t);
                 for (kv, h) in (0..2).flat_map(|kv| (0..geometry.num_heads).map(move |h| (kv, h))) {
                     let (cache, scale) = bytes.head(slot, kv, h);
-                    // SAFETY: `Problem`: slot < max_t, so the head lies in the cache; `&mut self` keeps others away.
+                    // SAFETY: `Stores`: slot < max_t, so the head lies in the cache; `&mut self` keeps others away.
                     visit(unsafe { std::slice::from_raw_parts_mut(pointers.cache.add(cache), bytes.cache.head_len) });
                     if geometry.quant.is_some() {
                         let len = bytes.scale.head_len;
-                        // SAFETY: `Problem`: slot < max_t, so the head's scales lie in `scale`.
+                        // SAFETY: `Stores`: slot < max_t, so the head's scales lie in `scale`.
                         visit(unsafe { std::slice::from_raw_parts_mut(pointers.scale.add(scale), len) });
                     }
                 }

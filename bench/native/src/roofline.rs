@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kvcache_kernels::{CacheBytes, Indices, Pointers, Problem, TensorBytes};
+use kvcache_kernels::{CacheBytes, Indices, Problem, TensorBytes};
 use kvcache_op::Workers;
 
 use crate::line::{self, LINE};
@@ -55,8 +55,8 @@ pub(crate) fn run(
     let order = ORDERS.get(order).ok_or_else(|| format!("order: expected 0 to {}, got {order}", ORDERS.len() - 1))?;
     let plan = Plan::new(problem, direction, *order).ok_or("rows of the call are not whole, aligned cache lines")?;
     let tokens = match direction {
-        Direction::Store => problem.total_seqlen(),
-        Direction::Load => problem.total_kvlen(),
+        Direction::Store => problem.stores().total_seqlen(),
+        Direction::Load => problem.stores().total_kvlen(),
     };
     let threads = workers.threads();
     Ok(Moved::by_threads(workers, |thread| {
@@ -152,12 +152,12 @@ unsafe impl Sync for Plan<'_> {}
 
 impl<'a> Plan<'a> {
     fn new(problem: &Problem<'a>, direction: Direction, order: Order) -> Option<Self> {
-        let (geometry, pointers) = (problem.geometry(), problem.pointers());
+        let (stores, outputs) = (problem.stores(), problem.outputs());
+        let (geometry, pointers) = (stores.geometry(), stores.pointers());
         let bytes = CacheBytes::new(geometry);
-        let Pointers { current, outputs, .. } = pointers;
         let (values, copies) = match direction {
-            Direction::Store => (current.map(<*const u8>::cast_mut), 1),
-            Direction::Load => (outputs, geometry.num_repeat),
+            Direction::Store => (pointers.current.map(<*const u8>::cast_mut), 1),
+            Direction::Load => (outputs.pointers, outputs.num_repeat),
         };
         let value_head = geometry.head_dim * copies * geometry.t1.bits() / 8;
         let lines = |len: usize| len != 0 && len.is_multiple_of(LINE);
@@ -171,7 +171,7 @@ impl<'a> Plan<'a> {
             Direction::Load => [bytes.cache.head_len / smaller, value_head / smaller],
         };
         Some(Self {
-            indices: *problem.indices(),
+            indices: *stores.indices(),
             direction,
             batch: geometry.batch,
             heads: geometry.num_heads,

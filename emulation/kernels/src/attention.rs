@@ -1,7 +1,12 @@
 //! The CUDA kernels as an attention kernel of the host.
 
-use kvcache_attention::cuda::{DeviceAttention, DeviceKeys, DeviceMask, DevicePacked};
-use kvcache_attention::{AttentionGeometry, AttentionKernel, AttentionPointers, AttentionProblem, Keys};
+use std::mem::MaybeUninit;
+
+use kvcache_attention::cuda::AttentionLaunches;
+use kvcache_attention::{
+    AttentionGeometry, AttentionKernel, AttentionPointers, AttentionProblem, DeviceAttention, DeviceKeys, DeviceMask,
+    DevicePacked, Keys,
+};
 use kvcache_kernels::Workers;
 
 use crate::builds::ATTENTION;
@@ -52,12 +57,11 @@ impl EmulatedAttention {
     fn upload_keys(&self, problem: &AttentionProblem<'_>) -> (UploadedKeys, DeviceKeys) {
         let AttentionGeometry { num_kv_heads, head_dim, t1, .. } = *problem.geometry();
         match problem.keys() {
-            Keys::Packed(pointers) => {
+            Keys::Packed { pointers, indices } => {
                 let len = problem.total_kvlen() * num_kv_heads * head_dim * (t1.bits() / 8);
                 let shift = if self.device.unaligned { t1.align() } else { 0 };
                 // SAFETY: AttentionProblem: both are valid for reads of their shape, of `len` bytes.
                 let rows = pointers.map(|data| unsafe { upload(data, len, shift) });
-                let indices = problem.indices();
                 let starts = [indices.seqstarts, indices.kvstarts].map(|starts| {
                     DeviceMemory::of(&starts.iter().flat_map(|start| start.to_ne_bytes()).collect::<Vec<_>>(), 0)
                 });
@@ -72,9 +76,9 @@ impl EmulatedAttention {
                 });
                 (UploadedKeys::Packed { rows, starts, status }, keys)
             }
-            Keys::Cache(stored) => {
-                let uploaded = Box::new(self.device.upload(stored));
-                let keys = DeviceKeys::Cache(uploaded.problem);
+            Keys::Cache(stores) => {
+                let uploaded = Box::new(self.device.upload(stores));
+                let keys = DeviceKeys::Cache(uploaded.stores);
                 (UploadedKeys::Cache(uploaded), keys)
             }
         }
@@ -84,13 +88,17 @@ impl EmulatedAttention {
     ///
     /// # Errors
     /// [`Failure`]; memory of the problem is then as it was.
-    pub fn try_attend(&self, problem: &mut AttentionProblem<'_>) -> Result<(), Failure> {
+    pub fn try_attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        attn_output: &mut [MaybeUninit<u8>],
+    ) -> Result<(), Failure> {
         let geometry = *problem.geometry();
-        let AttentionPointers { query, attn_mask, attn_output } = problem.pointers();
+        let AttentionPointers { query, attn_mask } = problem.pointers();
         let shift = if self.device.unaligned { geometry.t1.align() } else { 0 };
         let size = geometry.t1.bits() / 8;
         let query_rows = problem.total_seqlen();
-        let len = query_rows * geometry.num_heads * geometry.head_dim * size;
+        let len = problem.output_bytes();
         // SAFETY: AttentionProblem: `query` is valid for reads of its shape, of `len` bytes.
         let query = unsafe { upload(query, len, shift) };
         let mask = attn_mask.map(|mask| {
@@ -113,11 +121,10 @@ impl EmulatedAttention {
             }),
             attn_output: output.address(),
             scratch: 0,
-            multiprocessors: self.device.multiprocessors,
         };
         let scratch = DeviceMemory::new(call.scratch_bytes()?, 0);
         call.scratch = scratch.address();
-        let launches = call.launches()?;
+        let launches = AttentionLaunches::new(&call, self.device.multiprocessors)?;
         let mut reads = keys.reads();
         reads.push(&query);
         reads.extend(&mask);
@@ -128,8 +135,9 @@ impl EmulatedAttention {
             reads.push(&scratch);
             self.device.launch(ATTENTION, combine, keys.status(), [&reads, &[&output]])?;
         }
-        // SAFETY: AttentionProblem: `attn_output` is valid for writes of its shape, as long as the device's.
-        unsafe { download(&output, attn_output) };
+        assert_eq!(attn_output.len(), len);
+        // SAFETY: `attn_output` is as long as the device's, checked above.
+        unsafe { download(&output, attn_output.as_mut_ptr().cast()) };
         Ok(())
     }
 }
@@ -151,7 +159,7 @@ impl AttentionKernel for EmulatedAttention {
         self.device.build.map_or("cuda-emulated", |build| build.name)
     }
 
-    fn attend(&self, problem: &mut AttentionProblem<'_>, _: &dyn Workers) {
-        self.try_attend(problem).unwrap_or_else(|failure| panic!("{failure}"));
+    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], _: &dyn Workers) {
+        self.try_attend(problem, attn_output).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_kernels::cuda::{DeviceProblem, Launch, Pages, Status, TooLarge};
-use kvcache_kernels::{Addressing, Geometry, Kernel, Problem, Workers};
+use kvcache_kernels::cuda::{Launch, Status, TooLarge};
+use kvcache_kernels::{
+    Addressing, DeviceProblem, DeviceStores, Geometry, Kernel, Outputs, Pages, Problem, Stores, Workers,
+};
 use kvcache_schema::ElementType;
 use thiserror::Error;
 
@@ -55,11 +57,10 @@ impl From<TooLarge> for Failure {
     }
 }
 
-/// A problem in device memory.
+/// Stores in device memory.
 pub(crate) struct Uploaded {
-    pub(crate) problem: DeviceProblem,
+    pub(crate) stores: DeviceStores,
     current: [DeviceMemory; 2],
-    outputs: [DeviceMemory; 2],
     pub(crate) cache: DeviceMemory,
     pub(crate) scale: DeviceMemory,
     pub(crate) indices: [DeviceMemory; 3],
@@ -67,62 +68,59 @@ pub(crate) struct Uploaded {
 }
 
 impl EmulatedCuda {
-    pub(crate) fn upload(&self, problem: &Problem<'_>) -> Uploaded {
-        let geometry = *problem.geometry();
-        let Geometry { num_heads, head_dim, num_repeat, t1, t2, quant, cache_len, cache, .. } = geometry;
-        let (current_rows, output_rows) = (problem.total_seqlen(), problem.total_kvlen());
-        let pointers = problem.pointers();
-        let shift = |element: ElementType| if self.unaligned { element.align() } else { 0 };
-        let bytes = |element: ElementType, len: usize| {
-            element.bytes(len).unwrap_or_else(|| unreachable!("a problem's tensors fit in memory"))
-        };
+    /// By how many bytes device memory of a type is off the alignment that wide kernels need.
+    fn shift(&self, element: ElementType) -> usize {
+        if self.unaligned { element.align() } else { 0 }
+    }
+
+    pub(crate) fn upload(&self, stores: &Stores<'_>) -> Uploaded {
+        let geometry = *stores.geometry();
+        let Geometry { num_heads, head_dim, t1, t2, quant, cache_len, cache, .. } = geometry;
+        let (current_rows, all_rows) = (stores.total_seqlen(), stores.total_kvlen());
+        let pointers = stores.pointers();
         let copy = |data: *const u8, element: ElementType, len: usize| match bytes(element, len) {
-            0 => DeviceMemory::new(0, shift(element)),
-            // SAFETY: Problem: `data` is valid for reads of its shape, initialized, and `len` is that shape's bytes.
-            len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, shift(element)),
+            0 => DeviceMemory::new(0, self.shift(element)),
+            // SAFETY: Stores: `data` is valid for reads of its shape, initialized, and `len` is that shape's bytes.
+            len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, self.shift(element)),
         };
         let current = pointers.current.map(|data| copy(data, t1, current_rows * num_heads * head_dim));
-        let output_len = bytes(t1, output_rows * num_heads * num_repeat * head_dim);
-        let outputs = [(); 2].map(|()| DeviceMemory::new(output_len, shift(t1)));
         let device_cache = copy(pointers.cache, t2, cache_len);
         let scale = match quant {
             Some(quant) => copy(pointers.scale, quant.t3, quant.scale_len),
             None => DeviceMemory::new(0, 0),
         };
-        let (cachestarts, pages) = match problem.indices().addressing {
+        let (cachestarts, pages) = match stores.indices().addressing {
             Addressing::Offset { cachestarts } => (cachestarts, Pages::Offset),
             Addressing::Paged { cachestarts, max_p, page_size } => (cachestarts, Pages::Paged { max_p, page_size }),
             Addressing::Strided { stride } => {
                 // The kernels take the sequences of such a call to be equal.
-                let start_pos = problem.indices().start_pos.first().map_or(0, |&start_pos| start_pos as usize);
+                let start_pos = stores.indices().start_pos.first().map_or(0, |&start_pos| start_pos as usize);
                 (&[][..], Pages::Strided { stride, start_pos })
             }
         };
-        let indices = [problem.indices().seqstarts, problem.indices().start_pos, cachestarts];
+        let indices = [stores.indices().seqstarts, stores.indices().start_pos, cachestarts];
         let indices = indices.map(|indices| {
             let bytes: Vec<u8> = indices.iter().flat_map(|index| index.to_ne_bytes()).collect();
             DeviceMemory::of(&bytes, 0)
         });
         let status = DeviceMemory::of(&[0; 8], 0);
-        let device_problem = DeviceProblem {
+        let device_stores = DeviceStores {
             geometry,
             // An upper bound of MaxT is enough, since a problem's slots are inside the cache.
             max_t: cache_len.checked_div(cache.token).unwrap_or(0),
             pages,
             current_rows,
-            output_rows,
+            all_rows,
             exact_rows: true,
             current: [current[0].address(), current[1].address()],
-            outputs: [outputs[0].address(), outputs[1].address()],
             cache: device_cache.address(),
             scale: scale.address(),
             seqstarts: indices[0].address(),
             start_pos: indices[1].address(),
             cachestarts: indices[2].address(),
             status: status.address(),
-            multiprocessors: self.multiprocessors,
         };
-        Uploaded { problem: device_problem, current, outputs, cache: device_cache, scale, indices, status }
+        Uploaded { stores: device_stores, current, cache: device_cache, scale, indices, status }
     }
 
     /// Runs a launch, of the build that is chosen or of that in `builds`, and reads the status word.
@@ -151,17 +149,17 @@ impl EmulatedCuda {
     ///
     /// # Errors
     /// [`Failure`]; memory of the problem is then as it was.
-    pub fn try_store(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
-        let uploaded = self.upload(problem);
-        let Uploaded { problem: device_problem, current: [key, value], cache, scale, .. } = &uploaded;
-        if let Some(store) = device_problem.store()? {
+    pub fn try_store(&self, stores: Stores<'_>) -> Result<(), Failure> {
+        let uploaded = self.upload(&stores);
+        let Uploaded { stores: device_stores, current: [key, value], cache, scale, .. } = &uploaded;
+        if let Some(store) = device_stores.store(self.multiprocessors)? {
             let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
             let reads = [key, value, seqstarts, start_pos, cachestarts];
             self.launch(FAITHFUL, &store, &uploaded.status, [&reads, &[cache, scale]])?;
-            // SAFETY: Problem: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
+            // SAFETY: Stores: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
             unsafe {
-                download(cache, problem.pointers().cache);
-                download(scale, problem.pointers().scale);
+                download(cache, stores.pointers().cache);
+                download(scale, stores.pointers().scale);
             }
         }
         Ok(())
@@ -172,19 +170,30 @@ impl EmulatedCuda {
     /// # Errors
     /// [`Failure`]; memory of the problem is then as it was.
     pub fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
-        let uploaded = self.upload(problem);
-        let Uploaded { problem: device_problem, outputs, cache, scale, .. } = &uploaded;
-        if let Some(load) = device_problem.load()? {
+        let uploaded = self.upload(problem.stores());
+        let Uploaded { stores, cache, scale, .. } = &uploaded;
+        let (Outputs { num_repeat, pointers }, Geometry { num_heads, head_dim, t1, .. }) =
+            (problem.outputs(), stores.geometry);
+        let output_len = bytes(t1, stores.all_rows * num_heads * num_repeat * head_dim);
+        let outputs = [(); 2].map(|()| DeviceMemory::new(output_len, self.shift(t1)));
+        let addresses = outputs.each_ref().map(DeviceMemory::address);
+        let device_problem = DeviceProblem { stores: *stores, num_repeat, outputs: addresses };
+        if let Some(load) = device_problem.load(self.multiprocessors)? {
             let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
             let reads = [cache, scale, seqstarts, start_pos, cachestarts];
             self.launch(FAITHFUL, &load, &uploaded.status, [&reads, &outputs.each_ref()])?;
-            for (output, to) in outputs.iter().zip(problem.pointers().outputs) {
+            for (output, to) in outputs.iter().zip(pointers) {
                 // SAFETY: Problem: `outputs` are valid for writes of their shapes, as long as the device's.
                 unsafe { download(output, to) };
             }
         }
         Ok(())
     }
+}
+
+/// The bytes of so many elements.
+fn bytes(element: ElementType, len: usize) -> usize {
+    element.bytes(len).unwrap_or_else(|| unreachable!("a problem's tensors fit in memory"))
 }
 
 /// Copies device memory back to the host.
@@ -203,8 +212,8 @@ impl Kernel for EmulatedCuda {
         self.build.map_or("cuda-emulated", |build| build.name)
     }
 
-    fn store(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
-        self.try_store(problem).unwrap_or_else(|failure| panic!("{failure}"));
+    fn store(&self, stores: Stores<'_>, _: &dyn Workers) {
+        self.try_store(stores).unwrap_or_else(|failure| panic!("{failure}"));
     }
 
     fn load(&self, problem: &mut Problem<'_>, _: &dyn Workers) {

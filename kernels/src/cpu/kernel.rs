@@ -4,7 +4,7 @@ use kvcache_simd::InstructionSet;
 
 use super::partition;
 use super::walk::Walk;
-use crate::problem::{Kernel, Problem};
+use crate::problem::{Kernel, Problem, Stores};
 use crate::workers::{PARALLEL_BYTES, Workers};
 
 /// The fast CPU kernel.
@@ -62,41 +62,42 @@ impl Kernel for Cpu {
         self.instructions.kernel_name()
     }
 
-    fn store(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        self.store_tokens(problem, &Walk::new(problem, self.instructions), workers);
+    fn store(&self, stores: Stores<'_>, workers: &dyn Workers) {
+        self.store_tokens(&stores, &Walk::new(&stores, self.instructions), workers);
     }
 
     fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        self.load_tokens(problem, &Walk::new(problem, self.instructions), workers);
+        self.load_tokens(problem, &Walk::new(problem.stores(), self.instructions), workers);
     }
 
     fn run(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        let walk = Walk::new(problem, self.instructions);
-        self.store_tokens(problem, &walk, workers);
+        let walk = Walk::new(problem.stores(), self.instructions);
+        self.store_tokens(problem.stores(), &walk, workers);
         self.load_tokens(problem, &walk, workers);
     }
 }
 
 impl Cpu {
-    fn store_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
-        let tokens = problem.total_seqlen();
+    fn store_tokens(&self, stores: &Stores<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
+        let tokens = stores.total_seqlen();
         if tokens == 0 {
             // Without tokens a token's size need not fit in memory.
             return;
         }
         let token_bytes = walk.value_bytes() + walk.cache_bytes();
         let stream = walk.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
-        let parallel_bytes = self.parallel_bytes / problem.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
+        let parallel_bytes = self.parallel_bytes / stores.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
         partition::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
     }
 
     fn load_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
-        let tokens = problem.total_kvlen();
+        let (tokens, outputs) = (problem.stores().total_kvlen(), &problem.outputs());
         if tokens == 0 {
             return;
         }
-        let stream = walk.streams() && tokens.saturating_mul(walk.output_bytes()) >= self.stream_bytes;
-        let token_bytes = walk.cache_bytes() + walk.output_bytes();
-        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(tokens, stream));
+        let output_bytes = walk.value_bytes() * outputs.num_repeat;
+        let stream = walk.streams() && tokens.saturating_mul(output_bytes) >= self.stream_bytes;
+        let token_bytes = walk.cache_bytes() + output_bytes;
+        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(outputs, tokens, stream));
     }
 }

@@ -13,12 +13,12 @@ use super::movers::{ElementBits, Mover, Writers};
 use super::tiling::{Kind, Order, Part, Shape, Tiling};
 use crate::addressing::Run;
 use crate::cache_bytes::{CacheBytes, TensorBytes};
-use crate::problem::{Geometry, Indices, Pointers, Problem};
+use crate::problem::{Geometry, Indices, Outputs, Pointers, Stores};
 
 /// How far ahead of a row that is stored the values are prefetched, in bytes.
 const STORE_PREFETCH_DISTANCE: usize = 4096;
 
-/// A problem in the form that the threads share.
+/// A call in the form that the threads share.
 pub(crate) struct Walk<'a> {
     geometry: Geometry,
     indices: Indices<'a>,
@@ -32,8 +32,8 @@ pub(crate) struct Walk<'a> {
 }
 
 // SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no
-// two tokens share one, in the load phase to the outputs while the cache is only read. Problem's conditions keep others
-// away.
+// two tokens share one, in the load phase to the outputs while the cache is only read. `Stores::assume_checked` keeps
+// others away.
 unsafe impl Sync for Walk<'_> {}
 
 /// A call's layer of `cache` or of `scale`.
@@ -56,10 +56,10 @@ fn bytes(element: ElementType, len: usize) -> usize {
 }
 
 impl<'a> Walk<'a> {
-    /// The problem with the row functions of an instruction set that this machine has.
-    pub(crate) fn new(problem: &Problem<'a>, instructions: InstructionSet) -> Self {
-        let geometry = *problem.geometry();
-        let pointers = problem.pointers();
+    /// The call with the row functions of an instruction set that this machine has.
+    pub(crate) fn new(stores: &Stores<'a>, instructions: InstructionSet) -> Self {
+        let geometry = *stores.geometry();
+        let pointers = stores.pointers();
         let Geometry { t1, t2, quant, .. } = geometry;
         let t3 = quant.map(|quant| quant.t3);
         let bytes = CacheBytes::new(&geometry);
@@ -70,7 +70,7 @@ impl<'a> Walk<'a> {
             head: Row::new(geometry.head_dim, quant.map_or(1, |quant| quant.group)),
             cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },
             scale: Layer { data: pointers.scale.wrapping_add(scale), strides: bytes.scale },
-            indices: *problem.indices(),
+            indices: *stores.indices(),
             pointers,
             geometry,
         }
@@ -79,11 +79,6 @@ impl<'a> Walk<'a> {
     /// Bytes of a token's key and value.
     pub(crate) fn value_bytes(&self) -> usize {
         2 * bytes(self.geometry.t1, self.geometry.num_heads * self.geometry.head_dim)
-    }
-
-    /// Bytes of a token's key and value in the outputs.
-    pub(crate) fn output_bytes(&self) -> usize {
-        self.value_bytes() * self.geometry.num_repeat
     }
 
     /// Bytes that a token's key and value take in cache and scale.
@@ -139,7 +134,7 @@ impl<'a> Walk<'a> {
                     block.prefetch =
                         writers.is_some().then_some(Prefetch { row: STORE_PREFETCH_DISTANCE as isize, scale: 0 });
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, checked by `Problem`; `Cpu` is made for supported
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for supported
                     // instruction sets alone.
                     unsafe { mover.store(&block, writers) }
                 });
@@ -148,34 +143,40 @@ impl<'a> Walk<'a> {
     }
 
     /// Loads a range of rows of `key` and `value`.
-    pub(crate) fn load(&self, tokens: Range<usize>, stream: bool) {
-        let num_repeat = self.geometry.num_repeat;
-        let whole_lines = self.pointers.outputs.iter().all(|output| output.addr().is_multiple_of(LINE))
+    pub(crate) fn load(&self, outputs: &Outputs, tokens: Range<usize>, stream: bool) {
+        let num_repeat = outputs.num_repeat;
+        let whole_lines = outputs.pointers.iter().all(|output| output.addr().is_multiple_of(LINE))
             && bytes(self.geometry.t1, self.geometry.head_dim).is_multiple_of(LINE);
         let tiling = if stream {
             self.shape().streamed_load(num_repeat, whole_lines, dispatch::tuning())
         } else {
             let total = self.indices.kvstarts[self.geometry.batch] as usize;
-            self.shape().plain_load(num_repeat, total * self.output_bytes())
+            self.shape().plain_load(num_repeat, total * self.value_bytes() * num_repeat)
         };
-        self.with_writers(stream, |walk, writers| walk.load_runs(tokens, tiling, writers));
+        self.with_writers(stream, |walk, writers| walk.load_runs(outputs, tokens, tiling, writers));
     }
 
-    fn load_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
+    fn load_runs(
+        &self,
+        outputs: &Outputs,
+        tokens: Range<usize>,
+        tiling: Tiling,
+        mut writers: Option<&mut [Writers<'_>; 2]>,
+    ) {
         let mover = Mover::new(&self.functions, self.bits);
-        let num_repeat = self.geometry.num_repeat;
+        let &Outputs { num_repeat, pointers } = outputs;
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
             let mut runs = self.indices.addressing.runs(b, part).peekable();
             while let Some(run) = runs.next() {
-                let at = (start + run.token) * self.output_bytes() / 2;
-                let values = self.pointers.outputs.map(|output| output.wrapping_add(at));
+                let at = (start + run.token) * (self.value_bytes() / 2 * num_repeat);
+                let values = pointers.map(|output| output.wrapping_add(at));
                 let next = runs.peek().map(|next| next.slot);
                 tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, num_repeat);
                     block.prefetch = self.prefetch(&part, run, next);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, checked by `Problem`; its copies are the next
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; its copies are the next
                     // num_repeat - 1 heads of the output.
                     unsafe { mover.load(&block, writers) }
                 });

@@ -5,10 +5,10 @@
 
 use kvcache_schema::{CacheStrides, ElementType};
 
-use super::device_problem::{DeviceProblem, Pages};
 use super::parameters::{Divisor, Parameters, Strides};
 use super::ptx::{self, CacheKernel, Module};
 use crate::cache_bytes::CacheBytes;
+use crate::device_problem::{DeviceProblem, DeviceStores, Pages};
 use crate::problem::Geometry;
 
 /// Threads in a block. The kernels are compiled for this number.
@@ -61,12 +61,13 @@ struct Units {
     per_group: usize,
 }
 
-impl DeviceProblem {
-    /// The launch that stores the current tokens; `None` if there is nothing to store.
+impl DeviceStores {
+    /// The launch that stores the current tokens, on a device of so many multiprocessors, which size the grid; `None` if
+    /// there is nothing to store.
     ///
     /// # Errors
     /// [`TooLarge`].
-    pub fn store(&self) -> Result<Option<Launch>, TooLarge> {
+    pub fn store(&self, multiprocessors: u32) -> Result<Option<Launch>, TooLarge> {
         let Geometry { head_dim, quant, .. } = self.geometry;
         let lanes = quant.map_or(1, |quant| quant.group / self.pack());
         let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(self.pack()) && lanes.is_power_of_two());
@@ -76,27 +77,7 @@ impl DeviceProblem {
             Units { wide: false, per_head: head_dim / quant.map_or(1, |quant| quant.group), per_group: 1 }
         };
         let kernel = if units.wide { CacheKernel::StoreWide } else { CacheKernel::StoreNarrow };
-        self.launch(kernel, self.current_rows, self.first_stored(), units)
-    }
-
-    /// The launch that loads all tokens; `None` if there is nothing to load.
-    ///
-    /// # Errors
-    /// [`TooLarge`].
-    pub fn load(&self) -> Result<Option<Launch>, TooLarge> {
-        let Geometry { head_dim, t2, quant, .. } = self.geometry;
-        let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(self.pack()));
-        let units = if self.is_aligned(self.outputs) && whole {
-            let per_group = quant.map_or(1, |quant| quant.group / self.pack());
-            Units { wide: true, per_head: head_dim / self.pack(), per_group }
-        } else {
-            // A byte of the cache, so that no two lanes share one.
-            let unit = if t2 == ElementType::Int4 { 2 } else { 1 };
-            let per_group = quant.map_or(1, |quant| quant.group / unit);
-            Units { wide: false, per_head: head_dim / unit, per_group }
-        };
-        let kernel = if units.wide { CacheKernel::LoadWide } else { CacheKernel::LoadNarrow };
-        self.launch(kernel, self.output_rows, 0, units)
+        self.launch(kernel, self.current_rows, self.first_stored(), units, multiprocessors)
     }
 
     /// The parameters by which kernels elsewhere find all tokens of all sequences: lengths, slots, strides, cache and
@@ -107,7 +88,7 @@ impl DeviceProblem {
     pub fn tokens(&self) -> Result<Parameters, TooLarge> {
         let Geometry { head_dim, quant, .. } = self.geometry;
         let per_group = quant.map_or(1, |quant| quant.group);
-        self.parameters(self.output_rows, 0, &Units { wide: false, per_head: head_dim, per_group })
+        self.parameters(self.all_rows, 0, &Units { wide: false, per_head: head_dim, per_group })
     }
 
     /// Elements that a lane of a wide kernel moves at once.
@@ -141,6 +122,7 @@ impl DeviceProblem {
         rows: usize,
         first_slot: usize,
         units: Units,
+        multiprocessors: u32,
     ) -> Result<Option<Launch>, TooLarge> {
         let Geometry { batch, num_heads, t1, t2, quant, .. } = self.geometry;
         if rows == 0 || batch == 0 || units.per_head == 0 || num_heads == 0 {
@@ -150,9 +132,9 @@ impl DeviceProblem {
         let Parameters { units_per_token: Divisor { value: per_token, .. }, .. } = parameters;
         let total = (rows as u64).checked_mul(u64::from(per_token)).filter(|&total| total < 1 << 62);
         let total = total.ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: 1 << 62 })?;
-        let round = self.round(total, per_token);
+        let round = round(total, per_token, multiprocessors);
         let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
-        let most = u64::from(self.multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
+        let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
         let module = ptx::module(t1, t2, quant.map(|quant| quant.t3));
         Ok(Some(Launch {
             module,
@@ -164,12 +146,7 @@ impl DeviceProblem {
 
     /// The parameters of a launch that moves so many rows, but for the length of rounds.
     fn parameters(&self, rows: usize, first_slot: usize, units: &Units) -> Result<Parameters, TooLarge> {
-        let Geometry { batch, num_heads, head_dim, num_repeat, quant, cache, .. } = self.geometry;
-        const LIMIT: usize = i32::MAX as usize - 2 * LONGEST_ROUND as usize;
-        let narrow = |what, got: usize| match got {
-            0..=LIMIT => Ok(got as u32),
-            _ => Err(TooLarge { what, got, limit: LIMIT }),
-        };
+        let Geometry { batch, num_heads, head_dim, quant, cache, .. } = self.geometry;
         let per_token = narrow("num_heads * head_dim", units.per_head.saturating_mul(num_heads))?;
         let wide = |what, got: usize| i64::try_from(got).map_err(|_| TooLarge { what, got, limit: i64::MAX as usize });
         let strides = |strides: CacheStrides| -> Result<Strides, TooLarge> {
@@ -184,7 +161,7 @@ impl DeviceProblem {
         let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(first_slot, 0, 0);
         Ok(Parameters {
             current: self.current,
-            outputs: self.outputs,
+            outputs: [0; 2],
             cache: self.cache.wrapping_add(cache_at as u64),
             scale: self.scale.wrapping_add(scale_at as u64),
             seqstarts: self.seqstarts,
@@ -200,7 +177,7 @@ impl DeviceProblem {
             scale_strides: quant.map_or(Ok(Strides::default()), |quant| strides(quant.scale))?,
             batch: narrow("batch", batch)?,
             head_dim: narrow("head_dim", head_dim)?,
-            num_repeat: narrow("num_repeat", num_repeat)?,
+            num_repeat: 1,
             group: narrow("quant_group", quant.map_or(1, |quant| quant.group))?,
             round: WARP,
             exact_rows: self.exact_rows.into(),
@@ -210,20 +187,56 @@ impl DeviceProblem {
             is_static: matches!(self.pages, Pages::Strided { .. }).into(),
         })
     }
+}
 
-    /// The length of a round, in units: the one with which the busiest warp ends first. Long rounds need fewer look-ups
-    /// of slots, but balance the work less evenly.
-    fn round(&self, total: u64, per_token: u32) -> u32 {
-        let warps = u64::from(self.multiprocessors.max(1)) * BLOCKS_PER_MULTIPROCESSOR * u64::from(BLOCK / WARP);
-        let most_of_a_warp = |round: u32| {
-            let rounds = total.div_ceil(u64::from(round)).div_ceil(warps);
-            rounds.saturating_mul(u64::from(round) + UNITS_OF_A_LOOK_UP)
+impl DeviceProblem {
+    /// The launch that loads all tokens, on a device of so many multiprocessors, which size the grid; `None` if there is
+    /// nothing to load.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn load(&self, multiprocessors: u32) -> Result<Option<Launch>, TooLarge> {
+        let Self { ref stores, num_repeat, outputs } = *self;
+        let Geometry { head_dim, t2, quant, .. } = stores.geometry;
+        let pack = stores.pack();
+        let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(pack));
+        let units = if stores.is_aligned(outputs) && whole {
+            let per_group = quant.map_or(1, |quant| quant.group / pack);
+            Units { wide: true, per_head: head_dim / pack, per_group }
+        } else {
+            // A byte of the cache, so that no two lanes share one.
+            let unit = if t2 == ElementType::Int4 { 2 } else { 1 };
+            let per_group = quant.map_or(1, |quant| quant.group / unit);
+            Units { wide: false, per_head: head_dim / unit, per_group }
         };
-        // One lane looks up one token, so a round spans 32 tokens at most.
-        let fits = |&round: &u32| round == WARP || (round - 1).div_ceil(per_token) < WARP;
-        let rounds = (1..=LONGEST_ROUND / WARP).rev().map(|warps| warps * WARP).filter(fits);
-        rounds.min_by_key(|&round| most_of_a_warp(round)).unwrap_or(WARP)
+        let kernel = if units.wide { CacheKernel::LoadWide } else { CacheKernel::LoadNarrow };
+        let Some(launch) = stores.launch(kernel, stores.all_rows, 0, units, multiprocessors)? else { return Ok(None) };
+        let num_repeat = narrow("num_repeat", num_repeat)?;
+        Ok(Some(Launch { parameters: Parameters { num_repeat, outputs, ..launch.parameters }, ..launch }))
     }
+}
+
+/// A number that the kernels' integers hold, and a few rounds more.
+fn narrow(what: &'static str, got: usize) -> Result<u32, TooLarge> {
+    const LIMIT: usize = i32::MAX as usize - 2 * LONGEST_ROUND as usize;
+    match got {
+        0..=LIMIT => Ok(got as u32),
+        _ => Err(TooLarge { what, got, limit: LIMIT }),
+    }
+}
+
+/// The length of a round, in units: the one with which the busiest warp ends first. Long rounds need fewer look-ups of
+/// slots, but balance the work less evenly.
+fn round(total: u64, per_token: u32, multiprocessors: u32) -> u32 {
+    let warps = u64::from(multiprocessors.max(1)) * BLOCKS_PER_MULTIPROCESSOR * u64::from(BLOCK / WARP);
+    let most_of_a_warp = |round: u32| {
+        let rounds = total.div_ceil(u64::from(round)).div_ceil(warps);
+        rounds.saturating_mul(u64::from(round) + UNITS_OF_A_LOOK_UP)
+    };
+    // One lane looks up one token, so a round spans 32 tokens at most.
+    let fits = |&round: &u32| round == WARP || (round - 1).div_ceil(per_token) < WARP;
+    let rounds = (1..=LONGEST_ROUND / WARP).rev().map(|warps| warps * WARP).filter(fits);
+    rounds.min_by_key(|&round| most_of_a_warp(round)).unwrap_or(WARP)
 }
 
 #[cfg(test)]

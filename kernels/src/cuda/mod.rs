@@ -4,7 +4,6 @@
 //! device; a machine without a driver gets [`Error::NoDriver`].
 
 mod context;
-mod device_problem;
 mod driver;
 mod error;
 mod launch;
@@ -17,7 +16,6 @@ mod status_word;
 
 pub use context::primary_context;
 pub use cudarc;
-pub use device_problem::{DeviceProblem, Pages};
 pub use driver::available;
 pub use error::Error;
 pub use launch::{BLOCK, Launch, TooLarge};

@@ -8,12 +8,12 @@ use cudarc::driver::{CudaStream, result, sys};
 use kvcache_schema::ElementType;
 
 use super::context::Current;
-use super::device_problem::DeviceProblem;
 use super::driver;
 use super::error::Error;
 use super::launch::{BLOCK, Launch};
 use super::loaded::Loaded;
 use super::ptx::{self, Module};
+use crate::device_problem::DeviceProblem;
 
 /// A caller's stream, made by any library, and the kernels loaded in its context. The context is current on this thread
 /// for as long as this lives.
@@ -58,7 +58,7 @@ impl<'a> Queue<'a> {
         Ok(Self { stream, loaded: Loaded::of(&current)?, _current: current, lifetime: PhantomData })
     }
 
-    /// The multiprocessors of the device, for [`DeviceProblem`].
+    /// The multiprocessors of the device, which size a launch's grid.
     pub fn multiprocessors(&self) -> u32 {
         self.loaded.multiprocessors
     }
@@ -96,8 +96,8 @@ impl<'a> Queue<'a> {
     ///
     /// Of two current tokens with the same slot, the bytes of either may remain.
     pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
-        let store = problem.store()?.map(|store| self.ready(store)).transpose()?;
-        let load = problem.load()?.map(|load| self.ready(load)).transpose()?;
+        let store = problem.stores.store(self.multiprocessors())?.map(|store| self.ready(store)).transpose()?;
+        let load = problem.load(self.multiprocessors())?.map(|load| self.ready(load)).transpose()?;
         for launch in [store, load].into_iter().flatten() {
             // SAFETY: a launch of `DeviceProblem` has the parameters of its kernel; the memory is accessible as the
             // launch needs it: see `# Safety`.

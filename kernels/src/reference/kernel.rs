@@ -1,11 +1,13 @@
 //! The reference kernel: the specification as code, safe, scalar and single-threaded. Every other kernel must match it
 //! bit for bit, so it is never optimized.
 
+use std::mem::MaybeUninit;
+
 use half::f16;
 use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
 
 use crate::cache_bytes::CacheBytes;
-use crate::problem::{Kernel, Problem, Quant, Tensors};
+use crate::problem::{Geometry, Kernel, Outputs, Problem, Quant, Stores, Tensors};
 use crate::quantize::{Float, HeadCodec};
 use crate::workers::Workers;
 
@@ -18,60 +20,61 @@ impl Kernel for Reference {
         "reference"
     }
 
-    fn store(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
-        dispatch(problem, Phase::Store);
+    fn store(&self, stores: Stores<'_>, _: &dyn Workers) {
+        dispatch(stores, None);
     }
 
     fn load(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
-        dispatch(problem, Phase::Load);
+        let outputs = problem.outputs();
+        dispatch(problem.reborrow_stores(), Some(outputs));
     }
 }
 
-enum Phase {
-    Store,
-    Load,
-}
-
-/// Runs a phase on the problem's types: `run::<T1, T2, T3>`, with T2 `u8` for codes, and with how a head is kept.
-fn dispatch(problem: &mut Problem<'_>, phase: Phase) {
-    let (t1, t2, quant) = (problem.geometry().t1, problem.geometry().t2, problem.geometry().quant);
+/// Stores, or loads to `outputs`, by the types of the call: `run::<T1, T2, T3>`, with T2 `u8` for codes, and with how a
+/// head is kept.
+fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
+    let Geometry { t1, t2, quant, .. } = *stores.geometry();
     let t3 = quant.map(|quant| quant.t3);
     let codec = quant.map(|Quant { bits, group, .. }| HeadCodec { bits, group });
-    // SAFETY: each arm has the types that it matches.
+    // SAFETY: each arm has the types that it matches; outputs are those of a `Problem` with these stores.
     unsafe {
         match (t1, t2, t3, codec) {
-            (Float32, Float32, None, None) => run::<f32, f32, ()>(problem.tensors(), &Assigned, phase),
-            (Float32, Float16, None, None) => run::<f32, f16, ()>(problem.tensors(), &Assigned, phase),
-            (Float16, Float32, None, None) => run::<f16, f32, ()>(problem.tensors(), &Assigned, phase),
-            (Float16, Float16, None, None) => run::<f16, f16, ()>(problem.tensors(), &Assigned, phase),
-            (Int8, Int8, None, None) => run::<i8, i8, ()>(problem.tensors(), &Assigned, phase),
-            (Float32, Int8 | Int4, Some(Float32), Some(codec)) => {
-                run::<f32, u8, f32>(problem.tensors(), &codec, phase);
-            }
-            (Float32, Int8 | Int4, Some(Float16), Some(codec)) => {
-                run::<f32, u8, f16>(problem.tensors(), &codec, phase);
-            }
-            (Float16, Int8 | Int4, Some(Float32), Some(codec)) => {
-                run::<f16, u8, f32>(problem.tensors(), &codec, phase);
-            }
-            (Float16, Int8 | Int4, Some(Float16), Some(codec)) => {
-                run::<f16, u8, f16>(problem.tensors(), &codec, phase);
-            }
+            (Float32, Float32, None, None) => run::<f32, f32, ()>(stores, outputs, &Assigned),
+            (Float32, Float16, None, None) => run::<f32, f16, ()>(stores, outputs, &Assigned),
+            (Float16, Float32, None, None) => run::<f16, f32, ()>(stores, outputs, &Assigned),
+            (Float16, Float16, None, None) => run::<f16, f16, ()>(stores, outputs, &Assigned),
+            (Int8, Int8, None, None) => run::<i8, i8, ()>(stores, outputs, &Assigned),
+            (Float32, Int8 | Int4, Some(Float32), Some(codec)) => run::<f32, u8, f32>(stores, outputs, &codec),
+            (Float32, Int8 | Int4, Some(Float16), Some(codec)) => run::<f32, u8, f16>(stores, outputs, &codec),
+            (Float16, Int8 | Int4, Some(Float32), Some(codec)) => run::<f16, u8, f32>(stores, outputs, &codec),
+            (Float16, Int8 | Int4, Some(Float16), Some(codec)) => run::<f16, u8, f16>(stores, outputs, &codec),
             types => unreachable!("a problem has a legal combination of types, not {types:?}"),
         }
     }
 }
 
-fn run<V, C, S>(tensors: Tensors<'_, V, C, S>, format: &impl Format<V, C, S>, phase: Phase)
+/// Stores, or loads to `outputs`.
+///
+/// # Safety
+/// The types are those of the tensors, as [`Stores::tensors`] asks for; the outputs are of a [`Problem`] with these
+/// stores.
+unsafe fn run<V, C, S>(mut stores: Stores<'_>, outputs: Option<Outputs>, format: &impl Format<V, C, S>)
 where
     V: Copy + Default,
     C: Copy + Default,
     S: Copy + Default,
 {
-    match phase {
-        Phase::Store => store(tensors, format),
-        Phase::Load => load(tensors, format),
-    }
+    let rows = stores.total_kvlen();
+    // SAFETY: the types are the tensors': see `# Safety`.
+    let tensors = unsafe { stores.tensors() };
+    let Some(Outputs { num_repeat, pointers }) = outputs else { return store(tensors, format) };
+    let len = rows * tensors.geometry.num_heads * num_repeat * tensors.geometry.head_dim;
+    let outputs = pointers.map(|data| match len {
+        0 => &mut [][..],
+        // SAFETY: `Problem::assume_checked`: the outputs are valid for writes of this shape, and overlap nothing.
+        len => unsafe { std::slice::from_raw_parts_mut(data.cast(), len) },
+    });
+    load(tensors, num_repeat, outputs, format);
 }
 
 /// How a head of values `V` is kept: as cells `C` in `cache` and scales `S` in `scale`.
@@ -114,17 +117,21 @@ where
 }
 
 /// Loads every token of each sequence from its slot, each head `num_repeat` times.
-fn load<V, C, S>(tensors: Tensors<'_, V, C, S>, format: &impl Format<V, C, S>)
-where
+fn load<V, C, S>(
+    tensors: Tensors<'_, V, C, S>,
+    num_repeat: usize,
+    outputs: [&mut [MaybeUninit<V>]; 2],
+    format: &impl Format<V, C, S>,
+) where
     V: Copy + Default,
     C: Copy + Default,
     S: Copy + Default,
 {
-    let Tensors { geometry, indices, cache, scale, outputs, .. } = tensors;
+    let Tensors { geometry, indices, cache, scale, .. } = tensors;
     if outputs[0].is_empty() {
         return; // and `num_repeat` may be any number
     }
-    let (num_heads, head_dim, num_repeat) = (geometry.num_heads, geometry.head_dim, geometry.num_repeat);
+    let (num_heads, head_dim) = (geometry.num_heads, geometry.head_dim);
     let bytes = CacheBytes::new(&geometry);
     let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
     let mut scales = vec![S::default(); geometry.quant.map_or(0, |quant| head_dim / quant.group)];

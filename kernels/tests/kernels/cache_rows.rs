@@ -214,7 +214,6 @@ proptest! {
             batch: 1,
             num_heads: dims.num_heads,
             head_dim: dims.inner,
-            num_repeat: 1,
             layer_idx,
             t1: ElementType::Float32,
             t2,

@@ -6,7 +6,8 @@
 
 use half::f16;
 use kvcache_kernels::{
-    Addressing, Cpu, Geometry, Indices, InstructionSet, Kernel, Pointers, Problem, Quant, Reference, Serial,
+    Addressing, Cpu, Geometry, Indices, InstructionSet, Kernel, Outputs, Pointers, Problem, Quant, Reference, Serial,
+    Stores,
 };
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
@@ -42,7 +43,6 @@ impl Call {
             batch: 1,
             num_heads: 1,
             head_dim,
-            num_repeat: 1,
             layer_idx: 0,
             t1,
             t2: bits.element(),
@@ -62,11 +62,11 @@ impl Call {
             current: self.current.each_ref().map(|current| current.as_ptr().cast()),
             cache: self.cache.as_mut_ptr(),
             scale: self.scale.as_mut_ptr().cast(),
-            outputs: [output, output.wrapping_add(self.outputs.len() * 4)],
         };
+        let outputs = Outputs { num_repeat: 1, pointers: [output, output.wrapping_add(self.outputs.len() * 4)] };
         // SAFETY: the types are legal, the one sequence's slots are the cache's tokens, and the vectors have the shapes'
         // lengths, the outputs one after the other in one of them, and live as long as the problem.
-        run(&mut unsafe { Problem::assume_checked(geometry, indices, pointers) });
+        run(&mut unsafe { Problem::assume_checked(Stores::assume_checked(geometry, indices, pointers), outputs) });
     }
 }
 
@@ -87,7 +87,7 @@ fn store(kernel: &dyn Kernel, current: &[Vec<f16>; 2], bits: QuantBit) -> (Vec<u
         scale: vec![f16::ZERO; 2 * tokens],
         outputs: vec![0; tokens * FINITE / 2],
     };
-    call.with_problem(|problem| kernel.store(problem, &Serial));
+    call.with_problem(|problem| kernel.store(problem.reborrow_stores(), &Serial));
     (call.cache, call.scale)
 }
 

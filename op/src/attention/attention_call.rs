@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use kvcache_attention::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem, Keys, Mask};
-use kvcache_kernels::{Problem, Workers};
+use kvcache_attention::AttentionProblem;
+use kvcache_kernels::Workers;
 use kvcache_schema::multi_head_attention::OUTPUTS;
 use ndarray::Array3;
 
@@ -12,27 +12,15 @@ use crate::backend::Backend;
 use crate::error::Error;
 use crate::operator::allocate;
 use crate::tensor::{Element, TensorMut};
-use crate::validate::{CheckedCall, Extents, equal_type, shapes};
-
-/// Where the keys and values of a checked call are.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
-pub(super) enum CheckedKeys<'a> {
-    /// `key` and `value`.
-    Packed([*const u8; 2]),
-    /// In the cache, after this call's stores; `num_repeat` is 0.
-    Cache(CheckedCall<'a>, Backend),
-}
+use crate::validate::{Extents, equal_type, shapes};
 
 /// A call whose inputs, cache and scale have been checked, and which has written nothing yet.
 #[derive(Debug)]
 pub struct AttentionCall<'a> {
     pub(super) backend: AttentionBackend,
-    pub(super) geometry: AttentionGeometry,
-    pub(super) indices: AttentionIndices<'a>,
-    pub(super) keys: CheckedKeys<'a>,
-    pub(super) query: *const u8,
-    pub(super) attn_mask: Option<Mask>,
+    /// Stores the current tokens, if there is a cache.
+    pub(super) store: Backend,
+    pub(super) problem: AttentionProblem<'a>,
     /// The memory of every tensor checked so far.
     pub(super) extents: Extents,
 }
@@ -40,7 +28,8 @@ pub struct AttentionCall<'a> {
 impl<'a> AttentionCall<'a> {
     /// The shape of `attn_output`: (`seqstarts[B]`, Hq, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        [self.indices.seqstarts[self.geometry.batch] as usize, self.geometry.num_heads, self.geometry.head_dim]
+        let geometry = self.problem.geometry();
+        [self.problem.total_seqlen(), geometry.num_heads, geometry.head_dim]
     }
 
     /// Stores the current tokens, if there is a cache, then attends and writes `attn_output`, on the threads of
@@ -49,14 +38,10 @@ impl<'a> AttentionCall<'a> {
     /// # Errors
     /// An [`Error`] that concerns `attn_output`; nothing has then been written.
     pub fn run(self, attn_output: TensorMut<'a>, workers: &dyn Workers) -> Result<(), Error> {
-        let backend = self.backend;
-        let store = match self.keys {
-            CheckedKeys::Packed(_) => Backend::default(),
-            CheckedKeys::Cache(_, store) => store,
-        };
-        let mut problem = self.bind(attn_output)?;
+        let Self { backend, store, .. } = self;
+        let (mut problem, attn_output) = self.bind(attn_output)?;
         problem.store(store.kernel(), workers);
-        backend.kernel().attend(&mut problem, workers);
+        backend.kernel().attend(&problem, attn_output, workers);
         Ok(())
     }
 
@@ -75,31 +60,24 @@ impl<'a> AttentionCall<'a> {
         Ok(unsafe { output.assume_init() })
     }
 
-    /// The call with its output, ready for a kernel: for callers that drive one themselves.
+    /// The call and the memory of its output, ready for a kernel: for callers that drive one themselves.
     ///
     /// # Errors
-    /// As for [`run`](Self::run).
-    pub fn bind(self, attn_output: TensorMut<'a>) -> Result<AttentionProblem<'a>, Error> {
-        let output_shape = self.output_shape();
-        let Self { geometry, indices, keys, query, attn_mask, mut extents, .. } = self;
-        equal_type(OUTPUTS[0], attn_output.element, geometry.t1)?;
+    /// An [`Error`] that concerns `attn_output`.
+    pub fn bind(
+        mut self,
+        attn_output: TensorMut<'a>,
+    ) -> Result<(AttentionProblem<'a>, &'a mut [MaybeUninit<u8>]), Error> {
+        equal_type(OUTPUTS[0], attn_output.element, self.problem.geometry().t1)?;
         let reason = "the shape (seqstarts[B], Hq, Dh) of this call";
-        shapes::equal(OUTPUTS[0], &attn_output.shape, &output_shape, reason)?;
-        extents.write(OUTPUTS[0], (&attn_output).into())?;
-        let keys = match keys {
-            CheckedKeys::Packed(pointers) => Keys::Packed(pointers),
-            CheckedKeys::Cache(checked, _) => {
-                let (geometry, indices, pointers) = checked.into_stores();
-                // SAFETY: types, shapes, indices, alignment and overlap are those of a `CheckedCall`; each tensor's
-                // memory is valid for 'a, and borrowed so that no other call writes it. num_repeat is 0, so there are
-                // no outputs.
-                Keys::Cache(unsafe { Problem::assume_checked(geometry, indices, pointers) })
-            }
+        shapes::equal(OUTPUTS[0], &attn_output.shape, &self.output_shape(), reason)?;
+        let attn_output = match self.extents.write_bytes(OUTPUTS[0], (&attn_output).into())? {
+            0 => &mut [],
+            // SAFETY: the tensor is contiguous, of `len` bytes, and shares none with others of the call, checked above.
+            // It is valid for writes for 'a, as a slice or by `from_raw_parts`, and borrowed so that nobody else
+            // accesses it.
+            len => unsafe { std::slice::from_raw_parts_mut(attn_output.data.cast(), len) },
         };
-        let pointers = AttentionPointers { query, attn_mask, attn_output: attn_output.data };
-        // SAFETY: types, shapes, indices, alignment and overlap have been checked when the call was made and, of the
-        // output, here; each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads or writes of
-        // its shape, and borrowed so that no other call writes it.
-        Ok(unsafe { AttentionProblem::assume_checked(geometry, indices, keys, pointers) })
+        Ok((self.problem, attn_output))
     }
 }

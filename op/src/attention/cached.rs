@@ -1,10 +1,11 @@
 //! The operator `MultiHeadCacheAttention`.
 
-use kvcache_attention::{AttentionGeometry, AttentionIndices, Mask};
+use kvcache_attention::{AttentionGeometry, AttentionPointers, AttentionProblem, Keys, Mask};
+use kvcache_kernels::Geometry;
 use kvcache_schema::multi_head_cache_attention::T1;
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
 
-use super::attention_call::{AttentionCall, CheckedKeys};
+use super::attention_call::AttentionCall;
 use super::backend::AttentionBackend;
 use super::config::AttentionConfig;
 use super::inputs::CacheAttentionInputs;
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::infer::Dim;
 use crate::inputs::{IndexInputs, Inputs};
 use crate::tensor::{TensorMut, TensorRef};
-use crate::validate::{self, CheckedCall, equal_type, shapes};
+use crate::validate::{self, CheckedStores, equal_type, shapes};
 
 /// The operator `dynamic_batching.MultiHeadCacheAttention` with checked attributes: stores the current keys and values,
 /// then each sequence's queries attend over all of its tokens in the cache.
@@ -62,7 +63,7 @@ use crate::validate::{self, CheckedCall, equal_type, shapes};
 pub struct MultiHeadCacheAttention {
     attributes: CacheAttentionAttributes,
     pub(super) config: AttentionConfig,
-    /// Of the cache; `num_repeat` is 0, since nothing is loaded.
+    /// Of the cache. Nothing is loaded, so `num_repeat` is not used.
     pub(super) cache: Config,
     backend: AttentionBackend,
     store: Backend,
@@ -76,7 +77,7 @@ impl MultiHeadCacheAttention {
     pub fn new(attributes: CacheAttentionAttributes) -> Result<Self, Error> {
         Ok(Self {
             config: AttentionConfig::new(&attributes.attention)?,
-            cache: Config { num_repeat: 0, ..Config::new(&attributes.cache)? },
+            cache: Config::new(&attributes.cache)?,
             attributes,
             backend: AttentionBackend::default(),
             store: Backend::default(),
@@ -135,11 +136,11 @@ impl MultiHeadCacheAttention {
         self.check_types(query.element, current_key.element, current_value.element, cache.element, t3)?;
         attention::query(&self.config, current_key.element, query)?;
         let current = Some([current_key, current_value]);
-        let checked = validate::call(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
+        let mut checked = validate::stores(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
         let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
-        let expected = [checked.tokens(), num_kv_heads, head_dim];
+        let expected = [checked.stores.total_seqlen(), num_kv_heads, head_dim];
         shapes::equal("current_key", &current_key.shape, &expected, "by num_kv_heads and head_dim")?;
-        self.step(checked, decoding_batches, attn_mask.as_ref())?.call(query)
+        self.attention(&mut checked, decoding_batches, attn_mask.as_ref())?.call(checked, query)
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, mask, cache and scale; `t1` is the type
@@ -158,59 +159,57 @@ impl MultiHeadCacheAttention {
         scale: Option<TensorMut<'a>>,
     ) -> Result<AttentionLayers<'a>, Error> {
         self.check_types(t1, t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let checked = validate::call(&self.cache, t1, None, indices, &cache, scale.as_ref())?;
+        let mut checked = validate::stores(&self.cache, t1, None, indices, &cache, scale.as_ref())?;
         if let Ok(shape) = cache.shape[..].try_into() {
             let dims = self.cache.layout.dims(shape);
             let dims = CacheDims { num_heads: self.config.num_kv_heads, inner: self.config.head_dim, ..dims };
             let expected = self.cache.layout.shape(dims);
             shapes::equal("cache", &cache.shape, &expected, "by cache_layout, num_kv_heads and head_dim")?;
         }
-        Ok(AttentionLayers { num_layer: self.cache.num_layer, step: self.step(checked, decoding_batches, attn_mask)? })
+        let attention = self.attention(&mut checked, decoding_batches, attn_mask)?;
+        Ok(AttentionLayers { num_layer: self.cache.cache.num_layer, checked, attention })
     }
 
     /// Checks what belongs to the attention of a call or of a step: the mask and `decoding_batches`.
-    fn step<'a>(
+    fn attention(
         &self,
-        mut checked: CheckedCall<'a>,
-        decoding_batches: &TensorRef<'a>,
-        attn_mask: Option<&TensorRef<'a>>,
-    ) -> Result<Step<'a>, Error> {
-        let batch = checked.geometry.batch;
-        let t1 = checked.geometry.t1;
-        let decoding_batches = attention::decoding_batches(decoding_batches, batch, &mut checked.extents)?;
-        let total_kvlen = checked.indices.kvstarts[batch] as usize;
-        let mask = attention::mask(&self.config, t1, attn_mask, checked.tokens(), total_kvlen, &mut checked.extents)?;
+        checked: &mut CheckedStores<'_>,
+        decoding_batches: &TensorRef<'_>,
+        attn_mask: Option<&TensorRef<'_>>,
+    ) -> Result<Attention, Error> {
+        let CheckedStores { stores, extents } = checked;
+        let &Geometry { batch, t1, .. } = stores.geometry();
+        let decoding_batches = attention::decoding_batches(decoding_batches, batch, extents)?;
+        let (tokens, total_kvlen) = (stores.total_seqlen(), stores.total_kvlen());
+        let attn_mask = attention::mask(&self.config, t1, attn_mask, tokens, total_kvlen, extents)?;
         let geometry = attention::geometry(&self.config, t1, batch, decoding_batches);
-        Ok(Step { config: self.config, backend: self.backend, store: self.store, geometry, checked, attn_mask: mask })
+        Ok(Attention { config: self.config, backend: self.backend, store: self.store, geometry, attn_mask })
     }
 }
 
-/// A call of which everything has been checked but `query`.
-#[derive(Debug)]
-struct Step<'a> {
+/// The attention of one call or of all layers of a step, checked.
+#[derive(Debug, Clone, Copy)]
+struct Attention {
     config: AttentionConfig,
     backend: AttentionBackend,
     store: Backend,
     geometry: AttentionGeometry,
-    checked: CheckedCall<'a>,
     attn_mask: Option<Mask>,
 }
 
-impl<'a> Step<'a> {
-    fn call(self, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
-        let Self { config, backend, store, geometry, mut checked, attn_mask } = self;
+impl Attention {
+    /// The call whose queries are `query`, which is checked here.
+    fn call<'a>(self, checked: CheckedStores<'a>, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
+        let Self { config, backend, store, geometry, attn_mask } = self;
+        let CheckedStores { stores, mut extents } = checked;
         attention::query(&config, geometry.t1, query)?;
-        attention::query_rows(query, checked.tokens())?;
-        checked.extents.read("query", query.into())?;
-        Ok(AttentionCall {
-            backend,
-            geometry,
-            indices: AttentionIndices { seqstarts: checked.indices.seqstarts, kvstarts: checked.indices.kvstarts },
-            query: query.data,
-            attn_mask,
-            extents: std::mem::take(&mut checked.extents),
-            keys: CheckedKeys::Cache(checked, store),
-        })
+        attention::query_rows(query, stores.total_seqlen())?;
+        extents.read("query", query.into())?;
+        let pointers = AttentionPointers { query: query.data, attn_mask };
+        // SAFETY: types, shapes, indices and alignment have been checked, here and before; T1, Hk, Dh and B are those of
+        // the stores. Query and mask are valid for reads for 'a, as `TensorRef`s.
+        let problem = unsafe { AttentionProblem::assume_checked(geometry, Keys::Cache(stores), pointers) };
+        Ok(AttentionCall { backend, store, problem, extents })
     }
 }
 
@@ -219,7 +218,9 @@ impl<'a> Step<'a> {
 #[derive(Debug)]
 pub struct AttentionLayers<'a> {
     num_layer: usize,
-    step: Step<'a>,
+    /// The stores of any layer, of which the current tokens are missing.
+    checked: CheckedStores<'a>,
+    attention: Attention,
 }
 
 impl AttentionLayers<'_> {
@@ -237,8 +238,7 @@ impl AttentionLayers<'_> {
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
     ) -> Result<AttentionCall<'c>, Error> {
-        let &Step { config, backend, store, geometry, ref checked, attn_mask } = &self.step;
-        let checked = validate::layer(checked, self.num_layer, layer_idx, [current_key, current_value])?;
-        Step { config, backend, store, geometry, checked, attn_mask }.call(query)
+        let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
+        self.attention.call(checked, query)
     }
 }

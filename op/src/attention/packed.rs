@@ -1,13 +1,14 @@
 //! The operator `MultiHeadAttention`.
 
-use kvcache_attention::AttentionIndices;
+use kvcache_attention::{AttentionIndices, AttentionPointers, AttentionProblem, Keys};
 use kvcache_schema::{AttentionAttributes, ElementType};
 
-use super::attention_call::{AttentionCall, CheckedKeys};
+use super::attention_call::AttentionCall;
 use super::backend::AttentionBackend;
 use super::config::AttentionConfig;
 use super::inputs::AttentionInputs;
 use super::validate;
+use crate::backend::Backend;
 use crate::error::Error;
 use crate::infer::Dim;
 use crate::validate::{Extents, equal_type, indices, shapes};
@@ -109,15 +110,16 @@ impl MultiHeadAttention {
         indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
         let attn_mask = inputs.attn_mask.as_ref();
         let attn_mask = validate::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
-        Ok(AttentionCall {
-            backend: self.backend,
-            geometry: validate::geometry(config, t1, batch, decoding_batches),
+        let geometry = validate::geometry(config, t1, batch, decoding_batches);
+        let keys = Keys::Packed {
+            pointers: [inputs.key.data, inputs.value.data],
             indices: AttentionIndices { seqstarts, kvstarts },
-            keys: CheckedKeys::Packed([inputs.key.data, inputs.value.data]),
-            query: inputs.query.data,
-            attn_mask,
-            extents,
-        })
+        };
+        let pointers = AttentionPointers { query: inputs.query.data, attn_mask };
+        // SAFETY: types, shapes, indices and alignment have been checked above; each tensor's memory is valid for reads
+        // for 'a, as a `TensorRef`.
+        let problem = unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) };
+        Ok(AttentionCall { backend: self.backend, store: Backend::default(), problem, extents })
     }
 
     /// Checks types, shapes and memory of what is neither `decoding_batches` nor the mask, but no value of any tensor.

@@ -1,15 +1,15 @@
 //! A checked call on a device, waiting for its outputs and a stream.
 
 use cudarc::driver::{CudaStream, sys};
-use kvcache_kernels::Geometry;
-use kvcache_kernels::cuda::{self, Pages, Queue, StatusWord, cudarc};
+use kvcache_kernels::cuda::{self, Queue, StatusWord, cudarc};
+use kvcache_kernels::{DeviceProblem, DeviceStores, Geometry, Pages};
 use kvcache_schema::OUTPUTS;
 
 use super::error::Error;
 use super::tensor::{DeviceMut, DeviceRef, Usage};
 use crate::inputs::IndexInputs;
 use crate::tensor::TensorRef;
-use crate::validate::{self, Extents};
+use crate::validate::{ExpectedOutputs, Extents};
 
 /// The operator's inputs that are only read, for a call on a device.
 #[derive(Debug)]
@@ -51,15 +51,19 @@ pub struct DeviceOutputs<'a> {
 /// have `RANK` axes: three, or in static batching four.
 #[derive(Debug)]
 pub struct DeviceCall<'a, const RANK: usize = 3> {
+    pub(crate) checked: CheckedDeviceStores<'a>,
+    pub(crate) outputs: ExpectedOutputs<RANK>,
+}
+
+/// The stores of a call, checked as far as the host knows them.
+#[derive(Debug)]
+pub(crate) struct CheckedDeviceStores<'a> {
     pub(crate) geometry: Geometry,
     pub(crate) max_t: usize,
     pub(crate) pages: Pages,
     pub(crate) current_rows: usize,
-    pub(crate) output_rows: usize,
+    pub(crate) all_rows: usize,
     pub(crate) exact_rows: bool,
-    pub(crate) output_shape: [usize; RANK],
-    /// What decides the outputs' shape.
-    pub(crate) shape_reason: &'static str,
     pub(crate) extents: Extents,
     /// `current_key` and `current_value`.
     pub(crate) current: [DeviceRef<'a>; 2],
@@ -81,7 +85,7 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
     /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh), in static batching (B, `start_pos` + S,
     /// H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; RANK] {
-        self.output_shape
+        self.outputs.shape
     }
 
     /// Enqueues the call on the stream that its tensors were made for. Once the stream has run it, its status is in the
@@ -130,45 +134,18 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
     /// Slices among the tensors were made for the queue's stream; the status word is as for
     /// [`launch_raw`](Self::launch_raw).
     unsafe fn run(&self, outputs: &DeviceOutputs<'a>, status: u64, queue: &Queue<'_>) -> Result<(), Error> {
+        let Self { checked, outputs: expected } = self;
         let DeviceOutputs { key, value } = outputs;
-        validate::outputs(
-            self.geometry.t1,
-            (&self.output_shape, self.shape_reason),
-            self.extents.clone(),
-            [&key.tensor, &value.tensor],
-        )?;
-        let outputs = [key, value].map(|output| output.tensor.data.addr() as u64);
-        let operands = self.problem(outputs, status, queue.multiprocessors());
-        // SAFETY: `check_device` and `validate::outputs` above have checked types, shapes, alignment and overlap; each
+        expected.check(checked.geometry.t1, checked.extents.clone(), [&key.tensor, &value.tensor])?;
+        let operands = DeviceProblem {
+            stores: checked.stores(status),
+            num_repeat: expected.num_repeat,
+            outputs: [key, value].map(|output| output.tensor.data.addr() as u64),
+        };
+        // SAFETY: `check_device` and `expected.check` above have checked types, shapes, alignment and overlap; each
         // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
         // for; `status` is as for `launch_raw`, see `# Safety`.
         Ok(unsafe { queue.run(&operands) }?)
-    }
-
-    /// The call with outputs at these addresses of the device.
-    pub(crate) fn problem(&self, outputs: [u64; 2], status: u64, multiprocessors: u32) -> cuda::DeviceProblem {
-        let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
-        let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
-        let [seqstarts, start_pos, cachestarts] = self.indices.as_ref().map_or([0; 3], |indices| {
-            [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(|input| address(&input.tensor))
-        });
-        cuda::DeviceProblem {
-            geometry: self.geometry,
-            max_t: self.max_t,
-            pages: self.pages,
-            current_rows: self.current_rows,
-            output_rows: self.output_rows,
-            exact_rows: self.exact_rows,
-            current: self.current.each_ref().map(|current| address(&current.tensor)),
-            outputs,
-            cache: address_mut(&self.cache),
-            scale: self.scale.as_ref().map_or(0, address_mut),
-            seqstarts,
-            start_pos,
-            cachestarts,
-            status,
-            multiprocessors,
-        }
     }
 
     /// The uses of slices by this call, with the tensors' names.
@@ -177,11 +154,37 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
         outputs: &'b DeviceOutputs<'a>,
     ) -> impl Iterator<Item = (&'static str, Option<&'b Usage<'a>>)> {
         let outputs = [(OUTPUTS[0], outputs.key.usage.as_ref()), (OUTPUTS[1], outputs.value.usage.as_ref())];
-        self.input_uses().into_iter().chain(outputs)
+        self.checked.uses().into_iter().chain(outputs)
+    }
+}
+
+impl<'a> CheckedDeviceStores<'a> {
+    /// The stores, which report what they find at this address of the device.
+    pub(crate) fn stores(&self, status: u64) -> DeviceStores {
+        let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
+        let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
+        let [seqstarts, start_pos, cachestarts] = self.indices.as_ref().map_or([0; 3], |indices| {
+            [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(|input| address(&input.tensor))
+        });
+        DeviceStores {
+            geometry: self.geometry,
+            max_t: self.max_t,
+            pages: self.pages,
+            current_rows: self.current_rows,
+            all_rows: self.all_rows,
+            exact_rows: self.exact_rows,
+            current: self.current.each_ref().map(|current| address(&current.tensor)),
+            cache: address_mut(&self.cache),
+            scale: self.scale.as_ref().map_or(0, address_mut),
+            seqstarts,
+            start_pos,
+            cachestarts,
+            status,
+        }
     }
 
-    /// Those of all but the outputs.
-    pub(crate) fn input_uses(&self) -> [(&'static str, Option<&Usage<'a>>); 7] {
+    /// The uses of slices, with the tensors' names.
+    pub(crate) fn uses(&self) -> [(&'static str, Option<&Usage<'a>>); 7] {
         let indices = self.indices.as_ref();
         [
             ("current_key", self.current[0].usage.as_ref()),

@@ -83,9 +83,10 @@ mod operator;
 mod static_operator;
 mod tensor;
 
+pub(crate) use device_call::CheckedDeviceStores;
 pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use error::Error;
-pub(crate) use operator::check_call;
+pub(crate) use operator::check_stores;
 pub(crate) use tensor::Usage;
 
 pub use crate::attention::{DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs};

@@ -1,16 +1,17 @@
 //! The operator on a device: checking a call, and loading its kernels.
 
 use cudarc::driver::CudaStream;
-use kvcache_kernels::cuda::{Pages, Queue, cudarc};
+use kvcache_kernels::Pages;
+use kvcache_kernels::cuda::{Queue, cudarc};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::device_call::{DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
+use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
 use super::error::Error;
 use super::tensor::DeviceMut;
 use crate::attributes::Config;
 use crate::inputs::IndexInputs;
 use crate::operator::KeyValueCache;
-use crate::validate;
+use crate::validate::{self, CheckedTensors, ExpectedOutputs};
 
 impl KeyValueCache {
     /// Checks a call on a device as far as the host can; nothing is launched yet, and no driver is needed.
@@ -28,7 +29,9 @@ impl KeyValueCache {
         let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         self.check_types(current_key.element, current_value.element, cache.tensor.element, t3)?;
-        check_call(self.config(), inputs, cache, scale)
+        let checked = check_stores(self.config(), inputs, cache, scale)?;
+        let outputs = ExpectedOutputs::new(&checked.geometry, self.config().cache.num_repeat, checked.all_rows)?;
+        Ok(DeviceCall { checked, outputs })
     }
 
     /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
@@ -45,18 +48,18 @@ impl KeyValueCache {
     ) -> Result<(), Error> {
         self.check_types(t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
-        let t3 = self.config().quant.and(t3);
+        let t3 = self.config().cache.quant.and(t3);
         Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
     }
 }
 
-/// The check of a call whose types go together.
-pub(crate) fn check_call<'a>(
+/// The check of a call whose types go together, but for its outputs.
+pub(crate) fn check_stores<'a>(
     config: &Config,
     inputs: DeviceInputs<'a>,
     cache: DeviceMut<'a>,
     scale: Option<DeviceMut<'a>>,
-) -> Result<DeviceCall<'a>, crate::Error> {
+) -> Result<CheckedDeviceStores<'a>, crate::Error> {
     let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
     let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
     let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {
@@ -73,9 +76,9 @@ pub(crate) fn check_call<'a>(
         max_kvlen: inputs.indices.max_kvlen.clone(),
     };
     let current = Some([current_key, current_value]);
-    let validate::CheckedTensors { geometry, dims, extents } =
-        validate::tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
-    let output_rows = match inputs.indices.kvstarts {
+    let (CheckedTensors { geometry, extents, .. }, dims) =
+        validate::dynamic_tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
+    let all_rows = match inputs.indices.kvstarts {
         // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
         OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &indices, &dims) }?,
         OutputRows::AtMost(rows) => {
@@ -84,8 +87,7 @@ pub(crate) fn check_call<'a>(
             rows
         }
     };
-    Ok(DeviceCall {
-        output_shape: validate::output_shape(&geometry, output_rows)?,
+    Ok(CheckedDeviceStores {
         geometry,
         max_t: dims.cache.max_t,
         pages: match config.mode {
@@ -93,9 +95,8 @@ pub(crate) fn check_call<'a>(
             CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
         },
         current_rows: current_key.shape[0],
-        output_rows,
+        all_rows,
         exact_rows,
-        shape_reason: validate::OUTPUT_SHAPE,
         extents,
         current: [inputs.current_key, inputs.current_value],
         indices: Some(DeviceIndices {

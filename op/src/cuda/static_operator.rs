@@ -1,14 +1,16 @@
 //! The operator of static batching on a device: checking a call, and loading its kernels.
 
 use cudarc::driver::CudaStream;
-use kvcache_kernels::cuda::{Pages, Queue, cudarc};
+use kvcache_kernels::Pages;
+use kvcache_kernels::cuda::{Queue, cudarc};
 use kvcache_schema::ElementType;
 
-use super::device_call::DeviceCall;
+use super::device_call::{CheckedDeviceStores, DeviceCall};
 use super::error::Error;
 use super::tensor::{DeviceMut, DeviceRef};
 use crate::static_batching::{StaticKeyValueCache, checks};
 use crate::tensor::TensorRef;
+use crate::validate::CheckedTensors;
 
 /// The inputs of a call of static batching that are only read, for a call on a device.
 #[derive(Debug)]
@@ -43,23 +45,23 @@ impl StaticKeyValueCache {
         // SAFETY: `start_pos` is a `TensorRef` of the host in `StaticDeviceInputs`.
         let checked = unsafe { checked.at(&start_pos) }?;
         let checks::Sequences { seqlen, start_pos, stride } = checked.sequences;
-        let [batch, kvlen, ..] = checked.output_shape;
-        Ok(DeviceCall {
-            geometry: checked.geometry,
+        let CheckedTensors { geometry, extents, .. } = checked.tensors;
+        let [batch, kvlen, ..] = checked.outputs.shape;
+        let stores = CheckedDeviceStores {
+            geometry,
             max_t,
             pages: Pages::Strided { stride, start_pos },
             // No more than there are elements in the tensors, whose sizes fit, unless these are empty.
             current_rows: batch.saturating_mul(seqlen),
-            output_rows: batch.saturating_mul(kvlen),
+            all_rows: batch.saturating_mul(kvlen),
             exact_rows: true,
-            output_shape: checked.output_shape,
-            shape_reason: checks::OUTPUT_SHAPE,
-            extents: checked.extents,
+            extents,
             current: [current_key, current_value],
             indices: None,
             cache,
             scale,
-        })
+        };
+        Ok(DeviceCall { checked: stores, outputs: checked.outputs })
     }
 
     /// Loads the kernels for these types into the stream's context, as
@@ -76,7 +78,7 @@ impl StaticKeyValueCache {
     ) -> Result<(), Error> {
         self.check_types(t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
-        let t3 = self.config().quant.and(t3);
+        let t3 = self.config().cache.quant.and(t3);
         Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
     }
 }

@@ -32,5 +32,5 @@ pub(super) fn infer(config: &StaticConfig, inputs: &StaticInputDims<'_>) -> [Dim
         _ => Dim::Unknown,
     };
     let head_axis = config.layout.axes().into_iter().position(|axis| axis == StaticAxis::Head).unwrap_or_default();
-    [best_known(current(0)), kvlen, repeated(with_cache(2, head_axis), config.num_repeat), with_cache(3, 5)]
+    [best_known(current(0)), kvlen, repeated(with_cache(2, head_axis), config.cache.num_repeat), with_cache(3, 5)]
 }

@@ -27,7 +27,7 @@ impl<'a> StaticLayers<'a> {
 
     /// The shape of each layer's `key` and `value`: (B, `start_pos` + S, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 4] {
-        self.checked.output_shape
+        self.checked.outputs.shape
     }
 
     /// The call of one layer; nothing is written yet. `current_key` and `current_value` are of type T1 and shape

@@ -132,7 +132,7 @@ impl StaticKeyValueCache {
         let checked = checks::tensors(&self.config, t1, current, start_pos, &cache, scale.as_ref())?;
         // SAFETY: as in `check`.
         let checked = unsafe { checked.at(start_pos) }?;
-        Ok(StaticLayers::new(self.config.num_layer, self.backend, checked))
+        Ok(StaticLayers::new(self.config.cache.num_layer, self.backend, checked))
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing

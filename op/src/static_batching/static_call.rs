@@ -2,13 +2,14 @@
 
 use std::marker::PhantomData;
 
-use kvcache_kernels::{Addressing, Indices, Problem, Workers};
+use kvcache_kernels::{Addressing, Indices, Problem, Stores, Workers};
 use smallvec::SmallVec;
 
 use super::checks::{CheckedCall, Sequences};
 use crate::backend::Backend;
 use crate::call::Outputs;
 use crate::error::Error;
+use crate::validate::CheckedTensors;
 
 /// A call of static batching whose inputs, cache and scale have been checked, and which has written nothing yet.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ impl<'a> StaticCall<'a> {
 
     /// The shape of `key` and of `value`: (B, `start_pos` + S, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 4] {
-        self.checked.output_shape
+        self.checked.outputs.shape
     }
 
     /// Stores the current tokens into the cache, then writes all tokens of all sequences to `outputs`, on the threads
@@ -45,19 +46,18 @@ impl<'a> StaticCall<'a> {
     /// # Errors
     /// As for [`run`](Self::run).
     pub fn with_problem<R>(self, outputs: Outputs<'a>, run: impl FnOnce(&mut Problem<'_>) -> R) -> Result<R, Error> {
-        let pointers = self.checked.pointers(&outputs.key, &outputs.value)?;
-        let mut geometry = self.checked.geometry;
-        if self.checked.output_shape.contains(&0) {
+        let CheckedCall { tensors, sequences, outputs: expected } = self.checked;
+        let CheckedTensors { mut geometry, pointers, extents } = tensors;
+        if expected.shape.contains(&0) {
             geometry.batch = 0; // no tensor has an element that the call touches, and the batch may be any number
         }
-        let tables = Tables::new(geometry.batch, &self.checked.sequences);
-        // SAFETY: types, shapes, alignment and overlap are those of a `CheckedCall` and of outputs that it has just
-        // checked. The tables are of sequences of equal length, no longer than the stride between them, so no two
-        // share a slot, and of no more sequences than the cache has. Each tensor's memory is valid for 'a, as a slice
-        // or by `from_raw_parts`, for reads or writes of its shape, and borrowed so that no other call writes it.
-        let mut problem =
-            unsafe { Problem::assume_checked(geometry, tables.indices(&self.checked.sequences), pointers) };
-        Ok(run(&mut problem))
+        let tables = Tables::new(geometry.batch, &sequences);
+        // SAFETY: types, shapes, alignment and overlap are those of a `CheckedCall`. The tables are of sequences of equal
+        // length, no longer than the stride between them, so no two share a slot, and of no more sequences than the
+        // cache has. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads or writes of its
+        // shape, and borrowed so that no other call writes it.
+        let stores = unsafe { Stores::assume_checked(geometry, tables.indices(&sequences), pointers) };
+        Ok(run(&mut expected.problem(stores, extents, outputs)?))
     }
 }
 

@@ -104,8 +104,7 @@ impl Extents {
         self.add(name, memory, true)
     }
 
-    /// The same; gives its bytes.
-    #[cfg(feature = "cuda")]
+    /// Checks a tensor that is written, as [`write`](Self::write) does; gives its bytes.
     pub(crate) fn write_bytes(&mut self, name: &'static str, memory: Memory<'_>) -> Result<usize, Error> {
         self.add_bytes(name, memory, true)
     }
@@ -133,10 +132,15 @@ impl Extents {
 
 /// The number of elements of a tensor.
 pub(crate) fn len(input: &'static str, shape: &Shape) -> Result<usize, Error> {
-    shape::elements(shape).ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
+    shape::elements(shape).ok_or_else(|| overflow(input, shape))
 }
 
 /// The bytes of a tensor.
 pub(crate) fn bytes(input: &'static str, element: ElementType, shape: &Shape) -> Result<usize, Error> {
-    shape::bytes(element, shape).ok_or_else(|| Error::SizeOverflow { input, shape: shape.clone() })
+    shape::bytes(element, shape).ok_or_else(|| overflow(input, shape))
+}
+
+/// The error of a tensor whose size does not fit in 64 bits.
+pub(crate) fn overflow(input: &'static str, shape: &Shape) -> Error {
+    Error::SizeOverflow { input, shape: shape.clone() }
 }

@@ -1,14 +1,16 @@
 //! Validation: every rule is checked before the first byte is written.
 
-mod checked_call;
+mod checked_stores;
+mod expected_outputs;
 pub(crate) mod indices;
 pub(crate) mod memory;
 pub(crate) mod shapes;
 mod types;
 
-pub(crate) use checked_call::{CURRENT, CheckedCall, call, layer, outputs, overflow, read_current};
 #[cfg(feature = "cuda")]
-pub(crate) use checked_call::{CheckedTensors, OUTPUT_SHAPE, output_shape, tensors};
+pub(crate) use checked_stores::dynamic_tensors;
+pub(crate) use checked_stores::{CheckedStores, CheckedTensors, Sizes, current_of_layer, stores, tensors};
+pub(crate) use expected_outputs::ExpectedOutputs;
 #[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use memory::Extents;

@@ -2,7 +2,7 @@
 
 use kvcache_schema::{CacheDims, CacheMode, QuantBit};
 
-use crate::attributes::Config;
+use crate::attributes::{CacheConfig, Config};
 use crate::error::Error;
 use crate::inputs::IndexInputs;
 use crate::tensor::{Shape, TensorMut, TensorRef};
@@ -48,7 +48,7 @@ pub(super) fn check(
     scalar_or_one_axis("max_kvlen", &inputs.max_kvlen.shape)?;
     let cache_shape = rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
-        scale_rank::<5>(&scale.shape, &cache.shape, config.quant)?;
+        scale_rank::<5>(&scale.shape, &cache.shape, config.cache.quant)?;
     }
 
     if let Some([key, value]) = current {
@@ -71,14 +71,14 @@ pub(super) fn check(
         equal(name, bound, &[1][..bound.len()], "a single number")?;
     }
 
-    let mut cache_dims = CacheDims { num_layer: config.num_layer, ..config.layout.dims(cache_shape) };
+    let mut cache_dims = CacheDims { num_layer: config.cache.num_layer, ..config.layout.dims(cache_shape) };
     let mut reason = "by cache_layout and num_layer";
     if let Some([_, num_heads, head_dim]) = current_dims {
         cache_dims = CacheDims { num_heads, inner: head_dim, ..cache_dims };
         reason = "by cache_layout, num_layer and the shape of current_key";
     }
     equal("cache", &cache.shape, &config.layout.shape(cache_dims), reason)?;
-    let scale_dims = scale_dims(config, cache_dims)?;
+    let scale_dims = CacheDims { inner: scales_per_head(&config.cache, cache_dims.inner)?, ..cache_dims };
     if let Some(scale) = scale {
         equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
     }
@@ -92,13 +92,12 @@ pub(super) fn check(
     })
 }
 
-/// The axes of the `scale` that belongs to a `cache` of these axes.
-pub(crate) fn scale_dims(config: &Config, cache: CacheDims) -> Result<CacheDims, Error> {
-    let head_dim = cache.inner;
+/// The scales of a head in a `scale` that belongs to a `cache` of such heads.
+pub(crate) fn scales_per_head(config: &CacheConfig, head_dim: usize) -> Result<usize, Error> {
     if config.quant.is_some() && !head_dim.is_multiple_of(config.quant_group) {
         return Err(Error::HeadDimNotDivisible { head_dim, quant_group: config.quant_group });
     }
-    Ok(CacheDims { inner: head_dim / config.quant_group, ..cache })
+    Ok(head_dim / config.quant_group)
 }
 
 /// Checks a tensor's shape against the one that it must have.

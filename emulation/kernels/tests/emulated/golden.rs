@@ -46,7 +46,8 @@ impl Emulated {
         let mut outputs = Outputs { key: output(), value: output() };
         let Outputs { key, value } = &mut outputs;
         with(kvcache_op::Outputs { key: write(key), value: write(value) }, &|problem| {
-            let done = self.0.device.try_store(problem).and_then(|()| self.0.device.try_load(problem));
+            let done =
+                self.0.device.try_store(problem.reborrow_stores()).and_then(|()| self.0.device.try_load(problem));
             done.map_err(|failure| Stop::Failure(failure.to_string()))
         })?;
         Ok(outputs)

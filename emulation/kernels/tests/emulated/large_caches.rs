@@ -1,8 +1,7 @@
 //! Offsets beyond 32 bits.
 
 use kvcache_emulation_kernels::{Access, DeviceMemory, FAITHFUL, Operand, Order, launch};
-use kvcache_kernels::cuda::{DeviceProblem, Pages};
-use kvcache_kernels::{CacheBytes, Geometry, Quant};
+use kvcache_kernels::{CacheBytes, DeviceProblem, DeviceStores, Geometry, Pages, Quant};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 const NUM_HEADS: usize = 2;
@@ -30,7 +29,6 @@ fn large_caches() {
                 batch: 1,
                 num_heads,
                 head_dim: HEAD_DIM,
-                num_repeat: 1,
                 layer_idx: num_layer - 1,
                 t1: ElementType::Float32,
                 t2,
@@ -51,25 +49,24 @@ fn large_caches() {
                 DeviceMemory::of(&indices.iter().flat_map(|index| index.to_ne_bytes()).collect::<Vec<_>>(), 0)
             });
             let status = DeviceMemory::of(&[0; 8], 0);
-            let problem = DeviceProblem {
+            let stores = DeviceStores {
                 geometry,
                 max_t,
                 pages: Pages::Offset,
                 current_rows: rows,
-                output_rows: rows,
+                all_rows: rows,
                 exact_rows: true,
                 current: [inputs[0].address(), inputs[1].address()],
-                outputs: [outputs[0].address(), outputs[1].address()],
                 cache: cache.address(),
                 scale: scale.address(),
                 seqstarts: indices[0].address(),
                 start_pos: indices[1].address(),
                 cachestarts: indices[2].address(),
                 status: status.address(),
-                multiprocessors: 1,
             };
-            let store = problem.store().unwrap().unwrap();
-            let load = problem.load().unwrap().unwrap();
+            let outputs_at = outputs.each_ref().map(DeviceMemory::address);
+            let store = stores.store(1).unwrap().unwrap();
+            let load = DeviceProblem { stores, num_repeat: 1, outputs: outputs_at }.load(1).unwrap().unwrap();
             let build = FAITHFUL.iter().find(|build| build.types == store.module.types).unwrap();
             let run = |what, reads: [&DeviceMemory; 2], writes: [&DeviceMemory; 2]| {
                 let reads = reads.into_iter().chain(&indices).map(|memory| Operand { memory, access: Access::Read });

@@ -6,6 +6,9 @@ use kvcache_schema::{CacheDims, CacheLayout, QuantBit};
 use super::*;
 use crate::problem::Quant;
 
+/// The multiprocessors of a small device.
+const FEW: u32 = 2;
+
 /// A call of one sequence, aligned as well as can be.
 fn problem(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: usize, head_dim: usize) -> DeviceProblem {
     let dims = CacheDims { max_t: 64, num_layer: 3, num_heads, inner: head_dim };
@@ -21,7 +24,6 @@ fn problem(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: us
         batch: 1,
         num_heads,
         head_dim,
-        num_repeat: 2,
         layer_idx: 2,
         t1,
         t2,
@@ -29,28 +31,34 @@ fn problem(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: us
         cache_len: 2 * 64 * 3 * num_heads * head_dim,
         cache: strides(dims),
     };
-    DeviceProblem {
+    let stores = DeviceStores {
         geometry,
         max_t: 64,
         pages: Pages::Offset,
         current_rows: 5,
-        output_rows: 9,
+        all_rows: 9,
         exact_rows: true,
         current: [0x1000, 0x2000],
-        outputs: [0x3000, 0x4000],
         cache: 0x5000,
         scale: 0x6002,
         seqstarts: 0x7000,
         start_pos: 0x7100,
         cachestarts: 0x7200,
         status: 0x7300,
-        multiprocessors: 2,
-    }
+    };
+    DeviceProblem { stores, num_repeat: 2, outputs: [0x3000, 0x4000] }
+}
+
+/// The problem with other stores.
+fn with(problem: DeviceProblem, change: impl FnOnce(&mut DeviceStores)) -> DeviceProblem {
+    let mut stores = problem.stores;
+    change(&mut stores);
+    DeviceProblem { stores, ..problem }
 }
 
 /// Whether the store is wide, and whether the load is.
 fn wide(problem: DeviceProblem) -> (bool, bool) {
-    let (store, load) = (problem.store().unwrap().unwrap(), problem.load().unwrap().unwrap());
+    let (store, load) = (problem.stores.store(FEW).unwrap().unwrap(), problem.load(FEW).unwrap().unwrap());
     let is = |launch: Launch, kernel| launch.kernel == launch.module.kernel(kernel);
     (is(store, CacheKernel::StoreWide), is(load, CacheKernel::LoadWide))
 }
@@ -62,13 +70,13 @@ fn wide_kernels_serve_whole_aligned_packs() {
     assert_eq!(wide(problem(Float16, Float16, None, 2, 20)), (false, false));
     assert_eq!(wide(problem(Float32, Float32, None, 2, 20)), (true, true));
     assert_eq!(wide(problem(Int8, Int8, None, 2, 24)), (false, false));
-    assert_eq!(wide(DeviceProblem { current: [0x1000, 0x2008], ..f16 }), (false, true));
+    assert_eq!(wide(with(f16, |stores| stores.current = [0x1000, 0x2008])), (false, true));
     assert_eq!(wide(DeviceProblem { outputs: [0x3002, 0x4000], ..f16 }), (true, false));
-    assert_eq!(wide(DeviceProblem { cache: 0x5008, ..f16 }), (false, false));
+    assert_eq!(wide(with(f16, |stores| stores.cache = 0x5008)), (false, false));
     // Eight values are eight bytes of codes, or four.
-    assert_eq!(wide(DeviceProblem { cache: 0x5008, ..problem(Float16, Int8, Some(8), 2, 24) }), (true, true));
-    assert_eq!(wide(DeviceProblem { cache: 0x5004, ..problem(Float16, Int8, Some(8), 2, 24) }), (false, false));
-    assert_eq!(wide(DeviceProblem { cache: 0x5004, ..problem(Float16, Int4, Some(8), 2, 24) }), (true, true));
+    assert_eq!(wide(with(problem(Float16, Int8, Some(8), 2, 24), |stores| stores.cache = 0x5008)), (true, true));
+    assert_eq!(wide(with(problem(Float16, Int8, Some(8), 2, 24), |stores| stores.cache = 0x5004)), (false, false));
+    assert_eq!(wide(with(problem(Float16, Int4, Some(8), 2, 24), |stores| stores.cache = 0x5004)), (true, true));
 }
 
 #[test]
@@ -83,37 +91,36 @@ fn wide_stores_need_groups_that_a_warp_can_reduce() {
 #[test]
 fn addresses_are_the_layers() {
     let problem = problem(Float16, Int4, Some(8), 2, 16);
-    let Parameters { cache, scale, rows, .. } = problem.store().unwrap().unwrap().parameters;
+    let Parameters { cache, scale, rows, .. } = problem.stores.store(FEW).unwrap().unwrap().parameters;
     // Two layers of 64 slots, two tensors and two heads.
     assert_eq!((cache, scale), (0x5000 + 2 * 64 * 2 * 2 * 16 / 2, 0x6002 + 2 * 64 * 2 * 2 * 2 * 2));
-    assert_eq!((rows, problem.load().unwrap().unwrap().parameters.rows), (5, 9));
+    assert_eq!((rows, problem.load(FEW).unwrap().unwrap().parameters.rows), (5, 9));
 }
 
 /// Three sequences of five tokens after two, each in 100 slots.
 #[test]
 fn sequences_of_static_batching_are_pages_at_a_stride() {
     let base = problem(Float32, Float32, None, 2, 16);
-    let problem = DeviceProblem {
-        geometry: Geometry { batch: 3, ..base.geometry },
-        pages: Pages::Strided { stride: 100, start_pos: 2 },
-        current_rows: 15,
-        output_rows: 21,
-        ..base
-    };
-    let [store, load] = [problem.store(), problem.load()].map(|launch| launch.unwrap().unwrap().parameters);
+    let problem = with(base, |stores| {
+        stores.geometry.batch = 3;
+        stores.pages = Pages::Strided { stride: 100, start_pos: 2 };
+        (stores.current_rows, stores.all_rows) = (15, 21);
+    });
+    let [store, load] =
+        [problem.stores.store(FEW), problem.load(FEW)].map(|launch| launch.unwrap().unwrap().parameters);
     assert_eq!([store, load].map(|p| (p.is_static, p.page_size, p.sequence_stride)), [(1, 5, 100), (1, 7, 100)]);
-    assert_eq!(store.cache - load.cache, 2 * 4 * base.geometry.cache.token as u64);
-    let dynamic = base.store().unwrap().unwrap().parameters;
+    assert_eq!(store.cache - load.cache, 2 * 4 * base.stores.geometry.cache.token as u64);
+    let dynamic = base.stores.store(FEW).unwrap().unwrap().parameters;
     assert_eq!((dynamic.is_static, dynamic.sequence_stride), (0, 0));
 }
 
 #[test]
 fn nothing_to_do_is_no_launch() {
     let some = problem(Float32, Float32, None, 2, 4);
-    assert!(DeviceProblem { current_rows: 0, ..some }.store().unwrap().is_none());
-    assert!(DeviceProblem { output_rows: 0, ..some }.load().unwrap().is_none());
-    assert!(problem(Float32, Float32, None, 0, 4).load().unwrap().is_none());
-    assert!(problem(Float32, Float32, None, 2, 0).load().unwrap().is_none());
+    assert!(with(some, |stores| stores.current_rows = 0).stores.store(FEW).unwrap().is_none());
+    assert!(with(some, |stores| stores.all_rows = 0).load(FEW).unwrap().is_none());
+    assert!(problem(Float32, Float32, None, 0, 4).load(FEW).unwrap().is_none());
+    assert!(problem(Float32, Float32, None, 2, 0).load(FEW).unwrap().is_none());
 }
 
 #[test]
@@ -133,17 +140,17 @@ fn rounds_are_long_where_no_warp_waits_for_another() {
         (64 * 4096, 256),
     ] {
         let large = problem(Float16, Float16, None, 8, 128);
-        let large = DeviceProblem { current_rows: tokens, multiprocessors: 132, ..large };
-        assert_eq!(large.store().unwrap().unwrap().parameters.round, round, "{tokens}");
+        let large = with(large, |stores| stores.current_rows = tokens).stores;
+        assert_eq!(large.store(132).unwrap().unwrap().parameters.round, round, "{tokens}");
     }
 }
 
 #[test]
 fn what_is_too_large_is_named() {
     let large = problem(Int8, Int8, None, 1 << 24, 1 << 12);
-    assert_eq!(large.store().unwrap_err().what, "num_heads * head_dim");
-    let many = DeviceProblem { output_rows: 1 << 62, ..problem(Int8, Int8, None, 2, 16) };
-    assert_eq!(many.load().unwrap_err().what, "rows * num_heads * head_dim");
+    assert_eq!(large.stores.store(FEW).unwrap_err().what, "num_heads * head_dim");
+    let many = with(problem(Int8, Int8, None, 2, 16), |stores| stores.all_rows = 1 << 62);
+    assert_eq!(many.load(FEW).unwrap_err().what, "rows * num_heads * head_dim");
 }
 
 #[test]
@@ -151,9 +158,8 @@ fn grids_cover_the_work_and_rounds_the_lanes() {
     for num_heads in 1..40 {
         for rows in [1, 31, 33, 1000, 1 << 20, 1 << 33] {
             for multiprocessors in [1, 132] {
-                let problem =
-                    DeviceProblem { current_rows: rows, multiprocessors, ..problem(Int8, Int8, None, num_heads, 16) };
-                let Launch { grid, parameters, .. } = problem.store().unwrap().unwrap();
+                let problem = with(problem(Int8, Int8, None, num_heads, 16), |stores| stores.current_rows = rows);
+                let Launch { grid, parameters, .. } = problem.stores.store(multiprocessors).unwrap().unwrap();
                 let (round, per_token) = (parameters.round, parameters.units_per_token.value);
                 let total = rows as u64 * u64::from(per_token);
                 let blocks = total.div_ceil(u64::from(round * BLOCK / WARP));

@@ -10,7 +10,7 @@ use super::packed::{check_head_dim, host_scalars};
 use crate::attention::cached::MultiHeadCacheAttention;
 use crate::attention::config::AttentionConfig;
 use crate::attention::validate as attention;
-use crate::cuda::{DeviceInputs, DeviceMut, DeviceRef, Error, check_call};
+use crate::cuda::{DeviceInputs, DeviceMut, DeviceRef, Error, check_stores};
 use crate::tensor::TensorRef;
 use crate::validate::shapes;
 
@@ -46,7 +46,7 @@ impl MultiHeadCacheAttention {
         self.check_types(query.tensor.element, t1, current_value, cache.tensor.element, t3)?;
         attention::query(&self.config, t1, &query.tensor)?;
         let max_seqlen = stored.indices.max_seqlen.clone();
-        let mut stored = check_call(&self.cache, stored, cache, scale)?;
+        let mut stored = check_stores(&self.cache, stored, cache, scale)?;
         let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
         let expected = [stored.current_rows, num_kv_heads, head_dim];
         let current_key = &stored.current[0].tensor;
@@ -59,7 +59,7 @@ impl MultiHeadCacheAttention {
         let (decoding_batches, max_seqlen) =
             unsafe { host_scalars(&decoding_batches, &max_seqlen, batch, &mut extents) }?;
         let mask = attn_mask.as_ref().map(|mask| &mask.tensor);
-        let mask = attention::mask(&self.config, t1, mask, stored.current_rows, stored.output_rows, &mut extents)?;
+        let mask = attention::mask(&self.config, t1, mask, stored.current_rows, stored.all_rows, &mut extents)?;
         Ok(DeviceAttentionCall {
             geometry: attention::geometry(&self.config, t1, batch, decoding_batches),
             attn_mask: attn_mask.zip(mask).map(|(tensor, mask)| (tensor, mask.width, mask.per_head)),
@@ -85,7 +85,7 @@ impl MultiHeadCacheAttention {
         self.check_types(t1, t1, t1, t2, t3)?;
         check_head_dim(&self.config)?;
         // A scale that is given without quantization is not used.
-        let t3 = self.cache.quant.and(t3);
+        let t3 = self.cache.cache.quant.and(t3);
         let queue = Queue::new(stream)?;
         queue.prepare(t1, t2, t3)?;
         Ok(queue.prepare_module(module(t1, t2, t3))?)

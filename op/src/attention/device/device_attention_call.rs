@@ -1,12 +1,12 @@
 //! A checked call of an attention operator on a device, waiting for its output and a stream.
 
-use kvcache_attention::AttentionGeometry;
-use kvcache_attention::cuda::{DeviceAttention, DeviceKeys, DeviceMask, DevicePacked, run};
+use kvcache_attention::cuda::run;
+use kvcache_attention::{AttentionGeometry, DeviceAttention, DeviceKeys, DeviceMask, DevicePacked};
 use kvcache_kernels::cuda::cudarc::driver::{CudaStream, sys};
 use kvcache_kernels::cuda::{self, Queue, StatusWord};
 use kvcache_schema::multi_head_attention::OUTPUTS;
 
-use crate::cuda::{DeviceCall, DeviceMut, DeviceRef, Error, Usage};
+use crate::cuda::{CheckedDeviceStores, DeviceMut, DeviceRef, Error, Usage};
 use crate::validate::{Extents, equal_type, shapes};
 
 /// Where the keys and values of a checked call are.
@@ -15,8 +15,8 @@ use crate::validate::{Extents, equal_type, shapes};
 pub(super) enum DeviceKeyTensors<'a> {
     /// `key` and `value`, and `kvstarts`.
     Packed { rows: [DeviceRef<'a>; 2], kvstarts: DeviceRef<'a>, seqstarts: DeviceRef<'a>, exact_rows: bool },
-    /// In the cache of a call of `KeyValueCache` whose `num_repeat` is 0, so that it has no outputs.
-    Cache(DeviceCall<'a>),
+    /// In the cache, after these stores.
+    Cache(CheckedDeviceStores<'a>),
 }
 
 /// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
@@ -45,7 +45,7 @@ impl<'a> DeviceAttentionCall<'a> {
     /// # Errors
     /// [`LaunchError::TooLarge`](cuda::Error::TooLarge), for heads that are too long, too.
     pub fn scratch_bytes(&self) -> Result<usize, Error> {
-        let call = self.problem(0, 0, 0, 1);
+        let call = self.problem(0, 0, 0);
         Ok(call.scratch_bytes().map_err(cuda::Error::TooLarge)?)
     }
 
@@ -78,7 +78,7 @@ impl<'a> DeviceAttentionCall<'a> {
                 ("key", None),
                 ("key", None),
             ],
-            DeviceKeyTensors::Cache(stored) => stored.input_uses(),
+            DeviceKeyTensors::Cache(stored) => stored.uses(),
         };
         for (input, usage) in own.into_iter().chain(keys) {
             usage.map_or(Ok(()), |usage| usage.check(input, stream))?;
@@ -99,7 +99,7 @@ impl<'a> DeviceAttentionCall<'a> {
     /// An [`Error`] that concerns `attn_output` or `scratch`, the machine or its driver.
     ///
     /// # Safety
-    /// As for [`DeviceCall::launch_raw`].
+    /// As for [`DeviceCall::launch_raw`](crate::cuda::DeviceCall::launch_raw).
     pub unsafe fn launch_raw(
         self,
         attn_output: DeviceMut<'a>,
@@ -119,7 +119,7 @@ impl<'a> DeviceAttentionCall<'a> {
     /// An [`Error`] that concerns `attn_output`, the machine or its driver.
     ///
     /// # Safety
-    /// As for [`DeviceCall::launch_raw`].
+    /// As for [`DeviceCall::launch_raw`](crate::cuda::DeviceCall::launch_raw).
     pub unsafe fn launch_raw_alloc(
         self,
         attn_output: DeviceMut<'a>,
@@ -169,14 +169,14 @@ impl<'a> DeviceAttentionCall<'a> {
                 return Err(Error::Scratch { got, expected });
             }
         }
-        let call = self.problem(output.data.addr() as u64, scratch_at, status, queue.multiprocessors());
+        let call = self.problem(output.data.addr() as u64, scratch_at, status);
         // SAFETY: `check_device` and the checks above have checked types, shapes, alignment and overlap; each tensor's
         // memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask for;
         // `status` is as for `launch_raw`, see `# Safety`.
         Ok(unsafe { run(queue, &call) }?)
     }
 
-    fn problem(&self, attn_output: u64, scratch: u64, status: u64, multiprocessors: u32) -> DeviceAttention {
+    fn problem(&self, attn_output: u64, scratch: u64, status: u64) -> DeviceAttention {
         let address = |tensor: &DeviceRef<'_>| tensor.tensor.data.addr() as u64;
         DeviceAttention {
             geometry: self.geometry,
@@ -191,7 +191,7 @@ impl<'a> DeviceAttentionCall<'a> {
                         status,
                     })
                 }
-                DeviceKeyTensors::Cache(stored) => DeviceKeys::Cache(stored.problem([0; 2], status, multiprocessors)),
+                DeviceKeyTensors::Cache(stored) => DeviceKeys::Cache(stored.stores(status)),
             },
             query_rows: self.query.tensor.shape[0],
             max_seqlen: self.max_seqlen,
@@ -203,7 +203,6 @@ impl<'a> DeviceAttentionCall<'a> {
             }),
             attn_output,
             scratch,
-            multiprocessors,
         }
     }
 }

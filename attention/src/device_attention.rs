@@ -1,16 +1,12 @@
 //! A call of an attention operator whose tensors lie on a device, as the host knows it.
 
-use kvcache_kernels::cuda::DeviceProblem;
-use kvcache_schema::ElementType;
+use kvcache_kernels::DeviceStores;
 
 use crate::problem::AttentionGeometry;
 
-/// The longest head that the kernels serve: a tile's queries, and each lane's part of a key, are held on the chip.
-pub const MAX_HEAD_DIM: usize = 256;
-
 /// A call whose tensors lie on a device: everything that the host knows of it. Addresses are the device's.
 ///
-/// As for [`DeviceProblem`], lengths and slots stay on the device, and the numbers of rows are capacities.
+/// Lengths and slots stay on the device, and the numbers of rows are capacities, as in [`DeviceStores`].
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttention {
     /// Dimensions, types and masks.
@@ -27,10 +23,8 @@ pub struct DeviceAttention {
     pub attn_mask: Option<DeviceMask>,
     /// `attn_output`.
     pub attn_output: u64,
-    /// Memory of [`scratch_bytes`](Self::scratch_bytes), aligned to 4.
+    /// Memory of as many bytes as the device's kernels say, aligned to 4.
     pub scratch: u64,
-    /// Multiprocessors of the device; sizes the grid only.
-    pub multiprocessors: u32,
 }
 
 /// Where a call's keys and values are.
@@ -39,9 +33,8 @@ pub struct DeviceAttention {
 pub enum DeviceKeys {
     /// `key` and `value`.
     Packed(DevicePacked),
-    /// In the cache of a call of `KeyValueCache`, of which only the store is launched: its `num_repeat` is 0, and its
-    /// `output_rows` are the rows that `key` would have.
-    Cache(DeviceProblem),
+    /// In the cache, after these stores.
+    Cache(DeviceStores),
 }
 
 /// Packed keys and values.
@@ -57,7 +50,7 @@ pub struct DevicePacked {
     pub kvstarts: u64,
     /// Whether device lengths that add up to fewer rows are reported.
     pub exact_rows: bool,
-    /// The status word, as in [`DeviceProblem`].
+    /// The status word, as in [`DeviceStores`].
     pub status: u64,
 }
 
@@ -70,15 +63,4 @@ pub struct DeviceMask {
     pub width: usize,
     /// Whether there is a plane for each query head; else all share one.
     pub per_head: bool,
-}
-
-impl DeviceAttention {
-    /// The types of the module whose kernels make the call: T1, T2 and, with quantization, T3.
-    pub(super) fn types(&self) -> (ElementType, ElementType, Option<ElementType>) {
-        let t1 = self.geometry.t1;
-        match &self.keys {
-            DeviceKeys::Packed(_) => (t1, t1, None),
-            DeviceKeys::Cache(problem) => (t1, problem.geometry.t2, problem.geometry.quant.map(|quant| quant.t3)),
-        }
-    }
 }

@@ -10,10 +10,10 @@
 //! - `max_seqlen` and `max_kvlen` are not needed either: the rows give the amount of work exactly, ragged or not.
 //!   Blocks stride over all work whatever the grid is.
 //! - The numbers of rows are capacities. The device's lengths may add up to less, so that a captured graph serves
-//!   smaller batches; more is reported and nothing is moved. [`DeviceProblem::exact_rows`] reports less, too.
+//!   smaller batches; more is reported and nothing is moved. [`DeviceStores::exact_rows`] reports less, too.
 //!
-//! Both launches of a call go to one stream, [`DeviceProblem::store`] first. Each may be absent: then there is nothing
-//! to do, and nothing is checked.
+//! Both halves of a call, the store and the load, go to one stream in this order. Each may be absent: then there is
+//! nothing to do, and nothing is checked.
 
 use crate::problem::Geometry;
 
@@ -39,9 +39,10 @@ pub enum Pages {
     },
 }
 
-/// A call whose tensors lie on a device: everything that the host knows of it. Addresses are the device's.
+/// [`Stores`](crate::Stores) whose tensors lie on a device: everything that the host knows of them. Addresses are the
+/// device's.
 #[derive(Debug, Clone, Copy)]
-pub struct DeviceProblem {
+pub struct DeviceStores {
     /// Dimensions, types and strides.
     pub geometry: Geometry,
     /// Slots of the cache (MaxT).
@@ -50,15 +51,13 @@ pub struct DeviceProblem {
     pub pages: Pages,
     /// Rows of `current_key` and `current_value`: no more than these are read.
     pub current_rows: usize,
-    /// Rows of `key` and `value`: no more than these are written.
-    pub output_rows: usize,
+    /// Rows that `key` and `value` have, or would have: no more than these are loaded.
+    pub all_rows: usize,
     /// Whether device lengths that add up to fewer rows are reported. False for a graph that is replayed with smaller
     /// batches; elsewhere rows of `key` and `value` would stay unwritten without a word.
     pub exact_rows: bool,
     /// `current_key` and `current_value`.
     pub current: [u64; 2],
-    /// `key` and `value`.
-    pub outputs: [u64; 2],
     /// `cache`: its first element, whatever the layer.
     pub cache: u64,
     /// `scale`: its first element; not accessed without quantization.
@@ -69,8 +68,17 @@ pub struct DeviceProblem {
     pub start_pos: u64,
     /// int64, shape (B) or (B, MaxP); not read in static batching.
     pub cachestarts: u64,
-    /// The status word: 8 aligned bytes, which the caller zeroes once. See [`Status`](super::Status).
+    /// The status word: 8 aligned bytes, which the caller zeroes once.
     pub status: u64,
-    /// Multiprocessors of the device; sizes the grid only.
-    pub multiprocessors: u32,
+}
+
+/// A call whose tensors lie on a device: what it stores and reads, and its outputs.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceProblem {
+    /// What the call stores and reads.
+    pub stores: DeviceStores,
+    /// Output heads per cache head.
+    pub num_repeat: usize,
+    /// `key` and `value`: T1, shape (`all_rows`, H * `num_repeat`, Dh).
+    pub outputs: [u64; 2],
 }
