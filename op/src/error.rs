@@ -356,7 +356,6 @@ pub enum Error {
     },
 
     /// A slice of device memory with other than the bytes of its shape.
-    #[cfg(feature = "cuda")]
     #[error("{input} is a slice of {got} bytes, expected {expected} for shape {shape}")]
     SliceLength {
         /// The tensor's name.

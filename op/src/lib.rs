@@ -7,8 +7,7 @@ mod attention;
 mod attributes;
 mod backend;
 mod call;
-#[cfg(feature = "cuda")]
-pub mod cuda;
+pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 mod error;
@@ -28,6 +27,8 @@ pub use attention::{
 };
 pub use backend::Backend;
 pub use call::{Call, Outputs};
+#[cfg(feature = "cuda")]
+pub use device::cuda;
 pub use error::Error;
 pub use infer::{Dim, InputDims};
 pub use inputs::{IndexInputs, Inputs};

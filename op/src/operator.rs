@@ -61,7 +61,6 @@ impl KeyValueCache {
     }
 
     /// The attributes as they were checked.
-    #[cfg(feature = "cuda")]
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }

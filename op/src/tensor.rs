@@ -78,7 +78,6 @@ pub(crate) enum Defect {
     /// It has so many bytes of packed elements, other than its shape needs.
     PackedLength(usize),
     /// It is a device slice of so many bytes, other than its shape needs.
-    #[cfg(feature = "cuda")]
     SliceLength(usize),
 }
 

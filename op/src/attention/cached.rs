@@ -62,9 +62,9 @@ use crate::validate::{self, CheckedStores, equal_type, shapes};
 #[derive(Debug, Clone)]
 pub struct MultiHeadCacheAttention {
     attributes: CacheAttentionAttributes,
-    pub(super) config: AttentionConfig,
+    pub(crate) config: AttentionConfig,
     /// Of the cache. Nothing is loaded, so `num_repeat` is not used.
-    pub(super) cache: Config,
+    pub(crate) cache: Config,
     backend: AttentionBackend,
     store: Backend,
 }

@@ -47,7 +47,7 @@ use crate::validate::{Extents, equal_type, indices, shapes};
 #[derive(Debug, Clone)]
 pub struct MultiHeadAttention {
     attributes: AttentionAttributes,
-    pub(super) config: AttentionConfig,
+    pub(crate) config: AttentionConfig,
     backend: AttentionBackend,
 }
 
@@ -123,7 +123,7 @@ impl MultiHeadAttention {
     }
 
     /// Checks types, shapes and memory of what is neither `decoding_batches` nor the mask, but no value of any tensor.
-    pub(super) fn check_tensors(&self, inputs: &AttentionInputs<'_>) -> Result<CheckedTensors, Error> {
+    pub(crate) fn check_tensors(&self, inputs: &AttentionInputs<'_>) -> Result<CheckedTensors, Error> {
         let config = &self.config;
         let t1 = inputs.query.element;
         self.check_types(t1, inputs.key.element, inputs.value.element)?;
@@ -159,12 +159,12 @@ impl MultiHeadAttention {
 }
 
 /// What is known of a call whose types, shapes and memory have been checked.
-pub(super) struct CheckedTensors {
-    pub(super) batch: usize,
+pub(crate) struct CheckedTensors {
+    pub(crate) batch: usize,
     /// Rows of `query`.
-    pub(super) tokens: usize,
+    pub(crate) tokens: usize,
     /// Rows of `key` and `value`.
-    pub(super) total_kvlen: usize,
+    pub(crate) total_kvlen: usize,
     /// The memory of every tensor checked so far.
-    pub(super) extents: Extents,
+    pub(crate) extents: Extents,
 }

@@ -9,12 +9,12 @@ use crate::tensor::TensorRef;
 use crate::validate::{Extents, equal_type, indices, shapes};
 
 /// Checks that T1, the type of the tensor called `input`, has scores.
-pub(super) fn t1(input: &'static str, got: ElementType) -> Result<(), Error> {
+pub(crate) fn t1(input: &'static str, got: ElementType) -> Result<(), Error> {
     if multi_head_attention::T1.contains(&got) { Ok(()) } else { Err(Error::AttentionType { input, got }) }
 }
 
 /// Checks type and shape of `query`, but not its number of rows; gives that.
-pub(super) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef<'_>) -> Result<usize, Error> {
+pub(crate) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef<'_>) -> Result<usize, Error> {
     equal_type("query", query.element, t1)?;
     let [tokens, ..] = shapes::rank::<3>("query", &query.shape)?;
     shapes::equal("query", &query.shape, &[tokens, config.num_heads, config.head_dim], "by num_heads and head_dim")?;
@@ -22,14 +22,14 @@ pub(super) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef
 }
 
 /// Checks that `query` has as many rows as the call has tokens.
-pub(super) fn query_rows(query: &TensorRef<'_>, tokens: usize) -> Result<(), Error> {
+pub(crate) fn query_rows(query: &TensorRef<'_>, tokens: usize) -> Result<(), Error> {
     let expected = [&[tokens], &query.shape[1..]].concat();
     shapes::equal("query", &query.shape, &expected, "the number of current tokens, seqstarts[B]")
 }
 
 /// The mask, if it is given: a tensor without elements is none, whatever its type and rank. Checks type, shape and
 /// memory.
-pub(super) fn mask(
+pub(crate) fn mask(
     config: &AttentionConfig,
     t1: ElementType,
     mask: Option<&TensorRef<'_>>,
@@ -51,7 +51,7 @@ pub(super) fn mask(
 }
 
 /// Checks type, shape and memory of `decoding_batches`, then its value; gives it, B at most.
-pub(super) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, extents: &mut Extents) -> Result<usize, Error> {
+pub(crate) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, extents: &mut Extents) -> Result<usize, Error> {
     const NAME: &str = "decoding_batches";
     equal_type(NAME, tensor.element, ElementType::Int64)?;
     shapes::scalar_or_one_axis(NAME, &tensor.shape)?;
@@ -62,7 +62,7 @@ pub(super) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, extents: &m
 }
 
 /// The geometry of a checked call.
-pub(super) fn geometry(
+pub(crate) fn geometry(
     config: &AttentionConfig,
     t1: ElementType,
     batch: usize,

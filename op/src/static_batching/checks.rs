@@ -139,7 +139,6 @@ fn shapes(
 
 impl CheckedSequences {
     /// An upper bound of the slots' numbers.
-    #[cfg(feature = "cuda")]
     pub(crate) fn slots(&self) -> usize {
         let geometry = &self.tensors.geometry;
         geometry.cache_len.checked_div(geometry.cache.token).unwrap_or(0)

@@ -61,7 +61,6 @@ impl StaticKeyValueCache {
     }
 
     /// The attributes as they were checked.
-    #[cfg(feature = "cuda")]
     pub(crate) fn config(&self) -> &StaticConfig {
         &self.config
     }

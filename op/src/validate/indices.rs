@@ -52,7 +52,6 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
 ///
 /// # Safety
 /// `kvstarts`, `max_seqlen` and `max_kvlen` are in host memory.
-#[cfg(feature = "cuda")]
 pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, dims: &Dims) -> Result<usize, Error> {
     let kvstarts = values(&inputs.kvstarts);
     starts("kvstarts", kvstarts)?;
@@ -70,7 +69,6 @@ pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>,
 ///
 /// # Safety
 /// `max_seqlen` and `max_kvlen` are in host memory.
-#[cfg(feature = "cuda")]
 pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
     bound("max_seqlen", values(&inputs.max_seqlen), &[])?;
     bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)

@@ -7,11 +7,9 @@ pub(crate) mod memory;
 pub(crate) mod shapes;
 mod types;
 
-#[cfg(feature = "cuda")]
 pub(crate) use checked_stores::dynamic_tensors;
 pub(crate) use checked_stores::{CheckedStores, CheckedTensors, Sizes, current_of_layer, stores, tensors};
 pub(crate) use expected_outputs::ExpectedOutputs;
-#[cfg(feature = "cuda")]
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use memory::Extents;
 pub(crate) use types::{equal_type, equal_types, legal_types, types};

@@ -165,6 +165,8 @@ pub fn launch(
     [key, value]: [&mut Buffer; 2],
 ) -> Result<(), Box<dyn Error>> {
     let stream = &*gpu.stream;
+    let [mut cache, mut key, mut value] = [cache, key, value].map(Writable::new);
+    let mut scale = scale.map(Writable::new);
     let current = uploaded.current.each_ref().map(Buffer::view);
     let (seqstarts, cachestarts) = (uploaded.seqstarts.view(), uploaded.cachestarts.view());
     let start_pos = uploaded.start_pos.view();
@@ -180,8 +182,6 @@ pub fn launch(
             max_kvlen: read(&inputs.max_kvlen),
         },
     };
-    let [mut cache, mut key, mut value] = [cache, key, value].map(Writable::new);
-    let mut scale = scale.map(Writable::new);
     let scale = scale.as_mut().map(|scale| scale.tensor(stream));
     let call = op.check_device(device_inputs, cache.tensor(stream), scale).map_err(cuda::Error::from)?;
     let outputs = DeviceOutputs { key: key.tensor(stream), value: value.tensor(stream) };

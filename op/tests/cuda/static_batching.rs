@@ -62,13 +62,13 @@ impl OnDevice<'_> {
             Buffer::of(gpu, current_value, shift(current_value.element(), self.unaligned))?,
         ];
         let [current_key, current_value] = current.each_ref().map(Buffer::view);
+        let mut cache = Writable::new(cache);
+        let mut scale = scale.map(Writable::new);
         let inputs = StaticDeviceInputs {
             current_key: current[0].read(&current_key, stream),
             current_value: current[1].read(&current_value, stream),
             start_pos: read(start_pos),
         };
-        let mut cache = Writable::new(cache);
-        let mut scale = scale.map(Writable::new);
         let scale = scale.as_mut().map(|scale| scale.tensor(stream));
         let call = op.check_device(inputs, cache.tensor(stream), scale).map_err(cuda::Error::from)?;
         let shape = call.output_shape();

@@ -6,7 +6,8 @@ use kvcache_conformance::Tensor;
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use kvcache_op::cuda::{
-    DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
+    Cuda, DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status,
+    StatusWord,
 };
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
@@ -39,9 +40,9 @@ fn expected() -> Vec<f32> {
 pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
     for TypeCombination { quant_bit, t1, t2, t3 } in TypeCombination::LEGAL {
         let op = KeyValueCache::new(Attributes { quant_bit, ..Attributes::default() })?;
-        op.prepare_device(t1, t2, t3, &gpu.stream)?;
+        op.prepare_device::<Cuda>(t1, t2, t3, &gpu.stream)?;
     }
-    let error = op()?.prepare_device(ElementType::Float32, ElementType::Int8, None, &gpu.stream).unwrap_err();
+    let error = op()?.prepare_device::<Cuda>(ElementType::Float32, ElementType::Int8, None, &gpu.stream).unwrap_err();
     assert_eq!(error.kind(), "illegal_types");
     Ok(())
 }
@@ -78,7 +79,12 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
             }
             // SAFETY: a context that lives, or none.
             unsafe { result::ctx::set_current(current) }?;
-            op()?.prepare_device(ElementType::Float32, ElementType::Float32, None, &context.default_stream())?;
+            op()?.prepare_device::<Cuda>(
+                ElementType::Float32,
+                ElementType::Float32,
+                None,
+                &context.default_stream(),
+            )?;
             let status = StatusWord::new(&context)?;
             // The word is the last that uses the context.
             drop(context);

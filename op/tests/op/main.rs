@@ -11,5 +11,6 @@ mod layers;
 mod oracle;
 mod refusals;
 mod schemas;
+mod second_device;
 mod static_batching;
 mod tensor_bytes;

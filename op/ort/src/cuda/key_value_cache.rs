@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use kvcache_op::IndexInputs;
-use kvcache_op::cuda::{DeviceInputs, DeviceOutputs, OutputRows, StatusWord, primary_context};
+use kvcache_op::cuda::{Cuda, DeviceInputs, DeviceOutputs, OutputRows, StatusWord, primary_context};
 
 use super::kernel::DeviceCompute;
 use super::tensor::DeviceTensors;
@@ -17,7 +17,7 @@ pub(super) fn on_device(node: &Node<'_>, ordinal: usize) -> Result<Box<dyn Devic
     let at = KeyValueCacheNode::AT;
     let scale = has_scale.then(|| node.element(at.scale));
     let stream = primary_context(ordinal)?.default_stream();
-    operator.prepare_device(node.element(at.current_key), node.element(at.cache), scale, &stream)?;
+    operator.prepare_device::<Cuda>(node.element(at.current_key), node.element(at.cache), scale, &stream)?;
     Ok(Box::new(KeyValueCacheNode { operator, has_scale }))
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use kvcache_op::cuda::{DeviceAttentionInputs, StatusWord, primary_context};
+use kvcache_op::cuda::{Cuda, DeviceAttentionInputs, StatusWord, primary_context};
 
 use super::kernel::DeviceCompute;
 use super::tensor::DeviceTensors;
@@ -14,7 +14,7 @@ use crate::operators::multi_head_attention as at;
 /// What computes the calls of a node, for a device of this ordinal.
 pub(super) fn on_device(node: &Node<'_>, ordinal: usize) -> Result<Box<dyn DeviceCompute>, Error> {
     let own = MultiHeadAttentionNode::new(node)?;
-    own.operator.prepare_device(node.element(at::QUERY), &primary_context(ordinal)?.default_stream())?;
+    own.operator.prepare_device::<Cuda>(node.element(at::QUERY), &primary_context(ordinal)?.default_stream())?;
     Ok(Box::new(own))
 }
 

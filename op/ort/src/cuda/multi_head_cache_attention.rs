@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use kvcache_op::IndexInputs;
-use kvcache_op::cuda::{DeviceCacheAttentionInputs, DeviceInputs, OutputRows, StatusWord, primary_context};
+use kvcache_op::cuda::{Cuda, DeviceCacheAttentionInputs, DeviceInputs, OutputRows, StatusWord, primary_context};
 
 use super::kernel::DeviceCompute;
 use super::tensor::DeviceTensors;
@@ -17,7 +17,7 @@ pub(super) fn on_device(node: &Node<'_>, ordinal: usize) -> Result<Box<dyn Devic
     let own = MultiHeadCacheAttentionNode::new(node)?;
     let scale = own.has_scale.then(|| node.element(AT.scale));
     let stream = primary_context(ordinal)?.default_stream();
-    own.operator.prepare_device(node.element(QUERY), node.element(AT.cache), scale, &stream)?;
+    own.operator.prepare_device::<Cuda>(node.element(QUERY), node.element(AT.cache), scale, &stream)?;
     Ok(Box::new(own))
 }
 

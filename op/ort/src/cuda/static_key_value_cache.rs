@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use kvcache_op::cuda::{DeviceOutputs, StaticDeviceInputs, StatusWord, primary_context};
+use kvcache_op::cuda::{Cuda, DeviceOutputs, StaticDeviceInputs, StatusWord, primary_context};
 
 use super::kernel::DeviceCompute;
 use super::tensor::DeviceTensors;
@@ -16,7 +16,7 @@ pub(super) fn on_device(node: &Node<'_>, ordinal: usize) -> Result<Box<dyn Devic
     let element = |index| node.element(index);
     let scale = this.has_scale.then(|| element(StaticKeyValueCacheNode::SCALE));
     let [t1, t2] = [StaticKeyValueCacheNode::CURRENT_KEY, StaticKeyValueCacheNode::CACHE].map(element);
-    this.operator.prepare_device(t1, t2, scale, &primary_context(ordinal)?.default_stream())?;
+    this.operator.prepare_device::<Cuda>(t1, t2, scale, &primary_context(ordinal)?.default_stream())?;
     Ok(Box::new(this))
 }
 

@@ -1,30 +1,29 @@
 //! `MultiHeadCacheAttention` on a device.
 
-use kvcache_attention::cuda::module;
-use kvcache_kernels::cuda::Queue;
-use kvcache_kernels::cuda::cudarc::driver::CudaStream;
 use kvcache_schema::ElementType;
 
 use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
-use super::packed::{check_head_dim, host_scalars};
-use crate::attention::cached::MultiHeadCacheAttention;
-use crate::attention::config::AttentionConfig;
-use crate::attention::validate as attention;
-use crate::cuda::{DeviceInputs, DeviceMut, DeviceRef, Error, check_stores};
+use super::device_call::DeviceInputs;
+use super::device_tensor::{DeviceMut, DeviceRef};
+use super::device_trait::Device;
+use super::error::Error;
+use super::key_value_cache::check_stores;
+use super::multi_head_attention::host_scalars;
+use crate::attention::{AttentionConfig, MultiHeadCacheAttention, validate as attention};
 use crate::tensor::TensorRef;
 use crate::validate::shapes;
 
 /// The inputs of `MultiHeadCacheAttention` that are only read, for a call on a device.
 #[derive(Debug)]
-pub struct DeviceCacheAttentionInputs<'a> {
+pub struct DeviceCacheAttentionInputs<'a, D: Device> {
     /// T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub query: DeviceRef<'a>,
+    pub query: DeviceRef<'a, D>,
     /// Those that are `KeyValueCache`'s. What it says of the rows of `key` holds for the rows that `key` would have.
-    pub stored: DeviceInputs<'a>,
+    pub stored: DeviceInputs<'a, D>,
     /// int64, a scalar or of shape (1), in memory of the host.
     pub decoding_batches: TensorRef<'a>,
     /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
-    pub attn_mask: Option<DeviceRef<'a>>,
+    pub attn_mask: Option<DeviceRef<'a, D>>,
 }
 
 impl MultiHeadCacheAttention {
@@ -33,12 +32,12 @@ impl MultiHeadCacheAttention {
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, `cache` and `scale`, and
     /// the values of `kvstarts`, `decoding_batches`, `max_seqlen` and `max_kvlen`.
-    pub fn check_device<'a>(
+    pub fn check_device<'a, D: Device>(
         &self,
-        inputs: DeviceCacheAttentionInputs<'a>,
-        cache: DeviceMut<'a>,
-        scale: Option<DeviceMut<'a>>,
-    ) -> Result<DeviceAttentionCall<'a>, crate::Error> {
+        inputs: DeviceCacheAttentionInputs<'a, D>,
+        cache: DeviceMut<'a, D>,
+        scale: Option<DeviceMut<'a, D>>,
+    ) -> Result<DeviceAttentionCall<'a, D>, crate::Error> {
         let DeviceCacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
         let t1 = stored.current_key.tensor.element;
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
@@ -75,19 +74,20 @@ impl MultiHeadCacheAttention {
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver; heads that are too long.
-    pub fn prepare_device(
+    pub fn prepare_device<D: Device>(
         &self,
         t1: ElementType,
         t2: ElementType,
         t3: Option<ElementType>,
-        stream: &CudaStream,
-    ) -> Result<(), Error> {
+        stream: &D::Stream,
+    ) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t1, t2, t3)?;
-        check_head_dim(&self.config)?;
         // A scale that is given without quantization is not used.
         let t3 = self.cache.cache.quant.and(t3);
-        let queue = Queue::new(stream)?;
-        queue.prepare(t1, t2, t3)?;
-        Ok(queue.prepare_module(module(t1, t2, t3))?)
+        let prepare = |queue| {
+            D::prepare_attention(&queue, t1, t2, t3, self.config.head_dim)?;
+            D::prepare(&queue, t1, t2, t3)
+        };
+        D::queue(stream).and_then(prepare).map_err(Error::Launch)
     }
 }

@@ -1,13 +1,12 @@
 //! The operator on a device: checking a call, and loading its kernels.
 
-use cudarc::driver::CudaStream;
 use kvcache_kernels::Pages;
-use kvcache_kernels::cuda::{Queue, cudarc};
 use kvcache_schema::{CacheMode, ElementType};
 
 use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
+use super::device_tensor::DeviceMut;
+use super::device_trait::Device;
 use super::error::Error;
-use super::tensor::DeviceMut;
 use crate::attributes::Config;
 use crate::inputs::IndexInputs;
 use crate::operator::KeyValueCache;
@@ -20,12 +19,12 @@ impl KeyValueCache {
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, `cache` and `scale`, and
     /// the values of `kvstarts`, `max_seqlen` and `max_kvlen`.
-    pub fn check_device<'a>(
+    pub fn check_device<'a, D: Device>(
         &self,
-        inputs: DeviceInputs<'a>,
-        cache: DeviceMut<'a>,
-        scale: Option<DeviceMut<'a>>,
-    ) -> Result<DeviceCall<'a>, crate::Error> {
+        inputs: DeviceInputs<'a, D>,
+        cache: DeviceMut<'a, D>,
+        scale: Option<DeviceMut<'a, D>>,
+    ) -> Result<DeviceCall<'a, D>, crate::Error> {
         let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         self.check_types(current_key.element, current_value.element, cache.tensor.element, t3)?;
@@ -39,27 +38,27 @@ impl KeyValueCache {
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
-    pub fn prepare_device(
+    pub fn prepare_device<D: Device>(
         &self,
         t1: ElementType,
         t2: ElementType,
         t3: Option<ElementType>,
-        stream: &CudaStream,
-    ) -> Result<(), Error> {
+        stream: &D::Stream,
+    ) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
         let t3 = self.config().cache.quant.and(t3);
-        Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
+        D::queue(stream).and_then(|queue| D::prepare(&queue, t1, t2, t3)).map_err(Error::Launch)
     }
 }
 
 /// The check of a call whose types go together, but for its outputs.
-pub(crate) fn check_stores<'a>(
+pub(super) fn check_stores<'a, D: Device>(
     config: &Config,
-    inputs: DeviceInputs<'a>,
-    cache: DeviceMut<'a>,
-    scale: Option<DeviceMut<'a>>,
-) -> Result<CheckedDeviceStores<'a>, crate::Error> {
+    inputs: DeviceInputs<'a, D>,
+    cache: DeviceMut<'a, D>,
+    scale: Option<DeviceMut<'a, D>>,
+) -> Result<CheckedDeviceStores<'a, D>, crate::Error> {
     let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
     let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
     let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {

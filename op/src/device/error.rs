@@ -1,19 +1,20 @@
 //! Why a call was not launched.
 
-use kvcache_kernels::cuda;
 use thiserror::Error;
+
+use super::device_trait::Device;
 
 /// Why a call on a device was not launched.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum Error<D: Device> {
     /// A rule of the operator is broken.
     #[error(transparent)]
     Operator(#[from] crate::Error),
 
-    /// The machine or its driver cannot run the call.
+    /// The device or its driver cannot run the call.
     #[error(transparent)]
-    Launch(#[from] cuda::Error),
+    Launch(D::Error),
 
     /// A slice that was made for another stream than the call's.
     #[error("{input} was made for another stream than that of the launch")]
@@ -32,19 +33,19 @@ pub enum Error {
     },
 
     /// A slice of another context than the stream's.
-    #[error("{input} is in memory of another CUDA context than the stream's")]
+    #[error("{input} is in memory of another context than the stream's")]
     OtherContext {
         /// The tensor's name.
         input: &'static str,
     },
 }
 
-impl Error {
+impl<D: Device> Error<D> {
     /// A stable name of the rule that is broken, or of what is wrong with the machine.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Operator(error) => error.kind(),
-            Self::Launch(error) => error.kind(),
+            Self::Launch(error) => D::error_kind(error),
             Self::Scratch { .. } => "scratch",
             Self::OtherStream { .. } => "other_stream",
             Self::OtherContext { .. } => "other_cuda_context",

@@ -1,31 +1,28 @@
 //! `MultiHeadAttention` on a device.
 
-use kvcache_attention::cuda::{MAX_HEAD_DIM, module};
-use kvcache_kernels::cuda::cudarc::driver::CudaStream;
-use kvcache_kernels::cuda::{self, Queue, TooLarge};
 use kvcache_schema::ElementType;
 
 use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
-use crate::attention::config::AttentionConfig;
-use crate::attention::packed::MultiHeadAttention;
-use crate::attention::validate as attention;
-use crate::cuda::{DeviceRef, Error};
+use super::device_tensor::DeviceRef;
+use super::device_trait::Device;
+use super::error::Error;
+use crate::attention::{MultiHeadAttention, validate as attention};
 use crate::tensor::TensorRef;
 use crate::validate::{Extents, indices};
 
 /// The inputs of `MultiHeadAttention` for a call on a device.
 #[derive(Debug)]
-pub struct DeviceAttentionInputs<'a> {
+pub struct DeviceAttentionInputs<'a, D: Device> {
     /// T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub query: DeviceRef<'a>,
+    pub query: DeviceRef<'a, D>,
     /// T1, shape (`kvstarts[B]`, Hk, Dh).
-    pub key: DeviceRef<'a>,
+    pub key: DeviceRef<'a, D>,
     /// T1, shape (`kvstarts[B]`, Hk, Dh).
-    pub value: DeviceRef<'a>,
+    pub value: DeviceRef<'a, D>,
     /// int64, shape (B + 1).
-    pub seqstarts: DeviceRef<'a>,
+    pub seqstarts: DeviceRef<'a, D>,
     /// int64, shape (B + 1).
-    pub kvstarts: DeviceRef<'a>,
+    pub kvstarts: DeviceRef<'a, D>,
     /// int64, a scalar or of shape (1), in memory of the host.
     pub decoding_batches: TensorRef<'a>,
     /// int64, a scalar or of shape (1), in memory of the host.
@@ -33,7 +30,7 @@ pub struct DeviceAttentionInputs<'a> {
     /// int64, a scalar or of shape (1), in memory of the host.
     pub max_kvlen: TensorRef<'a>,
     /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
-    pub attn_mask: Option<DeviceRef<'a>>,
+    pub attn_mask: Option<DeviceRef<'a, D>>,
     /// Whether the status word tells if the device's lengths add up to fewer rows than `query` and `key` have. Without,
     /// rows behind them are left untouched: for CUDA graphs that are replayed with batches of other lengths.
     pub exact_rows: bool,
@@ -45,7 +42,10 @@ impl MultiHeadAttention {
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, and the values of
     /// `decoding_batches`, `max_seqlen` and `max_kvlen`.
-    pub fn check_device<'a>(&self, inputs: DeviceAttentionInputs<'a>) -> Result<DeviceAttentionCall<'a>, crate::Error> {
+    pub fn check_device<'a, D: Device>(
+        &self,
+        inputs: DeviceAttentionInputs<'a, D>,
+    ) -> Result<DeviceAttentionCall<'a, D>, crate::Error> {
         let DeviceAttentionInputs { query, key, value, seqstarts, kvstarts, attn_mask, .. } = inputs;
         let DeviceAttentionInputs { decoding_batches, max_seqlen, max_kvlen, exact_rows, .. } = inputs;
         let tensors = crate::AttentionInputs {
@@ -85,17 +85,12 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver; heads that are too long.
-    pub fn prepare_device(&self, t1: ElementType, stream: &CudaStream) -> Result<(), Error> {
+    pub fn prepare_device<D: Device>(&self, t1: ElementType, stream: &D::Stream) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t1)?;
-        check_head_dim(&self.config)?;
-        Ok(Queue::new(stream)?.prepare_module(module(t1, t1, None))?)
+        let head_dim = self.config.head_dim;
+        let prepare = |queue| D::prepare_attention(&queue, t1, t1, None, head_dim);
+        D::queue(stream).and_then(prepare).map_err(Error::Launch)
     }
-}
-
-/// Checks that the kernels serve heads of this length.
-pub(super) fn check_head_dim(config: &AttentionConfig) -> Result<(), Error> {
-    let too_large = TooLarge { what: "head_dim", got: config.head_dim, limit: MAX_HEAD_DIM };
-    if config.head_dim > MAX_HEAD_DIM { Err(cuda::Error::TooLarge(too_large).into()) } else { Ok(()) }
 }
 
 /// The values of `decoding_batches`, B at most, and of `max_seqlen`, whose type, shape and memory have been checked.

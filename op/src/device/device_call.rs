@@ -1,29 +1,28 @@
 //! A checked call on a device, waiting for its outputs and a stream.
 
-use cudarc::driver::{CudaStream, sys};
-use kvcache_kernels::cuda::{self, Queue, StatusWord, cudarc};
 use kvcache_kernels::{DeviceProblem, DeviceStores, Geometry, Pages};
 use kvcache_schema::OUTPUTS;
 
+use super::device_tensor::{DeviceMut, DeviceRef};
+use super::device_trait::Device;
 use super::error::Error;
-use super::tensor::{DeviceMut, DeviceRef, Usage};
 use crate::inputs::IndexInputs;
 use crate::tensor::TensorRef;
 use crate::validate::{ExpectedOutputs, Extents};
 
 /// The operator's inputs that are only read, for a call on a device.
 #[derive(Debug)]
-pub struct DeviceInputs<'a> {
+pub struct DeviceInputs<'a, D: Device> {
     /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_key: DeviceRef<'a>,
+    pub current_key: DeviceRef<'a, D>,
     /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_value: DeviceRef<'a>,
+    pub current_value: DeviceRef<'a, D>,
     /// The lengths, positions and slots of the sequences.
-    pub indices: DeviceIndexInputs<'a>,
+    pub indices: DeviceIndexInputs<'a, D>,
 }
 
 /// The index inputs of a call on a device: three in its memory, and three that the host reads.
-pub type DeviceIndexInputs<'a> = IndexInputs<'a, DeviceRef<'a>, OutputRows<'a>>;
+pub type DeviceIndexInputs<'a, D> = IndexInputs<'a, DeviceRef<'a, D>, OutputRows<'a>>;
 
 /// What the host knows of `kvstarts`.
 #[derive(Debug, Clone)]
@@ -40,24 +39,24 @@ pub enum OutputRows<'a> {
 
 /// The operator's outputs in a device's memory.
 #[derive(Debug)]
-pub struct DeviceOutputs<'a> {
+pub struct DeviceOutputs<'a, D: Device> {
     /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub key: DeviceMut<'a>,
+    pub key: DeviceMut<'a, D>,
     /// T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub value: DeviceMut<'a>,
+    pub value: DeviceMut<'a, D>,
 }
 
 /// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet. Its outputs
 /// have `RANK` axes: three, or in static batching four.
 #[derive(Debug)]
-pub struct DeviceCall<'a, const RANK: usize = 3> {
-    pub(crate) checked: CheckedDeviceStores<'a>,
+pub struct DeviceCall<'a, D: Device, const RANK: usize = 3> {
+    pub(crate) checked: CheckedDeviceStores<'a, D>,
     pub(crate) outputs: ExpectedOutputs<RANK>,
 }
 
 /// The stores of a call, checked as far as the host knows them.
 #[derive(Debug)]
-pub(crate) struct CheckedDeviceStores<'a> {
+pub(crate) struct CheckedDeviceStores<'a, D: Device> {
     pub(crate) geometry: Geometry,
     pub(crate) max_t: usize,
     pub(crate) pages: Pages,
@@ -66,22 +65,22 @@ pub(crate) struct CheckedDeviceStores<'a> {
     pub(crate) exact_rows: bool,
     pub(crate) extents: Extents,
     /// `current_key` and `current_value`.
-    pub(crate) current: [DeviceRef<'a>; 2],
+    pub(crate) current: [DeviceRef<'a, D>; 2],
     /// None in static batching.
-    pub(crate) indices: Option<DeviceIndices<'a>>,
-    pub(crate) cache: DeviceMut<'a>,
-    pub(crate) scale: Option<DeviceMut<'a>>,
+    pub(crate) indices: Option<DeviceIndices<'a, D>>,
+    pub(crate) cache: DeviceMut<'a, D>,
+    pub(crate) scale: Option<DeviceMut<'a, D>>,
 }
 
 /// The index inputs that the device reads.
 #[derive(Debug)]
-pub(crate) struct DeviceIndices<'a> {
-    pub(crate) seqstarts: DeviceRef<'a>,
-    pub(crate) cachestarts: DeviceRef<'a>,
-    pub(crate) start_pos: DeviceRef<'a>,
+pub(crate) struct DeviceIndices<'a, D: Device> {
+    pub(crate) seqstarts: DeviceRef<'a, D>,
+    pub(crate) cachestarts: DeviceRef<'a, D>,
+    pub(crate) start_pos: DeviceRef<'a, D>,
 }
 
-impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
+impl<'a, D: Device, const RANK: usize> DeviceCall<'a, D, RANK> {
     /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh), in static batching (B, `start_pos` + S,
     /// H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; RANK] {
@@ -93,18 +92,20 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
     ///
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`, the stream, the machine or its driver.
-    pub fn launch(self, outputs: DeviceOutputs<'a>, status: &StatusWord, stream: &CudaStream) -> Result<(), Error> {
-        for (input, usage) in self.uses(&outputs) {
-            usage.map_or(Ok(()), |usage| usage.check(input, stream))?;
-        }
-        if status.context().cu_ctx() != stream.context().cu_ctx() {
-            return Err(cuda::Error::OtherContext.into());
-        }
+    pub fn launch(
+        self,
+        outputs: DeviceOutputs<'_, D>,
+        status: &D::StatusWord,
+        stream: &D::Stream,
+    ) -> Result<(), Error<D>> {
+        check_uses(self.checked.uses(), stream)?;
+        let DeviceOutputs { key, value } = &outputs;
+        check_uses([(OUTPUTS[0], key.usage.as_ref()), (OUTPUTS[1], value.usage.as_ref())], stream)?;
+        let status = D::status_address(status, stream).map_err(Error::Launch)?;
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self` and
         // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that
-        // is valid when the stream runs the call. The status word belongs to this context, checked above, and its
-        // `Drop` waits for the context.
-        unsafe { self.run(&outputs, status.address(), &Queue::new(stream)?) }
+        // is valid when the stream runs the call. Calls of the stream may write the status word, by `status_address`.
+        unsafe { self.run(&outputs, status, &D::queue(stream).map_err(Error::Launch)?) }
     }
 
     /// Enqueues the call on a stream of any library. A default stream is that of the current context.
@@ -115,56 +116,59 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
     /// # Safety
     /// - `stream` lives, or is a default stream. Slices among the tensors were made for it.
     /// - `status` is the address of 8 aligned bytes, 0 before the first call, that the device can access atomically
-    ///   when the stream runs the call. [`Status::from_word`](kvcache_kernels::cuda::Status::from_word) reads what it
-    ///   holds.
+    ///   when the stream runs the call. On CUDA, `kvcache_kernels::cuda::Status::from_word` reads what it holds.
     pub unsafe fn launch_raw(
         self,
-        outputs: DeviceOutputs<'a>,
+        outputs: DeviceOutputs<'_, D>,
         status: u64,
-        stream: sys::CUstream,
-    ) -> Result<(), Error> {
+        stream: D::RawStream,
+    ) -> Result<(), Error<D>> {
         // SAFETY: `stream` lives or is a default stream, slices were made for it, and `status` is such an address: see
         // `# Safety`.
-        unsafe { self.run(&outputs, status, &Queue::from_raw(stream)?) }
+        unsafe { self.run(&outputs, status, &D::raw_queue(stream).map_err(Error::Launch)?) }
     }
 
     /// Enqueues the call.
     ///
     /// # Safety
-    /// Slices among the tensors were made for the queue's stream; the status word is as for
-    /// [`launch_raw`](Self::launch_raw).
-    unsafe fn run(&self, outputs: &DeviceOutputs<'a>, status: u64, queue: &Queue<'_>) -> Result<(), Error> {
+    /// Slices among the tensors were made for the queue's stream; the status word is one that
+    /// [`launch_raw`](Self::launch_raw) may be given.
+    unsafe fn run(
+        &self,
+        DeviceOutputs { key, value }: &DeviceOutputs<'_, D>,
+        status: u64,
+        queue: &D::Queue<'_>,
+    ) -> Result<(), Error<D>> {
         let Self { checked, outputs: expected } = self;
-        let DeviceOutputs { key, value } = outputs;
         expected.check(checked.geometry.t1, checked.extents.clone(), [&key.tensor, &value.tensor])?;
-        let operands = DeviceProblem {
-            stores: checked.stores(status),
-            num_repeat: expected.num_repeat,
-            outputs: [key, value].map(|output| output.tensor.data.addr() as u64),
-        };
+        let (stores, num_repeat) = (checked.stores(status), expected.num_repeat);
+        let problem = DeviceProblem { stores, num_repeat, outputs: [key.address(), value.address()] };
         // SAFETY: `check_device` and `expected.check` above have checked types, shapes, alignment and overlap; each
         // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
-        // for; `status` is as for `launch_raw`, see `# Safety`.
-        Ok(unsafe { queue.run(&operands) }?)
-    }
-
-    /// The uses of slices by this call, with the tensors' names.
-    fn uses<'b>(
-        &'b self,
-        outputs: &'b DeviceOutputs<'a>,
-    ) -> impl Iterator<Item = (&'static str, Option<&'b Usage<'a>>)> {
-        let outputs = [(OUTPUTS[0], outputs.key.usage.as_ref()), (OUTPUTS[1], outputs.value.usage.as_ref())];
-        self.checked.uses().into_iter().chain(outputs)
+        // for, and so is the status word: see `# Safety`.
+        unsafe { D::run(queue, &problem) }.map_err(Error::Launch)
     }
 }
 
-impl<'a> CheckedDeviceStores<'a> {
+/// The uses of slices by a call, with the tensors' names.
+pub(super) type Uses<'b, 'a, D, const N: usize> = [(&'static str, Option<&'b <D as Device>::Usage<'a>>); N];
+
+/// Checks that a call on `stream` may use its slices.
+pub(super) fn check_uses<D: Device, const N: usize>(
+    uses: Uses<'_, '_, D, N>,
+    stream: &D::Stream,
+) -> Result<(), Error<D>> {
+    uses.into_iter().try_for_each(|(input, usage)| match usage {
+        Some(usage) => D::check_usage(usage, input, stream),
+        None => Ok(()),
+    })
+}
+
+impl<'a, D: Device> CheckedDeviceStores<'a, D> {
     /// The stores, which report what they find at this address of the device.
     pub(crate) fn stores(&self, status: u64) -> DeviceStores {
-        let address = |tensor: &TensorRef<'_>| tensor.data.addr() as u64;
-        let address_mut = |tensor: &DeviceMut<'_>| tensor.tensor.data.addr() as u64;
         let [seqstarts, start_pos, cachestarts] = self.indices.as_ref().map_or([0; 3], |indices| {
-            [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(|input| address(&input.tensor))
+            [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(DeviceRef::address)
         });
         DeviceStores {
             geometry: self.geometry,
@@ -173,9 +177,9 @@ impl<'a> CheckedDeviceStores<'a> {
             current_rows: self.current_rows,
             all_rows: self.all_rows,
             exact_rows: self.exact_rows,
-            current: self.current.each_ref().map(|current| address(&current.tensor)),
-            cache: address_mut(&self.cache),
-            scale: self.scale.as_ref().map_or(0, address_mut),
+            current: self.current.each_ref().map(DeviceRef::address),
+            cache: self.cache.address(),
+            scale: self.scale.as_ref().map_or(0, DeviceMut::address),
             seqstarts,
             start_pos,
             cachestarts,
@@ -184,7 +188,7 @@ impl<'a> CheckedDeviceStores<'a> {
     }
 
     /// The uses of slices, with the tensors' names.
-    pub(crate) fn uses(&self) -> [(&'static str, Option<&Usage<'a>>); 7] {
+    pub(super) fn uses(&self) -> Uses<'_, 'a, D, 7> {
         let indices = self.indices.as_ref();
         [
             ("current_key", self.current[0].usage.as_ref()),

@@ -1,24 +1,23 @@
 //! The operator of static batching on a device: checking a call, and loading its kernels.
 
-use cudarc::driver::CudaStream;
 use kvcache_kernels::Pages;
-use kvcache_kernels::cuda::{Queue, cudarc};
 use kvcache_schema::ElementType;
 
 use super::device_call::{CheckedDeviceStores, DeviceCall};
+use super::device_tensor::{DeviceMut, DeviceRef};
+use super::device_trait::Device;
 use super::error::Error;
-use super::tensor::{DeviceMut, DeviceRef};
 use crate::static_batching::{StaticKeyValueCache, checks};
 use crate::tensor::TensorRef;
 use crate::validate::CheckedTensors;
 
 /// The inputs of a call of static batching that are only read, for a call on a device.
 #[derive(Debug)]
-pub struct StaticDeviceInputs<'a> {
+pub struct StaticDeviceInputs<'a, D: Device> {
     /// T1, shape (B, S, H, Dh).
-    pub current_key: DeviceRef<'a>,
+    pub current_key: DeviceRef<'a, D>,
     /// T1, shape (B, S, H, Dh).
-    pub current_value: DeviceRef<'a>,
+    pub current_value: DeviceRef<'a, D>,
     /// int64, a scalar or of shape (1), in memory of the host, since it decides the outputs' shape.
     pub start_pos: TensorRef<'a>,
 }
@@ -29,12 +28,12 @@ impl StaticKeyValueCache {
     ///
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the inputs, `cache` or `scale`.
-    pub fn check_device<'a>(
+    pub fn check_device<'a, D: Device>(
         &self,
-        inputs: StaticDeviceInputs<'a>,
-        cache: DeviceMut<'a>,
-        scale: Option<DeviceMut<'a>>,
-    ) -> Result<DeviceCall<'a, 4>, crate::Error> {
+        inputs: StaticDeviceInputs<'a, D>,
+        cache: DeviceMut<'a, D>,
+        scale: Option<DeviceMut<'a, D>>,
+    ) -> Result<DeviceCall<'a, D, 4>, crate::Error> {
         let StaticDeviceInputs { current_key, current_value, start_pos } = inputs;
         let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
         let (t1, t3) = (current_key.tensor.element, scale_tensor.map(|scale| scale.element));
@@ -69,16 +68,16 @@ impl StaticKeyValueCache {
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
-    pub fn prepare_device(
+    pub fn prepare_device<D: Device>(
         &self,
         t1: ElementType,
         t2: ElementType,
         t3: Option<ElementType>,
-        stream: &CudaStream,
-    ) -> Result<(), Error> {
+        stream: &D::Stream,
+    ) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
         let t3 = self.config().cache.quant.and(t3);
-        Ok(Queue::new(stream)?.prepare(t1, t2, t3)?)
+        D::queue(stream).and_then(|queue| D::prepare(&queue, t1, t2, t3)).map_err(Error::Launch)
     }
 }
