@@ -7,6 +7,14 @@ use crate::problem::AttentionGeometry;
 /// A call whose tensors lie on a device: everything that the host knows of it. Addresses are the device's.
 ///
 /// Lengths and slots stay on the device, and the numbers of rows are capacities, as in [`DeviceStores`].
+///
+/// Whoever has a device execute it keeps to these conditions meanwhile:
+/// - The types are a legal combination, `num_kv_heads` divides `num_heads`, and a mask is as wide as there are rows of
+///   keys. The stores, if there are any, are as a [`DeviceProblem`](kvcache_kernels::DeviceProblem) asks for.
+/// - Each address is aligned for its type and accessible to the device for its tensor's shape: `attn_output` and scratch
+///   memory for writes and reads, the status word for atomic access to its 8 bytes, the others for reads. `attn_output`
+///   and scratch memory overlap nothing else.
+/// - Nothing else writes what the call reads or accesses what it writes.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttention {
     /// Dimensions, types and masks.

@@ -73,6 +73,16 @@ pub struct DeviceStores {
 }
 
 /// A call whose tensors lie on a device: what it stores and reads, and its outputs.
+///
+/// Whoever has a device execute it keeps to these conditions meanwhile:
+/// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those of
+///   tensors that exist.
+/// - Each address is aligned for its type and accessible to the device for its tensor's shape: the current tokens,
+///   `seqstarts`, `start_pos` and `cachestarts` for reads, outputs for writes, cache and scale for reads and writes, and
+///   the status word for atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
+/// - Nothing else writes what the call reads or accesses what it writes.
+///
+/// Of two current tokens with the same slot, the bytes of either may remain.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceProblem {
     /// What the call stores and reads.

@@ -1,10 +1,14 @@
 //! A checked call, waiting for its outputs.
 
+use std::mem::MaybeUninit;
+
 use kvcache_kernels::{Problem, Workers};
+use kvcache_schema::shape;
+use ndarray::{Array, IntoDimension};
 
 use crate::backend::Backend;
 use crate::error::Error;
-use crate::tensor::TensorMut;
+use crate::tensor::{Element, Shape, TensorMut};
 use crate::validate::{CheckedStores, ExpectedOutputs};
 
 /// The operator's outputs, in memory of the caller.
@@ -48,4 +52,37 @@ impl<'a> Call<'a> {
     pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         self.outputs.problem(self.checked.stores, self.checked.extents, outputs)
     }
+}
+
+/// Outputs of this shape and of type T that are allocated here, which `run` writes.
+pub(crate) fn run_alloc<T: Element, S: IntoDimension + Into<Shape> + AsRef<[usize]> + Copy>(
+    shape: S,
+    run: impl FnOnce(Outputs<'_>) -> Result<(), Error>,
+) -> Result<(Array<T, S::Dim>, Array<T, S::Dim>), Error> {
+    let (mut key, mut value) = (allocate::<T, _>("key", shape)?, allocate::<T, _>("value", shape)?);
+    // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call is
+    // over; a call writes outputs and does not read them.
+    let outputs = unsafe {
+        Outputs {
+            key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),
+            value: TensorMut::from_raw_parts(T::TYPE, shape, value.as_mut_ptr().cast()),
+        }
+    };
+    run(outputs)?;
+    // SAFETY: `run` has returned `Ok`, so it has written every element of both outputs.
+    Ok(unsafe { (key.assume_init(), value.assume_init()) })
+}
+
+/// An output of this shape, uninitialized. Its size is the caller's, so a failed allocation is an error, not an abort.
+pub(crate) fn allocate<T, S>(output: &'static str, shape: S) -> Result<Array<MaybeUninit<T>, S::Dim>, Error>
+where
+    S: IntoDimension + AsRef<[usize]> + Copy,
+{
+    let out_of_memory = || Error::OutOfMemory { output, shape: shape.as_ref().into() };
+    let len = shape::elements(shape.as_ref()).ok_or_else(out_of_memory)?;
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
+    // SAFETY: `try_reserve_exact` has made room for `len` elements, and a `MaybeUninit` needs no value.
+    unsafe { elements.set_len(len) };
+    Array::from_shape_vec(shape.into_dimension(), elements).map_err(|_| out_of_memory())
 }

@@ -1,14 +1,12 @@
 //! The operator: checked attributes, and the ways to make a call.
 
-use std::mem::MaybeUninit;
-
 use kvcache_kernels::Workers;
-use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination, shape};
-use ndarray::{Array, Array3, IntoDimension};
+use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination};
+use ndarray::Array3;
 
 use crate::attributes::{CacheConfig, Config};
 use crate::backend::Backend;
-use crate::call::{Call, Outputs};
+use crate::call::{self, Call, Outputs};
 use crate::error::Error;
 use crate::infer::{self, Dim, InputDims};
 use crate::inputs::{IndexInputs, Inputs};
@@ -193,32 +191,6 @@ impl KeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array3<T>, Array3<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
-        let shape = call.output_shape();
-        let (mut key, mut value) = (allocate::<T, _>("key", shape)?, allocate::<T, _>("value", shape)?);
-        // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call
-        // is over; a call writes outputs and does not read them.
-        let outputs = unsafe {
-            Outputs {
-                key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),
-                value: TensorMut::from_raw_parts(T::TYPE, shape, value.as_mut_ptr().cast()),
-            }
-        };
-        call.run(outputs, workers)?;
-        // SAFETY: `run` has returned `Ok`, so it has written every element of both outputs.
-        Ok(unsafe { (key.assume_init(), value.assume_init()) })
+        call::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
     }
-}
-
-/// An output of this shape, uninitialized. Its size is the caller's, so a failed allocation is an error, not an abort.
-pub(crate) fn allocate<T, S>(output: &'static str, shape: S) -> Result<Array<MaybeUninit<T>, S::Dim>, Error>
-where
-    S: IntoDimension + AsRef<[usize]> + Copy,
-{
-    let out_of_memory = || Error::OutOfMemory { output, shape: shape.as_ref().into() };
-    let len = shape::elements(shape.as_ref()).ok_or_else(out_of_memory)?;
-    let mut elements = Vec::new();
-    elements.try_reserve_exact(len).map_err(|_| out_of_memory())?;
-    // SAFETY: `try_reserve_exact` has made room for `len` elements, and a `MaybeUninit` needs no value.
-    unsafe { elements.set_len(len) };
-    Array::from_shape_vec(shape.into_dimension(), elements).map_err(|_| out_of_memory())
 }

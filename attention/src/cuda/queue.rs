@@ -12,13 +12,7 @@ use crate::device_attention::DeviceAttention;
 /// first launches may have been.
 ///
 /// # Safety
-/// - The types are a legal combination, `num_kv_heads` divides `num_heads`, and a mask is as wide as there are rows of
-///   keys. Of stores, the conditions of `Queue::run` hold.
-/// - While the stream executes the call (for a captured call: each replay), each address is aligned for its type and
-///   accessible to the device for its tensor's shape: `attn_output` and scratch memory for writes and reads, the status
-///   word for atomic access to its 8 bytes, the others for reads. `attn_output` and scratch memory overlap nothing
-///   else.
-/// - During that time nothing else writes what the call reads or accesses what it writes.
+/// The conditions of [`DeviceAttention`], while the stream executes the call (for a captured call: each replay).
 pub unsafe fn run(queue: &Queue<'_>, call: &DeviceAttention) -> Result<(), Error> {
     let launches = AttentionLaunches::new(call, queue.multiprocessors())?;
     let store = launches.store.map(|store| queue.ready(store)).transpose()?;

@@ -86,15 +86,7 @@ impl<'a> Queue<'a> {
     /// [`Error::Driver`]: the store may have been.
     ///
     /// # Safety
-    /// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those
-    ///   of tensors that exist.
-    /// - While the stream executes the call (for a captured call: each replay), each address is aligned for its type
-    ///   and accessible to the device for its tensor's shape: the current tokens, `seqstarts`, `start_pos` and
-    ///   `cachestarts` for reads, outputs for writes, cache and scale for reads and writes, and the status word for
-    ///   atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
-    /// - During that time nothing else writes what the call reads or accesses what it writes.
-    ///
-    /// Of two current tokens with the same slot, the bytes of either may remain.
+    /// The conditions of [`DeviceProblem`], while the stream executes the call (for a captured call: each replay).
     pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
         let store = problem.stores.store(self.multiprocessors())?.map(|store| self.ready(store)).transpose()?;
         let load = problem.load(self.multiprocessors())?.map(|load| self.ready(load)).transpose()?;

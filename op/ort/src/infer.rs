@@ -7,8 +7,8 @@ use ort::operator::ShapeInferenceContext;
 use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
 use crate::attributes::{self, NodeAttributes};
+use crate::definition::Signature;
 use crate::error::Error;
-use crate::signature::Signature;
 
 /// A node whose outputs' shape is asked for.
 pub(crate) struct Inference<'a> {

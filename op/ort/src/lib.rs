@@ -79,20 +79,17 @@
 
 mod api_1_24;
 mod attributes;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod definition;
 mod error;
 mod infer;
-mod kernel;
 mod node;
 mod node_types;
-mod operator;
 mod operators;
-mod positions;
 mod register;
 mod runtime;
-mod signature;
 mod tensor;
 mod unwind;
 mod workers;

@@ -9,9 +9,9 @@ use ort::value::{DynTensorValueType, TensorElementType};
 use ort::{AsPointer, ortsys};
 
 use crate::attributes::{self, NodeAttributes};
+use crate::definition::{Role, Signature};
 use crate::error::Error;
 use crate::node_types::{NodeTypes, element_type};
-use crate::signature::{Role, Signature};
 
 /// A node for which a kernel is being made, on any provider.
 pub(crate) struct Node<'a> {

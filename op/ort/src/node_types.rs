@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvcache_op::ElementType;
 use ort::value::TensorElementType;
 
-use crate::signature::Role;
+use crate::definition::Role;
 
 /// The types of a node's inputs, by position; `None` where a node leaves the input out, or where it may be any.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

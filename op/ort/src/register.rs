@@ -9,11 +9,11 @@ use ort::session::builder::SessionBuilder;
 use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use ort::{AsPointer, ortsys};
 
+use crate::cpu::TypedOperator;
 #[cfg(feature = "cuda")]
 use crate::cuda::{CudaOperator, is_emulated};
 use crate::definition::Definition;
 use crate::error::Error;
-use crate::operator::TypedOperator;
 use crate::operators::OPERATORS;
 use crate::runtime::use_runtime;
 use crate::unwind::{catch, without_nul};

@@ -20,12 +20,38 @@ use ort::{AsPointer, ortsys};
 use smallvec::{SmallVec, smallvec};
 
 use crate::api_1_24::TypeAndShapeReference;
+use crate::definition::{Role, Signature};
 use crate::error::Error;
 use crate::node_types::{NodeTypes, element_type};
 use crate::runtime::tensor_type_and_shape_reference;
-use crate::signature::{Role, Signature};
 
-/// The tensors of one call, by their positions in the node.
+/// The tensors of one call as the operators of a provider take them, by their positions in the node.
+pub(crate) trait Tensors<'a> {
+    /// A tensor that the provider reads.
+    type Ref;
+    /// A tensor that the provider writes.
+    type Mut;
+
+    /// The input at `index`, to be read.
+    fn read(&self, index: usize) -> Result<Self::Ref, Error>;
+
+    /// The input at `index`, to be read by the host on every provider.
+    fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error>;
+
+    /// The input at `index`, which may be of any type, to be read as one of T1; `None` if it has no elements.
+    ///
+    /// # Errors
+    /// If it has elements of a type that no operator knows. The operator refuses other wrong types.
+    fn read_elements(&self, index: usize) -> Result<Option<Self::Ref>, Error>;
+
+    /// The input at `index`, to be modified.
+    fn modify(&self, index: usize) -> Result<Self::Mut, Error>;
+
+    /// The output at `index`, which the runtime makes with this shape.
+    fn write(&self, index: usize, shape: &[usize]) -> Result<Self::Mut, Error>;
+}
+
+/// The tensors of one call on the CPU provider.
 ///
 /// Each is contiguous and initialized, and stays where it is until the call returns, which is after the context's
 /// lifetime `'a`. An operator modifies at most two of its inputs, the cache and the scale: the caller gives them for
@@ -44,30 +70,10 @@ impl<'a> CallTensors<'a> {
         Self { context, signature, types, type_and_shape_reference: tensor_type_and_shape_reference() }
     }
 
-    /// The input at `index`, to be read.
-    pub(crate) fn read(&self, index: usize) -> Result<TensorRef<'a>, Error> {
-        let (element, value) = self.input(index)?;
-        let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: the runtime's tensor has the node's type, and this shape and address, as it has just said. It is
-        // contiguous, initialized, and stays for 'a.
-        Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
-    }
-
-    /// The input at `index`, which may be of any type, to be read as one of T1; `None` if it has no elements.
+    /// Type, shape and address of the input at `index`, which may be of any type; `None` if it has no elements.
     ///
     /// # Errors
-    /// If it has elements of a type that no operator knows. The operator refuses other wrong types.
-    pub(crate) fn read_elements(&self, index: usize) -> Result<Option<TensorRef<'a>>, Error> {
-        let Some((element, shape, data)) = self.elements(index)? else { return Ok(None) };
-        // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
-        // initialized, and stays for 'a.
-        Ok(Some(unsafe { TensorRef::from_raw_parts(element, shape, data) }))
-    }
-
-    /// Type, shape and address of that input.
-    ///
-    /// # Errors
-    /// As for `read_elements`.
+    /// If it has elements of a type that no operator knows.
     pub(crate) fn elements(&self, index: usize) -> Result<Option<(ElementType, Shape, *mut u8)>, Error> {
         let value = self.value(index)?;
         let (got, shape) = self.type_and_shape(value)?;
@@ -77,24 +83,6 @@ impl<'a> CallTensors<'a> {
         let (name, expected) = (self.signature.inputs[index], Role::Mask.types());
         let element = element_type(got).ok_or(Error::ElementType { name, got, expected })?;
         Ok(Some((element, shape, address(value)?)))
-    }
-
-    /// The input at `index`, to be modified.
-    pub(crate) fn modify(&self, index: usize) -> Result<TensorMut<'a>, Error> {
-        let (element, value) = self.input(index)?;
-        let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: type, shape and address as in `read`. By the operator's definition the caller lets it write `cache`
-        // and `scale`, and nobody else uses what of them this node's layer owns during the call.
-        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
-    }
-
-    /// The output at `index`, which the runtime makes with this shape.
-    pub(crate) fn write(&self, index: usize, shape: &[usize]) -> Result<TensorMut<'a>, Error> {
-        let (element, value) = self.output(index, shape)?;
-        let data = address(value)?;
-        // SAFETY: the runtime has made this output of T1 and this shape, for the operator to write, and it stays for
-        // 'a.
-        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 
     /// The type and handle of the input at `index`, which the node has.
@@ -143,6 +131,46 @@ impl<'a> CallTensors<'a> {
         let mut value = ptr::null();
         ortsys![unsafe KernelContext_GetInput(self.context.ptr(), index, &mut value)?];
         NonNull::new(value.cast_mut()).ok_or(Error::Missing { name: self.signature.inputs[index] })
+    }
+}
+
+impl<'a> Tensors<'a> for CallTensors<'a> {
+    type Ref = TensorRef<'a>;
+    type Mut = TensorMut<'a>;
+
+    fn read(&self, index: usize) -> Result<TensorRef<'a>, Error> {
+        let (element, value) = self.input(index)?;
+        let (shape, data) = (self.shape(value)?, address(value)?);
+        // SAFETY: the runtime's tensor has the node's type, and this shape and address, as it has just said. It is
+        // contiguous, initialized, and stays for 'a.
+        Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
+    }
+
+    fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error> {
+        self.read(index)
+    }
+
+    fn read_elements(&self, index: usize) -> Result<Option<TensorRef<'a>>, Error> {
+        let Some((element, shape, data)) = self.elements(index)? else { return Ok(None) };
+        // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
+        // initialized, and stays for 'a.
+        Ok(Some(unsafe { TensorRef::from_raw_parts(element, shape, data) }))
+    }
+
+    fn modify(&self, index: usize) -> Result<TensorMut<'a>, Error> {
+        let (element, value) = self.input(index)?;
+        let (shape, data) = (self.shape(value)?, address(value)?);
+        // SAFETY: type, shape and address as in `read`. By the operator's definition the caller lets it write `cache`
+        // and `scale`, and nobody else uses what of them this node's layer owns during the call.
+        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
+    }
+
+    fn write(&self, index: usize, shape: &[usize]) -> Result<TensorMut<'a>, Error> {
+        let (element, value) = self.output(index, shape)?;
+        let data = address(value)?;
+        // SAFETY: the runtime has made this output of T1 and this shape, for the operator to write, and it stays for
+        // 'a.
+        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 }
 

@@ -9,8 +9,8 @@ use ndarray::Array3;
 
 use super::backend::AttentionBackend;
 use crate::backend::Backend;
+use crate::call::allocate;
 use crate::error::Error;
-use crate::operator::allocate;
 use crate::tensor::{Element, TensorMut};
 use crate::validate::{Extents, equal_type, shapes};
 

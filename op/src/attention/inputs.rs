@@ -28,15 +28,17 @@ pub struct AttentionInputs<'a> {
 }
 
 /// The inputs of `MultiHeadCacheAttention` that are only read. Everything is checked when a call is made.
+/// A call on a device reads those of type `T` on the device, and takes `kvstarts` as a `K`.
 #[derive(Debug, Clone)]
-pub struct CacheAttentionInputs<'a> {
+pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub query: TensorRef<'a>,
+    pub query: T,
     /// Those that are `KeyValueCache`'s: the current keys and values, and where tokens are.
-    pub stored: Inputs<'a>,
-    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1).
+    pub stored: Inputs<'a, T, K>,
+    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1), in memory of the
+    /// host.
     pub decoding_batches: TensorRef<'a>,
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
     /// `kvstarts[B]`; without elements it is as good as none.
-    pub attn_mask: Option<TensorRef<'a>>,
+    pub attn_mask: Option<T>,
 }

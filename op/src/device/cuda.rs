@@ -84,7 +84,7 @@ use kvcache_kernels::DeviceProblem;
 use kvcache_kernels::cuda::{Queue, TooLarge};
 use kvcache_schema::ElementType;
 
-use super::Device;
+use super::{Device, Types};
 use crate::tensor::{Element, Shape};
 
 pub use super::OutputRows;
@@ -171,22 +171,11 @@ impl Device for Cuda {
         unsafe { Queue::from_raw(stream) }
     }
 
-    fn prepare(
-        queue: &Queue<'_>,
-        t1: ElementType,
-        t2: ElementType,
-        t3: Option<ElementType>,
-    ) -> Result<(), LaunchError> {
+    fn prepare(queue: &Queue<'_>, (t1, t2, t3): Types) -> Result<(), LaunchError> {
         queue.prepare(t1, t2, t3)
     }
 
-    fn prepare_attention(
-        queue: &Queue<'_>,
-        t1: ElementType,
-        t2: ElementType,
-        t3: Option<ElementType>,
-        head_dim: usize,
-    ) -> Result<(), LaunchError> {
+    fn prepare_attention(queue: &Queue<'_>, (t1, t2, t3): Types, head_dim: usize) -> Result<(), LaunchError> {
         if head_dim > MAX_HEAD_DIM {
             return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM }.into());
         }

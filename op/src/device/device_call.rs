@@ -6,22 +6,14 @@ use kvcache_schema::OUTPUTS;
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
-use crate::inputs::IndexInputs;
+use crate::inputs::{IndexInputs, Inputs};
 use crate::tensor::TensorRef;
 use crate::validate::{ExpectedOutputs, Extents};
 
-/// The operator's inputs that are only read, for a call on a device.
-#[derive(Debug)]
-pub struct DeviceInputs<'a, D: Device> {
-    /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_key: DeviceRef<'a, D>,
-    /// T1, shape (`seqstarts[B]`, H, Dh).
-    pub current_value: DeviceRef<'a, D>,
-    /// The lengths, positions and slots of the sequences.
-    pub indices: DeviceIndexInputs<'a, D>,
-}
+/// The inputs of `KeyValueCache` that are only read, for a call on a device.
+pub type DeviceInputs<'a, D> = Inputs<'a, DeviceRef<'a, D>, OutputRows<'a>>;
 
-/// The index inputs of a call on a device: three in its memory, and three that the host reads.
+/// Its index inputs: three in the device's memory, and three that the host reads.
 pub type DeviceIndexInputs<'a, D> = IndexInputs<'a, DeviceRef<'a, D>, OutputRows<'a>>;
 
 /// What the host knows of `kvstarts`.
@@ -35,6 +27,12 @@ pub enum OutputRows<'a> {
     /// with batches of other lengths. (B stays the same; a finished sequence has no tokens: `start_pos` 0 and no
     /// current ones.)
     AtMost(usize),
+}
+
+impl<'a> From<TensorRef<'a>> for OutputRows<'a> {
+    fn from(kvstarts: TensorRef<'a>) -> Self {
+        Self::Kvstarts(kvstarts)
+    }
 }
 
 /// The operator's outputs in a device's memory.

@@ -9,6 +9,9 @@ use kvcache_schema::ElementType;
 
 use super::error::Error;
 
+/// T1, T2 and, with quantization, T3.
+pub type Types = (ElementType, ElementType, Option<ElementType>);
+
 /// A device: CUDA is the first, and one file, `device/cuda.rs`. A second one is another implementation beside it.
 ///
 /// The checks of a call are the same on every device. The host knows addresses, shapes and numbers of rows; lengths and
@@ -61,24 +64,14 @@ pub trait Device: Debug + Copy + Eq + 'static {
     ///
     /// # Errors
     /// What is wrong with the device or its driver.
-    fn prepare(
-        queue: &Self::Queue<'_>,
-        t1: ElementType,
-        t2: ElementType,
-        t3: Option<ElementType>,
-    ) -> Result<(), Self::Error>;
+    fn prepare(queue: &Self::Queue<'_>, types: Types) -> Result<(), Self::Error>;
 
-    /// Loads the kernels of attention over keys of types T2 and T3, for heads of this length.
+    /// Loads the kernels of attention for a legal combination of types (of packed keys, T1 twice), for heads of this
+    /// length.
     ///
     /// # Errors
     /// What is wrong with the device or its driver; heads that are too long.
-    fn prepare_attention(
-        queue: &Self::Queue<'_>,
-        t1: ElementType,
-        t2: ElementType,
-        t3: Option<ElementType>,
-        head_dim: usize,
-    ) -> Result<(), Self::Error>;
+    fn prepare_attention(queue: &Self::Queue<'_>, types: Types, head_dim: usize) -> Result<(), Self::Error>;
 
     /// Puts a call into the queue: its store, then its load.
     ///
@@ -86,13 +79,7 @@ pub trait Device: Debug + Copy + Eq + 'static {
     /// What is wrong with the device or its driver; dimensions that are too large for it.
     ///
     /// # Safety
-    /// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those
-    ///   of tensors that exist.
-    /// - While the device executes the call (for a captured call: each replay), each address is aligned for its type
-    ///   and accessible to the device for its tensor's shape: the current tokens, `seqstarts`, `start_pos` and
-    ///   `cachestarts` for reads, outputs for writes, cache and scale for reads and writes, and the status word for
-    ///   atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
-    /// - During that time nothing else writes what the call reads or accesses what it writes.
+    /// The conditions of [`DeviceProblem`], while the device executes the call (for a captured call: each replay).
     unsafe fn run(queue: &Self::Queue<'_>, problem: &DeviceProblem) -> Result<(), Self::Error>;
 
     /// The bytes of scratch memory that a call of attention needs. Its addresses do not decide it.
@@ -114,12 +101,6 @@ pub trait Device: Debug + Copy + Eq + 'static {
     /// What is wrong with the device or its driver; dimensions that are too large for it.
     ///
     /// # Safety
-    /// - `num_kv_heads` divides `num_heads`, and a mask is as wide as there are rows of keys. The stores, if there are
-    ///   any, are as [`run`](Self::run) asks for.
-    /// - While the device executes the call (for a captured call: each replay), each address is aligned for its type
-    ///   and accessible to the device for its tensor's shape: `attn_output` and scratch memory for writes and reads,
-    ///   the status word for atomic access to its 8 bytes, the others for reads. `attn_output` and scratch memory
-    ///   overlap nothing else.
-    /// - During that time nothing else writes what the call reads or accesses what it writes.
+    /// The conditions of [`DeviceAttention`], while the device executes the call (for a captured call: each replay).
     unsafe fn attend(queue: &Self::Queue<'_>, call: &DeviceAttention) -> Result<(), Self::Error>;
 }

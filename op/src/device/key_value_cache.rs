@@ -47,8 +47,8 @@ impl KeyValueCache {
     ) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
-        let t3 = self.config().cache.quant.and(t3);
-        D::queue(stream).and_then(|queue| D::prepare(&queue, t1, t2, t3)).map_err(Error::Launch)
+        let types = (t1, t2, self.config().cache.quant.and(t3));
+        D::queue(stream).and_then(|queue| D::prepare(&queue, types)).map_err(Error::Launch)
     }
 }
 

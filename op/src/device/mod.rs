@@ -17,7 +17,7 @@ mod static_key_value_cache;
 pub use device_attention_call::DeviceAttentionCall;
 pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use device_tensor::{DeviceMut, DeviceRef};
-pub use device_trait::Device;
+pub use device_trait::{Device, Types};
 pub use error::Error;
 pub use kvcache_attention::{DeviceAttention, DeviceKeys, DeviceMask, DevicePacked};
 pub use kvcache_kernels::{DeviceProblem, DeviceStores, Pages};

@@ -88,7 +88,7 @@ impl MultiHeadAttention {
     pub fn prepare_device<D: Device>(&self, t1: ElementType, stream: &D::Stream) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t1)?;
         let head_dim = self.config.head_dim;
-        let prepare = |queue| D::prepare_attention(&queue, t1, t1, None, head_dim);
+        let prepare = |queue| D::prepare_attention(&queue, (t1, t1, None), head_dim);
         D::queue(stream).and_then(prepare).map_err(Error::Launch)
     }
 }

@@ -3,28 +3,18 @@
 use kvcache_schema::ElementType;
 
 use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
-use super::device_call::DeviceInputs;
+use super::device_call::OutputRows;
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
 use super::key_value_cache::check_stores;
 use super::multi_head_attention::host_scalars;
-use crate::attention::{AttentionConfig, MultiHeadCacheAttention, validate as attention};
-use crate::tensor::TensorRef;
+use crate::attention::{AttentionConfig, CacheAttentionInputs, MultiHeadCacheAttention, validate as attention};
 use crate::validate::shapes;
 
-/// The inputs of `MultiHeadCacheAttention` that are only read, for a call on a device.
-#[derive(Debug)]
-pub struct DeviceCacheAttentionInputs<'a, D: Device> {
-    /// T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub query: DeviceRef<'a, D>,
-    /// Those that are `KeyValueCache`'s. What it says of the rows of `key` holds for the rows that `key` would have.
-    pub stored: DeviceInputs<'a, D>,
-    /// int64, a scalar or of shape (1), in memory of the host.
-    pub decoding_batches: TensorRef<'a>,
-    /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
-    pub attn_mask: Option<DeviceRef<'a, D>>,
-}
+/// The inputs of `MultiHeadCacheAttention` that are only read, for a call on a device. What `stored` says of the rows of
+/// `key` holds for the rows that `key` would have.
+pub type DeviceCacheAttentionInputs<'a, D> = CacheAttentionInputs<'a, DeviceRef<'a, D>, OutputRows<'a>>;
 
 impl MultiHeadCacheAttention {
     /// Checks a call on a device as far as the host can; nothing is launched yet, and no driver is needed.
@@ -38,7 +28,7 @@ impl MultiHeadCacheAttention {
         cache: DeviceMut<'a, D>,
         scale: Option<DeviceMut<'a, D>>,
     ) -> Result<DeviceAttentionCall<'a, D>, crate::Error> {
-        let DeviceCacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
+        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
         let t1 = stored.current_key.tensor.element;
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         let current_value = stored.current_value.tensor.element;
@@ -83,10 +73,10 @@ impl MultiHeadCacheAttention {
     ) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
-        let t3 = self.cache.cache.quant.and(t3);
+        let types = (t1, t2, self.cache.cache.quant.and(t3));
         let prepare = |queue| {
-            D::prepare_attention(&queue, t1, t2, t3, self.config.head_dim)?;
-            D::prepare(&queue, t1, t2, t3)
+            D::prepare_attention(&queue, types, self.config.head_dim)?;
+            D::prepare(&queue, types)
         };
         D::queue(stream).and_then(prepare).map_err(Error::Launch)
     }

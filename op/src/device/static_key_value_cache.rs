@@ -7,20 +7,11 @@ use super::device_call::{CheckedDeviceStores, DeviceCall};
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
-use crate::static_batching::{StaticKeyValueCache, checks};
-use crate::tensor::TensorRef;
+use crate::static_batching::{StaticInputs, StaticKeyValueCache, checks};
 use crate::validate::CheckedTensors;
 
 /// The inputs of a call of static batching that are only read, for a call on a device.
-#[derive(Debug)]
-pub struct StaticDeviceInputs<'a, D: Device> {
-    /// T1, shape (B, S, H, Dh).
-    pub current_key: DeviceRef<'a, D>,
-    /// T1, shape (B, S, H, Dh).
-    pub current_value: DeviceRef<'a, D>,
-    /// int64, a scalar or of shape (1), in memory of the host, since it decides the outputs' shape.
-    pub start_pos: TensorRef<'a>,
-}
+pub type StaticDeviceInputs<'a, D> = StaticInputs<'a, DeviceRef<'a, D>>;
 
 impl StaticKeyValueCache {
     /// Checks a call on a device, as on the host; nothing is launched yet, and no driver is needed. The host knows all
@@ -34,14 +25,14 @@ impl StaticKeyValueCache {
         cache: DeviceMut<'a, D>,
         scale: Option<DeviceMut<'a, D>>,
     ) -> Result<DeviceCall<'a, D, 4>, crate::Error> {
-        let StaticDeviceInputs { current_key, current_value, start_pos } = inputs;
+        let StaticInputs { current_key, current_value, start_pos } = inputs;
         let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
         let (t1, t3) = (current_key.tensor.element, scale_tensor.map(|scale| scale.element));
         self.check_types(t1, current_value.tensor.element, cache.tensor.element, t3)?;
         let current = checks::Current::Tensors([&current_key.tensor, &current_value.tensor]);
         let checked = checks::tensors(self.config(), t1, current, &start_pos, &cache.tensor, scale_tensor)?;
         let max_t = checked.slots();
-        // SAFETY: `start_pos` is a `TensorRef` of the host in `StaticDeviceInputs`.
+        // SAFETY: `start_pos` is a `TensorRef` of the host in `StaticInputs`.
         let checked = unsafe { checked.at(&start_pos) }?;
         let checks::Sequences { seqlen, start_pos, stride } = checked.sequences;
         let CheckedTensors { geometry, extents, .. } = checked.tensors;
@@ -77,7 +68,7 @@ impl StaticKeyValueCache {
     ) -> Result<(), Error<D>> {
         self.check_types(t1, t1, t2, t3)?;
         // A scale that is given without quantization is not used.
-        let t3 = self.config().cache.quant.and(t3);
-        D::queue(stream).and_then(|queue| D::prepare(&queue, t1, t2, t3)).map_err(Error::Launch)
+        let types = (t1, t2, self.config().cache.quant.and(t3));
+        D::queue(stream).and_then(|queue| D::prepare(&queue, types)).map_err(Error::Launch)
     }
 }

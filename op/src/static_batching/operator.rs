@@ -11,10 +11,9 @@ use super::inputs::StaticInputs;
 use super::layers::StaticLayers;
 use super::static_call::StaticCall;
 use crate::backend::Backend;
-use crate::call::Outputs;
+use crate::call::{self, Outputs};
 use crate::error::Error;
 use crate::infer::Dim;
-use crate::operator::allocate;
 use crate::tensor::{Element, TensorMut, TensorRef};
 use crate::validate;
 
@@ -162,18 +161,6 @@ impl StaticKeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array4<T>, Array4<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
-        let shape = call.output_shape();
-        let (mut key, mut value) = (allocate::<T, _>("key", shape)?, allocate::<T, _>("value", shape)?);
-        // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call
-        // is over; a call writes outputs and does not read them.
-        let outputs = unsafe {
-            Outputs {
-                key: TensorMut::from_raw_parts(T::TYPE, shape, key.as_mut_ptr().cast()),
-                value: TensorMut::from_raw_parts(T::TYPE, shape, value.as_mut_ptr().cast()),
-            }
-        };
-        call.run(outputs, workers)?;
-        // SAFETY: `run` has returned `Ok`, so it has written every element of both outputs.
-        Ok(unsafe { (key.assume_init(), value.assume_init()) })
+        call::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
     }
 }

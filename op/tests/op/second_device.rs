@@ -3,22 +3,19 @@
 use std::cell::RefCell;
 use std::convert::Infallible;
 
-use half::f16;
-use kvcache_conformance::Tensor;
-use kvcache_op::attention_kernels::{
-    AttentionIndices, AttentionKernel, AttentionPointers, AttentionProblem, AttentionReference, Keys, Mask,
-};
+use kvcache_conformance::{Tensor, backends};
+use kvcache_op::attention_kernels::{AttentionKernel, AttentionPointers, AttentionProblem, AttentionReference, Keys};
 use kvcache_op::device::{
-    Device, DeviceAttention, DeviceCacheAttentionInputs, DeviceInputs, DeviceKeys, DeviceMut, DeviceOutputs,
-    DeviceProblem, DeviceRef, DeviceStores, Error, OutputRows, Pages,
+    Device, DeviceAttention, DeviceInputs, DeviceKeys, DeviceMut, DeviceOutputs, DeviceProblem, DeviceRef,
+    DeviceStores, Error, OutputRows, Pages, Types,
 };
 use kvcache_op::kernels::{Addressing, Indices, Kernel, Outputs, Pointers, Problem, Reference, Stores};
 use kvcache_op::{
-    AttentionAttributes, AttentionBackend, Attributes, Backend, CacheAttentionAttributes, CacheAttentionInputs,
-    ElementType, IndexInputs, Inputs, KeyValueCache, MultiHeadCacheAttention, Serial,
+    AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, CacheAttentionInputs, ElementType,
+    IndexInputs, KeyValueCache, MultiHeadCacheAttention, Serial,
 };
+use kvcache_testing::attention_model::int64s as tensor_of;
 use kvcache_testing::random::{After, RandomCall, calls};
-use ndarray::{Array3, Array5};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,18 +57,12 @@ impl Device for Host {
         Ok(unsafe { &*stream })
     }
 
-    fn prepare(queue: &&Stream, _: ElementType, _: ElementType, _: Option<ElementType>) -> Result<(), Infallible> {
+    fn prepare(queue: &&Stream, _: Types) -> Result<(), Infallible> {
         queue.0.borrow_mut().push("prepare");
         Ok(())
     }
 
-    fn prepare_attention(
-        queue: &&Stream,
-        _: ElementType,
-        _: ElementType,
-        _: Option<ElementType>,
-        _: usize,
-    ) -> Result<(), Infallible> {
+    fn prepare_attention(queue: &&Stream, _: Types, _: usize) -> Result<(), Infallible> {
         queue.0.borrow_mut().push("prepare_attention");
         Ok(())
     }
@@ -99,27 +90,10 @@ impl Device for Host {
     unsafe fn attend(queue: &&Stream, call: &DeviceAttention) -> Result<(), Infallible> {
         queue.0.borrow_mut().push("attend");
         assert_ne!(call.scratch, 0, "no scratch memory");
-        let mask = |mask: kvcache_op::device::DeviceMask| Mask {
-            data: at(mask.address),
-            width: mask.width,
-            per_head: mask.per_head,
-        };
-        let pointers = AttentionPointers { query: at(call.query), attn_mask: call.attn_mask.map(mask) };
-        let starts;
-        let keys = match &call.keys {
-            DeviceKeys::Packed(packed) => {
-                let rows = call.geometry.batch + 1;
-                let indices = AttentionIndices {
-                    seqstarts: int64s(packed.seqstarts, rows),
-                    kvstarts: int64s(packed.kvstarts, rows),
-                };
-                Keys::Packed { pointers: packed.rows_at.map(|address| at(address).cast_const()), indices }
-            }
-            DeviceKeys::Cache(stores) => {
-                starts = Starts::new(stores);
-                Keys::Cache(starts.stores(stores))
-            }
-        };
+        let DeviceKeys::Cache(stores) = &call.keys else { unreachable!("no test is of packed keys") };
+        let starts = Starts::new(stores);
+        let (keys, pointers) =
+            (Keys::Cache(starts.stores(stores)), AttentionPointers { query: at(call.query), attn_mask: None });
         // SAFETY: the addresses are the host's, of tensors of a checked call: see `# Safety`.
         let mut problem = unsafe { AttentionProblem::assume_checked(call.geometry, keys, pointers) };
         // SAFETY: `attn_output` is valid for writes of its shape, whose bytes these are, and overlaps nothing.
@@ -179,52 +153,84 @@ impl Starts {
     }
 }
 
-/// A slice of the host as a tensor of the device.
-fn read<'a, T>(element: ElementType, shape: &[usize], data: &'a [T], stream: &'a Stream) -> DeviceRef<'a, Host> {
-    let slice = (data.as_ptr().expose_provenance() as u64, size_of_val(data));
+/// A tensor of the host as one of the device, in a slice that is used by a stream.
+fn read<'a>(tensor: &'a Tensor, stream: &'a Stream) -> DeviceRef<'a, Host> {
+    let slice = (tensor.bytes().as_ptr().expose_provenance() as u64, tensor.bytes().len());
     // SAFETY: the slice is borrowed for 'a, and a stream runs a call at its launch.
-    unsafe { DeviceRef::of_slice(element, shape, slice, stream) }
+    unsafe { DeviceRef::of_slice(tensor.element(), tensor.shape(), slice, stream) }
 }
 
-fn write<'a, T>(element: ElementType, shape: &[usize], data: &'a mut [T], stream: &'a Stream) -> DeviceMut<'a, Host> {
-    let slice = (data.as_mut_ptr().expose_provenance() as u64, size_of_val(data));
+fn write<'a>(tensor: &'a mut Tensor, stream: &'a Stream) -> DeviceMut<'a, Host> {
+    let slice = (tensor.bytes_mut().as_mut_ptr().expose_provenance() as u64, tensor.bytes().len());
     // SAFETY: the slice is borrowed mutably for 'a, and a stream runs a call at its launch.
-    unsafe { DeviceMut::of_slice(element, shape, slice, stream) }
+    unsafe { DeviceMut::of_slice(tensor.element(), tensor.shape(), slice, stream) }
 }
 
-fn read_tensor<'a>(tensor: &'a Tensor, stream: &'a Stream) -> DeviceRef<'a, Host> {
-    read(tensor.element(), tensor.shape(), tensor.bytes(), stream)
+/// The index inputs of a call in memory of the device.
+fn indices(call: &RandomCall) -> [Tensor; 2] {
+    [&call.seqstarts, &call.start_pos].map(|values| tensor_of(vec![values.len()], values))
 }
 
-fn write_tensor<'a>(tensor: &'a mut Tensor, stream: &'a Stream) -> DeviceMut<'a, Host> {
-    let (element, shape) = (tensor.element(), tensor.shape().to_vec());
-    write(element, &shape, tensor.bytes_mut(), stream)
-}
-
-/// The call on the device, launched on `stream` with tensors that were made for another one or for it.
-fn launch(call: &RandomCall, made_for: &Stream, stream: &Stream) -> Result<After, Error<Host>> {
-    let op = KeyValueCache::new(call.attributes.clone())?;
-    let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
-    let index = |values| read(ElementType::Int64, &[<[i64]>::len(values)], values, made_for);
-    let inputs = DeviceInputs {
-        current_key: read_tensor(&call.current[0], made_for),
-        current_value: read_tensor(&call.current[1], made_for),
+/// The inputs of a call as slices that are used by `stream`.
+fn inputs<'a>(
+    call: &'a RandomCall,
+    [seqstarts, start_pos]: &'a [Tensor; 2],
+    stream: &'a Stream,
+) -> DeviceInputs<'a, Host> {
+    DeviceInputs {
+        current_key: read(&call.current[0], stream),
+        current_value: read(&call.current[1], stream),
         indices: IndexInputs {
-            seqstarts: index(&call.seqstarts),
+            seqstarts: read(seqstarts, stream),
             kvstarts: OutputRows::Kvstarts((&call.kvstarts).into()),
-            cachestarts: read_tensor(&call.cachestarts, made_for),
-            start_pos: index(&call.start_pos),
+            cachestarts: read(&call.cachestarts, stream),
+            start_pos: read(start_pos, stream),
             max_seqlen: (&100_000).into(),
             max_kvlen: (&100_000).into(),
         },
-    };
-    let scale_tensor = scale.as_mut().map(|scale| write_tensor(scale, made_for));
-    let checked = op.check_device(inputs, write_tensor(&mut cache, made_for), scale_tensor)?;
+    }
+}
+
+/// The call on the device, launched on `stream` with slices that are used by another one or by it.
+fn launch(call: &RandomCall, used_by: &Stream, stream: &Stream) -> Result<After, Error<Host>> {
+    let op = KeyValueCache::new(call.attributes.clone())?;
+    let (mut cache, mut scale, indices) = (call.cache.clone(), call.scale.clone(), indices(call));
+    let scale_tensor = scale.as_mut().map(|scale| write(scale, used_by));
+    let checked = op.check_device(inputs(call, &indices, used_by), write(&mut cache, used_by), scale_tensor)?;
     let output = || Tensor::zeros(call.t1, checked.output_shape().to_vec()).unwrap();
     let (mut key, mut value) = (output(), output());
-    let outputs = DeviceOutputs { key: write_tensor(&mut key, made_for), value: write_tensor(&mut value, made_for) };
-    checked.launch(outputs, &0, stream)?;
+    checked.launch(DeviceOutputs { key: write(&mut key, used_by), value: write(&mut value, used_by) }, &0, stream)?;
     Ok(After { key, value, cache, scale })
+}
+
+/// Attention of the current keys over the cache: on the host, and on the device.
+fn attend(call: &RandomCall, stream: &Stream) -> [(Tensor, Tensor, Option<Tensor>); 2] {
+    let [_, heads, head_dim] = call.current[0].shape().try_into().unwrap();
+    let attention =
+        AttentionAttributes { num_heads: heads as i64, head_dim: head_dim as i64, ..AttentionAttributes::default() };
+    let attributes = CacheAttentionAttributes { attention, cache: call.attributes.clone() };
+    let op = MultiHeadCacheAttention::new(attributes).unwrap();
+    let op = op.with_backends(AttentionBackend::Reference, Backend::Reference);
+    let mut results = [(); 2].map(|()| {
+        (Tensor::zeros(call.t1, call.current[0].shape().to_vec()).unwrap(), call.cache.clone(), call.scale.clone())
+    });
+    let ([host, device], indices) = (results.each_mut(), indices(call));
+
+    let stored = call.inputs();
+    let query = stored.current_key.clone();
+    let inputs_on_host = CacheAttentionInputs { query, stored, decoding_batches: (&0).into(), attn_mask: None };
+    let scale = host.2.as_mut().map(backends::write);
+    let checked = op.check(&inputs_on_host, backends::write(&mut host.1), scale).unwrap();
+    checked.run(backends::write(&mut host.0), &Serial).unwrap();
+
+    op.prepare_device::<Host>(call.t1, call.cache.element(), call.scale.as_ref().map(Tensor::element), stream).unwrap();
+    let (query, stored) = (read(&call.current[0], stream), inputs(call, &indices, stream));
+    let inputs = CacheAttentionInputs { query, stored, decoding_batches: (&0).into(), attn_mask: None };
+    let scale = device.2.as_mut().map(|scale| write(scale, stream));
+    let checked = op.check_device(inputs, write(&mut device.1, stream), scale).unwrap();
+    // SAFETY: the stream lives, all slices are used by it, and this device writes no status word.
+    unsafe { checked.launch_raw_alloc(write(&mut device.0, stream), 0, stream) }.unwrap();
+    results
 }
 
 proptest! {
@@ -235,78 +241,14 @@ proptest! {
         let stream = Stream::default();
         let expected = call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).unwrap());
         prop_assert!(launch(&call, &stream, &stream) == Ok(expected));
-        prop_assert_eq!(stream.0.into_inner(), ["run"]);
-        let (one, other) = (Stream::default(), Stream::default());
-        prop_assert_eq!(launch(&call, &one, &other), Err(Error::OtherStream { input: "current_key" }));
-        prop_assert_eq!([one, other], [Stream::default(), Stream::default()]);
+        prop_assert_eq!(stream.0.take(), ["run"]);
+        let other = Stream::default();
+        prop_assert_eq!(launch(&call, &stream, &other), Err(Error::OtherStream { input: "current_key" }));
+        if call.t1 != ElementType::Int8 {
+            let [expected, got] = attend(&call, &stream);
+            prop_assert!(got == expected);
+            prop_assert_eq!(stream.0.take(), ["prepare_attention", "prepare", "with_scratch", "attend"]);
+        }
+        prop_assert_eq!(other, Stream::default());
     }
-}
-
-/// A prompt of two tokens and a decode step after three, on two key heads of a float16 cache.
-#[test]
-fn attention_on_a_second_device_is_that_of_the_host() {
-    let attributes = CacheAttentionAttributes {
-        attention: AttentionAttributes { num_heads: 4, head_dim: 8, num_kv_heads: 2, ..Default::default() },
-        cache: Attributes { num_layer: 2, layer_idx: 1, ..Attributes::default() },
-    };
-    let op = MultiHeadCacheAttention::new(attributes).unwrap();
-    let numbers = |heads| Array3::from_shape_fn((3, heads, 8), |(t, h, d)| ((t * 31 + h * 17 + d * 7) % 23) as f32);
-    let (query, current) = (numbers(4), numbers(2));
-    let cache = Array5::from_shape_fn((9, 2, 2, 2, 8), |(t, l, kv, h, d)| f16::from_f32((t + l + kv + h + d) as f32));
-    let [seqstarts, kvstarts] = [[0i64, 2, 3], [0, 2, 6]];
-    let [cachestarts, start_pos] = [[6i64, 1], [0, 3]];
-
-    let inputs = CacheAttentionInputs {
-        query: (&query).into(),
-        stored: Inputs {
-            current_key: (&current).into(),
-            current_value: (&current).into(),
-            indices: IndexInputs {
-                seqstarts: (&seqstarts).into(),
-                kvstarts: (&kvstarts).into(),
-                cachestarts: (&cachestarts).into(),
-                start_pos: (&start_pos).into(),
-                max_seqlen: (&2).into(),
-                max_kvlen: (&4).into(),
-            },
-        },
-        decoding_batches: (&0).into(),
-        attn_mask: None,
-    };
-    let mut expected_cache = cache.clone();
-    let reference = op.clone().with_backends(AttentionBackend::Reference, Backend::Reference);
-    let call = reference.check(&inputs, (&mut expected_cache).into(), None).unwrap();
-    let expected: Array3<f32> = call.run_alloc(&Serial).unwrap();
-
-    let stream = &Stream::default();
-    op.prepare_device::<Host>(ElementType::Float32, ElementType::Float16, None, stream).unwrap();
-    let rows = |rows: &'static Array3<f32>| read(ElementType::Float32, rows.shape(), rows.as_slice().unwrap(), stream);
-    let (query, current) = (&*Box::leak(Box::new(query)), &*Box::leak(Box::new(current)));
-    let index = |values| read(ElementType::Int64, &[<[i64]>::len(values)], values, stream);
-    let inputs = DeviceCacheAttentionInputs {
-        query: rows(query),
-        stored: DeviceInputs {
-            current_key: rows(current),
-            current_value: rows(current),
-            indices: IndexInputs {
-                seqstarts: index(&seqstarts),
-                kvstarts: OutputRows::Kvstarts((&kvstarts).into()),
-                cachestarts: index(&cachestarts),
-                start_pos: index(&start_pos),
-                max_seqlen: (&2).into(),
-                max_kvlen: (&4).into(),
-            },
-        },
-        decoding_batches: (&0).into(),
-        attn_mask: None,
-    };
-    let (mut device_cache, mut output) = (cache, Array3::<f32>::zeros((3, 4, 8)));
-    let device_cache_tensor =
-        write(ElementType::Float16, &[9, 2, 2, 2, 8], device_cache.as_slice_mut().unwrap(), stream);
-    let call = op.check_device(inputs, device_cache_tensor, None).unwrap();
-    let attn_output = write(ElementType::Float32, &[3, 4, 8], output.as_slice_mut().unwrap(), stream);
-    // SAFETY: the stream lives, all slices were made for it, and this device writes no status word.
-    unsafe { call.launch_raw_alloc(attn_output, 0, stream) }.unwrap();
-    assert_eq!((output, device_cache), (expected, expected_cache));
-    assert_eq!(*stream.0.borrow(), ["prepare_attention", "prepare", "with_scratch", "attend"]);
 }

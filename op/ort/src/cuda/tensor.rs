@@ -5,10 +5,10 @@ use kvcache_op::cuda::{DeviceMut, DeviceRef};
 use ort::operator::ComputeContext;
 
 use super::memory::Place;
+use crate::definition::Signature;
 use crate::error::Error;
 use crate::node_types::NodeTypes;
-use crate::signature::Signature;
-use crate::tensor::{CallTensors, address};
+use crate::tensor::{CallTensors, Tensors, address};
 
 /// The tensors of one call on the CUDA provider, by their positions in the node: [`CallTensors`] of which each is
 /// checked to lie where it must.
@@ -22,42 +22,45 @@ impl<'a> DeviceTensors<'a> {
     pub(crate) fn new(context: &'a ComputeContext, signature: &'static Signature, types: &'a NodeTypes) -> Self {
         Self { signature, tensors: CallTensors::new(context, signature, types) }
     }
+}
 
-    /// The input at `index`, to be read by the host.
-    pub(crate) fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error> {
+impl<'a> Tensors<'a> for DeviceTensors<'a> {
+    type Ref = DeviceRef<'a>;
+    type Mut = DeviceMut<'a>;
+
+    fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error> {
         Place::Cpu.check(self.signature.inputs[index], self.tensors.input(index)?.1)?;
         self.tensors.read(index)
     }
 
-    /// The input at `index`, to be read by the device.
-    pub(crate) fn read(&self, index: usize) -> Result<DeviceRef<'a>, Error> {
+    fn read(&self, index: usize) -> Result<DeviceRef<'a>, Error> {
         let (element, value) = self.tensors.input(index)?;
         Place::Device.check(self.signature.inputs[index], value)?;
         let (shape, data) = (self.tensors.shape(value)?, address(value)?);
-        // SAFETY: the runtime's tensor has this type, shape and address, as in `CallTensors::read`, in the device's
-        // memory, checked above. It stays until the stream of the call is done with it.
+        // SAFETY: the runtime's tensor has this type, shape and address, in the device's memory, checked above. It stays
+        // until the stream of the call is done with it.
         Ok(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) })
     }
 
-    /// The input at `index`, which may be of any type, to be read by the device; `None` if it has no elements.
-    pub(crate) fn read_elements(&self, index: usize) -> Result<Option<DeviceRef<'a>>, Error> {
+    fn read_elements(&self, index: usize) -> Result<Option<DeviceRef<'a>>, Error> {
         let Some((element, shape, data)) = self.tensors.elements(index)? else { return Ok(None) };
         Place::Device.check(self.signature.inputs[index], self.tensors.input(index)?.1)?;
-        // SAFETY: as in `read`.
+        // SAFETY: the runtime's tensor has this type, shape and address, in the device's memory, checked above. It stays
+        // until the stream of the call is done with it.
         Ok(Some(unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) }))
     }
 
-    /// The input at `index`, to be modified by the device.
-    pub(crate) fn modify(&self, index: usize) -> Result<DeviceMut<'a>, Error> {
+    fn modify(&self, index: usize) -> Result<DeviceMut<'a>, Error> {
         let (element, value) = self.tensors.input(index)?;
         Place::Device.check(self.signature.inputs[index], value)?;
         let (shape, data) = (self.tensors.shape(value)?, address(value)?);
-        // SAFETY: as in `read`; and the caller lets the operator write this input, as in `CallTensors::modify`.
+        // SAFETY: the runtime's tensor has this type, shape and address, in the device's memory, checked above. It stays
+        // until the stream of the call is done with it. By the operator's definition the caller lets it write `cache`
+        // and `scale`.
         Ok(unsafe { DeviceMut::from_raw_parts(element, shape, data.addr() as u64) })
     }
 
-    /// The output at `index`, which the runtime makes with this shape in the device's memory.
-    pub(crate) fn write(&self, index: usize, shape: &[usize]) -> Result<DeviceMut<'a>, Error> {
+    fn write(&self, index: usize, shape: &[usize]) -> Result<DeviceMut<'a>, Error> {
         let (element, value) = self.tensors.output(index, shape)?;
         Place::Device.check(self.signature.outputs[index], value)?;
         let data = address(value)?;

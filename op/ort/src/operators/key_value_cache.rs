@@ -1,16 +1,13 @@
 //! `KeyValueCache`.
 
-use kvcache_op::{Dim, InputDims, KeyValueCache, Outputs, Workers};
+use kvcache_op::{Dim, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, TensorRef, Workers};
 use kvcache_schema::{Attributes, DOMAINS, INPUTS, NAME, OUTPUTS};
 
-use super::stored;
-use crate::definition::{Compute, Definition};
+use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
 use crate::infer::Inference;
 use crate::node::Node;
-use crate::positions::{StorePositions, position};
-use crate::signature::Signature;
-use crate::tensor::CallTensors;
+use crate::tensor::{CallTensors, Tensors};
 
 pub(crate) static KEY_VALUE_CACHE: Definition = Definition {
     signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
@@ -43,8 +40,8 @@ impl KeyValueCacheNode {
 
 impl Compute for KeyValueCacheNode {
     fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
-        let inputs = stored::inputs(tensors, &Self::AT)?;
-        let (cache, scale) = stored::state(tensors, &Self::AT, self.has_scale)?;
+        let inputs = Self::AT.inputs(tensors)?;
+        let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
         let call = self.operator.check(&inputs, cache, scale)?;
         let shape = call.output_shape();
         let outputs = Outputs { key: tensors.write(Self::KEY, &shape)?, value: tensors.write(Self::VALUE, &shape)? };
@@ -62,4 +59,82 @@ fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
         total_kvlen: None,
     };
     Ok(operator.infer_shape(&known).into())
+}
+
+/// The positions of the inputs that an operator has in common with `KeyValueCache`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StorePositions {
+    pub(crate) current_key: usize,
+    pub(crate) current_value: usize,
+    pub(crate) seqstarts: usize,
+    pub(crate) kvstarts: usize,
+    pub(crate) cachestarts: usize,
+    pub(crate) start_pos: usize,
+    pub(crate) max_seqlen: usize,
+    pub(crate) max_kvlen: usize,
+    pub(crate) cache: usize,
+    pub(crate) scale: usize,
+}
+
+impl StorePositions {
+    /// Those of an operator with these inputs.
+    pub(crate) const fn of(inputs: &[&str]) -> Self {
+        Self {
+            current_key: position(inputs, "current_key"),
+            current_value: position(inputs, "current_value"),
+            seqstarts: position(inputs, "seqstarts"),
+            kvstarts: position(inputs, "kvstarts"),
+            cachestarts: position(inputs, "cachestarts"),
+            start_pos: position(inputs, "start_pos"),
+            max_seqlen: position(inputs, "max_seqlen"),
+            max_kvlen: position(inputs, "max_kvlen"),
+            cache: position(inputs, "cache"),
+            scale: position(inputs, "scale"),
+        }
+    }
+
+    /// The inputs that are only read.
+    pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
+        &self,
+        tensors: &T,
+    ) -> Result<Inputs<'a, T::Ref, K>, Error> {
+        Ok(Inputs {
+            current_key: tensors.read(self.current_key)?,
+            current_value: tensors.read(self.current_value)?,
+            indices: IndexInputs {
+                seqstarts: tensors.read(self.seqstarts)?,
+                kvstarts: tensors.read_on_host(self.kvstarts)?.into(),
+                cachestarts: tensors.read(self.cachestarts)?,
+                start_pos: tensors.read(self.start_pos)?,
+                max_seqlen: tensors.read_on_host(self.max_seqlen)?,
+                max_kvlen: tensors.read_on_host(self.max_kvlen)?,
+            },
+        })
+    }
+
+    /// The cache, and its scale if the node has one.
+    pub(crate) fn state<'a, T: Tensors<'a>>(
+        &self,
+        tensors: &T,
+        has_scale: bool,
+    ) -> Result<(T::Mut, Option<T::Mut>), Error> {
+        let scale = has_scale.then(|| tensors.modify(self.scale)).transpose()?;
+        Ok((tensors.modify(self.cache)?, scale))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvcache_schema::multi_head_cache_attention;
+
+    use super::*;
+
+    #[test]
+    fn positions_are_those_of_the_specification() {
+        let StorePositions { current_key, seqstarts, max_seqlen, cache, scale, .. } = StorePositions::of(&INPUTS);
+        assert_eq!([current_key, seqstarts, max_seqlen, cache, scale], [0, 2, 6, 8, 9]);
+        let fused = StorePositions::of(&multi_head_cache_attention::INPUTS);
+        let StorePositions { current_key, seqstarts, max_seqlen, cache, scale, .. } = fused;
+        assert_eq!([current_key, seqstarts, max_seqlen, cache, scale], [1, 3, 8, 10, 11]);
+    }
 }

@@ -15,7 +15,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::signature::Role;
+    use crate::definition::Role;
 
     #[test]
     fn a_name_in_a_domain_is_one_operator() {

@@ -5,7 +5,6 @@ mod list;
 pub(crate) mod multi_head_attention;
 pub(crate) mod multi_head_cache_attention;
 mod static_key_value_cache;
-mod stored;
 
 #[cfg(feature = "cuda")]
 pub(crate) use key_value_cache::{KEY_VALUE_CACHE, KeyValueCacheNode};

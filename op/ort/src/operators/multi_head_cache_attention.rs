@@ -1,17 +1,15 @@
 //! `MultiHeadCacheAttention`.
 
-use kvcache_op::{CacheAttentionAttributes, CacheAttentionInputs, Dim, MultiHeadCacheAttention, Workers};
+use kvcache_op::{CacheAttentionAttributes, CacheAttentionInputs, Dim, MultiHeadCacheAttention, TensorRef, Workers};
 use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_cache_attention::{INPUTS, NAME, OUTPUTS};
 
-use super::stored;
-use crate::definition::{Compute, Definition};
+use super::key_value_cache::StorePositions;
+use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
 use crate::infer::Inference;
 use crate::node::Node;
-use crate::positions::{StorePositions, position};
-use crate::signature::Signature;
-use crate::tensor::CallTensors;
+use crate::tensor::{CallTensors, Tensors};
 
 pub(crate) static MULTI_HEAD_CACHE_ATTENTION: Definition = Definition {
     signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
@@ -42,17 +40,25 @@ impl MultiHeadCacheAttentionNode {
         operator.check_types(query, current_key, current_value, cache, scale)?;
         Ok(Self { operator, has_scale, has_mask: node.has_input(ATTN_MASK)? })
     }
+
+    /// The inputs of a call that are only read.
+    pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
+        &self,
+        tensors: &T,
+    ) -> Result<CacheAttentionInputs<'a, T::Ref, K>, Error> {
+        Ok(CacheAttentionInputs {
+            query: tensors.read(QUERY)?,
+            stored: AT.inputs(tensors)?,
+            decoding_batches: tensors.read_on_host(DECODING_BATCHES)?,
+            attn_mask: if self.has_mask { tensors.read_elements(ATTN_MASK)? } else { None },
+        })
+    }
 }
 
 impl Compute for MultiHeadCacheAttentionNode {
     fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
-        let inputs = CacheAttentionInputs {
-            query: tensors.read(QUERY)?,
-            stored: stored::inputs(tensors, &AT)?,
-            decoding_batches: tensors.read(DECODING_BATCHES)?,
-            attn_mask: if self.has_mask { tensors.read_elements(ATTN_MASK)? } else { None },
-        };
-        let (cache, scale) = stored::state(tensors, &AT, self.has_scale)?;
+        let inputs = self.inputs(tensors)?;
+        let (cache, scale) = AT.state(tensors, self.has_scale)?;
         let call = self.operator.check(&inputs, cache, scale)?;
         let attn_output = tensors.write(0, &call.output_shape())?;
         Ok(call.run(attn_output, workers)?)

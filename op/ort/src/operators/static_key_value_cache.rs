@@ -3,13 +3,11 @@
 use kvcache_op::{Dim, Outputs, StaticAttributes, StaticInputDims, StaticInputs, StaticKeyValueCache, Workers};
 use kvcache_schema::static_key_value_cache::{DOMAINS, INPUTS, NAME, OUTPUTS};
 
-use crate::definition::{Compute, Definition};
+use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
 use crate::infer::Inference;
 use crate::node::Node;
-use crate::positions::position;
-use crate::signature::Signature;
-use crate::tensor::CallTensors;
+use crate::tensor::{CallTensors, Tensors};
 
 pub(crate) static STATIC_KEY_VALUE_CACHE: Definition = Definition {
     signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
@@ -42,15 +40,20 @@ impl StaticKeyValueCacheNode {
         operator.check_types(current_key, current_value, cache, scale)?;
         Ok(Self { operator, has_scale })
     }
+
+    /// The inputs of a call that are only read.
+    pub(crate) fn inputs<'a, T: Tensors<'a>>(tensors: &T) -> Result<StaticInputs<'a, T::Ref>, Error> {
+        Ok(StaticInputs {
+            current_key: tensors.read(Self::CURRENT_KEY)?,
+            current_value: tensors.read(Self::CURRENT_VALUE)?,
+            start_pos: tensors.read_on_host(Self::START_POS)?,
+        })
+    }
 }
 
 impl Compute for StaticKeyValueCacheNode {
     fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
-        let inputs = StaticInputs {
-            current_key: tensors.read(Self::CURRENT_KEY)?,
-            current_value: tensors.read(Self::CURRENT_VALUE)?,
-            start_pos: tensors.read(Self::START_POS)?,
-        };
+        let inputs = Self::inputs(tensors)?;
         let scale = self.has_scale.then(|| tensors.modify(Self::SCALE)).transpose()?;
         let call = self.operator.check(&inputs, tensors.modify(Self::CACHE)?, scale)?;
         let shape = call.output_shape();

@@ -1,0 +1,133 @@
+//! The operators' nodes on a device.
+
+use kvcache_op::cuda::cudarc::driver::CudaStream;
+use kvcache_op::cuda::cudarc::driver::sys::CUstream;
+use kvcache_op::cuda::{Cuda, DeviceAttentionInputs, DeviceOutputs};
+
+use super::tensor::DeviceTensors;
+use crate::definition::Definition;
+use crate::error::Error;
+use crate::node::Node;
+use crate::operators::{
+    KEY_VALUE_CACHE, KeyValueCacheNode, MULTI_HEAD_ATTENTION, MULTI_HEAD_CACHE_ATTENTION, MultiHeadAttentionNode,
+    MultiHeadCacheAttentionNode, STATIC_KEY_VALUE_CACHE, StaticKeyValueCacheNode, multi_head_attention as packed,
+    multi_head_cache_attention as cached,
+};
+use crate::tensor::Tensors;
+
+/// A node that computes on a device.
+pub(crate) trait DeviceCompute: Send + Sync {
+    /// Loads what the device will run for a node, so that the first call takes no longer than others.
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error>;
+
+    /// Puts one call of the node into `stream`. What the device finds goes to the status word at `status`.
+    ///
+    /// # Safety
+    /// `stream` is the runtime's for this call, or null, and the status word lives until the device is done with it.
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error>;
+}
+
+/// Makes what computes the calls of a node: checks the node's attributes and types.
+pub(crate) type OnDevice = fn(&Node<'_>) -> Result<Box<dyn DeviceCompute>, Error>;
+
+/// Every operator with a CUDA kernel, and what makes the kernel of its nodes.
+static OPERATORS: [(&Definition, OnDevice); 4] = [
+    (&KEY_VALUE_CACHE, |node| Ok(Box::new(KeyValueCacheNode::new(node)?))),
+    (&MULTI_HEAD_ATTENTION, |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?))),
+    (&MULTI_HEAD_CACHE_ATTENTION, |node| Ok(Box::new(MultiHeadCacheAttentionNode::new(node)?))),
+    (&STATIC_KEY_VALUE_CACHE, |node| Ok(Box::new(StaticKeyValueCacheNode::new(node)?))),
+];
+
+/// What makes the kernels of an operator's nodes, if it has a CUDA kernel.
+pub(super) fn on_device(definition: &'static Definition) -> Option<OnDevice> {
+    let mut operators = OPERATORS.iter();
+    operators.find(|(known, _)| std::ptr::eq(*known, definition)).map(|&(_, on_device)| on_device)
+}
+
+/// Whether the host reads an operator's input of this name: bounds and counts are checked; `kvstarts[B]`, in static
+/// batching `start_pos`, is the number of keys, unless these are an input, whose shape tells.
+pub(super) fn is_on_host(definition: &'static Definition, input: &str) -> bool {
+    match input {
+        "max_seqlen" | "max_kvlen" | "decoding_batches" => true,
+        "kvstarts" => !std::ptr::eq(definition, &MULTI_HEAD_ATTENTION),
+        "start_pos" => std::ptr::eq(definition, &STATIC_KEY_VALUE_CACHE),
+        _ => false,
+    }
+}
+
+impl DeviceCompute for KeyValueCacheNode {
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        let scale = self.has_scale.then(|| node.element(Self::AT.scale));
+        let [t1, t2] = [Self::AT.current_key, Self::AT.cache].map(|index| node.element(index));
+        Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
+    }
+
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+        let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
+        let call = self.operator.check_device(Self::AT.inputs(tensors)?, cache, scale)?;
+        let shape = call.output_shape();
+        let outputs =
+            DeviceOutputs { key: tensors.write(Self::KEY, &shape)?, value: tensors.write(Self::VALUE, &shape)? };
+        // SAFETY: `stream` and `status` are as `launch` says.
+        Ok(unsafe { call.launch_raw(outputs, status, stream) }?)
+    }
+}
+
+impl DeviceCompute for StaticKeyValueCacheNode {
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        let scale = self.has_scale.then(|| node.element(Self::SCALE));
+        let [t1, t2] = [Self::CURRENT_KEY, Self::CACHE].map(|index| node.element(index));
+        Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
+    }
+
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+        let scale = self.has_scale.then(|| tensors.modify(Self::SCALE)).transpose()?;
+        let call = self.operator.check_device(Self::inputs(tensors)?, tensors.modify(Self::CACHE)?, scale)?;
+        let shape = call.output_shape();
+        let outputs =
+            DeviceOutputs { key: tensors.write(Self::KEY, &shape)?, value: tensors.write(Self::VALUE, &shape)? };
+        // SAFETY: `stream` and `status` are as `launch` says.
+        Ok(unsafe { call.launch_raw(outputs, status, stream) }?)
+    }
+}
+
+impl DeviceCompute for MultiHeadAttentionNode {
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        Ok(self.operator.prepare_device::<Cuda>(node.element(packed::QUERY), stream)?)
+    }
+
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+        let inputs = DeviceAttentionInputs {
+            query: tensors.read(packed::QUERY)?,
+            key: tensors.read(packed::KEY)?,
+            value: tensors.read(packed::VALUE)?,
+            seqstarts: tensors.read(packed::SEQSTARTS)?,
+            kvstarts: tensors.read(packed::KVSTARTS)?,
+            decoding_batches: tensors.read_on_host(packed::DECODING_BATCHES)?,
+            max_seqlen: tensors.read_on_host(packed::MAX_SEQLEN)?,
+            max_kvlen: tensors.read_on_host(packed::MAX_KVLEN)?,
+            attn_mask: if self.has_mask { tensors.read_elements(packed::ATTN_MASK)? } else { None },
+            exact_rows: true,
+        };
+        let call = self.operator.check_device(inputs)?;
+        let attn_output = tensors.write(0, &call.output_shape())?;
+        // SAFETY: `stream` and `status` are as `launch` says.
+        Ok(unsafe { call.launch_raw_alloc(attn_output, status, stream) }?)
+    }
+}
+
+impl DeviceCompute for MultiHeadCacheAttentionNode {
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        let scale = self.has_scale.then(|| node.element(cached::AT.scale));
+        let [t1, t2] = [cached::QUERY, cached::AT.cache].map(|index| node.element(index));
+        Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
+    }
+
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+        let (cache, scale) = cached::AT.state(tensors, self.has_scale)?;
+        let call = self.operator.check_device(self.inputs(tensors)?, cache, scale)?;
+        let attn_output = tensors.write(0, &call.output_shape())?;
+        // SAFETY: `stream` and `status` are as `launch` says.
+        Ok(unsafe { call.launch_raw_alloc(attn_output, status, stream) }?)
+    }
+}
