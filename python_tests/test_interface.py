@@ -25,7 +25,7 @@ PARAMETERS = {
     "multi_head_cache_attention": ["attributes", *CACHED, "attn_output", "more"],
     "check_multi_head_cache_attention": ["attributes", *CACHED, "more"],
     "make_node": ["op_type", "inputs", "outputs", "attributes", "domain", "name", "more"],
-    "step_indices": ["seqlens", "start_pos", "cachestarts", "pages", "max_pages"],
+    "step_indices": ["seqlens", "start_pos", "cachestarts", "pages", "page_slots", "page_size", "aligned", "max_pages"],
     "pack_int4": ["values"],
     "unpack_int4": ["packed"],
     "register": ["session_options"],

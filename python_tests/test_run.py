@@ -324,14 +324,13 @@ def test_attention_over_a_cache_is_attention_over_its_rows() -> None:
     spec = CacheSpec(max_tokens=64, num_kv_heads=2, head_dim=16, dtype="float32", cache_mode=1, page_size=4)
     random = np.random.default_rng(3)
     current, query = (random.standard_normal((5, heads, 16)).astype(np.float32) for heads in (2, 4))
-    indices = step_indices([4, 1], [0, 6], pages=[[32], [0, 8]])
-    starts, bounds = indices[:4], (indices.decoding_batches, *indices[4:])
+    indices = step_indices([4, 1], [0, 6], pages=[[8], [0, 2]], page_size=spec.page_size)
     caches = [spec.allocate().cache for _ in range(2)]
     key, value = kvcache_ops.run(spec, current, current, *indices, caches[0])
-    packed = (query, key, value, *indices[:2], *bounds)
+    packed = (query, key, value, *indices[:2], indices.decoding_batches, *indices[4:])
     expected = kvcache_ops.multi_head_attention(spec, *packed, num_heads=4)
     output = np.empty_like(query)
-    fused = (query, current, current, *starts, *bounds, caches[1])
+    fused = (query, current, current, *indices.attention().values(), caches[1])
     got = kvcache_ops.multi_head_cache_attention(spec, *fused, attn_output=output, num_heads=4)
     assert got is output
     assert_same_bits("attn_output", got, expected)

@@ -29,19 +29,25 @@ def test_neighboring_slots() -> None:
 
 def test_pages() -> None:
     """Rows of different lengths are filled up with -1, to a number of columns if that is given."""
-    pages = [[64], [], np.array([0, 16, 48])]
-    indices = step_indices([2, 0, 1], [0, 0, 33], pages=pages)
+    pages = [[4], [-1], np.array([0, 1, 3])]
+    indices = step_indices([2, 0, 1], [0, 0, 33], pages=pages, page_size=16)
     assert indices.cachestarts.tolist() == [[64, -1, -1], [-1, -1, -1], [0, 16, 48]]
-    wide = step_indices([2, 0, 1], [0, 0, 33], pages=pages, max_pages=4)
+    slots = indices.cachestarts.tolist()
+    assert step_indices([2, 0, 1], [0, 0, 33], page_slots=slots, page_size=16).cachestarts.tolist() == slots
+    assert step_indices([2], [0], page_slots=[[65]], aligned=False).cachestarts.tolist() == [[65]]
+    wide = step_indices([2, 0, 1], [0, 0, 33], pages=pages, page_size=16, max_pages=4)
     assert wide.cachestarts.tolist() == [[*row, -1] for row in indices.cachestarts.tolist()]
 
 
 def test_no_sequences() -> None:
     """An empty batch is legal, in both modes."""
     assert as_lists(step_indices([], [], cachestarts=[]))["seqstarts"] == [0]
-    assert step_indices([], [], pages=[], max_pages=3).cachestarts.shape == (0, 3)
-    assert step_indices([], [], pages=[]).decoding_batches.tolist() == [0]
-    assert step_indices([1, 1], [0, 0], pages=[[0], [8]]).decoding_batches.tolist() == [2]
+    assert step_indices([], [], pages=[], page_size=8, max_pages=3).cachestarts.shape == (0, 3)
+    assert step_indices([], [], pages=[], page_size=8).decoding_batches.tolist() == [0]
+    assert step_indices([1, 1], [0, 0], pages=[[0], [1]], page_size=8).decoding_batches.tolist() == [2]
+
+
+PAGED = {"cachestarts": None, "page_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,20 @@ def test_no_sequences() -> None:
         (([[1], [1, 2]], [0]), "indices_type", "seqlens is"),
         (([2**70], [0]), "indices_type", "seqlens is"),
         (([True], [0]), "indices_type", "seqlens is [True]"),
-        (([1], [0], {"cachestarts": None}), "indices_slots", "one of cachestarts and pages"),
-        (([1], [0], {"pages": [[0]]}), "indices_slots", "one of cachestarts and pages"),
+        (([1], [0], {"cachestarts": None}), "indices_slots", "page_slots, got none of them"),
+        (([1], [0], {"pages": [[0]]}), "indices_slots", "got cachestarts and pages"),
         (([1], [0], {"cachestarts": [0, 1]}), "indices_length", "cachestarts has 2 sequences, expected 1"),
-        (([1], [0], {"cachestarts": None, "pages": []}), "indices_length", "pages has 0 sequences"),
-        (([1], [0], {"cachestarts": None, "pages": [[0, 8]], "max_pages": 1}), "indices_range", "at least 2"),
-        (([1], [0], {"cachestarts": None, "pages": 5}), "indices_type", "pages are 5, expected a list of lists"),
-        (([1], [0], {"cachestarts": None, "pages": [[0]], "max_pages": 2.0}), "indices_type", "max_pages is 2.0"),
-        (([1], [0], {"cachestarts": None, "pages": [["0"]]}), "indices_type", "pages[0] is ['0']"),
+        (([1], [0], PAGED | {"pages": []}), "indices_length", "pages has 0 sequences"),
+        (([1], [0], PAGED | {"pages": [[0]], "page_size": None}), "indices_slots", "page_size is None"),
+        (([1], [0], PAGED | {"pages": [[0]], "page_size": 0}), "indices_range", "page_size is 0"),
+        (([1], [0], PAGED | {"pages": [[0]], "page_size": 8.0}), "indices_type", "page_size is 8.0"),
+        (([1], [0], PAGED | {"pages": [[0, -2]]}), "indices_range", "pages is -2 at batch 0, page 1"),
+        (([1], [0], PAGED | {"pages": [[2**62]]}), "indices_range", "a page's number, 0 to 1152921504606846975"),
+        (([1], [0], PAGED | {"page_slots": [[8, 3]]}), "indices_alignment", "page_slots is 3 at batch 0, page 1"),
+        (([1], [0], PAGED | {"pages": [[0, 8]], "max_pages": 1}), "indices_range", "at least 2"),
+        (([1], [0], PAGED | {"pages": 5}), "indices_type", "pages is 5, expected a list of lists"),
+        (([1], [0], PAGED | {"pages": [[0]], "max_pages": 2.0}), "indices_type", "max_pages is 2.0"),
+        (([1], [0], PAGED | {"pages": [["0"]]}), "indices_type", "pages[0] is ['0']"),
     ],
 )
 def test_what_is_refused(arguments: tuple, kind: str, text: str) -> None:

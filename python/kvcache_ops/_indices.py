@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,20 @@ NO_PAGE = -1
 """What fills the rows of a page table behind a sequence's last page. It is never read."""
 
 
+class AttentionIndices(TypedDict):
+    """The index inputs of MultiHeadCacheAttention by name."""
+
+    seqstarts: _Ints
+    kvstarts: _Ints
+    cachestarts: _Ints
+    start_pos: _Ints
+    decoding_batches: _Ints
+    max_seqlen: _Ints
+    max_kvlen: _Ints
+
+
 class StepIndices(NamedTuple):
-    """The index inputs of KeyValueCache in its order, int64; `decoding_batches` is the attention operators' own."""
+    """The index inputs of KeyValueCache in its order, int64; `attention()` are those of MultiHeadCacheAttention."""
 
     seqstarts: _Ints
     kvstarts: _Ints
@@ -32,6 +44,18 @@ class StepIndices(NamedTuple):
         longer = np.flatnonzero(np.diff(self.seqstarts) != 1)
         return np.array([longer[0] if longer.size else self.start_pos.size], np.int64)
 
+    def attention(self) -> AttentionIndices:
+        """The index inputs of MultiHeadCacheAttention, for keywords: `multi_head_cache_attention(..., **these)`."""
+        return {
+            "seqstarts": self.seqstarts,
+            "kvstarts": self.kvstarts,
+            "cachestarts": self.cachestarts,
+            "start_pos": self.start_pos,
+            "decoding_batches": self.decoding_batches,
+            "max_seqlen": self.max_seqlen,
+            "max_kvlen": self.max_kvlen,
+        }
+
 
 def step_indices(
     seqlens: Sequence[int] | _Ints,
@@ -39,20 +63,26 @@ def step_indices(
     *,
     cachestarts: Sequence[int] | _Ints | None = None,
     pages: Sequence[Sequence[int] | _Ints] | None = None,
+    page_slots: Sequence[Sequence[int] | _Ints] | None = None,
+    page_size: int | None = None,
+    aligned: bool = True,
     max_pages: int | None = None,
 ) -> StepIndices:
     """The index inputs of a step of B sequences.
 
-        indices = step_indices([4, 1], [0, 10], pages=[[32], [0, 16]])
+        indices = step_indices([4, 1], [0, 10], pages=[[2], [0, 1]], page_size=16)
         key, value = run(spec, current_key, current_value, *indices, cache, scale)
 
     seqlens: new tokens of each sequence. start_pos: tokens that each has in the cache already.
-    One of: cachestarts, each sequence's first slot (cache_mode 0); pages, the first slots of each sequence's pages in
-    their order (cache_mode 1). Shorter rows are filled up with -1, to the longest one or to `max_pages`.
+    One of: cachestarts, each sequence's first slot (cache_mode 0); pages, the numbers of each sequence's pages in their
+    order (cache_mode 1), page n being the `page_size` slots from n * page_size on; page_slots, the first slots of these
+    pages, multiples of page_size unless `aligned` is False. Rows are filled up with -1, which may also be given at
+    their ends, to the longest one or to `max_pages`.
 
     Raises KvCacheError: "indices_type" for what is no int, "indices_length" for lengths that do not agree,
-    "indices_range" for negative lengths and too few `max_pages`, "indices_slots" unless exactly one of cachestarts and
-    pages is given. Whether slots are in the cache, and pages are enough, `check` and `run` say.
+    "indices_range" for negative lengths and pages and too few `max_pages`, "indices_alignment" for slots that are no
+    multiple of page_size, "indices_slots" unless exactly one of cachestarts, pages and page_slots is given, and
+    page_size with pages. Whether slots are in the cache, and pages are enough, `check` and `run` say.
     """
     new, old = _ints("seqlens", seqlens), _ints("start_pos", start_pos)
     if new.shape != old.shape:
@@ -64,15 +94,18 @@ def step_indices(
     total = new + old
     if (total < 0).any():
         raise KvCacheError("the lengths of a sequence do not fit in 64 bits", "indices_range")
-    if (cachestarts is None) == (pages is None):
-        raise KvCacheError("expected one of cachestarts and pages", "indices_slots")
+    given = {"cachestarts": cachestarts, "pages": pages, "page_slots": page_slots}
+    names = [name for name, slots in given.items() if slots is not None]
+    if len(names) != 1:
+        got = " and ".join(names) or "none of them"
+        raise KvCacheError(f"expected one of cachestarts, pages and page_slots, got {got}", "indices_slots")
+    (name,) = names
     slots = (
-        _ints("cachestarts", cachestarts)
-        if cachestarts is not None
-        else _page_table(() if pages is None else pages, max_pages)
+        _page_starts(name, given[name], page_size, aligned, max_pages)
+        if cachestarts is None
+        else _ints(name, cachestarts)
     )
     if len(slots) != len(new):
-        name = "pages" if cachestarts is None else "cachestarts"
         raise KvCacheError(f"{name} has {len(slots)} sequences, expected {new.size}, as seqlens", "indices_length")
     return StepIndices(
         seqstarts=np.concatenate([[0], np.cumsum(new)]).astype(np.int64),
@@ -95,13 +128,35 @@ def _ints(name: str, numbers: Sequence[int] | _Ints) -> _Ints:
     return array.astype(np.int64)
 
 
-def _page_table(pages: Sequence[Sequence[int] | _Ints], max_pages: int | None) -> _Ints:
-    """Rows of page starts, filled up with -1: (B, MaxP)."""
+def _page_starts(name: str, rows: object, page_size: int | None, aligned: bool, max_pages: int | None) -> _Ints:
+    """The first slots of `pages` or `page_slots`, rows filled up with -1: (B, MaxP)."""
+    table = _page_table(name, rows, max_pages)
+    if name == "page_slots" and not aligned:
+        return table
+    if page_size is None:
+        raise KvCacheError(f"page_size is None, expected the slots of a page because {name} is given", "indices_slots")
+    if not isinstance(page_size, int | np.integer):
+        raise KvCacheError(f"page_size is {page_size!r}, expected an int", "indices_type")
+    if page_size < 1:
+        raise KvCacheError(f"page_size is {page_size}, expected at least 1", "indices_range")
+    last = np.iinfo(np.int64).max // page_size
+    legal, expected, kind = {
+        "pages": ((table >= 0) & (table <= last), f"a page's number, 0 to {last}", "indices_range"),
+        "page_slots": (table % page_size == 0, f"a multiple of page_size = {page_size}", "indices_alignment"),
+    }[name]
+    used = table != NO_PAGE
+    for b, page in np.argwhere(used & ~legal)[:1]:
+        raise KvCacheError(f"{name} is {table[b, page]} at batch {b}, page {page}, expected {expected}", kind)
+    return np.where(used, table * page_size, NO_PAGE) if name == "pages" else table
+
+
+def _page_table(name: str, pages: object, max_pages: int | None) -> _Ints:
+    """Rows of ints, filled up with -1: (B, MaxP)."""
     if not isinstance(pages, Sequence | np.ndarray) or isinstance(pages, str):
-        raise KvCacheError(f"pages are {pages!r}, expected a list of lists", "indices_type")
+        raise KvCacheError(f"{name} is {pages!r}, expected a list of lists", "indices_type")
     if max_pages is not None and not isinstance(max_pages, int | np.integer):
         raise KvCacheError(f"max_pages is {max_pages!r}, expected an int", "indices_type")
-    rows = [_ints(f"pages[{b}]", row) for b, row in enumerate(pages)]
+    rows = [_ints(f"{name}[{b}]", row) for b, row in enumerate(pages)]
     longest = max((row.size for row in rows), default=0)
     columns = longest if max_pages is None else max_pages
     if columns < longest:
