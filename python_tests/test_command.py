@@ -117,6 +117,9 @@ def test_size(capsys: pytest.CaptureFixture[str]) -> None:
                 taken = elements * half_bytes // 2 + elements // group * size
                 assert rows[cache, scale, str(group)] == (taken, 2**30 // taken)
     assert len(rows) == len(lines) == 15
+    assert main(["size"]) == 0
+    out = capsys.readouterr()
+    assert out.out.splitlines() == [header, *lines] and out.err.startswith("32 layers, 8 heads, head_dim 128: ")
 
 
 def test_sizes_of_other_groups(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
+from shutil import copyfile
 
 import kvcache_ops
 import pytest
@@ -45,6 +49,15 @@ FIELDS = {
     "cache_mode": 0,
     "page_size": 128,
 }
+
+
+def test_sources_that_shadow_the_package(tmp_path: Path) -> None:
+    """They say so, and not that an import is circular."""
+    (tmp_path / "kvcache_ops").mkdir()
+    copyfile(kvcache_ops.__file__, tmp_path / "kvcache_ops/__init__.py")
+    command = [sys.executable, "-c", "import kvcache_ops"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"ImportError: {tmp_path}/kvcache_ops has the sources of kvcache_ops, not its compiled module" in run.stderr
 
 
 def test_names() -> None:

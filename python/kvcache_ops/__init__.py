@@ -10,7 +10,19 @@ hold which tokens. `python -m kvcache_ops doctor` says what works on this machin
 `KvCacheError`.
 """
 
-from kvcache_ops import _native
+from importlib.util import find_spec
+
+try:
+    from kvcache_ops import _native
+except ImportError as error:
+    if find_spec("kvcache_ops._native") is not None:
+        raise
+    message = (
+        f"{__path__[0]} has the sources of kvcache_ops, not its compiled module: they shadow the installed package. "
+        "Run Python in another folder; pip install ./python, in a checkout, installs the package"
+    )
+    raise ImportError(message) from error
+
 from kvcache_ops._cache import CACHE_LAYOUTS, Cache, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._indices import StepIndices, step_indices

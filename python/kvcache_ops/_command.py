@@ -18,9 +18,9 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="versions, what this machine has, and a self-test of a second")
     size = commands.add_parser("size", help="bytes per token and tokens per GiB of every format of cache")
-    size.add_argument("--layers", type=int, required=True, help="attention layers")
-    size.add_argument("--heads", type=int, required=True, help="key and value heads of a layer (cache heads)")
-    size.add_argument("--head-dim", type=int, required=True, help="elements of a head")
+    size.add_argument("--layers", type=int, default=32, help="attention layers (32)")
+    size.add_argument("--heads", type=int, default=8, help="key and value heads of a layer, cache heads (8)")
+    size.add_argument("--head-dim", type=int, default=128, help="elements of a head (128)")
     size.add_argument(
         "--quant-group",
         type=int,
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
         return doctor()
     if given.command == "conformance":
         return run_command(given)
+    if not arguments[1:]:
+        print("32 layers, 8 heads, head_dim 128: --layers, --heads and --head-dim say others", file=sys.stderr)
     try:
         for line in table(given.layers, given.heads, given.head_dim, given.quant_group):
             print(line)
