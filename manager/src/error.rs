@@ -81,7 +81,7 @@ pub enum Error {
     },
 
     /// An id that no sequence has: that of a freed sequence, or the null id, which no sequence ever has.
-    #[error("no sequence has the id {seq:?}: {}", absence(*.seq))]
+    #[error("no sequence has the id {seq}: {}", absence(*.seq))]
     UnknownSeq {
         /// The id.
         seq: SeqId,
@@ -227,7 +227,7 @@ pub enum Error {
     },
 
     /// A sequence whose rows were damaged when a memory failed. It can only be freed.
-    #[error("rows of sequence {seq:?} were lost when the memory failed: it can only be freed")]
+    #[error("rows of sequence {seq} were lost when the memory failed: it can only be freed")]
     Lost {
         /// The sequence.
         seq: SeqId,

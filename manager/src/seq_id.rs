@@ -1,6 +1,8 @@
 //! How callers name sequences.
 
-use slotmap::new_key_type;
+use std::fmt;
+
+use slotmap::{Key, new_key_type};
 
 new_key_type! {
     /// A sequence's id. That of a freed sequence is never given again; the default, the null id, is no sequence's.
@@ -8,4 +10,11 @@ new_key_type! {
     /// It has a meaning only to the manager that gave it, and to that manager's clones. Another manager does not notice
     /// that it is not its own, and may take it for that of one of its own sequences.
     pub struct SeqId;
+}
+
+impl fmt::Display for SeqId {
+    /// The number that names the sequence in other languages: `slotmap::KeyData::as_ffi`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.data().as_ffi().fmt(f)
+    }
 }

@@ -114,14 +114,16 @@ impl Append {
 fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     // The usual types come first, as each that is tried and is not it takes time.
     if tokens.is_instance_of::<PyInt>() {
-        return Ok(smallvec![token_id(tokens)?]);
+        return Ok(smallvec![token_id(tokens, 0)?]);
     }
     if let Ok(list) = tokens.cast::<PyList>() {
-        return list.iter().map(|token| token_id(&token)).collect();
+        return list.iter().enumerate().map(|(i, token)| token_id(&token, i)).collect();
     }
-    if let Ok(array) = tokens.cast::<PyUntypedArray>()
-        && array.ndim() == 1
-    {
+    if let Ok(array) = tokens.cast::<PyUntypedArray>() {
+        if array.ndim() > 1 {
+            let message = format!("tokens: expected one axis, got an array of shape {:?}", array.shape());
+            return Err(PyTypeError::new_err(message));
+        }
         for numbers in [of_array::<i64>, of_array::<i32>, of_array::<u32>] {
             if let Some(tokens) = numbers(tokens) {
                 return tokens;
@@ -132,17 +134,18 @@ fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
         return Err(type_error("tokens", "an int or an iterable of ints", tokens));
     }
     match tokens.try_iter() {
-        Ok(iterator) => iterator.map(|token| token_id(&token?)).collect(),
+        Ok(iterator) => iterator.enumerate().map(|(i, token)| token_id(&token?, i)).collect(),
         // A number of another type, or nothing of the kind.
-        Err(error) if error.is_instance_of::<PyTypeError>(tokens.py()) => Ok(smallvec![token_id(tokens)?]),
+        Err(error) if error.is_instance_of::<PyTypeError>(tokens.py()) => Ok(smallvec![token_id(tokens, 0)?]),
         Err(error) => Err(error),
     }
 }
 
-fn token_id(token: &Bound<'_, PyAny>) -> PyResult<u32> {
+/// Token `i` of an append.
+fn token_id(token: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
     token.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(token.py()) {
-            out_of_range(token.extract::<i64>().map_or(Detail::None, Detail::from))
+            out_of_range(token.extract::<i128>().map_or(Detail::None, Detail::Int), i)
         } else {
             not_of_type(error, "tokens", "an int or an iterable of ints", token)
         }
@@ -152,14 +155,18 @@ fn token_id(token: &Bound<'_, PyAny>) -> PyResult<u32> {
 /// The tokens of an array of this type and rank 1; `None` for all else.
 fn of_array<T: Element + Copy + Into<i64>>(tokens: &Bound<'_, PyAny>) -> Option<PyResult<Tokens>> {
     let array = tokens.cast::<PyArray1<T>>().ok()?.try_readonly().ok()?;
-    let token = |&token: &T| u32::try_from(token.into()).map_err(|_| out_of_range(Detail::from(token.into())));
-    Some(array.as_array().iter().map(token).collect())
+    let token = |(i, &token): (usize, &T)| {
+        u32::try_from(token.into()).map_err(|_| out_of_range(Detail::Int(token.into().into()), i))
+    };
+    Some(array.as_array().iter().enumerate().map(token).collect())
 }
 
-fn out_of_range(got: Detail) -> PyErr {
+fn out_of_range(got: Detail, i: usize) -> PyErr {
+    let number = if let Detail::Int(number) = got { number.to_string() } else { "of more than 128 bits".to_owned() };
+    let message = format!("tokens: token {i} is {number}, expected 0 to {}", u32::MAX);
     let details =
         vec![("name", "tokens".into()), ("got", got), ("min", Detail::Int(0)), ("max", Detail::Int(u32::MAX.into()))];
-    Refusal::new("range", format!("a token id is not 0 to {}", u32::MAX), details).into()
+    Refusal::new("range", message, details).into()
 }
 
 /// One of the appends of a step.
