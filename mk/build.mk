@@ -23,7 +23,10 @@ PREFIX ?= /usr/local
 install-capi:
 	cargo build --release --locked -p kvcache-capi
 	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include/dlpack"
-	install "$(TARGET)/release/libkvcache.so" "$(DESTDIR)$(PREFIX)/lib"
+	version=$$(cargo pkgid -p kvcache-capi | sed 's/.*[@#]//') && \
+	soname=$$(objdump -p "$(TARGET)/release/libkvcache.so" | sed -n 's/.*SONAME *//p') && \
+	cd "$(DESTDIR)$(PREFIX)/lib" && install "$(TARGET)/release/libkvcache.so" "libkvcache.so.$$version" && \
+	ln -sf "libkvcache.so.$$version" "$$soname" && ln -sf "$$soname" libkvcache.so
 	install -m 644 "$(TARGET)/release/libkvcache.a" "$(DESTDIR)$(PREFIX)/lib"
 	install -m 644 capi/include/kvcache.h "$(DESTDIR)$(PREFIX)/include"
 	install -m 644 capi/include/dlpack/dlpack.h capi/include/dlpack/LICENSE "$(DESTDIR)$(PREFIX)/include/dlpack"
@@ -33,7 +36,7 @@ install-capi:
 
 .PHONY: header
 header:
-	KVCACHE_WRITE_HEADER=1 cargo test --quiet --locked -p kvcache-capi --test header
+	KVCACHE_WRITE_HEADER=1 cargo test --quiet --locked -p kvcache-capi --test capi the_header
 
 # The package, whose file is the library of `build` and the extension module in one. Its own threads are rayon's, so
 # kvcache-op is compiled anew, with that feature.

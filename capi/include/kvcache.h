@@ -8,6 +8,10 @@
  * kvcache_error_free. A function that fails has written nothing to cache, scale, key or value. Tensors are borrowed:
  * the library keeps no pointer to them beyond a call, except as kvcache_step_begin says. They are in host memory,
  * contiguous in row-major order; int4 elements are packed, element 2i in the low nibble of byte i.
+ *
+ * Link with -lkvcache, or what `pkg-config --cflags --libs kvcache` prints. Where the system does not look for
+ * libraries, as in $HOME/.local/lib, a program finds the shared one by -Wl,-rpath,DIRECTORY when it is linked, or by
+ * LD_LIBRARY_PATH when it runs.
  */
 
 #ifndef KVCACHE_H_
@@ -16,6 +20,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <dlpack/dlpack.h>
+
+/* The version of this header; kvcache_version() gives that of the library. */
+#define KVCACHE_VERSION_MAJOR 0
+#define KVCACHE_VERSION_MINOR 1
+#define KVCACHE_VERSION_PATCH 0
 
 /**
  * Why a function has not done what it says.
@@ -66,7 +75,9 @@ typedef struct kvcache_attributes {
    */
   int64_t cache_mode;
   /**
-   * The order of the cache's axes, 0 to 3.
+   * The shape of cache, MaxT being its slots: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh),
+   * 3 (L, 2, H, MaxT, Dh); the axis of 2 has keys, then values. Its type is T1 or float, or int8 and int4 where
+   * quant_bit is 8 and 4. The shape of scale, float16 or float32, has Dh / quant_group in the place of Dh.
    */
   int64_t cache_layout;
   /**

@@ -18,7 +18,9 @@ pub struct kvcache_attributes {
     pub num_repeat: i64,
     /// 0: cachestarts holds the first slot of each sequence; 1: its pages' first slots.
     pub cache_mode: i64,
-    /// The order of the cache's axes, 0 to 3.
+    /// The shape of cache, MaxT being its slots: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh),
+    /// 3 (L, 2, H, MaxT, Dh); the axis of 2 has keys, then values. Its type is T1 or float, or int8 and int4 where
+    /// quant_bit is 8 and 4. The shape of scale, float16 or float32, has Dh / quant_group in the place of Dh.
     pub cache_layout: i64,
     /// Tokens in a page, in cache_mode 1.
     pub page_size: i64,

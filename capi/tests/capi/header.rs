@@ -6,8 +6,17 @@ use std::{env, fs};
 #[test]
 fn the_header_is_that_of_the_sources() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut config = cbindgen::Config::from_root_or_default(root);
+    let [major, minor, patch] =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    config.after_includes = Some(format!(
+        "\n/* The version of this header; kvcache_version() gives that of the library. */\n\
+         #define KVCACHE_VERSION_MAJOR {major}\n\
+         #define KVCACHE_VERSION_MINOR {minor}\n\
+         #define KVCACHE_VERSION_PATCH {patch}"
+    ));
     let mut made = Vec::new();
-    cbindgen::generate(root).unwrap().write(&mut made);
+    cbindgen::generate_with_config(root, config).unwrap().write(&mut made);
     // Rust's heading of what a caller must see to.
     let made = String::from_utf8(made).unwrap().replace("# Safety\n", "The caller sees to it:\n");
     let header = root.join("include/kvcache.h");

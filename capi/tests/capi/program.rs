@@ -1,6 +1,7 @@
 //! Compiles a program against the library of this test's build, and runs it.
 
 use std::env;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -43,7 +44,10 @@ pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let done = Command::new(&binary).env("LD_LIBRARY_PATH", libraries()).output().unwrap();
+    // Its SONAME, as an installation has it.
+    let version = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
+    symlink(libraries().join("libkvcache.so"), out.path().join(format!("libkvcache.so.{version}"))).unwrap();
+    let done = Command::new(&binary).env("LD_LIBRARY_PATH", out.path()).output().unwrap();
     let (text, errors) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{:?}\n{text}\n{errors}", done.status);
     assert!(errors.is_empty(), "{errors}");

@@ -59,7 +59,9 @@ static void one_after_another(void *context, size_t tasks, kvcache_task task, vo
 
 int main(void)
 {
-    CHECK(strcmp(kvcache_version(), "0.1.0") == 0);
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH);
+    CHECK(strcmp(kvcache_version(), version) == 0);
     kvcache_attributes attributes = kvcache_attributes_default();
     CHECK(attributes.num_layer == 1 && attributes.page_size == 128);
     attributes.num_repeat = REPEAT;
