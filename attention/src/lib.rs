@@ -4,8 +4,8 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device_attention;
+mod elements;
 mod masking;
-mod memory;
 mod problem;
 mod reference;
 mod rows;

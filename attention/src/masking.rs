@@ -2,7 +2,7 @@
 
 use kvcache_schema::ElementType;
 
-use crate::memory::numbers;
+use crate::elements::numbers;
 use crate::problem::{AttentionGeometry, Mask};
 
 /// How many keys, the first of sequence `b`, the query `i` of `n` may see of `m`: all, or, under a causal mask or

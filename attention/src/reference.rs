@@ -6,8 +6,8 @@ use half::f16;
 use kvcache_kernels::Workers;
 use kvcache_schema::ElementType;
 
+use crate::elements::numbers;
 use crate::masking::{alibi_slopes, visible_keys};
-use crate::memory::numbers;
 use crate::problem::{AttentionGeometry, AttentionKernel, AttentionProblem, RaggedRows};
 use crate::rows::{Row, Rows};
 use crate::tensors::Tensors;

@@ -7,7 +7,7 @@ use kvcache_kernels::quantize::{Float, HeadCodec};
 use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice};
 use kvcache_schema::ElementType;
 
-use crate::memory::{bytes, numbers};
+use crate::elements::{bytes, numbers};
 use crate::problem::{AttentionProblem, Keys};
 
 /// The keys and values of a call.

@@ -1,7 +1,7 @@
 //! A call's tensors as bytes whose bounds are checked.
 
+use crate::elements::bytes;
 use crate::masking::MaskRows;
-use crate::memory::bytes;
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem};
 use crate::rows::Rows;
 

@@ -130,7 +130,7 @@ impl CacheRows {
         Ok(self.cache.ranges(slots))
     }
 
-    /// The same of `scale`; none without quantization.
+    /// The ranges of `scale`; none without quantization.
     ///
     /// # Errors
     /// [`RowsError::Slots`].

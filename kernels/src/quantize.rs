@@ -63,7 +63,7 @@ impl HeadCodec {
     /// Dequantizes a head.
     ///
     /// # Panics
-    /// As [`encode`](Self::encode).
+    /// On the lengths on which [`encode`](Self::encode) panics.
     pub fn decode<T1: Float, T3: Float>(&self, codes: &[u8], scales: &[T3], values: &mut [T1]) {
         self.check(values.len(), codes.len(), scales.len());
         for (g, (group, &scale)) in values.chunks_exact_mut(self.group).zip(scales).enumerate() {

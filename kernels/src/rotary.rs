@@ -1,4 +1,4 @@
-//! Rotary position embeddings (RoPE): what turns a key from one position to another.
+//! Rotary position embeddings (RoPE): what rotates a key from one position to another.
 //!
 //! The first `n_rot` elements of a head are pairs. Turned by `delta` positions, pair `i`, `(a, b)`, becomes
 //! `(a*c - b*s, a*s + b*c)` with `c` and `s` the cosine and sine of `delta * f_i`. The bits are defined:
@@ -22,9 +22,9 @@ pub enum RopeStyle {
     Gptj,
 }
 
-/// A rotary position embedding: how many elements it turns, which are pairs, and the frequency of each pair.
+/// A rotary position embedding: how many elements it rotates, which are pairs, and the frequency of each pair.
 ///
-/// Two are equal if they turn every head by the same bits. [`check`](Self::check) says whether it can be used.
+/// Two are equal if they rotate every head by the same bits. [`check`](Self::check) says whether it can be used.
 #[derive(Debug, Clone)]
 pub struct Rope {
     n_rot: usize,
@@ -48,7 +48,7 @@ pub enum RopeError {
     /// An odd number of elements, none, or more than a head has.
     #[error("n_rot is {n_rot}, expected an even number from 2 to head_dim {head_dim}")]
     NRot {
-        /// The elements that are turned.
+        /// The elements that are rotated.
         n_rot: usize,
         /// Elements of a head.
         head_dim: usize,
@@ -63,14 +63,14 @@ pub enum RopeError {
     },
 }
 
-/// How far the keys of neighboring slots are turned.
+/// How far the keys of neighboring slots are rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rotation {
     /// The first slot.
     pub slot: usize,
     /// The number of slots.
     pub len: usize,
-    /// Positions: the new one less the old one. Keys that are turned by 0 keep their bytes.
+    /// Positions: the new one less the old one. Keys that are rotated by 0 keep their bytes.
     pub delta: i64,
 }
 
@@ -90,7 +90,7 @@ impl Rope {
         Self { n_rot: 2 * inv_freq.len(), style, frequencies: Frequencies::List(inv_freq) }
     }
 
-    /// The same with every frequency multiplied by `scale`: positions that are interpolated linearly.
+    /// This rope with every frequency multiplied by `scale`: positions that are interpolated linearly.
     #[must_use]
     pub fn scaled(self, scale: f64) -> Self {
         let frequencies = match self.frequencies {
@@ -100,7 +100,7 @@ impl Rope {
         Self { frequencies, ..self }
     }
 
-    /// The elements of a head that are turned: the first ones.
+    /// The elements of a head that are rotated: the first ones.
     pub fn n_rot(&self) -> usize {
         self.n_rot
     }
@@ -118,7 +118,7 @@ impl Rope {
         })
     }
 
-    /// Whether it turns heads of `head_dim` elements.
+    /// Whether it rotates heads of `head_dim` elements.
     ///
     /// # Errors
     /// [`RopeError::NRot`], [`RopeError::Frequency`].
@@ -150,7 +150,7 @@ impl Rope {
     }
 }
 
-/// The cosine and sine of a pair of frequency `f` that is turned by `delta` positions.
+/// The cosine and sine of a pair of frequency `f` that is rotated by `delta` positions.
 pub(crate) fn cos_sin(delta: i64, f: f64) -> (f32, f32) {
     let angle = delta as f64 * f;
     (angle.cos() as f32, angle.sin() as f32)

@@ -10,9 +10,9 @@ impl CacheRows {
     /// Turns the keys of slots from one position to another (K-shift), in all layers and heads. Each slot may be in one
     /// rotation at most; the order of rotations does not matter.
     ///
-    /// Keys of float32 are turned as they are, those of float16 in float32 and then rounded. A quantized head is
-    /// dequantized to float32 (T1), turned, and quantized with new scales: all of it, since elements that are not
-    /// turned share groups with those that are. Values, and keys that are turned by 0, keep their bytes.
+    /// Keys of float32 are rotated as they are, those of float16 in float32 and then rounded. A quantized head is
+    /// dequantized to float32 (T1), rotated, and quantized with new scales: all of it, since elements that are not
+    /// rotated share groups with those that are. Values, and keys that are rotated by 0, keep their bytes.
     ///
     /// # Errors
     /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Length`], [`RowsError::Misaligned`],

@@ -38,7 +38,7 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// Copies `from` to the elements from byte offset `at` on.
     ///
     /// # Panics
-    /// As [`read`](Self::read).
+    /// If the slice has not as many elements there, or `at` is inside of one.
     pub fn write(&mut self, at: usize, from: &[T]) {
         let first = self.first(at, from.len());
         // SAFETY: `first` is checked to have as many elements behind it; they are writable and not accessed by others

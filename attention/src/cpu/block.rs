@@ -7,16 +7,16 @@ use std::ops::Range;
 
 use kvcache_kernels::LoadedRows;
 
-use super::dispatch::WeighFunction;
-use super::generic::fold::Sums;
+use super::dispatch::PvRowsFunction;
+use super::generic::merge::Sums;
 use super::generic::panel::{PANEL, Pack};
+use super::generic::pv_rows::WeightedRows;
+use super::generic::qk_panels::PanelScores;
+use super::generic::qk_rows::RowScores;
 use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next, Rows};
-use super::generic::score_rows::RowProducts;
-use super::generic::scores::Products;
 use super::generic::softmax::{Block, HIDDEN, SUMS};
-use super::generic::weigh::Values;
 use super::operands::Call;
 use super::scratch::LINE;
 use super::source::Offsets;
@@ -166,7 +166,7 @@ impl<'a> BlockRows<'a> {
         }
     }
 
-    /// The same as floats: where they are, or loaded.
+    /// Rows of some of the tokens as floats: where they are, or loaded.
     ///
     /// # Safety
     /// The instruction set is supported; the memory is nobody else's, and holds nothing that is still needed of rows
@@ -228,11 +228,11 @@ pub(super) unsafe fn attend_block(
             Some(_) => here.stored(call, kv, tokens, next),
             None => here.floats(call, kv, tokens, next, memory),
         };
-        match codes.map(|codes| codes.score_rows).or(call.score_rows) {
-            Some(score_rows) => {
+        match codes.map(|codes| codes.qk_rows).or(call.qk_rows) {
+            Some(qk_rows) => {
                 for first in (0..padded).step_by(at_once) {
                     let some = first..padded.min(first + at_once);
-                    score_rows(&RowProducts {
+                    qk_rows(&RowScores {
                         query,
                         query_step: width,
                         queries: rows.len(),
@@ -242,7 +242,7 @@ pub(super) unsafe fn attend_block(
                     });
                 }
             }
-            None => score_panels(call, queries, padded, [here, next], memory),
+            None => qk_by_panels(call, queries, padded, [here, next], memory),
         }
         let hidden = (functions.softmax)(&Block {
             rows,
@@ -255,18 +255,18 @@ pub(super) unsafe fn attend_block(
         })
         .any;
         let mut rescale = rescale.cast_const();
-        let in_place = codes.is_some() || call.weigh_in_place;
-        let weigh_in_place = codes.map_or(functions.weigh_in_place, |codes| codes.weigh);
+        let in_place = codes.is_some() || call.pv_in_place;
+        let pv_in_place = codes.map_or(functions.pv_rows_in_place, |codes| codes.pv_rows);
         let at_once = if in_place { at_once } else { READ_ROWS };
         for first in (0..keys.len()).step_by(at_once) {
             let some = first..keys.len().min(first + at_once);
             let mut values = rows_of(VALUE, some.clone());
             if !in_place {
-                (functions.read)(&Read { rows: values, to: panel, to_step: width });
+                (functions.read_rows)(&Read { rows: values, to: panel, to_step: width });
                 (values.from, values.offsets) = (panel.cast_const().cast(), &call.scratch_offsets[..some.len()]);
                 values.scale_offsets = values.offsets;
             }
-            let values = Values {
+            let values = WeightedRows {
                 weights: weights.add(first),
                 queries: rows.len(),
                 rows: values,
@@ -275,21 +275,21 @@ pub(super) unsafe fn attend_block(
                 rescale,
                 sums: state.values,
             };
-            let weigh = if in_place { weigh_in_place } else { functions.weigh };
+            let pv = if in_place { pv_in_place } else { functions.pv_rows };
             match hidden {
-                false => weigh(&values),
-                true => weigh_seen(weigh, &values),
+                false => pv(&values),
+                true => pv_visible_rows(pv, &values),
             }
             rescale = memory.ones;
         }
     }
 }
 
-/// The products of queries and so many keys, in whole registers, panel by panel.
+/// QK scores of queries and so many keys, in whole registers, panel by panel.
 ///
 /// # Safety
-/// As for [`attend_block`].
-unsafe fn score_panels(
+/// The conditions are those of [`attend_block`].
+unsafe fn qk_by_panels(
     call: &Call<'_>,
     &Queries { rows, query, .. }: &Queries<'_>,
     keys: usize,
@@ -304,8 +304,8 @@ unsafe fn score_panels(
         for first in (0..keys).step_by(PANEL) {
             let keys = PANEL.min(keys - first);
             let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
-            (functions.pack)(&Pack { rows: panel_rows, keys, panel });
-            (functions.scores)(&Products {
+            (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
+            (functions.qk_panels)(&PanelScores {
                 query,
                 query_step: width,
                 queries: rows.len(),
@@ -318,11 +318,11 @@ unsafe fn score_panels(
     }
 }
 
-/// Adds weighted values, for each query those of the keys that it sees.
+/// Adds PV products, for each query those of the keys that it sees.
 ///
 /// # Safety
-/// As for [`attend_block`].
-unsafe fn weigh_seen(weigh: WeighFunction, values: &Values<'_>) {
+/// The conditions are those of [`attend_block`].
+unsafe fn pv_visible_rows(pv: PvRowsFunction, values: &WeightedRows<'_>) {
     for r in 0..values.queries {
         let (mut weights, mut offsets, mut scale_offsets) = ([0.0; BLOCK], [0; BLOCK], [0; BLOCK]);
         let mut seen = 0;
@@ -335,7 +335,7 @@ unsafe fn weigh_seen(weigh: WeighFunction, values: &Values<'_>) {
                     seen += 1;
                 }
             }
-            weigh(&Values {
+            pv(&WeightedRows {
                 weights: weights.as_ptr(),
                 queries: 1,
                 rows: Rows { offsets: &offsets[..seen], scale_offsets: &scale_offsets[..seen], ..values.rows },

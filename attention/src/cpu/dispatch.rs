@@ -8,18 +8,18 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Portable};
 
-use super::generic::fold::{Finish, Fold, ReadQuery, Result, Row, Sums};
+use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
 use super::generic::panel::{Pack, PackFloats, PackHalves};
+use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
+use super::generic::pv_rows::{PvRows, WeightedRows};
+use super::generic::qk_panels::{PanelScores, QkPanels};
+use super::generic::qk_rows::{QkRows, RowScores};
 use super::generic::read_rows::{Read, ReadRows};
-use super::generic::score_rows::{RowProducts, ScoreRows};
-use super::generic::scores::{Products, Scores};
 use super::generic::softmax::{Block, Hidden, Softmax};
 use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
 #[cfg(target_arch = "x86_64")]
 use super::generic::stored::Stored;
 use super::generic::tiles::Tiles;
-use super::generic::weigh::{Values, Weigh};
-use super::generic::weigh_rows::{PackRows, PackValues, ValuePanels, WeighRows};
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::codes::{LANES, ScaledInt8, WideInt8};
 
@@ -29,11 +29,11 @@ pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
 /// Reads rows as float32.
 pub(crate) type ReadFunction = for<'a> unsafe fn(&Read<'a>);
 
-/// Multiplies few queries with keys.
-pub(crate) type ScoreRowsFunction = for<'a> unsafe fn(&RowProducts<'a>);
+/// QK scores of few queries.
+pub(crate) type QkRowsFunction = for<'a> unsafe fn(&RowScores<'a>);
 
-/// Weighs values.
-pub(crate) type WeighFunction = for<'a> unsafe fn(&Values<'a>);
+/// Adds PV products.
+pub(crate) type PvRowsFunction = for<'a> unsafe fn(&WeightedRows<'a>);
 
 /// The functions of one call. They may be called where the instruction set is supported.
 #[derive(Clone, Copy)]
@@ -41,20 +41,20 @@ pub(crate) struct Functions {
     /// Float32 values in a register.
     pub(crate) lanes: usize,
     pub(crate) read_query: unsafe fn(&Row),
-    pub(crate) pack: PackFunction,
-    pub(crate) read: ReadFunction,
-    pub(crate) scores: unsafe fn(&Products),
-    /// Scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
+    pub(crate) pack_keys: PackFunction,
+    pub(crate) read_rows: ReadFunction,
+    pub(crate) qk_panels: unsafe fn(&PanelScores),
+    /// QkPanels of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
     /// element is converted once.
-    pub(crate) score_rows: Option<ScoreRowsFunction>,
+    pub(crate) qk_rows: Option<QkRowsFunction>,
     pub(crate) softmax: for<'a> unsafe fn(&Block<'a>) -> Hidden,
     pub(crate) softmax_rows: for<'a> unsafe fn(&ManyRows<'a>) -> bool,
-    /// Weighs values that are [`read`](Self::read), and those that are where they are.
-    pub(crate) weigh: WeighFunction,
-    pub(crate) weigh_in_place: WeighFunction,
+    /// PV products over rows of values that are [read](Self::read_rows), and over those that are where they are.
+    pub(crate) pv_rows: PvRowsFunction,
+    pub(crate) pv_rows_in_place: PvRowsFunction,
     pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
-    pub(crate) weigh_rows: for<'a> unsafe fn(&ValuePanels<'a>),
-    pub(crate) fold: unsafe fn(&[Sums; 2]),
+    pub(crate) pv_panels: for<'a> unsafe fn(&WeightedPanels<'a>),
+    pub(crate) merge: unsafe fn(&[Sums; 2]),
     pub(crate) finish: unsafe fn(&Result),
 }
 
@@ -74,8 +74,8 @@ pub(crate) fn functions(instructions: InstructionSet, t1: ElementType, floats: E
 /// Functions for few queries, over codes that are dequantized in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeFunctions {
-    pub(crate) score_rows: ScoreRowsFunction,
-    pub(crate) weigh: WeighFunction,
+    pub(crate) qk_rows: QkRowsFunction,
+    pub(crate) pv_rows: PvRowsFunction,
     /// Codes that share a scale, as a power of two.
     pub(crate) group_bits: u32,
 }
@@ -113,33 +113,33 @@ pub(crate) fn code_functions(
 /// Those for codes V.
 #[cfg(target_arch = "x86_64")]
 fn in_registers<S: Tiles, V: Stored<S>>(group_bits: u32) -> CodeFunctions {
-    let score_rows = S::outlined::<ScoreRows<V>>();
-    CodeFunctions { score_rows, weigh: S::outlined::<Weigh<V>>(), group_bits }
+    let qk_rows = S::outlined::<QkRows<V>>();
+    CodeFunctions { qk_rows, pv_rows: S::outlined::<PvRows<V>>(), group_bits }
 }
 
 /// The functions that read keys and values.
 #[derive(Clone, Copy)]
 struct Readers {
-    pack: PackFunction,
-    score_rows: Option<ScoreRowsFunction>,
-    read: ReadFunction,
-    weigh: WeighFunction,
+    pack_keys: PackFunction,
+    qk_rows: Option<QkRowsFunction>,
+    read_rows: ReadFunction,
+    pv_rows: PvRowsFunction,
 }
 
 /// The one match on a call's types.
 fn for_types<S: Tiles>(t1: ElementType, floats: ElementType) -> Functions {
     let readers = match floats {
         Float32 => Readers {
-            pack: S::outlined::<PackFloats>(),
-            score_rows: Some(S::outlined::<ScoreRows<f32>>()),
-            read: S::outlined::<ReadRows<f32>>(),
-            weigh: S::outlined::<Weigh<f32>>(),
+            pack_keys: S::outlined::<PackFloats>(),
+            qk_rows: Some(S::outlined::<QkRows<f32>>()),
+            read_rows: S::outlined::<ReadRows<f32>>(),
+            pv_rows: S::outlined::<PvRows<f32>>(),
         },
         Float16 => Readers {
-            pack: S::outlined::<PackHalves>(),
-            score_rows: S::CONVERTS_F16.then_some(S::outlined::<ScoreRows<f16>>()),
-            read: S::outlined::<ReadRows<f16>>(),
-            weigh: S::outlined::<Weigh<f16>>(),
+            pack_keys: S::outlined::<PackHalves>(),
+            qk_rows: S::CONVERTS_F16.then_some(S::outlined::<QkRows<f16>>()),
+            read_rows: S::outlined::<ReadRows<f16>>(),
+            pv_rows: S::outlined::<PvRows<f16>>(),
         },
         floats => unreachable!("{floats} is no float"),
     };
@@ -149,21 +149,21 @@ fn for_types<S: Tiles>(t1: ElementType, floats: ElementType) -> Functions {
     }
 }
 
-fn for_t1<S: Tiles, T1: Float>(Readers { pack, score_rows, read, weigh }: Readers) -> Functions {
+fn for_t1<S: Tiles, T1: Float>(readers: Readers) -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
-        pack,
-        read,
-        scores: S::outlined::<Scores>(),
-        score_rows,
+        pack_keys: readers.pack_keys,
+        read_rows: readers.read_rows,
+        qk_panels: S::outlined::<QkPanels>(),
+        qk_rows: readers.qk_rows,
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
-        weigh: S::outlined::<Weigh<f32>>(),
-        weigh_in_place: weigh,
+        pv_rows: S::outlined::<PvRows<f32>>(),
+        pv_rows_in_place: readers.pv_rows,
         pack_values: S::outlined::<PackValues>(),
-        weigh_rows: S::outlined::<WeighRows>(),
-        fold: S::outlined::<Fold>(),
+        pv_panels: S::outlined::<PvPanels>(),
+        merge: S::outlined::<Merge>(),
         finish: S::outlined::<Finish<T1>>(),
     }
 }

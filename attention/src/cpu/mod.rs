@@ -2,7 +2,7 @@
 //!
 //! # The order of sums
 //! All is float32. Of a query with `head_dim` elements, and the keys t = 0, 1, ... of its sequence that it sees:
-//! 1. A product is the sum over `head_dim` in [`PARTS`](generic::scores::PARTS) partial sums, that of element d in
+//! 1. A product is the sum over `head_dim` in [`PARTS`](generic::qk_panels::PARTS) partial sums, that of element d in
 //!    number `d % PARTS`: fused multiply-adds, from the first element to the last. They are added by halves: number i
 //!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * (1 / sqrt(head_dim))`, or with a
 //!    mask or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and
@@ -13,7 +13,7 @@
 //! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
 //!    values by fused multiply-adds, from the first key to the last.
 //! 4. Blocks are summed by pieces of [`PIECE`](schedule::PIECE) keys, the first of which begins at key 0. Each piece
-//!    has a maximum and sums of its own. They are folded into those of the pieces before them, in order: both are
+//!    has a maximum and sums of its own. They are merged into those of the pieces before them, in order: both are
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
 //! 5. In the end the partial sums of weights are added by halves, and each sum of weighted values is divided by that. A
 //!    zero is +0, NaN is one NaN.
@@ -26,7 +26,7 @@
 //! # Two ways to a product
 //! Few queries, as in decoding, are multiplied with keys where they are: the elements of a row are in the lanes of a
 //! register, which are the partial sums, and are added across lanes in the end
-//! ([`score_rows`](generic::score_rows)). Nothing is transposed, so less waits for memory. Many queries, as in
+//! ([`qk_rows`](generic::qk_rows)). Nothing is transposed, so less waits for memory. Many queries, as in
 //! prompts, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
 //! the other ([`scores`](generic::scores)), which takes fewer instructions once the panel is there.
 //!
@@ -39,7 +39,7 @@
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
 //! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `prompt` (many query rows of one
-//! key head over one block of keys); `block` (a few of them); `call` (the operands) and `source` (rows to addresses);
+//! key head over one block of keys); `block` (a few rows); `operands` (of a call) and `source` (rows to addresses);
 //! `dispatch` (which functions); `x86_64`, `aarch64` and `portable`; `generic` (the functions over any vector registers).
 
 #[cfg(target_arch = "aarch64")]

@@ -7,10 +7,10 @@ use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::{Float16, Float32};
 use kvcache_simd::InstructionSet;
 
-use super::dispatch::{CodeFunctions, Functions, ScoreRowsFunction, code_functions, functions};
+use super::dispatch::{CodeFunctions, Functions, QkRowsFunction, code_functions, functions};
+use super::generic::qk_panels::PARTS;
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
-use super::generic::scores::PARTS;
 use super::generic::softmax::SUMS;
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
@@ -31,15 +31,15 @@ pub(super) struct Call<'a> {
     pub(super) codes: Option<CodeFunctions>,
     /// Whether these floats are float32 in whole registers.
     pub(super) in_place: bool,
-    /// Multiplies few queries with rows of keys; none where a panel is faster.
-    pub(super) score_rows: Option<ScoreRowsFunction>,
-    /// Whether rows of values are weighed as these floats, which are whole registers; else as float32.
-    pub(super) weigh_in_place: bool,
+    /// QK scores of few queries over rows of keys; none where a panel is faster.
+    pub(super) qk_rows: Option<QkRowsFunction>,
+    /// Whether PV products read rows of values as these floats, which are whole registers; else as float32.
+    pub(super) pv_in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
     /// How many bytes behind the first row in scratch memory each begins.
     pub(super) scratch_offsets: [usize; BLOCK],
-    /// The same of rows that are loaded.
+    /// How many bytes behind the first loaded row each begins.
     pub(super) loaded_offsets: [usize; BLOCK],
     /// How many rows are loaded at once.
     pub(super) loaded_at_once: usize,
@@ -100,8 +100,8 @@ impl<'a> Call<'a> {
             loader,
             codes: code_functions(instructions, types, head_dim, group),
             in_place: floats == Float32 && whole,
-            score_rows: functions.score_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
-            weigh_in_place: whole && (floats == Float32 || functions.score_rows.is_some()),
+            qk_rows: functions.qk_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
+            pv_in_place: whole && (floats == Float32 || functions.qk_rows.is_some()),
             width,
             scratch_offsets: each(size_of::<f32>()),
             loaded_offsets: each(float_bytes),

@@ -7,21 +7,21 @@ use std::ops::Range;
 
 use super::block::{BlockMemory, BlockRows, KEY, Queries, VALUE};
 use super::generic::panel::{PANEL, Pack};
+use super::generic::pv_panels::{PackRows, WeightedPanels};
+use super::generic::qk_panels::PanelScores;
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next, Rows};
-use super::generic::scores::Products;
 use super::generic::softmax::{Block, SUMS};
 use super::generic::softmax_rows::ManyRows;
-use super::generic::weigh_rows::{PackRows, ValuePanels};
 use super::operands::Call;
 
 /// From so many query rows on, packing values is worth it.
 pub(super) const MANY_ROWS: usize = 16;
 
-/// Adds one block of keys to what the query rows have summed, as [`attend_block`](super::block::attend_block) does.
+/// Adds one block of keys to what the query rows have summed.
 ///
 /// # Safety
-/// As for [`attend_block`](super::block::attend_block).
+/// The conditions are those of [`attend_block`](super::block::attend_block).
 pub(super) unsafe fn attend_many_rows(
     call: &Call<'_>,
     queries: &Queries<'_>,
@@ -43,10 +43,10 @@ pub(super) unsafe fn attend_many_rows(
         for first in (0..padded).step_by(PANEL) {
             let keys = PANEL.min(padded - first);
             let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
-            (functions.pack)(&Pack { rows: panel_rows, keys, panel });
+            (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
             // These queries see none of the keys.
             let without = seen.partition_point(|&seen| seen <= first);
-            (functions.scores)(&Products {
+            (functions.qk_panels)(&PanelScores {
                 query: query.add(without * width),
                 query_step: width,
                 queries: rows.len() - without,
@@ -68,11 +68,11 @@ pub(super) unsafe fn attend_many_rows(
             let Rows { from, offsets, next, .. } = values;
             (functions.pack_values)(&PackRows { from, offsets, width, next, panels: panel });
         } else {
-            (functions.read)(&Read { rows: values, to: memory.rows, to_step: width });
+            (functions.read_rows)(&Read { rows: values, to: memory.rows, to_step: width });
             let (from, offsets) = (memory.rows.cast_const().cast(), &call.scratch_offsets[..keys.len()]);
             (functions.pack_values)(&PackRows { from, offsets, width, next: Next::NONE, panels: panel });
         }
-        (functions.weigh_rows)(&ValuePanels {
+        (functions.pv_panels)(&WeightedPanels {
             weights,
             seen: &seen,
             hidden,

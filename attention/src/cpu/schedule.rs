@@ -17,8 +17,10 @@ const MOST_ROWS_OF_HEADS: usize = 256;
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 8;
 
-/// The same of units with so many query rows that states of pieces, kept by themselves, are much memory.
+/// Query rows of a unit from which on states of pieces, kept by themselves, are much memory.
 const MANY_ROWS: usize = 64;
+
+/// Tasks of such units for each thread.
 const LARGE_TASKS_PER_THREAD: usize = 4;
 
 /// What reading a key and a value costs, in query rows.

@@ -4,7 +4,7 @@ use std::mem::swap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::block::{BlockMemory, BlockRows, Queries, State, attend_block};
-use super::generic::fold::{Result, Row};
+use super::generic::merge::{Result, Row};
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
 use super::operands::Call;
@@ -69,7 +69,7 @@ pub(super) unsafe fn run(call: &Call<'_>, task: &Task, shared: &Shared<'_>) {
                 state.clear(all_rows);
                 attend_piece(call, unit, &queries, query, state, block_memory, piece);
                 if unit.split.is_none() && piece > 0 {
-                    fold(call, total, state, all_rows);
+                    merge(call, total, state, all_rows);
                 }
             }
             if let Some(split) = &unit.split {
@@ -78,7 +78,7 @@ pub(super) unsafe fn run(call: &Call<'_>, task: &Task, shared: &Shared<'_>) {
                     return;
                 }
                 for piece in 0..unit.pieces() {
-                    fold(call, total, split_state(call, shared, split, piece * all_rows, all_rows), all_rows);
+                    merge(call, total, split_state(call, shared, split, piece * all_rows, all_rows), all_rows);
                 }
             }
             for (r, row) in queries.iter().enumerate() {
@@ -98,7 +98,7 @@ fn split_state(call: &Call<'_>, shared: &Shared<'_>, split: &Split, row: usize, 
 /// Adds the keys of a piece to the state of all query rows of a unit.
 ///
 /// # Safety
-/// As for [`run`]; query, state and memory are those of the query rows.
+/// The conditions of [`run`]; query, state and memory are those of the query rows.
 unsafe fn attend_piece(
     call: &Call<'_>,
     unit: &Unit,
@@ -136,13 +136,13 @@ unsafe fn attend_piece(
     }
 }
 
-/// Adds the state of query rows over one piece to that over the pieces before.
+/// Merges the state of query rows over one piece into that over the pieces before.
 ///
 /// # Safety
-/// As for [`run`]; the states are those of so many rows.
-unsafe fn fold(call: &Call<'_>, total: State, piece: State, rows: usize) {
+/// The conditions of [`run`]; the states are those of so many rows.
+unsafe fn merge(call: &Call<'_>, total: State, piece: State, rows: usize) {
     for r in 0..rows {
         // SAFETY: see `# Safety`.
-        unsafe { (call.functions.fold)(&[total.row(r).sums(), piece.row(r).sums()]) }
+        unsafe { (call.functions.merge)(&[total.row(r).sums(), piece.row(r).sums()]) }
     }
 }

@@ -11,7 +11,7 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, is_amd};
 
-use super::elements::{Int4, Int8};
+use super::code_type::{Int4, Int8};
 use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::codes::{Codes, LONG, ODD};
 use super::generic::convert::{LoadConverted, StoreConverted};

@@ -23,7 +23,7 @@ pub(crate) type RowsFunction = unsafe fn(&Rows);
 /// aligned; they are no part of another head, nor of `pairs` cosines and sines, which are valid for reads.
 pub(crate) type RotateFunction = unsafe fn(&Heads);
 
-/// A row function by plain stores, and the same by non-temporal stores.
+/// A row function that writes plain stores, and one that writes non-temporal stores.
 #[derive(Clone, Copy)]
 pub(crate) struct Stores<F> {
     pub(crate) plain: F,

@@ -1,10 +1,9 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `rotate_keys`; `row_loader` (rows for other
-//! kernels); `kernel` (phases); `partition` (tokens to
-//! threads) and `walk` (a thread's tokens to blocks); `movers` (a block by row functions) and `dispatch` (which row
-//! functions); `tiling`, `x86_64` and `aarch64`; `generic` (row functions over any vector registers); `portable` (the
-//! same in plain Rust); `elements`, `functions` and `block` (types).
+//! Each file imports only from those below it. From the top: `rotate_keys`; `row_loader` (rows for other kernels);
+//! `kernel` (phases); `partition` (tokens to threads) and `walk` (a thread's tokens to blocks); `block_kernels` (a block
+//! by row functions) and `dispatch` (which row functions); `tiling`, `x86_64` and `aarch64`; `generic` (row functions
+//! over any vector registers); `portable` (row functions in plain Rust); `code_type`, `functions` and `block` (types).
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -14,12 +13,12 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod block;
+mod block_kernels;
+mod code_type;
 mod dispatch;
-mod elements;
 mod functions;
 mod generic;
 mod kernel;
-mod movers;
 mod partition;
 mod portable;
 mod rotate_keys;

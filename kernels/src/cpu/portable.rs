@@ -8,7 +8,7 @@ use std::slice;
 use kvcache_simd::Float;
 
 use super::block::{Copies, Heads, Row, Rows};
-use super::elements::CodeType;
+use super::code_type::CodeType;
 use crate::quantize;
 use crate::rotary::RopeStyle;
 
@@ -106,10 +106,10 @@ fn multiply<T: Float>(values: &mut [f32], scales: &[T], at: usize, group: usize)
     }
 }
 
-/// Row by row, [`convert_row`] from values V to a cache of C.
+/// Converts rows of values V to a cache of C.
 ///
 /// # Safety
-/// As for [`convert_row`], of every row.
+/// Every row meets the conditions of [`convert_row`].
 pub(crate) unsafe fn store_converted<V: Float, C: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
@@ -120,10 +120,10 @@ pub(crate) unsafe fn store_converted<V: Float, C: Float>(rows: &Rows) {
     }
 }
 
-/// Row by row, [`convert_row`] from a cache of C to values V.
+/// Converts rows of a cache of C to values V.
 ///
 /// # Safety
-/// As for [`convert_row`], of every row.
+/// Every row meets the conditions of [`convert_row`].
 pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
@@ -134,10 +134,10 @@ pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
     }
 }
 
-/// Row by row, [`quantize_row`].
+/// Quantizes rows of values V to codes Q with scales T.
 ///
 /// # Safety
-/// As for [`quantize_row`], of every row.
+/// Every row meets the conditions of [`quantize_row`].
 pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
@@ -149,10 +149,10 @@ pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Row
     }
 }
 
-/// Row by row, [`dequantize_row`].
+/// Dequantizes rows of codes Q with scales T to values V.
 ///
 /// # Safety
-/// As for [`dequantize_row`], of every row.
+/// Every row meets the conditions of [`dequantize_row`].
 pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
@@ -167,7 +167,7 @@ pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows
 /// Rotates heads, each product and each sum rounded by itself.
 ///
 /// # Safety
-/// As for [`RotateFunction`](super::functions::RotateFunction).
+/// The conditions are those of [`RotateFunction`](super::functions::RotateFunction).
 #[inline(always)]
 pub(crate) unsafe fn rotate(&Heads { values, step, count, style, pairs, cos, sin }: &Heads) {
     // SAFETY: `pairs` cosines and sines are valid for reads.

@@ -21,10 +21,10 @@ use crate::workers::Workers;
 const BUFFER: usize = 4096;
 
 impl Cpu {
-    /// As [`CacheRows::rotate_keys`], by this kernel's instructions.
+    /// Rotates the keys of some slots, as [`CacheRows::rotate_keys`] says, by this kernel's instructions.
     ///
     /// # Errors
-    /// The same.
+    /// Those of [`CacheRows::rotate_keys`].
     pub fn rotate_keys(
         &self,
         rows: &CacheRows,
@@ -56,7 +56,7 @@ struct Keys<'a> {
     slots: usize,
     style: RopeStyle,
     frequencies: Vec<f64>,
-    /// The elements of a head that pass through the buffer: all if they are quantized, else those that are turned.
+    /// The elements of a head that pass through the buffer: all if they are quantized, else those that are rotated.
     head: Row,
     conversion: Option<[RowsFunction; 2]>,
     rotate: RotateFunction,
@@ -137,7 +137,7 @@ impl<'a> Keys<'a> {
             if start >= slots.end {
                 break;
             }
-            room.turn_to(rotation.delta, &self.frequencies);
+            room.rotate_to(rotation.delta, &self.frequencies);
             let part = slots.start.max(start) - start..rotation.len.min(slots.end - start);
             for layer in 0..self.rows.dims().num_layer {
                 self.rotate_layer(rotation.slot + part.start, part.len(), layer, at_once, &mut room);
@@ -220,7 +220,7 @@ impl<'a> Keys<'a> {
 
 impl Room {
     /// Makes `cos` and `sin` those of a rotation by `delta`.
-    fn turn_to(&mut self, delta: i64, frequencies: &[f64]) {
+    fn rotate_to(&mut self, delta: i64, frequencies: &[f64]) {
         if delta == self.delta {
             return;
         }

@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// As [`LoadedRows`], in memory of the test's own.
+    /// Rows of a cache, without gaps.
     struct Cache {
         codes: Vec<u8>,
         scales: Vec<u8>,

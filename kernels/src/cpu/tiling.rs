@@ -136,14 +136,14 @@ pub(crate) struct Distances {
 /// How large loads with non-temporal stores are cut on a machine: measured there, since machines differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tuning {
-    /// Tokens of a layer that are neighbors, or nearly, and are copied.
-    pub(crate) near_copied: Distances,
-    /// The same, converted or dequantized.
-    pub(crate) near_converted: Distances,
-    /// Tokens of a layer that lie far apart (layout 0), copied once.
-    pub(crate) far_copied: Distances,
-    /// The same, converted, dequantized or repeated.
-    pub(crate) far_converted: Distances,
+    /// A layer whose tokens are contiguous, or nearly, copied.
+    pub(crate) contiguous_copied: Distances,
+    /// A layer whose tokens are contiguous, or nearly, converted or dequantized.
+    pub(crate) contiguous_converted: Distances,
+    /// A layer whose tokens are strided (layout 0), copied once.
+    pub(crate) strided_copied: Distances,
+    /// A layer whose tokens are strided, converted, dequantized or repeated.
+    pub(crate) strided_converted: Distances,
     /// Head-major layouts, token by token; none if head by head is faster, in tiles of [`HEAD_TILE_BYTES`].
     pub(crate) head_major: Option<Distances>,
 }
@@ -165,19 +165,19 @@ impl Tuning {
     /// Intel's Emerald Rapids (Xeon, family 6, model 207). Several streams are read at once, whatever the
     /// layout; short rows, so that prefetches come in small portions.
     pub(crate) const INTEL: Self = Self {
-        near_copied: Distances { tile: 128 << 10, prefetch: 8 << 10 },
-        near_converted: Distances { tile: 128 << 10, prefetch: 8 << 10 },
-        far_copied: Distances { tile: 64 << 10, prefetch: 64 << 10 },
-        far_converted: Distances { tile: 32 << 10, prefetch: 4 << 10 },
+        contiguous_copied: Distances { tile: 128 << 10, prefetch: 8 << 10 },
+        contiguous_converted: Distances { tile: 128 << 10, prefetch: 8 << 10 },
+        strided_copied: Distances { tile: 64 << 10, prefetch: 64 << 10 },
+        strided_converted: Distances { tile: 32 << 10, prefetch: 4 << 10 },
         head_major: Some(Distances { tile: 256 << 10, prefetch: 8 << 10 }),
     };
 
     /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four; head-major tiles of 4 KiB win.
     pub(crate) const AMD: Self = Self {
-        near_copied: Distances { tile: 16 << 10, prefetch: 16 << 10 },
-        near_converted: Distances { tile: 32 << 10, prefetch: 8 << 10 },
-        far_copied: Distances { tile: 32 << 10, prefetch: 32 << 10 },
-        far_converted: Distances { tile: 32 << 10, prefetch: 32 << 10 },
+        contiguous_copied: Distances { tile: 16 << 10, prefetch: 16 << 10 },
+        contiguous_converted: Distances { tile: 32 << 10, prefetch: 8 << 10 },
+        strided_copied: Distances { tile: 32 << 10, prefetch: 32 << 10 },
+        strided_converted: Distances { tile: 32 << 10, prefetch: 32 << 10 },
         head_major: None,
     };
 }
@@ -202,7 +202,7 @@ impl Shape {
         Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
 
-    /// The same, by non-temporal stores; `whole_lines` says whether each head of the outputs is whole lines.
+    /// The tiling of a load by non-temporal stores; `whole_lines` says whether each head of the outputs is whole lines.
     pub(crate) fn streamed_load(self, num_repeat: usize, whole_lines: bool, tuning: Tuning) -> Tiling {
         if self.is_head_major() {
             return match tuning.head_major {
@@ -211,12 +211,12 @@ impl Shape {
                 distances => self.token_by_token(distances.unwrap_or(Self::JOINED), self.num_heads, false),
             };
         }
-        let near = self.strides.token <= 2 * self.token_len();
-        let distances = match (near, self.kind) {
-            (true, Kind::Copied) => tuning.near_copied,
-            (true, _) => tuning.near_converted,
-            (false, Kind::Copied) if num_repeat == 1 => tuning.far_copied,
-            (false, _) => tuning.far_converted,
+        let contiguous = self.strides.token <= 2 * self.token_len();
+        let distances = match (contiguous, self.kind) {
+            (true, Kind::Copied) => tuning.contiguous_copied,
+            (true, _) => tuning.contiguous_converted,
+            (false, Kind::Copied) if num_repeat == 1 => tuning.strided_copied,
+            (false, _) => tuning.strided_converted,
         };
         // A copy prefetches line by line; other rows all that they need at once, so these are better short.
         let one_row = num_repeat == 1 && self.strides.token == self.token_len() && self.kind == Kind::Copied;
@@ -367,7 +367,7 @@ mod tests {
         assert!(!one_row(CacheLayout::KvMajor, 4, Kind::Quantized));
         assert!(!one_row(CacheLayout::LayerMajor, 4, Kind::Copied));
         assert!(!shape(CacheLayout::KvMajor, 4, 8, Kind::Copied).streamed_load(4, true, Tuning::INTEL).one_row);
-        // One head: nothing lies apart.
+        // One head: its tokens are contiguous.
         assert!(shape(CacheLayout::HeadMajor, 4, 1, Kind::Copied).streamed_load(1, true, Tuning::INTEL).one_row);
     }
 

@@ -6,16 +6,16 @@ use kvcache_schema::ElementType;
 use kvcache_simd::{InstructionSet, LINE};
 
 use super::block::{Block, Operand, Prefetch, Row};
+use super::block_kernels::{BlockKernel, ElementBits, Writers};
 use super::dispatch;
 use super::functions::{Conversion, RowFunctions};
 use super::generic::stage::{LineWriter, Stage};
-use super::movers::{ElementBits, Mover, Writers};
 use super::tiling::{Kind, Order, Part, Shape, Tiling};
 use crate::addressing::Run;
 use crate::cache_bytes::{CacheBytes, TensorBytes};
 use crate::problem::{Geometry, Indices, Outputs, Pointers, Stores};
 
-/// How far ahead of a row that is stored the values are prefetched, in bytes.
+/// The prefetch distance of a store with non-temporal stores, in bytes of values.
 const STORE_PREFETCH_DISTANCE: usize = 4096;
 
 /// A call in the form that the threads share.
@@ -119,7 +119,7 @@ impl<'a> Walk<'a> {
     }
 
     fn store_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
-        let mover = Mover::new(&self.functions, self.bits);
+        let kernel = BlockKernel::new(&self.functions, self.bits);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
@@ -136,7 +136,7 @@ impl<'a> Walk<'a> {
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for supported
                     // instruction sets alone.
-                    unsafe { mover.store(&block, writers) }
+                    unsafe { kernel.store(&block, writers) }
                 });
             }
         }
@@ -163,7 +163,7 @@ impl<'a> Walk<'a> {
         tiling: Tiling,
         mut writers: Option<&mut [Writers<'_>; 2]>,
     ) {
-        let mover = Mover::new(&self.functions, self.bits);
+        let kernel = BlockKernel::new(&self.functions, self.bits);
         let &Outputs { num_repeat, pointers } = outputs;
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
@@ -178,7 +178,7 @@ impl<'a> Walk<'a> {
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; its copies are the next
                     // num_repeat - 1 heads of the output.
-                    unsafe { mover.load(&block, writers) }
+                    unsafe { kernel.load(&block, writers) }
                 });
             }
         }
@@ -244,7 +244,8 @@ impl<'a> Walk<'a> {
         if stream { self.with_new_writers(|walk, writers| work(walk, Some(writers))) } else { work(self, None) }
     }
 
-    /// As [`with_writers`](Self::with_writers): a function of its own, since the stages make a large frame.
+    /// Calls `work` with writers, and writes what is left in them: a function of its own, since the stages make a large
+    /// frame.
     #[inline(never)]
     fn with_new_writers(&self, work: impl FnOnce(&Self, &mut [Writers<'_>; 2])) {
         let mut stages = [const { Stage::new() }; 4];

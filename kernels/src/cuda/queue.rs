@@ -41,7 +41,7 @@ impl<'a> Queue<'a> {
         Self::with_current(stream.cu_stream(), Current::of_context(stream.context())?)
     }
 
-    /// The same for a stream of any library. A default stream is that of the current context.
+    /// A queue on a stream of any library. A default stream is that of the current context.
     ///
     /// # Errors
     /// Those of [`available`](driver::available), [`Error::NoContext`], [`Error::Driver`].

@@ -68,7 +68,7 @@ impl StatusWord {
         Status::from_word(self.word().load(Ordering::Acquire))
     }
 
-    /// The same, and clears it. Calls that are still executing may report again.
+    /// Gives the first finding, and clears it. Calls that are still executing may report again.
     pub fn take(&self) -> Option<Status> {
         // The device's atomics do not synchronize with the host's. It writes only a word that is 0, so what is
         // overwritten here is the finding that is returned.

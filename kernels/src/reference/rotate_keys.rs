@@ -11,10 +11,10 @@ use crate::rotary::{Rope, Rotation};
 use crate::rows_error::RowsError;
 
 impl Reference {
-    /// As [`CacheRows::rotate_keys`], which must match it bit for bit.
+    /// Rotates the keys of some slots; [`CacheRows::rotate_keys`] must match it bit for bit.
     ///
     /// # Errors
-    /// The same.
+    /// Those of [`CacheRows::rotate_keys`].
     pub fn rotate_keys(
         &self,
         rows: &CacheRows,
@@ -64,7 +64,7 @@ fn load(rows: &CacheRows, cells: &[u8], scales: &[u8], values: &mut [f32]) {
 }
 
 /// Stores the values of a head of which `n_rot` have changed. Codes share scales, so all change with these; float
-/// elements that are not turned keep their bytes.
+/// elements that are not rotated keep their bytes.
 fn store(rows: &CacheRows, cells: &mut [u8], scales: &mut [u8], values: &[f32], n_rot: usize) {
     match (rows.t2(), rows.quant()) {
         (ElementType::Float32, _) => write(&values[..n_rot], cells, f32::to_ne_bytes),

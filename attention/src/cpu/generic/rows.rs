@@ -13,7 +13,7 @@ pub(crate) struct Rows<'a> {
     /// Where the rows are, and how many bytes behind it each begins.
     pub(crate) from: *const u8,
     pub(crate) offsets: &'a [usize],
-    /// The same of the scales, if they are codes.
+    /// Where the scales of the rows are, if they are codes, and how many bytes behind it each row's begin.
     pub(crate) scale: *const u8,
     pub(crate) scale_offsets: &'a [usize],
     /// Elements in a row.
@@ -41,7 +41,7 @@ pub(crate) struct Next<'a> {
     pub(crate) offsets: &'a [usize],
     /// Bytes of each.
     pub(crate) len: usize,
-    /// The same of scales that are read soon, at two places.
+    /// Where scales that are read soon are, at two places, and how many bytes behind these each row's begin.
     pub(crate) scales: [*const u8; 2],
     pub(crate) scale_offsets: &'a [usize],
     pub(crate) scale_len: usize,

@@ -84,7 +84,7 @@ unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     unsafe { vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) }
 }
 
-/// As [`larger`], of pairs of neighbors: of `a`'s and then of `b`'s.
+/// The larger number of each pair of neighbors, of `a`'s and then of `b`'s, in the order of their bits.
 #[inline(always)]
 unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: the instructions are enabled (see Simd).

@@ -5,7 +5,7 @@
 use half::f16;
 use kvcache_simd::{Float, Simd};
 
-use super::super::elements::CodeType;
+use super::super::code_type::CodeType;
 
 /// The `GROUP` of functions for groups of a register or more whose length only the call knows.
 pub(crate) const LONG: usize = usize::MAX;

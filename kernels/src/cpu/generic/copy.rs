@@ -25,7 +25,7 @@ impl<S: Simd> Function<S> for CopyRows {
     #[inline(always)]
     unsafe fn run(all: &Copies) {
         // One copy, the common case, is known to the compiler.
-        // SAFETY: the same conditions.
+        // SAFETY: the rows and their copies are valid: CopyFunction's condition.
         unsafe { if all.copies == 1 { copy_rows::<S>(all, 1) } else { copy_rows::<S>(all, all.copies) } }
     }
 }
@@ -37,7 +37,7 @@ impl<S: Simd> Function<S> for StreamRows {
     #[inline(always)]
     unsafe fn run(all: &Copies) {
         // One copy, the common case, is known to the compiler.
-        // SAFETY: the same conditions.
+        // SAFETY: the rows and their copies, whole lines, are valid: CopyFunction's condition.
         unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
     }
 }

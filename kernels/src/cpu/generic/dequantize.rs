@@ -25,7 +25,7 @@ impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREA
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
         if GROUP == ODD || rows.row.len < S::LANES {
-            // SAFETY: the same conditions.
+            // SAFETY: every row is valid for its types: RowsFunction's condition.
             return unsafe { portable::load_quantized::<Q, V, T>(rows) };
         }
         for r in 0..rows.count {
@@ -51,7 +51,7 @@ unsafe fn dequantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP
     values: *mut V,
     row: Row,
 ) {
-    // SAFETY: the same conditions.
+    // SAFETY: the row is valid, of a register or more; the scales are float16 where that is checked.
     unsafe {
         if T::IS_F16 && S::dequantize_native::<Q, V, GROUP, STREAM>(cache, scales.cast(), values, row.len, row.group) {
             return;

@@ -3,7 +3,7 @@
 use half::f16;
 use kvcache_simd::{Float, MOST_LANES, Simd};
 
-use super::super::elements::{CodeType, Int4, Int8};
+use super::super::code_type::{CodeType, Int4, Int8};
 use super::codes::{Codes, last_inside};
 use super::lane_tables::registers_per_scales;
 
@@ -61,7 +61,7 @@ impl CodeLanes for Int4 {
 /// Dequantizes a group of `len >= LANES`, where `s` is its scale in every lane.
 ///
 /// # Safety
-/// As for [`Simd`].
+/// The conditions are those of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn decode_group<S: Codes, Q: CodeLanes, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
@@ -89,21 +89,21 @@ pub(crate) unsafe fn decode_group<S: Codes, Q: CodeLanes, V: Float, T: Float, co
 /// Dequantizes a register, where `s` is the scale of each lane.
 ///
 /// # Safety
-/// As for [`Simd`].
+/// The conditions are those of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn decode<S: Codes, Q: CodeLanes, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
     values: *mut V,
     s: S::F32,
 ) {
-    // SAFETY: the same conditions.
+    // SAFETY: a register of codes can be read, and of values be written: this function's condition.
     unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
 }
 
 /// `code * s`, rounded to T where writing it as V does not round as much: to float16 anyway.
 ///
 /// # Safety
-/// As for [`Simd`].
+/// The conditions are those of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
@@ -118,7 +118,7 @@ pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F3
 /// others' are 0.
 ///
 /// # Safety
-/// As for [`Simd`], for `count` units.
+/// The instruction set is enabled; `count` units can be read.
 #[inline(always)]
 pub(crate) unsafe fn maxima_in_registers<S: Codes, V: Float, const GROUP: usize>(
     values: *const V,
@@ -181,7 +181,7 @@ pub(crate) unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
 /// "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 5.)
 ///
 /// # Safety
-/// As for [`Simd`].
+/// The conditions are those of [`Simd`].
 #[inline(always)]
 unsafe fn divide<S: Codes>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
@@ -243,7 +243,7 @@ impl GroupFloats for f16 {
         unsafe { [reciprocal, S::mul(reciprocal, S::splat((1 << 13 | 1) as f32))] }
     }
 
-    /// As in `scale`; Veltkamp's splitting rounds to float16's eleven bits. The large product need not be that of the
+    /// The product with the rounded reciprocal, rounded to float16, is the quotient (see `scale`); Veltkamp's splitting rounds to float16's eleven bits. The large product need not be that of the
     /// quotient, only have no bits below those of the difference.
     #[inline(always)]
     unsafe fn quotient<S: Codes>(x: S::F32, [reciprocal, large]: [S::F32; 2]) -> S::F32 {

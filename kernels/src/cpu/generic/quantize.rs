@@ -36,7 +36,7 @@ impl<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize> Funct
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
         if GROUP == ODD || rows.row.len < S::LANES {
-            // SAFETY: the same conditions.
+            // SAFETY: every row is valid for its types: RowsFunction's condition.
             return unsafe { portable::store_quantized::<Q, V, T>(rows) };
         }
         for r in 0..rows.count {

@@ -15,7 +15,7 @@ impl<S> Function<S> for RotateHeads {
 
     #[inline(always)]
     unsafe fn run(heads: &Heads) {
-        // SAFETY: the same conditions.
+        // SAFETY: the heads are valid: RotateFunction's condition.
         unsafe { portable::rotate(heads) }
     }
 }

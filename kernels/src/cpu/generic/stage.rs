@@ -53,11 +53,11 @@ impl<'s> LineWriter<'s> {
     /// which is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is written.
     ///
     /// # Safety
-    /// As for [`finish`](Self::finish).
+    /// The conditions are those of [`finish`](Self::finish).
     pub(crate) unsafe fn reserve(&mut self, to: *mut u8, len: usize) -> *mut u8 {
         debug_assert!(len <= STAGE_BYTES, "{len} bytes for a stage of {STAGE_BYTES}");
         if self.to != to {
-            // SAFETY: the same condition.
+            // SAFETY: what was committed may still be written: this function's condition.
             unsafe { self.finish() };
             self.to = to;
         }
@@ -94,7 +94,7 @@ impl<'s> LineWriter<'s> {
     /// the distance `prefetch`.
     ///
     /// # Safety
-    /// As for [`reserve`](Self::reserve) and [`commit`](Self::commit); `len` bytes at `from` can be read.
+    /// The conditions of [`reserve`](Self::reserve) and [`commit`](Self::commit); `len` bytes at `from` can be read.
     pub(crate) unsafe fn copy(
         &mut self,
         from: *const u8,

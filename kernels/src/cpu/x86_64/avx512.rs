@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::f16;
 use kvcache_simd::{Avx512, Float, Simd};
 
-use super::super::elements::CodeType;
+use super::super::code_type::CodeType;
 use super::super::generic::codes::{Codes, last_inside};
 use super::super::generic::group::product;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
@@ -137,8 +137,7 @@ impl<const NATIVE_F16: bool> Codes for Avx512<NATIVE_F16> {
     #[inline(always)]
     unsafe fn write_two_i4(to: *mut u8, codes: [__m512i; 2]) {
         unsafe {
-            // As in `write_i4`, with half as many bits in a code: each pair's first half and second half, and then its
-            // byte.
+            // Half as many bits in a code as in `write_i4`: each pair's first half and second half, and then its byte.
             let halves = _mm512_permutex2var_epi16(codes[0], _mm512_loadu_si512(LOW_HALVES.as_ptr().cast()), codes[1]);
             let seconds = _mm512_srli_epi32::<12>(halves);
             let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), halves, seconds);

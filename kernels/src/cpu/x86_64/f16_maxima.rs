@@ -4,13 +4,14 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-/// As [`maxima_in_registers`](super::super::generic::group::maxima_in_registers), for groups of 8 or of 16 and more.
+/// The maxima that [`maxima_in_registers`](super::super::generic::group::maxima_in_registers) gives, for groups of 8 or
+/// of 16 and more, as float16.
 ///
 /// # Safety
 /// AVX-512 F, BW and VL are enabled; `count` units of `unit` values can be read.
 #[inline(always)]
 pub(crate) unsafe fn maxima<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m256i {
-    // SAFETY: the same conditions.
+    // SAFETY: see `# Safety`.
     unsafe {
         let halves = maxima_of_bits::<GROUP, false>(values, count, unit);
         if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
@@ -71,7 +72,7 @@ unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
     }
 }
 
-/// As [`maxima`], on the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
+/// The [`maxima`] of the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
 /// that of the values. Right for groups with NaN only if `NAN`.
 #[inline(always)]
 unsafe fn maxima_of_bits<const GROUP: usize, const NAN: bool>(

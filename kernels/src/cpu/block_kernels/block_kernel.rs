@@ -47,15 +47,15 @@ pub(super) struct RowBytes {
 /// scales.
 pub(crate) type Writers<'s> = [LineWriter<'s>; 2];
 
-/// Moves the blocks of a call.
+/// Stores and loads the blocks of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Mover<'a> {
+pub(crate) struct BlockKernel<'a> {
     pub(super) functions: &'a RowFunctions,
     pub(super) bits: ElementBits,
 }
 
-impl<'a> Mover<'a> {
-    /// A mover by these functions.
+impl<'a> BlockKernel<'a> {
+    /// A kernel of these functions.
     pub(crate) fn new(functions: &'a RowFunctions, bits: ElementBits) -> Self {
         Self { functions, bits }
     }

@@ -1,4 +1,4 @@
-//! Sums of weighted values.
+//! PV products over rows of values: sums of weighted values for few queries.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use super::stored::Stored;
 use super::tiles::Tiles;
 
 /// Weights of some queries, rows of values, and the sums that they are added to.
-pub(crate) struct Values<'a> {
+pub(crate) struct WeightedRows<'a> {
     /// For each of `queries` queries a row of weights, one for each row of values; one row each [`BLOCK`] elements.
     pub(crate) weights: *const f32,
     pub(crate) queries: usize,
@@ -24,14 +24,14 @@ pub(crate) struct Values<'a> {
 }
 
 /// Adds weighted values, stored as V, to rescaled sums: fused multiply-adds from the first row to the last.
-pub(crate) struct Weigh<V>(PhantomData<V>);
+pub(crate) struct PvRows<V>(PhantomData<V>);
 
-impl<S: Tiles, V: Stored<S>> Function<S> for Weigh<V> {
-    type Arguments<'a> = Values<'a>;
+impl<S: Tiles, V: Stored<S>> Function<S> for PvRows<V> {
+    type Arguments<'a> = WeightedRows<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(values: &Values<'_>) {
+    unsafe fn run(values: &WeightedRows<'_>) {
         let mut query = 0;
         // SAFETY: the queries from `query` on are there.
         unsafe {
@@ -55,7 +55,7 @@ impl<S: Tiles, V: Stored<S>> Function<S> for Weigh<V> {
 
 /// All registers of the sums of Q queries, as many at once as there are accumulators for.
 #[inline(always)]
-unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &Values<'_>, query: usize) {
+unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &WeightedRows<'_>, query: usize) {
     let mut left = values.width / S::LANES;
     // SAFETY: `left` registers are left of each row.
     unsafe {
@@ -79,8 +79,12 @@ unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &Values<'_>, q
 
 /// C registers of the sums of Q queries; the first queries of all prefetch what comes next.
 #[inline(always)]
-unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize>(values: &Values<'_>, query: usize, at: usize) {
-    // SAFETY: the same conditions.
+unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize>(
+    values: &WeightedRows<'_>,
+    query: usize,
+    at: usize,
+) {
+    // SAFETY: Q queries and C registers are there: this function's condition.
     unsafe {
         match query {
             0 if values.prefetch => tile::<S, V, Q, C, true>(values, query, at),
@@ -91,7 +95,7 @@ unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize>(values: &
 
 #[inline(always)]
 unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const NEXT: bool>(
-    values: &Values<'_>,
+    values: &WeightedRows<'_>,
     query: usize,
     at: usize,
 ) {

@@ -1,4 +1,4 @@
-//! Inner products of queries and keys.
+//! QK scores over panels of keys: inner products of many queries and keys.
 
 use std::mem::MaybeUninit;
 
@@ -18,7 +18,7 @@ const BY_HALVES: [usize; PARTS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11
 const HALVINGS: usize = PARTS.ilog2() as usize;
 
 /// Queries, a panel of keys, and where the products are written.
-pub(crate) struct Products {
+pub(crate) struct PanelScores {
     /// `queries` rows of `head_dim` float32, one each `query_step` elements.
     pub(crate) query: *const f32,
     pub(crate) query_step: usize,
@@ -33,14 +33,14 @@ pub(crate) struct Products {
 
 /// Multiplies each query with each key: [`PARTS`] partial sums by fused multiply-adds from the first element of
 /// `head_dim` to the last, which are added by halves.
-pub(crate) struct Scores;
+pub(crate) struct QkPanels;
 
-impl<S: Tiles> Function<S> for Scores {
-    type Arguments<'a> = Products;
+impl<S: Tiles> Function<S> for QkPanels {
+    type Arguments<'a> = PanelScores;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(products: &Products) {
+    unsafe fn run(products: &PanelScores) {
         let mut query = 0;
         // SAFETY: the queries from `query` on are there.
         unsafe {
@@ -60,7 +60,7 @@ impl<S: Tiles> Function<S> for Scores {
 
 /// Q queries with all keys, two registers of them at once.
 #[inline(always)]
-unsafe fn queries<S: Tiles, const Q: usize>(products: &Products, query: usize) {
+unsafe fn queries<S: Tiles, const Q: usize>(products: &PanelScores, query: usize) {
     let (mut key, end) = (0, products.keys);
     // SAFETY: the keys from `key` on are there.
     unsafe {
@@ -76,8 +76,8 @@ unsafe fn queries<S: Tiles, const Q: usize>(products: &Products, query: usize) {
 
 /// Q queries with N registers of keys: with enough accumulators, two partial sums at once.
 #[inline(always)]
-unsafe fn some<S: Tiles, const Q: usize, const N: usize>(products: &Products, query: usize, key: usize) {
-    // SAFETY: the same conditions.
+unsafe fn some<S: Tiles, const Q: usize, const N: usize>(products: &PanelScores, query: usize, key: usize) {
+    // SAFETY: Q queries and N registers of keys are there: this function's condition.
     unsafe {
         if S::ACCUMULATORS >= 16 {
             tile::<S, Q, N, 2>(products, query, key);
@@ -90,7 +90,7 @@ unsafe fn some<S: Tiles, const Q: usize, const N: usize>(products: &Products, qu
 /// Q queries with N registers of keys, P partial sums at once: one or two.
 #[inline(always)]
 unsafe fn tile<S: Tiles, const Q: usize, const N: usize, const P: usize>(
-    products: &Products,
+    products: &PanelScores,
     query: usize,
     key: usize,
 ) {

@@ -3,9 +3,9 @@
 use super::super::block::{Block, Copies, Row, Rows};
 use super::super::functions::{Conversion, RowsFunction, Stores};
 use super::super::generic::stage::{LineWriter, STAGE_BYTES, Stage};
-use super::mover::{AT_ONCE_BYTES, DIRECT_BYTES, Mover, RowBytes, Writers, is_lines_each, rows};
+use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, RowBytes, Writers, is_lines_each, rows};
 
-impl Mover<'_> {
+impl BlockKernel<'_> {
     /// Loads a block, with non-temporal stores if there are writers for what they leave over.
     ///
     /// # Safety
@@ -13,7 +13,7 @@ impl Mover<'_> {
     /// valid for reads, and their copies in values for writes; what is written overlaps nothing else.
     pub(crate) unsafe fn load(self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bits.bytes(block.row);
-        // SAFETY: the same conditions; lines are whole where that is checked here.
+        // SAFETY: see `# Safety`; lines are whole where that is checked here.
         unsafe {
             match writers {
                 None => self.load_plain(block, bytes),
@@ -95,7 +95,7 @@ impl Mover<'_> {
     unsafe fn load_joined(self, block: &Block, bytes: RowBytes, writer: &mut LineWriter<'_>) {
         let together = bytes.values * block.copies;
         if together > STAGE_BYTES || (self.load_function().is_none() && bytes.values >= DIRECT_BYTES) {
-            // SAFETY: the same conditions.
+            // SAFETY: the rows are the block's, whose conditions are the caller's.
             return unsafe { self.load_long(block, bytes, writer) };
         }
         let contiguous = block.values.inner == together;
@@ -130,7 +130,7 @@ impl Mover<'_> {
     unsafe fn load_long(self, block: &Block, bytes: RowBytes, writer: &mut LineWriter<'_>) {
         let stream = self.functions.copy.stream;
         let Some(piece) = self.piece(block.row) else {
-            // SAFETY: the same conditions.
+            // SAFETY: the rows are the block's, whose conditions are the caller's.
             return unsafe { self.load_plain(block, bytes) };
         };
         for (outer, inner) in block.rows() {

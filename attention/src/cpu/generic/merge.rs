@@ -1,4 +1,5 @@
-//! What the sums over pieces of a sequence become together: the sums over both, and the output.
+//! The online softmax merge: sums over two pieces of a sequence become the sums over both, and those over all pieces
+//! the output.
 
 use std::marker::PhantomData;
 
@@ -19,10 +20,10 @@ pub(crate) struct Sums {
     pub(crate) width: usize,
 }
 
-/// Two sums over pieces, the second of which is added to the first.
-pub(crate) struct Fold;
+/// Merges the sums of one query over two pieces, the second into the first.
+pub(crate) struct Merge;
 
-impl<S: Tiles> Function<S> for Fold {
+impl<S: Tiles> Function<S> for Merge {
     type Arguments<'a> = [Sums; 2];
     type Output = ();
 

@@ -1,4 +1,4 @@
-//! Sums of weighted values for many queries at once.
+//! PV products over panels of values: sums of weighted values for many queries at once.
 
 use kvcache_simd::Function;
 
@@ -9,7 +9,7 @@ use super::tiles::Tiles;
 /// Registers of a row of values that are summed together.
 const COLUMNS: usize = 2;
 
-/// Values as rows, and the panels to write: for some registers of a row those of all rows, one after the other.
+/// Rows of values, and the panels to write: for some registers of a row those of all rows, one after the other.
 pub(crate) struct PackRows<'a> {
     /// Rows of `width` float32, whole registers, by how many bytes behind `from` they begin.
     pub(crate) from: *const u8,
@@ -50,7 +50,7 @@ impl<S: Tiles> Function<S> for PackValues {
 }
 
 /// Weights of some queries, panels of values, and the sums that they are added to.
-pub(crate) struct ValuePanels<'a> {
+pub(crate) struct WeightedPanels<'a> {
     /// For each query a row of weights, one for each key; one row each [`BLOCK`] elements.
     pub(crate) weights: *const f32,
     /// How many keys, the first ones, each query sees.
@@ -68,14 +68,14 @@ pub(crate) struct ValuePanels<'a> {
 }
 
 /// Adds weighted values to rescaled sums: fused multiply-adds from the first key to the last.
-pub(crate) struct WeighRows;
+pub(crate) struct PvPanels;
 
-impl<S: Tiles> Function<S> for WeighRows {
-    type Arguments<'a> = ValuePanels<'a>;
+impl<S: Tiles> Function<S> for PvPanels {
+    type Arguments<'a> = WeightedPanels<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(values: &ValuePanels<'_>) {
+    unsafe fn run(values: &WeightedPanels<'_>) {
         let step = COLUMNS * S::LANES;
         for first in (0..values.width).step_by(step) {
             // SAFETY: these registers are there.
@@ -91,7 +91,7 @@ impl<S: Tiles> Function<S> for WeighRows {
 
 /// The sums of all queries over one panel.
 #[inline(always)]
-unsafe fn panel<S: Tiles, const C: usize>(values: &ValuePanels<'_>, first: usize) {
+unsafe fn panel<S: Tiles, const C: usize>(values: &WeightedPanels<'_>, first: usize) {
     let (mut query, queries) = (0, values.seen.len());
     // SAFETY: the queries from `query` on are there.
     unsafe {
@@ -111,7 +111,7 @@ unsafe fn panel<S: Tiles, const C: usize>(values: &ValuePanels<'_>, first: usize
 }
 
 #[inline(always)]
-unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &ValuePanels<'_>, first: usize, query: usize) {
+unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &WeightedPanels<'_>, first: usize, query: usize) {
     let step = C * S::LANES;
     // SAFETY: Q queries from `query` on are there, and C registers from `first` on in each row of values.
     unsafe {

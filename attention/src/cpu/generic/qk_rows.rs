@@ -1,12 +1,12 @@
-//! Inner products of few queries and keys, which are read where they are, element by element of `head_dim` in the lanes
-//! of a register: for so few, a panel would be written and read for little.
+//! QK scores over rows of keys: inner products of few queries and keys, with the elements of `head_dim` in the lanes of a
+//! register. For so few, a panel would be written and read for little.
 
 use std::marker::PhantomData;
 
 use kvcache_simd::Function;
 
+use super::qk_panels::PARTS;
 use super::rows::{BLOCK, Cursor, Rows};
-use super::scores::PARTS;
 use super::stored::Stored;
 use super::tiles::Tiles;
 
@@ -14,7 +14,7 @@ use super::tiles::Tiles;
 const KEYS: usize = 4;
 
 /// Queries, keys, and where the products are written.
-pub(crate) struct RowProducts<'a> {
+pub(crate) struct RowScores<'a> {
     /// `queries` rows of float32, one each `query_step` elements.
     pub(crate) query: *const f32,
     pub(crate) query_step: usize,
@@ -26,15 +26,15 @@ pub(crate) struct RowProducts<'a> {
     pub(crate) scores: *mut f32,
 }
 
-/// Multiplies each query with each key, stored as V: the sums of [`Scores`](super::scores::Scores), to the bit.
-pub(crate) struct ScoreRows<V>(PhantomData<V>);
+/// Multiplies each query with each key, stored as V: the sums of [`QkPanels`](super::qk_panels::QkPanels), to the bit.
+pub(crate) struct QkRows<V>(PhantomData<V>);
 
-impl<S: Tiles, V: Stored<S>> Function<S> for ScoreRows<V> {
-    type Arguments<'a> = RowProducts<'a>;
+impl<S: Tiles, V: Stored<S>> Function<S> for QkRows<V> {
+    type Arguments<'a> = RowScores<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(products: &RowProducts<'_>) {
+    unsafe fn run(products: &RowScores<'_>) {
         let mut query = 0;
         // SAFETY: the queries from `query` on are there.
         unsafe {
@@ -56,11 +56,8 @@ impl<S: Tiles, V: Stored<S>> Function<S> for ScoreRows<V> {
 /// Q queries with all keys, TILES times [`KEYS`] at once; Q and TILES make four. The first queries prefetch what comes
 /// next.
 #[inline(always)]
-unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(
-    products: &RowProducts<'_>,
-    query: usize,
-) {
-    let &RowProducts { ref rows, keys, scores, .. } = products;
+unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(products: &RowScores<'_>, query: usize) {
+    let &RowScores { ref rows, keys, scores, .. } = products;
     let step = TILES * KEYS;
     // With two registers of partial sums, there are accumulators for two queries and two keys.
     let at_once = if S::LANES == PARTS { KEYS } else { 2 };
@@ -97,7 +94,7 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(
 /// of the first query and key to number `at` of all, those of the next query `step` behind.
 #[inline(always)]
 unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
-    &RowProducts { query: queries, query_step, ref rows, .. }: &RowProducts<'_>,
+    &RowScores { query: queries, query_step, ref rows, .. }: &RowScores<'_>,
     [query, key]: [usize; 2],
     (cursor, lines): (&mut Cursor<'_>, usize),
     all: &mut [S::F32; 4 * KEYS],

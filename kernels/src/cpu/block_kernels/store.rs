@@ -5,12 +5,12 @@ use kvcache_simd::LINE;
 use super::super::block::{Block, Copies, Operand, Prefetch, Row, Rows};
 use super::super::functions::{Conversion, RowsFunction};
 use super::super::generic::stage::{LineWriter, STAGE_BYTES, Stage};
-use super::mover::{AT_ONCE_BYTES, DIRECT_BYTES, Mover, RowBytes, Writers, is_lines, is_lines_each, rows};
+use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, RowBytes, Writers, is_lines, is_lines_each, rows};
 
 /// Bytes of values that are quantized together before their codes are streamed.
 const QUANTIZED_BYTES: usize = 16 << 10;
 
-impl Mover<'_> {
+impl BlockKernel<'_> {
     /// Stores a block, with non-temporal stores if there are writers for what they leave over.
     ///
     /// # Safety
@@ -18,7 +18,7 @@ impl Mover<'_> {
     /// the scales of their groups for writes; what is written overlaps nothing else.
     pub(crate) unsafe fn store(self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bits.bytes(block.row);
-        // SAFETY: the same conditions; lines are whole where that is checked here.
+        // SAFETY: see `# Safety`; lines are whole where that is checked here.
         unsafe {
             match (writers, self.functions.conversion) {
                 (None, conversion) => self.store_plain(block, bytes, conversion),
@@ -116,7 +116,7 @@ impl Mover<'_> {
         let largest = step.cache.max(step.scale);
         let contiguous = (block.outer == 1 || block.values.outer == bytes.values) && block.values.inner == step.values;
         if !contiguous || largest > STAGE_BYTES {
-            // SAFETY: the same conditions.
+            // SAFETY: the rows are the block's, whose conditions are the caller's.
             return unsafe { self.store_plain(block, bytes, self.functions.conversion) };
         }
         let at_once = (QUANTIZED_BYTES / step.values.max(1)).min(STAGE_BYTES / largest.max(1)).clamp(1, block.inner);
