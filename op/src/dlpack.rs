@@ -80,7 +80,7 @@ impl TensorMut<'_> {
     /// The tensor that `tensor` describes, as [`TensorRef::from_dlpack`].
     ///
     /// # Errors
-    /// As for [`TensorRef::from_dlpack`].
+    /// Those of [`TensorRef::from_dlpack`].
     ///
     /// # Safety
     /// `shape` and, if not null, `strides` of `tensor` are valid for reads of `ndim` numbers. For the lifetime, if
@@ -180,7 +180,7 @@ struct Parsed {
 }
 
 /// # Safety
-/// As for [`described`].
+/// Those of [`described`].
 unsafe fn parse(input: &'static str, tensor: &DLTensor) -> Result<Parsed, Error> {
     on_host(input, tensor.device)?;
     let element = element_of(input, tensor.dtype)?;

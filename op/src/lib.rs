@@ -4,17 +4,16 @@
 compile_error!("caches are addressed with 64 bits");
 
 mod attention;
-mod attributes;
 mod backend;
-mod call;
+mod checked_call;
+mod config;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 mod error;
-mod infer;
-mod inputs;
-mod layers;
-mod operator;
+mod key_value_cache;
+mod operands;
+mod shape_inference;
 mod static_batching;
 mod tensor;
 mod validate;
@@ -26,12 +25,11 @@ pub use attention::{
     MultiHeadCacheAttention,
 };
 pub use backend::Backend;
-pub use call::{Call, Outputs};
+pub use checked_call::{Call, Layers};
 #[cfg(feature = "cuda")]
 pub use device::cuda;
 pub use error::Error;
-pub use infer::{Dim, InputDims};
-pub use inputs::{IndexInputs, Inputs};
+pub use key_value_cache::KeyValueCache;
 pub use kvcache_attention as attention_kernels;
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
@@ -40,8 +38,8 @@ pub use kvcache_schema::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, StaticAttributes,
     StaticCacheLayout,
 };
-pub use layers::Layers;
-pub use operator::KeyValueCache;
+pub use operands::{IndexInputs, Inputs, Outputs};
+pub use shape_inference::{Dim, InputDims};
 pub use static_batching::{StaticCall, StaticInputDims, StaticInputs, StaticKeyValueCache, StaticLayers};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]

@@ -164,7 +164,7 @@ impl<'a> TensorMut<'a> {
         &self.shape
     }
 
-    /// The same tensor for a shorter lifetime, to be given to one call after another.
+    /// The tensor for a shorter lifetime, to be given to one call after another.
     pub fn reborrow(&mut self) -> TensorMut<'_> {
         TensorMut {
             element: self.element,

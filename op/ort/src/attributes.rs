@@ -68,7 +68,7 @@ pub(crate) fn of_kernel<A: NodeAttributes>(context: &KernelContext<'_>) -> Resul
     read(|name| integer(context, name))
 }
 
-/// The same for shape inference, where an unreadable attribute counts as absent: making the kernel fails on it anyway.
+/// The attributes for shape inference. An unreadable one counts as absent: making the kernel fails on it anyway.
 pub(crate) fn of_inference<A: NodeAttributes>(context: &ShapeInferenceContext) -> A {
     let mut attributes = A::default();
     for name in A::names() {

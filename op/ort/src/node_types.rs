@@ -34,7 +34,7 @@ impl NodeTypes {
         choices.into_iter().map(|choice| Self(choice.into())).collect()
     }
 
-    /// The same types, and of each input without one what `read` gives.
+    /// These types, and of each input without one what `read` gives.
     pub(crate) fn completed<E>(
         &self,
         mut read: impl FnMut(usize) -> Result<Option<ElementType>, E>,

@@ -7,10 +7,10 @@ use kvcache_kernels::Workers;
 use kvcache_schema::multi_head_attention::OUTPUTS;
 use ndarray::Array3;
 
-use super::backend::AttentionBackend;
+use super::attention_backend::AttentionBackend;
 use crate::backend::Backend;
-use crate::call::allocate;
 use crate::error::Error;
+use crate::operands::allocate;
 use crate::tensor::{Element, TensorMut};
 use crate::validate::{Extents, equal_type, shapes};
 
@@ -45,7 +45,7 @@ impl<'a> AttentionCall<'a> {
         Ok(())
     }
 
-    /// As [`run`](Self::run), with the output allocated here, of the type of `query`.
+    /// Runs the call with an output allocated here, of the type of `query`.
     ///
     /// # Errors
     /// Any [`Error`] of `attn_output`; nothing has then been written.

@@ -1,16 +1,14 @@
 //! The attention operators: `MultiHeadAttention` over packed keys and values, `MultiHeadCacheAttention` over the cache.
 
+mod attention_backend;
 mod attention_call;
-mod backend;
-mod cached;
-mod config;
-mod inputs;
-mod packed;
-pub(crate) mod validate;
+mod attention_config;
+mod multi_head_attention;
+mod multi_head_cache_attention;
+pub(crate) mod queries_and_mask;
 
+pub use attention_backend::AttentionBackend;
 pub use attention_call::AttentionCall;
-pub use backend::AttentionBackend;
-pub use cached::{AttentionLayers, MultiHeadCacheAttention};
-pub(crate) use config::AttentionConfig;
-pub use inputs::{AttentionInputs, CacheAttentionInputs};
-pub use packed::MultiHeadAttention;
+pub(crate) use attention_config::AttentionConfig;
+pub use multi_head_attention::{AttentionInputs, MultiHeadAttention};
+pub use multi_head_cache_attention::{AttentionLayers, CacheAttentionInputs, MultiHeadCacheAttention};

@@ -6,7 +6,7 @@ use kvcache_schema::OUTPUTS;
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
-use crate::inputs::{IndexInputs, Inputs};
+use crate::operands::{IndexInputs, Inputs};
 use crate::tensor::TensorRef;
 use crate::validate::{ExpectedOutputs, Extents};
 

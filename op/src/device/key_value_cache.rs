@@ -7,9 +7,9 @@ use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceIndices, DeviceI
 use super::device_tensor::DeviceMut;
 use super::device_trait::Device;
 use super::error::Error;
-use crate::attributes::Config;
-use crate::inputs::IndexInputs;
-use crate::operator::KeyValueCache;
+use crate::config::Config;
+use crate::key_value_cache::KeyValueCache;
+use crate::operands::IndexInputs;
 use crate::validate::{self, CheckedTensors, ExpectedOutputs};
 
 impl KeyValueCache {

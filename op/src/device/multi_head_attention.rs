@@ -6,7 +6,7 @@ use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
 use super::device_tensor::DeviceRef;
 use super::device_trait::Device;
 use super::error::Error;
-use crate::attention::{MultiHeadAttention, validate as attention};
+use crate::attention::{MultiHeadAttention, queries_and_mask as checks};
 use crate::tensor::TensorRef;
 use crate::validate::{Extents, indices};
 
@@ -69,9 +69,9 @@ impl MultiHeadAttention {
             indices::bound(name, indices::values(bound), &[])?;
         }
         let mask = tensors.attn_mask.as_ref();
-        let mask = attention::mask(&self.config, t1, mask, checked.tokens, checked.total_kvlen, &mut extents)?;
+        let mask = checks::mask(&self.config, t1, mask, checked.tokens, checked.total_kvlen, &mut extents)?;
         Ok(DeviceAttentionCall {
-            geometry: attention::geometry(&self.config, t1, checked.batch, decoding_batches),
+            geometry: checks::geometry(&self.config, t1, checked.batch, decoding_batches),
             keys: DeviceKeyTensors::Packed { rows: [key, value], kvstarts, seqstarts, exact_rows },
             query,
             attn_mask: attn_mask.zip(mask).map(|(tensor, mask)| (tensor, mask.width, mask.per_head)),
@@ -103,7 +103,7 @@ pub(super) unsafe fn host_scalars(
     batch: usize,
     extents: &mut Extents,
 ) -> Result<(usize, usize), crate::Error> {
-    let decoding_batches = attention::decoding_batches(decoding_batches, batch, extents)?;
+    let decoding_batches = checks::decoding_batches(decoding_batches, batch, extents)?;
     // Below 0 it is refused as a bound.
     Ok((decoding_batches, usize::try_from(indices::values(max_seqlen)[0]).unwrap_or(0)))
 }

@@ -9,7 +9,7 @@ use super::device_trait::Device;
 use super::error::Error;
 use super::key_value_cache::check_stores;
 use super::multi_head_attention::host_scalars;
-use crate::attention::{AttentionConfig, CacheAttentionInputs, MultiHeadCacheAttention, validate as attention};
+use crate::attention::{AttentionConfig, CacheAttentionInputs, MultiHeadCacheAttention, queries_and_mask as checks};
 use crate::validate::shapes;
 
 /// The inputs of `MultiHeadCacheAttention` that are only read, for a call on a device. What `stored` says of the rows of
@@ -33,14 +33,14 @@ impl MultiHeadCacheAttention {
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         let current_value = stored.current_value.tensor.element;
         self.check_types(query.tensor.element, t1, current_value, cache.tensor.element, t3)?;
-        attention::query(&self.config, t1, &query.tensor)?;
+        checks::query(&self.config, t1, &query.tensor)?;
         let max_seqlen = stored.indices.max_seqlen.clone();
         let mut stored = check_stores(&self.cache, stored, cache, scale)?;
         let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
         let expected = [stored.current_rows, num_kv_heads, head_dim];
         let current_key = &stored.current[0].tensor;
         shapes::equal("current_key", &current_key.shape, &expected, "by num_kv_heads and head_dim")?;
-        attention::query_rows(&query.tensor, stored.current_rows)?;
+        checks::query_rows(&query.tensor, stored.current_rows)?;
         let mut extents = std::mem::take(&mut stored.extents);
         extents.read("query", (&query.tensor).into())?;
         let batch = stored.geometry.batch;
@@ -48,9 +48,9 @@ impl MultiHeadCacheAttention {
         let (decoding_batches, max_seqlen) =
             unsafe { host_scalars(&decoding_batches, &max_seqlen, batch, &mut extents) }?;
         let mask = attn_mask.as_ref().map(|mask| &mask.tensor);
-        let mask = attention::mask(&self.config, t1, mask, stored.current_rows, stored.all_rows, &mut extents)?;
+        let mask = checks::mask(&self.config, t1, mask, stored.current_rows, stored.all_rows, &mut extents)?;
         Ok(DeviceAttentionCall {
-            geometry: attention::geometry(&self.config, t1, batch, decoding_batches),
+            geometry: checks::geometry(&self.config, t1, batch, decoding_batches),
             attn_mask: attn_mask.zip(mask).map(|(tensor, mask)| (tensor, mask.width, mask.per_head)),
             keys: DeviceKeyTensors::Cache(stored),
             query,

@@ -7,7 +7,7 @@ use super::device_call::{CheckedDeviceStores, DeviceCall};
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
-use crate::static_batching::{StaticInputs, StaticKeyValueCache, checks};
+use crate::static_batching::{StaticInputs, StaticKeyValueCache, checked_sequences as checks};
 use crate::validate::CheckedTensors;
 
 /// The inputs of a call of static batching that are only read, for a call on a device.

@@ -1,15 +1,13 @@
 //! The operator of static batching: all sequences of a batch have the same length and the same position.
 
-mod attributes;
-pub(crate) mod checks;
-mod infer;
-mod inputs;
-mod layers;
-mod operator;
+pub(crate) mod checked_sequences;
 mod static_call;
+mod static_config;
+mod static_key_value_cache;
+mod static_layers;
+mod static_shape_inference;
 
-pub use infer::StaticInputDims;
-pub use inputs::StaticInputs;
-pub use layers::StaticLayers;
-pub use operator::StaticKeyValueCache;
 pub use static_call::StaticCall;
+pub use static_key_value_cache::{StaticInputs, StaticKeyValueCache};
+pub use static_layers::StaticLayers;
+pub use static_shape_inference::StaticInputDims;

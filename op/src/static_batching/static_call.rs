@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 use kvcache_kernels::{Addressing, Indices, Problem, Stores, Workers};
 use smallvec::SmallVec;
 
-use super::checks::{CheckedCall, Sequences};
+use super::checked_sequences::{CheckedCall, Sequences};
 use crate::backend::Backend;
-use crate::call::Outputs;
 use crate::error::Error;
+use crate::operands::Outputs;
 use crate::validate::CheckedTensors;
 
 /// A call of static batching whose inputs, cache and scale have been checked, and which has written nothing yet.
@@ -44,7 +44,7 @@ impl<'a> StaticCall<'a> {
     /// phase.
     ///
     /// # Errors
-    /// As for [`run`](Self::run).
+    /// An [`Error`] that concerns `key` or `value`.
     pub fn with_problem<R>(self, outputs: Outputs<'a>, run: impl FnOnce(&mut Problem<'_>) -> R) -> Result<R, Error> {
         let CheckedCall { tensors, sequences, outputs: expected } = self.checked;
         let CheckedTensors { mut geometry, pointers, extents } = tensors;

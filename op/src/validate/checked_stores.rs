@@ -5,13 +5,13 @@ use std::ptr;
 use kvcache_kernels::{Geometry, Pointers, Quant, Stores};
 use kvcache_schema::{CacheStrides, ElementType};
 
+use super::extents::{self, Extents};
 use super::indices;
-use super::memory::{self, Extents};
 use super::shapes::{self, Dims};
 use super::types::equal_type;
-use crate::attributes::{self, CacheConfig, Config};
+use crate::config::{self, CacheConfig, Config};
 use crate::error::Error;
-use crate::inputs::IndexInputs;
+use crate::operands::IndexInputs;
 use crate::tensor::{TensorMut, TensorRef};
 
 /// What is known of a call whose types, shapes and memory have been checked, but no value of any tensor.
@@ -65,14 +65,14 @@ pub(crate) fn tensors(
         extents.write("scale", scale.into())?;
     }
 
-    let cache_strides = sizes.cache.ok_or_else(|| memory::overflow("cache", &cache.shape))?;
+    let cache_strides = sizes.cache.ok_or_else(|| extents::overflow("cache", &cache.shape))?;
     let quant = match (config.quant, scale) {
         (Some(bits), Some(scale)) => Some(Quant {
             bits,
             group: config.quant_group,
             t3: scale.element,
-            scale_len: memory::len("scale", &scale.shape)?,
-            scale: sizes.scale.ok_or_else(|| memory::overflow("scale", &scale.shape))?,
+            scale_len: extents::len("scale", &scale.shape)?,
+            scale: sizes.scale.ok_or_else(|| extents::overflow("scale", &scale.shape))?,
         }),
         _ => None,
     };
@@ -84,7 +84,7 @@ pub(crate) fn tensors(
         t1,
         t2: cache.element,
         quant,
-        cache_len: memory::len("cache", &cache.shape)?,
+        cache_len: extents::len("cache", &cache.shape)?,
         cache: cache_strides,
     };
     let pointers = Pointers {
@@ -152,7 +152,7 @@ impl CheckedStores<'_> {
         let geometry = self.stores.geometry();
         let expected = [self.stores.total_seqlen(), geometry.num_heads, geometry.head_dim];
         let reason = "the shape (seqstarts[B], H, Dh) of this call";
-        attributes::layer_idx(layer_idx, num_layer)?;
+        config::layer_idx(layer_idx, num_layer)?;
         let extents = current_of_layer(geometry.t1, current, (&expected, reason), &self.extents)?;
         // SAFETY: the cache has `num_layer` layers, and this one is among them, checked above. The current tokens have
         // been checked, and their memory is valid for reads for 'c, as `TensorRef`s.

@@ -3,11 +3,11 @@
 use kvcache_kernels::{Geometry, Problem, Stores};
 use kvcache_schema::{ElementType, OUTPUTS};
 
-use super::memory::{self, Extents};
+use super::extents::{self, Extents};
 use super::shapes;
 use super::types::equal_type;
-use crate::call::Outputs;
 use crate::error::Error;
+use crate::operands::Outputs;
 use crate::tensor::TensorMut;
 
 /// What `key` and `value` must be.
@@ -38,10 +38,10 @@ impl<const RANK: usize> ExpectedOutputs<RANK> {
         let heads = geometry.num_heads.checked_mul(num_repeat).ok_or_else(|| {
             let mut unmultiplied = shape(geometry.num_heads).to_vec();
             unmultiplied.insert(RANK - 1, num_repeat);
-            memory::overflow("key", &unmultiplied[..].into())
+            extents::overflow("key", &unmultiplied[..].into())
         })?;
         let shape = shape(heads);
-        memory::bytes("key", geometry.t1, &shape.into())?;
+        extents::bytes("key", geometry.t1, &shape.into())?;
         Ok(Self { num_repeat, shape, reason })
     }
 

@@ -5,9 +5,9 @@ use kvcache_schema::CacheMode;
 use smallvec::SmallVec;
 
 use super::shapes::Dims;
-use crate::attributes::Config;
+use crate::config::Config;
 use crate::error::Error;
-use crate::inputs::IndexInputs;
+use crate::operands::IndexInputs;
 use crate::tensor::TensorRef;
 
 /// Checks the values of tensors whose types, shapes and memory have been checked.

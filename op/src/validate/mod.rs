@@ -2,14 +2,14 @@
 
 mod checked_stores;
 mod expected_outputs;
+pub(crate) mod extents;
 pub(crate) mod indices;
-pub(crate) mod memory;
 pub(crate) mod shapes;
 mod types;
 
 pub(crate) use checked_stores::dynamic_tensors;
 pub(crate) use checked_stores::{CheckedStores, CheckedTensors, Sizes, current_of_layer, stores, tensors};
 pub(crate) use expected_outputs::ExpectedOutputs;
+pub(crate) use extents::Extents;
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
-pub(crate) use memory::Extents;
 pub(crate) use types::{equal_type, equal_types, legal_types, types};

@@ -2,9 +2,9 @@
 
 use kvcache_schema::{CacheDims, CacheMode, QuantBit};
 
-use crate::attributes::{CacheConfig, Config};
+use crate::config::{CacheConfig, Config};
 use crate::error::Error;
-use crate::inputs::IndexInputs;
+use crate::operands::IndexInputs;
 use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// The dimensions of a call, on which all inputs agree.

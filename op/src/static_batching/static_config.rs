@@ -2,7 +2,7 @@
 
 use kvcache_schema::{StaticAttributes, StaticCacheLayout};
 
-use crate::attributes::{CacheConfig, ranges};
+use crate::config::{CacheConfig, ranges};
 use crate::error::Error;
 
 /// Attributes that have been checked, as the types that they stand for.

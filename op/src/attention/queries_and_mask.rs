@@ -3,7 +3,7 @@
 use kvcache_attention::{AttentionGeometry, Mask};
 use kvcache_schema::{ElementType, multi_head_attention};
 
-use super::config::AttentionConfig;
+use super::attention_config::AttentionConfig;
 use crate::error::Error;
 use crate::tensor::TensorRef;
 use crate::validate::{Extents, equal_type, indices, shapes};

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::checks::CheckedCall;
+use super::checked_sequences::CheckedCall;
 use super::static_call::StaticCall;
 use crate::backend::Backend;
 use crate::error::Error;

@@ -1,21 +1,32 @@
-//! The operator: checked attributes, and the ways to make a call.
+//! The operator `KeyValueCache` of static batching: checked attributes, and the ways to make a call.
 
 use kvcache_kernels::Workers;
 use kvcache_schema::{ElementType, StaticAttributes, TypeCombination};
 use ndarray::Array4;
 
-use super::attributes::StaticConfig;
-use super::checks;
-use super::infer::{self, StaticInputDims};
-use super::inputs::StaticInputs;
-use super::layers::StaticLayers;
+use super::checked_sequences as checks;
 use super::static_call::StaticCall;
+use super::static_config::StaticConfig;
+use super::static_layers::StaticLayers;
+use super::static_shape_inference::{self, StaticInputDims};
 use crate::backend::Backend;
-use crate::call::{self, Outputs};
 use crate::error::Error;
-use crate::infer::Dim;
+use crate::operands::{self, Outputs};
+use crate::shape_inference::Dim;
 use crate::tensor::{Element, TensorMut, TensorRef};
 use crate::validate;
+
+/// The inputs of a call of static batching that are only read. Everything is checked when a call is made. A call on a
+/// device reads those of type `T` on the device.
+#[derive(Debug, Clone)]
+pub struct StaticInputs<'a, T = TensorRef<'a>> {
+    /// T1, shape (B, S, H, Dh).
+    pub current_key: T,
+    /// T1, shape (B, S, H, Dh).
+    pub current_value: T,
+    /// int64, a scalar or of shape (1), in memory of the host: the position of every sequence's first current token.
+    pub start_pos: TensorRef<'a>,
+}
 
 /// The operator `KeyValueCache` of static batching with checked attributes.
 ///
@@ -53,7 +64,7 @@ impl StaticKeyValueCache {
         Ok(Self { config: StaticConfig::new(&attributes)?, attributes, backend: Backend::default() })
     }
 
-    /// The same operator on another kernel.
+    /// The operator on another kernel.
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {
         Self { backend, ..self }
@@ -87,7 +98,7 @@ impl StaticKeyValueCache {
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
     pub fn infer_shape(&self, inputs: &StaticInputDims<'_>) -> [Dim; 4] {
-        infer::infer(&self.config, inputs)
+        static_shape_inference::infer(&self.config, inputs)
     }
 
     /// Checks a call; nothing is written yet. [`StaticCall::output_shape`] is then known, and [`StaticCall::run`] does
@@ -128,7 +139,7 @@ impl StaticKeyValueCache {
         self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
         let current = checks::Current::Later([batch, seqlen]);
         let checked = checks::tensors(&self.config, t1, current, start_pos, &cache, scale.as_ref())?;
-        // SAFETY: as in `check`.
+        // SAFETY: `start_pos` is a `TensorRef` of the host, whose type, shape and memory have just been checked.
         let checked = unsafe { checked.at(start_pos) }?;
         Ok(StaticLayers::new(self.config.cache.num_layer, self.backend, checked))
     }
@@ -149,7 +160,7 @@ impl StaticKeyValueCache {
         self.check(inputs, cache, scale)?.run(outputs, workers)
     }
 
-    /// As [`run`](Self::run), with outputs allocated here: `key` and `value`, of the type of `current_key`.
+    /// Runs the operator with outputs allocated here: `key` and `value`, of the type of `current_key`.
     ///
     /// # Errors
     /// Any [`Error`]; nothing has then been written.
@@ -161,6 +172,6 @@ impl StaticKeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array4<T>, Array4<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
-        call::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
+        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
     }
 }

@@ -2,7 +2,7 @@
 
 use kvcache_schema::{Axis, CacheLayout};
 
-use crate::attributes::Config;
+use crate::config::Config;
 
 /// The length of an axis, as far as a graph knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -2,8 +2,8 @@
 
 use kvcache_schema::StaticAxis;
 
-use super::attributes::StaticConfig;
-use crate::infer::{Dim, axis, best_known, repeated};
+use super::static_config::StaticConfig;
+use crate::shape_inference::{Dim, axis, best_known, repeated};
 
 /// What decides the outputs' shape, as far as a graph knows it; an unknown rank is `None`.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,10 +1,46 @@
-//! The calls of all layers of one step, with indices that are checked once.
+//! A checked call, waiting for its outputs; and the calls of all layers of one step, with indices that are checked once.
+
+use kvcache_kernels::{Problem, Workers};
 
 use crate::backend::Backend;
-use crate::call::Call;
 use crate::error::Error;
+use crate::operands::Outputs;
 use crate::tensor::TensorRef;
 use crate::validate::{CheckedStores, ExpectedOutputs};
+
+/// A call whose inputs, cache and scale have been checked, and which has written nothing yet.
+#[derive(Debug)]
+pub struct Call<'a> {
+    pub(crate) backend: Backend,
+    pub(crate) checked: CheckedStores<'a>,
+    pub(crate) outputs: ExpectedOutputs<3>,
+}
+
+impl<'a> Call<'a> {
+    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub fn output_shape(&self) -> [usize; 3] {
+        self.outputs.shape
+    }
+
+    /// Stores the current tokens into the cache, then writes all tokens of all sequences to `outputs`, on the threads
+    /// of `workers`.
+    ///
+    /// # Errors
+    /// An [`Error`] that concerns `key` or `value`; nothing has then been written.
+    pub fn run(self, outputs: Outputs<'a>, workers: &dyn Workers) -> Result<(), Error> {
+        let backend = self.backend;
+        backend.kernel().run(&mut self.bind(outputs)?, workers);
+        Ok(())
+    }
+
+    /// The call with its outputs, ready for a kernel: for callers that drive one themselves, phase by phase.
+    ///
+    /// # Errors
+    /// An [`Error`] that concerns `key` or `value`.
+    pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
+        self.outputs.problem(self.checked.stores, self.checked.extents, outputs)
+    }
+}
 
 /// The calls of all layers of one step: their indices, cache and scale have been checked, and nothing is written yet. A
 /// step gives every layer the same indices and the same cache, so a model that runs layer by layer has them checked

@@ -2,9 +2,9 @@
 
 use kvcache_schema::AttentionAttributes;
 
-use crate::attributes::ranges;
+use crate::config::ranges;
 use crate::error::Error;
-use crate::infer::Dim;
+use crate::shape_inference::Dim;
 
 /// Attributes of the attention that have been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,15 +3,39 @@
 use kvcache_attention::{AttentionIndices, AttentionPointers, AttentionProblem, Keys};
 use kvcache_schema::{AttentionAttributes, ElementType};
 
+use super::attention_backend::AttentionBackend;
 use super::attention_call::AttentionCall;
-use super::backend::AttentionBackend;
-use super::config::AttentionConfig;
-use super::inputs::AttentionInputs;
-use super::validate;
+use super::attention_config::AttentionConfig;
+use super::queries_and_mask as checks;
 use crate::backend::Backend;
 use crate::error::Error;
-use crate::infer::Dim;
+use crate::shape_inference::Dim;
+use crate::tensor::TensorRef;
 use crate::validate::{Extents, equal_type, indices, shapes};
+
+/// The inputs of `MultiHeadAttention`. Everything is checked when a call is made.
+#[derive(Debug, Clone)]
+pub struct AttentionInputs<'a> {
+    /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
+    pub query: TensorRef<'a>,
+    /// The keys of all tokens, past and current, sequence after sequence. T1, shape (`kvstarts[B]`, Hk, Dh).
+    pub key: TensorRef<'a>,
+    /// Their values, in the same order. T1, shape (`kvstarts[B]`, Hk, Dh).
+    pub value: TensorRef<'a>,
+    /// Where each sequence's rows start in `query`, and their total. int64, shape (B + 1).
+    pub seqstarts: TensorRef<'a>,
+    /// Where each sequence's rows start in `key` and `value`, and their total. int64, shape (B + 1).
+    pub kvstarts: TensorRef<'a>,
+    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1).
+    pub decoding_batches: TensorRef<'a>,
+    /// At least the largest number of queries of a sequence. int64, a scalar or of shape (1).
+    pub max_seqlen: TensorRef<'a>,
+    /// At least the largest number of keys of a sequence. int64, a scalar or of shape (1).
+    pub max_kvlen: TensorRef<'a>,
+    /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
+    /// `kvstarts[B]`; without elements it is as good as none.
+    pub attn_mask: Option<TensorRef<'a>>,
+}
 
 /// The operator `dynamic_batching.MultiHeadAttention` with checked attributes: each sequence's queries attend over its
 /// packed keys and values.
@@ -60,7 +84,7 @@ impl MultiHeadAttention {
         Ok(Self { config: AttentionConfig::new(&attributes)?, attributes, backend: AttentionBackend::default() })
     }
 
-    /// The same operator on another kernel.
+    /// The operator on another kernel.
     #[must_use]
     pub fn with_backend(self, backend: AttentionBackend) -> Self {
         Self { backend, ..self }
@@ -82,7 +106,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// [`Error::AttentionType`], [`Error::TypeMismatch`].
     pub fn check_types(&self, query: ElementType, key: ElementType, value: ElementType) -> Result<(), Error> {
-        validate::t1("query", query)?;
+        checks::t1("query", query)?;
         equal_type("key", key, query)?;
         equal_type("value", value, query)
     }
@@ -95,7 +119,7 @@ impl MultiHeadAttention {
         let config = &self.config;
         let t1 = inputs.query.element;
         let CheckedTensors { batch, tokens, total_kvlen, mut extents } = self.check_tensors(inputs)?;
-        let decoding_batches = validate::decoding_batches(&inputs.decoding_batches, batch, &mut extents)?;
+        let decoding_batches = checks::decoding_batches(&inputs.decoding_batches, batch, &mut extents)?;
 
         let (seqstarts, kvstarts) = (indices::values(&inputs.seqstarts), indices::values(&inputs.kvstarts));
         for (input, starts, of, expected) in
@@ -109,8 +133,8 @@ impl MultiHeadAttention {
         indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
         indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
         let attn_mask = inputs.attn_mask.as_ref();
-        let attn_mask = validate::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
-        let geometry = validate::geometry(config, t1, batch, decoding_batches);
+        let attn_mask = checks::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
+        let geometry = checks::geometry(config, t1, batch, decoding_batches);
         let keys = Keys::Packed {
             pointers: [inputs.key.data, inputs.value.data],
             indices: AttentionIndices { seqstarts, kvstarts },
@@ -136,7 +160,7 @@ impl MultiHeadAttention {
         let rows = [("key", &inputs.key), ("value", &inputs.value)];
         index_inputs.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, ElementType::Int64))?;
 
-        let tokens = validate::query(config, t1, &inputs.query)?;
+        let tokens = checks::query(config, t1, &inputs.query)?;
         let [total_kvlen, ..] = shapes::rank::<3>("key", &inputs.key.shape)?;
         let expected = [total_kvlen, config.num_kv_heads, config.head_dim];
         shapes::equal("key", &inputs.key.shape, &expected, "by num_kv_heads and head_dim")?;

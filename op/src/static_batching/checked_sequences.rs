@@ -3,8 +3,8 @@
 use kvcache_kernels::{Geometry, Pointers};
 use kvcache_schema::{ElementType, StaticCacheDims};
 
-use super::attributes::StaticConfig;
-use crate::attributes;
+use super::static_config::StaticConfig;
+use crate::config;
 use crate::error::Error;
 use crate::tensor::{TensorMut, TensorRef};
 use crate::validate::{self, CheckedTensors, ExpectedOutputs, Sizes, equal_type, indices, shapes};
@@ -175,7 +175,7 @@ impl CheckedCall {
         current: [&TensorRef<'_>; 2],
     ) -> Result<Self, Error> {
         let CheckedTensors { geometry, pointers, extents } = &self.tensors;
-        attributes::layer_idx(layer_idx, num_layer)?;
+        config::layer_idx(layer_idx, num_layer)?;
         let expected = [geometry.batch, self.sequences.seqlen, geometry.num_heads, geometry.head_dim];
         let expected = (&expected[..], "the shape (B, S, H, Dh) of this call");
         let extents = validate::current_of_layer(geometry.t1, current, expected, extents)?;

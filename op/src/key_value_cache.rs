@@ -1,16 +1,15 @@
-//! The operator: checked attributes, and the ways to make a call.
+//! The operator `KeyValueCache`: checked attributes, and the ways to make a call.
 
 use kvcache_kernels::Workers;
 use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination};
 use ndarray::Array3;
 
-use crate::attributes::{CacheConfig, Config};
 use crate::backend::Backend;
-use crate::call::{self, Call, Outputs};
+use crate::checked_call::{Call, Layers};
+use crate::config::{CacheConfig, Config};
 use crate::error::Error;
-use crate::infer::{self, Dim, InputDims};
-use crate::inputs::{IndexInputs, Inputs};
-use crate::layers::Layers;
+use crate::operands::{self, IndexInputs, Inputs, Outputs};
+use crate::shape_inference::{self, Dim, InputDims};
 use crate::tensor::{Element, TensorMut};
 use crate::validate::{self, CheckedStores, ExpectedOutputs};
 
@@ -35,17 +34,17 @@ impl KeyValueCache {
         Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default(), types: None })
     }
 
-    /// The same operator on another kernel.
+    /// The operator on another kernel.
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {
         Self { backend, ..self }
     }
 
-    /// The same operator for tensors of these types alone, which are checked here: its calls compare types and look up
+    /// The operator for tensors of these types alone, which are checked here: its calls compare types and look up
     /// nothing. A graph executor does so when it loads a node.
     ///
     /// # Errors
-    /// As for [`check_types`](Self::check_types).
+    /// Those of [`check_types`](Self::check_types).
     pub fn with_types(
         self,
         current_key: ElementType,
@@ -111,7 +110,7 @@ impl KeyValueCache {
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
     pub fn infer_shape(&self, inputs: &InputDims<'_>) -> [Dim; 3] {
-        infer::infer(&self.config, inputs)
+        shape_inference::infer(&self.config, inputs)
     }
 
     /// Checks a call; nothing is written yet. [`Call::output_shape`] is then known, and [`Call::run`] does the work.
@@ -179,7 +178,7 @@ impl KeyValueCache {
         self.check(inputs, cache, scale)?.run(outputs, workers)
     }
 
-    /// As [`run`](Self::run), with outputs allocated here: `key` and `value`, of the type of `current_key`.
+    /// Runs the operator with outputs allocated here: `key` and `value`, of the type of `current_key`.
     ///
     /// # Errors
     /// Any [`Error`]; nothing has then been written.
@@ -191,6 +190,6 @@ impl KeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array3<T>, Array3<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
-        call::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
+        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
     }
 }

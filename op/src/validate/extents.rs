@@ -66,15 +66,15 @@ impl TensorMut<'_> {
         }
     }
 
-    /// The same, to be written.
+    /// The tensor's bytes, to be written.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes).
+    /// Those of [`bytes`](Self::bytes).
     pub fn bytes_mut(&mut self, input: &'static str) -> Result<&mut [u8], Error> {
         match Memory::from(&*self).check(input)? {
             0 => Ok(&mut []),
-            // SAFETY: as for `bytes`; the tensor is borrowed mutably, and from_raw_parts keeps others away. Every byte
-            // is a value of the numbers that it is a part of.
+            // SAFETY: the tensor is contiguous, of `len` bytes, checked above. It is borrowed mutably, and from_raw_parts
+            // asks that nobody else accesses it. Any byte may be a part of any number.
             len => Ok(unsafe { std::slice::from_raw_parts_mut(self.data, len) }),
         }
     }

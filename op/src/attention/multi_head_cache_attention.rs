@@ -5,18 +5,33 @@ use kvcache_kernels::Geometry;
 use kvcache_schema::multi_head_cache_attention::T1;
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
 
+use super::attention_backend::AttentionBackend;
 use super::attention_call::AttentionCall;
-use super::backend::AttentionBackend;
-use super::config::AttentionConfig;
-use super::inputs::CacheAttentionInputs;
-use super::validate as attention;
-use crate::attributes::Config;
+use super::attention_config::AttentionConfig;
+use super::queries_and_mask as checks;
 use crate::backend::Backend;
+use crate::config::Config;
 use crate::error::Error;
-use crate::infer::Dim;
-use crate::inputs::{IndexInputs, Inputs};
+use crate::operands::{IndexInputs, Inputs};
+use crate::shape_inference::Dim;
 use crate::tensor::{TensorMut, TensorRef};
 use crate::validate::{self, CheckedStores, equal_type, shapes};
+
+/// The inputs of `MultiHeadCacheAttention` that are only read. Everything is checked when a call is made.
+/// A call on a device reads those of type `T` on the device, and takes `kvstarts` as a `K`.
+#[derive(Debug, Clone)]
+pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
+    /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
+    pub query: T,
+    /// Those that are `KeyValueCache`'s: the current keys and values, and where tokens are.
+    pub stored: Inputs<'a, T, K>,
+    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1), in memory of the
+    /// host.
+    pub decoding_batches: TensorRef<'a>,
+    /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
+    /// `kvstarts[B]`; without elements it is as good as none.
+    pub attn_mask: Option<T>,
+}
 
 /// The operator `dynamic_batching.MultiHeadCacheAttention` with checked attributes: stores the current keys and values,
 /// then each sequence's queries attend over all of its tokens in the cache.
@@ -84,7 +99,7 @@ impl MultiHeadCacheAttention {
         })
     }
 
-    /// The same operator on other kernels: one that attends, one that stores.
+    /// The operator on other kernels: one that attends, one that stores.
     #[must_use]
     pub fn with_backends(self, backend: AttentionBackend, store: Backend) -> Self {
         Self { backend, store, ..self }
@@ -113,7 +128,7 @@ impl MultiHeadCacheAttention {
         cache: ElementType,
         scale: Option<ElementType>,
     ) -> Result<(), Error> {
-        attention::t1("current_key", current_key)?;
+        checks::t1("current_key", current_key)?;
         let quant_bit = self.attributes.cache.quant_bit;
         let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
         validate::types(got, current_value, &T1)?;
@@ -134,7 +149,7 @@ impl MultiHeadCacheAttention {
         let Inputs { current_key, current_value, indices } = stored;
         let t3 = scale.as_ref().map(|scale| scale.element);
         self.check_types(query.element, current_key.element, current_value.element, cache.element, t3)?;
-        attention::query(&self.config, current_key.element, query)?;
+        checks::query(&self.config, current_key.element, query)?;
         let current = Some([current_key, current_value]);
         let mut checked = validate::stores(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
         let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
@@ -179,10 +194,10 @@ impl MultiHeadCacheAttention {
     ) -> Result<Attention, Error> {
         let CheckedStores { stores, extents } = checked;
         let &Geometry { batch, t1, .. } = stores.geometry();
-        let decoding_batches = attention::decoding_batches(decoding_batches, batch, extents)?;
+        let decoding_batches = checks::decoding_batches(decoding_batches, batch, extents)?;
         let (tokens, total_kvlen) = (stores.total_seqlen(), stores.total_kvlen());
-        let attn_mask = attention::mask(&self.config, t1, attn_mask, tokens, total_kvlen, extents)?;
-        let geometry = attention::geometry(&self.config, t1, batch, decoding_batches);
+        let attn_mask = checks::mask(&self.config, t1, attn_mask, tokens, total_kvlen, extents)?;
+        let geometry = checks::geometry(&self.config, t1, batch, decoding_batches);
         Ok(Attention { config: self.config, backend: self.backend, store: self.store, geometry, attn_mask })
     }
 }
@@ -202,8 +217,8 @@ impl Attention {
     fn call<'a>(self, checked: CheckedStores<'a>, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
         let Self { config, backend, store, geometry, attn_mask } = self;
         let CheckedStores { stores, mut extents } = checked;
-        attention::query(&config, geometry.t1, query)?;
-        attention::query_rows(query, stores.total_seqlen())?;
+        checks::query(&config, geometry.t1, query)?;
+        checks::query_rows(query, stores.total_seqlen())?;
         extents.read("query", query.into())?;
         let pointers = AttentionPointers { query: query.data, attn_mask };
         // SAFETY: types, shapes, indices and alignment have been checked, here and before; T1, Hk, Dh and B are those of
