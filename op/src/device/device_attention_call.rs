@@ -1,42 +1,29 @@
 //! A checked call of an attention operator on a device, waiting for its output and a stream.
 
-use kvcache_attention::{AttentionGeometry, DeviceAttention, DeviceKeys, DeviceMask, DevicePacked};
+use kvcache_attention::{DeviceAttention, DeviceKeys};
 use kvcache_schema::ElementType;
 use kvcache_schema::multi_head_attention::OUTPUTS;
 
-use super::device_call::{CheckedDeviceStores, check_uses};
-use super::device_tensor::{DeviceMut, DeviceRef};
+use super::device_call::Uses;
+use super::device_tensor::DeviceMut;
 use super::device_trait::Device;
 use super::error::Error;
 use crate::validate::{Extents, equal_type, shapes};
 
-/// Where the keys and values of a checked call are.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
-pub(super) enum DeviceKeyTensors<'a, D: Device> {
-    /// `key` and `value`, and `kvstarts`.
-    Packed { rows: [DeviceRef<'a, D>; 2], kvstarts: DeviceRef<'a, D>, seqstarts: DeviceRef<'a, D>, exact_rows: bool },
-    /// In the cache, after these stores.
-    Cache(CheckedDeviceStores<'a, D>),
-}
-
 /// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
 #[derive(Debug)]
 pub struct DeviceAttentionCall<'a, D: Device> {
-    pub(super) geometry: AttentionGeometry,
-    pub(super) keys: DeviceKeyTensors<'a, D>,
-    pub(super) query: DeviceRef<'a, D>,
-    /// With its row length, and whether there is a plane for each query head.
-    pub(super) attn_mask: Option<(DeviceRef<'a, D>, usize, bool)>,
-    pub(super) max_seqlen: usize,
+    /// All but the output, scratch memory and the status word.
+    pub(super) call: DeviceAttention,
     /// The memory of every tensor checked so far.
     pub(super) extents: Extents,
+    pub(super) uses: Uses<'a, D>,
 }
 
 impl<D: Device> DeviceAttentionCall<'_, D> {
     /// The shape of `attn_output`: (`seqstarts[B]`, Hq, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        [self.query.tensor.shape[0], self.geometry.num_heads, self.geometry.head_dim]
+        [self.call.query_rows, self.call.geometry.num_heads, self.call.geometry.head_dim]
     }
 
     /// The bytes of scratch memory that [`launch`](Self::launch) needs, for the sums of pieces of long sequences; 0 if
@@ -46,7 +33,7 @@ impl<D: Device> DeviceAttentionCall<'_, D> {
     /// # Errors
     /// Dimensions that are too large for the device, as heads that are too long.
     pub fn scratch_bytes(&self) -> Result<usize, Error<D>> {
-        D::scratch_bytes(&self.on_device(0, 0, 0)).map_err(Error::Launch)
+        D::scratch_bytes(&self.call).map_err(Error::Launch)
     }
 
     /// Enqueues the call on the stream that its tensors were made for. Once the stream has run it, its status is in the
@@ -62,17 +49,9 @@ impl<D: Device> DeviceAttentionCall<'_, D> {
         status: &D::StatusWord,
         stream: &D::Stream,
     ) -> Result<(), Error<D>> {
-        let mask = self.attn_mask.as_ref().and_then(|(mask, ..)| mask.usage.as_ref());
-        check_uses([("query", self.query.usage.as_ref()), ("attn_mask", mask)], stream)?;
-        check_uses([(OUTPUTS[0], attn_output.usage.as_ref())], stream)?;
-        check_uses([("scratch", scratch.as_ref().and_then(|scratch| scratch.usage.as_ref()))], stream)?;
-        match &self.keys {
-            DeviceKeyTensors::Packed { rows: [key, value], kvstarts, seqstarts, .. } => {
-                let uses = [("key", key), ("value", value), ("kvstarts", kvstarts), ("seqstarts", seqstarts)];
-                check_uses(uses.map(|(name, tensor)| (name, tensor.usage.as_ref())), stream)?;
-            }
-            DeviceKeyTensors::Cache(stores) => check_uses(stores.uses(), stream)?,
-        }
+        self.uses.check(stream)?;
+        attn_output.check_use(OUTPUTS[0], stream)?;
+        scratch.as_ref().map_or(Ok(()), |scratch| scratch.check_use("scratch", stream))?;
         let status = D::status_address(status, stream).map_err(Error::Launch)?;
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self`,
         // `attn_output` and `scratch` are dropped, after the launch; other tensors come from `from_raw_parts`, which
@@ -144,7 +123,7 @@ impl<D: Device> DeviceAttentionCall<'_, D> {
         queue: &D::Queue<'_>,
     ) -> Result<(), Error<D>> {
         let output = &attn_output.tensor;
-        equal_type(OUTPUTS[0], output.element, self.geometry.t1)?;
+        equal_type(OUTPUTS[0], output.element, self.call.geometry.t1)?;
         let reason = "the shape (seqstarts[B], Hq, Dh) of this call";
         shapes::equal(OUTPUTS[0], &output.shape, &self.output_shape(), reason)?;
         let mut extents = self.extents.clone();
@@ -158,40 +137,14 @@ impl<D: Device> DeviceAttentionCall<'_, D> {
                 return Err(Error::Scratch { got, expected });
             }
         }
-        let call = self.on_device(attn_output.address(), scratch_at, status);
+        let mut call = DeviceAttention { attn_output: attn_output.address(), scratch: scratch_at, ..self.call };
+        match &mut call.keys {
+            DeviceKeys::Packed(packed) => packed.status = status,
+            DeviceKeys::Cache(stores) => stores.status = status,
+        }
         // SAFETY: `check_device` and the checks above have checked types, shapes, alignment and overlap; each tensor's
         // memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask for, and
         // so is the status word: see `# Safety`.
         unsafe { D::attend(queue, &call) }.map_err(Error::Launch)
-    }
-
-    /// The call with output, scratch memory and status word at these addresses.
-    fn on_device(&self, attn_output: u64, scratch: u64, status: u64) -> DeviceAttention {
-        DeviceAttention {
-            geometry: self.geometry,
-            keys: match &self.keys {
-                DeviceKeyTensors::Packed { rows, kvstarts, seqstarts, exact_rows } => {
-                    DeviceKeys::Packed(DevicePacked {
-                        rows_at: rows.each_ref().map(DeviceRef::address),
-                        rows: rows[0].tensor.shape[0],
-                        seqstarts: seqstarts.address(),
-                        kvstarts: kvstarts.address(),
-                        exact_rows: *exact_rows,
-                        status,
-                    })
-                }
-                DeviceKeyTensors::Cache(stores) => DeviceKeys::Cache(stores.stores(status)),
-            },
-            query_rows: self.query.tensor.shape[0],
-            max_seqlen: self.max_seqlen,
-            query: self.query.address(),
-            attn_mask: self.attn_mask.as_ref().map(|(mask, width, per_head)| DeviceMask {
-                address: mask.address(),
-                width: *width,
-                per_head: *per_head,
-            }),
-            attn_output,
-            scratch,
-        }
     }
 }

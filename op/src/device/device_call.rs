@@ -1,7 +1,8 @@
 //! A checked call on a device, waiting for its outputs and a stream.
 
-use kvcache_kernels::{DeviceProblem, DeviceStores, Geometry, Pages};
+use kvcache_kernels::{DeviceProblem, DeviceStores};
 use kvcache_schema::OUTPUTS;
+use smallvec::SmallVec;
 
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
@@ -48,34 +49,41 @@ pub struct DeviceOutputs<'a, D: Device> {
 /// have `RANK` axes: three, or in static batching four.
 #[derive(Debug)]
 pub struct DeviceCall<'a, D: Device, const RANK: usize = 3> {
-    pub(crate) checked: CheckedDeviceStores<'a, D>,
-    pub(crate) outputs: ExpectedOutputs<RANK>,
+    pub(super) checked: CheckedDeviceStores<'a, D>,
+    pub(super) outputs: ExpectedOutputs<RANK>,
 }
 
 /// The stores of a call, checked as far as the host knows them.
 #[derive(Debug)]
-pub(crate) struct CheckedDeviceStores<'a, D: Device> {
-    pub(crate) geometry: Geometry,
-    pub(crate) max_t: usize,
-    pub(crate) pages: Pages,
-    pub(crate) current_rows: usize,
-    pub(crate) all_rows: usize,
-    pub(crate) exact_rows: bool,
-    pub(crate) extents: Extents,
-    /// `current_key` and `current_value`.
-    pub(crate) current: [DeviceRef<'a, D>; 2],
-    /// None in static batching.
-    pub(crate) indices: Option<DeviceIndices<'a, D>>,
-    pub(crate) cache: DeviceMut<'a, D>,
-    pub(crate) scale: Option<DeviceMut<'a, D>>,
+pub(super) struct CheckedDeviceStores<'a, D: Device> {
+    /// All but the status word.
+    pub(super) stores: DeviceStores,
+    /// The memory of every tensor checked so far.
+    pub(super) extents: Extents,
+    pub(super) uses: Uses<'a, D>,
 }
 
-/// The index inputs that the device reads.
+/// The slices of the device's own library among a call's tensors, with their names. They are in use until this is
+/// dropped.
 #[derive(Debug)]
-pub(crate) struct DeviceIndices<'a, D: Device> {
-    pub(crate) seqstarts: DeviceRef<'a, D>,
-    pub(crate) cachestarts: DeviceRef<'a, D>,
-    pub(crate) start_pos: DeviceRef<'a, D>,
+pub(super) struct Uses<'a, D: Device>(SmallVec<[(&'static str, D::Usage<'a>); 9]>);
+
+impl<'a, D: Device> Uses<'a, D> {
+    /// The slices of tensors, of which some are in none.
+    pub(super) fn of<const N: usize>(tensors: [(&'static str, Option<D::Usage<'a>>); N]) -> Self {
+        Self(tensors.into_iter().filter_map(|(name, usage)| Some((name, usage?))).collect())
+    }
+
+    /// These and others.
+    pub(super) fn and(mut self, others: Self) -> Self {
+        self.0.extend(others.0);
+        self
+    }
+
+    /// Checks that a call on `stream` may use them.
+    pub(super) fn check(&self, stream: &D::Stream) -> Result<(), Error<D>> {
+        self.0.iter().try_for_each(|(name, usage)| D::check_usage(usage, name, stream))
+    }
 }
 
 impl<'a, D: Device, const RANK: usize> DeviceCall<'a, D, RANK> {
@@ -96,9 +104,9 @@ impl<'a, D: Device, const RANK: usize> DeviceCall<'a, D, RANK> {
         status: &D::StatusWord,
         stream: &D::Stream,
     ) -> Result<(), Error<D>> {
-        check_uses(self.checked.uses(), stream)?;
-        let DeviceOutputs { key, value } = &outputs;
-        check_uses([(OUTPUTS[0], key.usage.as_ref()), (OUTPUTS[1], value.usage.as_ref())], stream)?;
+        self.checked.uses.check(stream)?;
+        outputs.key.check_use(OUTPUTS[0], stream)?;
+        outputs.value.check_use(OUTPUTS[1], stream)?;
         let status = D::status_address(status, stream).map_err(Error::Launch)?;
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self` and
         // `outputs` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for memory that
@@ -138,64 +146,15 @@ impl<'a, D: Device, const RANK: usize> DeviceCall<'a, D, RANK> {
         queue: &D::Queue<'_>,
     ) -> Result<(), Error<D>> {
         let Self { checked, outputs: expected } = self;
-        expected.check(checked.geometry.t1, checked.extents.clone(), [&key.tensor, &value.tensor])?;
-        let (stores, num_repeat) = (checked.stores(status), expected.num_repeat);
-        let problem = DeviceProblem { stores, num_repeat, outputs: [key.address(), value.address()] };
+        expected.check(checked.stores.geometry.t1, checked.extents.clone(), [&key.tensor, &value.tensor])?;
+        let problem = DeviceProblem {
+            stores: DeviceStores { status, ..checked.stores },
+            num_repeat: expected.num_repeat,
+            outputs: [key.address(), value.address()],
+        };
         // SAFETY: `check_device` and `expected.check` above have checked types, shapes, alignment and overlap; each
         // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
         // for, and so is the status word: see `# Safety`.
         unsafe { D::run(queue, &problem) }.map_err(Error::Launch)
-    }
-}
-
-/// The uses of slices by a call, with the tensors' names.
-pub(super) type Uses<'b, 'a, D, const N: usize> = [(&'static str, Option<&'b <D as Device>::Usage<'a>>); N];
-
-/// Checks that a call on `stream` may use its slices.
-pub(super) fn check_uses<D: Device, const N: usize>(
-    uses: Uses<'_, '_, D, N>,
-    stream: &D::Stream,
-) -> Result<(), Error<D>> {
-    uses.into_iter().try_for_each(|(input, usage)| match usage {
-        Some(usage) => D::check_usage(usage, input, stream),
-        None => Ok(()),
-    })
-}
-
-impl<'a, D: Device> CheckedDeviceStores<'a, D> {
-    /// The stores, which report what they find at this address of the device.
-    pub(crate) fn stores(&self, status: u64) -> DeviceStores {
-        let [seqstarts, start_pos, cachestarts] = self.indices.as_ref().map_or([0; 3], |indices| {
-            [&indices.seqstarts, &indices.start_pos, &indices.cachestarts].map(DeviceRef::address)
-        });
-        DeviceStores {
-            geometry: self.geometry,
-            max_t: self.max_t,
-            pages: self.pages,
-            current_rows: self.current_rows,
-            all_rows: self.all_rows,
-            exact_rows: self.exact_rows,
-            current: self.current.each_ref().map(DeviceRef::address),
-            cache: self.cache.address(),
-            scale: self.scale.as_ref().map_or(0, DeviceMut::address),
-            seqstarts,
-            start_pos,
-            cachestarts,
-            status,
-        }
-    }
-
-    /// The uses of slices, with the tensors' names.
-    pub(super) fn uses(&self) -> Uses<'_, 'a, D, 7> {
-        let indices = self.indices.as_ref();
-        [
-            ("current_key", self.current[0].usage.as_ref()),
-            ("current_value", self.current[1].usage.as_ref()),
-            ("seqstarts", indices.and_then(|indices| indices.seqstarts.usage.as_ref())),
-            ("cachestarts", indices.and_then(|indices| indices.cachestarts.usage.as_ref())),
-            ("start_pos", indices.and_then(|indices| indices.start_pos.usage.as_ref())),
-            ("cache", self.cache.usage.as_ref()),
-            ("scale", self.scale.as_ref().and_then(|scale| scale.usage.as_ref())),
-        ]
     }
 }

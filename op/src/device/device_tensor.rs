@@ -3,6 +3,7 @@
 use kvcache_schema::{ElementType, shape};
 
 use super::device_trait::Device;
+use super::error::Error;
 use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
 
 /// A tensor in device memory, to be read.
@@ -55,7 +56,7 @@ impl<'a, D: Device> DeviceRef<'a, D> {
     }
 
     /// The tensor's address on the device.
-    pub(crate) fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         self.tensor.data.addr() as u64
     }
 }
@@ -95,8 +96,13 @@ impl<'a, D: Device> DeviceMut<'a, D> {
     }
 
     /// The tensor's address on the device.
-    pub(crate) fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         self.tensor.data.addr() as u64
+    }
+
+    /// Checks that a call on `stream` may use the tensor called `name`.
+    pub(super) fn check_use(&self, name: &'static str, stream: &D::Stream) -> Result<(), Error<D>> {
+        self.usage.as_ref().map_or(Ok(()), |usage| D::check_usage(usage, name, stream))
     }
 }
 

@@ -1,15 +1,15 @@
 //! The operator on a device: checking a call, and loading its kernels.
 
-use kvcache_kernels::Pages;
+use kvcache_kernels::{DeviceStores, Pages, Pointers};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceIndices, DeviceInputs, OutputRows};
+use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows, Uses};
 use super::device_tensor::DeviceMut;
 use super::device_trait::Device;
 use super::error::Error;
 use crate::config::Config;
 use crate::key_value_cache::KeyValueCache;
-use crate::operands::IndexInputs;
+use crate::operands::{IndexInputs, Inputs};
 use crate::validate::{self, CheckedTensors, ExpectedOutputs};
 
 impl KeyValueCache {
@@ -29,7 +29,8 @@ impl KeyValueCache {
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         self.check_types(current_key.element, current_value.element, cache.tensor.element, t3)?;
         let checked = check_stores(self.config(), inputs, cache, scale)?;
-        let outputs = ExpectedOutputs::new(&checked.geometry, self.config().cache.num_repeat, checked.all_rows)?;
+        let outputs =
+            ExpectedOutputs::new(&checked.stores.geometry, self.config().cache.num_repeat, checked.stores.all_rows)?;
         Ok(DeviceCall { checked, outputs })
     }
 
@@ -75,7 +76,7 @@ pub(super) fn check_stores<'a, D: Device>(
         max_kvlen: inputs.indices.max_kvlen.clone(),
     };
     let current = Some([current_key, current_value]);
-    let (CheckedTensors { geometry, extents, .. }, dims) =
+    let (tensors, dims) =
         validate::dynamic_tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
     let all_rows = match inputs.indices.kvstarts {
         // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
@@ -86,24 +87,54 @@ pub(super) fn check_stores<'a, D: Device>(
             rows
         }
     };
-    Ok(CheckedDeviceStores {
-        geometry,
-        max_t: dims.cache.max_t,
-        pages: match config.mode {
-            CacheMode::Offset => Pages::Offset,
-            CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
-        },
-        current_rows: current_key.shape[0],
-        all_rows,
+    let current_rows = current_key.shape[0];
+    let Inputs { current_key, current_value, indices: IndexInputs { seqstarts, cachestarts, start_pos, .. } } = inputs;
+    let stores = DeviceStores {
+        seqstarts: seqstarts.address(),
+        start_pos: start_pos.address(),
+        cachestarts: cachestarts.address(),
         exact_rows,
-        extents,
-        current: [inputs.current_key, inputs.current_value],
-        indices: Some(DeviceIndices {
-            seqstarts: inputs.indices.seqstarts,
-            cachestarts: inputs.indices.cachestarts,
-            start_pos: inputs.indices.start_pos,
-        }),
-        cache,
-        scale,
-    })
+        ..without_indices(
+            &tensors,
+            [dims.cache.max_t, current_rows, all_rows],
+            match config.mode {
+                CacheMode::Offset => Pages::Offset,
+                CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
+            },
+        )
+    };
+    let uses = [
+        ("current_key", current_key.usage),
+        ("current_value", current_value.usage),
+        ("seqstarts", seqstarts.usage),
+        ("cachestarts", cachestarts.usage),
+        ("start_pos", start_pos.usage),
+        ("cache", cache.usage),
+        ("scale", scale.and_then(|scale| scale.usage)),
+    ];
+    Ok(CheckedDeviceStores { stores, extents: tensors.extents, uses: Uses::of(uses) })
+}
+
+/// The stores of checked tensors, with MaxT and the rows of current tokens and of all; without index inputs.
+pub(super) fn without_indices(
+    tensors: &CheckedTensors,
+    [max_t, current_rows, all_rows]: [usize; 3],
+    pages: Pages,
+) -> DeviceStores {
+    let Pointers { current, cache, scale } = tensors.pointers;
+    DeviceStores {
+        geometry: tensors.geometry,
+        max_t,
+        pages,
+        current_rows,
+        all_rows,
+        exact_rows: true,
+        current: current.map(|current| current.addr() as u64),
+        cache: cache.addr() as u64,
+        scale: scale.addr() as u64,
+        seqstarts: 0,
+        start_pos: 0,
+        cachestarts: 0,
+        status: 0,
+    }
 }

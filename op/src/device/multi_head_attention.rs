@@ -1,8 +1,10 @@
 //! `MultiHeadAttention` on a device.
 
+use kvcache_attention::{DeviceAttention, DeviceKeys, DeviceMask, DevicePacked, Mask};
 use kvcache_schema::ElementType;
 
-use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
+use super::device_attention_call::DeviceAttentionCall;
+use super::device_call::Uses;
 use super::device_tensor::DeviceRef;
 use super::device_trait::Device;
 use super::error::Error;
@@ -70,14 +72,33 @@ impl MultiHeadAttention {
         }
         let mask = tensors.attn_mask.as_ref();
         let mask = checks::mask(&self.config, t1, mask, checked.tokens, checked.total_kvlen, &mut extents)?;
-        Ok(DeviceAttentionCall {
+        let keys = DevicePacked {
+            rows_at: [key.address(), value.address()],
+            rows: checked.total_kvlen,
+            seqstarts: seqstarts.address(),
+            kvstarts: kvstarts.address(),
+            exact_rows,
+            status: 0,
+        };
+        let call = DeviceAttention {
             geometry: checks::geometry(&self.config, t1, checked.batch, decoding_batches),
-            keys: DeviceKeyTensors::Packed { rows: [key, value], kvstarts, seqstarts, exact_rows },
-            query,
-            attn_mask: attn_mask.zip(mask).map(|(tensor, mask)| (tensor, mask.width, mask.per_head)),
+            keys: DeviceKeys::Packed(keys),
+            query_rows: checked.tokens,
             max_seqlen,
-            extents,
-        })
+            query: query.address(),
+            attn_mask: mask.map(on_device),
+            attn_output: 0,
+            scratch: 0,
+        };
+        let uses = [
+            ("query", query.usage),
+            ("attn_mask", attn_mask.filter(|_| mask.is_some()).and_then(|mask| mask.usage)),
+            ("key", key.usage),
+            ("value", value.usage),
+            ("kvstarts", kvstarts.usage),
+            ("seqstarts", seqstarts.usage),
+        ];
+        Ok(DeviceAttentionCall { call, extents, uses: Uses::of(uses) })
     }
 
     /// Loads the kernels for this type into the stream's context, so that the first call takes no longer than others
@@ -91,6 +112,11 @@ impl MultiHeadAttention {
         let prepare = |queue| D::prepare_attention(&queue, (t1, t1, None), head_dim);
         D::queue(stream).and_then(prepare).map_err(Error::Launch)
     }
+}
+
+/// A checked mask, whose address is the device's.
+pub(super) fn on_device(mask: Mask) -> DeviceMask {
+    DeviceMask { address: mask.data.addr() as u64, width: mask.width, per_head: mask.per_head }
 }
 
 /// The values of `decoding_batches`, B at most, and of `max_seqlen`, whose type, shape and memory have been checked.

@@ -1,14 +1,15 @@
 //! `MultiHeadCacheAttention` on a device.
 
+use kvcache_attention::{DeviceAttention, DeviceKeys};
 use kvcache_schema::ElementType;
 
-use super::device_attention_call::{DeviceAttentionCall, DeviceKeyTensors};
-use super::device_call::OutputRows;
+use super::device_attention_call::DeviceAttentionCall;
+use super::device_call::{CheckedDeviceStores, OutputRows, Uses};
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
 use super::key_value_cache::check_stores;
-use super::multi_head_attention::host_scalars;
+use super::multi_head_attention::{host_scalars, on_device};
 use crate::attention::{AttentionConfig, CacheAttentionInputs, MultiHeadCacheAttention, queries_and_mask as checks};
 use crate::validate::shapes;
 
@@ -35,28 +36,32 @@ impl MultiHeadCacheAttention {
         self.check_types(query.tensor.element, t1, current_value, cache.tensor.element, t3)?;
         checks::query(&self.config, t1, &query.tensor)?;
         let max_seqlen = stored.indices.max_seqlen.clone();
-        let mut stored = check_stores(&self.cache, stored, cache, scale)?;
+        let current_key = stored.current_key.tensor.shape.clone();
+        let CheckedDeviceStores { stores, mut extents, uses } = check_stores(&self.cache, stored, cache, scale)?;
         let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
-        let expected = [stored.current_rows, num_kv_heads, head_dim];
-        let current_key = &stored.current[0].tensor;
-        shapes::equal("current_key", &current_key.shape, &expected, "by num_kv_heads and head_dim")?;
-        checks::query_rows(&query.tensor, stored.current_rows)?;
-        let mut extents = std::mem::take(&mut stored.extents);
+        let expected = [stores.current_rows, num_kv_heads, head_dim];
+        shapes::equal("current_key", &current_key, &expected, "by num_kv_heads and head_dim")?;
+        checks::query_rows(&query.tensor, stores.current_rows)?;
         extents.read("query", (&query.tensor).into())?;
-        let batch = stored.geometry.batch;
+        let batch = stores.geometry.batch;
         // SAFETY: `decoding_batches` and `max_seqlen` are `TensorRef`s of the host in the inputs.
         let (decoding_batches, max_seqlen) =
             unsafe { host_scalars(&decoding_batches, &max_seqlen, batch, &mut extents) }?;
         let mask = attn_mask.as_ref().map(|mask| &mask.tensor);
-        let mask = checks::mask(&self.config, t1, mask, stored.current_rows, stored.all_rows, &mut extents)?;
-        Ok(DeviceAttentionCall {
+        let mask = checks::mask(&self.config, t1, mask, stores.current_rows, stores.all_rows, &mut extents)?;
+        let call = DeviceAttention {
             geometry: checks::geometry(&self.config, t1, batch, decoding_batches),
-            attn_mask: attn_mask.zip(mask).map(|(tensor, mask)| (tensor, mask.width, mask.per_head)),
-            keys: DeviceKeyTensors::Cache(stored),
-            query,
+            keys: DeviceKeys::Cache(stores),
+            query_rows: stores.current_rows,
             max_seqlen,
-            extents,
-        })
+            query: query.address(),
+            attn_mask: mask.map(on_device),
+            attn_output: 0,
+            scratch: 0,
+        };
+        let own =
+            [("query", query.usage), ("attn_mask", attn_mask.filter(|_| mask.is_some()).and_then(|mask| mask.usage))];
+        Ok(DeviceAttentionCall { call, extents, uses: Uses::of(own).and(uses) })
     }
 
     /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others

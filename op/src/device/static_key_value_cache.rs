@@ -3,12 +3,12 @@
 use kvcache_kernels::Pages;
 use kvcache_schema::ElementType;
 
-use super::device_call::{CheckedDeviceStores, DeviceCall};
+use super::device_call::{CheckedDeviceStores, DeviceCall, Uses};
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
 use super::error::Error;
+use super::key_value_cache::without_indices;
 use crate::static_batching::{StaticInputs, StaticKeyValueCache, checked_sequences as checks};
-use crate::validate::CheckedTensors;
 
 /// The inputs of a call of static batching that are only read, for a call on a device.
 pub type StaticDeviceInputs<'a, D> = StaticInputs<'a, DeviceRef<'a, D>>;
@@ -35,21 +35,20 @@ impl StaticKeyValueCache {
         // SAFETY: `start_pos` is a `TensorRef` of the host in `StaticInputs`.
         let checked = unsafe { checked.at(&start_pos) }?;
         let checks::Sequences { seqlen, start_pos, stride } = checked.sequences;
-        let CheckedTensors { geometry, extents, .. } = checked.tensors;
         let [batch, kvlen, ..] = checked.outputs.shape;
+        // No more than there are elements in the tensors, whose sizes fit, unless these are empty.
+        let [current_rows, all_rows] = [seqlen, kvlen].map(|len| batch.saturating_mul(len));
+        let rows = [max_t, current_rows, all_rows];
+        let uses = [
+            ("current_key", current_key.usage),
+            ("current_value", current_value.usage),
+            ("cache", cache.usage),
+            ("scale", scale.and_then(|scale| scale.usage)),
+        ];
         let stores = CheckedDeviceStores {
-            geometry,
-            max_t,
-            pages: Pages::Strided { stride, start_pos },
-            // No more than there are elements in the tensors, whose sizes fit, unless these are empty.
-            current_rows: batch.saturating_mul(seqlen),
-            all_rows: batch.saturating_mul(kvlen),
-            exact_rows: true,
-            extents,
-            current: [current_key, current_value],
-            indices: None,
-            cache,
-            scale,
+            stores: without_indices(&checked.tensors, rows, Pages::Strided { stride, start_pos }),
+            extents: checked.tensors.extents,
+            uses: Uses::of(uses),
         };
         Ok(DeviceCall { checked: stores, outputs: checked.outputs })
     }
