@@ -37,7 +37,6 @@ pub struct DeviceAttention {
 
 /// Where a call's keys and values are.
 #[derive(Debug, Clone, Copy)]
-#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
 pub enum DeviceKeys {
     /// `key` and `value`.
     Packed(DevicePacked),

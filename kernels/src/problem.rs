@@ -149,7 +149,7 @@ impl<'a> Stores<'a> {
         Self { geometry, indices, pointers, memory: PhantomData }
     }
 
-    /// The same tokens in another layer, with current keys and values of its own.
+    /// These tokens in another layer, with current keys and values of its own.
     ///
     /// # Safety
     /// The cache has the layer, and `current` is as [`assume_checked`](Self::assume_checked) asks for, for `'c`.
@@ -161,7 +161,7 @@ impl<'a> Stores<'a> {
         }
     }
 
-    /// The same for a shorter lifetime, to be given to one kernel after another.
+    /// The stores for a shorter lifetime, to be given to one kernel after another.
     pub fn reborrow(&mut self) -> Stores<'_> {
         Stores { ..*self }
     }
@@ -243,7 +243,7 @@ impl<'a> Problem<'a> {
         &self.stores
     }
 
-    /// The same, to be given to a kernel.
+    /// What the call stores and reads, to be given to a kernel.
     pub fn reborrow_stores(&mut self) -> Stores<'_> {
         self.stores.reborrow()
     }

@@ -190,6 +190,6 @@ impl KeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array3<T>, Array3<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
-        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
+        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
     }
 }

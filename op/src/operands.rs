@@ -70,7 +70,7 @@ pub struct Outputs<'a> {
 pub(crate) fn run_alloc<T: Element, S: IntoDimension + Into<Shape> + AsRef<[usize]> + Copy>(
     shape: S,
     run: impl FnOnce(Outputs<'_>) -> Result<(), Error>,
-) -> Result<(Array<T, S::Dim>, Array<T, S::Dim>), Error> {
+) -> Result<[Array<T, S::Dim>; 2], Error> {
     let (mut key, mut value) = (allocate::<T, _>("key", shape)?, allocate::<T, _>("value", shape)?);
     // SAFETY: both are new arrays of `shape` elements of T in row-major order, used by nothing else until the call is
     // over; a call writes outputs and does not read them.
@@ -82,7 +82,7 @@ pub(crate) fn run_alloc<T: Element, S: IntoDimension + Into<Shape> + AsRef<[usiz
     };
     run(outputs)?;
     // SAFETY: `run` has returned `Ok`, so it has written every element of both outputs.
-    Ok(unsafe { (key.assume_init(), value.assume_init()) })
+    Ok(unsafe { [key.assume_init(), value.assume_init()] })
 }
 
 /// An output of this shape, uninitialized. Its size is the caller's, so a failed allocation is an error, not an abort.

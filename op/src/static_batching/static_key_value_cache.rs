@@ -172,6 +172,6 @@ impl StaticKeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array4<T>, Array4<T>), Error> {
         let call = self.check(inputs, cache, scale)?;
-        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers))
+        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
     }
 }
