@@ -134,7 +134,9 @@ pub struct Usage<'a> {
     _end: SyncOnDrop<'a>,
 }
 
-impl Device for Cuda {
+// SAFETY: uses and status words are compared with the stream, and both live until their context is done with them;
+// scratch memory is allocated and freed in the stream's order.
+unsafe impl Device for Cuda {
     type Stream = CudaStream;
     type RawStream = sys::CUstream;
     type StatusWord = StatusWord;

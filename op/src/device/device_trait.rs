@@ -16,7 +16,12 @@ pub type Types = (ElementType, ElementType, Option<ElementType>);
 ///
 /// The checks of a call are the same on every device. The host knows addresses, shapes and numbers of rows; lengths and
 /// slots stay on the device, whose kernels check them and report what they find in a status word.
-pub trait Device: Debug + Copy + Eq + 'static {
+///
+/// # Safety
+/// [`check_usage`](Self::check_usage) accepts a use by this stream alone, [`status_address`](Self::status_address) gives
+/// a word that calls of this stream may write, and the memory of [`with_scratch`](Self::with_scratch) has as many bytes
+/// as asked for until what has been put into the queue is done with it.
+pub unsafe trait Device: Debug + Copy + Eq + 'static {
     /// What calls are put into: a stream of the device's own library.
     type Stream: ?Sized;
     /// A stream of any library.

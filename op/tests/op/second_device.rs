@@ -28,7 +28,9 @@ struct Stream(RefCell<Vec<&'static str>>);
 /// The scratch memory that each call of attention asks for.
 const SCRATCH: usize = 64;
 
-impl Device for Host {
+// SAFETY: a use is a reference to its stream, which is compared; no call writes a status word; a call is done with its
+// scratch memory when it has been put into a queue.
+unsafe impl Device for Host {
     type Stream = Stream;
     type RawStream = *const Stream;
     type StatusWord = u64;
