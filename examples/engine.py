@@ -70,9 +70,8 @@ class Engine:
         self.cache = format.spec(**sizes, cache_layout=cache_layout, **paging).allocate()
         rope = Rope(decoder.head_dim, base=decoder.rope_base)
         management = dict(mode=mode, key_form=key_form, rope=rope, fingerprint=str(decoder))
-        spec = self.cache.spec.manager_spec(**management, **policies)
-        self.memory = HostMemory(spec, *self.cache)
-        self.manager = Manager(spec)
+        self.memory = HostMemory(self.cache.spec, *self.cache)
+        self.manager = Manager(self.cache.spec, **management, **policies)
         self.inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
         self.attended: list[tuple[int, int]] = []  # of each step: its tokens, and the rows that they attended over
         self._binding = self._session.io_binding()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,26 +13,30 @@ from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, ManagerE
 MODES = ("paged", "runs", "cells")
 
 
-def make_spec(mode: str = "paged", max_t: int = 64, **changes: Any) -> CacheSpec:
+def make_spec(mode: str = "paged", **changes: Any) -> CacheSpec:
     """A small float32 cache."""
-    arguments = dict(
-        num_layer=2, num_heads=2, head_dim=4, max_t=max_t, cache_type="float32", mode=mode, page_size=4, rope=Rope(4)
-    )
-    return CacheSpec(**(arguments | changes))
+    sizes = dict(max_tokens=64, num_kv_heads=2, head_dim=4, num_layers=2)
+    return CacheSpec(**sizes | dict(dtype="float32", cache_mode=int(mode == "paged"), page_size=4) | changes)
 
 
 def make_arrays(spec: CacheSpec) -> tuple[np.ndarray, np.ndarray | None]:
     """Zeros for `cache` and `scale`."""
     *axes, head_dim = spec.cache_shape
-    packed = spec.cache_type == "int4"
-    cache = np.zeros((*axes, head_dim // 2 if packed else head_dim), np.uint8 if packed else spec.cache_type)
-    return cache, None if spec.scale_shape is None else np.zeros(spec.scale_shape, spec.scale_type)
+    packed = spec.cache_dtype == "int4"
+    cache = np.zeros((*axes, head_dim // 2 if packed else head_dim), np.uint8 if packed else spec.cache_dtype)
+    return cache, None if spec.scale_shape is None else np.zeros(spec.scale_shape, spec.scale_dtype)
 
 
-def make(mode: str = "paged", max_t: int = 64, **changes: Any) -> tuple[Manager, HostMemory]:
-    """A manager of a small cache, and its memory."""
-    spec = make_spec(mode, max_t, **changes)
-    return Manager(spec), HostMemory(spec, *make_arrays(spec))
+def make(mode: str = "paged", **changes: Any) -> tuple[Manager, HostMemory]:
+    """A manager of a small cache, and its memory: fields of the cache, and arguments of the manager."""
+    of_cache = {field.name for field in fields(CacheSpec)} & changes.keys()
+    spec = make_spec(mode, **{name: changes.pop(name) for name in of_cache})
+    return make_manager(spec, mode, **changes), HostMemory(spec, *make_arrays(spec))
+
+
+def make_manager(spec: CacheSpec, mode: str | None = None, **changes: Any) -> Manager:
+    """A manager of a cache whose heads can be rotated."""
+    return Manager(spec, mode=mode, **dict(rope=Rope(4)) | changes)
 
 
 def sequence(manager: Manager, memory: HostMemory, n: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,7 +100,7 @@ def test_attributes_are_all_of_the_nodes() -> None:
         ({"cache_dtype": "int8"}, "illegal_types", "cache (T2) is int8"),
         ({"dtype": "int8"}, "illegal_types", "current_key (T1) is int8"),
         ({"dtype": "bfloat16"}, "type_unknown", 'dtype is "bfloat16", expected one of float32, float16, int8, int4'),
-        ({"dtype": np.float32}, "type_unknown", "expected the name of a type"),
+        ({"dtype": 3}, "type_unknown", "dtype is 3, expected the name of a type"),
         ({"quant_bit": 0, "cache_dtype": None}, "scale_unexpected", "scale_dtype is 'float16', expected None because"),
         ({"max_tokens": 0}, "spec_range", "max_tokens is 0, expected at least 1"),
         ({"num_kv_heads": -1}, "spec_range", "num_kv_heads is -1"),
@@ -228,16 +229,14 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal.value.kind == "package_missing"
 
 
-def test_the_managers_specification() -> None:
-    """The same cache, in the manager's words; its memory takes the arrays."""
-    spec = CacheSpec(64, 2, 8, dtype="float32", num_layers=3, cache_layout=1, quant_bit=4, cache_mode=1, page_size=8)
-    managed = spec.manager_spec(prefix_sharing=False)
-    assert (managed.mode, managed.page_size, managed.prefix_sharing) == ("paged", 8, False)
-    assert (managed.cache_shape, managed.scale_shape) == (spec.cache_shape, spec.scale_shape)
-    assert managed.bytes_per_token == spec.bytes_per_token
-    HostMemory(managed, *spec.allocate())
-    assert replace(spec, cache_mode=0).manager_spec().mode == "runs"
-    assert Manager(spec.manager_spec(mode="cells")).spec.mode == "cells"
+def test_the_manager_takes_it() -> None:
+    """One class, which can be printed, pickled and compared; its memory takes the arrays."""
+    spec = CacheSpec(64, 2, 8, dtype=np.float32, num_layers=3, cache_layout=1, quant_bit=4, cache_mode=1, page_size=8)
+    assert eval(repr(spec)) == spec == pickle.loads(pickle.dumps(spec)) == replace(spec, dtype="float32")
+    assert kvcache_ops.manager.CacheSpec is CacheSpec and Manager(spec).spec is spec
+    assert HostMemory(spec, *spec.allocate()).cache.shape == (3, 64, 2, 2, 4)
+    for mode in ("runs", "cells"):
+        assert Manager(replace(spec, cache_mode=0), mode=mode).stats()["slots"] == 64
 
 
 def test_rows_are_copies_in_one_order() -> None:

@@ -34,10 +34,9 @@ def rows() -> np.ndarray:
 def update() -> np.ndarray:
     """A manager's memory after an edit that rotates 4096 rows."""
     spec = CacheSpec(max_tokens=4096, num_kv_heads=8, head_dim=64, dtype="float32", num_layers=2)
-    managed = spec.manager_spec(rope=Rope(64))
     cache, _ = memory = spec.allocate()
     cache[:] = np.random.default_rng(3).standard_normal(cache.shape, np.float32)
-    manager, host = Manager(managed), HostMemory(managed, *memory)
+    manager, host = Manager(spec, rope=Rope(64)), HostMemory(spec, *memory)
     seq = manager.create()
     manager.begin_step([Append(seq, n=4096)], host).commit()
     manager.seq_add(seq, 0, -1, 7)

@@ -16,7 +16,7 @@ def busy(size: int, cells: list[int]) -> np.ndarray:
 
 def occupied(pattern: str) -> tuple[Manager, HostMemory, list[int | None]]:
     """A manager of cells with single tokens where the pattern has a 1; by cell, the sequence that is in it."""
-    manager, memory = make("cells", max_t=len(pattern), pad=4)
+    manager, memory = make("cells", max_tokens=len(pattern), pad=4)
     seqs: list[int | None] = [sequence(manager, memory, 1) for _ in pattern]
     for cell, one in enumerate(pattern):
         if one == "0":
@@ -51,10 +51,10 @@ def test_g3_n_kv() -> None:
 
 def test_g6_byte_offsets() -> None:
     """Of slots in layout 2: where a page's copy lands."""
-    sizes = dict(num_layer=1, num_heads=32, head_dim=128, max_t=16)
-    spec = make_spec(cache_type="float16", cache_layout=2, page_size=1, rope=None, key_form="raw", **sizes)
+    sizes = dict(max_tokens=16, num_kv_heads=32, head_dim=128, num_layers=1)
+    spec = make_spec(dtype="float16", cache_layout=2, page_size=1, **sizes)
     cache, _ = make_arrays(spec)
-    memory, manager = HostMemory(spec, cache), Manager(spec)
+    memory, manager = HostMemory(spec, cache), Manager(spec, key_form="raw")
     s = sequence(manager, memory, 14)
     cache[0, 0, 6], cache[0, 0, 13] = 6, 13
     half = cache.reshape(-1)
@@ -82,12 +82,12 @@ def test_g8_defragmentation(pattern: str, expected: list, moves: int) -> None:
 
 def turned(rope: Rope, key: np.ndarray, **format) -> tuple[np.ndarray, np.ndarray | None]:
     """The stored key and its scale, after its position grew by one."""
-    spec = CacheSpec(num_layer=1, num_heads=1, head_dim=key.size, max_t=16, page_size=4, rope=rope, **format)
+    spec = CacheSpec(max_tokens=16, num_kv_heads=1, head_dim=key.size, cache_mode=1, page_size=4, **format)
     cache, scale = make_arrays(spec)
     cache[0, 0, 0, 0] = key
     if scale is not None:
         scale[0, 0, :, 0] = np.float32(8) / np.float32(127)
-    manager, memory = Manager(spec), HostMemory(spec, cache, scale)
+    manager, memory = Manager(spec, rope=rope), HostMemory(spec, cache, scale)
     s = sequence(manager, memory, 1)
     manager.seq_add(s, 0, -1, 1)
     manager.update(memory)
@@ -103,14 +103,14 @@ def test_g10_a_key_turned_by_one() -> None:
         (Rope(2, style="gptj"), [-1.1426396, 1.9220755, 3, 4]),
         (Rope(4, inv_freq=[1, 0.01]), [-1.9841106, 1.9599006, 2.4623778, 4.0197997]),
     ]:
-        key, _ = turned(rope, np.float32([1, 2, 3, 4]), cache_type="float32")
+        key, _ = turned(rope, np.float32([1, 2, 3, 4]), dtype="float32")
         np.testing.assert_array_equal(key, np.float32(expected))
 
 
 def test_g11_a_quantized_key_turned_by_one() -> None:
     """Codes, and the new scale."""
     codes = np.int8([16, 32, 48, 64, 79, 95, 111, 127])
-    format = dict(cache_type="int8", scale_type="float32", quant_bit=8, quant_group=8)
+    format = dict(dtype="float32", quant_bit=8, quant_group=8)
     key, scale = turned(Rope(8), codes, **format)
     assert key.tolist() == [-58, 22, 47, 64, 56, 98, 111, 127]
     assert abs(float(scale[0]) - 0.06302384) < 5e-9
@@ -137,11 +137,10 @@ def test_g18_g19_bytes() -> None:
     """Per token, and of a cache."""
 
     def spec(num_layer: int, num_heads: int, head_dim: int, max_t: int = 128, **format) -> CacheSpec:
-        return CacheSpec(num_layer=num_layer, num_heads=num_heads, head_dim=head_dim, max_t=max_t, **format)
+        return CacheSpec(max_t, num_heads, head_dim, num_layers=num_layer, **format)
 
-    int8 = dict(cache_type="int8", scale_type="float16", quant_bit=8, quant_group=8)
-    int4 = dict(cache_type="int4", scale_type="float16", quant_bit=4, quant_group=32)
+    int8, int4 = dict(quant_bit=8, quant_group=8), dict(quant_bit=4, quant_group=32)
     assert spec(16, 8, 64).bytes_per_token == 32768
     assert [spec(32, 8, 128, **format).bytes_per_token for format in ({}, int8, int4)] == [131072, 81920, 36864]
-    assert spec(32, 32, 128, 1024).nbytes == 512 * 2**20
-    assert spec(32, 8, 128, 30016).nbytes == 3934257152 == 3752 * 2**20
+    assert spec(32, 32, 128, 1024).cache_bytes == 512 * 2**20
+    assert spec(32, 8, 128, 30016).cache_bytes == 3934257152 == 3752 * 2**20

@@ -12,20 +12,16 @@ import pytest
 from kvcache_ops import manager
 from kvcache_ops.manager import Append, CacheSpec, CapacityError, HostMemory, Manager, ManagerError, Rope, Step
 
-from managed import make, make_spec
+from managed import make
 from node import node_model, node_types
 from setting import FLOAT
 
 SIGNATURES = {
-    CacheSpec: "(*, num_layer, num_heads, head_dim, max_t, cache_type='float16', scale_type=None, quant_bit=0, "
-    "quant_group=8, cache_layout=0, mode='paged', page_size=128, max_pages=None, key_form='roped', rope=None, "
-    "window=None, sink=0, slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, "
-    "fingerprint='')",
-    CacheSpec.max_tokens: "(self, /, nbytes)",
     Rope: "(n_rot, *, base=10000.0, scale=1.0, style='neox', inv_freq=None)",
     HostMemory: "(spec, cache, scale=None)",
     Append: "(s, tokens=None, n=None, first_pos=None)",
-    Manager: "(spec)",
+    Manager: "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, slack=0, pad=32, "
+    "defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='')",
     Manager.create: "(self, /, reserve=0, salt=b'')",
     Manager.free: "(self, /, s)",
     Manager.fork: "(self, /, s)",
@@ -75,18 +71,19 @@ def test_every_public_name_is_in_the_list_of_signatures() -> None:
     """Nothing is published that this file does not know."""
     public = {getattr(manager, name) for name in manager.__all__}
     assert public == {function for function in SIGNATURES if "." not in function.__qualname__} | {
+        CacheSpec,
         Step,
         ManagerError,
         CapacityError,
     }
     methods = {
         getattr(kind, name)
-        for kind in (CacheSpec, Rope, HostMemory, Append, Manager, Step)
+        for kind in (Rope, HostMemory, Append, Manager, Step)
         for name in vars(kind)
         if not name.startswith("_") and callable(getattr(kind, name))
     }
     assert methods == {function for function in SIGNATURES if "." in function.__qualname__}
-    assert all(kind.__module__ == "kvcache_ops.manager" for kind in (CacheSpec, Rope, HostMemory, Append, Step))
+    assert all(kind.__module__ == "kvcache_ops.manager" for kind in (Rope, HostMemory, Append, Step))
 
 
 def test_every_attribute_has_a_docstring() -> None:
@@ -95,37 +92,6 @@ def test_every_attribute_has_a_docstring() -> None:
         for name in dir(kind):
             if not name.startswith("_"):
                 assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
-
-
-def test_arguments_of_a_specification_can_be_read() -> None:
-    """As they were given; the window's and the mode's too."""
-    arguments = dict(
-        num_layer=3, num_heads=2, head_dim=16, max_t=96, cache_type="int4", scale_type="float16", quant_bit=4,
-        quant_group=8, cache_layout=2, mode="paged", page_size=8, max_pages=5, key_form="raw", rope=Rope(8, base=5e5),
-        window=20, sink=4, slack=3, pad=64, defrag_threshold=0.25, shift_limit=7, prefix_sharing=False,
-        fingerprint="model",
-    )  # fmt: skip
-    spec = CacheSpec(**arguments)
-    assert {name: getattr(spec, name) for name in arguments} == arguments
-    assert spec == CacheSpec(**arguments) != CacheSpec(**(arguments | {"pad": 32}))
-    assert spec.cache_shape == (3, 2, 96, 2, 16) and spec.scale_shape == (3, 2, 96, 2, 2)
-    assert spec.bytes_per_token == 3 * 2 * 2 * (16 // 2 + 2 * 2)
-    assert spec.nbytes == 96 * spec.bytes_per_token and spec.max_tokens(spec.nbytes + 1) == 96
-
-
-@pytest.mark.parametrize(
-    ("cache_type", "changes", "expected"),
-    [
-        ("int4", {}, 4),
-        ("int8", {}, None),
-        ("int4", {"shift_limit": None}, None),
-        ("int8", {"shift_limit": 0}, 0),
-    ],
-)
-def test_shift_limits(cache_type: str, changes: dict, expected: int | None) -> None:
-    """The default is the type's; None is none, and no default."""
-    quantized = dict(cache_type=cache_type, scale_type="float32", quant_bit=int(cache_type[3:]), quant_group=4)
-    assert make_spec(**quantized, **changes).shift_limit == expected
 
 
 def test_a_rope_has_its_frequencies() -> None:
@@ -138,7 +104,7 @@ def test_a_rope_has_its_frequencies() -> None:
 
 def test_errors_are_values_that_can_be_raised_and_pickled() -> None:
     """`kind` and `details` go with them."""
-    made, memory = make(max_t=8)
+    made, memory = make(max_tokens=8)
     s = made.create()
     with pytest.raises(CapacityError) as caught:
         made.begin_step([Append(s, n=9)], memory)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager
 
-from managed import MODES, make_arrays, make_spec, refused
+from managed import MODES, make_arrays, make_manager, make_spec, refused
 
 FORMATS = {
     "float32": {},
-    "float16": {"cache_type": "float16"},
-    "int8": {"cache_type": "int8", "scale_type": "float16", "quant_bit": 8, "quant_group": 2},
-    "int4": {"cache_type": "int4", "scale_type": "float32", "quant_bit": 4, "quant_group": 2},
+    "float16": {"dtype": "float16"},
+    "int8": {"dtype": "float16", "quant_bit": 8, "quant_group": 2},
+    "int4": {"quant_bit": 4, "quant_group": 2},
 }
 # The axis of slots in each layout.
 SLOTS = [0, 1, 2, 3]
@@ -33,9 +33,9 @@ def filled(arrays: list[np.ndarray]) -> list[np.ndarray]:
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_are_moved_in_place(mode: str, format: str, layout: int) -> None:
     """Codes and scales of all layers, keys and values, by a removal that closes up; no other slot changes."""
-    spec = make_spec(mode, cache_layout=layout, key_form="raw", rope=None, **FORMATS[format])
+    spec = make_spec(mode, cache_layout=layout, **FORMATS[format])
     arrays = [array for array in make_arrays(spec) if array is not None]
-    manager, memory = Manager(spec), HostMemory(spec, *arrays)
+    manager, memory = Manager(spec, mode=mode, key_form="raw"), HostMemory(spec, *arrays)
     assert memory.cache is arrays[0] and (memory.scale is arrays[1] if len(arrays) == 2 else memory.scale is None)
     s, other = manager.create(), manager.create()
     manager.begin_step([Append(other, n=3), Append(s, n=9)], memory).commit()
@@ -53,9 +53,9 @@ def test_rows_are_moved_in_place(mode: str, format: str, layout: int) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_keys_are_rotated_in_place(format: str) -> None:
     """There and back: K is what it was but for its codec's error, V keeps its bytes, and so do rows that stay."""
-    spec = make_spec(cache_layout=2, max_t=16, **FORMATS[format])
+    spec = make_spec(cache_layout=2, max_tokens=16, **FORMATS[format])
     arrays = [array for array in make_arrays(spec) if array is not None]
-    manager, memory = Manager(spec), HostMemory(spec, *arrays)
+    manager, memory = make_manager(spec), HostMemory(spec, *arrays)
     s = manager.create()
     manager.begin_step([Append(s, n=8)], memory).commit()
     before = filled(arrays)
@@ -127,7 +127,7 @@ def test_arrays_are_looked_at_again() -> None:
     """One that has been made read-only, or another shape, is refused at its next use."""
     spec = make_spec()
     cache, _ = make_arrays(spec)
-    manager, memory = Manager(spec), HostMemory(spec, cache)
+    manager, memory = make_manager(spec), HostMemory(spec, cache)
     s = manager.create()
     cache.flags.writeable = False
     with refused("tensor_read_only"):

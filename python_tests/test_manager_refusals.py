@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from kvcache_ops.manager import Append, CacheSpec, Manager, Rope, find_slot, n_kv
+from kvcache_ops.manager import Append, Manager, Rope, find_slot, n_kv
 
-from managed import MODES, make, make_spec, refused, sequence
+from managed import MODES, make, make_manager, make_spec, refused, sequence
 
 HUGE = [2**63, 2**64, -(2**63) - 1, 10**400]
 NO_INTS = [1.0, "1", None, [1], Decimal(1), np.float64(1), object()]
@@ -48,6 +48,8 @@ def test_ids_that_no_sequence_has(mode: str) -> None:
     manager.free(freed)
     assert manager.create() != freed
     before = manager.stats()
+    with pytest.raises(ValueError, match=f"no sequence has the id {freed}: it was freed"):
+        manager.free(freed)
     for call in calls:
         for s in (freed, 0, 1, -1, live & 0xFFFFFFFF, live ^ (1 << 32), 2**64 - 1, *HUGE):
             with refused("unknown_seq"):
@@ -111,7 +113,6 @@ def test_numbers_of_calls(number) -> None:
         n=lambda: Append(s, n=[number] if number is None else number),
         first_pos=lambda: Append(s, 1, first_pos=[number] if number is None else number),
         tokens=lambda: Append(s, [number]),
-        nbytes=lambda: manager.spec.max_tokens(number),
         used_max=lambda: n_kv(number, 1, 1),
         head=lambda: find_slot([], number, 0, 1),
         index=lambda: manager.load_seq("/nowhere/at/all", memory, number),
@@ -168,7 +169,6 @@ def test_negative_numbers() -> None:
         max_moves=lambda: manager.defrag(-1),
         n=lambda: Append(s, n=-1),
         tokens=lambda: Append(s, -1),
-        nbytes=lambda: manager.spec.max_tokens(-1),
         size=lambda: n_kv(1, -1, 1),
         index=lambda: manager.load_seq("/nowhere/at/all", memory, -1),
     )
@@ -178,6 +178,8 @@ def test_negative_numbers() -> None:
     for tokens in ([2**32], [3, -1], np.array([2**32]), np.array([-1], np.int32), np.array([2**64 - 1], np.uint64)):
         with refused("range", name="tokens", min=0, max=2**32 - 1):
             Append(s, tokens)
+    with pytest.raises(ValueError, match="tokens: token 1 is -1, expected 0 to 4294967295"):
+        Append(s, [3, -1])
     with refused("range", name="d", got=0):
         manager.seq_div(s, 0, -1, 0)
 
@@ -190,6 +192,8 @@ def test_appends_that_are_none() -> None:
     for tokens in ("12", [1.5], ["1"], [[1]], np.array([1.0]), np.array([[1]]), dict, 1.5):
         with pytest.raises(TypeError):
             Append(1 << 32 | 1, tokens)
+    with pytest.raises(TypeError, match=r"tokens: expected one axis, got an array of shape \[2, 3\]"):
+        Append(1 << 32 | 1, np.ones((2, 3), np.int64))
     with pytest.raises(TypeError):
         Append()
     with pytest.raises(TypeError):
@@ -197,67 +201,45 @@ def test_appends_that_are_none() -> None:
 
 
 @pytest.mark.parametrize("number", [*HUGE, -1, *NO_INTS])
-def test_numbers_of_a_specification(number) -> None:
+def test_numbers_of_a_manager(number) -> None:
     """Each by its name."""
     optional = ["max_pages", "window", "shift_limit"]
-    names = ["num_layer", "num_heads", "head_dim", "max_t", "quant_bit", "quant_group", "cache_layout", "page_size"]
-    for name in [*names, *optional, "sink", "slack", "pad"]:
+    for name in [*optional, "sink", "slack", "pad"]:
         if number is None and name in optional:
             continue
         if number == "1" and name == "shift_limit":
             continue  # a name that there is not
-        if number == -1 and name == "quant_group":
-            continue  # counted below
         if isinstance(number, int):
             with refused("spec_range", name=name):
-                make_spec(**{name: number})
+                make_manager(make_spec(), **{name: number})
         else:
             with pytest.raises(TypeError):
-                make_spec(**{name: number})
+                make_manager(make_spec(), **{name: number})
 
 
-def test_specifications_out_of_range() -> None:
-    """Numbers that are none, and what does not go together."""
-    for name in ("num_layer", "num_heads", "head_dim", "max_t", "page_size", "max_pages", "pad"):
+def test_managers_that_are_refused() -> None:
+    """Numbers out of range, and what does not go together."""
+    for name in ("max_pages", "pad"):
         with refused("spec_range", name=name, got=0, min=1):
-            make_spec(rope=None, **{name: 0})
+            make_manager(make_spec(), **{name: 0})
     with refused("spec_range", name="page_size", got=65, max=64):
-        make_spec(page_size=65)
-    with refused("spec_range", name="cache_layout", got=4, min=0, max=3):
-        make_spec(cache_layout=4)
-    with refused("spec_range", name="quant_bit", got=3):
-        make_spec(quant_bit=3)
-    with refused("size_overflow", tensor="cache"):
-        make_spec(num_layer=2**40, num_heads=2**40, rope=None)
+        make_manager(make_spec(page_size=65))
     with refused("spec_range", name="max_t / page_size", got=2**50):
-        make_spec("cells", max_t=2**50, num_layer=1, num_heads=1)
-    for changes in (
-        dict(cache_type="int8", quant_bit=8),
-        dict(cache_type="float16", quant_bit=8, scale_type="float16"),
-        dict(cache_type="int8", scale_type="float32"),
-        dict(cache_type="int4"),
-        dict(cache_type="int4", quant_bit=8, scale_type="float32"),
-    ):
-        with refused("types", cache=changes["cache_type"]):
-            make_spec(**changes)
-    for group in (3, 0, 8):
-        with refused("quant_group", group=group, head_dim=4):
-            make_spec(cache_type="int8", quant_bit=8, scale_type="float32", quant_group=group)
-    for name in ("mode", "key_form", "cache_type", "scale_type", "shift_limit"):
+        Manager(make_spec("cells", max_tokens=2**50, num_layers=1, num_kv_heads=1))
+    for name in ("mode", "key_form", "shift_limit"):
         with refused("spec_name", name=name, got="other"):
-            make_spec(**{name: "other"})
-    with refused("spec_name", name="scale_type", got="int8"):
-        make_spec(scale_type="int8")
+            make_manager(make_spec(), **{name: "other"})
+    for paged, mode in ((True, "cells"), (False, "paged")):
+        with refused("spec_name", name="mode", got=mode):
+            Manager(make_spec(cache_mode=int(paged)), mode=mode)
     with refused("spec_threshold"):
-        make_spec(defrag_threshold=float("nan"))
+        make_manager(make_spec(), defrag_threshold=float("nan"))
     for changes in (dict(mode=1), dict(fingerprint=b"x"), dict(prefix_sharing="yes"), dict(defrag_threshold="0.1")):
         with pytest.raises(TypeError):
-            make_spec(**changes)
+            make_manager(make_spec(), **changes)
     with pytest.raises(TypeError):
-        CacheSpec(1, 2, 3, 4)
-    with pytest.raises(TypeError):
-        make_spec(rope=4)
-    with pytest.raises(TypeError):
+        make_manager(make_spec(), rope=4)
+    with pytest.raises(TypeError, match=r"spec: expected kvcache_ops\.CacheSpec, got NoneType"):
         Manager(None)
 
 
@@ -269,7 +251,7 @@ def test_ropes() -> None:
     with refused("rope", n_rot=3):
         Rope(3)
     with refused("rope", n_rot=8, head_dim=4):
-        make_spec(rope=Rope(8))
+        Manager(make_spec(), rope=Rope(8))
     for arguments in (
         dict(base=float("nan")),
         dict(base=0.0),

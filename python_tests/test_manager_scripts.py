@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, ManagerError, Rope, Step
+from kvcache_ops.manager import Append, ManagerError, Rope, Step
 
-from managed import make_arrays
+from managed import make
 
 TRACES = [json.loads(line) for line in (Path(__file__).parent / "manager_traces.jsonl").open()]
 
@@ -30,8 +30,7 @@ class Replay:
     def open(self, arguments: dict[str, Any]) -> None:
         """A new manager and its memory."""
         rope = arguments["rope"]
-        spec = CacheSpec(**arguments | {"rope": None if rope is None else Rope(**rope)})
-        self.manager, self.memory = Manager(spec), HostMemory(spec, *make_arrays(spec))
+        self.manager, self.memory = make(**arguments | {"rope": None if rope is None else Rope(**rope)})
 
     def call(self, name: str, args: list) -> Any:
         """What a call gives, with numbers for sequences."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager
 
-from managed import MODES, make, make_arrays, make_spec, refused
+from managed import MODES, make, make_arrays, make_manager, make_spec, refused
 
 
 def saved(path: Path, mode: str = "paged") -> tuple[Manager, np.ndarray, list[int]]:
@@ -16,7 +16,7 @@ def saved(path: Path, mode: str = "paged") -> tuple[Manager, np.ndarray, list[in
     spec = make_spec(mode)
     cache, _ = make_arrays(spec)
     cache[...] = np.random.default_rng(3).standard_normal(cache.shape)
-    manager, memory = Manager(spec), HostMemory(spec, cache)
+    manager, memory = make_manager(spec, mode), HostMemory(spec, cache)
     a = manager.create(salt=b"salt")
     manager.begin_step([Append(a, tokens=range(100, 110))], memory).commit()
     b = manager.fork(a)
@@ -31,9 +31,9 @@ def test_a_session_goes_into_another_mode_and_layout(mode: str, layout: int, tmp
     """Rows, positions, and the prefix of a prompt."""
     path = tmp_path / "session"
     manager, cache, seqs = saved(path, MODES[layout % 3])
-    spec = make_spec(mode, max_t=96, cache_layout=layout, page_size=2)
+    spec = make_spec(mode, max_tokens=96, cache_layout=layout, page_size=2)
     loaded_cache, _ = make_arrays(spec)
-    loaded, memory = Manager(spec), HostMemory(spec, loaded_cache)
+    loaded, memory = make_manager(spec, mode), HostMemory(spec, loaded_cache)
     loaded_seqs = loaded.load(str(path), memory)
     by_slot = np.moveaxis(loaded_cache, layout, 0)
     assert len(loaded_seqs) == 2
@@ -86,10 +86,10 @@ def test_sessions_that_are_refused(tmp_path: Path) -> None:
     """Of another cache, cut off, or too large, which is a matter of capacity; nothing has changed."""
     path = tmp_path / "session"
     saved(path)
-    manager, memory = make(num_layer=3)
+    manager, memory = make(num_layers=3)
     with refused("dimensions"):
         manager.load(path, memory)
-    manager, memory = make(max_t=8)
+    manager, memory = make(max_tokens=8)
     with refused("no_room", CapacityError):
         manager.load(path, memory)
     path.write_bytes(path.read_bytes()[:-1])

@@ -176,7 +176,7 @@ def test_everything_is_refused_while_a_step_is_open(mode: str, tmp_path) -> None
 
 def test_an_array_that_is_kept_never_changes() -> None:
     """However many steps follow; nor does a view of a view, when the array and the step are gone."""
-    manager, memory = make(max_t=512)
+    manager, memory = make(max_tokens=512)
     seqs = [manager.create() for _ in range(5)]
     kept = []
     for i in range(30):
@@ -192,7 +192,7 @@ def test_an_array_that_is_kept_never_changes() -> None:
 
 def test_memory_without_views_is_used_again() -> None:
     """Two steps that follow one another, or three while the arrays of two are bound, take turns."""
-    manager, memory = make(max_t=1024)
+    manager, memory = make(max_tokens=1024)
     s = manager.create()
     for name in ("positions", "cachestarts", "key_positions"):
         addresses = set()
@@ -260,7 +260,7 @@ def test_what_is_no_append_is_a_type_error() -> None:
     for wrong in (None, make_arrays(manager.spec)[0]):
         with pytest.raises(TypeError):
             manager.begin_step([Append(s, n=1)], wrong)
-    other, _ = make(max_t=32)
+    other, _ = make(max_tokens=32)
     with refused("memory_spec", expected=(32, 2, 2, 2, 4), got=(64, 2, 2, 2, 4)):
         other.begin_step([], memory)
     assert isinstance(memory, HostMemory) and manager.stats()["used"] == 0

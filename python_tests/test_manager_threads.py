@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager, ManagerError
 
-from managed import MODES, make, make_arrays, make_spec, sequence
+from managed import MODES, make, make_arrays, make_manager, make_spec, sequence
 
 
 def longest_pause(call) -> tuple[float, float]:
@@ -37,8 +37,8 @@ def longest_pause(call) -> tuple[float, float]:
 
 def test_other_threads_run_while_bytes_move(tmp_path) -> None:
     """Copies and rotations of an update, saving and loading: of each, a small part at most holds the GIL."""
-    spec = make_spec("runs", max_t=6000, num_layer=8, num_heads=8, head_dim=64)
-    manager, memory = Manager(spec), HostMemory(spec, *make_arrays(spec))
+    spec = make_spec("runs", max_tokens=6000, num_layers=8, num_kv_heads=8, head_dim=64)
+    manager, memory = make_manager(spec), HostMemory(spec, *make_arrays(spec))
     s = sequence(manager, memory, 5000)
     path = tmp_path / "session"
 
@@ -46,7 +46,7 @@ def test_other_threads_run_while_bytes_move(tmp_path) -> None:
         manager.seq_rm(s, 2000, 2500)
         manager.seq_add(s, 2500, -1, -500)
 
-    loaded, elsewhere = Manager(spec), HostMemory(spec, *make_arrays(spec))
+    loaded, elsewhere = make_manager(spec), HostMemory(spec, *make_arrays(spec))
     edit()
     calls = dict(
         update=lambda: manager.update(memory),
@@ -62,7 +62,7 @@ def test_other_threads_run_while_bytes_move(tmp_path) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_threads_share_a_manager(mode: str) -> None:
     """Each edits sequences of its own; of steps one is open at a time. All that they lose is a refusal."""
-    manager, memory = make(mode, max_t=2048)
+    manager, memory = make(mode, max_tokens=2048)
     kinds, failures = set(), []
 
     def work(number: int) -> None:
@@ -107,13 +107,13 @@ def test_threads_share_a_manager(mode: str) -> None:
 
 def test_threads_share_memory() -> None:
     """Managers on one HostMemory wait for each other instead of failing."""
-    spec = make_spec("runs", max_t=600, num_layer=4, num_heads=8, head_dim=64)
+    spec = make_spec("runs", max_tokens=600, num_layers=4, num_kv_heads=8, head_dim=64)
     memory = HostMemory(spec, *make_arrays(spec))
     failures = []
 
     def work() -> None:
         try:
-            manager = Manager(spec)
+            manager = make_manager(spec)
             for _ in range(20):
                 s = sequence(manager, memory, 500)
                 manager.seq_rm(s, 100, 200)

@@ -22,8 +22,7 @@ class PythonSteps:
     def __init__(self, batch: int, kvlen: int) -> None:
         self._lengths = [kvlen + i % SPREAD for i in range(batch)]
         pages = batch * ((kvlen + SPREAD + STEPS) // PAGE_SIZE + 1)
-        shape = dict(num_layer=1, num_heads=1, head_dim=2, max_t=2 * pages * PAGE_SIZE)
-        spec = CacheSpec(**shape, cache_type="float32", mode="paged", page_size=PAGE_SIZE)
+        spec = CacheSpec(2 * pages * PAGE_SIZE, 1, 2, dtype="float32", cache_mode=1, page_size=PAGE_SIZE)
         self._manager, self._memory = Manager(spec), HostMemory(spec, np.zeros(spec.cache_shape, np.float32))
         self._seqs = [self._manager.create() for _ in self._lengths]
         for i, (seq, length) in enumerate(zip(self._seqs, self._lengths)):

@@ -14,14 +14,14 @@ from importlib.util import find_spec
 
 try:
     from kvcache_ops import _native
-except ImportError as error:
+except ImportError as _error:
     if find_spec("kvcache_ops._native") is not None:
         raise
-    message = (
+    _message = (
         f"{__path__[0]} has the sources of kvcache_ops, not its compiled module: they shadow the installed package. "
         "Run Python in another folder; pip install ./python, in a checkout, installs the package"
     )
-    raise ImportError(message) from error
+    raise ImportError(_message) from _error
 
 from kvcache_ops._cache import CACHE_LAYOUTS, Cache, CacheSpec
 from kvcache_ops._errors import KvCacheError

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,10 +15,12 @@ from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load
 
-if TYPE_CHECKING:
-    from kvcache_ops import manager
-
+T1 = Literal["float32", "float16", "int8"]
+T2 = Literal["float32", "float16", "int8", "int4"]
+T3 = Literal["float32", "float16"]
 CacheShape = tuple[int, int, int, int, int]
+Operand = tuple[str, list[int | None] | None]
+"""The type of a tensor and its shape, with None for any length, or for any shape."""
 
 CACHE_LAYOUTS = tuple((*axes, "Dh") for axes in _native.cache_layouts())
 """The axes of `cache` by `cache_layout`; `scale` has them too, with Dh / quant_group in the place of Dh."""
@@ -33,6 +36,30 @@ _NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "
 _BOUND: WeakKeyDictionary[Any, list[Cache]] = WeakKeyDictionary()
 
 
+Name = TypeVar("Name", bound="str | None")
+
+
+class TypeName(Generic[Name]):
+    """A field of a `CacheSpec` that is the name of a type. numpy's types are taken too: np.float16 is "float16"."""
+
+    def __init__(self, default: Name) -> None:
+        self.default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, spec: object | None, owner: type | None = None) -> Name:
+        name: Name = self.default if spec is None else spec.__dict__[self.name]
+        return name
+
+    def __set__(self, spec: object, value: Name | type[np.generic] | np.dtype[Any] | None) -> None:
+        try:
+            spec.__dict__[self.name] = value if value is None or isinstance(value, str) else np.dtype(value).name
+        except TypeError:
+            message = f"{self.name} is {value!r}, expected the name of a type"
+            raise KvCacheError(message, "type_unknown") from None
+
+
 @dataclass(frozen=True)
 class CacheSpec:
     """A cache for the keys and values of `num_layers` attention layers: its types, sizes, and the order of its axes.
@@ -46,6 +73,8 @@ class CacheSpec:
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
     cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
 
+    The operators, the manager and `Cache` take it. It can be compared, hashed, pickled and printed as an expression.
+
     Raises KvCacheError with the library's sentence for what the operator does not take, as "illegal_types" or
     "head_dim_not_divisible", and "spec_range" for sizes below 1.
     """
@@ -53,13 +82,13 @@ class CacheSpec:
     max_tokens: int
     num_kv_heads: int
     head_dim: int
-    dtype: str = "float16"
+    dtype: TypeName[T1] = TypeName("float16")
     num_layers: int = 1
     cache_layout: int = 0
     quant_bit: int = 0
     quant_group: int = 8
-    cache_dtype: str | None = None
-    scale_dtype: str | None = None
+    cache_dtype: TypeName[T2 | None] = TypeName(None)
+    scale_dtype: TypeName[T3 | None] = TypeName(None)
     cache_mode: int = 0
     page_size: int = 128
 
@@ -69,23 +98,35 @@ class CacheSpec:
             object.__setattr__(self, "cache_dtype", quantized or self.dtype)
         if self.scale_dtype is None and quantized:
             object.__setattr__(self, "scale_dtype", self.dtype)
-        self._geometry()
+        _ = self._geometry  # checks all
         if self.scale_dtype is not None and not quantized:
             message = f"scale_dtype is {self.scale_dtype!r}, expected None because quant_bit is 0"
             raise KvCacheError(message, "scale_unexpected")
+        for field in fields(self):
+            if isinstance(number := getattr(self, field.name), np.integer):
+                object.__setattr__(self, field.name, int(number))
 
+    @cached_property
     def _geometry(self) -> tuple[tuple[CacheShape, int], tuple[CacheShape, int] | None]:
         """Shape and bytes of the cache, and of the scale where there is one."""
-        assert self.cache_dtype is not None
-        types = (self.dtype, self.cache_dtype, self.scale_dtype)
-        for name, got in zip(("dtype", "cache_dtype", "scale_dtype"), types):
-            if not isinstance(got, str) and got is not None:
-                raise KvCacheError(f"{name} is {got!r}, expected the name of a type", "type_unknown")
         sizes = {name: getattr(self, name) for name in ("max_tokens", "num_kv_heads", "head_dim")}
         for name, got in sizes.items():
             if not isinstance(got, int | np.integer) or not -(2**63) <= got < 2**63:
                 raise KvCacheError(f"{name} is {got!r}, expected an int of 64 bits", "spec_range")
+        types = (str(self.dtype), str(self.cache_dtype), self.scale_dtype)
         return _native.cache_geometry(self.attributes(), *types, **sizes)
+
+    @cached_property
+    def _operands(self) -> dict[str, Operand]:
+        """Type and shape of the tensors of a call, as far as the spec knows them."""
+        operands: dict[str, Operand] = {
+            "query": (self.dtype, None),
+            "current_key": (self.dtype, [None, self.num_kv_heads, self.head_dim]),
+            "cache": (str(self.cache_dtype), list(self.cache_shape)),
+        }
+        if self.scale_shape is not None:
+            operands["scale"] = (str(self.scale_dtype), list(self.scale_shape))
+        return operands
 
     def attributes(self, layer_idx: int = 0, num_repeat: int = 1) -> dict[str, int]:
         """The attributes of a node KeyValueCache on layer `layer_idx` of this cache.
@@ -106,23 +147,23 @@ class CacheSpec:
     @property
     def cache_shape(self) -> CacheShape:
         """The shape of `cache` in elements, by `cache_layout`. An array of int4 has head_dim / 2 in its last axis."""
-        return self._geometry()[0][0]
+        return self._geometry[0][0]
 
     @property
     def scale_shape(self) -> CacheShape | None:
         """The shape of `scale`, head_dim / quant_group in the last axis; None without quantization."""
-        scale = self._geometry()[1]
+        scale = self._geometry[1]
         return None if scale is None else scale[0]
 
     @property
     def cache_bytes(self) -> int:
         """The bytes of `cache`."""
-        return self._geometry()[0][1]
+        return self._geometry[0][1]
 
     @property
     def scale_bytes(self) -> int:
         """The bytes of `scale`, 0 where there is none."""
-        scale = self._geometry()[1]
+        scale = self._geometry[1]
         return 0 if scale is None else scale[1]
 
     @property
@@ -146,28 +187,6 @@ class CacheSpec:
         if scale_shape is not None:
             scale = _zeros("scale", self.scale_bytes, str(self.scale_dtype), scale_shape)
         return Cache(self, cache, scale)
-
-    def manager_spec(self, **management: Any) -> manager.CacheSpec:
-        """The same cache for `kvcache_ops.manager`; `management` are further arguments of its `CacheSpec`.
-
-        mode is "paged" for cache_mode 1, else "runs", unless it is given.
-        """
-        from kvcache_ops import manager
-
-        arguments: dict[str, Any] = {
-            "mode": "paged" if self.cache_mode == 1 else "runs",
-            "num_layer": self.num_layers,
-            "num_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "max_t": self.max_tokens,
-            "cache_type": self.cache_dtype,
-            "scale_type": self.scale_dtype,
-            "quant_bit": self.quant_bit,
-            "quant_group": self.quant_group,
-            "cache_layout": self.cache_layout,
-            "page_size": self.page_size,
-        }
-        return manager.CacheSpec(**(arguments | management))
 
 
 def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any]:

@@ -6,9 +6,10 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict, final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache_ops._cache import T1, T2, T3, CacheSpec
+
 __all__ = [
     "Append",
-    "CacheSpec",
     "HostMemory",
     "Manager",
     "Rope",
@@ -40,8 +41,7 @@ __version__: str
 
 _Ints = NDArray[np.int64]
 _Shape = tuple[int, int, int, int, int]
-_CacheType = Literal["float32", "float16", "int8", "int4"]
-_ScaleType = Literal["float32", "float16"]
+_Operand = tuple[str, list[int | None] | None]
 _Mode = Literal["paged", "runs", "cells"]
 _KeyForm = Literal["roped", "raw"]
 _Style = Literal["neox", "gptj"]
@@ -79,90 +79,6 @@ class Rope:
     def style(self) -> _Style: ...
     @property
     def inv_freq(self) -> list[float]: ...
-
-@final
-class CacheSpec:
-    def __new__(
-        cls,
-        *,
-        num_layer: SupportsIndex,
-        num_heads: SupportsIndex,
-        head_dim: SupportsIndex,
-        max_t: SupportsIndex,
-        cache_type: _CacheType = "float16",
-        scale_type: _ScaleType | None = None,
-        quant_bit: SupportsIndex = 0,
-        quant_group: SupportsIndex = 8,
-        cache_layout: SupportsIndex = 0,
-        mode: _Mode = "paged",
-        page_size: SupportsIndex = 128,
-        max_pages: SupportsIndex | None = None,
-        key_form: _KeyForm = "roped",
-        rope: Rope | None = None,
-        window: SupportsIndex | None = None,
-        sink: SupportsIndex = 0,
-        slack: SupportsIndex = 0,
-        pad: SupportsIndex = 32,
-        defrag_threshold: float | None = None,
-        shift_limit: SupportsIndex | Literal["default"] | None = "default",
-        prefix_sharing: bool = True,
-        fingerprint: str = "",
-    ) -> CacheSpec: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__ = None  # type: ignore[assignment]
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def bytes_per_token(self) -> int: ...
-    @property
-    def cache_shape(self) -> _Shape: ...
-    @property
-    def scale_shape(self) -> _Shape | None: ...
-    def max_tokens(self, nbytes: SupportsIndex) -> int: ...
-    @property
-    def num_layer(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def max_t(self) -> int: ...
-    @property
-    def cache_type(self) -> _CacheType: ...
-    @property
-    def scale_type(self) -> _ScaleType | None: ...
-    @property
-    def quant_bit(self) -> int: ...
-    @property
-    def quant_group(self) -> int: ...
-    @property
-    def cache_layout(self) -> int: ...
-    @property
-    def mode(self) -> _Mode: ...
-    @property
-    def page_size(self) -> int: ...
-    @property
-    def max_pages(self) -> int | None: ...
-    @property
-    def key_form(self) -> _KeyForm: ...
-    @property
-    def rope(self) -> Rope | None: ...
-    @property
-    def window(self) -> int | None: ...
-    @property
-    def sink(self) -> int: ...
-    @property
-    def slack(self) -> int: ...
-    @property
-    def pad(self) -> int: ...
-    @property
-    def defrag_threshold(self) -> float | None: ...
-    @property
-    def shift_limit(self) -> int | None: ...
-    @property
-    def prefix_sharing(self) -> bool: ...
-    @property
-    def fingerprint(self) -> str: ...
 
 @final
 class HostMemory:
@@ -235,7 +151,23 @@ class Step:
 
 @final
 class Manager:
-    def __new__(cls, spec: CacheSpec) -> Manager: ...
+    def __new__(
+        cls,
+        spec: CacheSpec,
+        *,
+        mode: _Mode | None = None,
+        max_pages: SupportsIndex | None = None,
+        key_form: _KeyForm = "roped",
+        rope: Rope | None = None,
+        window: SupportsIndex | None = None,
+        sink: SupportsIndex = 0,
+        slack: SupportsIndex = 0,
+        pad: SupportsIndex = 32,
+        defrag_threshold: float | None = None,
+        shift_limit: SupportsIndex | Literal["default"] | None = "default",
+        prefix_sharing: bool = True,
+        fingerprint: str = "",
+    ) -> Manager: ...
     @property
     def spec(self) -> CacheSpec: ...
     def create(self, reserve: SupportsIndex = 0, salt: bytes = b"") -> int: ...
@@ -287,7 +219,9 @@ def cache_geometry(
     num_kv_heads: int,
     head_dim: int,
 ) -> tuple[tuple[_Shape, int], tuple[_Shape, int] | None]: ...
-def check(op_type: str, attributes: dict[str, int], inputs: list[Any]) -> tuple[int, int, int]: ...
+def check(
+    op_type: str, attributes: dict[str, int], inputs: list[Any], expected: dict[str, _Operand] | None = None
+) -> tuple[int, int, int]: ...
 def check_node(op_type: str, attributes: dict[str, int], inputs: list[str]) -> None: ...
 def conformance_cases(
     suite: str, folder: str | None, filter: str, on_demand: tuple[int, int]
@@ -297,11 +231,17 @@ def domains() -> list[str]: ...
 def error_kinds() -> list[str]: ...
 def input_names(op_type: str) -> list[str]: ...
 def instruction_sets() -> list[tuple[str, bool]]: ...
-def legal_types() -> list[tuple[int, str, str, str | None]]: ...
+def legal_types() -> list[tuple[int, T1, T2, T3 | None]]: ...
 def oldest_onnxruntime() -> tuple[int, int]: ...
 def output_names(op_type: str) -> list[str]: ...
 def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]: ...
-def run(op_type: str, attributes: dict[str, int], inputs: list[Any], outputs: list[Any]) -> tuple[Any, ...]: ...
+def run(
+    op_type: str,
+    attributes: dict[str, int],
+    inputs: list[Any],
+    outputs: list[Any],
+    expected: dict[str, _Operand] | None = None,
+) -> tuple[Any, ...]: ...
 def run_suites(
     function: Any,
     name: str,

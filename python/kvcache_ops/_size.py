@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvcache_ops import _native
-from kvcache_ops._cache import CacheSpec
+from kvcache_ops._cache import T1, T2, T3, CacheSpec
 
 GROUPS = (8, 32, 128)
 """The sizes of groups in the table, where none are asked for."""
@@ -31,12 +31,11 @@ def formats(
     layers: int, heads: int, head_dim: int, quant_groups: Sequence[int] | None = None
 ) -> Iterator[tuple[CacheSpec, str]]:
     """A cache of one token in each legal format, and the types T1 that it is for; by the table of types."""
-    current: dict[tuple[int, str, str | None], list[str]] = {}
+    current: dict[tuple[int, T2, T3 | None], list[T1]] = {}
     for quant_bit, t1, t2, t3 in _native.legal_types():
         current.setdefault((quant_bit, t2, t3), []).append(t1)
     groups = quant_groups or [group for group in GROUPS if head_dim % group == 0] or [head_dim]
     for (quant_bit, t2, t3), t1s in current.items():
         for group in groups if quant_bit else groups[:1]:
-            kept = {"quant_bit": quant_bit, "quant_group": group}
-            spec = CacheSpec(1, heads, head_dim, t1s[0], layers, **kept, cache_dtype=t2, scale_dtype=t3)
+            spec = CacheSpec(1, heads, head_dim, t1s[0], layers, 0, quant_bit, group, cache_dtype=t2, scale_dtype=t3)
             yield spec, ", ".join(t1s)

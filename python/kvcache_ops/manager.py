@@ -1,7 +1,7 @@
 """The manager of a KV cache: which slots hold which tokens of which sequence, and the inputs of each step.
 
-    spec = CacheSpec(num_layer=2, num_heads=8, head_dim=64, max_t=1024, page_size=16)
-    memory = HostMemory(spec, np.zeros(spec.cache_shape, np.float16))
+    spec = CacheSpec(max_tokens=1024, num_kv_heads=8, head_dim=64, num_layers=2, cache_mode=1, page_size=16)
+    memory = HostMemory(spec, *spec.allocate())
     manager = Manager(spec)
     a = manager.create()
     with manager.begin_step([Append(a, tokens=[11, 12, 13])], memory) as step:
@@ -11,10 +11,10 @@ A refused operation changes nothing, and raises `ManagerError` with `kind` and `
 raises `TypeError`.
 """
 
+from kvcache_ops._cache import CacheSpec
 from kvcache_ops._errors import CapacityError, ManagerError
 from kvcache_ops._native import (
     Append,
-    CacheSpec,
     HostMemory,
     Manager,
     Rope,

@@ -2,6 +2,7 @@
 //! the same file, the operators as a custom operator library of ONNX Runtime.
 
 mod append;
+mod arguments;
 mod buffers;
 mod conformance;
 mod figures;
@@ -46,8 +47,6 @@ mod _native {
     };
     #[pymodule_export]
     use super::rope::Rope;
-    #[pymodule_export]
-    use super::spec::Spec;
     #[pymodule_export]
     use super::step::Step;
 

@@ -4,47 +4,51 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvcache_manager as core;
-use kvcache_manager::{ContextShift, Create, RowCopy};
+use kvcache_manager::{CacheSpecBuilder, ContextShift, Create, RowCopy};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::append::append;
+use crate::arguments::ShiftLimit;
 use crate::id::Id;
 use crate::memory::{Detaching, HostMemory};
 use crate::refusal::Refusal;
+use crate::rope::Rope;
 use crate::shared::Shared;
-use crate::spec::Spec;
-use crate::stats;
+use crate::spec::given;
 use crate::step::{Step, Tensors};
+use crate::{arguments, spec, stats};
 
-/// Decides which slots of a cache hold which tokens of which sequence. It has metadata only.
+/// Decides which slots of the cache of a `CacheSpec` hold which tokens of which sequence. It has metadata only.
+///
+/// mode: "paged" (pages of the spec's page_size, shared and copied on write) goes with cache_mode 1; with 0 "runs"
+/// (neighboring slots), unless given, or "cells" (slots anywhere, of which attention sees all with a mask). max_pages
+/// fixes the columns of `cachestarts` in "paged"; `pad` is what the number of cells of a step is rounded up to.
+/// key_form: "roped" (keys are stored after rotary embedding, and rotated when positions change; `rope` says how) or
+/// "raw" (the graph rotates them by `key_positions`).
+/// window: attention sees the last `window` positions, and the first `sink` rows; `slack` more positions are kept.
+/// defrag_threshold: the part of free slots past which a commit queues a defragmentation; None or below 0: never.
+/// shift_limit: how many updates may rotate a sequence's rows: a number, None (any), "default" (int4: 4, else any).
+/// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: what makes keys and values of the
+/// same tokens differ: the model, its adapters.
 ///
 /// Sequences are named by ints. A call that is refused changes nothing, and raises ManagerError; while a step is open,
 /// every change is refused (step_open). Threads may share a manager: their calls wait for each other, and the GIL is
-/// released while bytes of the cache are moved. Raises ManagerError of kind out_of_memory for a cache of more slots than
-/// there is memory to manage.
+/// released while bytes of the cache are moved.
+///
+/// Raises ManagerError for what is out of range or does not go together, and of kind out_of_memory for a cache of more
+/// slots than there is memory to manage; TypeError for other types.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct Manager {
-    spec: Py<Spec>,
+    spec: Py<PyAny>,
     shared: Arc<Shared>,
 }
 
 impl Manager {
     fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::Manager) -> Result<R, core::Error>) -> PyResult<R> {
         self.shared.with(py, |manager| Ok(used(manager)?))
-    }
-
-    /// The same for what moves bytes of the cache.
-    fn with_memory<R>(
-        &self,
-        py: Python<'_>,
-        memory: &Bound<'_, HostMemory>,
-        used: impl FnOnce(&mut core::Manager, &mut Detaching<'_, '_>) -> Result<R, core::Error>,
-    ) -> PyResult<R> {
-        let arrays = memory.get().arrays(py, self.spec.get().core())?;
-        self.shared.with(py, |manager| arrays.using(py, |memory| Ok(used(manager, memory)?)))
     }
 
     /// Numbers of the rows of a sequence.
@@ -57,60 +61,57 @@ impl Manager {
     }
 }
 
-/// Copies as Python has them.
 fn moves(copies: Vec<RowCopy>) -> Vec<(usize, usize, usize)> {
     copies.into_iter().map(|RowCopy { src, dst, len }| (src, dst, len)).collect()
-}
-
-/// Numbers by the names of their arguments.
-mod number {
-    use pyo3::prelude::*;
-
-    use crate::numbers::{count, integer};
-
-    macro_rules! numbers {
-        ($($name:ident: $number:ty = $read:ident),* $(,)?) => {
-            $(
-                pub fn $name(value: &Bound<'_, PyAny>) -> PyResult<$number> {
-                    $read("range", stringify!($name), value)
-                }
-            )*
-        };
-    }
-
-    numbers! {
-        reserve: usize = count,
-        pages: usize = count,
-        index: usize = count,
-        p0: i64 = integer,
-        p1: i64 = integer,
-        delta: i64 = integer,
-        d: i64 = integer,
-        n_ctx: i64 = integer,
-        n_new: i64 = integer,
-        n_keep: i64 = integer,
-    }
-
-    pub fn max_moves(value: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-        if value.is_none() { Ok(None) } else { count("range", "max_moves", value).map(Some) }
-    }
-
-    pub fn n_discard(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-        if value.is_none() { Ok(None) } else { integer("range", "n_discard", value).map(Some) }
-    }
 }
 
 #[pymethods]
 impl Manager {
     #[new]
-    fn new(spec: Bound<'_, Spec>) -> PyResult<Self> {
-        let manager = core::Manager::new(spec.get().core().clone()).map_err(Refusal::from)?;
+    #[pyo3(
+        signature = (
+            spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=0, slack=0, pad=32,
+            defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint=""
+        ),
+        text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
+            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='')"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
+    fn new(
+        spec: Bound<'_, PyAny>,
+        mode: Option<&str>,
+        #[pyo3(from_py_with = arguments::max_pages)] max_pages: Option<usize>,
+        key_form: &str,
+        rope: Option<&Bound<'_, Rope>>,
+        #[pyo3(from_py_with = arguments::window)] window: Option<usize>,
+        #[pyo3(from_py_with = arguments::sink)] sink: usize,
+        #[pyo3(from_py_with = arguments::slack)] slack: usize,
+        #[pyo3(from_py_with = arguments::pad)] pad: usize,
+        defrag_threshold: Option<f64>,
+        #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
+        prefix_sharing: bool,
+        fingerprint: &str,
+    ) -> PyResult<Self> {
+        let mut builder = spec::builder(&spec)?
+            .mode(spec::mode(&spec, mode)?)
+            .key_form(spec::key_form(key_form)?)
+            .sink(sink)
+            .slack(slack)
+            .pad(pad)
+            .prefix_sharing(prefix_sharing)
+            .fingerprint(fingerprint);
+        builder = given(builder, max_pages, CacheSpecBuilder::max_pages);
+        builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
+        builder = given(builder, window, CacheSpecBuilder::window);
+        builder = given(builder, defrag_threshold, CacheSpecBuilder::defrag_threshold);
+        builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
+        let manager = builder.build().and_then(core::Manager::new).map_err(Refusal::from)?;
         Ok(Self { spec: spec.unbind(), shared: Arc::new(Shared::new(manager)) })
     }
 
-    /// What it manages.
+    /// The cache that it manages.
     #[getter]
-    fn spec(&self, py: Python<'_>) -> Py<Spec> {
+    fn spec(&self, py: Python<'_>) -> Py<PyAny> {
         self.spec.clone_ref(py)
     }
 
@@ -122,7 +123,7 @@ impl Manager {
     fn create(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = number::reserve)] reserve: usize,
+        #[pyo3(from_py_with = arguments::reserve)] reserve: usize,
         salt: &[u8],
     ) -> PyResult<u64> {
         self.with(py, |manager| {
@@ -159,8 +160,8 @@ impl Manager {
         &self,
         py: Python<'_>,
         s: Option<Id>,
-        #[pyo3(from_py_with = number::p0)] p0: i64,
-        #[pyo3(from_py_with = number::p1)] p1: i64,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
     ) -> PyResult<usize> {
         self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), p0..p1))
     }
@@ -175,8 +176,8 @@ impl Manager {
         py: Python<'_>,
         src: Id,
         dst: Id,
-        #[pyo3(from_py_with = number::p0)] p0: i64,
-        #[pyo3(from_py_with = number::p1)] p1: i64,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
     ) -> PyResult<usize> {
         self.with(py, |manager| manager.seq_cp(src.0, dst.0, p0..p1))
     }
@@ -197,9 +198,9 @@ impl Manager {
         &self,
         py: Python<'_>,
         s: Id,
-        #[pyo3(from_py_with = number::p0)] p0: i64,
-        #[pyo3(from_py_with = number::p1)] p1: i64,
-        #[pyo3(from_py_with = number::delta)] delta: i64,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
+        #[pyo3(from_py_with = arguments::delta)] delta: i64,
     ) -> PyResult<()> {
         self.with(py, |manager| manager.seq_add(s.0, p0..p1, delta))
     }
@@ -212,9 +213,9 @@ impl Manager {
         &self,
         py: Python<'_>,
         s: Id,
-        #[pyo3(from_py_with = number::p0)] p0: i64,
-        #[pyo3(from_py_with = number::p1)] p1: i64,
-        #[pyo3(from_py_with = number::d)] d: i64,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
+        #[pyo3(from_py_with = arguments::d)] d: i64,
     ) -> PyResult<()> {
         self.with(py, |manager| manager.seq_div(s.0, p0..p1, d))
     }
@@ -271,10 +272,10 @@ impl Manager {
         &self,
         py: Python<'_>,
         s: Id,
-        #[pyo3(from_py_with = number::n_ctx)] n_ctx: i64,
-        #[pyo3(from_py_with = number::n_new)] n_new: i64,
-        #[pyo3(from_py_with = number::n_keep)] n_keep: i64,
-        #[pyo3(from_py_with = number::n_discard)] n_discard: Option<i64>,
+        #[pyo3(from_py_with = arguments::n_ctx)] n_ctx: i64,
+        #[pyo3(from_py_with = arguments::n_new)] n_new: i64,
+        #[pyo3(from_py_with = arguments::n_keep)] n_keep: i64,
+        #[pyo3(from_py_with = arguments::n_discard)] n_discard: Option<i64>,
     ) -> PyResult<i64> {
         self.with(py, |manager| manager.context_shift(s.0, &ContextShift { n_ctx, n_new, n_keep, n_discard }))
     }
@@ -287,7 +288,7 @@ impl Manager {
     fn defrag(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = number::max_moves)] max_moves: Option<usize>,
+        #[pyo3(from_py_with = arguments::max_moves)] max_moves: Option<usize>,
     ) -> PyResult<Vec<(usize, usize, usize)>> {
         self.with(py, |manager| Ok(moves(manager.defrag(max_moves)?)))
     }
@@ -299,7 +300,7 @@ impl Manager {
     fn compact(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = number::pages)] pages: usize,
+        #[pyo3(from_py_with = arguments::pages)] pages: usize,
     ) -> PyResult<Vec<(usize, usize, usize)>> {
         self.with(py, |manager| Ok(moves(manager.compact(pages)?)))
     }
@@ -308,7 +309,7 @@ impl Manager {
     ///
     /// Raises ManagerError: step_open, memory_spec, and those of `HostMemory`.
     fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
-        self.with_memory(py, memory, |manager, memory| manager.update(memory))
+        self.shared.with_memory(py, memory, |manager, memory| manager.update(memory))
     }
 
     /// Plans a step that appends rows to sequences, all of them or none, and makes it ready to be run: makes queued
@@ -323,7 +324,7 @@ impl Manager {
             Ok(list) => list.iter().map(append).collect::<PyResult<Vec<_>>>()?,
             Err(_) => appends.try_iter()?.map(|item| append(item?)).collect::<PyResult<Vec<_>>>()?,
         };
-        let (number, tensors) = self.with_memory(py, memory, |manager, memory| {
+        let (number, tensors) = self.shared.with_memory(py, memory, |manager, memory| {
             let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
             let step = manager.begin_step(&appends)?.apply(memory)?;
             let tensors = Tensors::copy(&step, &self.shared.pools)?;
@@ -339,14 +340,15 @@ impl Manager {
     /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and those of
     /// `HostMemory`.
     fn save(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
-        self.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save(path, memory)))
+        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save(path, memory)))
     }
 
     /// Saves one sequence, as `save` saves all.
     ///
     /// Raises ManagerError: unknown_seq, and as `save`.
     fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
-        self.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save_seq(path, memory, s.0)))
+        self.shared
+            .with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save_seq(path, memory, s.0)))
     }
 
     /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of
@@ -356,8 +358,10 @@ impl Manager {
     /// trailing, dimensions, types, quantization, key_form, rope, fingerprint, row_index, io ...), not_empty,
     /// step_open, memory_spec, and those of `HostMemory`; CapacityError: no_room, no_slot.
     fn load(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<Vec<u64>> {
-        let seqs =
-            self.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.load(path, memory)))?;
+        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
+            memory.detached(|memory| manager.load(path, memory))
+        };
+        let seqs = self.shared.with_memory(py, memory, load)?;
         Ok(seqs.into_iter().map(|seq| Id(seq).number()).collect())
     }
 
@@ -370,12 +374,12 @@ impl Manager {
         py: Python<'_>,
         path: PathBuf,
         memory: &Bound<'_, HostMemory>,
-        #[pyo3(from_py_with = number::index)] index: usize,
+        #[pyo3(from_py_with = arguments::index)] index: usize,
     ) -> PyResult<u64> {
         let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
             memory.detached(|memory| manager.load_seq(path, memory, index))
         };
-        Ok(Id(self.with_memory(py, memory, load)?).number())
+        Ok(Id(self.shared.with_memory(py, memory, load)?).number())
     }
 
     /// Verifies every invariant of the manager.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use kvcache_manager as core;
 use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{CacheMemory, CacheSpec, Detail, MemoryError, Rope, Rotation, RowCopy};
+use kvcache_manager::{CacheMemory, CacheSpec, Detail, MemoryError, Mode, Rope, Rotation, RowCopy};
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -13,14 +13,14 @@ use pyo3::sync::MutexExt;
 
 use crate::numbers::type_error;
 use crate::refusal::Refusal;
-use crate::spec::Spec;
+use crate::spec;
 use crate::threads::Threads;
 
 /// The arrays of a cache and of its scales, which a manager and the operator write in place.
 ///
-/// `cache` has the shape `spec.cache_shape` and the type `spec.cache_type`: float32, float16 or int8; int4 is an array
+/// `cache` has the shape `spec.cache_shape` and the type `spec.cache_dtype`: float32, float16 or int8; int4 is an array
 /// of uint8 with two elements in a byte, the first in the low nibble, whose last axis is head_dim / 2. `scale` has the
-/// shape `spec.scale_shape` and the type `spec.scale_type`; it is None exactly if the cache is not quantized. Both are
+/// shape `spec.scale_shape` and the type `spec.scale_dtype`; it is None exactly if the cache is not quantized. Both are
 /// C-contiguous and writable. They are kept, never copied, and looked at again at each use.
 ///
 /// While a manager moves rows (in `begin_step`, `update`, `save` and `load`) other Python threads run. They may read
@@ -93,7 +93,10 @@ impl Operand {
         };
         if flags & NPY_ARRAY_C_CONTIGUOUS == 0 || flags & NPY_ARRAY_ALIGNED == 0 {
             let strides = array.strides();
-            let what = format!("expected an aligned C-contiguous array, got strides {strides:?}");
+            let what = format!(
+                "expected an aligned C-contiguous array, as np.zeros and np.ascontiguousarray make them, got strides \
+                 {strides:?}"
+            );
             return refuse(
                 "tensor_not_contiguous",
                 &what,
@@ -203,8 +206,9 @@ impl CacheMemory for Detaching<'_, '_> {
 impl HostMemory {
     #[new]
     #[pyo3(signature = (spec, cache, scale=None))]
-    fn new(spec: &Bound<'_, Spec>, cache: &Bound<'_, PyAny>, scale: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let spec = spec.get().core();
+    fn new(spec: &Bound<'_, PyAny>, cache: &Bound<'_, PyAny>, scale: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        // The memory of a cache is the same in every mode.
+        let spec = spec::builder(spec)?.mode(Mode::Runs).build().map_err(Refusal::from)?;
         let cache = Operand::new("cache", cache, spec.cache_type(), spec.cache_shape())?;
         let scale = match (scale, spec.quant(), spec.scale_shape()) {
             (Some(scale), Some((_, _, scale_type)), Some(shape)) => {
@@ -222,7 +226,7 @@ impl HostMemory {
                 return Err(Refusal::new("scale_unexpected", message, details).into());
             }
         };
-        Ok(Self { spec: spec.clone(), cache, scale, busy: Mutex::new(()) })
+        Ok(Self { spec, cache, scale, busy: Mutex::new(()) })
     }
 
     /// The array of the cache.

@@ -3,17 +3,19 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvcache_manager::Manager;
+use kvcache_manager::{CacheSpec, Error, Manager};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::buffers::Pool;
+use crate::memory::{Detaching, HostMemory};
 use crate::refusal::Refusal;
 
 /// A manager and what its steps have of it. One thread at a time has it; meanwhile it may run no Python code, which
 /// could want it too.
 #[derive(Debug)]
 pub struct Shared {
+    spec: CacheSpec,
     manager: Mutex<Manager>,
     /// The number of the open step, or of the last one.
     latest: AtomicU64,
@@ -35,6 +37,7 @@ pub struct Pools {
 impl Shared {
     pub fn new(manager: Manager) -> Self {
         Self {
+            spec: manager.spec().clone(),
             manager: Mutex::new(manager),
             latest: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),
@@ -49,6 +52,20 @@ impl Shared {
     pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut Manager) -> Result<R, Refusal>) -> PyResult<R> {
         // Made into an exception, which is Python code, when the lock is free again.
         Ok(self.locked(py, used)?)
+    }
+
+    /// As [`with`](Self::with), for what moves bytes of the cache.
+    ///
+    /// # Errors
+    /// As for `with`; those of [`HostMemory::arrays`].
+    pub fn with_memory<R>(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, HostMemory>,
+        used: impl FnOnce(&mut Manager, &mut Detaching<'_, '_>) -> Result<R, Error>,
+    ) -> PyResult<R> {
+        let arrays = memory.get().arrays(py, &self.spec)?;
+        self.with(py, |manager| arrays.using(py, |memory| Ok(used(manager, memory)?)))
     }
 
     fn locked<R>(&self, py: Python<'_>, used: impl FnOnce(&mut Manager) -> Result<R, Refusal>) -> Result<R, Refusal> {

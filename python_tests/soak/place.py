@@ -96,26 +96,26 @@ class Place:
     def __init__(self, node: Node, mode: str, max_t: int, session: onnxruntime.InferenceSession):
         self.node, self.mode, self.session, setting = node, mode, session, node.cached
         self.spec = CacheSpec(
-            num_layer=setting.num_layer,
-            num_heads=setting.num_heads,
+            max_tokens=max_t,
+            num_kv_heads=setting.num_heads,
             head_dim=setting.head_dim,
-            max_t=max_t,
-            cache_type=TYPE_NAMES[setting.t2],
-            scale_type=None if setting.t3 is None else TYPE_NAMES[setting.t3],
+            dtype=TYPE_NAMES[setting.t1],
+            num_layers=setting.num_layer,
+            cache_layout=setting.cache_layout,
             quant_bit=setting.quant_bit,
             quant_group=setting.quant_group,
-            cache_layout=setting.cache_layout,
-            mode=mode,
+            cache_dtype=TYPE_NAMES[setting.t2],
+            scale_dtype=None if setting.t3 is None else TYPE_NAMES[setting.t3],
+            cache_mode=int(mode == "paged"),
             page_size=setting.page_size,
-            key_form="raw",  # a row keeps its bytes wherever it moves
-            fingerprint=str(setting.head_dim),
         )
         self.memory: Memory = setting.memory(np.random.default_rng(5), max_t)
         if setting.t2 == INT4:  # as the manager wants it: two codes in a byte along the last axis
             *axes, head_dim = self.spec.cache_shape
             self.memory.cache = self.memory.cache.reshape(*axes, head_dim // 2)
         self.host_memory = HostMemory(self.spec, self.memory.cache, self.memory.scale)
-        self.manager = Manager(self.spec)
+        # Of keys before rotation a row keeps its bytes wherever it moves.
+        self.manager = Manager(self.spec, mode=mode, key_form="raw", fingerprint=str(setting.head_dim))
         self.lock = threading.Lock()
         others = {*ROWS, "cache", "scale", "attn_mask"}
         self._indices = [name for name in OPERATORS[node.operator][0] if name not in others]

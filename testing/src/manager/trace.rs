@@ -80,9 +80,9 @@ impl Cache {
             json!({"n_rot": turns.n_rot, "base": turns.base, "scale": turns.scale, "style": style})
         });
         json!({
-            "num_layer": NUM_LAYER, "num_heads": NUM_HEADS, "head_dim": HEAD_DIM, "max_t": self.max_t,
-            "cache_type": cache.name(), "scale_type": scale.map(|scale| scale.name()), "quant_bit": bit,
-            "quant_group": group.max(1), "cache_layout": self.layout.code(), "mode": mode,
+            "num_layers": NUM_LAYER, "num_kv_heads": NUM_HEADS, "head_dim": HEAD_DIM, "max_tokens": self.max_t,
+            "dtype": scale.unwrap_or(cache).name(), "cache_dtype": cache.name(),
+            "scale_dtype": scale.map(|scale| scale.name()), "quant_bit": bit, "quant_group": group.max(1), "cache_layout": self.layout.code(), "mode": mode,
             "page_size": self.page_size(), "max_pages": self.max_pages, "rope": rope, "window": spec.window(),
             "key_form": if spec.key_form() == KeyForm::Raw { "raw" } else { "roped" }, "sink": spec.sink(),
             "slack": spec.slack(), "pad": self.pad, "defrag_threshold": self.defrag_threshold,
