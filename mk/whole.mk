@@ -8,7 +8,7 @@ test-whole: test $(WHOLE)
 lint: package
 	$(VENV) -m ruff check
 	$(VENV) -m ruff format --check
-	MYPYPATH=python $(ON_PACKAGE) $(VENV) -m mypy --strict python/kvcache_ops pmx/kvcache_pmx
+	MYPYPATH=python $(ON_PACKAGE) $(VENV) -m mypy --strict python/kvcache_ops pmx/kvcache_pmx python_tests/static_types.py
 	$(ON_PACKAGE) $(VENV) -m mypy.stubtest kvcache_ops --allowlist python/stubtest.txt
 	cargo fmt --all --check
 	cargo clippy --workspace --locked --features $(FEATURES) --all-targets -- -D warnings

@@ -127,7 +127,9 @@ REFUSALS = [
     ("cache", lambda x: Exporter(strided(x)), "not_contiguous", "cache is not contiguous"),
     ("cache", np.ndarray.tolist, "not_a_tensor", "cache is a list, expected a numpy array"),
     ("cache", lambda _: None, "input_missing", "cache is absent"),
-    ("cache", lambda x: x.astype(np.int8), "illegal_types", "cache (T2) is int8"),
+    ("cache", lambda x: x.astype(np.int8), "type_mismatch", "cache is of type int8, expected int4"),
+    ("cache", lambda x: x[:16], "shape_mismatch", "in axis 0 (shape [16, 2, 2, 2, 8]), expected 32, by the"),
+    ("current_key", lambda x: x.repeat(2, 1), "shape_mismatch", "current_key has 4 in axis 1"),
     ("cache", lambda x: np.repeat(x, 2, axis=-1), "shape_mismatch", "cache has 16 in axis 4"),
     ("cache", lambda x: x.reshape(-1), "rank_mismatch", "cache has rank 1"),
     ("cache", lambda x: Exporter(x, device=CUDA), "device", "cache is on device cuda:0"),
@@ -139,7 +141,7 @@ REFUSALS = [
     ("scale", shifted, "misaligned", "expected a multiple of 4"),
     ("scale", lambda x: Exporter(x, code=4, bits=16), "type_mismatch", "scale is of type bfloat16"),
     ("scale", lambda x: x.astype(">f4"), "type_mismatch", f"scale is of type >f4, {FLOATS}"),
-    ("current_key", strided, "not_contiguous", "current_key is not contiguous"),
+    ("current_key", strided, "not_contiguous", "order without gaps; np.ascontiguousarray(x) or x.contiguous() makes"),
     ("current_key", np.float64, "type_mismatch", f"current_key is of type float64, {FLOATS}"),
     ("current_value", np.float16, "type_mismatch", "current_value is of type float16"),
     ("seqstarts", lambda x: x.astype(np.int32), "type_mismatch", "seqstarts is of type int32, expected int64"),
@@ -199,6 +201,13 @@ def test_tensors_that_overlap_are_refused() -> None:
 def test_attributes_that_are_refused(attributes: dict, kind: str, text: str) -> None:
     """Misspelt ones too, which ONNX Runtime lets pass."""
     assert_refused(kind, text, kvcache_ops.run, SPEC.attributes() | attributes, **operands())
+
+
+def test_bytes_are_int4_only_where_quant_bit_is_4() -> None:
+    """And no int8 elsewhere."""
+    inputs = operands() | {"cache": np.zeros((32, 2, 2, 2, 8), np.uint8)}
+    attributes = SPEC.attributes() | {"quant_bit": 8}
+    assert_refused("type_mismatch", "cache is of type uint8, expected float32", kvcache_ops.run, attributes, **inputs)
 
 
 def test_an_interrupt_while_a_tensor_is_borrowed_stays_one() -> None:

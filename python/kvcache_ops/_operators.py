@@ -3,18 +3,20 @@
 Tensors are numpy arrays, or others of the CPU that export versioned DLPack (`__dlpack__(max_version=(1, 0))`), as torch
 tensors do since torch 2.8. They are borrowed, never copied: contiguous, and writable where they are written. Index
 inputs may also be ints and lists of them. The GIL is released while bytes move; until then the arrays are kept. Other
-threads may read and write the cache's other slots meanwhile, but nobody may resize a tensor of the call.
+threads may read and write the cache's other slots meanwhile, but nobody may resize a tensor of the call. A call that
+has begun is completed: Ctrl-C raises KeyboardInterrupt when it is over, and the cache has all of the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import CacheSpec
+from kvcache_ops._cache import CacheSpec, Operand
 from kvcache_ops._errors import KvCacheError
 
 
@@ -27,6 +29,14 @@ class Tensor(Protocol):
     def __dlpack_device__(self) -> Any:
         """Where the memory is."""
 
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # An output is what was given for it, or a new array.
+    _Key = TypeVar("_Key", bound=Tensor, default=NDArray[np.number[Any]])
+    _Value = TypeVar("_Value", bound=Tensor, default=NDArray[np.number[Any]])
+    _Attended = TypeVar("_Attended", bound=Tensor, default=NDArray[np.floating[Any]])
 
 Indices = Tensor | int | Sequence[int] | Sequence[Sequence[int]]
 """int64: a tensor, an int, or a list of ints."""
@@ -59,16 +69,16 @@ def run(
     cache: Tensor,
     scale: Tensor | None = None,
     *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
+    key: _Key | None = None,
+    value: _Value | None = None,
     **more: int,
-) -> tuple[Any, Any]:
+) -> tuple[_Key, _Value]:
     """KeyValueCache: stores the current tokens into `cache`, gives keys and values of all tokens of every sequence.
 
         key, value = kvcache_ops.run(spec, current_key, current_value, *indices, cache, scale, layer_idx=3)
 
-    attributes: a CacheSpec, or the node's attributes by name. more: further attributes, as num_repeat, and layer_idx,
-    which is 0 if it is not given.
+    attributes: a CacheSpec, which the tensors are then held against, or the node's attributes by name. more: further
+    attributes, as num_repeat, and layer_idx, which is 0 if it is not given.
     current_key, current_value: T1, (seqstarts[B], H, Dh). seqstarts, kvstarts: int64 (B + 1). cachestarts: int64 (B),
     or (B, MaxP) in cache_mode 1. start_pos: int64 (B). max_seqlen, max_kvlen: int64, upper bounds of the lengths.
     cache, scale: as `CacheSpec` says, written in place; int4 is uint8 with two elements in a byte, the first in the low
@@ -86,8 +96,8 @@ def run(
         max_kvlen=max_kvlen,
     )
     inputs = [current_key, current_value, *step]
-    got_key, got_value = _call("KeyValueCache", attributes, more, [*inputs, cache, scale], [key, value])
-    return got_key, got_value
+    outputs: tuple[_Key, _Value] = _call("KeyValueCache", attributes, more, [*inputs, cache, scale], [key, value])
+    return outputs
 
 
 def check(
@@ -132,9 +142,9 @@ def multi_head_attention(
     max_kvlen: Indices,
     attn_mask: Tensor | None = None,
     *,
-    attn_output: Tensor | None = None,
+    attn_output: _Attended | None = None,
     **more: int,
-) -> Any:
+) -> _Attended:
     """MultiHeadAttention: each sequence's queries attend over its packed keys and values.
 
     attributes: a CacheSpec, which gives num_kv_heads and head_dim, or the node's attributes by name; num_heads (Hq) has
@@ -154,7 +164,9 @@ def multi_head_attention(
         max_kvlen=max_kvlen,
     )
     inputs = [query, key, value, *step, attn_mask]
-    return _call("MultiHeadAttention", attributes, more, inputs, [attn_output])[0]
+    (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output])
+    attended: _Attended = output
+    return attended
 
 
 def check_multi_head_attention(
@@ -198,9 +210,9 @@ def multi_head_cache_attention(
     scale: Tensor | None = None,
     attn_mask: Tensor | None = None,
     *,
-    attn_output: Tensor | None = None,
+    attn_output: _Attended | None = None,
     **more: int,
-) -> Any:
+) -> _Attended:
     """MultiHeadCacheAttention: `run`, then `multi_head_attention`, straight over the cache.
 
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh), rotary embedding applied; the other inputs are as theirs.
@@ -218,7 +230,9 @@ def multi_head_cache_attention(
         max_kvlen=max_kvlen,
     )
     inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
-    return _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output])[0]
+    (output,) = _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output])
+    attended: _Attended = output
+    return attended
 
 
 def check_multi_head_cache_attention(
@@ -252,14 +266,18 @@ def check_multi_head_cache_attention(
     return _check("MultiHeadCacheAttention", attributes, more, inputs)
 
 
-def _call(
-    op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any], outputs: list[Any]
-) -> tuple[Any, ...]:
-    return _native.run(op_type, node_attributes(op_type, attributes, more), inputs, outputs)
+def _call(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any], outputs: list[Any]) -> Any:
+    """The outputs: those given, new arrays for the others. Tensors are held against the CacheSpec, if it is one."""
+    return _native.run(op_type, node_attributes(op_type, attributes, more), inputs, outputs, _operands(attributes))
 
 
 def _check(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any]) -> tuple[int, int, int]:
-    return _native.check(op_type, node_attributes(op_type, attributes, more), inputs)
+    return _native.check(op_type, node_attributes(op_type, attributes, more), inputs, _operands(attributes))
+
+
+def _operands(attributes: Attributes) -> dict[str, Operand] | None:
+    """What the tensors of a call have to be by the CacheSpec."""
+    return attributes._operands if isinstance(attributes, CacheSpec) else None
 
 
 def _step(**indices: Indices) -> list[Any]:

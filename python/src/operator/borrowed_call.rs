@@ -7,6 +7,7 @@ use kvcache_op::{
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use super::geometry::element;
 use super::kind::{Kind, Operator};
 use super::refused::Refused;
 use super::tensor::{Access, Tensor};
@@ -21,16 +22,19 @@ const INDICES: [&str; 7] =
     ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
 
 /// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
-/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out.
+/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out. `expected` has, by the names
+/// of inputs, their type and, unless it is None, their shape, with None for any length.
 #[pyfunction]
+#[pyo3(signature = (op_type, attributes, inputs, outputs, expected=None))]
 pub fn run<'py>(
     py: Python<'py>,
     op_type: &str,
     attributes: &Bound<'py, PyDict>,
     inputs: Vec<Bound<'py, PyAny>>,
     outputs: Vec<Bound<'py, PyAny>>,
+    expected: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let (operator, operands) = prepare(op_type, attributes, inputs)?;
+    let (operator, operands) = prepare(op_type, attributes, inputs, expected)?;
     let checked = operands.check(&operator)?;
     let (shape, t1) = (checked.output_shape(), operands.t1()?);
     let names = operands.kind.outputs();
@@ -50,20 +54,23 @@ pub fn run<'py>(
 
 /// Checks a call of the operator and gives the shape of its outputs. Writes nothing.
 #[pyfunction]
+#[pyo3(signature = (op_type, attributes, inputs, expected=None))]
 pub fn check(
     op_type: &str,
     attributes: &Bound<'_, PyDict>,
     inputs: Vec<Bound<'_, PyAny>>,
+    expected: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(usize, usize, usize)> {
-    let (operator, operands) = prepare(op_type, attributes, inputs)?;
+    let (operator, operands) = prepare(op_type, attributes, inputs, expected)?;
     Ok(operands.check(&operator)?.output_shape().into())
 }
 
-/// The operator and the borrowed inputs of a call.
+/// The operator and the borrowed inputs of a call, which are as `expected`.
 fn prepare<'py>(
     op_type: &str,
     attributes: &Bound<'py, PyDict>,
     inputs: Vec<Bound<'py, PyAny>>,
+    expected: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Operator, Operands<'py>)> {
     let kind = Kind::from_name(op_type)?;
     let operator = Operator::new(kind, attributes)?;
@@ -73,6 +80,7 @@ fn prepare<'py>(
         "scale" => operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 0),
         _ => false,
     };
+    let packed = operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 4);
     let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let tensors = kind
         .inputs()
@@ -81,15 +89,21 @@ fn prepare<'py>(
         .map(|(name, given)| match given.filter(|given| !given.is_none()) {
             Some(given) => {
                 let access = match *name {
-                    "cache" => Access::WriteInt4,
+                    "cache" if packed => Access::WriteInt4,
                     name if WRITTEN.contains(&name) => Access::Write,
                     name if INDICES.contains(&name) => Access::Index,
                     _ => Access::Read,
                 };
-                match may_be_empty(*name) {
+                let tensor = match may_be_empty(*name) {
                     true => Tensor::with_elements(name, &given, access),
                     false => Tensor::new(name, &given, access).map(Some),
+                }?;
+                let expected = expected.map(|expected| expected.get_item(name)).transpose()?.flatten();
+                if let (Some(tensor), Some(expected)) = (&tensor, expected) {
+                    let (expected, shape): (String, Option<Vec<Option<usize>>>) = expected.extract()?;
+                    tensor.check(name, element(name, &expected)?, shape.as_deref())?;
                 }
+                Ok(tensor)
             }
             None if OPTIONAL.contains(name) => Ok(None),
             None => Err(Refused::new("input_missing", format!("{name} is absent, expected a tensor")).into()),

@@ -53,20 +53,8 @@ pub fn address_of(name: &str, array: &Bound<'_, PyAny>, dtype: &str, expected: V
     let expected_type = element(name, dtype)?;
     let access = if expected_type == ElementType::Int4 { Access::WriteInt4 } else { Access::Write };
     let tensor = Tensor::new(name, array, access)?;
-    let (got, got_shape) = (tensor.element(), tensor.shape().clone());
-    if got != expected_type {
-        return Err(Refused::from(Error::TypeMismatch { input: name, got, expected: expected_type }).into());
-    }
-    if got_shape.len() != expected.len() {
-        let error = Error::RankMismatch { input: name, shape: got_shape, expected: expected.len() };
-        return Err(Refused::from(error).into());
-    }
-    if let Some(axis) = (0..expected.len()).find(|&axis| got_shape[axis] != expected[axis]) {
-        let (got, expected) = (got_shape[axis], expected[axis]);
-        let error =
-            Error::ShapeMismatch { input: name, shape: got_shape, axis, got, expected, reason: "by the CacheSpec" };
-        return Err(Refused::from(error).into());
-    }
+    let lengths: Vec<_> = expected.iter().copied().map(Some).collect();
+    tensor.check(name, expected_type, Some(&lengths))?;
     let (address, align) = (tensor.address().addr(), expected_type.align());
     if !expected.contains(&0) && !address.is_multiple_of(align) {
         return Err(Refused::from(Error::Misaligned { input: name, address, expected: align }).into());
@@ -86,7 +74,8 @@ pub fn cache_layouts() -> Vec<Vec<&'static str>> {
     CacheLayout::ALL.into_iter().map(|layout| layout.axes().map(name).to_vec()).collect()
 }
 
-fn element(name: &str, got: &str) -> PyResult<ElementType> {
+/// The type of this name.
+pub fn element(name: &str, got: &str) -> PyResult<ElementType> {
     ElementType::from_name(got).ok_or_else(|| {
         let names = ElementType::T2.map(ElementType::name).join(", ");
         Refused::new("type_unknown", format!("{name} is {got:?}, expected one of {names}")).into()

@@ -78,7 +78,15 @@ impl<'py> Tensor<'py> {
             shape = shape[..outer].iter().copied().chain((!shape.is_empty()).then_some(bytes * 2)).collect();
         }
         if !given.contiguous {
-            return Err(Refused::from(Error::NotContiguous { input: name, shape }).into());
+            let remedy = match access {
+                Access::Read | Access::Index => "np.ascontiguousarray(x) or x.contiguous() makes such a copy",
+                Access::Write | Access::WriteInt4 => {
+                    "it is written in place: allocate it so, as CacheSpec.allocate() and np.empty() do; a copy, by \
+                     np.ascontiguousarray(x) or x.contiguous(), serves if it is kept instead"
+                }
+            };
+            let message = format!("{}; {remedy}", Error::NotContiguous { input: name, shape });
+            return Err(Refused::new("not_contiguous", message).into());
         }
         if given.copied {
             let message = format!("{name}: the tensor exports a copy of its memory, expected the memory itself");
@@ -109,6 +117,33 @@ impl<'py> Tensor<'py> {
         Ok(numbers)
     }
 
+    /// Checks that the tensor is of this type and, where it is given, of this shape, `None` being any length.
+    ///
+    /// # Errors
+    /// `type_mismatch`, `rank_mismatch`, `shape_mismatch`.
+    pub fn check(
+        &self,
+        input: &'static str,
+        expected: ElementType,
+        shape: Option<&[Option<usize>]>,
+    ) -> Result<(), Refused> {
+        let (got, lengths) = (self.element, shape.unwrap_or_default());
+        if got != expected {
+            return Err(Error::TypeMismatch { input, got, expected }.into());
+        }
+        if shape.is_some() && self.shape.len() != lengths.len() {
+            return Err(Error::RankMismatch { input, shape: self.shape.clone(), expected: lengths.len() }.into());
+        }
+        let reason = "by the CacheSpec";
+        for (axis, (&got, expected)) in self.shape.iter().zip(lengths).enumerate() {
+            if let Some(expected) = expected.filter(|&expected| expected != got) {
+                let shape = self.shape.clone();
+                return Err(Error::ShapeMismatch { input, shape, axis, got, expected, reason }.into());
+            }
+        }
+        Ok(())
+    }
+
     /// What the caller gave.
     pub fn object(&self) -> &Bound<'py, PyAny> {
         &self.object
@@ -117,11 +152,6 @@ impl<'py> Tensor<'py> {
     /// The type of its elements.
     pub fn element(&self) -> ElementType {
         self.element
-    }
-
-    /// Its shape, in elements.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
     }
 
     /// Its first byte.
