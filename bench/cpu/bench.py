@@ -1,4 +1,4 @@
-"""The cache operator in ONNX Runtime and its kernel alone: of the limit, of rooflines, and against peers.
+"""The cache operator in ONNX Runtime and its kernel alone, of the limit.
 
     bench.py                     everything; writes operator.md and operator.json in target/bench
     bench.py --quick             a sample of the cases
@@ -20,12 +20,10 @@ from functools import partial
 
 from cases import Case, full_cases, is_small, quick_cases, table_cases
 from figures import Row, arguments, fastest_of, microseconds, quotient, run
-from loops import check_limits, check_rooflines, limits, rooflines
+from loops import check_limits, limits
 from measure import Contender
 from native import DirectCall, Measured, Native
-from numpy_peer import numpy_peer
 from runtime import empty, operator
-from standard import standard
 from tensors import Arena, Tensors, tensors_of
 
 
@@ -33,8 +31,7 @@ def main() -> int:
     """Runs the benchmark."""
     parser = arguments(__doc__, rounds=15, quick_rounds=9)
     parser.add_argument("--table", action="store_true", help="the cases of docs/numbers.md's table")
-    parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
-    parser.add_argument("--threads", type=int, default=2, help="of every contender but numpy")
+    parser.add_argument("--threads", type=int, default=2, help="of every contender")
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     chosen = parser.parse_args()
     cases = selected(chosen)
@@ -67,9 +64,7 @@ def group(case: Case, native: Native, arena: Arena, chosen: argparse.Namespace) 
         twin = operator(aligned, threads, called(native, aligned)[0].check)
         rows.append(Row(f"{name}, of aligned tensors", [twin, ours], quotient))
     elif not chosen.table:
-        rows += of_rooflines(tensors, calls, threads)
-    for peer in peers(tensors, calls[0], chosen) if case.peers and not chosen.table else []:
-        rows.append(Row(f"{name}, against {peer.name}, {peer.threads} threads", [peer, ours], quotient))
+        rows += of_phases(tensors, calls, loops, threads)
     if is_small(case):
         nothing = empty(tensors, threads)
         rows.append(Row(f"{name}, beyond an empty operator", [ours, nothing], lambda a, b: (a - b) / 1e3, unit="us"))
@@ -104,25 +99,13 @@ def direct(calls: list[DirectCall], phase: str, threads: int) -> Contender:
     return Contender(f"kernel's {phase}", threads, sample, cold=len(calls) > 1)
 
 
-def of_rooflines(tensors: Tensors, calls: list[DirectCall], threads: int) -> Iterator[Row]:
-    """The kernel's phases of the fastest loop that reads and writes the same rows."""
+def of_phases(tensors: Tensors, calls: list[DirectCall], loops: list[Contender], threads: int) -> Iterator[Row]:
+    """The kernel's phases, called directly, of the limit of each."""
     calls[0].check(f"the kernel on {threads} threads", partial(calls[0].measure, threads, "op", 1))
-    check_rooflines(tensors, calls[0], threads)
-    for phase in tensors.case.limited if tensors.case.cold else ():
-        contenders = [direct(calls, phase, threads), *rooflines(phase, tensors, calls, threads)]
-        yield Row(f"{tensors.case.name}, kernel's {phase}, of the roofline", contenders, fastest_of)
-
-
-def peers(tensors: Tensors, first: DirectCall, chosen: argparse.Namespace) -> Iterator[Contender]:
-    """What people use today, once its answer has been checked."""
-    made = [standard(tensors, chosen.threads), numpy_peer(tensors)]
-    if chosen.with_torch:
-        from torch_peer import torch_peers
-
-        made += torch_peers(tensors, chosen.threads)
-    for peer, answer in made:
-        first.check(peer.name, answer)
-        yield peer
+    for phase in tensors.case.limited if loops else ():
+        own = [loop for loop in loops if loop.name.startswith(f"limit of {phase},")]
+        name = f"{tensors.case.name}, kernel's {phase}, of the limit"
+        yield Row(name, [direct(calls, phase, threads), *own], fastest_of)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,6 @@ class Format:
         return f"{SHORT[self.t2]}-g{self.quant_group}-{SHORT[self.t1]}-s{BITS[self.t3]}"
 
     @property
-    def qmax(self) -> int:
-        """The largest code."""
-        return 2 ** (self.quant_bit - 1) - 1
-
-    @property
     def value_bytes(self) -> int:
         """Bytes of one token's key and value in T1."""
         return 2 * NUM_HEADS * HEAD_DIM * BITS[self.t1] // 8
@@ -104,7 +99,6 @@ class Case:
     paged: bool
     num_repeat: int
     cold: bool
-    peers: bool = False
     past_line: int = 0  # bytes between the start of a cache line and the start of each large tensor
 
     @property
@@ -160,11 +154,11 @@ LAYOUTS = range(4)
 
 
 def full_cases() -> Iterator[Case]:
-    """The table's cases, those of the roofline and the peers, lengths that differ, and small calls."""
+    """The table's cases, the kernel's in each layout, lengths that differ, and small calls."""
     yield from table_cases()
     for form, layout in product((F16, F32, INT8_F16, INT4_F16), LAYOUTS):
-        yield Case(LONG, form, layout, True, 1, True, peers=form == F16 or (form.t3 and layout == 2))
-        yield Case(LONG_REPEATED, form, layout, True, 4, True, peers=form == F16)
+        yield Case(LONG, form, layout, True, 1, True)
+        yield Case(LONG_REPEATED, form, layout, True, 4, True)
     for form, layout in product((F16, INT8_F16), (0, 3)):
         yield Case(ragged(100_000, 256, 8), form, layout, True, 1, True)
         for batch, kvlen in ((1, 16384), (32, 512), (256, 64)):
@@ -196,11 +190,11 @@ def misaligned() -> Iterator[Case]:
 def quick_cases() -> Iterator[Case]:
     """A sample that touches every axis."""
     for layout in (0, 2, 3):
-        yield Case(LONG, F16, layout, True, 1, True, peers=layout == 2)
+        yield Case(LONG, F16, layout, True, 1, True)
     yield Case(LONG_REPEATED, F16, 2, True, 4, True)
     yield Case(LONG, F32, 3, False, 1, True)
     for form, layout in ((INT8_F16, 3), (INT4_F16, 2)):
-        yield Case(LONG, form, layout, True, 1, True, peers=True)
+        yield Case(LONG, form, layout, True, 1, True)
         yield Case(prefill(8, 2048), form, layout, True, 1, True)
     yield next(misaligned())
     yield from small_calls()

@@ -1,8 +1,7 @@
-"""Loops that only move memory: the limit of a case, and the roofline for its access pattern.
+"""The limit of a case: a loop that reads and writes as many bytes, in the same ratio, and does nothing else.
 
-The limit reads and writes as many bytes as a case, in the same ratio. The roofline reads every line that the operator
-must read, in token order, and writes as many as the operator must write, to the same places. Both do nothing else, and
-write with non-temporal stores where the case is out of cache. The library has each in three orders; the fastest counts.
+It writes with non-temporal stores where the case is out of cache. The library has it in three orders; the fastest
+counts.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ from onnx import TensorProto
 
 from cases import Case, Traffic
 from measure import Contender
-from native import LINE, REMAINS, DirectCall, Measured, Moved, Native, WrongAnswer, sum_of
-from rows import rows_of
-from tensors import ROTATION, Arena, Tensors
+from native import LINE, REMAINS, Measured, Moved, Native, WrongAnswer, sum_of
+from tensors import ROTATION, Arena
 
 # By name, the number of pages that are taken in turn.
 PAGES = {"in sequence": 1, "4 pages in turn": 4, "8 pages in turn": 8}
-# Of the roofline, the library's number.
-ORDERS = {"row by row": 0, "in blocks": 1, "by pages": 2}
 
 
 def limits(native: Native, case: Case, threads: int, arena: Arena) -> list[Contender]:
@@ -84,40 +80,3 @@ def check_limits(native: Native, arena: Arena) -> None:
             raise WrongAnswer(f"limit, {pages} pages in turn on {threads} threads: not all is written")
         if reads == writes and not np.array_equal(source, target):
             raise WrongAnswer(f"limit, {pages} pages in turn on {threads} threads: an even ratio is not a copy")
-
-
-def rooflines(phase: str, tensors: Tensors, calls: list[DirectCall], threads: int) -> list[Contender]:
-    """The loops of a phase, on one layer after another. They move whole lines: tensors begin with one."""
-    stream = tensors.case.cold
-
-    def contender(order: str) -> Contender:
-        def sample(turn: int, iterations: int) -> Measured:
-            return calls[turn % len(calls)].roofline(phase, ORDERS[order], stream, threads, iterations)[0]
-
-        return Contender(f"roofline of {phase}, {order}", threads, sample, cold=tensors.case.cold)
-
-    return [contender(order) for order in ORDERS]
-
-
-def check_rooflines(tensors: Tensors, first: DirectCall, threads: int) -> None:
-    """Raises `WrongAnswer` unless the loops move exactly what the case moves.
-
-    They have read what numpy reads by its own row numbers, written as much as the case must write, and overwritten all
-    that the operator must write: two runs over different remains leave the same bytes.
-    """
-    rows, case = rows_of(tensors, tensors.layers[0]), tensors.case
-    held = [rows.cache] if rows.scale is None else [rows.cache, rows.scale]
-    # The loads come first, of what the cache still holds; stores then change it.
-    phases = {
-        "load": (case.load, [np.take(array, numbers, axis=0) for array, numbers in product(held, rows.read)]),
-        "store": (case.store, [tensors.inputs["current_key"], tensors.inputs["current_value"]]),
-    }
-    for (phase, (traffic, parts)), order in product(phases.items(), ORDERS.values()):
-        expected = Moved(sum(part.nbytes for part in parts), traffic.written, sum(map(sum_of, parts)) % (1 << 16))
-        got = first.roofline(phase, order, case.cold, threads, 1)[1]
-        if got != expected or expected.read != traffic.read:
-            raise WrongAnswer(f"{case.name}: roofline of {phase}, order {order}: expected {expected}, got {got}")
-    for order in ORDERS.values():
-        first.check_overwritten(
-            f"roofline, order {order}", lambda order=order: first.roofline("op", order, case.cold, threads, 1)
-        )

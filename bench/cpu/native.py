@@ -1,4 +1,4 @@
-"""The native extension module: the limit, the roofline, operators called directly, the reference kernel's answer."""
+"""The native extension module: the limit, operators called directly, the reference kernel's answer."""
 
 from __future__ import annotations
 
@@ -87,11 +87,6 @@ class DirectCall:
         """Runs the operator; of `KeyValueCache`, the phase that is named first. The last argument is how often."""
         return Measured(*self._call.measure(self.native.teams[threads], *arguments))
 
-    def roofline(self, phase: str, order: int, stream: bool, threads: int, iterations: int) -> tuple[Measured, Moved]:
-        """A phase's reads and writes without its arithmetic, in an order of the library."""
-        sample, moved = self._call.roofline(self.native.teams[threads], phase, order, stream, iterations)
-        return Measured(*sample), Moved(*moved)
-
     def expect(self) -> None:
         """Computes the right answer."""
         self._call.run_reference()
@@ -99,18 +94,10 @@ class DirectCall:
 
     def check(self, name: str, run: Callable[[], object]) -> None:
         """Raises `WrongAnswer` unless `run()` writes the right answer, bit for bit."""
-        if self._answer(REMAINS[0], run) != self._expected:
-            raise WrongAnswer(f"{self._tensors.case.name}: {name}: the answer is not the reference kernel's")
-
-    def check_overwritten(self, name: str, run: Callable[[], object]) -> None:
-        """Raises `WrongAnswer` unless what `run()` writes is the same whatever was there before."""
-        if len({self._answer(byte, run) for byte in REMAINS}) > 1:
-            raise WrongAnswer(f"{self._tensors.case.name}: {name}: not all is overwritten")
-
-    def _answer(self, before: int, run: Callable[[], object]) -> int:
-        self._call.scramble(before)
+        self._call.scramble(REMAINS[0])
         run()
-        return self._call.answer()
+        if self._call.answer() != self._expected:
+            raise WrongAnswer(f"{self._tensors.case.name}: {name}: the answer is not the reference kernel's")
 
 
 def sum_of(array: np.ndarray) -> int:

@@ -112,19 +112,6 @@ class Tensors:
         t, cachestarts = np.arange(self.case.lengths.kvlens[b]), self.inputs["cachestarts"]
         return cachestarts[b, t // PAGE_SIZE] + t % PAGE_SIZE if self.case.paged else cachestarts[b] + t
 
-    @property
-    def all_slots(self) -> np.ndarray:
-        """The slot of every token of every sequence, in the order of the outputs."""
-        return np.concatenate([self.slots(b) for b in range(len(self.case.lengths.kvlens))])
-
-    @property
-    def current_rows(self) -> np.ndarray:
-        """Where the current tokens stand among all tokens."""
-        kvstarts = self.inputs["kvstarts"]
-        return np.concatenate(
-            [np.arange(kvstarts[b + 1] - seqlen, kvstarts[b + 1]) for b, seqlen in enumerate(self.case.lengths.seqlens)]
-        )
-
 
 def tensors_of(case: Case, arena: Arena) -> Tensors:
     """The case's tensors, in the arena."""

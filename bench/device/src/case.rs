@@ -38,18 +38,6 @@ impl Case {
         )
     }
 
-    /// The case with the times of its parts, for a peer that runs the same.
-    pub fn json(&self, sets: usize, store: f32, load: f32) -> String {
-        let Self { types: TypeCombination { t1, t2, .. }, batch, past, current, num_repeat, layout, .. } = *self;
-        format!(
-            "{{\"case\": \"{}\", \"t1\": \"{t1}\", \"t2\": \"{t2}\", \"batch\": {batch}, \"past\": {past}, \"current\": \
-             {current}, \"num_repeat\": {num_repeat}, \"layout\": {}, \"num_heads\": {NUM_HEADS}, \"head_dim\": {HEAD_DIM}, \
-             \"sets\": {sets}, \"store_us\": {store}, \"load_us\": {load}}}",
-            self.name(),
-            layout.code()
-        )
-    }
-
     pub fn attributes(&self) -> Attributes {
         Attributes {
             num_repeat: self.num_repeat as i64,

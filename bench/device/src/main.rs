@@ -6,9 +6,9 @@
 //! faster. What the host needs for a call is told beside it. Before it is timed, a call's answer is compared with the
 //! CPU's.
 //!
-//! `KVCACHE_BENCH_FILTER` names the cases that count, by a part of their name; `KVCACHE_BENCH_OUT` a file for the rows
-//! as JSON, one a line. With `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works;
-//! its times mean nothing. Without a GPU the run ends with the exit code 77.
+//! `KVCACHE_BENCH_FILTER` names the cases that count, by parts of their names with commas between them. With
+//! `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works; its times mean nothing. Without
+//! a GPU the run ends with the exit code 77.
 
 mod call;
 mod case;
@@ -17,8 +17,6 @@ mod run;
 
 use std::env;
 use std::error::Error;
-use std::fs::File;
-use std::io::Write;
 use std::process::ExitCode;
 
 use kvcache_op::cuda::primary_context;
@@ -42,20 +40,17 @@ fn main() -> ExitCode {
 
 fn bench(context: std::sync::Arc<kvcache_op::cuda::cudarc::driver::CudaContext>) -> Result<(), Box<dyn Error>> {
     let filter = env::var("KVCACHE_BENCH_FILTER").unwrap_or_default();
-    let mut out = env::var_os("KVCACHE_BENCH_OUT").map(File::create).transpose()?;
     // SAFETY: one stream is used.
     unsafe { context.disable_event_tracking() };
     println!("device: {}", context.name()?);
     let stream = context.new_stream()?;
     println!("{}", run::HEAD);
     let mut count = 0;
-    for case in case::all().into_iter().filter(|case| case.name().contains(&filter)) {
+    let counts = |case: &case::Case| filter.split(',').any(|part| case.name().contains(part));
+    for case in case::all().into_iter().filter(counts) {
         match run::run(&context, &stream, &case)? {
-            Ok((line, json)) => {
+            Ok(line) => {
                 println!("{line}");
-                if let Some(out) = out.as_mut().filter(|_| !json.is_empty()) {
-                    writeln!(out, "{json}")?;
-                }
                 count += 1;
             }
             Err(reason) => println!("{:<62} SKIPPED: {reason}", case.name()),

@@ -22,12 +22,12 @@ const COMPARED_KEYS: usize = 1 << 20;
 pub const HEAD: &str = "times in us; GB/s of bytes read and written, of attention of keys and values; of copy: the \
                         time of a copy that moves as many bytes, by ours, 1 is its speed";
 
-/// Times a case; gives a line and, for peers, the same as JSON. Or says why it cannot be timed.
+/// Times a case; gives a line, or says why it cannot be timed.
 pub fn run(
     context: &Arc<CudaContext>,
     stream: &Arc<CudaStream>,
     case: &Case,
-) -> Result<Result<(String, String), String>, Box<dyn Error>> {
+) -> Result<Result<String, String>, Box<dyn Error>> {
     let Case { batch, past, current, query_heads, .. } = *case;
     let attends = query_heads > 0;
     let kvlen = past + current;
@@ -80,12 +80,10 @@ pub fn run(
         "{name:<62} {call:>10.2} us {:>6.0} GB/s  of copy {of_copy:.2}  host {host:.2} us  {sets} sets",
         moved as f32 / call / 1e3
     );
-    let mut json = String::new();
     if let Some((store, load)) = parts {
         let of_store = copy_us(context, stream, case.store_bytes())? / store;
         let of_load = copy_us(context, stream, case.load_bytes())? / load;
         line += &format!("  store {store:.2} us, of copy {of_store:.2}  load {load:.2} us, of copy {of_load:.2}");
-        json = case.json(sets, store, load);
     } else {
         // Two operations for each element of a query and a key, and two for each of a weight and a value.
         let keys = if past == 0 { current * (current + 1) / 2 } else { current * kvlen };
@@ -95,7 +93,7 @@ pub fn run(
     if !compared {
         line += "  (too large to be compared with the CPU)";
     }
-    Ok(Ok((line, json)))
+    Ok(Ok(line))
 }
 
 /// The time of device-to-device copies that read and write so many bytes: the faster of two ways counts, since a graph

@@ -9,9 +9,7 @@ use kvcache_op::{
 use pyo3::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::moved::Moved;
 use crate::refused;
-use crate::roofline::{self, Direction};
 use crate::team::{Sample, Team};
 use crate::tensor::Tensors;
 
@@ -55,29 +53,6 @@ impl CacheCall {
             "load" => kernel(|cpu, problem, team| cpu.load(problem, team)),
             _ => Err(refused(format!("no phase is {phase}"))),
         }
-    }
-
-    /// Measures the reads and writes of a phase without its arithmetic, in one of the orders of [`roofline`].
-    fn roofline(
-        &mut self,
-        team: &Team,
-        phase: &str,
-        order: usize,
-        stream: bool,
-        iterations: usize,
-    ) -> PyResult<(Sample, Moved)> {
-        let directions: &[_] = match phase {
-            "store" => &[Direction::Store],
-            "load" => &[Direction::Load],
-            _ => &[Direction::Store, Direction::Load],
-        };
-        let (mut problem, mut moved) = (self.problem().map_err(refused)?, Moved::default());
-        let sample = team.measure(iterations, || {
-            let parts = directions.iter();
-            moved = parts.map(|&part| roofline::run(&mut problem, part, order, stream, team)).sum::<Result<_, _>>()?;
-            Ok::<_, String>(())
-        });
-        Ok((sample.map_err(refused)?, moved))
     }
 
     /// Runs the reference kernel: the right answer is then in cache, scale and outputs.

@@ -11,8 +11,6 @@ mod limit;
 mod line;
 mod manager;
 mod moved;
-mod roofline;
-mod row_loop;
 mod team;
 mod tensor;
 

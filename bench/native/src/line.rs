@@ -1,4 +1,4 @@
-//! A cache line in registers: what the loops that are no kernels read and write.
+//! A cache line in registers: what the loop of the limit reads and writes.
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
@@ -20,18 +20,6 @@ impl Line {
     pub(crate) unsafe fn load(from: *const u8) -> Self {
         // SAFETY: `from` is valid for a line, at any address.
         Self(unsafe { from.cast::<[u16; LINE / 2]>().read_unaligned() })
-    }
-
-    /// The first `len` bytes of a line at any address, then zeros.
-    ///
-    /// # Safety
-    /// `from` is valid for reads of `len` bytes, at most a line.
-    #[inline(always)]
-    pub(crate) unsafe fn load_part(from: *const u8, len: usize) -> Self {
-        let mut line = Self::ZERO;
-        // SAFETY: `from` is valid for `len` bytes, which the line has.
-        unsafe { line.0.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, len) };
-        line
     }
 
     /// Writes the line, with non-temporal stores if `stream` and the processor has such; with `AVX512`, one of the
@@ -62,44 +50,16 @@ impl Line {
         unsafe { to.cast::<[u16; LINE / 2]>().write_unaligned(self.0) }
     }
 
-    /// Writes the first `len` bytes of the line.
-    ///
-    /// # Safety
-    /// `to` is valid for writes of `len` bytes, at most a line.
-    #[inline(always)]
-    pub(crate) unsafe fn put_part(self, to: *mut u8, len: usize) {
-        // SAFETY: `to` is valid for `len` bytes, which the line has.
-        unsafe { to.copy_from_nonoverlapping(self.0.as_ptr().cast(), len) }
-    }
-
     /// The sums of numbers at the same place, modulo 65536.
     #[inline(always)]
     pub(crate) fn add(self, other: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].wrapping_add(other.0[i])))
     }
 
-    /// Every number masked.
-    #[inline(always)]
-    pub(crate) fn and(self, mask: u16) -> Self {
-        Self(self.0.map(|number| number & mask))
-    }
-
     /// The sum of all numbers, modulo 65536.
     pub(crate) fn sum(self) -> u64 {
         self.0.into_iter().fold(0_u16, u16::wrapping_add).into()
     }
-}
-
-/// Prefetches the line at any address, valid or not.
-#[inline(always)]
-pub(crate) fn prefetch(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of an invalid address does nothing.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
 }
 
 /// Orders non-temporal stores before what follows.
