@@ -70,7 +70,7 @@ fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> 
 /// More calls on a GPU than where every thread is emulated or watched.
 fn many(gpu: &Gpu, cases: u32) -> Result<u32, Box<dyn Error>> {
     let few = gpu.is_emulated()? || env::var_os("KVCACHE_FEW_CASES").is_some();
-    Ok(if few { cases / 16 } else { cases })
+    Ok(if few { cases.div_ceil(48) } else { cases })
 }
 
 pub fn small_calls(gpu: &Gpu) -> Result<(), Failed> {

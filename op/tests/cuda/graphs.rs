@@ -98,43 +98,6 @@ fn same(name: &str, got: &Tensor, expected: &Tensor) -> Result<(), Failed> {
     if got == expected { Ok(()) } else { Err(format!("{name} differs from the reference's").into()) }
 }
 
-pub fn captured_and_replayed(_: &Gpu) -> Result<(), Failed> {
-    let gpu = capturable()?;
-    for types in TypeCombination::LEGAL {
-        let attributes = attributes(types.quant_bit);
-        let op = KeyValueCache::new(attributes.clone())?;
-        op.prepare_device::<Cuda>(types.t1, types.t2, types.t3, &gpu.stream)?;
-        let (mut host_cache, mut host_scale) = state(types);
-        let mut cache = Buffer::of(&gpu, &host_cache, 0)?;
-        let mut scale = host_scale.as_ref().map(|scale| Buffer::of(&gpu, scale, 0)).transpose()?;
-        let inputs = step(types, 3, [2, 1], [5, 9], 0);
-        let uploaded = Uploaded::new(&gpu, &inputs, false)?;
-        // Memory for the outputs, which `launch` makes: outside of the capture.
-        let mut call = Captured::new(&gpu, &op, types, &inputs, 17)?;
-        begin(&gpu)?;
-        let rows = OutputRows::Kvstarts(read(&inputs.kvstarts));
-        let launched = call.launch(&uploaded, rows, (&mut cache, scale.as_mut()));
-        let graph = end(&gpu);
-        launched?;
-        let graph = graph?;
-        gpu.stream.synchronize()?;
-        same("cache before the first replay", &cache.download(&gpu)?, &host_cache)?;
-        for _ in 0..3 {
-            graph.launch()?;
-        }
-        gpu.stream.synchronize()?;
-        assert_eq!(gpu.status.take(), None);
-        let Outputs { key, value } = of_the_reference(&attributes, &inputs, (&mut host_cache, host_scale.as_mut()));
-        same("key", &call.key.download(&gpu)?, &key)?;
-        same("value", &call.value.download(&gpu)?, &value)?;
-        same("cache", &cache.download(&gpu)?, &host_cache)?;
-        if let (Some(scale), Some(expected)) = (&scale, &host_scale) {
-            same("scale", &scale.download(&gpu)?, expected)?;
-        }
-    }
-    Ok(())
-}
-
 /// A call whose outputs have their memory already.
 struct Captured<'a> {
     gpu: &'a Gpu,
