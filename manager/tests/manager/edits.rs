@@ -1,4 +1,5 @@
-//! What edits cost: the rows that they move. That they are right is the state machine's matter.
+//! What edits and windows cost: the rows that they move, and the pages that they take. That they are right is the state
+//! machine's matter.
 
 use kvcache_manager::{Append, Manager, Mode, Rope, SeqId};
 use kvcache_testing::manager::memory::Memory;
@@ -84,6 +85,23 @@ proptest! {
         manager.fork(seq).unwrap();
         let rows = moved(&mut manager, &mut memory);
         prop_assert_eq!(rows, if mode == Mode::Runs { len } else { 0 });
+    }
+
+    #[test]
+    fn a_window_takes_few_pages(
+        page_size in 1_usize..10,
+        (width, sink, slack) in (1_usize..30, 0_usize..12, 1_usize..6),
+        chunks in prop::collection::vec(1_usize..20, 1..40),
+    ) {
+        let c = chunks.iter().copied().max().unwrap();
+        let pages = (width + slack + c - 1 + page_size - 1).div_ceil(page_size) + sink.div_ceil(page_size);
+        let builder = golden::builder(1, 1, 2, pages * page_size).mode(Mode::Paged { page_size });
+        let (mut manager, mut memory) = golden::made(builder.window(width).sink(sink).slack(slack));
+        let seq = manager.create();
+        for n in chunks {
+            // With exactly so many pages no step is refused.
+            golden::append(&mut manager, &mut memory, &[seq], n);
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 mod edits;
 mod golden;
 mod keys;
-mod memory;
 mod mutations;
 mod prefix;
 mod refusals;
@@ -15,4 +14,3 @@ mod session_refusals;
 mod traces;
 mod truncate;
 mod updates;
-mod windows;

@@ -73,14 +73,6 @@ fn no_copy_on_write() {
 }
 
 #[test]
-#[should_panic(expected = "other bytes")]
-fn a_removal_that_moves_nothing() {
-    let mut run = six_rows(&cache(0));
-    run.faults.no_copies = true;
-    edit(&mut run);
-}
-
-#[test]
 #[should_panic(expected = "of layer 0")]
 fn a_copy_without_scales() {
     let mut run = six_rows(&cache(3));
@@ -100,26 +92,18 @@ fn a_rotation_without_scales() {
 
 #[test]
 #[should_panic(expected = "other bytes")]
-fn a_delta_that_the_memory_applies_twice() {
+fn a_delta_that_is_applied_twice() {
     let mut run = six_rows(&cache(1));
-    run.faults.rotates_twice = true;
-    edit(&mut run);
-}
-
-#[test]
-#[should_panic(expected = "other bytes")]
-fn a_delta_that_the_model_applies_twice() {
-    let mut run = six_rows(&cache(1));
-    run.model.rules.mistakes.delta_twice = true;
+    run.model.rules.turns = Some(Turns { scale: 2.0, ..run.cache.turns.unwrap() });
     edit(&mut run);
 }
 
 #[test]
 #[should_panic(expected = "positions of sequence 0")]
 fn a_window_off_by_one() {
-    let window = Some(Window { width: 5, sink: 0, slack: 0 });
-    let mut run = Run::new(&Cache { window, mode: Mode::Runs, prefix_sharing: false, ..cache(0) });
-    run.model.rules.mistakes.window_off_by_one = true;
+    let window = |width| Some(Window { width, sink: 0, slack: 0 });
+    let mut run = Run::new(&Cache { window: window(5), mode: Mode::Runs, prefix_sharing: false, ..cache(0) });
+    run.model.rules.window = window(4);
     run.create(0, 0);
     for _ in 0..8 {
         step(&mut run, &[rows(0, 1)]);

@@ -1,8 +1,9 @@
-//! Prefix sharing: which pages a prompt finds, in which order cached ones go, and what a rollback leaves of them.
+//! Prefix sharing where the model of scripts leaves a choice: in which order cached pages go, who writes in place, and what
+//! a step shares with itself.
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{
-    Append, CacheMemory, CacheSpec, Create, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
+    Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
 };
 
 use kvcache_testing::manager::copies::Copies;
@@ -31,8 +32,8 @@ fn prompt(pages: &[u32], rest: usize) -> Vec<u32> {
 }
 
 /// A new sequence with this prompt; gives how much of it was found.
-fn prefill(manager: &mut Manager, salt: &[u8], prompt: &[u32]) -> (SeqId, i64) {
-    let seq = manager.create_with(&Create { salt, ..Create::default() });
+fn prefill(manager: &mut Manager, prompt: &[u32]) -> (SeqId, i64) {
+    let seq = manager.create();
     let step = manager.begin_step(&[Append::tokens(seq, prompt)]).unwrap().apply(&mut Copies::default()).unwrap();
     let cached = step.cached()[0];
     assert_eq!(step.start_pos()[0], cached);
@@ -48,36 +49,12 @@ fn slots(manager: &Manager, seq: SeqId) -> Vec<usize> {
 }
 
 #[test]
-fn a_prompt_begins_with_the_longest_sealed_chain() {
-    let mut manager = manager(32);
-    let (a, cached) = prefill(&mut manager, b"", &prompt(&[10, 20, 30], 2));
-    assert_eq!(cached, 0);
-    let (b, cached) = prefill(&mut manager, b"", &prompt(&[10, 20, 40], 0));
-    assert_eq!(cached, 8);
-    assert_eq!(slots(&manager, a)[..8], slots(&manager, b)[..8]);
-    assert_eq!(manager.stats().shared, 8);
-    // The same page behind another one is another page.
-    assert_eq!(prefill(&mut manager, b"", &prompt(&[20, 30], 1)).1, 0);
-    assert_eq!(manager.prefix_hits(), 8);
-}
-
-#[test]
 fn one_token_is_always_computed() {
     let mut manager = manager(32);
-    prefill(&mut manager, b"", &prompt(&[10, 20], 1));
-    assert_eq!(prefill(&mut manager, b"", &prompt(&[10, 20], 0)).1, 4);
-    assert_eq!(prefill(&mut manager, b"", &prompt(&[10, 20], 1)).1, 8);
-    assert_eq!(prefill(&mut manager, b"", &[10]).1, 0);
-}
-
-#[test]
-fn salts_keep_prompts_apart() {
-    let mut one = manager(32);
-    let prompt = prompt(&[10, 20], 1);
-    prefill(&mut one, b"a", &prompt);
-    assert_eq!(prefill(&mut one, b"b", &prompt).1, 0);
-    assert_eq!(prefill(&mut one, b"", &prompt).1, 0);
-    assert_eq!(prefill(&mut one, b"a", &prompt).1, 8);
+    prefill(&mut manager, &prompt(&[10, 20], 1));
+    assert_eq!(prefill(&mut manager, &prompt(&[10, 20], 0)).1, 4);
+    assert_eq!(prefill(&mut manager, &prompt(&[10, 20], 1)).1, 8);
+    assert_eq!(prefill(&mut manager, &[10]).1, 0);
 }
 
 #[test]
@@ -96,84 +73,32 @@ fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
     assert_eq!(step.cachestarts(), ndarray::array![[0, 4, 16, -1], [0, 4, 8, 12]].into_dyn());
     assert_eq!((step.decoding_batches(), step.max_seqlen(), step.max_kvlen()), (1, 13, 13));
     step.rollback();
-    assert_eq!(prefill(&mut manager, b"", &long).1, 0, "what was rolled back is not in the index");
-}
-
-#[test]
-fn chunks_and_decoded_tokens_are_sealed_as_prompts_are() {
-    let mut manager = manager(32);
-    let (a, all) = (manager.create(), prompt(&[10, 20], 1));
-    for chunk in [&all[..3], &all[3..7], &all[7..8], &all[8..]] {
-        manager.begin_step(&[Append::tokens(a, chunk)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    }
-    assert_eq!(prefill(&mut manager, b"", &all).1, 8);
-}
-
-#[test]
-fn rows_whose_tokens_or_positions_are_not_their_own_are_not_shared() {
-    let mut manager = manager(32);
-    let all = prompt(&[10, 20], 1);
-    let (counted, ahead) = (manager.create(), manager.create());
-    let appends = [Append::count(counted, 8), Append::tokens(ahead, &all).at(1)];
-    manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    assert_eq!(copies(&manager, &[Append::tokens(counted, &all)]), []);
-    assert_eq!(prefill(&mut manager, b"", &all).1, 0);
-    assert!(manager.positions(ahead).unwrap().eq(1..10));
+    assert_eq!(prefill(&mut manager, &long).1, 0, "what was rolled back is not in the index");
 }
 
 #[test]
 fn cached_pages_go_least_recently_used_first_and_the_last_of_a_sequence_first() {
     let mut manager = manager(6);
     let (old, new) = (prompt(&[10, 20], 1), prompt(&[30, 40], 1));
-    let (a, _) = prefill(&mut manager, b"", &old);
-    let (b, _) = prefill(&mut manager, b"", &new);
+    let (a, _) = prefill(&mut manager, &old);
+    let (b, _) = prefill(&mut manager, &new);
     manager.free(a).unwrap();
     manager.free(b).unwrap();
     assert_eq!((manager.stats().cached, manager.stats().free), (16, 8));
     // Two free pages, then the second page of the older one.
-    let (c, _) = prefill(&mut manager, b"", &prompt(&[50, 60], 2));
+    let (c, _) = prefill(&mut manager, &prompt(&[50, 60], 2));
     assert_eq!(manager.stats().cached, 12);
     // Its first page is still there, and is now the latest used.
-    let (d, cached) = prefill(&mut manager, b"", &prompt(&[10], 1));
+    let (d, cached) = prefill(&mut manager, &prompt(&[10], 1));
     assert_eq!(cached, 4);
     manager.free(d).unwrap();
     manager.free(c).unwrap();
     let full = prompt(&[70, 71, 72, 73], 0);
-    let (e, _) = prefill(&mut manager, b"", &full);
+    let (e, _) = prefill(&mut manager, &full);
     assert_eq!(slots(&manager, e).len(), 16);
     manager.free(e).unwrap();
     // Of the older four pages, those of `new` went first: 40, then 30.
-    assert_eq!(prefill(&mut manager, b"", &prompt(&[30], 1)).1, 0);
-}
-
-#[test]
-fn a_plan_that_evicts_and_is_dropped_changes_nothing() {
-    let mut manager = manager(4);
-    let old = prompt(&[10, 20], 1);
-    let (a, _) = prefill(&mut manager, b"", &old);
-    manager.free(a).unwrap();
-    let b = manager.create();
-    let before = manager.clone();
-    let all = prompt(&[30, 40, 50, 60], 0);
-    drop(manager.begin_step(&[Append::tokens(b, &all)]).unwrap());
-    assert!(manager == before);
-    manager.check().unwrap();
-    assert_eq!(prefill(&mut manager, b"", &old).1, 8);
-}
-
-#[test]
-fn pages_that_a_step_could_write_leave_the_index_when_it_is_rolled_back() {
-    let mut manager = manager(4);
-    let old = prompt(&[10, 20], 1);
-    let (a, _) = prefill(&mut manager, b"", &old);
-    manager.free(a).unwrap();
-    let b = manager.create();
-    let all = prompt(&[30, 40], 3);
-    manager.begin_step(&[Append::tokens(b, &all)]).unwrap().apply(&mut Copies::default()).unwrap().rollback();
-    manager.check().unwrap();
-    // Two pages were free; the third was the cached one of 20.
-    assert_eq!((manager.stats().cached, manager.stats().free), (4, 12));
-    assert_eq!(prefill(&mut manager, b"", &old).1, 4);
+    assert_eq!(prefill(&mut manager, &prompt(&[30], 1)).1, 0);
 }
 
 /// A memory that panics when it has made its copies.
@@ -203,7 +128,7 @@ fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     let mut manager = manager(3);
     let old = prompt(&[10], 1);
     // The sealed page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
-    let (cached, _) = prefill(&mut manager, b"", &old[..4]);
+    let (cached, _) = prefill(&mut manager, &old[..4]);
     let a = manager.create();
     manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(cached).unwrap();
@@ -217,14 +142,14 @@ fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     assert_eq!((manager.seq_len(b).unwrap(), manager.stats().cached, manager.stats().free), (6, 0, 4));
     manager.free(b).unwrap();
     manager.free(a).unwrap();
-    assert_eq!(prefill(&mut manager, b"", &old).1, 0);
+    assert_eq!(prefill(&mut manager, &old).1, 0);
 }
 
 #[test]
 fn cached_pages_that_a_step_reads_are_not_evicted_by_it() {
     let mut manager = manager(4);
     let old = prompt(&[10, 20], 1);
-    let (a, _) = prefill(&mut manager, b"", &old);
+    let (a, _) = prefill(&mut manager, &old);
     manager.free(a).unwrap();
     let b = manager.create();
     let before = manager.clone();
@@ -232,18 +157,18 @@ fn cached_pages_that_a_step_reads_are_not_evicted_by_it() {
     let error = manager.begin_step(&[Append::tokens(b, &all)]).unwrap_err();
     assert_eq!(error.to_string(), "3 pages are needed, 2 are free");
     assert!(manager == before);
-    assert_eq!(prefill(&mut manager, b"", &all[..16]).1, 8);
+    assert_eq!(prefill(&mut manager, &all[..16]).1, 8);
 }
 
 #[test]
 fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     let mut manager = manager(32);
     let all = prompt(&[10, 20], 1);
-    let (a, _) = prefill(&mut manager, b"", &all);
+    let (a, _) = prefill(&mut manager, &all);
     assert_eq!(manager.seq_rm(a, 6..).unwrap(), 3);
     assert_eq!(slots(&manager, a), [0, 1, 2, 3, 4, 5]);
     // Another sequence has the page now, so it is copied.
-    let (b, cached) = prefill(&mut manager, b"", &all);
+    let (b, cached) = prefill(&mut manager, &all);
     assert_eq!(cached, 8);
     assert_eq!(copies(&manager, &[Append::tokens(a, &[7])]), [RowCopy { src: 4, dst: 12, len: 2 }]);
     manager.free(b).unwrap();
@@ -254,13 +179,13 @@ fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     assert!(manager == before);
     manager.begin_step(&[Append::tokens(a, &[7])]).unwrap().apply(&mut Copies::default()).unwrap().rollback();
     manager.check().unwrap();
-    assert_eq!(prefill(&mut manager, b"", &all).1, 4);
+    assert_eq!(prefill(&mut manager, &all).1, 4);
 }
 
 #[test]
 fn who_has_most_rows_in_a_page_writes_in_place() {
     let mut manager = manager(32);
-    let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
+    let (a, _) = prefill(&mut manager, &prompt(&[10], 2));
     let b = manager.fork(a).unwrap();
     assert_eq!(manager.seq_rm(b, 5..).unwrap(), 1);
     for seqs in [[a, b], [b, a]] {
@@ -269,35 +194,4 @@ fn who_has_most_rows_in_a_page_writes_in_place() {
     }
     let one = copies(&manager, &[Append::count(a, 1)]);
     assert_eq!(one, [RowCopy { src: 4, dst: 8, len: 2 }], "b does not write, and keeps the page");
-}
-
-#[test]
-fn a_rejected_draft_leaves_no_trace() {
-    let mut manager = manager(32);
-    let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
-    let before = manager.stats();
-    let draft = [Append::tokens(a, &[1, 2, 3, 4])];
-    manager.begin_step(&draft).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    assert_eq!((manager.seq_rm(a, 6..).unwrap(), manager.seq_rm(a, 6..).unwrap()), (4, 0));
-    assert_eq!(manager.stats().used, before.used);
-    let step = manager.begin_step(&[Append::tokens(a, &[5])]).unwrap().apply(&mut Copies::default()).unwrap();
-    assert_eq!((step.start_pos(), step.positions(), step.max_kvlen()), (&[6][..], &[6][..], 7));
-    assert_eq!(step.cachestarts(), ndarray::array![[0, 4]].into_dyn());
-    step.commit();
-    assert_eq!((manager.pos_max(a).unwrap(), manager.seq_rm(a, -1..).unwrap()), (Some(6), 7));
-    assert_eq!(manager.pos_min(a).unwrap(), None);
-    manager.check().unwrap();
-}
-
-#[test]
-fn a_copied_page_is_sealed_by_all_its_tokens() {
-    let mut manager = manager(32);
-    let (a, _) = prefill(&mut manager, b"", &prompt(&[10], 2));
-    let b = manager.fork(a).unwrap();
-    let appends = [Append::tokens(a, &[1, 2, 3]), Append::tokens(b, &[4, 5, 6])];
-    manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    let page = prompt(&[10], 2);
-    assert_eq!(prefill(&mut manager, b"", &[&page[..], &[1, 2, 9]].concat()).1, 8);
-    assert_eq!(prefill(&mut manager, b"", &[&page[..], &[4, 5, 9]].concat()).1, 8);
-    assert_eq!(prefill(&mut manager, b"", &[&page[..], &[1, 5, 9]].concat()).1, 4);
 }

@@ -140,22 +140,6 @@ fn pages_are_shared_sealed_and_found_again() {
 }
 
 #[test]
-fn tokens_behind_a_removal_stay_unknown() {
-    let path = Path::new();
-    let mut cache = Cache::paged(4, 64);
-    let a = cache.create(&(0..12).collect::<Vec<_>>());
-    cache.manager.seq_rm(a, 4..8).unwrap();
-    cache.manager.seq_add(a, 4.., -4).unwrap();
-    cache.manager.update(&mut cache.memory).unwrap();
-    cache.manager.save(path.file(), &cache.memory).unwrap();
-    let mut other = Cache::paged(4, 64);
-    other.load(&path).unwrap();
-    let b = other.manager.create();
-    let tokens: Vec<_> = (0..4).chain(8..12).chain([99]).collect();
-    assert_eq!(other.append(Append::tokens(b, &tokens), b).unwrap(), 4);
-}
-
-#[test]
 fn a_loaded_prompt_begins_with_pages_that_are_there() {
     let path = Path::new();
     let prompt: Vec<u32> = (0..12).collect();
@@ -208,33 +192,6 @@ fn a_load_does_not_evict_what_it_maps() {
     assert_eq!(cache.manager.stats().cached, 12);
     let loaded = cache.load(&path).unwrap();
     assert_eq!(cache.contents(loaded[0]), contents);
-}
-
-#[test]
-fn what_is_queued_is_done_before_a_load() {
-    let path = Path::new();
-    for mode in [Mode::Paged { page_size: 4 }, Mode::Runs, Mode::Cells] {
-        let spec = spec(mode, CacheLayout::LayerMajor, 1, KeyForm::Roped, 32);
-        let mut cache = Cache::new(&spec, 1);
-        let a = cache.create(&(0..12).collect::<Vec<_>>());
-        cache.manager.save(path.file(), &cache.memory).unwrap();
-        let contents = cache.contents(a);
-        let b = cache.create(&[7; 11]);
-        cache.manager.seq_rm(b, 1..6).unwrap();
-        cache.manager.defrag(None).unwrap();
-        assert!(
-            matches!(cache.manager.save(path.file(), &cache.memory), Err(Error::UpdatePending { copies: 1.., .. }))
-                || mode == Mode::Cells
-        );
-        let mut expected = cache.memory.clone();
-        let mut twin = cache.manager.clone();
-        twin.update(&mut expected).unwrap();
-        let rest = expected.read(&twin.slots(b).unwrap().collect::<Vec<_>>());
-        let loaded = cache.manager.load_seq(path.file(), &mut cache.memory, 0).unwrap();
-        assert_eq!(cache.contents(loaded), contents);
-        assert_eq!(cache.memory.read(&cache.slots(b)), rest);
-        cache.manager.check().unwrap();
-    }
 }
 
 /// The removals of a window are remembered, and counts of shifts.

@@ -1,5 +1,5 @@
-//! What is queued and pending when sequences are lost, pages are cached or sessions are loaded: rows are turned once,
-//! and a prompt never finds a page that has not its bytes.
+//! What is queued and pending when sequences are lost and pages are cached: rows are turned once, and a prompt never finds
+//! a page that has not its bytes.
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Error, Geometry, Manager, Mode, Rope, SeqId};
@@ -21,7 +21,6 @@ fn made(builder: CacheSpecBuilder) -> (Manager, Memory) {
 }
 
 const PAGED: Mode = Mode::Paged { page_size: 4 };
-const MODES: [Mode; 3] = [PAGED, Mode::Runs, Mode::Cells];
 
 /// Appends tokens to a sequence and stores its rows; gives how many were found in the index.
 fn append(manager: &mut Manager, memory: &mut Memory, seq: SeqId, tokens: impl IntoIterator<Item = u32>) -> usize {
@@ -154,81 +153,4 @@ fn pages_that_a_step_takes_are_not_turned() {
     let again = manager.create();
     assert_eq!(append(&mut manager, &mut memory, again, 100..109), 8);
     assert_eq!(rows(&manager, &memory, again), turned(100..109, 0));
-}
-
-#[test]
-fn a_sequence_that_was_emptied_may_be_shifted_as_a_new_one() {
-    let (mut manager, mut memory) = made(builder(PAGED, 64).shift_limit(Some(1)));
-    let (a, other) = (sequence(&mut manager, &mut memory, 1..7), manager.create());
-    manager.seq_add(a, .., 1).unwrap();
-    manager.update(&mut memory).unwrap();
-    assert_eq!(manager.seq_add(a, .., 1).unwrap_err().kind(), "shift_limit");
-    let mut kept = manager.clone();
-    manager.seq_rm(a, ..).unwrap();
-    kept.seq_keep(other).unwrap();
-    for mut manager in [manager, kept] {
-        append(&mut manager, &mut memory, a, 1..7);
-        manager.seq_add(a, .., 1).unwrap();
-    }
-}
-
-#[test]
-fn a_copy_of_no_rows_is_a_new_sequence() {
-    let (mut manager, mut memory) = made(builder(PAGED, 64).window(4).shift_limit(Some(1)));
-    let (a, b) = (sequence(&mut manager, &mut memory, 0..16), manager.create());
-    manager.seq_add(a, .., 1).unwrap();
-    manager.update(&mut memory).unwrap();
-    assert_eq!(manager.seq_cp(a, b, 0..2).unwrap(), 0, "the window has removed them");
-    append(&mut manager, &mut memory, b, 1..7);
-    assert_eq!(manager.seq_rm(b, 5..).unwrap(), 1);
-    manager.seq_add(b, .., 1).unwrap();
-}
-
-#[test]
-fn the_head_of_the_cells_goes_back() {
-    let (mut manager, mut memory) = made(builder(Mode::Cells, 64));
-    let a = sequence(&mut manager, &mut memory, 0..6);
-    assert_eq!(manager.stats().head, 6);
-    for copy in [
-        |manager: &mut Manager, a| drop(manager.fork(a)),
-        |manager: &mut Manager, a| {
-            let b = manager.create();
-            assert_eq!(manager.seq_cp(a, b, ..).unwrap(), 6);
-        },
-    ] {
-        let mut manager = manager.clone();
-        copy(&mut manager, a);
-        assert_eq!(manager.stats().head, 0);
-    }
-    manager.seq_rm(a, 2..4).unwrap();
-    assert_eq!(manager.stats().head, 2);
-    manager.seq_add(a, 4.., -2).unwrap();
-    assert_eq!(manager.stats().head, 0);
-}
-
-#[test]
-fn a_load_turns_nothing_twice() {
-    for mode in MODES {
-        let (mut manager, mut memory) = made(builder(mode, 64));
-        let saved = sequence(&mut manager, &mut memory, 50..52);
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("session");
-        manager.save_seq(&path, &memory, saved).unwrap();
-        let a = sequence(&mut manager, &mut memory, 1..7);
-        for delta in [1, 2] {
-            manager.seq_add(a, .., 1).unwrap();
-            if delta == 1 {
-                manager.update(&mut memory).unwrap();
-            }
-            // Beside keys that have been turned, and beside pending ones, which a load turns.
-            let loaded = manager.load_seq(&path, &mut memory, 0).unwrap();
-            manager.update(&mut memory).unwrap();
-            assert_eq!(rows(&manager, &memory, loaded), turned(50..52, 0));
-            assert!(manager.pending(a).unwrap().all(|pending| pending == 0));
-            if delta == 1 {
-                assert_eq!(rows(&manager, &memory, a), turned(1..7, 1), "{mode:?}");
-            }
-        }
-        assert_eq!(memory.log.rotations.iter().map(|rotation| rotation.len).sum::<usize>(), 12);
-    }
 }

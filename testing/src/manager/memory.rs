@@ -15,8 +15,6 @@ pub struct Faults {
     pub no_copies: bool,
     /// It copies and rotates `cache` alone.
     pub no_scales: bool,
-    /// It rotates twice.
-    pub rotates_twice: bool,
 }
 
 /// What a memory was asked to do.
@@ -115,12 +113,7 @@ impl CacheMemory for Memory {
             return self.fail(rotations.iter().flat_map(|rotation| rotation.slot..rotation.slot + rotation.len));
         }
         self.log.rotations.extend_from_slice(rotations);
-        self.without_scales(|memory| {
-            if memory.faults.rotates_twice {
-                memory.host().rotate_keys(rotations, rope)?;
-            }
-            memory.host().rotate_keys(rotations, rope)
-        })
+        self.without_scales(|memory| memory.host().rotate_keys(rotations, rope))
     }
 
     fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {

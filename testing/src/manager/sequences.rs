@@ -38,13 +38,6 @@ pub struct Window {
     pub slack: usize,
 }
 
-/// What a model does wrong, to show that a comparison with it can fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Mistakes {
-    pub window_off_by_one: bool,
-    pub delta_twice: bool,
-}
-
 /// The rules that depend on the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
@@ -56,7 +49,6 @@ pub struct Rules {
     pub raw: bool,
     pub turns: Option<Turns>,
     pub shift_limit: Option<u32>,
-    pub mistakes: Mistakes,
 }
 
 /// All sequences, in order of creation.
@@ -276,8 +268,7 @@ impl Model {
             return;
         };
         let (sequence, page_size) = (&mut self.seqs[seq], self.rules.page_size);
-        let off_by_one = i64::from(self.rules.mistakes.window_off_by_one);
-        let oldest = sequence.next() - (width + slack) as i64 + off_by_one;
+        let oldest = sequence.next() - (width + slack) as i64;
         let old = |i: usize, row: &Row| i >= sink && row.pos <= oldest;
         let len = sequence.rows.len();
         let mut gone: Vec<bool> = (0..len).map(|i| old(i, &sequence.rows[i])).collect();
@@ -292,7 +283,7 @@ impl Model {
 
     /// What an update makes of the keys.
     pub fn drain(&mut self) {
-        let (format, turns, mistakes) = (self.rules.format, self.rules.turns, self.rules.mistakes);
+        let (format, turns) = (self.rules.format, self.rules.turns);
         for sequence in &mut self.seqs {
             let pending = sequence.rows.iter().any(|row| row.pos != row.rot);
             if pending {
@@ -301,9 +292,7 @@ impl Model {
             for row in sequence.rows.iter_mut().filter(|row| row.pos != row.rot) {
                 let mut bytes = row.bytes.to_vec();
                 let turns = turns.expect("only a cache with RoPE shifts");
-                for _ in 0..if mistakes.delta_twice { 2 } else { 1 } {
-                    format.shift(&mut bytes, row.pos - row.rot, &turns);
-                }
+                format.shift(&mut bytes, row.pos - row.rot, &turns);
                 (row.bytes, row.rot) = (bytes.into(), row.pos);
             }
         }

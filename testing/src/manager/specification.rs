@@ -5,7 +5,7 @@ use kvcache_manager::{CacheSpec, Geometry, KeyForm, Mode, Rope};
 use crate::manager::rows::{RowFormat, default_shift_limit};
 use crate::manager::run::{HEAD_DIM, NUM_HEADS, NUM_LAYER};
 use crate::manager::script::Cache;
-use crate::manager::sequences::{Mistakes, Rules};
+use crate::manager::sequences::Rules;
 use crate::manager::types::with_types;
 
 impl Cache {
@@ -51,7 +51,6 @@ impl Cache {
             raw: self.raw,
             turns: self.turns,
             shift_limit: self.shift_limit.unwrap_or(default_shift_limit(self.types)),
-            mistakes: Mistakes::default(),
         }
     }
 }

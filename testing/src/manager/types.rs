@@ -1,8 +1,7 @@
 //! The types of a cache.
 
 use kvcache_manager::CacheSpecBuilder;
-use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use proptest::prelude::*;
+use kvcache_manager::schema::{ElementType, QuantBit};
 
 /// Every type of a cache and its scales; without scales the first two are not used.
 pub const TYPES: [(QuantBit, usize, Option<ElementType>, ElementType); 7] = {
@@ -25,9 +24,4 @@ pub fn with_types(builder: CacheSpecBuilder, types: usize) -> CacheSpecBuilder {
         Some(scale_type) => builder.quantized(bit, group, scale_type),
         None => builder.cache_type(cache_type),
     }
-}
-
-/// Any layout.
-pub fn layouts() -> impl Strategy<Value = CacheLayout> {
-    proptest::sample::select(CacheLayout::ALL.to_vec())
 }
