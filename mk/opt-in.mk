@@ -9,8 +9,8 @@
 # (the book, soak, model files) and test_large_cache.py, with its caches of gigabytes.
 BORDERS := $(TARGET)/borders
 ASAN_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell gcc -print-file-name=$(library)))
-PYTHON_BORDER := test_run test_int4 test_cache_spec test_step_indices test_memory test_inplace test_bind test_golden \
-	test_static_batching test_refusals test_random test_threads test_conformance test_manager_golden test_manager_memory \
+PYTHON_BORDER := test_run test_int4 test_cache_spec test_step_indices test_inplace test_bind test_golden \
+	test_static_batching test_refusals test_random test_threads test_conformance test_manager_memory \
 	test_manager_refusals test_manager_scripts test_manager_sessions test_manager_steps test_manager_threads
 .PHONY: test-sanitize-borders
 test-sanitize-borders: .venv/ready
@@ -105,7 +105,7 @@ test-aarch64:
 # fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
 # flags are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
-FUZZ_TARGETS ?= validation operator attention dlpack conformance_reader session_reader manager_script
+FUZZ_TARGETS ?= validation operator attention dlpack session_reader manager_script
 FUZZ_BUILD := $(TARGET)/fuzz
 COVERAGE := level=3 inline-8bit-counters pc-table
 .PHONY: fuzz
@@ -118,13 +118,12 @@ fuzz:
 		program="$(FUZZ_BUILD)/$(SYSTEM)/sanitize/$$target"; \
 		kept="fuzz/corpus/$$target" new="$(FUZZ_BUILD)/corpus/$$target" failed="fuzz/artifacts/$$target/"; \
 		mkdir -p "$$new" "$$failed" && \
-		case $$target in conformance_reader) len=16384 ;; *) len=2048 ;; esac && \
 		"$$program" -runs=0 -artifact_prefix="$$failed" "$$kept" && \
-		"$$program" -max_total_time=$$(($(MINUTES) * 60)) -max_len=$$len -len_control=0 -timeout=30 \
+		"$$program" -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 -timeout=30 \
 			-print_final_stats=1 -artifact_prefix="$$failed" "$$new" "$$kept" && \
 		if [ -n "$(MINIMIZE)" ]; then \
 			rm -rf "$$new.minimized" && mkdir "$$new.minimized" && \
-			"$$program" -merge=1 -max_len=$$len "$$new.minimized" "$$kept" "$$new" && \
+			"$$program" -merge=1 -max_len=2048 "$$new.minimized" "$$kept" "$$new" && \
 			rm -rf "$$kept" && mv "$$new.minimized" "$$kept"; \
 		fi || exit 1; \
 	done

@@ -3,7 +3,6 @@
 //! `src/bin` makes programs of libFuzzer of them, and `corpus/` has kept inputs that a test runs.
 
 pub mod attention;
-pub mod conformance_reader;
 pub mod dlpack;
 mod hostile;
 mod kindless;

@@ -1,5 +1,5 @@
-//! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on,
-//! texts that can still be read, and files whose parts agree again.
+//! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on, and
+//! files whose parts agree again.
 
 use crate::tensor_variation::vary_tensors;
 use crate::text_variation::vary_text;
@@ -10,8 +10,6 @@ use kvcache_conformance::random::Entropy;
 pub enum Form {
     /// Choices, one after the other: any bytes are some.
     Choices,
-    /// Texts with bytes between them.
-    Text,
     /// The length of a text, the text, and bytes.
     File,
 }
@@ -21,7 +19,6 @@ impl Form {
     pub fn vary(self, input: &mut Vec<u8>, random: &mut Entropy) {
         match self {
             Self::Choices => vary_choices(input, random),
-            Self::Text => vary_text(input, random),
             Self::File => vary_file(input, random),
         }
     }
