@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -13,7 +11,7 @@ from compare import Arrays, assert_same_arrays, assert_same_bits, assert_within
 from kvcache import DOMAIN, LAYOUT_AXES, create_session
 from node import FUSED_INPUTS, OPERATORS, RUNTIME, node_model, quiet_options, refusal_of, run_node, session_of, types_of
 from ragged import RaggedCache
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
+from setting import FLOAT, HALF, INT8, Memory, Setting
 from test_random import each_seed
 
 pytestmark = pytest.mark.runtime
@@ -69,7 +67,7 @@ def life_of_a_cache(seed: int) -> None:
 
 def test_random_calls() -> None:
     """Of each format."""
-    each_seed(range(4 * len(FORMATS)), life_of_a_cache)
+    each_seed(range(3 * len(FORMATS)), life_of_a_cache)
 
 
 def one_call(attention: Attention, seqlens: list[int], past: list[int], seed: int = 7) -> tuple[Arrays, Memory]:
@@ -80,54 +78,6 @@ def one_call(attention: Attention, seqlens: list[int], past: list[int], seed: in
     everyone = list(range(len(past)))
     attention.run(attention.inputs(random, ragged.step(random, everyone, past)), memory)
     return attention.inputs(random, ragged.step(random, everyone, seqlens)), memory
-
-
-@pytest.mark.parametrize("mode", [0, 1], ids=["offset", "paged"])
-@pytest.mark.parametrize("types", FORMATS, ids=lambda types: str(Setting(*types)))
-def test_it_is_key_value_cache_and_then_attention(types: tuple, mode: int) -> None:
-    """The same bits as of `KeyValueCache` and a `MultiHeadAttention` behind it, with cache heads repeated or not."""
-    cached = Setting(*types, cache_mode=mode, page_size=4, cache_layout=3, num_heads=3, head_dim=24)
-    attention = Attention(cached, group=4)
-    inputs, memory = one_call(attention, seqlens=[1, 7, 0, 30], past=[70, 0, 5, 9])
-    unfused = memory.copy()
-    (got,) = attention.run(inputs, memory)
-    stored = {name: array for name, array in inputs.items() if name not in ("query", "decoding_batches")}
-    for repeated in (1, 4):
-        copy = unfused.copy()
-        key, value = replace(cached, num_repeat=repeated).run(stored, copy)
-        assert_same_arrays(memory.arrays, copy.arrays)
-        assert_same_bits("attn_output", attention.run_packed(inputs, key, value, repeated), got)
-
-
-@pytest.mark.parametrize("rank", [2, 3])
-def test_rows_whose_mask_forbids_every_key_are_zero(rank: int) -> None:
-    """Zeros, not NaN; the other rows are as they would be without them."""
-    attention = Attention(Setting(HALF, HALF), is_causal=0)
-    inputs, memory = one_call(attention, seqlens=[3, 2], past=[4, 6])
-    mask = random_mask(np.random.default_rng(3), attention, inputs, rank, pad=5)["attn_mask"]
-    (seen,) = attention.run(inputs | dict(attn_mask=mask), memory)
-    mask[..., 1, :] = -np.inf
-    (got,) = attention.run(inputs | dict(attn_mask=mask), memory)
-    assert not got[1].any()
-    assert_same_bits("the other rows", np.delete(got, 1, axis=0), np.delete(seen, 1, axis=0))
-
-
-@pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
-def test_calls_without_tokens(operator: str) -> None:
-    """An empty output, and a cache that keeps its bytes."""
-    attention = Attention(Setting(FLOAT, INT4, HALF, quant_bit=4))
-    random = np.random.default_rng(5)
-    for seqlens in ([], [0], [0, 0, 0]):
-        ragged = RaggedCache(random, [4] * len(seqlens))
-        memory = attention.cached.memory(random, ragged.max_t + 1)
-        before = memory.copy()
-        inputs = attention.inputs(random, ragged.step(random, list(range(len(seqlens))), seqlens))
-        if operator == "MultiHeadAttention":
-            got = attention.run_packed(inputs, inputs["current_key"], inputs["current_value"])
-        else:
-            (got,) = attention.run(inputs, memory)
-        assert got.shape == (0, attention.num_heads, attention.cached.head_dim)
-        assert_same_arrays(memory.arrays, before.arrays)
 
 
 @pytest.mark.parametrize("scale", ["fed", "initializer"])

@@ -62,15 +62,6 @@ def test_the_self_test_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys
     assert "something does not work" in out
 
 
-def test_the_self_test_holds_attention_to_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One element outside of it is enough."""
-    (case, *_) = [case for case in _selftest.cases() if case.op_type == "MultiHeadCacheAttention"]
-    _selftest.through_run(case)
-    case.expected[0]["attn_output"].reshape(-1)[3] += 2 * case.expected[0]["tolerance"].reshape(-1)[3]
-    with pytest.raises(AssertionError, match="attn_output differs in 1 places"):
-        _selftest.through_run(case)
-
-
 def test_cases_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged installation is told, not a crash."""
     monkeypatch.setattr(_selftest, "FILE", "missing.npz")

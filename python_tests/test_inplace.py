@@ -72,18 +72,6 @@ def example(request: pytest.FixtureRequest) -> Example:
     return Example(request.param)
 
 
-def test_stored_values_are_where_the_specification_says() -> None:
-    """The pointer binding itself, by hand: token t of sequence b of layer 1 is at slot cachestarts[b] + t."""
-    example = Example(SETTINGS[0])
-    inputs = example.inputs
-    slots = [start + t for start, count in zip(inputs["cachestarts"], (4, 2)) for t in range(count)]
-    expected = example.before.cache.copy()
-    expected[slots, 1, 0], expected[slots, 1, 1] = inputs["current_key"], inputs["current_value"]
-    assert_same_bits("cache", example.expected.cache, expected)
-    for name, output in zip(("key", "value"), example.outputs):
-        assert_same_bits(name, output, inputs[f"current_{name}"])
-
-
 @pytest.mark.parametrize("way", ["run", "run_with_ort_values", "bind_cpu_input", "bind_ortvalue_input", "bind_input"])
 def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> None:
     """Contiguous numpy arrays, OrtValues that were made from them, and every way of binding an input."""
@@ -104,42 +92,6 @@ def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> N
         }
         outputs = example.run_bound(memory, **{name: ways[way](name, array) for name, array in arrays.items()})
     example.check(memory, outputs)
-
-
-def test_a_binding_serves_many_calls() -> None:
-    """A cache bound once keeps what each call stores: the second call's keys begin with the first's."""
-    setting = Setting()
-    random = np.random.default_rng(8)
-    ragged = RaggedCache(random, [6])
-    memory = setting.memory(random, ragged.max_t)
-    binding = session_of(setting.model()).io_binding()
-    bind(binding, "cache", memory.cache)
-    stored = []
-    for seqlen in (3, 1, 2):
-        inputs = setting.inputs(random, ragged.step(random, [0], [seqlen]))
-        for name, array in inputs.items():
-            bind(binding, name, array)
-        binding.bind_output("key", "cpu")
-        binding.bind_output("value", "cpu")
-        session_of(setting.model()).run_with_iobinding(binding)
-        stored.append(inputs["current_key"])
-        assert_same_bits("key", binding.copy_outputs_to_cpu()[0], np.concatenate(stored))
-
-
-def test_int4_by_pointer() -> None:
-    """Packed bytes are bound with INT4 and the shape in elements. Low nibble first, sign kept."""
-    setting = Setting(FLOAT, INT4, FLOAT, quant_bit=4, quant_group=8, num_heads=1, head_dim=8)
-    random = np.random.default_rng(9)
-    ragged = RaggedCache(random, [1])
-    memory = setting.memory(random, ragged.max_t)
-    current = np.array([[[7, -7, 1, -1, 0, 3, -4, 2]]], np.float32)  # the scale is 1
-    inputs = dict(current_key=current, current_value=-current) | ragged.step(random, [0], [1])
-    key, value = setting.run(inputs, memory)
-    assert_same_bits("key", key, current)
-    assert_same_bits("value", value, -current + np.float32(0))  # code 0 has no sign
-    codes = np.concatenate([current.ravel(), -current.ravel()]).astype(np.int8).view(np.uint8) & 15
-    slot = inputs["cachestarts"][0]
-    assert_same_bits("bytes", memory.cache[slot * 8 : slot * 8 + 8], codes[::2] | codes[1::2] << 4)
 
 
 def test_int4_by_ort_value() -> None:

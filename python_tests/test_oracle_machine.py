@@ -14,11 +14,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 # numpy refuses to start where it is told to leave out a feature that it cannot, or that the processor has not.
 FEATURES = [name for name in numpy_core.__cpu_dispatch__ if numpy_core.__cpu_features__[name]]
-WIDE = any(name == "X86_V4" or name.startswith("AVX512") for name in FEATURES)
 MACHINES = {
     "haswell": {"OPENBLAS_CORETYPE": "Haswell"},
     "sandybridge, narrow": {"OPENBLAS_CORETYPE": "Sandybridge", "NPY_DISABLE_CPU_FEATURES": " ".join(FEATURES)},
-    **({"skylake": {"OPENBLAS_CORETYPE": "SkylakeX"}} if WIDE else {}),
 }
 
 # The modules with the longest sums, and with every conversion. In float64 sums by BLAS, 11 of their cases drifted.

@@ -85,15 +85,6 @@ def test_models(name: str) -> None:
     check(replace(MODELS[name], element="float32"), attentions=ATTENTIONS)
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-@pytest.mark.parametrize("cache_layout", [0, 1, 2, 3])
-def test_caches(cache_layout: int, fused: bool) -> None:
-    """Every mode and layout of the cache."""
-    for quant_bit, cache_mode in ((0, 0), (8, 1)):
-        places = dict(cache_layout=cache_layout, cache_mode=cache_mode, cache_quant_bit=quant_bit)
-        check(Params(element="float32", fused_kvcache=fused, **places))
-
-
 LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"]
 
 

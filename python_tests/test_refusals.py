@@ -18,7 +18,6 @@ from node import (
     node_types,
     quiet_options,
     refusal_of,
-    run_node,
     session_of,
 )
 from ragged import RaggedCache
@@ -134,16 +133,6 @@ def test_domains_and_absent_attributes(setting: Setting) -> None:
         got = setting.run(inputs, memory, session_of(node_model(setting.types(), attributes, domain=domain)))
         assert_same_outputs([got], [expected])
         assert_same_arrays(memory.arrays, expected_memory.arrays)
-
-
-def test_an_unneeded_scale_is_left_alone() -> None:
-    """Without quantization a scale may be given, of any shape, and keeps its bytes."""
-    inputs, memory = one_call(Setting())
-    scale = np.array([1.5, -2.5, np.inf], np.float16)
-    model = node_model(node_types(FLOAT, FLOAT, HALF), {})
-    key, _ = run_node(session_of(model), inputs | memory.arrays | {"scale": scale})
-    assert_same_bits("key", key, inputs["current_key"])
-    assert scale.tolist() == [1.5, -2.5, np.inf]
 
 
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty-named last input")

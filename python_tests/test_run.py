@@ -14,7 +14,7 @@ from typing import Any
 import kvcache_ops
 import numpy as np
 import pytest
-from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
+from kvcache_ops import CacheSpec, KvCacheError, step_indices
 
 from borrowed import CUDA, IS_COPIED, PINNED, READ_ONLY, Exporter, OldExporter
 from compare import assert_same_bits
@@ -76,23 +76,6 @@ def test_other_ways_to_say_the_same(expected: dict) -> None:
         assert_same_bits(name, array, expected[name])
 
 
-def test_torch_tensors(expected: dict) -> None:
-    """Zero copies of these too."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    inputs = operands()
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    key = torch.empty(expected["key"].shape, dtype=torch.float32)
-    got, value = kvcache_ops.run(SPEC, **tensors, key=key, layer_idx=1, num_repeat=2)
-    assert got is key and isinstance(value, np.ndarray)
-    assert_same_bits("key", key.numpy(), expected["key"])
-    assert_same_bits("cache", inputs["cache"], expected["cache"])
-    for current_key, kind, text in (
-        (tensors["current_key"].requires_grad_(), "not_borrowed", "grad"),
-        (tensors["current_key"].detach().bfloat16(), "type_mismatch", "bfloat16"),
-    ):
-        assert_refused(kind, text, kvcache_ops.run, SPEC, **tensors | {"current_key": current_key})
-
-
 def read_only(array: np.ndarray) -> np.ndarray:
     """A view that must not be written."""
     view = array.view()
@@ -143,15 +126,12 @@ REFUSALS = [
     ("scale", lambda x: x.astype(">f4"), "type_mismatch", f"scale is of type >f4, {FLOATS}"),
     ("current_key", strided, "not_contiguous", "order without gaps; np.ascontiguousarray(x) or x.contiguous() makes"),
     ("current_key", np.float64, "type_mismatch", f"current_key is of type float64, {FLOATS}"),
-    ("current_value", np.float16, "type_mismatch", "current_value is of type float16"),
     ("seqstarts", lambda x: x.astype(np.int32), "type_mismatch", "seqstarts is of type int32, expected int64"),
     ("start_pos", lambda _: [0.5, 1.0], "type_mismatch", "start_pos is of type float64, expected int64"),
     ("start_pos", lambda _: [0, 2**70], "type_mismatch", "start_pos is of type object, expected int64"),
     ("max_kvlen", lambda _: 6.0, "not_a_tensor", "max_kvlen is a float, expected an int, a list of ints"),
     ("cachestarts", lambda _: [[0], [1, 2]], "ragged", "cachestarts is [[0], [1, 2]], expected rows of one length"),
-    ("cachestarts", lambda _: [0, 30], "cache_range", "cachestarts is 30 at batch 1"),
     ("key", lambda x: x[:-1], "shape_mismatch", "key has 8 in axis 0"),
-    ("key", lambda x: x.astype(np.float16), "type_mismatch", "key is of type float16"),
     ("key", strided, "not_contiguous", "key is not contiguous"),
 ]
 
@@ -396,12 +376,3 @@ def test_other_inputs_without_elements_are_refused() -> None:
             kvcache_ops.run(SPEC, **inputs)
         for written in {"cache", "scale"} - {name}:
             assert_same_bits(written, inputs[written], before[written])
-
-
-def test_a_cache_is_its_own_pair_of_tensors() -> None:
-    """`*cache` are the last two inputs; without quantization the second is None."""
-    spec = CacheSpec(max_tokens=8, num_kv_heads=1, head_dim=4, dtype="float32")
-    cache = Cache(spec, np.zeros((8, 1, 2, 1, 4), np.float32))
-    current = np.ones((1, 1, 4), np.float32)
-    key, _ = kvcache_ops.run(spec, current, current, *step_indices([1], [0], cachestarts=[7]), *cache)
-    assert key.all() and cache.cache[7].all() and not cache.cache[:7].any()

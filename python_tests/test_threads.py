@@ -77,20 +77,6 @@ def test_one_session_and_a_cache_for_each_thread(node: Node) -> None:
 
 
 @every_node
-def test_one_cache_with_slots_for_each_thread(node: Node) -> None:
-    """Two threads store into slots of their own in one cache."""
-    random = np.random.default_rng(11)
-    ragged = ragged_cache(random, node, [40, 40, 40, 40])
-    memory = node.cached.memory(random, ragged.max_t)
-    jobs = [decode_steps(node, random, ragged, members) for members in ([0, 2], [1, 3])]
-    expected_memory = memory.copy()
-    expected = [[node.run(inputs, expected_memory) for inputs in steps] for steps in jobs]
-    for got, one in zip(run_at_once(node, [(steps, memory) for steps in jobs]), expected):
-        assert_same_outputs(got, one)
-    assert_same_arrays(memory.arrays, expected_memory.arrays)
-
-
-@every_node
 @pytest.mark.parametrize("parallel", [False, True], ids=["sequential", "parallel"])
 def test_layers_of_one_cache(node: Node, parallel: bool) -> None:
     """A graph of many nodes has the bits of one node at a time, also where the runtime runs them at once."""

@@ -15,7 +15,7 @@ from kvcache_ops import KvCacheError
 from kvcache_ops.manager import Append, CapacityError, HostMemory, ManagerError
 
 from attention_node import Attention
-from compare import assert_same_arrays, assert_same_bits
+from compare import Arrays, assert_same_arrays, assert_same_bits
 from kvcache import create_session
 from node import node_model, node_types, quiet_options, run_node
 from setting import FLOAT
@@ -99,14 +99,45 @@ class Refusals:
 
     def once(self, i: int) -> None:
         """One of each kind, whose number is part of what makes it wrong."""
-        self.indices(i)
-        self.manager()
-        self.objects()
+        place, manager, memory, seq = self._place, self._place.manager, self._place.host_memory, self._seq
+        current, good = np.ones((3, 2, 16), np.float32), one_sequence(3)
+        cache, run = self._spec.allocate(), partial(kvcache_ops.run, self._spec, current, current)
+        read_only = place.memory.cache.view()
+        read_only.flags.writeable = False
+        wrong_mode = node_model(node_types(FLOAT, FLOAT), dict(cache_mode=2))
+        for error, text, call, *arguments in (
+            # Runs of a session whose indices are wrong, a session that cannot be made, a call without ONNX Runtime.
+            (Exception, "kvlen_mismatch", self._run, dict(start_pos=np.array([1 + i]))),
+            (Exception, "page_range", self._run, dict(cachestarts=np.array([[32 + i]]))),
+            (Exception, "cache_mode", create_session, wrong_mode, quiet_options()),
+            (KvCacheError, "max_kvlen", run, *(good | dict(max_kvlen=np.array(1))).values(), *cache),
+            # Steps without room, of no sequence, exceptions of callbacks.
+            (CapacityError, "out_of_pages", manager.begin_step, [Append(seq, n=100)], memory),
+            (ManagerError, "unknown_seq", manager.begin_step, [Append(seq + 99, n=1)], memory),
+            (Raised, "", partial(Append, seq, tokens=tokens())),
+            (Raised, "", manager.begin_step, (Append(seq, n=n) for n in tokens()), memory),
+            # Files that are damaged or not there, and memory that cannot be written.
+            (ManagerError, "digest", manager.load_seq, self._damaged, memory),
+            (ManagerError, "io", manager.save, self.directory / "no" / "such.session", memory),
+            (ManagerError, "tensor_read_only", HostMemory, place.spec, read_only, place.memory.scale),
+        ):
+            self.refuse(error, text, call, *arguments)
+        with manager.begin_step([Append(seq, tokens=[9])], memory) as step:
+            self.refuse(ManagerError, "step_open", manager.fork, seq)
+            step.rollback()
+        self.refuse(ManagerError, "step_closed", step.commit)
+        manager.begin_step([Append(seq, tokens=[9])], memory)  # dropped while it is open
+        assert_same_bits("key", run(*good.values(), *cache)[0], current)
         gc.collect(0)  # exceptions refer to frames, which refer to them
         if i % 16 == 0:
-            assert_same_arrays(self._place.memory.arrays, self._before.arrays)
-            self._place.manager.check()
-            assert self._place.manager.seq_len(self._seq) == 3
+            assert_same_arrays(place.memory.arrays, self._before.arrays)
+            manager.check()
+            assert manager.seq_len(seq) == 3
+
+    def _run(self, change: Arrays) -> None:
+        """A run of the session with some indices changed."""
+        good = self._answers.inputs(np.arange(3)) | one_sequence(3) | dict(cachestarts=np.array([[16]]))
+        run_node(self._place.session, good | change | self._place.memory.arrays, self._place.memory.int4_shape)
 
     def refuse(self, error: type[BaseException], text: str, call: Callable[..., object], *arguments: object) -> None:
         """The call must raise this, with that in its message or as its kind."""
@@ -118,44 +149,3 @@ class Refusals:
             assert text in said, f"expected {text!r} in {said}"
         else:
             raise AssertionError(f"expected {error.__name__} with {text!r}, got no exception")
-
-    def indices(self, i: int) -> None:
-        """Runs of a session whose indices are wrong, and a session that cannot be made."""
-        place = self._place
-        good = self._answers.inputs(np.arange(3)) | one_sequence(3) | dict(cachestarts=np.array([[16]]))
-        for text, change in (
-            ("kvlen_mismatch", dict(start_pos=np.array([1 + i]))),
-            ("page_range", dict(cachestarts=np.array([[32 + i]]))),
-            ("max_kvlen", dict(max_kvlen=np.array(2))),
-        ):
-            inputs = good | change | place.memory.arrays
-            self.refuse(Exception, text, run_node, place.session, inputs, place.memory.int4_shape)
-        model = node_model(node_types(FLOAT, FLOAT), dict(cache_mode=2))
-        self.refuse(Exception, "cache_mode", create_session, model, quiet_options())
-
-    def manager(self) -> None:
-        """Steps without room, of no sequence, edits while one is open, exceptions of callbacks."""
-        manager, memory, seq = self._place.manager, self._place.host_memory, self._seq
-        self.refuse(CapacityError, "out_of_pages", manager.begin_step, [Append(seq, n=100)], memory)
-        self.refuse(ManagerError, "unknown_seq", manager.begin_step, [Append(seq + 99, n=1)], memory)
-        with manager.begin_step([Append(seq, tokens=[9])], memory) as step:
-            self.refuse(ManagerError, "step_open", manager.fork, seq)
-            step.rollback()
-        self.refuse(ManagerError, "step_closed", step.commit)
-        manager.begin_step([Append(seq, tokens=[9])], memory)  # dropped while it is open
-        self.refuse(Raised, "", partial(Append, seq, tokens=tokens()))
-        self.refuse(Raised, "", manager.begin_step, (Append(seq, n=i) for i in tokens()), memory)
-
-    def objects(self) -> None:
-        """Files that are damaged or not there, calls without ONNX Runtime, and memory that cannot be borrowed."""
-        place, manager, memory = self._place, self._place.manager, self._place.host_memory
-        self.refuse(ManagerError, "digest", manager.load_seq, self._damaged, memory)
-        self.refuse(ManagerError, "io", manager.save, self.directory / "no" / "such.session", memory)
-        current, good = np.ones((3, 2, 16), np.float32), one_sequence(3)
-        cache, wrong = self._spec.allocate(), good | dict(max_kvlen=np.array(1))
-        run = partial(kvcache_ops.run, self._spec, current, current)
-        self.refuse(KvCacheError, "max_kvlen", run, *wrong.values(), *cache)
-        assert_same_bits("key", run(*good.values(), *cache)[0], current)
-        read_only = place.memory.cache.view()
-        read_only.flags.writeable = False
-        self.refuse(ManagerError, "tensor_read_only", HostMemory, place.spec, read_only, place.memory.scale)

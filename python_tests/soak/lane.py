@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from kvcache_ops.manager import Append, CapacityError, Step
+from kvcache_ops.manager import Append, CapacityError
 
 from attention_node import Attention
 from soak.place import Answers, Place, row_ids
 
 PROMPTS = [np.arange(40) % 7, np.zeros(40, np.int64), np.arange(40)]  # they begin alike, so that prefixes are shared
 # What happens between steps, and how often of 1000.
-JOIN, LEAVE, FORK, CUT_TAIL, CUT_MIDDLE, ROLL_BACK, REPLAY = 40, 25, 8, 10, 5, 10, 20
+JOIN, LEAVE, FORK, CUT, ROLL_BACK, REPLAY = 40, 25, 8, 15, 10, 20
 
 
 class Budget:
@@ -138,11 +138,9 @@ class Lane:
             if len(self.sequences) < self.sizes.sequences and self.happens(FORK):
                 self.sequences.append(replace(sequence, id=self.place.manager.fork(sequence.id)))
                 self.counts["forks"] += 1
-            if self.happens(CUT_TAIL) and len(sequence) > 8:
-                self.cut(sequence, sequence.next_position - int(self.random.integers(1, 5)), -1)
-            if self.happens(CUT_MIDDLE) and len(sequence) > 16:
+            if self.happens(CUT) and len(sequence) > 16:
                 p0 = int(self.random.integers(sequence.next_position - 6))
-                self.cut(sequence, p0, p0 + int(self.random.integers(1, 6)))
+                self.cut(sequence, p0, int(self.random.choice([-1, p0 + 1, p0 + 5])))
         except CapacityError:
             self.counts["refused for room"] += 1
 
@@ -191,7 +189,7 @@ class Lane:
         positions = [sequence.next_position + np.arange(len(tokens)) for sequence, tokens in batch]
         rows = [np.append(one.rows, row_ids(new, at)) for (one, new), at in zip(batch, positions)]
         if not self.fused:  # attention is checked by replays
-            self.check(step, batch, rows, outputs)
+            self.answers.check_loaded(np.concatenate([rows[i] for i in step.order]), outputs)
         self.counts["steps"] += 1
         self.counts["tokens"] += len(step.token_ids)
         if self.sequences and self.happens(ROLL_BACK):
@@ -214,17 +212,6 @@ class Lane:
         """Who wanted to join in a step that was not committed does not."""
         for sequence, _ in batch[len(self.sequences) :]:
             self.place.manager.free(sequence.id)
-
-    def check(self, step: Step, batch: list, rows: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        """All rows that `KeyValueCache` has loaded."""
-        if self.place.mode != "cells":
-            return self.answers.check_loaded(np.concatenate([rows[i] for i in step.order]), outputs)
-        # Behind the new rows stands a view of all cells: those of each sequence that is there before the step.
-        view = [output[step.kvstarts[1] :] for output in outputs]
-        for (sequence, _), ids in zip(batch, rows):
-            slots = self.place.manager.slots(sequence.id)[: len(sequence)]
-            self.answers.check_loaded(ids[: len(slots)], [output[slots] for output in view])
-        self.answers.check_loaded(row_ids(step.token_ids, step.positions), [x[: step.kvstarts[1]] for x in outputs])
 
     def move(self, path: Path) -> None:
         """Saves all sequences, and goes on with them in another cache and manager."""

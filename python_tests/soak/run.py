@@ -48,12 +48,12 @@ class Outcome:
 
 class Plan:
     """A lane for each format and operator, with sessions of its own; pairs that share sessions; pairs that share a
-    cache and its manager, too; pairs of wide rows; and one in the mode cells. For other `nodes` only the first."""
+    cache and its manager, too; pairs of wide rows. For other `nodes` only the first."""
 
     def __init__(self, directory: Path, seed: int, nodes: list[Node]):
         self.directory, self.lanes, self.nodes, self._seed = directory, [], nodes, seed
         self.sessions: list[Callable] = []
-        shared, wide, cells = self._sessions(), self._sessions(threads=2, arena=False), self._sessions()
+        shared, wide = self._sessions(), self._sessions(threads=2, arena=False)
         for i, node in enumerate(nodes):
             caches = [("paged", i % 4), ("runs", (i + 1 + i // 4) % 4)]
             self._add("own session", node, Sizes(), caches, self._sessions())
@@ -69,7 +69,6 @@ class Plan:
             second.place = first.place
         for node in (*WIDE_NODES, *WIDE_NODES):
             self._add("wide", node, WIDE, [("paged", 3), ("runs", 0)], wide)
-        self._add("cells", NODES[2], Sizes(move_every=0), [("cells", 1)], cells)
 
     def _sessions(self, **options: int) -> Callable:
         """One session for each node, with these options, made at its first use."""
