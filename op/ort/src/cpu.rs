@@ -10,12 +10,12 @@ use ort::operator::{
 };
 use ort::value::TensorElementType;
 
+use crate::call_tensors::CallTensors;
 use crate::definition::{Compute, Definition, Role};
 use crate::error::Error;
-use crate::infer::infer_shape;
 use crate::node::{Node, naming_the_node};
 use crate::node_types::{NodeTypes, runtime_type};
-use crate::tensor::CallTensors;
+use crate::shape_inference::infer_shape;
 use crate::unwind::guard;
 use crate::workers::Pool;
 

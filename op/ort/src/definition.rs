@@ -3,10 +3,10 @@
 use kvcache_op::{ElementType, Workers};
 use kvcache_schema::multi_head_attention;
 
+use crate::call_tensors::CallTensors;
 use crate::error::Error;
-use crate::infer::InferShape;
 use crate::node::Node;
-use crate::tensor::CallTensors;
+use crate::shape_inference::InferShape;
 
 /// One operator of the library. `operators` has the list of them; all else works for any operator of the list.
 #[derive(Debug)]

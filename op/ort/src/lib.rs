@@ -78,19 +78,19 @@
 //!   outer scope, so that one is not refused there.
 
 mod api_1_24;
-mod attributes;
+mod call_tensors;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod definition;
 mod error;
-mod infer;
 mod node;
+mod node_attributes;
 mod node_types;
 mod operators;
 mod register;
 mod runtime;
-mod tensor;
+mod shape_inference;
 mod unwind;
 mod workers;
 

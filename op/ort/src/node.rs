@@ -8,9 +8,9 @@ use ort::sys::{ONNXTensorElementDataType, OrtTypeInfo};
 use ort::value::{DynTensorValueType, TensorElementType};
 use ort::{AsPointer, ortsys};
 
-use crate::attributes::{self, NodeAttributes};
 use crate::definition::{Role, Signature};
 use crate::error::Error;
+use crate::node_attributes::{self, NodeAttributes};
 use crate::node_types::{NodeTypes, element_type};
 
 /// A node for which a kernel is being made, on any provider.
@@ -54,7 +54,7 @@ impl<'a> Node<'a> {
     /// # Errors
     /// If an attribute is there with another type than integer.
     pub(crate) fn attributes<A: NodeAttributes>(&self) -> Result<A, Error> {
-        attributes::of_kernel(self.context)
+        node_attributes::of_kernel(self.context)
     }
 
     /// The type of its input at `index`, which is not optional, or which it has.

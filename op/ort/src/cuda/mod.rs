@@ -1,9 +1,9 @@
 //! The operators on ONNX Runtime's CUDA execution provider.
 
-mod memory;
+mod cuda_operator;
+mod device_tensors;
 mod nodes;
-mod operator;
-mod tensor;
+mod place;
 
-pub(crate) use memory::is_emulated;
-pub(crate) use operator::CudaOperator;
+pub(crate) use cuda_operator::CudaOperator;
+pub(crate) use place::is_emulated;

@@ -4,7 +4,8 @@ use kvcache_op::cuda::cudarc::driver::CudaStream;
 use kvcache_op::cuda::cudarc::driver::sys::CUstream;
 use kvcache_op::cuda::{Cuda, DeviceAttentionInputs, DeviceOutputs};
 
-use super::tensor::DeviceTensors;
+use super::device_tensors::DeviceTensors;
+use crate::call_tensors::Tensors;
 use crate::definition::Definition;
 use crate::error::Error;
 use crate::node::Node;
@@ -13,7 +14,6 @@ use crate::operators::{
     MultiHeadCacheAttentionNode, STATIC_KEY_VALUE_CACHE, StaticKeyValueCacheNode, multi_head_attention as packed,
     multi_head_cache_attention as cached,
 };
-use crate::tensor::Tensors;
 
 /// A node that computes on a device.
 pub(crate) trait DeviceCompute: Send + Sync {

@@ -4,11 +4,11 @@ use kvcache_op::{AttentionAttributes, AttentionInputs, Dim, MultiHeadAttention, 
 use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_attention::{INPUTS, NAME, OUTPUTS};
 
+use crate::call_tensors::{CallTensors, Tensors};
 use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
-use crate::infer::Inference;
 use crate::node::Node;
-use crate::tensor::{CallTensors, Tensors};
+use crate::shape_inference::Inference;
 
 pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
     signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },

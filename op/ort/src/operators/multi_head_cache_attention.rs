@@ -5,11 +5,11 @@ use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_cache_attention::{INPUTS, NAME, OUTPUTS};
 
 use super::key_value_cache::StorePositions;
+use crate::call_tensors::{CallTensors, Tensors};
 use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
-use crate::infer::Inference;
 use crate::node::Node;
-use crate::tensor::{CallTensors, Tensors};
+use crate::shape_inference::Inference;
 
 pub(crate) static MULTI_HEAD_CACHE_ATTENTION: Definition = Definition {
     signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },

@@ -3,11 +3,11 @@
 use kvcache_op::{Dim, Outputs, StaticAttributes, StaticInputDims, StaticInputs, StaticKeyValueCache, Workers};
 use kvcache_schema::static_key_value_cache::{DOMAINS, INPUTS, NAME, OUTPUTS};
 
+use crate::call_tensors::{CallTensors, Tensors};
 use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
-use crate::infer::Inference;
 use crate::node::Node;
-use crate::tensor::{CallTensors, Tensors};
+use crate::shape_inference::Inference;
 
 pub(crate) static STATIC_KEY_VALUE_CACHE: Definition = Definition {
     signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },

@@ -6,9 +6,9 @@ use kvcache_op::Dim;
 use ort::operator::ShapeInferenceContext;
 use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
-use crate::attributes::{self, NodeAttributes};
 use crate::definition::Signature;
 use crate::error::Error;
+use crate::node_attributes::{self, NodeAttributes};
 
 /// A node whose outputs' shape is asked for.
 pub(crate) struct Inference<'a> {
@@ -19,7 +19,7 @@ pub(crate) struct Inference<'a> {
 impl Inference<'_> {
     /// Its attributes; absent and unreadable ones have their defaults.
     pub(crate) fn attributes<A: NodeAttributes>(&self) -> A {
-        attributes::of_inference(self.context)
+        node_attributes::of_inference(self.context)
     }
 
     /// The shape of its input at `index`, if its rank is known.

@@ -4,11 +4,11 @@ use kvcache_op::TensorRef;
 use kvcache_op::cuda::{DeviceMut, DeviceRef};
 use ort::operator::ComputeContext;
 
-use super::memory::Place;
+use super::place::Place;
+use crate::call_tensors::{CallTensors, Tensors, address};
 use crate::definition::Signature;
 use crate::error::Error;
 use crate::node_types::NodeTypes;
-use crate::tensor::{CallTensors, Tensors, address};
 
 /// The tensors of one call on the CUDA provider, by their positions in the node: [`CallTensors`] of which each is
 /// checked to lie where it must.

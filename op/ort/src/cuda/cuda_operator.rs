@@ -9,9 +9,9 @@ use ort::operator::{
     ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput, ShapeInferenceContext,
 };
 
-use super::memory::is_emulated;
+use super::device_tensors::DeviceTensors;
 use super::nodes::{DeviceCompute, OnDevice, is_on_host, on_device};
-use super::tensor::DeviceTensors;
+use super::place::is_emulated;
 use crate::cpu::TypedOperator;
 use crate::definition::Definition;
 use crate::error::Error;
