@@ -4,11 +4,11 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device_attention;
-mod elements;
 mod masking;
 mod problem;
 mod reference;
 mod rows;
+mod tensor_bytes;
 mod tensors;
 
 pub use cpu::AttentionCpu;

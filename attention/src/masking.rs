@@ -1,8 +1,8 @@
 //! Which keys a query sees, and what is added to its scores.
 
+use kvcache_kernels::read_floats;
 use kvcache_schema::ElementType;
 
-use crate::elements::numbers;
 use crate::problem::{AttentionGeometry, Mask};
 
 /// How many keys, the first of sequence `b`, the query `i` of `n` may see of `m`: all, or, under a causal mask or
@@ -41,7 +41,7 @@ impl<'a> MaskRows<'a> {
         let plane = if self.mask.per_head { h } else { 0 };
         let at = (plane * self.rows + token) * self.mask.width + start;
         let size = self.t1.bits() / 8;
-        numbers(&self.bytes[at * size..][..values.len() * size], self.t1, values);
+        read_floats(self.t1, &self.bytes[at * size..], values);
     }
 }
 

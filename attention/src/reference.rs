@@ -2,11 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-use half::f16;
-use kvcache_kernels::Workers;
+use bytemuck::bytes_of;
+use kvcache_kernels::{Workers, float_type, read_floats};
 use kvcache_schema::ElementType;
+use kvcache_simd::Float;
 
-use crate::elements::numbers;
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionKernel, AttentionProblem, RaggedRows};
 use crate::rows::{Row, Rows};
@@ -44,7 +44,7 @@ impl AttentionKernel for AttentionReference {
                 let visible = visible_keys(&geometry, b, n, m, i);
                 for (h, slope) in slopes.iter().enumerate() {
                     let at = (token * num_heads + h) * head_len;
-                    numbers(&query[at..][..head_len], t1, &mut q);
+                    read_floats(t1, &query[at..][..head_len], &mut q);
                     let mut bias = vec![0.0; visible];
                     if let Some(mask) = &mask {
                         mask.read(h, token, keys.start, &mut bias);
@@ -103,16 +103,9 @@ fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [
 
 /// Writes numbers, rounded to T1.
 fn write(values: &[f32], t1: ElementType, output: &mut [MaybeUninit<u8>]) {
-    match t1 {
-        ElementType::Float16 => {
-            for (bytes, &x) in output.as_chunks_mut().0.iter_mut().zip(values) {
-                *bytes = f16::from_f32(x).to_ne_bytes().map(MaybeUninit::new);
-            }
+    float_type!(t1, T => {
+        for (bytes, &x) in output.chunks_exact_mut(size_of::<T>()).zip(values) {
+            bytes.write_copy_of_slice(bytes_of(&<T as Float>::from_f32(x)));
         }
-        _ => {
-            for (bytes, &x) in output.as_chunks_mut().0.iter_mut().zip(values) {
-                *bytes = x.to_ne_bytes().map(MaybeUninit::new);
-            }
-        }
-    }
+    });
 }

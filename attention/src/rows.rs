@@ -2,13 +2,14 @@
 
 use std::ptr::NonNull;
 
-use half::f16;
-use kvcache_kernels::quantize::{Float, HeadCodec};
-use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice};
+use bytemuck::pod_read_unaligned;
+use kvcache_kernels::quantize::HeadCodec;
+use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice, float_type, read_floats};
 use kvcache_schema::ElementType;
+use kvcache_simd::Float;
 
-use crate::elements::{bytes, numbers};
 use crate::problem::{AttentionProblem, Keys};
+use crate::tensor_bytes::bytes;
 
 /// The keys and values of a call.
 pub(crate) struct Rows<'a> {
@@ -93,19 +94,17 @@ impl<'a> Rows<'a> {
         match source {
             Source::Packed(rows) => {
                 let len = cells.len();
-                numbers(&rows[kv][((start + t) * *num_kv_heads + h) * len..][..len], *t1, values);
+                read_floats(*t1, &rows[kv][((start + t) * *num_kv_heads + h) * len..][..len], values);
             }
             Source::Cache { cache, scale, layer, addressing, t2, quant } => {
                 let (cache_at, scale_at) = layer.head(addressing.slot(b, t), kv, h);
                 cache.read(cache_at, cells);
                 scale.read(scale_at, scales);
                 match quant {
-                    None => numbers(cells, *t2, values),
+                    None => read_floats(*t2, cells, values),
                     Some(quant) => dequantize(*quant, cells, scales, values),
                 }
-                if *t1 == ElementType::Float16 {
-                    values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
-                }
+                float_type!(*t1, T => <T as Float>::round_slice(values));
             }
         }
     }
@@ -124,18 +123,9 @@ fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
 
 /// The values of a head of codes, rounded to T3, which float32 holds exactly.
 fn dequantize(quant: Quant, codes: &[u8], scales: &[u8], values: &mut [f32]) {
-    fn decode<T3: Float, const N: usize>(
-        quant: Quant,
-        codes: &[u8],
-        scales: &[u8],
-        values: &mut [f32],
-        of: fn([u8; N]) -> T3,
-    ) {
-        let scales: Vec<T3> = scales.as_chunks().0.iter().map(|&bytes| of(bytes)).collect();
-        HeadCodec { bits: quant.bits, group: quant.group }.decode(codes, &scales, values);
-    }
-    match quant.t3 {
-        ElementType::Float16 => decode(quant, codes, scales, values, f16::from_ne_bytes),
-        _ => decode(quant, codes, scales, values, f32::from_ne_bytes),
-    }
+    let codec = HeadCodec { bits: quant.bits, group: quant.group };
+    float_type!(quant.t3, T => {
+        let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
+        codec.decode(codes, &scales, values);
+    });
 }

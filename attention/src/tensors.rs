@@ -1,9 +1,9 @@
 //! A call's tensors as bytes whose bounds are checked.
 
-use crate::elements::bytes;
 use crate::masking::MaskRows;
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem};
 use crate::rows::Rows;
+use crate::tensor_bytes::bytes;
 
 /// A problem whose tensors are bytes that are checked against their length.
 pub(crate) struct Tensors<'a> {

@@ -30,7 +30,7 @@ impl<'a> KeyRotation<'a> {
         rope: &'a Rope,
     ) -> Result<Self, RowsError> {
         let (t2, quant) = (rows.t2(), rows.quant());
-        if quant.is_none() && !matches!(t2, ElementType::Float32 | ElementType::Float16) {
+        if quant.is_none() && !t2.is_float() {
             return Err(RowsError::KeyType { t2 });
         }
         rope.check(rows.dims().inner)?;

@@ -7,6 +7,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device_problem;
+mod float_type;
 mod key_rotation;
 mod problem;
 pub mod quantize;
@@ -22,6 +23,7 @@ pub use cache_bytes::{CacheBytes, TensorBytes};
 pub use cache_rows::{CacheRows, RowCopy};
 pub use cpu::{Cpu, LoadedRows, RowLoader};
 pub use device_problem::{DeviceProblem, DeviceStores, Pages};
+pub use float_type::{read_floats, write_floats};
 pub use kvcache_simd::InstructionSet;
 pub use problem::{Geometry, Indices, Kernel, Outputs, Pointers, Problem, Quant, Sequence, Stores};
 pub use reference::Reference;

@@ -30,6 +30,11 @@ impl ElementType {
     /// Legal types of `scale`.
     pub const T3: [Self; 2] = [Self::Float32, Self::Float16];
 
+    /// Whether the elements are floats.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::Float32 | Self::Float16)
+    }
+
     /// The width of an element in bits.
     pub const fn bits(self) -> usize {
         match self {

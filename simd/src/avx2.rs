@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use crate::register::{Function, Outlined, Simd};
+use crate::outline::{Function, Outlined};
+use crate::simd::Simd;
 
 /// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]

@@ -4,8 +4,9 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
+use crate::outline::{Function, Outlined};
 use crate::prefetch::{prefetch_l1, prefetch_l2};
-use crate::register::{Function, Outlined, Simd};
+use crate::simd::Simd;
 
 /// AVX-512 F, BW, DQ and VL, FMA and F16C; with `NATIVE_F16` also AVX512-FP16.
 #[derive(Debug, Clone, Copy)]

@@ -2,11 +2,12 @@
 //!
 //! A type needs its rounding alone; what is written for one beside that is faster.
 
+use bytemuck::Pod;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use num_traits::AsPrimitive;
 
-use crate::register::{MOST_LANES, Simd};
+use crate::simd::{MOST_LANES, Simd};
 
 mod sealed {
     pub trait Sealed {}
@@ -22,7 +23,7 @@ const BUFFER: usize = 128;
 ///
 /// # Safety
 /// The conditions of functions over registers are those of [`Simd`].
-pub trait Float: AsPrimitive<f32> + Default + sealed::Sealed {
+pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     /// Whether this is float16.
     const IS_F16: bool = false;
 
@@ -128,6 +129,7 @@ pub trait Float: AsPrimitive<f32> + Default + sealed::Sealed {
 // SAFETY of every block: the function's own conditions are those of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for f32 {
+    #[inline]
     fn from_f32(x: f32) -> Self {
         x
     }
@@ -163,6 +165,7 @@ impl Float for f32 {
 impl Float for f16 {
     const IS_F16: bool = true;
 
+    #[inline]
     fn from_f32(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -207,5 +210,79 @@ impl Float for f16 {
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
         unsafe { S::round_f16(x) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::marker::PhantomData;
+
+    use half::bf16;
+
+    use super::*;
+    use crate::{Function, InstructionSet, Portable};
+
+    impl sealed::Sealed for bf16 {}
+
+    /// A type with its rounding alone.
+    impl Float for bf16 {
+        fn from_f32(x: f32) -> Self {
+            Self::from_f32(x)
+        }
+    }
+
+    /// Rounds fewer values than a register has, or as many, in a register and through memory.
+    struct Rounded<T>(PhantomData<T>);
+
+    impl<S: Simd, T: Float> Function<S> for Rounded<T> {
+        type Arguments<'a> = &'a [f32];
+        type Output = [[f32; MOST_LANES]; 2];
+
+        unsafe fn run(values: &&[f32]) -> Self::Output {
+            let mut stored = [T::default(); MOST_LANES];
+            let mut rounded = [[0.0; MOST_LANES]; 2];
+            // SAFETY: the arrays have a register's lanes; there are values.len() <= LANES values.
+            unsafe {
+                let x = S::read_some_f32(values.as_ptr(), values.len());
+                S::write_f32(rounded[0].as_mut_ptr(), T::round::<S>(x));
+                T::write_some::<S>(stored.as_mut_ptr(), x, values.len());
+                S::write_f32(rounded[1].as_mut_ptr(), T::read_some::<S>(stored.as_ptr(), values.len()));
+            }
+            rounded
+        }
+    }
+
+    fn check<S: Simd, T: Float>() {
+        for n in 1..=S::LANES {
+            let values: Vec<f32> = (0..n).map(|i| (i as f32 - 5.5) / 3.0 * 10f32.powi(i as i32 - 8)).collect();
+            let mut expected = [0.0; MOST_LANES];
+            for (expected, &x) in expected.iter_mut().zip(&values) {
+                *expected = T::from_f32(x).as_();
+            }
+            // SAFETY: the instruction set is supported, checked by the caller.
+            let rounded = unsafe { S::outlined::<Rounded<T>>()(&values.as_slice()) };
+            assert_eq!(rounded, [expected; 2], "{n} of {} lanes", S::LANES);
+        }
+    }
+
+    fn check_types<S: Simd>(instructions: InstructionSet) {
+        if instructions.is_supported() {
+            check::<S, f32>();
+            check::<S, f16>();
+            check::<S, bf16>();
+        }
+    }
+
+    #[test]
+    fn registers_round_as_single_values_do() {
+        check_types::<Portable>(InstructionSet::Portable);
+        #[cfg(target_arch = "x86_64")]
+        {
+            check_types::<crate::Avx2>(InstructionSet::Avx2);
+            check_types::<crate::Avx512<false>>(InstructionSet::Avx512);
+            check_types::<crate::Avx512<true>>(InstructionSet::Avx512Fp16);
+        }
+        #[cfg(target_arch = "aarch64")]
+        check_types::<crate::Neon>(InstructionSet::Neon);
     }
 }

@@ -8,9 +8,10 @@ mod float;
 mod instruction_set;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod outline;
 mod portable;
 mod prefetch;
-mod register;
+mod simd;
 mod vendor;
 
 #[cfg(target_arch = "x86_64")]
@@ -21,7 +22,8 @@ pub use float::Float;
 pub use instruction_set::InstructionSet;
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
+pub use outline::{Function, Outlined};
 pub use portable::Portable;
 pub use prefetch::{LINE, prefetch_l1, prefetch_l2};
-pub use register::{Function, MOST_LANES, Outlined, Simd};
+pub use simd::{MOST_LANES, Simd};
 pub use vendor::is_amd;

@@ -7,7 +7,8 @@ use std::arch::aarch64::*;
 
 use half::f16;
 
-use crate::register::{Function, Outlined, Simd};
+use crate::outline::{Function, Outlined};
+use crate::simd::Simd;
 
 /// NEON, of little-endian machines. It streams nothing: there are non-temporal stores of pairs of registers alone, and
 /// no instruction that orders them but barriers of all memory.

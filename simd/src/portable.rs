@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use crate::register::{Function, Outlined, Simd};
+use crate::outline::{Function, Outlined};
+use crate::simd::Simd;
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]

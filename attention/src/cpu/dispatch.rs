@@ -1,6 +1,6 @@
 //! Which functions a call gets: those of an instruction set, for the call's types.
 
-use half::f16;
+use kvcache_kernels::float_type;
 use kvcache_schema::ElementType::{self, Float16, Float32};
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
@@ -9,7 +9,7 @@ use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Portable};
 
 use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
-use super::generic::panel::{Pack, PackFloats, PackHalves};
+use super::generic::panel::{Pack, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
 use super::generic::qk_panels::{PanelScores, QkPanels};
@@ -44,7 +44,7 @@ pub(crate) struct Functions {
     pub(crate) pack_keys: PackFunction,
     pub(crate) read_rows: ReadFunction,
     pub(crate) qk_panels: unsafe fn(&PanelScores),
-    /// QkPanels of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
+    /// QK scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
     /// element is converted once.
     pub(crate) qk_rows: Option<QkRowsFunction>,
     pub(crate) softmax: for<'a> unsafe fn(&Block<'a>) -> Hidden,
@@ -100,7 +100,7 @@ pub(crate) fn code_functions(
                     _ => in_registers::<Avx512<false>, ScaledInt8<false>>(group_bits),
                 })
             }
-            (InstructionSet::Avx512, (_, Int8, Some(Float16))) => {
+            (InstructionSet::Avx512, (Float32 | Float16, Int8, Some(Float16))) => {
                 Some(in_registers::<Avx512<false>, ScaledInt8<true>>(group_bits))
             }
             _ => None,
@@ -117,50 +117,23 @@ fn in_registers<S: Tiles, V: Stored<S>>(group_bits: u32) -> CodeFunctions {
     CodeFunctions { qk_rows, pv_rows: S::outlined::<PvRows<V>>(), group_bits }
 }
 
-/// The functions that read keys and values.
-#[derive(Clone, Copy)]
-struct Readers {
-    pack_keys: PackFunction,
-    qk_rows: Option<QkRowsFunction>,
-    read_rows: ReadFunction,
-    pv_rows: PvRowsFunction,
-}
-
-/// The one match on a call's types.
+/// The functions for T1 and the floats that rows are read as.
 fn for_types<S: Tiles>(t1: ElementType, floats: ElementType) -> Functions {
-    let readers = match floats {
-        Float32 => Readers {
-            pack_keys: S::outlined::<PackFloats>(),
-            qk_rows: Some(S::outlined::<QkRows<f32>>()),
-            read_rows: S::outlined::<ReadRows<f32>>(),
-            pv_rows: S::outlined::<PvRows<f32>>(),
-        },
-        Float16 => Readers {
-            pack_keys: S::outlined::<PackHalves>(),
-            qk_rows: S::CONVERTS_F16.then_some(S::outlined::<QkRows<f16>>()),
-            read_rows: S::outlined::<ReadRows<f16>>(),
-            pv_rows: S::outlined::<PvRows<f16>>(),
-        },
-        floats => unreachable!("{floats} is no float"),
-    };
-    match t1 {
-        Float16 => for_t1::<S, f16>(readers),
-        _ => for_t1::<S, f32>(readers),
-    }
+    float_type!(t1, T1 => float_type!(floats, E => for_floats::<S, T1, E>()))
 }
 
-fn for_t1<S: Tiles, T1: Float>(readers: Readers) -> Functions {
+fn for_floats<S: Tiles, T1: Float, E: Float>() -> Functions {
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
-        pack_keys: readers.pack_keys,
-        read_rows: readers.read_rows,
+        pack_keys: S::outlined::<PackKeys<E>>(),
+        read_rows: S::outlined::<ReadRows<E>>(),
         qk_panels: S::outlined::<QkPanels>(),
-        qk_rows: readers.qk_rows,
+        qk_rows: (size_of::<E>() == size_of::<f32>() || S::CONVERTS_F16).then_some(S::outlined::<QkRows<E>>()),
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
         pv_rows: S::outlined::<PvRows<f32>>(),
-        pv_rows_in_place: readers.pv_rows,
+        pv_rows_in_place: S::outlined::<PvRows<E>>(),
         pack_values: S::outlined::<PackValues>(),
         pv_panels: S::outlined::<PvPanels>(),
         merge: S::outlined::<Merge>(),

@@ -2,9 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use half::f16;
 use kvcache_kernels::RowLoader;
-use kvcache_schema::ElementType::{Float16, Float32};
+use kvcache_schema::ElementType::Float32;
 use kvcache_simd::InstructionSet;
 
 use super::dispatch::{CodeFunctions, Functions, QkRowsFunction, code_functions, functions};
@@ -78,12 +77,12 @@ impl<'a> Call<'a> {
                 ((t1, stored.t2, stored.quant.map(|quant| quant.t3)), group)
             }
         };
-        // The floats that rows are read as: every number that `KeyValueCache` gives is one. Its two roundings, of the
-        // product of code and scale to T3 and of the value to T1, are one to float16 where either type is float16.
+        // The floats that rows are read as: every number that `KeyValueCache` gives is one. Of its two roundings, of the
+        // product of code and scale to T3 and of the value to T1, the second changes nothing where T1 is float32.
         let (floats, loader) = match types {
-            (_, Float16, _) | (Float32, Float32, _) => (types.1, None),
+            (t1, t2, None) if t1 == Float32 || t1 == t2 => (t2, None),
             (t1, t2, t3) => {
-                let floats = if t1 == Float16 || t3 == Some(Float16) { Float16 } else { Float32 };
+                let floats = t3.filter(|_| t1 == Float32).unwrap_or(t1);
                 (floats, RowLoader::new(instructions, (floats, t2, t3), head_dim, group))
             }
         };
@@ -91,7 +90,7 @@ impl<'a> Call<'a> {
         let width = head_dim.next_multiple_of(functions.lanes);
         let whole = head_dim.is_multiple_of(functions.lanes);
         let each = |bytes: usize| std::array::from_fn(|t| t * width * bytes);
-        let float_bytes = if floats == Float16 { size_of::<f16>() } else { size_of::<f32>() };
+        let float_bytes = floats.bits() / 8;
         Self {
             geometry,
             indices: problem.indices(),

@@ -1,12 +1,11 @@
 //! Plain Rust: tiles of registers of eight float32.
 
-use half::f16;
-use kvcache_simd::Portable;
+use kvcache_simd::{Portable, Simd};
 
 use super::generic::tiles::{HALVES, Registers, Tiles};
 
 /// Float32 values in a register.
-const LANES: usize = 8;
+const LANES: usize = Portable::LANES;
 
 // SAFETY of every block: pointers are valid for a register (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
@@ -21,9 +20,7 @@ impl Tiles for Portable {
     unsafe fn if_less(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
         let mut lanes = otherwise;
         for (i, lane) in lanes.iter_mut().enumerate() {
-            if a[i] < b[i] {
-                *lane = then[i];
-            }
+            *lane = if a[i] < b[i] { then[i] } else { *lane };
         }
         lanes
     }
@@ -88,10 +85,10 @@ impl Tiles for Portable {
     }
 
     #[inline(always)]
-    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize) {
         unsafe {
             for r in 0..Self::HALF_ROWS {
-                let row = from.add(*offsets.add(r)).cast::<[f16; HALVES]>().read_unaligned();
+                let row = from.add(*offsets.add(r)).cast::<[u16; HALVES]>().read_unaligned();
                 for (i, x) in row.into_iter().enumerate() {
                     to.add(i * step + r).write(x);
                 }

@@ -3,8 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use half::f16;
-use kvcache_schema::ElementType::{self, Float16, Float32, Int4 as I4, Int8 as I8};
+use kvcache_schema::ElementType;
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -17,11 +16,12 @@ use super::generic::codes::{Codes, LONG, ODD};
 use super::generic::convert::{LoadConverted, StoreConverted};
 use super::generic::copy::{CopyRows, StreamRows};
 use super::generic::dequantize::LoadQuantized;
-use super::generic::group::{CodeLanes, GroupFloats};
+use super::generic::group::CodeLanes;
 use super::generic::quantize::StoreQuantized;
 use super::generic::rotate::RotateHeads;
 use super::portable;
 use super::tiling::Tuning;
+use crate::float_type;
 
 /// The row functions of an instruction set for these types (T1, T2, T3) and groups of so many elements.
 ///
@@ -50,21 +50,18 @@ pub(crate) fn tuning() -> Tuning {
     *TUNING.get_or_init(|| if is_amd() { Tuning::AMD } else { Tuning::INTEL })
 }
 
-/// The one match on a call's types.
-fn for_types<I: Implementation>(types: (ElementType, ElementType, Option<ElementType>), group: usize) -> RowFunctions {
-    let conversion = match types {
-        (Float32, Float32, None) | (Float16, Float16, None) | (I8, I8, None) => Conversion::None,
-        (Float32, Float16, None) => I::converted::<f32, f16>(),
-        (Float16, Float32, None) => I::converted::<f16, f32>(),
-        (Float32, I8, Some(Float32)) => I::quantized::<Int8, f32, f32>(group),
-        (Float32, I8, Some(Float16)) => I::quantized::<Int8, f32, f16>(group),
-        (Float16, I8, Some(Float32)) => I::quantized::<Int8, f16, f32>(group),
-        (Float16, I8, Some(Float16)) => I::quantized::<Int8, f16, f16>(group),
-        (Float32, I4, Some(Float32)) => I::quantized::<Int4, f32, f32>(group),
-        (Float32, I4, Some(Float16)) => I::quantized::<Int4, f32, f16>(group),
-        (Float16, I4, Some(Float32)) => I::quantized::<Int4, f16, f32>(group),
-        (Float16, I4, Some(Float16)) => I::quantized::<Int4, f16, f16>(group),
-        types => unreachable!("a problem has a legal combination of types, not {types:?}"),
+/// The row functions for a call's types.
+fn for_types<I: Implementation>(
+    (t1, t2, t3): (ElementType, ElementType, Option<ElementType>),
+    group: usize,
+) -> RowFunctions {
+    let conversion = match (t2, t3) {
+        _ if t1 == t2 => Conversion::None,
+        (_, None) => float_type!(t1, V => float_type!(t2, C => I::converted::<V, C>())),
+        (ElementType::Int4, Some(t3)) => {
+            float_type!(t1, V => float_type!(t3, T => I::quantized::<Int4, V, T>(group)))
+        }
+        (_, Some(t3)) => float_type!(t1, V => float_type!(t3, T => I::quantized::<Int8, V, T>(group))),
     };
     RowFunctions { conversion, ..I::copies() }
 }
@@ -78,7 +75,7 @@ trait Implementation {
     fn converted<V: Float, C: Float>() -> Conversion;
 
     /// Those of values V as codes Q with scales T.
-    fn quantized<Q: CodeLanes, V: GroupFloats, T: Float>(group: usize) -> Conversion;
+    fn quantized<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion;
 }
 
 /// Plain Rust: it has no non-temporal stores.
@@ -97,7 +94,7 @@ impl Implementation for Portable {
         }
     }
 
-    fn quantized<Q: CodeLanes, V: GroupFloats, T: Float>(_: usize) -> Conversion {
+    fn quantized<Q: CodeLanes, V: Float, T: Float>(_: usize) -> Conversion {
         Conversion::Quantized {
             store: portable::store_quantized::<Q, V, T>,
             load: Stores::same(portable::load_quantized::<Q, V, T> as RowsFunction),
@@ -128,7 +125,7 @@ impl<S: Codes> Implementation for Vector<S> {
         }
     }
 
-    fn quantized<Q: CodeLanes, V: GroupFloats, T: Float>(group: usize) -> Conversion {
+    fn quantized<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion {
         match group {
             1 => grouped::<S, Q, V, T, 1>(),
             2 => grouped::<S, Q, V, T, 2>(),
@@ -145,7 +142,7 @@ impl<S: Codes> Implementation for Vector<S> {
 }
 
 /// The functions for groups of `GROUP` elements, which the compiler knows if they are common.
-fn grouped<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize>() -> Conversion {
+fn grouped<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize>() -> Conversion {
     Conversion::Quantized {
         store: S::outlined::<StoreQuantized<Q, V, T, GROUP>>(),
         load: Stores {

@@ -3,11 +3,11 @@
 
 use std::mem::MaybeUninit;
 
-use half::f16;
-use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
+use kvcache_schema::ElementType::Int8;
 
 use crate::cache_bytes::CacheBytes;
-use crate::problem::{Geometry, Kernel, Outputs, Problem, Quant, Stores, Tensors};
+use crate::float_type;
+use crate::problem::{Kernel, Outputs, Problem, Quant, Stores, Tensors};
 use crate::quantize::{Float, HeadCodec};
 use crate::workers::Workers;
 
@@ -33,22 +33,17 @@ impl Kernel for Reference {
 /// Stores, or loads to `outputs`, by the types of the call: `run::<T1, T2, T3>`, with T2 `u8` for codes, and with how a
 /// head is kept.
 fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
-    let Geometry { t1, t2, quant, .. } = *stores.geometry();
-    let t3 = quant.map(|quant| quant.t3);
-    let codec = quant.map(|Quant { bits, group, .. }| HeadCodec { bits, group });
-    // SAFETY: each arm has the types that it matches; outputs are those of a `Problem` with these stores.
+    let (t1, t2, quant) = (stores.geometry().t1, stores.geometry().t2, stores.geometry().quant);
+    // SAFETY: each arm has the types of the call; outputs are those of a `Problem` with these stores.
     unsafe {
-        match (t1, t2, t3, codec) {
-            (Float32, Float32, None, None) => run::<f32, f32, ()>(stores, outputs, &Assigned),
-            (Float32, Float16, None, None) => run::<f32, f16, ()>(stores, outputs, &Assigned),
-            (Float16, Float32, None, None) => run::<f16, f32, ()>(stores, outputs, &Assigned),
-            (Float16, Float16, None, None) => run::<f16, f16, ()>(stores, outputs, &Assigned),
-            (Int8, Int8, None, None) => run::<i8, i8, ()>(stores, outputs, &Assigned),
-            (Float32, Int8 | Int4, Some(Float32), Some(codec)) => run::<f32, u8, f32>(stores, outputs, &codec),
-            (Float32, Int8 | Int4, Some(Float16), Some(codec)) => run::<f32, u8, f16>(stores, outputs, &codec),
-            (Float16, Int8 | Int4, Some(Float32), Some(codec)) => run::<f16, u8, f32>(stores, outputs, &codec),
-            (Float16, Int8 | Int4, Some(Float16), Some(codec)) => run::<f16, u8, f16>(stores, outputs, &codec),
-            types => unreachable!("a problem has a legal combination of types, not {types:?}"),
+        match quant {
+            None if (t1, t2) == (Int8, Int8) => run::<i8, i8, ()>(stores, outputs, &Assigned),
+            None if t1 == t2 => float_type!(t1, V => run::<V, V, ()>(stores, outputs, &Assigned)),
+            None => float_type!(t1, V => float_type!(t2, C => run::<V, C, ()>(stores, outputs, &Cast))),
+            Some(Quant { bits, group, t3, .. }) => {
+                let codec = HeadCodec { bits, group };
+                float_type!(t1, V => float_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
+            }
         }
     }
 }
@@ -156,19 +151,32 @@ fn load<V, C, S>(
     }
 }
 
-/// `quant_bit` 0: the values themselves, assigned where the cache has another float type.
+/// `quant_bit` 0, in a cache of the values' type: the values themselves.
 struct Assigned;
 
-impl<V: Assign<C> + Copy, C: Assign<V> + Copy> Format<V, C, ()> for Assigned {
+impl<V: Copy> Format<V, V, ()> for Assigned {
+    fn store(&self, values: &[V], cells: &mut [V], _: &mut [()]) {
+        cells.copy_from_slice(values);
+    }
+
+    fn load(&self, cells: &[V], _: &[()], values: &mut [V]) {
+        values.copy_from_slice(cells);
+    }
+}
+
+/// `quant_bit` 0, in a cache of another float type: each value rounded to the other type, to nearest, ties to even.
+struct Cast;
+
+impl<V: Float, C: Float> Format<V, C, ()> for Cast {
     fn store(&self, values: &[V], cells: &mut [C], _: &mut [()]) {
         for (cell, &x) in cells.iter_mut().zip(values) {
-            *cell = x.assign();
+            *cell = C::from_f32(x.as_());
         }
     }
 
     fn load(&self, cells: &[C], _: &[()], values: &mut [V]) {
         for (x, &cell) in values.iter_mut().zip(cells) {
-            *x = cell.assign();
+            *x = V::from_f32(cell.as_());
         }
     }
 }
@@ -181,28 +189,5 @@ impl<V: Float, S: Float> Format<V, u8, S> for HeadCodec {
 
     fn load(&self, codes: &[u8], scales: &[S], values: &mut [V]) {
         self.decode(codes, scales, values);
-    }
-}
-
-/// An assignment between tensors of these types: to nearest, ties to even.
-trait Assign<To> {
-    fn assign(self) -> To;
-}
-
-impl<T> Assign<T> for T {
-    fn assign(self) -> T {
-        self
-    }
-}
-
-impl Assign<f16> for f32 {
-    fn assign(self) -> f16 {
-        f16::from_f32(self)
-    }
-}
-
-impl Assign<f32> for f16 {
-    fn assign(self) -> f32 {
-        self.to_f32()
     }
 }

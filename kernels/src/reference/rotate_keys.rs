@@ -1,12 +1,13 @@
 //! Rotates keys, head by head.
 
-use half::f16;
-use kvcache_schema::ElementType;
+use bytemuck::{cast_slice, pod_read_unaligned};
 
 use super::kernel::Reference;
 use crate::cache_rows::{CacheRows, RowQuant};
+use crate::float_type;
+use crate::float_type::{read_floats, write_floats};
 use crate::key_rotation::KeyRotation;
-use crate::quantize::{Float, HeadCodec};
+use crate::quantize::HeadCodec;
 use crate::rotary::{Rope, Rotation};
 use crate::rows_error::RowsError;
 
@@ -47,54 +48,24 @@ impl Reference {
 
 /// The values of a head.
 fn load(rows: &CacheRows, cells: &[u8], scales: &[u8], values: &mut [f32]) {
-    match (rows.t2(), rows.quant()) {
-        (ElementType::Float32, _) => values.copy_from_slice(&read(cells, f32::from_ne_bytes)),
-        (ElementType::Float16, _) => {
-            let numbers = read(cells, f16::from_ne_bytes);
-            values.iter_mut().zip(numbers).for_each(|(value, number)| *value = number.to_f32());
-        }
-        (_, Some(RowQuant { bits, group, t3: ElementType::Float16 })) => {
-            HeadCodec { bits, group }.decode(cells, &read(scales, f16::from_ne_bytes), values);
-        }
-        (_, Some(RowQuant { bits, group, .. })) => {
-            HeadCodec { bits, group }.decode(cells, &read(scales, f32::from_ne_bytes), values);
-        }
-        (t2, None) => unreachable!("KeyRotation has no {t2} without scales"),
+    match rows.quant() {
+        None => read_floats(rows.t2(), cells, values),
+        Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
+            let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
+            HeadCodec { bits, group }.decode(cells, &scales, values);
+        }),
     }
 }
 
 /// Stores the values of a head of which `n_rot` have changed. Codes share scales, so all change with these; float
 /// elements that are not rotated keep their bytes.
 fn store(rows: &CacheRows, cells: &mut [u8], scales: &mut [u8], values: &[f32], n_rot: usize) {
-    match (rows.t2(), rows.quant()) {
-        (ElementType::Float32, _) => write(&values[..n_rot], cells, f32::to_ne_bytes),
-        (ElementType::Float16, _) => {
-            let numbers: Vec<_> = values[..n_rot].iter().map(|&value| f16::from_f32(value)).collect();
-            write(&numbers, cells, f16::to_ne_bytes);
-        }
-        (_, Some(RowQuant { bits, group, t3: ElementType::Float16 })) => {
-            write(&encode::<f16>(HeadCodec { bits, group }, values, cells), scales, f16::to_ne_bytes);
-        }
-        (_, Some(RowQuant { bits, group, .. })) => {
-            write(&encode::<f32>(HeadCodec { bits, group }, values, cells), scales, f32::to_ne_bytes);
-        }
-        (t2, None) => unreachable!("KeyRotation has no {t2} without scales"),
+    match rows.quant() {
+        None => write_floats(rows.t2(), &values[..n_rot], cells),
+        Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
+            let mut rounded = vec![T::default(); values.len() / group];
+            HeadCodec { bits, group }.encode(values, cells, &mut rounded);
+            scales.copy_from_slice(cast_slice(&rounded));
+        }),
     }
-}
-
-/// Quantizes a head; gives its scales.
-fn encode<T3: Float>(codec: HeadCodec, values: &[f32], codes: &mut [u8]) -> Vec<T3> {
-    let mut scales = vec![T3::default(); values.len() / codec.group];
-    codec.encode(values, codes, &mut scales);
-    scales
-}
-
-/// The numbers of `N` bytes each in memory.
-fn read<T, const N: usize>(bytes: &[u8], number: fn([u8; N]) -> T) -> Vec<T> {
-    bytes.as_chunks().0.iter().map(|&bytes| number(bytes)).collect()
-}
-
-/// Writes numbers to the beginning of memory.
-fn write<T: Copy, const N: usize>(numbers: &[T], bytes: &mut [u8], to_bytes: fn(T) -> [u8; N]) {
-    bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(bytes, &number)| *bytes = to_bytes(number));
 }

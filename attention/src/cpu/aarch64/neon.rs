@@ -2,7 +2,6 @@
 
 use std::arch::aarch64::*;
 
-use half::f16;
 use kvcache_simd::{Neon, Simd};
 
 use super::super::generic::tiles::{HALVES, Registers, Tiles};
@@ -133,7 +132,7 @@ impl Tiles for Neon {
     }
 
     #[inline(always)]
-    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize) {
         unsafe {
             for first in [0, HALVES] {
                 let mut rows = [vdupq_n_u16(0); HALVES];

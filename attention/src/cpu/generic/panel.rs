@@ -1,8 +1,9 @@
 //! A panel of keys, as the inner products of many queries want them: for each element of `head_dim` that of each of
 //! [`PANEL`] keys.
 
-use half::f16;
-use kvcache_simd::{Function, MOST_LANES};
+use std::marker::PhantomData;
+
+use kvcache_simd::{Float, Function, MOST_LANES};
 
 use super::rows::Rows;
 use super::tiles::{HALVES, Tiles};
@@ -26,87 +27,87 @@ pub(crate) struct Pack<'a> {
     pub(crate) panel: *mut f32,
 }
 
+/// Packs keys of E, a float type of 32 bits or of 16.
+pub(crate) struct PackKeys<E>(PhantomData<E>);
+
+impl<S: Tiles, E: Float> Function<S> for PackKeys<E> {
+    type Arguments<'a> = Pack<'a>;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run(pack: &Pack<'_>) {
+        // SAFETY: the rows are E, of the bits that the function packs.
+        unsafe { if size_of::<E>() == size_of::<f32>() { pack_words::<S>(pack) } else { pack_halves::<S, E>(pack) } }
+    }
+}
+
 /// Packs keys of float32.
-pub(crate) struct PackFloats;
-
-/// Packs keys of float16.
-pub(crate) struct PackHalves;
-
-impl<S: Tiles> Function<S> for PackFloats {
-    type Arguments<'a> = Pack<'a>;
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
-        let whole = rows.len - rows.len % WORDS;
-        let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), keys / S::LANES * whole / WORDS);
-        for first in (0..keys).step_by(S::LANES) {
-            // SAFETY: there are PANEL rows, and as many are next; the panel has as many numbers for each element.
-            unsafe {
-                let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.add(first));
-                for d in (0..whole).step_by(WORDS) {
-                    cursor.advance(lines);
-                    let words = S::read_columns(rows.from.add(4 * d), offsets);
-                    let to = to.add(d * PANEL);
-                    for (j, &word) in words.iter().enumerate() {
-                        S::write_f32(to.add(j * PANEL), word);
-                    }
+#[inline(always)]
+unsafe fn pack_words<S: Tiles>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
+    let whole = rows.len - rows.len % WORDS;
+    let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), keys / S::LANES * whole / WORDS);
+    for first in (0..keys).step_by(S::LANES) {
+        // SAFETY: there are PANEL rows, and as many are next; the panel has as many numbers for each element.
+        unsafe {
+            let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.add(first));
+            for d in (0..whole).step_by(WORDS) {
+                cursor.advance(lines);
+                let words = S::read_columns(rows.from.add(4 * d), offsets);
+                let to = to.add(d * PANEL);
+                for (j, &word) in words.iter().enumerate() {
+                    S::write_f32(to.add(j * PANEL), word);
                 }
-                if whole < rows.len {
-                    let words = some_columns::<S>(rows, first, 4 * whole, 4 * rows.len);
-                    let to = to.add(whole * PANEL);
-                    for (j, &word) in words[..rows.len - whole].iter().enumerate() {
-                        S::write_f32(to.add(j * PANEL), word);
-                    }
+            }
+            if whole < rows.len {
+                let words = some_columns::<S>(rows, first, 4 * whole, 4 * rows.len);
+                let to = to.add(whole * PANEL);
+                for (j, &word) in words[..rows.len - whole].iter().enumerate() {
+                    S::write_f32(to.add(j * PANEL), word);
                 }
             }
         }
     }
 }
 
-impl<S: Tiles> Function<S> for PackHalves {
-    type Arguments<'a> = Pack<'a>;
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
-        let whole = rows.len - rows.len % HALVES;
-        let steps = keys.div_ceil(S::HALF_ROWS) * whole / HALVES;
-        let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), steps);
-        for first in (0..keys).step_by(S::HALF_ROWS) {
-            // SAFETY: there are PANEL rows, whole times HALF_ROWS, and as many are next; the panel has as many numbers
-            // for each element.
-            unsafe {
-                let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.cast::<f16>().add(first));
-                for d in (0..whole).step_by(HALVES) {
-                    cursor.advance(lines);
-                    S::transpose_halves(rows.from.add(2 * d), offsets, to.add(d * PANEL), PANEL);
-                }
-                for d in whole..rows.len {
-                    for r in 0..S::HALF_ROWS {
-                        let from = rows.from.add(*offsets.add(r)).cast::<f16>().add(d);
-                        to.add(d * PANEL + r).write(from.read());
-                    }
+/// Packs keys of E, a float type of 16 bits.
+#[inline(always)]
+unsafe fn pack_halves<S: Tiles, E: Float>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
+    let whole = rows.len - rows.len % HALVES;
+    let steps = keys.div_ceil(S::HALF_ROWS) * whole / HALVES;
+    let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), steps);
+    for first in (0..keys).step_by(S::HALF_ROWS) {
+        // SAFETY: there are PANEL rows, whole times HALF_ROWS, and as many are next; the panel has as many numbers
+        // for each element.
+        unsafe {
+            let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.cast::<u16>().add(first));
+            for d in (0..whole).step_by(HALVES) {
+                cursor.advance(lines);
+                S::transpose_halves(rows.from.add(2 * d), offsets, to.add(d * PANEL), PANEL);
+            }
+            for d in whole..rows.len {
+                for r in 0..S::HALF_ROWS {
+                    let from = rows.from.add(*offsets.add(r)).cast::<u16>().add(d);
+                    to.add(d * PANEL + r).write(from.read());
                 }
             }
         }
-        // SAFETY: the panel has PANEL numbers for each element.
-        unsafe { widen::<S>(panel, rows.len) }
     }
+    // SAFETY: the panel has PANEL numbers for each element.
+    unsafe { widen::<S, E>(panel, rows.len) }
 }
 
-/// Float16 to float32 in a panel of so many elements, from the last element to the first: no number is written over one
+/// E to float32 in a panel of so many elements, from the last element to the first: no number is written over one
 /// that has not been read.
 #[inline(always)]
-unsafe fn widen<S: Tiles>(panel: *mut f32, elements: usize) {
+unsafe fn widen<S: Tiles, E: Float>(panel: *mut f32, elements: usize) {
     for d in (0..elements).rev() {
         // SAFETY: the panel has PANEL float32 for each element, and PANEL is whole times two registers.
         unsafe {
-            let (from, to) = (panel.cast::<f16>().add(d * PANEL), panel.add(d * PANEL));
+            let (from, to) = (panel.cast::<E>().add(d * PANEL), panel.add(d * PANEL));
             let mut first = PANEL;
             while first > 0 {
                 first -= 2 * S::LANES;
-                let two = [S::read_f16(from.add(first)), S::read_f16(from.add(first + S::LANES))];
+                let two = [E::read::<S>(from.add(first)), E::read::<S>(from.add(first + S::LANES))];
                 S::write_f32(to.add(first), two[0]);
                 S::write_f32(to.add(first + S::LANES), two[1]);
             }

@@ -1,4 +1,4 @@
-//! QK scores over rows of keys: inner products of few queries and keys, with the elements of `head_dim` in the lanes of a
+//! QK scores over rows of keys: inner products of few queries and keys, with elements of `head_dim` in the lanes of a
 //! register. For so few, a panel would be written and read for little.
 
 use std::marker::PhantomData;

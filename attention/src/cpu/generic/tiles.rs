@@ -1,6 +1,5 @@
 //! What an instruction set can do with tiles of registers, and across the lanes of one.
 
-use half::f16;
 use kvcache_simd::Simd;
 
 /// Elements of 16 bits that are transposed at once.
@@ -40,7 +39,7 @@ pub(crate) trait Tiles: Simd {
     unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [Self::F32; 4];
     /// Of [`HALF_ROWS`](Self::HALF_ROWS) rows, each so many bytes behind `from`, [`HALVES`] elements of 16 bits: writes
     /// element i of each row `i * step` elements behind `to`.
-    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize);
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize);
 
     /// Sums the lanes of each register by halves: lanes i and `i + LANES / 2` for all i, and so on until one is left.
     /// Writes the sums of four registers after the other to four places.

@@ -2,7 +2,6 @@
 
 use std::arch::x86_64::*;
 
-use half::f16;
 use kvcache_simd::Avx2;
 
 use super::super::generic::tiles::{HALVES, Registers, Tiles};
@@ -91,7 +90,7 @@ impl Tiles for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize) {
         unsafe {
             let mut rows = [_mm256_setzero_si256(); HALVES];
             for (j, row) in rows.iter_mut().enumerate() {

@@ -3,7 +3,6 @@
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-use half::f16;
 use kvcache_simd::Avx512;
 
 use super::super::generic::tiles::{HALVES, Registers, Tiles};
@@ -116,7 +115,7 @@ impl Tiles for Avx512<false> {
     }
 
     #[inline(always)]
-    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut f16, step: usize) {
+    unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize) {
         unsafe {
             let mut rows = [_mm512_setzero_si512(); HALVES];
             for (j, row) in rows.iter_mut().enumerate() {

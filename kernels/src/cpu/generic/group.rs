@@ -1,6 +1,5 @@
 //! Groups of values that share a scale, over vector registers: their maxima, their scales, their codes.
 
-use half::f16;
 use kvcache_simd::{Float, MOST_LANES, Simd};
 
 use super::super::code_type::{CodeType, Int4, Int8};
@@ -100,7 +99,7 @@ pub(crate) unsafe fn decode<S: Codes, Q: CodeLanes, V: Float, T: Float, const ST
     unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
 }
 
-/// `code * s`, rounded to T where writing it as V does not round as much: to float16 anyway.
+/// `code * s`, rounded to T, unless writing it as V rounds it to the same type.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`].
@@ -109,7 +108,7 @@ pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F3
     // SAFETY: the instruction set is enabled.
     unsafe {
         let x = S::mul(code, s);
-        if V::IS_F16 { x } else { T::round::<S>(x) }
+        if V::IS_F16 && T::IS_F16 { x } else { T::round::<S>(x) }
     }
 }
 
@@ -192,65 +191,58 @@ unsafe fn divide<S: Codes>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
     }
 }
 
-/// Floats that are quantized group by group.
+/// `amax / qmax` as the reference rounds it, to V.
+///
+/// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with the
+/// rounded reciprocal, which is no further off than that, lies on the quotient's side of it.
+/// `tests/kernels/every_float16.rs` goes through all pairs.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`].
-pub(crate) trait GroupFloats: Float {
-    /// `amax / qmax` as the reference rounds it.
-    #[inline(always)]
-    unsafe fn scale<S: Codes, Q: CodeType>(amax: S::F32) -> S::F32 {
-        let qmax = f32::from(Q::BITS.qmax());
-        // SAFETY: the instruction set is enabled.
-        unsafe {
-            let reciprocal = S::splat(1.0 / qmax);
-            let quotient = divide::<S>(amax, S::splat(qmax), reciprocal);
-            // Where amax is not finite, the quotient is NaN.
-            Self::round::<S>(S::if_equal(quotient, quotient, quotient, S::mul(amax, reciprocal)))
+#[inline(always)]
+pub(crate) unsafe fn scale<S: Codes, Q: CodeType, V: Float>(amax: S::F32) -> S::F32 {
+    let qmax = f32::from(Q::BITS.qmax());
+    // SAFETY: the instruction set is enabled.
+    unsafe {
+        let reciprocal = S::splat(1.0 / qmax);
+        let product = S::mul(amax, reciprocal);
+        if V::IS_F16 {
+            return S::round_f16(product);
         }
-    }
-
-    /// What [`quotient`](Self::quotient) makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
-    #[inline(always)]
-    unsafe fn factors<S: Codes>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
-        [s, reciprocal]
-    }
-
-    /// `x / s` as the reference rounds it, with the factors of `s`, if the quotient is at most 128; any number below
-    /// 1/4 where it is below that, NaN where it is NaN.
-    #[inline(always)]
-    unsafe fn quotient<S: Codes>(x: S::F32, [s, reciprocal]: [S::F32; 2]) -> S::F32 {
-        // SAFETY: the instruction set is enabled.
-        unsafe { Self::round::<S>(divide::<S>(x, s, reciprocal)) }
+        let quotient = divide::<S>(amax, S::splat(qmax), reciprocal);
+        // Where amax is not finite, the quotient is NaN.
+        V::round::<S>(S::if_equal(quotient, quotient, quotient, product))
     }
 }
 
-impl GroupFloats for f32 {}
-
-impl GroupFloats for f16 {
-    /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with
-    /// the rounded reciprocal, which is no further off than that, lies on the quotient's side of it.
-    /// `tests/every_float16_quotient.rs` goes through all pairs.
-    #[inline(always)]
-    unsafe fn scale<S: Codes, Q: CodeType>(amax: S::F32) -> S::F32 {
-        // SAFETY: the instruction set is enabled.
-        unsafe { S::round_f16(S::mul(amax, S::splat(1.0 / f32::from(Q::BITS.qmax())))) }
+/// What [`quotient`] makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
+///
+/// # Safety
+/// The conditions are those of [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn factors<S: Codes, V: Float>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
+    // SAFETY: the instruction set is enabled.
+    unsafe {
+        if V::IS_F16 { [reciprocal, S::mul(reciprocal, S::splat((1 << 13 | 1) as f32))] } else { [s, reciprocal] }
     }
+}
 
-    #[inline(always)]
-    unsafe fn factors<S: Codes>(_: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
-        // SAFETY: the instruction set is enabled.
-        unsafe { [reciprocal, S::mul(reciprocal, S::splat((1 << 13 | 1) as f32))] }
-    }
-
-    /// The product with the rounded reciprocal, rounded to float16, is the quotient (see `scale`); Veltkamp's splitting rounds to float16's eleven bits. The large product need not be that of the
-    /// quotient, only have no bits below those of the difference.
-    #[inline(always)]
-    unsafe fn quotient<S: Codes>(x: S::F32, [reciprocal, large]: [S::F32; 2]) -> S::F32 {
-        // SAFETY: the instruction set is enabled.
-        unsafe {
-            let large = S::mul(x, large);
-            S::sub(large, S::mul_sub_from(x, reciprocal, large))
+/// `x / s` as the reference rounds it, to V, with the [`factors`] of `s`, if the quotient is at most 128; any number
+/// below 1/4 where it is below that, NaN where it is NaN.
+///
+/// Of float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`scale`]) to eleven bits. The
+/// large product need not be that of the quotient, only have no bits below those of the difference.
+///
+/// # Safety
+/// The conditions are those of [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn quotient<S: Codes, V: Float>(x: S::F32, [a, b]: [S::F32; 2]) -> S::F32 {
+    // SAFETY: the instruction set is enabled.
+    unsafe {
+        if V::IS_F16 {
+            let large = S::mul(x, b);
+            return S::sub(large, S::mul_sub_from(x, a, large));
         }
+        V::round::<S>(divide::<S>(x, a, b))
     }
 }

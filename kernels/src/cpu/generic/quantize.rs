@@ -12,7 +12,7 @@ use kvcache_simd::{Float, Function, MOST_LANES};
 use super::super::block::{Row, Rows};
 use super::super::portable;
 use super::codes::{Codes, LONG, MOST_GROUPS, NATIVE_LANES, ODD, last_inside, prefetch_bytes};
-use super::group::{self, CodeLanes, GroupFloats};
+use super::group::{self, CodeLanes};
 use super::lane_tables::{groups_in_register, registers_per_scales};
 
 /// Groups that are quantized together.
@@ -27,9 +27,7 @@ type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 /// Stores values V as codes Q with scales T, in groups of `GROUP`.
 pub(crate) struct StoreQuantized<Q, V, T, const GROUP: usize>(PhantomData<(Q, V, T)>);
 
-impl<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize> Function<S>
-    for StoreQuantized<Q, V, T, GROUP>
-{
+impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize> Function<S> for StoreQuantized<Q, V, T, GROUP> {
     type Arguments<'a> = Rows;
     type Output = ();
 
@@ -52,7 +50,7 @@ impl<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize> Funct
 
 /// Quantizes a row of a register or more.
 #[inline(always)]
-unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const GROUP: usize>(
+unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize>(
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
@@ -91,7 +89,7 @@ unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float, const G
 
 /// Writes the largest magnitude of each group, and zeros behind them, at least to the end of a register.
 #[inline(always)]
-unsafe fn maxima<S: Codes, V: GroupFloats, const GROUP: usize>(
+unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
     values: *const V,
     maxima: *mut f32,
     group: usize,
@@ -127,7 +125,7 @@ unsafe fn maxima<S: Codes, V: GroupFloats, const GROUP: usize>(
 /// their quotients, with the second ones in `second`. Without `second` the scales themselves take the magnitudes'
 /// place.
 #[inline(always)]
-unsafe fn make_scales<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float>(
+unsafe fn make_scales<S: Codes, Q: CodeLanes, V: Float, T: Float>(
     maxima: *mut f32,
     second: Option<*mut f32>,
     scales: *mut T,
@@ -136,7 +134,7 @@ unsafe fn make_scales<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float>(
     // SAFETY: g < groups, and the caller has room for whole registers of factors.
     unsafe {
         for g in (0..groups).step_by(S::LANES) {
-            let s = V::scale::<S, Q>(S::read_f32(maxima.add(g)));
+            let s = group::scale::<S, Q, V>(S::read_f32(maxima.add(g)));
             // NaN remains.
             let s = S::max(V::round::<S>(S::splat(SCALE_FLOOR)), s);
             T::write_some::<S>(scales.add(g), s, S::LANES.min(groups - g));
@@ -144,7 +142,7 @@ unsafe fn make_scales<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float>(
                 S::write_f32(maxima.add(g), s);
                 continue;
             };
-            let [a, b] = V::factors::<S>(s, S::div(S::splat(1.0), s));
+            let [a, b] = group::factors::<S, V>(s, S::div(S::splat(1.0), s));
             S::write_f32(maxima.add(g), a);
             S::write_f32(second.add(g), b);
         }
@@ -153,7 +151,7 @@ unsafe fn make_scales<S: Codes, Q: CodeLanes, V: GroupFloats, T: Float>(
 
 /// Writes the codes of groups with these factors. Prefetches as many values at `ahead`.
 #[inline(always)]
-unsafe fn encode<S: Codes, Q: CodeLanes, V: GroupFloats, const GROUP: usize>(
+unsafe fn encode<S: Codes, Q: CodeLanes, V: Float, const GROUP: usize>(
     values: *const V,
     [first, second]: [*mut f32; 2],
     cache: *mut u8,
@@ -206,7 +204,7 @@ unsafe fn factors_at<S: Codes, const GROUP: usize>([first, second]: [*mut f32; 2
 
 /// Writes the codes of two registers, from value `at` on, and prefetches as many at `ahead`.
 #[inline(always)]
-unsafe fn encode_two<S: Codes, Q: CodeLanes, V: GroupFloats>(
+unsafe fn encode_two<S: Codes, Q: CodeLanes, V: Float>(
     values: *const V,
     factors: [[S::F32; 2]; 2],
     cache: *mut u8,
@@ -225,7 +223,7 @@ unsafe fn encode_two<S: Codes, Q: CodeLanes, V: GroupFloats>(
 
 /// Writes the codes of a register, from value `at` on.
 #[inline(always)]
-unsafe fn encode_one<S: Codes, Q: CodeLanes, V: GroupFloats>(
+unsafe fn encode_one<S: Codes, Q: CodeLanes, V: Float>(
     values: *const V,
     factors: [S::F32; 2],
     cache: *mut u8,
@@ -237,7 +235,7 @@ unsafe fn encode_one<S: Codes, Q: CodeLanes, V: GroupFloats>(
 
 /// The codes of a register of values.
 #[inline(always)]
-unsafe fn codes<S: Codes, V: GroupFloats>(values: *const V, factors: [S::F32; 2]) -> S::Code {
+unsafe fn codes<S: Codes, V: Float>(values: *const V, factors: [S::F32; 2]) -> S::Code {
     // SAFETY: a register of values is there: this function's condition.
-    unsafe { S::codes(V::quotient::<S>(V::read::<S>(values), factors)) }
+    unsafe { S::codes(group::quotient::<S, V>(V::read::<S>(values), factors)) }
 }

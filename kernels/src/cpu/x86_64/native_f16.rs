@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 use kvcache_schema::QuantBit;
-use kvcache_simd::{Float, prefetch_l2};
+use kvcache_simd::{Avx512, Float, prefetch_l2};
 
 use super::super::code_type::CodeType;
 use super::super::generic::codes::{LONG, MOST_GROUPS, NATIVE_LANES};
@@ -152,8 +152,7 @@ unsafe fn write<V: Float, const STREAM: bool>(to: *mut V, x: __m512h) {
         }
         let (low, high) = (_mm512_castph512_ph256(x), _mm512_extracti64x4_epi64::<1>(_mm512_castph_si512(x)));
         for (i, half) in [low, _mm256_castsi256_ph(high)].into_iter().enumerate() {
-            let (to, x) = (to.add(i * LANES / 2).cast::<f32>(), _mm512_cvtxph_ps(half));
-            if STREAM { _mm512_stream_ps(to, x) } else { _mm512_storeu_ps(to, x) }
+            V::write::<Avx512<true>, STREAM>(to.add(i * LANES / 2), _mm512_cvtxph_ps(half));
         }
     }
 }
@@ -169,7 +168,7 @@ type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
 ///
 /// A quotient is `x * r` for the rounded reciprocal `r`, corrected by its remainder (Markstein's theorem). Values and
 /// scale are brought to scales near 1 first, by a power of two: the remainder is then exact wherever the quotient is
-/// 1/4 or more, and below that every code is 0. `tests/every_float16_quotient.rs` goes through all pairs.
+/// 1/4 or more, and below that every code is 0. `tests/kernels/every_float16.rs` goes through all pairs.
 ///
 /// # Safety
 /// AVX-512 F, BW, VL and FP16 are enabled; the values and whole registers of scales can be read, and the codes be
