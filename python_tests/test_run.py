@@ -183,11 +183,13 @@ def test_attributes_that_are_refused(attributes: dict, kind: str, text: str) -> 
     assert_refused(kind, text, kvcache_ops.run, SPEC.attributes() | attributes, **operands())
 
 
-def test_bytes_are_int4_only_where_quant_bit_is_4() -> None:
-    """And no int8 elsewhere."""
+def test_bytes_that_are_no_int8() -> None:
+    """They are packed int4 where quant_bit is 4; elsewhere they are called what they are."""
     inputs = operands() | {"cache": np.zeros((32, 2, 2, 2, 8), np.uint8)}
     attributes = SPEC.attributes() | {"quant_bit": 8}
-    assert_refused("type_mismatch", "cache is of type uint8, expected float32", kvcache_ops.run, attributes, **inputs)
+    assert_refused("illegal_types", "; cache is an array of uint8, which", kvcache_ops.run, attributes, **inputs)
+    spec = replace(SPEC, quant_bit=8, cache_dtype=None)
+    assert_refused("type_mismatch", "cache is of type uint8, expected int8", kvcache_ops.run, spec, **inputs)
 
 
 def test_an_interrupt_while_a_tensor_is_borrowed_stays_one() -> None:

@@ -80,7 +80,6 @@ fn prepare<'py>(
         "scale" => operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 0),
         _ => false,
     };
-    let packed = operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 4);
     let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let tensors = kind
         .inputs()
@@ -89,7 +88,7 @@ fn prepare<'py>(
         .map(|(name, given)| match given.filter(|given| !given.is_none()) {
             Some(given) => {
                 let access = match *name {
-                    "cache" if packed => Access::WriteInt4,
+                    "cache" => Access::WriteInt4,
                     name if WRITTEN.contains(&name) => Access::Write,
                     name if INDICES.contains(&name) => Access::Index,
                     _ => Access::Read,
@@ -165,6 +164,12 @@ impl<'py> Operands<'py> {
     }
 
     fn check(&self, operator: &Operator) -> Result<Checked<'_>, Refused> {
+        let packed = self.optional("cache").is_some_and(|cache| cache.element() == ElementType::Int4);
+        let why = packed.then_some("; cache is an array of uint8, which is int4 with two elements in a byte");
+        self.checked(operator).map_err(|refused| refused.because("illegal_types", why.unwrap_or_default()))
+    }
+
+    fn checked(&self, operator: &Operator) -> Result<Checked<'_>, Refused> {
         let cache = || self.required("cache").map(Tensor::write);
         let scale = || self.optional("scale").map(Tensor::write);
         let attn_mask = self.optional("attn_mask").map(Tensor::read);

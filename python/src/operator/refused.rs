@@ -17,6 +17,14 @@ impl Refused {
     pub fn new(kind: &'static str, message: String) -> Self {
         Self { kind, message }
     }
+
+    /// The same, with more of a sentence if it is of this kind.
+    pub fn because(mut self, kind: &str, why: &str) -> Self {
+        if self.kind == kind {
+            self.message.push_str(why);
+        }
+        self
+    }
 }
 
 impl From<Error> for Refused {

@@ -128,6 +128,9 @@ impl<'py> Tensor<'py> {
         shape: Option<&[Option<usize>]>,
     ) -> Result<(), Refused> {
         let (got, lengths) = (self.element, shape.unwrap_or_default());
+        if got == ElementType::Int4 && got != expected {
+            return Err(Refused::new("type_mismatch", format!("{input} is of type uint8, expected {expected}")));
+        }
         if got != expected {
             return Err(Error::TypeMismatch { input, got, expected }.into());
         }
