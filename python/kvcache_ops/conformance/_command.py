@@ -87,7 +87,11 @@ def _report(given: Namespace) -> Report:
         static_domain=given.static_domain,
         limit=given.timeout,
     )
-    return run_suites(library, _suites(given), int4="unpacked", name=given.ort_library, **options)
+    report = run_suites(library, _suites(given), int4="unpacked", name=given.ort_library, **options)
+    if library.registers is False:
+        domains = f"domains {given.domain} (--domain) and {given.static_domain} (--static-domain)"
+        raise KvCacheError(f"{given.ort_library} registers no operator of the cases in the {domains}", "library")
+    return report
 
 
 def _suites(given: Namespace) -> list[str]:

@@ -70,6 +70,8 @@ class Library:
         # These crash on an input of the empty name.
         self.fill = tuple(int(part) for part in runtime.__version__.split(".")[:2]) < (1, 24)
         self.worker: _Worker | None = None
+        # Whether a call has found its operator; None before the first one.
+        self.registers: bool | None = None
         try:
             refused: Any = self._ask(None)[0]
         except NotRun as error:
@@ -91,9 +93,11 @@ class Library:
         for name, memory in state.items():
             array = given[name]
             array[...] = unpack_int4(memory)[: array.size].reshape(array.shape) if types[name] == "int4" else memory
+        is_missing = refused is not None and _NOT_REGISTERED in refused
+        self.registers = self.registers or not is_missing
         if refused is None:
             return outputs
-        if _NOT_REGISTERED in refused:
+        if is_missing:
             raise NotImplementedError(f"the library registers no {op_type} in {domain}")
         raise Refused(refused)
 
