@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use kvcache_schema::{Attributes, ElementType};
 
-use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 
 /// A node with its state, and calls that are made one after the other; its attributes are `A`, and a call is given `I`.
@@ -32,13 +31,6 @@ pub struct Case<A = Attributes, I = StepInputs> {
     pub steps: Vec<Step<I>>,
 }
 
-impl Case {
-    /// The page that states its rules.
-    pub const fn page(&self) -> OperatorPage {
-        OperatorPage::KeyValueCache
-    }
-}
-
 /// The types of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Types {
@@ -57,6 +49,23 @@ pub enum NanRule {
     Exact,
     /// Any NaN equals any NaN of a float tensor: arithmetic makes them here, with the hardware's bits.
     Any,
+}
+
+impl NanRule {
+    /// Whether tensors are equal.
+    pub(crate) fn are_alike(self, one: &Tensor, other: &Tensor) -> bool {
+        let element = one.element();
+        let is_nan = |bytes: &[u8]| match (element, bytes) {
+            (ElementType::Float16, &[a, b]) => half::f16::from_le_bytes([a, b]).is_nan(),
+            (ElementType::Float32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).is_nan(),
+            _ => false,
+        };
+        let size = element.align();
+        let mut pairs = one.bytes().chunks_exact(size).zip(other.bytes().chunks_exact(size));
+        (element, one.shape()) == (other.element(), other.shape())
+            && (one.bytes() == other.bytes()
+                || self == Self::Any && pairs.all(|(one, other)| one == other || is_nan(one) && is_nan(other)))
+    }
 }
 
 /// One call.
@@ -103,19 +112,11 @@ impl NamedInputs for StepInputs {
     }
 }
 
-/// The outputs of a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields are the operator's outputs")]
-pub struct Outputs {
-    pub key: Tensor,
-    pub value: Tensor,
-}
-
-/// What a call must do; `A` is what there is after a call that succeeds.
+/// What a call must do.
 #[derive(Debug, Clone)]
-pub enum Expected<A = After> {
+pub enum Expected {
     /// Give outputs and change the state.
-    Success(Box<A>),
+    Success(Box<After>),
     /// Be refused, and leave the state as it was.
     Refusal {
         /// The kind of error.
@@ -125,9 +126,9 @@ pub enum Expected<A = After> {
     },
 }
 
-impl<A> Expected<A> {
-    /// Takes away what the message of a refusal must mention: no rule of the operators says how an error is worded.
-    pub fn forget_message(&mut self) {
+impl Expected {
+    /// Takes away what the message of a refusal must mention.
+    pub(crate) fn forget_message(&mut self) {
         if let Self::Refusal { mentions, .. } = self {
             mentions.clear();
         }
@@ -137,10 +138,22 @@ impl<A> Expected<A> {
 /// Outputs and state after a call.
 #[derive(Debug, Clone)]
 pub struct After {
-    /// `key` and `value`.
-    pub outputs: Outputs,
-    /// `cache` after the call.
-    pub cache: Tensor,
+    /// The outputs, by position: `key` and `value`, or `attn_output`, which is float32 whatever the output's type.
+    pub outputs: Vec<Tensor>,
+    /// How far each element of `attn_output` may be from it, float32. Where the oracle's is not finite, the output must
+    /// be so too.
+    pub tolerance: Option<Tensor>,
+    /// `cache` after the call, if the operator has one.
+    pub cache: Option<Tensor>,
     /// `scale` after the call, if given.
     pub scale: Option<Tensor>,
+}
+
+impl After {
+    /// The outputs, which are called so, and the state by their names. The tolerance is among them.
+    pub fn named(&self, outputs: &[&'static str]) -> Vec<(&'static str, &Tensor)> {
+        let others = [("tolerance", &self.tolerance), ("cache", &self.cache), ("scale", &self.scale)];
+        let others = others.into_iter().filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
+        outputs.iter().copied().zip(&self.outputs).chain(others).collect()
+    }
 }

@@ -19,7 +19,7 @@
 //!     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
 //!         let refuse = |_| CallResult {
 //!             outcome: Outcome::refused("everything is refused"),
-//!             cache: case.cache.clone(),
+//!             cache: Some(case.cache.clone()),
 //!             scale: case.scale.clone(),
 //!         };
 //!         Ok(case.steps.iter().map(refuse).collect())
@@ -38,7 +38,6 @@ pub mod attention;
 pub mod backends;
 mod case;
 mod case_files;
-mod compare;
 mod demand;
 pub mod diagnosis;
 mod difference;
@@ -46,6 +45,7 @@ mod difference;
 mod embedded;
 mod files;
 mod implementation;
+mod key_value_cache;
 pub mod mistakes;
 pub mod oracle;
 mod profile;
@@ -54,28 +54,31 @@ mod program;
 pub mod random;
 mod read;
 mod report;
+mod result;
 mod rules;
 mod run;
 pub mod static_batching;
 mod suite;
 mod tensor;
 
-pub use case::{After, Case, Expected, NamedInputs, NanRule, Outputs, Step, StepInputs, Types};
+pub use case::{After, Case, Expected, NamedInputs, NanRule, Step, StepInputs, Types};
 pub use case_files::ReadError;
 pub use demand::Demand;
 pub use difference::{
     CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
     Value,
 };
-pub use implementation::{CallResult, Implementation, Outcome};
+pub use implementation::Implementation;
+pub use key_value_cache::CaseInputs;
 pub use profile::{Profile, ProfileError, Standing};
 #[cfg(feature = "program")]
 pub use program::{Program, ProgramError};
 pub use read::{cases, read_cases};
 pub use report::{Counts, Entry, JSON_VERSION, Report, RuleCount, Verdict};
+pub use result::{CallResult, Outcome};
 pub use rules::{OperatorPage, Rule, rule, rules};
 pub use run::{Runner, run};
-pub use suite::{Diagnosis, Features, Suite};
+pub use suite::{Diagnosis, Features, Named, State, Suite};
 pub use tensor::Tensor;
 
 /// The book's chapter for implementers, so that its example runs.

@@ -7,7 +7,7 @@ use kvcache_schema::{Attributes, ElementType, static_key_value_cache};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-use crate::case::{After, Case, Expected, NanRule, Outputs, Step, StepInputs, Types};
+use crate::case::{After, Case, Expected, NanRule, Step, StepInputs, Types};
 use crate::case_files::{CaseFiles, Cause, ReadError};
 use crate::files::{committed, read_folders};
 use crate::rules::{OperatorPage, rule};
@@ -126,8 +126,9 @@ pub(crate) fn read_case<A: Default, I>(
         let expected = match step.error {
             Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
             None => Expected::Success(Box::new(After {
-                outputs: Outputs { key: tensor("key")?, value: tensor("value")? },
-                cache: tensor("cache")?,
+                outputs: vec![tensor("key")?, tensor("value")?],
+                tolerance: None,
+                cache: Some(tensor("cache")?),
                 scale: scale(&format!("{i}.scale"))?,
             })),
         };

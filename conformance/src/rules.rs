@@ -49,6 +49,14 @@ impl OperatorPage {
         }
     }
 
+    /// The operator's name in a graph.
+    pub const fn op_type(self) -> &'static str {
+        match self {
+            Self::StaticKeyValueCache => Self::KeyValueCache.name(),
+            other => other.name(),
+        }
+    }
+
     /// The operator's schema.
     const fn schema(self) -> &'static str {
         match self {

@@ -6,20 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use crate::case::Case;
 use crate::demand::Demand;
 use crate::difference::Difference;
-use crate::implementation::{CallResult, Implementation};
+use crate::implementation::Implementation;
 use crate::profile::{Profile, Standing};
 use crate::report::{Entry, Report, Verdict};
+use crate::result::CallResult;
 use crate::suite::Suite;
 
 /// Runs the cases on an implementation.
-pub fn run<A, I>(implementation: &dyn Implementation<A, I>, cases: &[Case<A, I>]) -> Report
-where
-    Case<A, I>: Suite<Result = CallResult>,
-{
-    Runner::default().report(cases, |case| implementation.cannot_run(case), |case| implementation.run(case))
+pub fn run<C: Suite>(implementation: &(impl Implementation<C> + ?Sized), cases: &[C]) -> Report {
+    let runner = Runner::default();
+    runner.of(cases.iter().map(|case| runner.entry(implementation, case)).collect())
 }
 
 /// How cases are run: by default all, one after the other, by no profile.
@@ -41,37 +39,14 @@ impl Default for Runner<'_> {
 
 impl Runner<'_> {
     /// Runs the cases on an implementation that several threads may use at once.
-    pub fn run<A, I>(&self, implementation: &(dyn Implementation<A, I> + Sync), cases: &[Case<A, I>]) -> Report
-    where
-        Case<A, I>: Suite<Result = CallResult>,
-    {
-        self.parallel_report(cases, |case| implementation.cannot_run(case), |case| implementation.run(case))
-    }
-
-    /// What becomes of cases of any suite, one after the other.
-    pub(crate) fn report<C: Suite>(
-        &self,
-        cases: &[C],
-        cannot_run: impl Fn(&C) -> Option<String>,
-        run: impl Fn(&C) -> Result<Vec<C::Result>, String>,
-    ) -> Report {
-        self.of(cases.iter().map(|case| self.entry(case, &cannot_run, &run)).collect())
-    }
-
-    /// The same, several at once.
-    pub(crate) fn parallel_report<C: Suite>(
-        &self,
-        cases: &[C],
-        cannot_run: impl Fn(&C) -> Option<String> + Sync,
-        run: impl Fn(&C) -> Result<Vec<C::Result>, String> + Sync,
-    ) -> Report {
+    pub fn run<C: Suite>(&self, implementation: &(impl Implementation<C> + Sync + ?Sized), cases: &[C]) -> Report {
         let next = AtomicUsize::new(0);
         let worker = || {
             let mut entries = Vec::new();
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(case) = cases.get(i) else { return entries };
-                entries.push((i, self.entry(case, &cannot_run, &run)));
+                entries.push((i, self.entry(implementation, case)));
             }
         };
         let mut entries = thread::scope(|scope| {
@@ -91,12 +66,7 @@ impl Runner<'_> {
         Report { profile, entries, ..Report::default() }
     }
 
-    fn entry<C: Suite>(
-        &self,
-        case: &C,
-        cannot_run: &impl Fn(&C) -> Option<String>,
-        run: &impl Fn(&C) -> Result<Vec<C::Result>, String>,
-    ) -> Entry {
+    fn entry<C: Suite>(&self, implementation: &(impl Implementation<C> + ?Sized), case: &C) -> Entry {
         let start = Instant::now();
         let standing = self.profile.map_or(Standing::Within, |profile| profile.standing(&case.features()));
         let (mut outside, mut demand) = (None, Demand::AsExpected);
@@ -107,10 +77,10 @@ impl Runner<'_> {
             Verdict::NotRun(format!("the name does not contain {:?}", self.filter))
         } else if let Standing::Unsupported(reason) = standing {
             Verdict::Unsupported(reason)
-        } else if let Some(reason) = cannot_run(case) {
+        } else if let Some(reason) = implementation.cannot_run(case) {
             Verdict::Unsupported(reason)
         } else {
-            verdict(case, demand, || run(case))
+            verdict(case, demand, || implementation.run(case))
         };
         Entry {
             suite: C::NAME,
@@ -126,7 +96,7 @@ impl Runner<'_> {
 }
 
 /// What becomes of a case that is run.
-fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<C::Result>, String>) -> Verdict {
+fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<CallResult>, String>) -> Verdict {
     let failed = |difference| Verdict::Failed(Box::new(difference), None);
     let results = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(results)) => results,

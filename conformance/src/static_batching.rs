@@ -7,26 +7,17 @@ use kvcache_schema::StaticAttributes;
 
 use crate::case::NamedInputs;
 use crate::case_files::{CaseFiles, Cause, ReadError};
-use crate::demand::Demand;
-use crate::difference::{Difference, Location, Slot, output, static_cache, static_owner};
+use crate::difference::{Location, Slot, output, static_cache, static_owner};
 use crate::files::{committed, read_folders};
-use crate::implementation::CallResult;
+use crate::key_value_cache::CaseInputs;
 use crate::read::read_case;
 use crate::rules::OperatorPage;
-use crate::suite::{Features, Suite};
 use crate::tensor::Tensor;
 
 pub use kvcache_schema::StaticAttributes as Attributes;
 
 /// A node with its state, and calls that are made one after the other.
 pub type Case = crate::Case<StaticAttributes, StepInputs>;
-
-impl Case {
-    /// The page that states its rules.
-    pub const fn page(&self) -> OperatorPage {
-        OperatorPage::StaticKeyValueCache
-    }
-}
 
 /// One call.
 pub type Step = crate::Step<StepInputs>;
@@ -46,55 +37,35 @@ impl NamedInputs for StepInputs {
     }
 }
 
-impl Suite for Case {
-    type Result = CallResult;
+impl CaseInputs<StaticAttributes> for StepInputs {
+    const SUITE: &'static str = "static";
+    const PAGE: OperatorPage = OperatorPage::StaticKeyValueCache;
 
-    const NAME: &'static str = "static";
-
-    fn name(&self) -> &str {
-        &self.name
+    fn attributes(attributes: &StaticAttributes) -> Vec<(&'static str, i64)> {
+        StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
     }
 
-    fn about(&self) -> &str {
-        &self.about
+    fn current(&self) -> [&Tensor; 2] {
+        [&self.current_key, &self.current_value]
     }
 
-    fn rules(&self) -> &[String] {
-        &self.rules
+    fn batch(&self) -> Option<i64> {
+        i64::try_from(*self.current_key.shape().first()?).ok()
     }
 
-    fn page(&self) -> OperatorPage {
-        OperatorPage::StaticKeyValueCache
-    }
-
-    fn features(&self) -> Features {
-        let attributes = StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(&self.attributes)));
-        let current_key = self.steps.first().map(|step| &step.inputs.current_key);
-        let batch = current_key.and_then(|tensor| Some(("batch", i64::try_from(*tensor.shape().first()?).ok()?)));
-        self.features_with(self.page(), attributes.chain(batch), current_key)
-    }
-
-    fn difference(&self, results: &[CallResult], demand: Demand) -> Option<Difference> {
-        self.compare(results, demand, |step, name, tensor, index| self.locate(step, name, tensor, index))
-    }
-}
-
-impl Case {
-    /// What an element of a tensor of a call stands for.
-    fn locate(&self, step: &Step, name: &'static str, tensor: &Tensor, index: usize) -> Option<Location> {
+    fn locate(&self, attributes: &StaticAttributes, name: &str, tensor: &Tensor, index: usize) -> Option<Location> {
         if name == "key" || name == "value" {
-            let repeat = usize::try_from(self.attributes.num_repeat).ok()?;
+            let repeat = usize::try_from(attributes.num_repeat).ok()?;
             let token = |outer: &[usize]| match *outer {
                 [sequence, position] => Some((sequence, position)),
                 _ => None,
             };
             return output(tensor, index, repeat, token).map(Location::Output);
         }
-        let mut location = static_cache(self.attributes.cache_layout, tensor, index, name == "scale")?;
-        let own_layer = i64::try_from(location.layer) == Ok(self.attributes.layer_idx);
+        let mut location = static_cache(attributes.cache_layout, tensor, index, name == "scale")?;
+        let own_layer = i64::try_from(location.layer) == Ok(attributes.layer_idx);
         if let (Slot::Place { row, position }, true) = (location.slot, own_layer) {
-            let StepInputs { current_key, start_pos, .. } = &step.inputs;
-            location.owners = static_owner(current_key, start_pos, row, position).into_iter().collect();
+            location.owners = static_owner(&self.current_key, &self.start_pos, row, position).into_iter().collect();
         }
         Some(Location::Cache(location))
     }

@@ -1,24 +1,37 @@
 //! What every suite has in common, as its type of case has it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use kvcache_schema::ElementType;
 use serde::Serialize;
 
+use crate::case::{Expected, NanRule};
 use crate::demand::Demand;
-use crate::difference::Difference;
+use crate::difference::{Call, Difference, Location, Mismatch};
+use crate::result::CallResult;
 use crate::rules::OperatorPage;
+use crate::tensor::Tensor;
 
-/// A case of one of the suites: what it is called, what it proves, and how results are compared with it.
+/// Tensors by their names.
+pub type Named<'a> = Vec<(&'static str, &'a Tensor)>;
+
+/// `cache` and `scale`, as far as there are any.
+pub type State<'a> = [Option<&'a Tensor>; 2];
+
+/// A case of one of the suites: a node, its state, and calls with what they must do.
 pub trait Suite: Sync {
-    /// The result of one call.
-    type Result;
-
     /// The suite's name.
     const NAME: &'static str;
 
+    /// The names of the outputs, by position.
+    const OUTPUTS: &'static [&'static str];
+
     /// The case's name.
     fn name(&self) -> &str;
+
+    /// Its folder.
+    fn folder(&self) -> &Path;
 
     /// What it tests, in words.
     fn about(&self) -> &str;
@@ -29,11 +42,51 @@ pub trait Suite: Sync {
     /// The page of its operator, which states these rules.
     fn page(&self) -> OperatorPage;
 
+    /// The type parameters `T1`, `T2` and `T3`, as far as the case has them.
+    fn types(&self) -> BTreeMap<&'static str, ElementType>;
+
+    /// The attributes that the operator has, by their names.
+    fn attributes(&self) -> Vec<(&'static str, i64)>;
+
+    /// The sizes `batch`, `cache_heads` and, where it is no attribute, `head_dim`, as far as shapes say.
+    fn sizes(&self) -> Vec<(&'static str, i64)>;
+
+    /// How NaNs are compared.
+    fn nan(&self) -> NanRule;
+
+    /// The state before the first call.
+    fn state(&self) -> State<'_>;
+
+    /// The calls: the inputs of each but for cache and scale, and what it must do.
+    fn calls(&self) -> Vec<(Named<'_>, &Expected)>;
+
+    /// Takes away what messages must mention: no rule of the operators says how an error is worded.
+    fn forget_messages(&mut self);
+
+    /// What an element of a tensor of call `call` stands for.
+    fn locate(&self, call: usize, name: &str, tensor: &Tensor, index: usize) -> Option<Location>;
+
     /// What an implementation must be able to do to run it.
-    fn features(&self) -> Features;
+    fn features(&self) -> Features {
+        let numbers = self.attributes().into_iter().chain(self.sizes()).collect();
+        Features { operator: self.page(), types: self.types(), numbers }
+    }
 
     /// The first difference between the results of its calls and what is demanded of them.
-    fn difference(&self, results: &[Self::Result], demand: Demand) -> Option<Difference>;
+    fn difference(&self, results: &[CallResult], demand: Demand) -> Option<Difference> {
+        let (calls, mut before) = (self.calls(), self.state());
+        if results.len() != calls.len() {
+            let mismatch = Mismatch::Calls { got: results.len(), expected: calls.len() };
+            return Some(Difference { call: None, mismatch });
+        }
+        let outputs = (Self::OUTPUTS, self.types()["T1"]);
+        calls.iter().zip(results).enumerate().find_map(|(i, ((_, expected), result))| {
+            let call = Call { expected, demand, outputs, nan: self.nan(), before, result };
+            before = [result.cache.as_ref(), result.scale.as_ref()];
+            let mismatch = call.mismatch(|name, tensor, index| self.locate(i, name, tensor, index))?;
+            Some(Difference { call: Some(i), mismatch })
+        })
+    }
 }
 
 /// A known mistake that gives what an implementation gave.

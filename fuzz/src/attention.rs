@@ -1,10 +1,9 @@
 //! Calls of attention. The cache is as the oracle stores it, bit for bit, and the output near the oracle's in float64; all
 //! instruction sets with fused multiply-adds give the same bits, on any number of threads.
 
-use kvcache_conformance::attention::{Implementation, run as run_cases};
 use kvcache_conformance::backends::Attention;
 use kvcache_conformance::random::{Entropy, attention_case};
-use kvcache_conformance::{Expected, Outcome, Types};
+use kvcache_conformance::{Expected, Implementation, Outcome, Types, run as run_cases};
 use kvcache_op::{AttentionBackend, Backend};
 
 use crate::kindless::Kindless;
@@ -40,7 +39,7 @@ pub fn run(bytes: &[u8]) {
             let attention = Attention { backend, store, workers: Careless(3) };
             let results = attention.run(&case).expect("a case that can be run");
             let output = match &results[0].outcome {
-                Outcome::Done(output) => output.bytes().to_vec(),
+                Outcome::Done(outputs) => outputs[0].bytes().to_vec(),
                 Outcome::Refused { .. } => Vec::new(),
             };
             let first = fused.get_or_insert_with(|| output.clone());

@@ -12,7 +12,7 @@ use kvcache::{
     kvcache_run, kvcache_step_begin, kvcache_step_end, kvcache_step_layer, kvcache_step_shape,
 };
 use kvcache_conformance::random::{Entropy, Plan, changed_case};
-use kvcache_conformance::{After, Expected, NamedInputs, NanRule, Tensor};
+use kvcache_conformance::{Case, Expected, NamedInputs, NanRule, Suite, Tensor};
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
 use kvcache_op::{Attributes, ElementType};
 
@@ -24,7 +24,7 @@ pub fn run(bytes: &[u8]) {
     let (of_descriptions, by_step) = (entropy.pick(&[0, 1, 1, 2, 3]), entropy.one_in(2));
     let case = if entropy.one_in(3) { changed_case(entropy) } else { Plan::draw(entropy, 6, 12).call(entropy).case() };
     let shape = match &case.steps[0].expected {
-        Expected::Success(after) => after.outputs.key.shape().to_vec(),
+        Expected::Success(after) => after.outputs[0].shape().to_vec(),
         Expected::Refusal { .. } => vec![0, 1, 1],
     };
 
@@ -74,9 +74,7 @@ pub fn run(bytes: &[u8]) {
                 return; // another legal call
             }
             assert!(!nulls.iter().any(|&name| name != "scale"), "null pointers are accepted: {nulls:?}");
-            let After { outputs, cache, scale } = &**after;
-            let expected = [("key", &outputs.key), ("value", &outputs.value), ("cache", cache)];
-            for (name, expected) in expected.into_iter().chain(scale.iter().map(|scale| ("scale", scale))) {
+            for (name, expected) in after.named(<Case>::OUTPUTS) {
                 let got = tensors.iter().find(|tensor| tensor.name == name).map(|tensor| &tensor.tensor);
                 let is_same = got.is_some_and(|got| got == expected) || case.nan == NanRule::Any;
                 assert!(is_same, "{name} is not what it is by the oracle");

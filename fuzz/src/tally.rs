@@ -44,7 +44,7 @@ pub fn note_kind(kind: String) {
 }
 
 /// Notes what a call must do: to succeed, or to be refused for this.
-pub fn note_expected<A>(expected: &Expected<A>) {
+pub fn note_expected(expected: &Expected) {
     match expected {
         Expected::Success(_) => note_kind("success".to_owned()),
         Expected::Refusal { kind, .. } => note_kind(format!("refused: {kind}")),

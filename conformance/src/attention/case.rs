@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kvcache_schema::{CacheAttentionAttributes, ElementType, multi_head_attention, multi_head_cache_attention};
 
-use crate::case::Expected;
+use crate::case::NamedInputs;
 use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 
@@ -72,21 +72,11 @@ pub struct Case {
     pub steps: Vec<Step>,
 }
 
-impl Case {
-    /// The page that states its rules.
-    pub const fn page(&self) -> OperatorPage {
-        self.operator.page()
-    }
-}
-
 /// One call.
-#[derive(Debug, Clone)]
-pub struct Step {
-    /// What the call is given but `cache` and `scale`, by the names of the operator's inputs.
-    pub inputs: BTreeMap<&'static str, Tensor>,
-    /// What it must do.
-    pub expected: Expected<After>,
-}
+pub type Step = crate::Step<Inputs>;
+
+/// What a call is given but `cache` and `scale`, by the names of the operator's inputs.
+pub type Inputs = BTreeMap<&'static str, Tensor>;
 
 impl Step {
     /// The input called `name`.
@@ -98,15 +88,8 @@ impl Step {
     }
 }
 
-/// The output and the state after a call.
-#[derive(Debug, Clone)]
-pub struct After {
-    /// `attn_output` as the oracle gives it, float32 whatever the output's type.
-    pub attn_output: Tensor,
-    /// How far each element may be from it, float32. Where the oracle's is not finite, the output must be so too.
-    pub tolerance: Tensor,
-    /// `cache` after the call, if the operator has one.
-    pub cache: Option<Tensor>,
-    /// `scale` after the call, if given.
-    pub scale: Option<Tensor>,
+impl NamedInputs for Inputs {
+    fn named(&self) -> Vec<(&'static str, &Tensor)> {
+        self.iter().map(|(name, tensor)| (*name, tensor)).collect()
+    }
 }

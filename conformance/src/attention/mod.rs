@@ -1,18 +1,12 @@
-//! The cases of `MultiHeadAttention` and `MultiHeadCacheAttention`, and their runner.
+//! The cases of `MultiHeadAttention` and `MultiHeadCacheAttention`.
 //!
 //! A case is a folder like those of `KeyValueCache`, with a cache or without. The state after a call must match bit for
 //! bit. The output comes from an oracle in float64 and has a tolerance for each element, derived from the number
 //! formats and the lengths of the sums (`oracle/attention_tolerance.py`).
 
 mod case;
-mod compare;
-mod implementation;
-#[cfg(feature = "program")]
-mod program;
 mod read;
-mod run;
+mod suite;
 
-pub use case::{After, Case, Operator, Step};
-pub use implementation::{CallResult, Implementation};
+pub use case::{Case, Inputs, Operator, Step};
 pub use read::{cases, read_cases};
-pub use run::run;

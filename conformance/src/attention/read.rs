@@ -7,8 +7,8 @@ use kvcache_schema::CacheAttentionAttributes;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
-use super::case::{After, Case, Operator, Step};
-use crate::case::Expected;
+use super::case::{Case, Operator};
+use crate::case::{After, Expected, Step};
 use crate::case_files::{CaseFiles, Cause, ReadError};
 use crate::files::{committed, read_folders};
 use crate::read::{StepFile, Tensors, element, known_rules};
@@ -90,8 +90,8 @@ fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
         let expected = match step.error {
             Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
             None => Expected::Success(Box::new(After {
-                attn_output: tensor("attn_output")?,
-                tolerance: tensor("tolerance")?,
+                outputs: vec![tensor("attn_output")?],
+                tolerance: Some(tensor("tolerance")?),
                 cache: cache(&format!("{i}.cache"))?,
                 scale: scale(&format!("{i}.scale"))?,
             })),

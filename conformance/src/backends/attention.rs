@@ -1,7 +1,7 @@
 //! The attention operators as the conformance suite sees them.
 
-use crate::attention::{CallResult, Case, Implementation, Operator, Step};
-use crate::{Outcome, Tensor};
+use crate::attention::{Case, Operator, Step};
+use crate::{CallResult, Implementation, Outcome, Tensor};
 use kvcache_op::{
     AttentionBackend, AttentionCall, AttentionInputs, Backend, CacheAttentionInputs, Error, IndexInputs, Inputs,
     MultiHeadAttention, MultiHeadCacheAttention, Workers,
@@ -19,12 +19,12 @@ pub struct Attention<W> {
     pub workers: W,
 }
 
-impl<W: Workers> Implementation for Attention<W> {
+impl<W: Workers> Implementation<Case> for Attention<W> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
         let calls = case.steps.iter().map(|step| {
             let outcome = match self.call(case, step, &mut cache, &mut scale) {
-                Ok(output) => Outcome::Done(output),
+                Ok(output) => Outcome::Done(vec![output]),
                 Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
             };
             CallResult { outcome, cache: cache.clone(), scale: scale.clone() }

@@ -1,10 +1,10 @@
 //! `KeyValueCache` of dynamic and of static batching as the conformance suites see it.
 
 use crate::backends::{read, write};
-use crate::{CallResult, Case, Implementation, Outcome, Outputs, Step, StepInputs, Tensor, static_batching};
+use crate::{CallResult, Case, Implementation, Outcome, Step, StepInputs, Tensor, static_batching};
 use kvcache_op::{
-    Backend, ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticAttributes, StaticInputs,
-    StaticKeyValueCache, TensorMut, Workers,
+    Backend, ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticInputs, StaticKeyValueCache, TensorMut,
+    Workers,
 };
 
 /// A backend of the operator of dynamic batching, on some threads.
@@ -47,7 +47,7 @@ impl<W: Workers> Implementation for Operator<W> {
     }
 }
 
-impl<W: Workers> Implementation<StaticAttributes, static_batching::StepInputs> for StaticOperator<W> {
+impl<W: Workers> Implementation<static_batching::Case> for StaticOperator<W> {
     fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
         let op = StaticKeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
         Ok(results(case, |inputs: &static_batching::StepInputs, cache, scale| {
@@ -67,29 +67,29 @@ impl<W: Workers> Implementation<StaticAttributes, static_batching::StepInputs> f
 /// The results of a case's calls, which `call` makes.
 fn results<A, I>(
     case: &Case<A, I>,
-    call: impl Fn(&I, TensorMut<'_>, Option<TensorMut<'_>>) -> Result<Outputs, Error>,
+    call: impl Fn(&I, TensorMut<'_>, Option<TensorMut<'_>>) -> Result<[Tensor; 2], Error>,
 ) -> Vec<CallResult> {
     let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
     let mut run = |step: &Step<I>| {
         let outcome = match call(&step.inputs, write(&mut cache), scale.as_mut().map(write)) {
-            Ok(outputs) => Outcome::Done(outputs),
+            Ok(outputs) => Outcome::Done(outputs.into()),
             Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
         };
-        CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+        CallResult { outcome, cache: Some(cache.clone()), scale: scale.clone() }
     };
     case.steps.iter().map(&mut run).collect()
 }
 
 /// Outputs for a checked call to write.
-fn zeros(t1: ElementType, shape: &[usize]) -> Outputs {
+fn zeros(t1: ElementType, shape: &[usize]) -> [Tensor; 2] {
     let output = || Tensor::zeros(t1, shape.to_vec());
     match (output(), output()) {
-        (Some(key), Some(value)) => Outputs { key, value },
+        (Some(key), Some(value)) => [key, value],
         _ => unreachable!("a checked call has outputs that fit in memory"),
     }
 }
 
 /// Outputs as the operator writes them.
-fn written(Outputs { key, value }: &mut Outputs) -> kvcache_op::Outputs<'_> {
+fn written([key, value]: &mut [Tensor; 2]) -> kvcache_op::Outputs<'_> {
     kvcache_op::Outputs { key: write(key), value: write(value) }
 }

@@ -1,25 +1,19 @@
-//! A mistake, and what it gives in each case.
+//! A mistake, and whether it gives what calls gave.
 
-use std::cell::OnceCell;
-
-use super::call::{Made, Predicted};
 use super::diagnosable::Diagnosable;
 use crate::mistakes::Mistake;
-use crate::oracle::{Oracle, Outside};
+use crate::oracle::{Oracle, Outside, Prediction};
+use crate::result::CallResult;
 
-/// What each call of a case is predicted to do.
-pub(super) type Calls<C> = Vec<Predicted<<C as Diagnosable>::Results>>;
-
-/// A mistake. What it gives is computed when it is first asked for.
-pub(super) struct Candidate<C: Diagnosable> {
+/// A mistake, as oracles that make it: first one that fails where an access is outside of the cache, then those that do
+/// what such an access does in other languages.
+pub(super) struct Candidate {
     pub(super) mistake: &'static Mistake,
-    oracle: Oracle,
-    /// For each case what its calls do. Where one reaches outside of the cache, what they do then in other languages.
-    predictions: Vec<OnceCell<Vec<Calls<C>>>>,
+    oracles: [Oracle; 5],
 }
 
 /// How well the prediction of a mistake fits what an implementation did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Fit {
     /// Whether a wrong call ended as predicted. Else a mistake could only have made it fail.
     pub(super) tells: bool,
@@ -27,55 +21,67 @@ pub(super) struct Fit {
     pub(super) in_full: usize,
 }
 
-impl<C: Diagnosable> Candidate<C> {
-    pub(super) fn new(mistake: &'static Mistake, cases: usize) -> Self {
-        Self { mistake, oracle: mistake.oracle(), predictions: (0..cases).map(|_| OnceCell::new()).collect() }
-    }
-
-    /// What the calls of a case do, number `i` of the cases, of which this is `right`: first where an access outside of
-    /// the cache fails.
-    fn predictions(&self, i: usize, case: &C, right: &Calls<C>) -> &[Calls<C>] {
-        self.predictions[i].get_or_init(|| {
-            let mut all = vec![case.predicted(&self.oracle, right)];
-            if all[0].iter().any(Predicted::fails) {
-                let outside = [Outside::Flat, Outside::FromEnd, Outside::Clamped, Outside::Skipped];
-                all.extend(outside.map(|outside| case.predicted(&self.oracle.with_outside(outside), right)));
-            }
-            all
-        })
+impl Candidate {
+    pub(super) fn new(mistake: &'static Mistake) -> Self {
+        let outside = [Outside::Fails, Outside::Flat, Outside::FromEnd, Outside::Clamped, Outside::Skipped];
+        Self { mistake, oracles: outside.map(|outside| mistake.oracle().with_outside(outside)) }
     }
 
     /// Whether a case of which this is `right` fails where the mistake is made, whatever an access outside of the cache
     /// gives.
-    pub(super) fn deviates(&self, i: usize, case: &C, right: &Calls<C>) -> bool {
-        if !case.concerns(&self.mistake.rule) {
-            return false;
-        }
-        let differs = |predicted: &Calls<C>| {
-            predicted.iter().zip(right).any(|(predicted, right)| predicted.is_never_right::<C::Made>(right))
-        };
-        self.predictions(i, case, right).iter().all(differs)
+    pub(super) fn deviates<C: Diagnosable>(&self, case: &C, right: &[Prediction<C::Outputs>]) -> bool {
+        case.concerns(&self.mistake.rule)
+            && self
+                .of_each(|oracle| {
+                    let mut fails = false;
+                    let differs = case.predicted(oracle, right, None).zip(right).any(|(predicted, right)| {
+                        fails |= predicted.fails();
+                        predicted.tells() && predicted.differs(right, 1.0, case.nan())
+                    });
+                    (differs || fails, fails)
+                })
+                .all(|differs| differs)
     }
 
     /// How well the mistake explains what an implementation made of a case (`None`: it could not run it); `None` if it
     /// does not.
-    pub(super) fn fit(&self, i: usize, case: &C, right: &Calls<C>, made: Option<&[Made<C::Made>]>) -> Option<Fit> {
+    pub(super) fn fit<C: Diagnosable>(
+        &self,
+        case: &C,
+        right: &[Prediction<C::Outputs>],
+        made: Option<&[CallResult]>,
+    ) -> Option<Fit> {
         if !case.concerns(&self.mistake.rule) {
             return None;
         }
-        self.predictions(i, case, right).iter().filter_map(|predicted| fit::<C>(predicted, right, made)).max()
+        self.of_each(|oracle| {
+            let (mut fit, mut is_wrong, mut fails, mut calls) = (Fit::default(), false, false, 0);
+            for (i, predicted) in case.predicted(oracle, right, made).enumerate() {
+                fails |= predicted.fails();
+                if made.is_some_and(|made| !made.get(i).is_some_and(|made| predicted.fits(made, case.nan()))) {
+                    return (None, fails);
+                }
+                if predicted.differs(&right[i], 0.0, case.nan()) {
+                    is_wrong = true;
+                    fit.tells |= made.is_some() && predicted.tells();
+                    fit.in_full += usize::from(made.is_some() && predicted.is_done());
+                }
+                calls = i + 1;
+            }
+            let fits = made.map_or(fails, |made| made.len() == calls);
+            ((fits && is_wrong).then_some(fit), fails)
+        })
+        .flatten()
+        .max()
     }
-}
 
-fn fit<C: Diagnosable>(predicted: &Calls<C>, right: &Calls<C>, made: Option<&[Made<C::Made>]>) -> Option<Fit> {
-    let is_wrong = |(predicted, right): &(&Predicted<_>, &Predicted<_>)| predicted.is_wrong::<C::Made>(right);
-    let wrong: Vec<_> = predicted.iter().zip(right).filter(is_wrong).map(|(wrong, _)| wrong).collect();
-    let fits = match made {
-        None => predicted.iter().any(Predicted::fails),
-        Some(made) => made.len() == predicted.len() && predicted.iter().zip(made).all(|(call, made)| call.fits(made)),
-    };
-    (fits && !wrong.is_empty()).then(|| Fit {
-        tells: made.is_some() && wrong.iter().any(|call| call.tells()),
-        in_full: if made.is_some() { wrong.iter().filter(|call| call.is_done()).count() } else { 0 },
-    })
+    /// What `try_one` gives for each oracle, and whether a call failed there: if none fails, the others do the same.
+    fn of_each<T>(&self, try_one: impl Fn(&Oracle) -> (T, bool)) -> impl Iterator<Item = T> {
+        let mut is_last = false;
+        self.oracles.iter().map_while(move |oracle| {
+            let (result, fails) = (!is_last).then(|| try_one(oracle))?;
+            is_last |= !fails;
+            Some(result)
+        })
+    }
 }

@@ -1,31 +1,32 @@
 //! What a suite tells of its cases, so that their failures can be diagnosed.
 
-use super::call::{Made, Predicted, Results};
+use super::call::Outputs;
 use super::near::Near;
-use super::scope::Facts;
-use crate::oracle::Oracle;
+use crate::oracle::{Oracle, Prediction};
+use crate::result::CallResult;
 use crate::suite::Suite;
 
 /// A case that known mistakes can be tried on.
 pub trait Diagnosable: Suite + Sized {
-    /// What a call gives, as predictions are compared with it.
-    type Made;
     /// The predicted outputs of a call.
-    type Results: Results<Self::Made>;
+    type Outputs: Outputs;
 
     /// Whether breaking a rule alone can change what its calls do, as one of quantization cannot where nothing is
     /// quantized.
     fn concerns(&self, rule: &str) -> bool;
 
-    /// What each call does on an oracle; `right` is what it should do, if that is known already.
-    fn predicted(&self, oracle: &Oracle, right: &[Predicted<Self::Results>]) -> Vec<Predicted<Self::Results>>;
-
-    /// What each call did.
-    fn made(&self, results: &[Self::Result]) -> Vec<Made<Self::Made>>;
+    /// What each call does on an oracle, one after the other; `right` is what it should do, as far as that is known. With
+    /// `made`, what calls did, it may end with a call that did something else.
+    fn predicted<'a>(
+        &'a self,
+        oracle: &'a Oracle,
+        right: &'a [Prediction<Self::Outputs>],
+        made: Option<&'a [CallResult]>,
+    ) -> impl Iterator<Item = Prediction<Self::Outputs>> + 'a;
 
     /// What differs in the results of its calls, if no more does than other roundings explain.
-    fn near(&self, results: &[Self::Result]) -> Option<Near>;
+    fn near(&self, results: &[CallResult]) -> Option<Near>;
 
-    /// What can be said of it.
-    fn facts(&self) -> Facts;
+    /// The most current tokens of a call, and of all tokens of a sequence.
+    fn lengths(&self) -> [i64; 2];
 }

@@ -33,8 +33,7 @@ mod run;
 mod scope;
 mod stored;
 
-pub use attention::MadeOutput;
-pub use call::{Made, Predicted, Results};
+pub use call::Outputs;
 pub use diagnosable::Diagnosable;
 pub use explanation::{Explanation, RunDiagnosis};
 pub use groups::{Flaw, Group};

@@ -2,10 +2,10 @@
 
 use kvcache_schema::ElementType;
 
-use crate::case::{Outputs, Types};
+use crate::case::Types;
 use crate::difference::Value;
 use crate::oracle::decisions::StoredParts;
-use crate::oracle::{Behavior, Oracle};
+use crate::oracle::{Behavior, Oracle, State};
 use crate::tensor::Tensor;
 
 /// Two floats of which one comes from another rounding are at most so many floats apart.
@@ -78,26 +78,27 @@ impl Near {
     /// Compares `cache` and `scale` after a call with the right ones; `None` if they are too far from these.
     pub(super) fn compare_state(
         &mut self,
-        (right, right_scale): (&Tensor, Option<&Tensor>),
+        State { cache: right, scale: right_scale }: &State,
         (cache, scale): (&Tensor, Option<&Tensor>),
         quantizes: bool,
     ) -> Option<()> {
         if quantizes {
-            self.scales |= self.differ(right_scale?, scale?, |value| value)?;
+            self.scales |= self.differ(right_scale.as_ref()?, scale?, |value| value)?;
             self.codes |= self.differ(right, cache, |value| value)?;
             return Some(());
         }
         self.values |= self.differ(right, cache, |value| value)?;
-        (right_scale == scale).then_some(())
+        (right_scale.as_ref() == scale).then_some(())
     }
 
     /// Compares the outputs of a call with what loads from the cache that it left.
-    pub(super) fn compare_outputs(&mut self, right: &Outputs, outputs: &Outputs, types: Types) -> Option<()> {
+    pub(super) fn compare_outputs(&mut self, right: &[Tensor], outputs: &[Tensor], types: Types) -> Option<()> {
         let is_narrow = [Some(types.t1), Some(types.t2), types.t3].contains(&Some(ElementType::Float16));
         let narrow = |value: Value| if is_narrow { value.rounded(ElementType::Float16) } else { value };
-        self.values |= self.differ(&right.key, &outputs.key, narrow)?;
-        self.values |= self.differ(&right.value, &outputs.value, narrow)?;
-        Some(())
+        for (right, output) in right.iter().zip(outputs) {
+            self.values |= self.differ(right, output, narrow)?;
+        }
+        (right.len() == outputs.len()).then_some(())
     }
 
     /// Whether elements differ by a rounding of `narrow` values; `None` if two differ by more, or the tensors in more

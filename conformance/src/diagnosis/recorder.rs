@@ -6,58 +6,45 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::diagnosable::Diagnosable;
 use super::explanation::RunDiagnosis;
 use super::run::{KnownMistakes, Trial};
-use crate::attention;
-use crate::case::Case;
-use crate::implementation::{CallResult, Implementation};
+use crate::implementation::Implementation;
 use crate::report::{Report, Verdict};
-use crate::suite::Diagnosis;
+use crate::result::CallResult;
+use crate::suite::{Diagnosis, Suite};
 
-/// An implementation whose results, of type `T`, are kept, so that a report on it can be diagnosed.
+/// An implementation whose results are kept, so that a report on it can be diagnosed.
 #[derive(Debug)]
-pub struct Recorder<'a, R: ?Sized, T = CallResult> {
+pub struct Recorder<'a, R: ?Sized> {
     implementation: &'a R,
     /// By the name of the case.
-    results: Mutex<HashMap<String, Vec<T>>>,
+    results: Mutex<HashMap<String, Vec<CallResult>>>,
 }
 
-impl<A, I, R: Implementation<A, I> + ?Sized> Implementation<A, I> for Recorder<'_, R> {
-    fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
+impl<C: Suite, R: Implementation<C> + ?Sized> Implementation<C> for Recorder<'_, R> {
+    fn run(&self, case: &C) -> Result<Vec<CallResult>, String> {
         let results = self.implementation.run(case)?;
-        self.results().insert(case.name.clone(), results.clone());
+        self.results().insert(case.name().to_owned(), results.clone());
         Ok(results)
     }
 
-    fn cannot_run(&self, case: &Case<A, I>) -> Option<String> {
+    fn cannot_run(&self, case: &C) -> Option<String> {
         self.implementation.cannot_run(case)
     }
 }
 
-impl<R: attention::Implementation + ?Sized> attention::Implementation for Recorder<'_, R, attention::CallResult> {
-    fn run(&self, case: &attention::Case) -> Result<Vec<attention::CallResult>, String> {
-        let results = self.implementation.run(case)?;
-        self.results().insert(case.name.clone(), results.clone());
-        Ok(results)
-    }
-
-    fn cannot_run(&self, case: &attention::Case) -> Option<String> {
-        self.implementation.cannot_run(case)
-    }
-}
-
-impl<'a, R: ?Sized, T> Recorder<'a, R, T> {
+impl<'a, R: ?Sized> Recorder<'a, R> {
     /// Keeps the results of an implementation.
     pub fn new(implementation: &'a R) -> Self {
         Self { implementation, results: Mutex::default() }
     }
 
-    fn results(&self) -> MutexGuard<'_, HashMap<String, Vec<T>>> {
+    fn results(&self) -> MutexGuard<'_, HashMap<String, Vec<CallResult>>> {
         // A thread that panicked while it held the lock left a whole entry or none.
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Diagnoses the failures of a report on these cases: gives each that can be explained its diagnosis, and the report
     /// what explains most of them. Cases that had to be refused by a profile are left alone.
-    pub fn diagnose<C: Diagnosable<Result = T>>(&self, report: &mut Report, cases: &[C]) -> RunDiagnosis {
+    pub fn diagnose<C: Diagnosable>(&self, report: &mut Report, cases: &[C]) -> RunDiagnosis {
         let known = KnownMistakes::new(cases);
         let results = self.results();
         let places: HashMap<_, _> = cases.iter().enumerate().map(|(i, case)| (case.name(), i)).collect();

@@ -4,40 +4,40 @@ use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::call::{Ended, Made, Predicted};
-use super::candidate::{Calls, Candidate, Fit};
+use super::candidate::{Candidate, Fit};
 use super::diagnosable::Diagnosable;
 use super::explanation::{Explanation, RunDiagnosis};
 use super::groups::{Group, groups, is_refused_late};
 use super::near::{KINDS, Near};
 use super::scope::{Facts, Scope};
+use crate::case::Expected;
 use crate::demand::Demand;
-use crate::implementation::CallResult;
+use crate::difference::Difference;
 use crate::mistakes::mistakes;
-use crate::oracle::Oracle;
+use crate::oracle::{Oracle, Prediction};
+use crate::result::{CallResult, Outcome};
 
 /// For each failure that a mistake explains, so many cases may have passed that it would fail.
 const MOST_CONTRADICTIONS: usize = 4;
 
-/// What the known mistakes give in some cases. It is computed when it is first asked for, and kept for the next
-/// diagnosis.
+/// The known mistakes, and what is right in some cases, which is computed when it is first asked for.
 pub struct KnownMistakes<'a, C: Diagnosable> {
     cases: &'a [C],
     /// What is right.
-    right: Vec<OnceCell<Calls<C>>>,
+    right: Vec<OnceCell<Vec<Prediction<C::Outputs>>>>,
     /// What can be said of each case.
     facts: Vec<Facts>,
     /// The mistakes, in the order of the list.
-    candidates: Vec<Candidate<C>>,
+    candidates: Vec<Candidate>,
 }
 
-/// What an implementation did with a case; `R` is the result of a call.
+/// What an implementation did with a case.
 #[derive(Debug, Clone, Copy)]
-pub struct Trial<'a, R = CallResult> {
+pub struct Trial<'a> {
     /// The case, by its place among the cases.
     pub case: usize,
     /// The result of each call; `None` if the implementation could not run the case, as after a crash.
-    pub results: Option<&'a [R]>,
+    pub results: Option<&'a [CallResult]>,
     /// Whether the results are the expected ones.
     pub passed: bool,
 }
@@ -50,8 +50,8 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
         Self {
             cases,
             right: cases.iter().map(|_| OnceCell::new()).collect(),
-            facts: cases.iter().map(C::facts).collect(),
-            candidates: candidates.map(|mistake| Candidate::new(mistake, cases.len())).collect(),
+            facts: cases.iter().map(|case| Facts::new(&case.features(), case.lengths())).collect(),
+            candidates: candidates.map(Candidate::new).collect(),
         }
     }
 
@@ -66,20 +66,18 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
     /// A mistake may be made in a part of the implementation alone, like one type or one layout. Then the passed cases
     /// outside of that part do not contradict it, but a part that takes many words to describe is less likely. That a
     /// call failed says nothing by itself: a mistake has to predict what others gave.
-    pub fn diagnose_run(&self, trials: &[Trial<'_, C::Result>]) -> RunDiagnosis {
-        let (passed, failed): (Vec<_>, Vec<_>) = trials.iter().partition(|trial| trial.passed);
-        let made = |trial: &Trial<'_, C::Result>| trial.results.map(|results| self.cases[trial.case].made(results));
-        let near = |trial: &Trial<'_, C::Result>| self.cases[trial.case].near(trial.results?);
+    pub fn diagnose_run(&self, trials: &[Trial<'_>]) -> RunDiagnosis {
+        let (passed, failed): (Vec<&Trial<'_>>, Vec<_>) = trials.iter().partition(|trial| trial.passed);
+        let near = |trial: &Trial<'_>| self.cases[trial.case].near(trial.results?);
         let mut run = Run {
             known: self,
             passed: passed.iter().map(|trial| trial.case).collect(),
-            failed: failed.iter().map(|trial| (trial.case, made(trial))).collect(),
+            failed: failed.iter().map(|trial| (trial.case, trial.results)).collect(),
             near: failed.iter().filter_map(|trial| Some((trial.case, near(trial)?))).collect(),
         };
         let mut explanations = run.explain();
-        let difference =
-            |trial: &Trial<'_, C::Result>| self.cases[trial.case].difference(trial.results?, Demand::AsExpected);
-        let is_left = |trial: &&Trial<'_, C::Result>| run.failed.contains_key(&trial.case);
+        let difference = |trial: &Trial<'_>| self.cases[trial.case].difference(trial.results?, Demand::AsExpected);
+        let is_left = |trial: &&Trial<'_>| run.failed.contains_key(&trial.case);
         let mut left: BTreeMap<_, _> =
             failed.iter().copied().filter(is_left).map(|trial| (trial.case, difference(trial))).collect();
         explanations.extend(run.explain_late(&mut left));
@@ -93,12 +91,23 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
     }
 
     /// What the calls of a case should do.
-    fn right(&self, case: usize) -> &Calls<C> {
-        self.right[case].get_or_init(|| self.cases[case].predicted(&Oracle::default(), &[]))
+    fn right(&self, case: usize) -> &[Prediction<C::Outputs>] {
+        self.right[case].get_or_init(|| self.cases[case].predicted(&Oracle::default(), &[], None).collect())
+    }
+
+    /// The bytes of the inputs of a case.
+    fn size(&self, case: usize) -> usize {
+        let calls = self.cases[case].calls();
+        calls.iter().flat_map(|(inputs, _)| inputs).map(|(_, tensor)| tensor.bytes().len()).sum()
+    }
+
+    /// The place of a candidate in the list.
+    fn place(&self, candidate: &Candidate) -> Option<usize> {
+        self.candidates.iter().position(|other| std::ptr::eq(other, candidate))
     }
 
     fn is_legal(&self, case: usize) -> bool {
-        self.right(case).iter().all(|call| !matches!(call.outcome, Ended::Refused(_)))
+        self.cases[case].calls().iter().all(|(_, expected)| matches!(expected, Expected::Success(_)))
     }
 
     fn name(&self, case: usize) -> String {
@@ -107,18 +116,18 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
 }
 
 /// A run, of which the failures that are explained are taken out.
-struct Run<'a, 'b, C: Diagnosable> {
-    known: &'a KnownMistakes<'b, C>,
+struct Run<'a, C: Diagnosable> {
+    known: &'a KnownMistakes<'a, C>,
     passed: Vec<usize>,
     /// What the calls of each failed case did; `None` if it could not be run.
-    failed: BTreeMap<usize, Option<Vec<Made<C::Made>>>>,
+    failed: BTreeMap<usize, Made<'a>>,
     /// The failures that are near to what is right.
     near: BTreeMap<usize, Near>,
 }
 
 /// A candidate that explains something.
-struct Suspect<'a, C: Diagnosable> {
-    candidate: &'a Candidate<C>,
+struct Suspect<'a> {
+    candidate: &'a Candidate,
     /// The failures that it explains.
     fits: BTreeMap<usize, Fit>,
     /// The part of the implementation in which it is made.
@@ -128,7 +137,7 @@ struct Suspect<'a, C: Diagnosable> {
     contradicted: Vec<usize>,
 }
 
-impl<C: Diagnosable> Suspect<'_, C> {
+impl Suspect<'_> {
     /// The larger, the likelier.
     fn score(&self) -> (isize, usize, usize) {
         let beyond = self.fits.len() as isize - self.contradicted.len() as isize - self.scope.len() as isize;
@@ -143,11 +152,10 @@ impl<C: Diagnosable> Suspect<'_, C> {
     }
 }
 
-impl<'a, C: Diagnosable> Run<'a, '_, C> {
+impl<'a, C: Diagnosable> Run<'a, C> {
     /// Explains failures as far as known mistakes do.
     fn explain(&mut self) -> Vec<Explanation> {
-        let candidates = self.known.candidates.iter();
-        let mut suspects: Vec<_> = candidates.filter_map(|candidate| self.suspect(candidate)).collect();
+        let mut suspects = self.suspects();
         let mut explanations = Vec::new();
         while let Some(best) = suspects.iter().map(Suspect::score).max() {
             let mut likeliest = suspects.iter().filter(|suspect| suspect.score() == best);
@@ -174,20 +182,39 @@ impl<'a, C: Diagnosable> Run<'a, '_, C> {
         explanations
     }
 
-    /// What speaks for and against a candidate; `None` if too little speaks for it.
-    fn suspect(&self, candidate: &'a Candidate<C>) -> Option<Suspect<'a, C>> {
-        let fit = |(&i, made): (&usize, &Option<Vec<Made<C::Made>>>)| {
-            Some((i, candidate.fit(i, &self.known.cases[i], self.known.right(i), made.as_deref())?))
-        };
+    /// The candidates that explain something. All are tried on one failure, and those that explain it on every case; then
+    /// again on a failure that none of these explains. So a mistake that explains all failures is found by the first.
+    fn suspects(&self) -> Vec<Suspect<'a>> {
         // Where calls were refused and no more is wrong, no mistake predicts what others gave.
-        let (telling, refused): (Vec<_>, Vec<_>) = self.failed.iter().partition(|(i, made)| self.tells(**i, made));
-        let mut fits: BTreeMap<_, _> = telling.into_iter().filter_map(fit).collect();
-        if !fits.values().any(|fit| fit.tells) {
-            return None;
+        let telling = self.failed.iter().filter(|(case, made)| self.tells(**case, **made));
+        let mut left: Vec<_> = telling.map(|(case, _)| *case).collect();
+        left.sort_by_key(|&case| self.known.size(case));
+        let mut candidates: Vec<_> = self.known.candidates.iter().collect();
+        let mut suspects: Vec<Suspect<'a>> = Vec::new();
+        while !left.is_empty() {
+            // What calls of few tokens give may come from many mistakes, and what those of many give takes long.
+            let case = left.remove(left.len() / 2);
+            let (explaining, others): (Vec<_>, _) =
+                candidates.into_iter().partition(|candidate| self.fit(candidate, case).is_some_and(|fit| fit.tells));
+            candidates = others;
+            suspects.extend(explaining.into_iter().filter_map(|candidate| self.suspect(candidate)));
+            left.retain(|case| !suspects.iter().any(|suspect| suspect.fits.contains_key(case)));
         }
-        fits.extend(refused.into_iter().filter_map(fit));
+        // In the order of the list.
+        suspects.sort_by_key(|suspect| self.known.place(suspect.candidate));
+        suspects
+    }
+
+    fn fit(&self, candidate: &Candidate, case: usize) -> Option<Fit> {
+        candidate.fit(&self.known.cases[case], self.known.right(case), self.failed[&case])
+    }
+
+    /// What speaks for and against a candidate; `None` if too little speaks for it.
+    fn suspect(&self, candidate: &'a Candidate) -> Option<Suspect<'a>> {
+        let fits: BTreeMap<_, _> =
+            self.failed.keys().filter_map(|&case| Some((case, self.fit(candidate, case)?))).collect();
         let near = self.near.keys().filter(|case| !fits.contains_key(case));
-        let deviates = |&i: &usize| candidate.deviates(i, &self.known.cases[i], self.known.right(i));
+        let deviates = |&i: &usize| candidate.deviates(&self.known.cases[i], self.known.right(i));
         let mut contradicted: Vec<_> = self.passed.iter().chain(near).copied().filter(deviates).collect();
         let scope = self.scope(&fits.keys().copied().collect::<Vec<_>>(), &contradicted);
         contradicted.retain(|&i| scope.contains(&self.known.facts[i]));
@@ -195,10 +222,12 @@ impl<'a, C: Diagnosable> Run<'a, '_, C> {
     }
 
     /// Whether a call gave something wrong, and was not just refused.
-    fn tells(&self, case: usize, made: &Option<Vec<Made<C::Made>>>) -> bool {
-        let is_wrong =
-            |(right, made): (&Predicted<C::Results>, &Made<C::Made>)| !made.is_refused() && !right.fits(made);
-        made.as_ref().is_some_and(|made| self.known.right(case).iter().zip(made).any(is_wrong))
+    fn tells(&self, case: usize, made: Made<'_>) -> bool {
+        let nan = self.known.cases[case].nan();
+        let is_wrong = |(right, made): (&Prediction<C::Outputs>, &CallResult)| {
+            matches!(made.outcome, Outcome::Done(_)) && !right.fits(made, nan)
+        };
+        made.is_some_and(|made| self.known.right(case).iter().zip(made).any(is_wrong))
     }
 
     /// What tells these cases from others, by all legal ones.
@@ -261,4 +290,7 @@ impl<'a, C: Diagnosable> Run<'a, '_, C> {
 }
 
 /// The failures that are left, with the first difference of each that was run.
-type Left = BTreeMap<usize, Option<crate::difference::Difference>>;
+type Left = BTreeMap<usize, Option<Difference>>;
+
+/// What the calls of a case did; `None` if it could not be run.
+type Made<'a> = Option<&'a [CallResult]>;

@@ -31,13 +31,16 @@ const MOST_CONDITIONS: usize = 3;
 const MOST_LIKELY_BY_CHANCE: f64 = 0.05;
 
 impl Facts {
-    /// What the features of a case say, and these lengths.
-    pub(super) fn new(features: &Features, lengths: &[(&'static str, i64)]) -> Self {
+    /// What the features of a case say, and its lengths.
+    pub(super) fn new(features: &Features, [tokens, kvlen]: [i64; 2]) -> Self {
         let of_type = |name| (name, features.types.get(name).map_or("absent", |element| element.name()));
         let numbers = features.numbers.iter().map(|(&name, &value)| (name, value));
         // It says which part of the cache a call is given, and no code depends on it.
         let parts = numbers.filter(|(name, _)| *name != "layer_idx");
-        Self { types: ["T1", "T2", "T3"].map(of_type), numbers: parts.chain(lengths.iter().copied()).collect() }
+        Self {
+            types: ["T1", "T2", "T3"].map(of_type),
+            numbers: parts.chain([("tokens", tokens), ("kvlen", kvlen)]).collect(),
+        }
     }
 
     fn number(&self, name: &str) -> Option<i64> {

@@ -1,49 +1,37 @@
 //! The cases of both `KeyValueCache`, whose bits count.
 
-use super::call::{Made, Predicted, print};
 use super::diagnosable::Diagnosable;
 use super::near::{Near, loading};
-use super::scope::Facts;
-use crate::case::{Case, Outputs};
-use crate::implementation::{CallResult, Outcome};
-use crate::oracle::{Inputs, Oracle, PredictedOutcome, PredictedState, SharedAttributes};
-use crate::suite::Suite;
+use crate::case::Case;
+use crate::oracle::{Inputs, Oracle, PredictedOutcome, Prediction, SharedAttributes};
+use crate::result::{CallResult, Outcome};
+use crate::tensor::Tensor;
 
-impl<A, I: Inputs<A>> Diagnosable for Case<A, I>
-where
-    Self: Suite<Result = CallResult>,
-{
-    type Made = u64;
-    type Results = u64;
+impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {
+    type Outputs = Vec<Tensor>;
 
     fn concerns(&self, rule: &str) -> bool {
         concerns(I::shared(&self.attributes), rule)
     }
 
-    fn predicted(&self, oracle: &Oracle, _right: &[Predicted<u64>]) -> Vec<Predicted<u64>> {
-        let of = |outputs: &Outputs| print([Some(&outputs.key), Some(&outputs.value)], self.nan);
-        let predictions = oracle.predict(self).into_iter();
-        predictions.map(|prediction| Predicted::new(prediction, |outputs| of(&outputs), self.nan)).collect()
-    }
-
-    fn made(&self, results: &[CallResult]) -> Vec<Made<u64>> {
-        let of = |outputs: &Outputs| print([Some(&outputs.key), Some(&outputs.value)], self.nan);
-        let made = results.iter().map(|CallResult { outcome, cache, scale }| {
-            Made::new(outcome, of, print([Some(cache), scale.as_ref()], self.nan))
-        });
-        made.collect()
+    fn predicted<'a>(
+        &'a self,
+        oracle: &'a Oracle,
+        right: &'a [Prediction],
+        made: Option<&'a [CallResult]>,
+    ) -> impl Iterator<Item = Prediction> + 'a {
+        oracle.predict_beside(self, right, made)
     }
 
     fn near(&self, results: &[CallResult]) -> Option<Near> {
         let quantizes = I::shared(&self.attributes).quant_bit != 0;
         let (mut near, mut before) = (Near::default(), (&self.cache, self.scale.as_ref()));
         for (step, CallResult { outcome, cache, scale }) in self.steps.iter().zip(results) {
-            let after = (cache, scale.as_ref());
+            let after = (cache.as_ref()?, scale.as_ref());
             let right = Oracle::default().predict_one(self, step, before);
             match (right.outcome, outcome) {
                 (PredictedOutcome::Done(_), Outcome::Done(outputs)) => {
-                    let PredictedState::Known(right_cache, right_scale) = &right.state else { return None };
-                    near.compare_state((right_cache, right_scale.as_ref()), after, quantizes)?;
+                    near.compare_state(&*right.state?, after, quantizes)?;
                     let PredictedOutcome::Done(loaded) = loading().predict_one(self, step, after).outcome else {
                         return None;
                     };
@@ -57,17 +45,14 @@ where
         Some(near).filter(|near| *near != Near::default() && results.len() == self.steps.len())
     }
 
-    fn facts(&self) -> Facts {
+    fn lengths(&self) -> [i64; 2] {
         let inputs = self.steps.iter().map(|step| &step.inputs);
         let tokens = |inputs: &I| {
             let [outer @ .., _, _] = inputs.current()[0].shape() else { return 0 };
             i64::try_from(outer.iter().product::<usize>()).unwrap_or(i64::MAX)
         };
-        let lengths = [
-            ("tokens", inputs.clone().map(tokens).max().unwrap_or_default()),
-            ("kvlen", inputs.map(I::kvlen).max().unwrap_or_default()),
-        ];
-        Facts::new(&self.features(), &lengths)
+        let most = |lengths: &mut dyn Iterator<Item = i64>| lengths.max().unwrap_or_default();
+        [most(&mut inputs.clone().map(tokens)), most(&mut inputs.map(I::kvlen))]
     }
 }
 

@@ -8,8 +8,7 @@ mod mismatch;
 mod slots;
 mod value;
 
-pub(crate) use call::{Call, Must, first, refused};
-pub(crate) use compare::{Accept, Pair};
+pub(crate) use call::Call;
 pub(crate) use locate::{cache, of_token, output, static_cache};
 pub use location::{CacheLocation, Inner, Location, OutputLocation, Owner, Part, Slot};
 pub use mismatch::{Difference, Differing, Elements, Form, Mismatch};

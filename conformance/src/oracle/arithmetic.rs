@@ -79,8 +79,6 @@ impl Group<'_> {
             Amax::Largest => largest(values),
             Amax::Signed => extremes(values.iter().copied()).1,
             Amax::Mean => self.to_t1(mean(values.iter().map(|x| x.abs()))),
-            Amax::MeanInOrder => f64::from(values.iter().map(|x| x.abs() as f32).sum::<f32>() / values.len() as f32),
-            Amax::MeanInPairs => self.to_t1(f64::from(sum_of_eight_lanes(values) / values.len() as f32)),
             Amax::RootMeanSquare => mean(values.iter().map(|x| x * x)).sqrt(),
             Amax::HalfRange => {
                 let (least, most) = extremes(values.iter().copied());
@@ -259,18 +257,4 @@ fn extremes(values: impl Iterator<Item = f64>) -> (f64, f64) {
         true => (f64::NAN, f64::NAN),
         false => (least.min(x), most.max(x)),
     })
-}
-
-/// The sum of at most 128 magnitudes as numpy makes it along a contiguous axis: in eight lanes, then these in pairs.
-fn sum_of_eight_lanes(values: &[f64]) -> f32 {
-    let values: Vec<_> = values.iter().map(|x| x.abs() as f32).collect();
-    let (whole, rest) = values.split_at(values.len() / 8 * 8);
-    let mut lanes = [0f32; 8];
-    for (i, eight) in whole.chunks(8).enumerate() {
-        for (lane, x) in lanes.iter_mut().zip(eight) {
-            *lane = if i == 0 { *x } else { *lane + x };
-        }
-    }
-    let [a, b, c, d, e, f, g, h] = lanes;
-    rest.iter().fold(((a + b) + (c + d)) + ((e + f) + (g + h)), |sum, x| sum + x)
 }

@@ -102,8 +102,7 @@ impl Batch {
 
     /// The slot of the token at a position of a sequence, by other decisions.
     pub(super) fn slot_by(&self, slots: Slots, b: usize, t: i64) -> i64 {
-        let (size, start_pos) = (self.page_size, self.start_pos[b]);
-        let own = self.slot(b, t);
+        let (size, own) = (self.page_size, self.slot(b, t));
         if !self.paged {
             return match slots {
                 Slots::FirstSequence | Slots::FirstCachestarts => self.slot(0, t),
@@ -112,10 +111,8 @@ impl Batch {
                 _ => own,
             };
         }
-        let pages = |b: usize| self.kvlen(b).saturating_add(size - 1) / size;
         let on = |page: i64| page.saturating_add(t % size);
         let of_size = |size: i64| self.page(b, t / size).saturating_add(t % size);
-        let row = |row: i64, length: i64| on(self.entry(row.saturating_mul(length).saturating_add(t / size)));
         let first = self.page(b, t / size);
         match slots {
             Slots::FirstSequence | Slots::PagesOfFirstSequence => self.slot(0, t),
@@ -124,17 +121,12 @@ impl Batch {
                 on(self.entry((t / size).saturating_mul(self.len() as i64).saturating_add(b as i64)))
             }
             Slots::TableAsOffsets => self.entry(b as i64).saturating_add(t),
-            Slots::TablePacked => on(self.entry((0..b).map(pages).sum::<i64>().saturating_add(t / size))),
-            Slots::TableStrideOfMaxKvlen => row(b as i64, self.max_kvlen.saturating_add(size - 1) / size),
             Slots::FirstPageAlone => self.page(b, 0).saturating_add(t),
             Slots::PageAlone => first,
-            Slots::LastPageNotCounted => on(self.page(b, (t / size).min((self.kvlen(b) / size - 1).max(0)))),
-            Slots::PageOfNextToken => on(self.page(b, t.saturating_add(1) / size)),
             Slots::PageSizeIgnored => of_size(128),
             Slots::PagesAlignedDown => on(first - first.rem_euclid(size)),
             Slots::PageSizeRoundedDown => of_size(1 << size.ilog2()),
             Slots::PageOffsetMasked => first.saturating_add(t & (size - 1)),
-            Slots::CurrentOnOnePage => self.slot(b, start_pos).saturating_add(t - start_pos),
             _ => own,
         }
     }

@@ -3,6 +3,7 @@
 use kvcache_schema::ElementType;
 
 use crate::case::Types;
+use crate::key_value_cache::CaseInputs;
 use crate::oracle::decisions::Behavior;
 use crate::oracle::plan::Plan;
 use crate::oracle::refusal::Refusal;
@@ -33,18 +34,15 @@ pub struct SharedAttributes {
 }
 
 /// The inputs of one operator whose attributes are `A`: what the oracle needs to know of it.
-pub trait Inputs<A>: Sized + Clone {
+pub trait Inputs<A>: CaseInputs<A> + Sized + Clone {
     /// The attributes that both operators have.
     fn shared(attributes: &A) -> SharedAttributes;
-
-    /// `current_key` and `current_value`.
-    fn current(&self) -> [&Tensor; 2];
 
     /// The tokens of the longest sequence behind the call, as far as its shapes and indices say.
     fn kvlen(&self) -> i64;
 
     /// The rules that a call breaks: those of the first stage that has any. None for a legal call.
-    fn broken_rules(call: &Call<'_, A, Self>, behavior: &Behavior) -> Vec<Refusal>;
+    fn broken_rules(call: &Call<'_, A, Self>) -> Vec<Refusal>;
 
     /// What a legal call does.
     fn plan(call: &Call<'_, A, Self>, behavior: &Behavior) -> Plan;

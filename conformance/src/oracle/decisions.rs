@@ -60,7 +60,6 @@ pub struct Behavior {
     pub slots: Slots,
     /// The slots of stores, where they are others than those of loads.
     pub stored_slots: Option<Slots>,
-    pub cleared: Cleared,
     pub stored_tokens: StoredTokens,
     pub current_rows: CurrentRows,
     pub position: Position,
@@ -111,7 +110,7 @@ decisions! {
     SpecialCode { Zero, NanLowest, NanClampedLow, NanClampedHigh, InfinityLargest }
     /// The largest magnitude of a group; NaN if one of its values is.
     Amax {
-        Largest, Signed, Mean, MeanInOrder, MeanInPairs, RootMeanSquare, HalfRange, First, LastMissing,
+        Largest, Signed, Mean, RootMeanSquare, HalfRange, First, LastMissing,
         WholeMultiples, NanSkipped, FiniteAlone, InfinitySkipped,
     }
     /// Which values have the same scale: those of a group of one head of one token, of the key or of the value.
@@ -140,7 +139,7 @@ decisions! {
     CodeBits { TwosComplement, Unsigned, HighUnsigned, LowUnsigned, Plus8, SignAndMagnitude, Plus128, UnsignedBytes }
 
     /// The layout of `cache` or `scale`: that of the attribute. Swapped ones are those of the two digits of n.
-    Layout { OfAttribute, First, Swapped, AxesSwapped }
+    Layout { OfAttribute, First, Swapped }
     /// The layers that are stored to, or loaded from: layer_idx.
     Layers { Own, First, Before, All }
     /// Where keys and values are along the axis of length 2.
@@ -151,9 +150,8 @@ decisions! {
     Outputs { InOrder, Swapped, KeyTwice }
     /// Whose scales are stored, and loaded, where: each group of each token's own, beside it.
     Scales {
-        Own, FirstHeadStored, FirstHeadLoaded, NextSlotLoaded, SlotBeforeLoaded, FirstTokenLoaded, FirstTokenStored,
-        StoredNextSlot, FirstLayer, FirstLayerLoaded, KeyForValue, KeyStoredForValue,
-        KeyLoadedForValue, ValuesNotStored, ValueOverKey,
+        Own, FirstHeadStored, FirstHeadLoaded, NextSlotLoaded, FirstTokenLoaded, FirstLayer, FirstLayerLoaded,
+        KeyForValue, KeyLoadedForValue, ValuesNotStored, ValueOverKey,
     }
     /// The elements of a head that are moved: all.
     Elements { All, First, WholeMultiples }
@@ -167,24 +165,22 @@ decisions! {
 
     /// The slot of a token: by cache_mode, cachestarts and page_size.
     Slots {
-        ByMode, FirstSequence, FirstCachestarts, CachestartsIgnored, CachestartsAsKvstarts,
-        PagesTimesSize, TableTransposed, TableAsOffsets, TablePacked, TableStrideOfMaxKvlen, PagesOfFirstSequence,
-        FirstPageAlone, PageAlone, LastPageNotCounted, PageOfNextToken, PageSizeIgnored, PagesAlignedDown,
-        PageSizeRoundedDown, PageOffsetMasked,         CurrentOnOnePage,     }
-    /// What a call clears before its loads: nothing.
-    Cleared { Nothing, RestOfPage, All }
+        ByMode, FirstSequence, FirstCachestarts, CachestartsIgnored, CachestartsAsKvstarts, PagesTimesSize,
+        TableTransposed, TableAsOffsets, PagesOfFirstSequence, FirstPageAlone, PageAlone, PageSizeIgnored,
+        PagesAlignedDown, PageSizeRoundedDown, PageOffsetMasked,
+    }
     /// How many current tokens of a sequence are stored: all.
     StoredTokens { All, EqualLengths, First, LastAlone, LastMissing, MaxSeqlen }
     /// The first row of a sequence in current_key and current_value.
     CurrentRows { Seqstarts, Zero, Kvstarts, Padded }
     /// The position of a sequence's first current token: start_pos.
-    Position { StartPos, Zero, OfFirstSequence, OneFurther, }
+    Position { StartPos, Zero, OfFirstSequence, OneFurther }
     /// The tokens of a sequence that are loaded: all.
     LoadedTokens { All, First, WholeMultiples, CurrentAlone, PastAlone, LastMissing, FullPages, NotOfIdle, MaxKvlen }
     /// The first row of a sequence in key and value.
     OutputRows { Kvstarts, Seqstarts, Padded, Zero }
     /// The stores and loads of a call, in order: all stores, then all loads.
-    Order { StoresFirst, BySequence, FirstSequence, FirstSequenceStored, LastMissing }
+    Order { StoresFirst, BySequence, FirstSequence, LastMissing }
     /// What loads read: cache and scale as the call's stores left them.
     LoadsFrom { After, Before, ScaleBefore }
     /// Where the outputs of current tokens come from.

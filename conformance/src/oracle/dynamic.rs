@@ -8,12 +8,11 @@ use crate::case::StepInputs;
 use crate::oracle::batch::Batch;
 use crate::oracle::call::{Call, Inputs, SharedAttributes};
 use crate::oracle::decisions::{
-    Behavior, Cleared, CurrentRows, Layout, LoadedTokens, OutputRows, Outside, Position, Slots, StoredTokens,
+    Behavior, CurrentRows, Layout, LoadedTokens, OutputRows, Outside, Position, StoredTokens,
 };
 use crate::oracle::plan::{Axis, Load, Place, Plan, Rows, Sequence};
 use crate::oracle::refusal::Refusal;
 use crate::oracle::rules;
-use crate::tensor::Tensor;
 
 impl Inputs<Attributes> for StepInputs {
     fn shared(attributes: &Attributes) -> SharedAttributes {
@@ -21,16 +20,12 @@ impl Inputs<Attributes> for StepInputs {
         SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode: Some(cache_mode) }
     }
 
-    fn current(&self) -> [&Tensor; 2] {
-        [&self.current_key, &self.current_value]
-    }
-
     fn kvlen(&self) -> i64 {
         let starts = crate::oracle::call::indices(&self.kvstarts);
         starts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default()
     }
 
-    fn broken_rules(call: &Call<'_, Attributes, Self>, _behavior: &Behavior) -> Vec<Refusal> {
+    fn broken_rules(call: &Call<'_, Attributes, Self>) -> Vec<Refusal> {
         rules::broken_rules(call)
     }
 
@@ -70,7 +65,6 @@ impl Inputs<Attributes> for StepInputs {
         let num_repeat = call.attributes.num_repeat as usize;
         Plan {
             sequences,
-            cleared: batch.cleared(behavior).into_iter().map(|slot| Place { sequence: 0, slot }).collect(),
             rows_outside: rows_outside.get(),
             output_shape: vec![output_rows, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
             num_heads,
@@ -154,22 +148,6 @@ impl Batch {
             _ => self.kvstarts[self.len()],
         }
     }
-
-    /// The slots of the layer that are cleared when everything is stored, and nothing loaded yet.
-    fn cleared(&self, behavior: &Behavior) -> Vec<i64> {
-        let max_t = self.max_t as i64;
-        let of_sequence = |b: usize| -> Vec<i64> {
-            let (end, size) = (self.kvlen(b), self.page_size);
-            match behavior.cleared {
-                Cleared::RestOfPage if self.paged && self.seqlen(b) > 0 => {
-                    let rest = (end.saturating_add(size - 1) / size * size - end).min(max_t);
-                    (1..=rest).map(|t| self.slot_by(Slots::ByMode, b, end - 1).saturating_add(t)).collect()
-                }
-                Cleared::RestOfPage | Cleared::Nothing | Cleared::All => Vec::new(),
-            }
-        };
-        (0..self.len()).flat_map(of_sequence).filter(|slot| (0..max_t).contains(slot)).collect()
-    }
 }
 
 /// The heads of a legal call's cache, or scale.
@@ -184,17 +162,13 @@ fn rows(call: &Call<'_, Attributes, StepInputs>, layout: Layout, n: usize) -> Ro
         Layout::Swapped if code == n % 10 => n / 10,
         _ => code,
     };
-    let mut rows = Rows { sequence: Axis { len: 1, stride: 0 }, ..Rows::default() };
-    let mut stride = 1;
-    for axis in CacheLayout::ALL[taken].axes().into_iter().rev() {
-        let len = dims.len(axis);
-        *match axis {
-            LayoutAxis::Token => &mut rows.slot,
-            LayoutAxis::Layer => &mut rows.layer,
-            LayoutAxis::Kv => &mut rows.kv,
-            LayoutAxis::Head => &mut rows.head,
-        } = Axis { len, stride };
-        stride *= len;
-    }
-    rows
+    Rows::of(CacheLayout::ALL[taken].axes().into_iter().map(|axis| {
+        let of: fn(&mut Rows) -> &mut Axis = match axis {
+            LayoutAxis::Token => |rows| &mut rows.slot,
+            LayoutAxis::Layer => |rows| &mut rows.layer,
+            LayoutAxis::Kv => |rows| &mut rows.kv,
+            LayoutAxis::Head => |rows| &mut rows.head,
+        };
+        (dims.len(axis), of)
+    }))
 }

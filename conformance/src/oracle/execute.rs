@@ -4,41 +4,37 @@ use std::cell::RefCell;
 
 use kvcache_schema::ElementType;
 
-use crate::case::Outputs;
+use crate::case::NanRule;
 use crate::oracle::call::{Call, Inputs, SharedAttributes};
-use crate::oracle::decisions::{
-    Behavior, Cleared, CurrentTokens, HeadAxes, Keeps, LoadsFrom, Order, Outside, Repeats, Scales,
-};
-use crate::oracle::heads::{CurrentHead, OutsideOfCache, Run, State};
+use crate::oracle::decisions::{Behavior, CurrentTokens, HeadAxes, Keeps, LoadsFrom, Order, Outside, Repeats, Scales};
+use crate::oracle::heads::{CurrentHead, OutsideOfCache, Run, State, Stop};
 use crate::oracle::numbers::{read, read_code, write, write_code};
 use crate::oracle::plan::{Load, Place, Plan, Sequence};
+use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
-/// Makes a legal call: gives its outputs and the state after it.
+/// Makes a legal call: gives its outputs and the state after it. With `made`, what a call did, it ends where that left
+/// another state.
 pub(super) fn execute<A, I: Inputs<A>>(
     call: &Call<'_, A, I>,
     plan: &Plan,
     behavior: &Behavior,
-) -> Result<(Outputs, State), OutsideOfCache> {
+    made: Option<(&CallResult, NanRule)>,
+) -> Result<([Tensor; 2], State), Stop> {
     let before = State { cache: call.cache.clone(), scale: call.scale.cloned() };
     if plan.rows_outside && !matches!(behavior.outside, Outside::Flat | Outside::Skipped | Outside::Clamped) {
-        return Err(OutsideOfCache);
+        return Err(Stop::OutsideOfCache);
     }
     let (attributes, current, t1) = (I::shared(call.attributes), call.inputs.current(), call.types.t1);
     let (after, amaxes) = (before.clone(), RefCell::default());
     let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after, amaxes };
-    if behavior.cleared == Cleared::All {
-        run.after.cache.bytes_mut().fill(0);
-        run.after.scale.iter_mut().for_each(|scale| scale.bytes_mut().fill(0));
-    }
     let zeros = || Tensor::zeros(t1, plan.output_shape.clone()).unwrap_or_else(|| empty(t1));
     let mut outputs = [zeros(), zeros()];
     let (all, first, but_last) = (&plan.sequences[..], plan.sequences.len().min(1), plan.sequences.len().max(1) - 1);
-    let (stores, loads) = match behavior.order {
-        Order::StoresFirst | Order::BySequence => (all, all),
-        Order::FirstSequence => (&all[..first], &all[..first]),
-        Order::FirstSequenceStored => (&all[..first], all),
-        Order::LastMissing => (&all[..but_last], &all[..but_last]),
+    let sequences = match behavior.order {
+        Order::StoresFirst | Order::BySequence => all,
+        Order::FirstSequence => &all[..first],
+        Order::LastMissing => &all[..but_last],
     };
     if behavior.order == Order::BySequence {
         for sequence in all {
@@ -46,9 +42,15 @@ pub(super) fn execute<A, I: Inputs<A>>(
             run.load(sequence, &mut outputs)?;
         }
     } else {
-        stores.iter().try_for_each(|sequence| run.store(sequence))?;
-        run.clear();
-        loads.iter().try_for_each(|sequence| run.load(sequence, &mut outputs))?;
+        sequences.iter().try_for_each(|sequence| run.store(sequence))?;
+        let is_done = |(made, nan): (&CallResult, _)| match made.outcome {
+            Outcome::Done(_) if behavior.keeps == Keeps::Both => run.after.is_of(made, nan),
+            _ => true,
+        };
+        if !made.is_none_or(is_done) {
+            return Err(Stop::Contradicted);
+        }
+        sequences.iter().try_for_each(|sequence| run.load(sequence, &mut outputs))?;
     }
     if behavior.repeats == Repeats::OfElements {
         let num_repeat = attributes.num_repeat as usize;
@@ -61,8 +63,7 @@ pub(super) fn execute<A, I: Inputs<A>>(
     if behavior.keeps != Keeps::Both {
         state.scale = before.scale;
     }
-    let [key, value] = outputs;
-    Ok((Outputs { key, value }, state))
+    Ok((outputs, state))
 }
 
 /// Makes of each `num_repeat` equal heads of an output the elements of one, each `num_repeat` times.
@@ -83,35 +84,16 @@ pub(super) fn empty(element: ElementType) -> Tensor {
 }
 
 impl<'a> Run<'a> {
-    /// Clears keys and values of the layer in the slots of the plan, as far as the cache has them.
-    fn clear(&mut self) {
-        let element = self.after.cache.element();
-        for &place in self.plan.cleared.iter().filter(|place| self.plan.cache.contains(**place)) {
-            for (kv, h) in (0..2).flat_map(|kv| (0..self.plan.num_heads).map(move |h| (kv, h))) {
-                let row = self.plan.cache.row(place, self.attributes.layer_idx as usize, kv, h) as usize;
-                let bytes = self.head_bytes(element, row);
-                if let Some(head) = self.after.cache.bytes_mut().get_mut(bytes) {
-                    head.fill(0);
-                }
-            }
-        }
-    }
-
     /// Stores the keys and values of a sequence's current tokens.
     fn store(&mut self, Sequence { stores, .. }: &Sequence) -> Result<(), OutsideOfCache> {
         let SharedAttributes { layer_idx, num_layer, .. } = self.attributes;
         for &(row, place) in stores {
-            let (scale_row, scale_place) = match self.behavior.scales {
-                Scales::FirstTokenStored => (stores[0].0, place),
-                Scales::StoredNextSlot => (row, Place { slot: place.slot + 1, ..place }),
-                _ => (row, place),
-            };
             for layer in self.behavior.stored_layers.of(layer_idx as usize, num_layer as usize) {
                 for kv in 0..2 {
                     let Some(source) = self.behavior.stored.source(kv) else { continue };
                     for h in 0..self.plan.num_heads {
                         let head = CurrentHead { source, row, h };
-                        self.store_head(kv, head, place, layer, (scale_row, scale_place))?;
+                        self.store_head(kv, head, place, layer)?;
                     }
                 }
             }
@@ -119,14 +101,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn store_head(
-        &mut self,
-        kv: usize,
-        head: CurrentHead,
-        place: Place,
-        layer: usize,
-        (scale_row, scale_place): (usize, Place),
-    ) -> Result<(), OutsideOfCache> {
+    fn store_head(&mut self, kv: usize, head: CurrentHead, place: Place, layer: usize) -> Result<(), OutsideOfCache> {
         let (behavior, head_dim, h) = (self.behavior, self.plan.head_dim, head.h);
         let axis = behavior.key_value_axis.of(kv);
         let Some(codes) = self.head(&self.plan.cache, place, layer, axis, h)? else { return Ok(()) };
@@ -149,17 +124,13 @@ impl<'a> Run<'a> {
             _ => layer,
         };
         let scale_axis = if behavior.scales == Scales::ValueOverKey { 0 } else { axis };
-        let Some(scales) = self.head(&self.plan.scale, scale_place, scale_layer, scale_axis, h)? else {
+        let Some(scales) = self.head(&self.plan.scale, place, scale_layer, scale_axis, h)? else {
             return Ok(());
         };
         let steps_of = |run: &Self, head| (0..groups).map(|g| run.steps(head, g, scales * groups + g)).collect();
         // The head whose step codes are made with, and that whose scale is stored.
         let coded = if behavior.scales == Scales::KeyForValue { CurrentHead { source: 0, ..head } } else { head };
-        let stored = CurrentHead {
-            source: if behavior.scales == Scales::KeyStoredForValue { 0 } else { coded.source },
-            row: scale_row,
-            h: if behavior.scales == Scales::FirstHeadStored { 0 } else { h },
-        };
+        let stored = CurrentHead { h: if behavior.scales == Scales::FirstHeadStored { 0 } else { h }, ..coded };
         let steps: Vec<_> = steps_of(self, coded);
         let of_stored = if stored == coded { steps.clone() } else { steps_of(self, stored) };
         if let Some(scale) = self.after.scale.as_mut()
@@ -187,10 +158,8 @@ impl<'a> Run<'a> {
         };
         let rows: usize = outer.iter().product();
         for load in loads {
-            let moved = |by: i64| Place { slot: load.place.slot + by, ..load.place };
             let scale = match self.behavior.scales {
-                Scales::NextSlotLoaded => moved(1),
-                Scales::SlotBeforeLoaded => moved(-1),
+                Scales::NextSlotLoaded => Place { slot: load.place.slot + 1, ..load.place },
                 Scales::FirstTokenLoaded => loads[0].place,
                 _ => load.place,
             };

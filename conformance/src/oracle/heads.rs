@@ -6,22 +6,55 @@ use std::ops::Range;
 
 use kvcache_schema::ElementType;
 
+use crate::case::NanRule;
 use crate::oracle::arithmetic::{Group, Steps};
 use crate::oracle::call::SharedAttributes;
 use crate::oracle::decisions::{Behavior, GroupOf, HeadAxes, Outside, Shares};
 use crate::oracle::numbers::read;
 use crate::oracle::plan::{Place, Plan, Rows};
+use crate::result::CallResult;
 use crate::tensor::Tensor;
 
 /// `cache` and `scale`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct State {
-    pub(super) cache: Tensor,
-    pub(super) scale: Option<Tensor>,
+#[expect(missing_docs, reason = "described above")]
+pub struct State {
+    pub cache: Tensor,
+    pub scale: Option<Tensor>,
+}
+
+impl State {
+    /// Whether a call left this state. A call without a cache has left none.
+    pub(crate) fn is_of(&self, made: &CallResult, nan: NanRule) -> bool {
+        made.cache.as_ref().is_none_or(|cache| nan.are_alike(&self.cache, cache))
+            && match (&self.scale, &made.scale) {
+                (Some(scale), Some(made)) => nan.are_alike(scale, made),
+                (scale, made) => scale.is_none() && made.is_none(),
+            }
+    }
+
+    /// Whether it is the same.
+    pub(crate) fn is(&self, other: &Self, nan: NanRule) -> bool {
+        nan.are_alike(&self.cache, &other.cache)
+            && self.scale.iter().zip(&other.scale).all(|(scale, other)| nan.are_alike(scale, other))
+    }
 }
 
 /// The call reached outside of the cache, and ended there.
 pub(super) struct OutsideOfCache;
+
+/// Why a call is not predicted to its end.
+pub(super) enum Stop {
+    OutsideOfCache,
+    /// The call that was made did something else.
+    Contradicted,
+}
+
+impl From<OutsideOfCache> for Stop {
+    fn from(OutsideOfCache: OutsideOfCache) -> Self {
+        Self::OutsideOfCache
+    }
+}
 
 /// A call that is made.
 pub(super) struct Run<'a> {

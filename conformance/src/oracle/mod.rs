@@ -26,6 +26,7 @@ mod static_rules;
 pub(crate) use call::indices;
 pub use call::{Call, Inputs, SharedAttributes};
 pub use decisions::{Behavior, Outside};
+pub use heads::State;
 pub use plan::{Axis, Load, Place, Plan, Rows, Sequence};
-pub use predict::{Oracle, PredictedOutcome, PredictedState, Prediction};
+pub use predict::{Oracle, PredictedOutcome, Prediction};
 pub use refusal::{ATTENTION_KINDS, KINDS, Refusal};

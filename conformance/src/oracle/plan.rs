@@ -5,8 +5,6 @@
 pub struct Plan {
     /// For each sequence, its current tokens and all its tokens.
     pub sequences: Vec<Sequence>,
-    /// Slots of the layer that are cleared behind the stores: none.
-    pub cleared: Vec<Place>,
     /// Whether a row of the inputs or outputs was left out, because they do not have it.
     pub rows_outside: bool,
     /// The shape of `key` and `value`.
@@ -74,6 +72,17 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The numbering of heads by these axes, the outermost first: how many there are along each, and which one it is.
+    pub(super) fn of(axes: impl DoubleEndedIterator<Item = (usize, fn(&mut Self) -> &mut Axis)>) -> Self {
+        let mut rows = Self { sequence: Axis { len: 1, stride: 0 }, ..Self::default() };
+        let mut stride = 1;
+        for (len, axis) in axes.rev() {
+            *axis(&mut rows) = Axis { len, stride };
+            stride *= len;
+        }
+        rows
+    }
+
     /// The number of heads.
     pub fn count(&self) -> usize {
         [self.sequence, self.slot, self.layer, self.kv, self.head].iter().map(|axis| axis.len).product()

@@ -1,12 +1,16 @@
 //! What the oracle does with a case, call by call.
 
-use crate::case::{Case, Outputs, Step, Types};
-use crate::implementation::{CallResult, Implementation, Outcome};
+use std::rc::Rc;
+
+use crate::case::{Case, NanRule, Step, Types};
+use crate::implementation::Implementation;
+use crate::key_value_cache::CaseInputs;
 use crate::oracle::attention::decisions::Attention;
 use crate::oracle::call::{Call, Inputs};
 use crate::oracle::decisions::{Behavior, Outside};
 use crate::oracle::execute::execute;
-use crate::oracle::heads::{OutsideOfCache, State};
+use crate::oracle::heads::{State, Stop};
+use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
 /// The operator as its specification has it, or with a mistake.
@@ -20,16 +24,16 @@ pub struct Oracle {
 
 /// What the oracle says that a call does, whose outputs are `O`.
 #[derive(Debug, Clone)]
-pub struct Prediction<O = Box<Outputs>> {
+pub struct Prediction<O = Vec<Tensor>> {
     /// How it ends.
     pub outcome: PredictedOutcome<O>,
-    /// What `cache` and `scale` are then.
-    pub state: PredictedState,
+    /// What `cache` and `scale` are then; `None` if nothing is known of them, because a call failed.
+    pub state: Option<Rc<State>>,
 }
 
 /// How a call ends.
 #[derive(Debug, Clone)]
-pub enum PredictedOutcome<O = Box<Outputs>> {
+pub enum PredictedOutcome<O = Vec<Tensor>> {
     /// It gives these outputs.
     Done(O),
     /// It is refused, as being of this kind and with this message.
@@ -40,29 +44,40 @@ pub enum PredictedOutcome<O = Box<Outputs>> {
     Unknown,
 }
 
-/// What `cache` and `scale` are after a call.
-#[derive(Debug, Clone)]
-pub enum PredictedState {
-    /// These.
-    Known(Tensor, Option<Tensor>),
-    /// Nothing is known: a call failed.
-    Unknown,
-}
-
-impl<O> Prediction<O> {
-    /// A call that is refused, or fails, in this state, which it leaves.
-    pub(super) fn ended(outcome: PredictedOutcome<O>, state: Option<&State>) -> Self {
-        let known = |state: &State| PredictedState::Known(state.cache.clone(), state.scale.clone());
-        Self { outcome, state: state.map_or(PredictedState::Unknown, known) }
-    }
+/// What is known of a call beside what it is given.
+#[derive(Default)]
+pub(super) struct Beside<'a> {
+    /// Whether it is legal, which need not be asked then.
+    pub(super) is_legal: bool,
+    /// What it did, and how NaNs are compared: no more is computed where that is something else.
+    pub(super) made: Option<(&'a CallResult, NanRule)>,
 }
 
 impl Oracle {
-    /// What each call of a case does.
-    pub fn predict<A, I: Inputs<A>>(&self, case: &Case<A, I>) -> Vec<Prediction> {
-        let mut state = Some(State { cache: case.cache.clone(), scale: case.scale.clone() });
-        let call = |step: &Step<I>| self.predict_call(case.types, &case.attributes, &step.inputs, &mut state);
-        case.steps.iter().map(call).collect()
+    /// What each call of a case does, one after the other.
+    pub fn predict<'a, A, I: Inputs<A>>(&'a self, case: &'a Case<A, I>) -> impl Iterator<Item = Prediction> + 'a {
+        self.predict_beside(case, &[], None)
+    }
+
+    /// The same. `right` is what is right, as far as that is known: the rules are not asked again. With `made`, what calls
+    /// did, it ends with the call that did something else.
+    pub(crate) fn predict_beside<'a, A, I: Inputs<A>>(
+        &'a self,
+        case: &'a Case<A, I>,
+        right: &'a [Prediction],
+        made: Option<&'a [CallResult]>,
+    ) -> impl Iterator<Item = Prediction> + 'a {
+        let mut state = Some(Rc::new(State { cache: case.cache.clone(), scale: case.scale.clone() }));
+        case.steps.iter().enumerate().map_while(move |(i, step)| {
+            let right = right.get(i).map(|right| &right.outcome);
+            if let (Some(PredictedOutcome::Refused(kind, message)), true) = (right, state.is_some()) {
+                let outcome = PredictedOutcome::Refused(kind, message.clone());
+                return Some(Prediction { outcome, state: state.clone() });
+            }
+            let made = made.and_then(|made| Some((made.get(i)?, case.nan)));
+            let beside = Beside { is_legal: right.is_some(), made };
+            self.predict_call(case.types, &case.attributes, &step.inputs, &mut state, beside)
+        })
     }
 
     /// What one call of a case does, given this state.
@@ -72,35 +87,39 @@ impl Oracle {
         step: &Step<I>,
         (cache, scale): (&Tensor, Option<&Tensor>),
     ) -> Prediction {
-        let mut state = Some(State { cache: cache.clone(), scale: scale.cloned() });
-        self.predict_call(case.types, &case.attributes, &step.inputs, &mut state)
+        let mut state = Some(Rc::new(State { cache: cache.clone(), scale: scale.cloned() }));
+        let prediction = self.predict_call(case.types, &case.attributes, &step.inputs, &mut state, Beside::default());
+        prediction.unwrap_or(Prediction { outcome: PredictedOutcome::Unknown, state: None })
     }
 
-    /// What a call does. `known` is the state before it, as far as it is known, and becomes that after it.
+    /// What a call does; `None` if it did something else. `known` is the state before it, as far as it is known, and
+    /// becomes that after it.
     pub(super) fn predict_call<A, I: Inputs<A>>(
         &self,
         types: Types,
         attributes: &A,
         inputs: &I,
-        known: &mut Option<State>,
-    ) -> Prediction {
-        let Some(state) = known else { return Prediction::ended(PredictedOutcome::Unknown, None) };
+        known: &mut Option<Rc<State>>,
+        beside: Beside<'_>,
+    ) -> Option<Prediction> {
+        let Some(state) = known else { return Some(Prediction { outcome: PredictedOutcome::Unknown, state: None }) };
         let call = Call { types, attributes, inputs, cache: &state.cache, scale: state.scale.as_ref() };
-        if let Some(refusal) = I::broken_rules(&call, &self.behavior).into_iter().next() {
-            let outcome = PredictedOutcome::Refused(refusal.kind, refusal.message);
-            return Prediction::ended(outcome, Some(state));
-        }
-        let outcome = match execute(&call, &I::plan(&call, &self.behavior), &self.behavior) {
-            Ok((outputs, after)) => {
-                *state = after;
-                PredictedOutcome::Done(Box::new(outputs))
-            }
-            Err(OutsideOfCache) => {
-                *known = None;
-                PredictedOutcome::Fails
-            }
+        let broken = if beside.is_legal { None } else { I::broken_rules(&call).into_iter().next() };
+        let outcome = match broken {
+            Some(refusal) => PredictedOutcome::Refused(refusal.kind, refusal.message),
+            None => match execute(&call, &I::plan(&call, &self.behavior), &self.behavior, beside.made) {
+                Ok((outputs, after)) => {
+                    *known = Some(Rc::new(after));
+                    PredictedOutcome::Done(outputs.into())
+                }
+                Err(Stop::Contradicted) => return None,
+                Err(Stop::OutsideOfCache) => {
+                    *known = None;
+                    PredictedOutcome::Fails
+                }
+            },
         };
-        Prediction::ended(outcome, known.as_ref())
+        Some(Prediction { outcome, state: known.clone() })
     }
 
     /// The same oracle, which does this with what lies outside of the cache.
@@ -111,26 +130,29 @@ impl Oracle {
 }
 
 /// The oracle as an implementation refuses a call that fails, and those behind it.
-impl<A, I: Inputs<A>> Implementation<A, I> for Oracle {
+impl<A: Sync, I: Inputs<A> + CaseInputs<A>> Implementation<Case<A, I>> for Oracle {
     fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
-        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let result = |Prediction { outcome, state }: Prediction| {
-            if let PredictedState::Known(known, known_scale) = state {
-                (cache, scale) = (known, known_scale);
-            }
-            CallResult { outcome: outcome.done(|outputs| *outputs), cache: cache.clone(), scale: scale.clone() }
-        };
-        Ok(self.predict(case).into_iter().map(result).collect())
+        let mut state = (Some(case.cache.clone()), case.scale.clone());
+        Ok(self.predict(case).map(|prediction| prediction.result(&mut state, |outputs| outputs)).collect())
     }
 }
 
-impl<O> PredictedOutcome<O> {
-    /// It as the outcome of an implementation's call.
-    pub(super) fn done<T>(self, outputs: impl FnOnce(O) -> T) -> Outcome<T> {
-        match self {
-            Self::Done(done) => Outcome::Done(outputs(done)),
-            Self::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },
-            Self::Fails | Self::Unknown => Outcome::refused("a place outside of the cache"),
+impl<O> Prediction<O> {
+    /// It as the result of an implementation's call. `state` is the one before it, and becomes that after it.
+    pub(super) fn result(
+        self,
+        state: &mut (Option<Tensor>, Option<Tensor>),
+        outputs: impl FnOnce(O) -> Vec<Tensor>,
+    ) -> CallResult {
+        if let Some(known) = self.state {
+            *state = (state.0.as_ref().map(|_| known.cache.clone()), known.scale.clone());
         }
+        let outcome = match self.outcome {
+            PredictedOutcome::Done(done) => Outcome::Done(outputs(done)),
+            PredictedOutcome::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },
+            PredictedOutcome::Fails | PredictedOutcome::Unknown => Outcome::refused("a place outside of the cache"),
+        };
+        let (cache, scale) = state.clone();
+        CallResult { outcome, cache, scale }
     }
 }

@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use kvcache_schema::{Attributes, CacheDims, CacheLayout, ElementType};
+use kvcache_schema::{Attributes, CacheDims, CacheLayout};
 
 use crate::case::StepInputs;
 use crate::oracle::batch::Batch;
 use crate::oracle::call::{Call, Inputs};
 use crate::oracle::refusal::Refusal;
 use crate::oracle::shared_rules as shared;
-use crate::tensor::Tensor;
 
 type DynamicCall<'a> = Call<'a, Attributes, StepInputs>;
 
@@ -29,50 +28,23 @@ fn attributes(call: &DynamicCall<'_>) -> Vec<Refusal> {
     shared::attributes(&Attributes::SPEC, call.attributes, &StepInputs::shared(call.attributes))
 }
 
-/// The index inputs by name.
-fn index_inputs(inputs: &StepInputs) -> [(&'static str, &Tensor); 6] {
-    [
-        ("seqstarts", &inputs.seqstarts),
-        ("kvstarts", &inputs.kvstarts),
-        ("cachestarts", &inputs.cachestarts),
-        ("start_pos", &inputs.start_pos),
-        ("max_seqlen", &inputs.max_seqlen),
-        ("max_kvlen", &inputs.max_kvlen),
-    ]
-}
-
-/// The combination of types is in the table, and every tensor has the type it should have.
 fn types(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    let current_value = shared::element("current_value", &call.inputs.current_value, call.types.t1);
-    let indices = index_inputs(call.inputs);
-    let indices = indices.into_iter().filter_map(|(name, tensor)| shared::element(name, tensor, ElementType::Int64));
-    let combination = shared::types(call.types, call.attributes.quant_bit, call.scale);
-    combination.into_iter().chain(current_value).chain(indices).collect()
+    shared::all_types(call, call.attributes.quant_bit)
 }
 
 /// Every tensor has its rank; `max_seqlen` and `max_kvlen` have rank 0 or 1.
 fn ranks(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    let StepInputs { current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen } =
-        call.inputs;
     let paged = call.attributes.cache_mode == 1;
-    let table = if paged && cachestarts.shape().len() == 1 {
-        let message = "cachestarts has rank 1 in paged mode: a table of exports from before pages existed";
-        Some(Refusal::new("legacy_page_table", message))
-    } else {
-        shared::rank("cachestarts", cachestarts, &[if paged { 2 } else { 1 }])
-    };
-    let ranks = [
-        shared::rank("current_key", current_key, &[3]),
-        shared::rank("current_value", current_value, &[3]),
-        shared::rank("seqstarts", seqstarts, &[1]),
-        shared::rank("kvstarts", kvstarts, &[1]),
-        shared::rank("start_pos", start_pos, &[1]),
-        shared::rank("max_seqlen", max_seqlen, &[0, 1]),
-        shared::rank("max_kvlen", max_kvlen, &[0, 1]),
-        shared::rank("cache", call.cache, &[5]),
-        shared::scale_rank(call.scale, call.cache, call.attributes.quant_bit, 5),
-    ];
-    table.into_iter().chain(ranks.into_iter().flatten()).collect()
+    let is_legacy = paged && call.inputs.cachestarts.shape().len() == 1;
+    let message = "cachestarts has rank 1 in paged mode: a table of exports from before pages existed";
+    let legacy = is_legacy.then(|| Refusal::new("legacy_page_table", message));
+    let others = shared::all_ranks(call, call.attributes.quant_bit, 5, |name| match name {
+        "current_key" | "current_value" => &[3],
+        "cachestarts" if paged && !is_legacy => &[2],
+        "max_seqlen" | "max_kvlen" => &[0, 1],
+        _ => &[1],
+    });
+    legacy.into_iter().chain(others).collect()
 }
 
 /// B, T, H, Dh, L and MaxT agree across the tensors.

@@ -2,8 +2,8 @@
 
 use kvcache_schema::{AttributeSpec, ElementType, TypeCombination};
 
-use crate::case::Types;
-use crate::oracle::call::SharedAttributes;
+use crate::case::{NamedInputs, Types};
+use crate::oracle::call::{Call, SharedAttributes};
 use crate::oracle::refusal::Refusal;
 use crate::tensor::Tensor;
 
@@ -28,7 +28,7 @@ pub(super) fn attributes<A>(specs: &[AttributeSpec<A>], all: &A, shared: &Shared
 }
 
 /// The combination of types is one of the table, and there is a scale where one is needed.
-pub(super) fn types(types: Types, quant_bit: i64, scale: Option<&Tensor>) -> Option<Refusal> {
+fn types(types: Types, quant_bit: i64, scale: Option<&Tensor>) -> Option<Refusal> {
     let Types { t1, t2, t3 } = types;
     let legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
     let only_scale_missing = t3.is_none() && legal(Some(ElementType::Float32));
@@ -39,6 +39,31 @@ pub(super) fn types(types: Types, quant_bit: i64, scale: Option<&Tensor>) -> Opt
     }
     (quant_bit != 0 && scale.is_none())
         .then(|| Refusal::new("scale_missing", format!("scale is absent, expected one for quant_bit {quant_bit}")))
+}
+
+/// The combination of types is in the table, and every tensor has the type it should have.
+pub(super) fn all_types<A, I: NamedInputs>(call: &Call<'_, A, I>, quant_bit: i64) -> Vec<Refusal> {
+    let of_input = |(name, tensor): (&str, &Tensor)| match name {
+        "current_key" => None,
+        "current_value" => element(name, tensor, call.types.t1),
+        _ => element(name, tensor, ElementType::Int64),
+    };
+    types(call.types, quant_bit, call.scale)
+        .into_iter()
+        .chain(call.inputs.named().into_iter().filter_map(of_input))
+        .collect()
+}
+
+/// Every tensor has one of its ranks; `cache` and a scale that is needed have this one.
+pub(super) fn all_ranks<A, I: NamedInputs>(
+    call: &Call<'_, A, I>,
+    quant_bit: i64,
+    of_cache: usize,
+    of_input: impl Fn(&str) -> &'static [usize],
+) -> Vec<Refusal> {
+    let inputs = call.inputs.named().into_iter().filter_map(|(name, tensor)| rank(name, tensor, of_input(name)));
+    let state = [rank("cache", call.cache, &[of_cache]), scale_rank(call.scale, call.cache, quant_bit, of_cache)];
+    inputs.chain(state.into_iter().flatten()).collect()
 }
 
 /// The tensor has the type.
@@ -55,7 +80,7 @@ pub(super) fn rank(name: &str, tensor: &Tensor, expected: &[usize]) -> Option<Re
 }
 
 /// A scale that is needed has its rank; one without elements, for a cache that has some, stands for none.
-pub(super) fn scale_rank(scale: Option<&Tensor>, cache: &Tensor, quant_bit: i64, expected: usize) -> Option<Refusal> {
+fn scale_rank(scale: Option<&Tensor>, cache: &Tensor, quant_bit: i64, expected: usize) -> Option<Refusal> {
     let scale = scale.filter(|_| quant_bit != 0)?;
     if scale.shape().contains(&0) && !cache.shape().contains(&0) {
         let message = format!("scale has no elements, expected some for quant_bit {quant_bit}");

@@ -8,7 +8,6 @@ use crate::oracle::plan::{Axis, Load, Place, Plan, Rows, Sequence};
 use crate::oracle::refusal::Refusal;
 use crate::oracle::static_rules;
 use crate::static_batching::StepInputs;
-use crate::tensor::Tensor;
 
 impl Inputs<StaticAttributes> for StepInputs {
     fn shared(attributes: &StaticAttributes) -> SharedAttributes {
@@ -16,16 +15,12 @@ impl Inputs<StaticAttributes> for StepInputs {
         SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode: None }
     }
 
-    fn current(&self) -> [&Tensor; 2] {
-        [&self.current_key, &self.current_value]
-    }
-
     fn kvlen(&self) -> i64 {
         let seqlen = self.current_key.shape().get(1).copied().unwrap_or_default();
         number(&self.start_pos).saturating_add(seqlen as i64)
     }
 
-    fn broken_rules(call: &Call<'_, StaticAttributes, Self>, _behavior: &Behavior) -> Vec<Refusal> {
+    fn broken_rules(call: &Call<'_, StaticAttributes, Self>) -> Vec<Refusal> {
         static_rules::broken_rules(call)
     }
 
@@ -52,7 +47,6 @@ impl Inputs<StaticAttributes> for StepInputs {
         let num_repeat = call.attributes.num_repeat as usize;
         Plan {
             sequences: (0..batch).map(sequence).collect(),
-            cleared: Vec::new(),
             rows_outside: false,
             output_shape: vec![batch, loaded, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
             num_heads,
@@ -72,25 +66,16 @@ fn rows(call: &Call<'_, StaticAttributes, StepInputs>, layout: Layout) -> Rows {
     let taken = match layout {
         Layout::First => 0,
         Layout::Swapped => 1 - code,
-        Layout::OfAttribute | Layout::AxesSwapped => code,
+        Layout::OfAttribute => code,
     };
-    let mut rows = Rows::default();
-    let mut stride = 1;
-    for axis in StaticCacheLayout::ALL[taken].axes().into_iter().rev() {
-        let axis = match axis {
-            StaticAxis::Batch if layout == Layout::AxesSwapped => StaticAxis::Position,
-            StaticAxis::Position if layout == Layout::AxesSwapped => StaticAxis::Batch,
-            axis => axis,
+    Rows::of(StaticCacheLayout::ALL[taken].axes().into_iter().map(|axis| {
+        let of: fn(&mut Rows) -> &mut Axis = match axis {
+            StaticAxis::Batch => |rows| &mut rows.sequence,
+            StaticAxis::Position => |rows| &mut rows.slot,
+            StaticAxis::Layer => |rows| &mut rows.layer,
+            StaticAxis::Kv => |rows| &mut rows.kv,
+            StaticAxis::Head => |rows| &mut rows.head,
         };
-        let len = dims.len(axis);
-        *match axis {
-            StaticAxis::Batch => &mut rows.sequence,
-            StaticAxis::Position => &mut rows.slot,
-            StaticAxis::Layer => &mut rows.layer,
-            StaticAxis::Kv => &mut rows.kv,
-            StaticAxis::Head => &mut rows.head,
-        } = Axis { len, stride };
-        stride *= len;
-    }
-    rows
+        (dims.len(axis), of)
+    }))
 }

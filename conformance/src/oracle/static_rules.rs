@@ -1,7 +1,7 @@
 //! The rules of a legal call of static batching, in stages: those of a stage can be asked only where those before
 //! hold.
 
-use kvcache_schema::{ElementType, StaticAttributes, StaticCacheDims, StaticCacheLayout};
+use kvcache_schema::{StaticAttributes, StaticCacheDims, StaticCacheLayout};
 
 use crate::oracle::call::{Call, Inputs, number};
 use crate::oracle::refusal::Refusal;
@@ -20,26 +20,16 @@ fn attributes(call: &StaticCall<'_>) -> Vec<Refusal> {
     shared::attributes(&StaticAttributes::SPEC, call.attributes, &StepInputs::shared(call.attributes))
 }
 
-/// The combination of types is in the table, and every tensor has the type it should have.
 fn types(call: &StaticCall<'_>) -> Vec<Refusal> {
-    let rules = [
-        shared::types(call.types, call.attributes.quant_bit, call.scale),
-        shared::element("current_value", &call.inputs.current_value, call.types.t1),
-        shared::element("start_pos", &call.inputs.start_pos, ElementType::Int64),
-    ];
-    rules.into_iter().flatten().collect()
+    shared::all_types(call, call.attributes.quant_bit)
 }
 
 /// Every tensor has its rank; `start_pos` has rank 0 or 1.
 fn ranks(call: &StaticCall<'_>) -> Vec<Refusal> {
-    let rules = [
-        shared::rank("current_key", &call.inputs.current_key, &[4]),
-        shared::rank("current_value", &call.inputs.current_value, &[4]),
-        shared::rank("start_pos", &call.inputs.start_pos, &[0, 1]),
-        shared::rank("cache", call.cache, &[6]),
-        shared::scale_rank(call.scale, call.cache, call.attributes.quant_bit, 6),
-    ];
-    rules.into_iter().flatten().collect()
+    shared::all_ranks(call, call.attributes.quant_bit, 6, |name| match name {
+        "start_pos" => &[0, 1],
+        _ => &[4],
+    })
 }
 
 /// The lengths of the axes of a cache whose rank was checked.

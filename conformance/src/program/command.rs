@@ -206,19 +206,6 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_no_template_is_refused() {
-        let error = |command: &str| Program::parse(command).unwrap_err().to_string();
-        assert_eq!(error(""), "the command is empty");
-        assert_eq!(error("sh {case}"), "\"sh {case}\" has no {output}");
-        assert_eq!(error("sh {output}"), "\"sh {output}\" has no {case}");
-        assert_eq!(error("./nope {case} {output}"), "there is no program \"./nope\"");
-        assert_eq!(error("no-such-program"), "there is no program \"no-such-program\"");
-        assert!(error("prog 'x").contains("cannot be split into words"));
-        let error = Program::serving("sh mine {case}").unwrap_err().to_string();
-        assert!(error.starts_with("\"sh mine {case}\" has {case}, but a program that serves"), "{error}");
-    }
-
-    #[test]
     fn paths_stand_wherever_a_placeholder_does_and_are_not_searched_for_more() {
         let word = |word: &str| with_paths(word, Path::new("/a b/{output}"), Path::new("/r"));
         assert_eq!(word("-o={output},{case}"), "-o=/r,/a b/{output}");

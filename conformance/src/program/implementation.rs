@@ -1,21 +1,21 @@
-//! A program as an implementation of `KeyValueCache`.
+//! A program as an implementation of every suite.
 
 use super::command::Program;
-use crate::case::{Case, Outputs};
-use crate::implementation::{CallResult, Implementation};
+use crate::implementation::Implementation;
+use crate::result::CallResult;
+use crate::suite::Suite;
 
-impl<A, I> Implementation<A, I> for Program {
-    fn run(&self, case: &Case<A, I>) -> Result<Vec<CallResult>, String> {
-        let results = self.results(&case.folder)?;
+impl<C: Suite> Implementation<C> for Program {
+    fn run(&self, case: &C) -> Result<Vec<CallResult>, String> {
+        let results = self.results(case.folder())?;
+        let [cache, scale] = case.state();
         let result = |i: usize| {
             Ok(CallResult {
-                outcome: results.outcome(i, || {
-                    Ok(Outputs { key: results.tensor(i, "key", None)?, value: results.tensor(i, "value", None)? })
-                })?,
-                cache: results.tensor(i, "cache", Some(&case.cache))?,
-                scale: results.optional(i, "scale", case.scale.as_ref())?,
+                outcome: results.outcome(i, C::OUTPUTS)?,
+                cache: results.optional(i, "cache", cache)?,
+                scale: results.optional(i, "scale", scale)?,
             })
         };
-        (0..case.steps.len()).map(result).collect()
+        (0..case.calls().len()).map(result).collect()
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use kvcache_schema::ElementType;
 use safetensors::SafeTensors;
 
-use crate::implementation::Outcome;
 use crate::read::read_tensor;
+use crate::result::Outcome;
 use crate::tensor::Tensor;
 
 /// More than any case's results have.
@@ -32,20 +32,16 @@ impl Results {
         Ok(Self { metadata: header.metadata().clone().unwrap_or_default(), bytes })
     }
 
-    /// How call `i` ended: with what `outputs` reads, or with a refusal.
-    pub(crate) fn outcome<O>(
-        &self,
-        i: usize,
-        outputs: impl FnOnce() -> Result<O, String>,
-    ) -> Result<Outcome<O>, String> {
+    /// How call `i` ended: with the outputs called so, or with a refusal.
+    pub(super) fn outcome(&self, i: usize, outputs: &[&str]) -> Result<Outcome, String> {
         match self.metadata.get(&format!("{i}.error")) {
             Some(message) => Ok(Outcome::refused(message.clone())),
-            None => outputs().map(Outcome::Done),
+            None => outputs.iter().map(|name| self.tensor(i, name, None)).collect::<Result<_, _>>().map(Outcome::Done),
         }
     }
 
     /// A tensor after call `i`; if the one that it is like is int4, it is that too.
-    pub(crate) fn tensor(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Tensor, String> {
+    fn tensor(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Tensor, String> {
         let int4 = like.filter(|like| like.element() == ElementType::Int4);
         let file = SafeTensors::deserialize(&self.bytes).map_err(unreadable)?;
         let view = file.tensor(&format!("{i}.{name}")).map_err(unreadable)?;
@@ -62,7 +58,7 @@ impl Results {
     }
 
     /// The same, if there is one that it should be like.
-    pub(crate) fn optional(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Option<Tensor>, String> {
+    pub(super) fn optional(&self, i: usize, name: &str, like: Option<&Tensor>) -> Result<Option<Tensor>, String> {
         like.map(|like| self.tensor(i, name, Some(like))).transpose()
     }
 }

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use kvcache_schema::{AttentionAttributes, CacheAttentionAttributes, ElementType};
 
+use super::case::expected;
 use super::defects::{change_current, change_index};
 use super::entropy::Entropy;
 use super::plan::{Plan, Planned};
 use super::values::{Choice, floats, indices, values};
-use crate::attention::{After, Case, Operator, Step};
-use crate::case::{Expected, NamedInputs};
-use crate::oracle::{Oracle, PredictedOutcome, PredictedState};
+use crate::attention::{Case, Operator};
+use crate::case::{Expected, NamedInputs, Step};
+use crate::oracle::{Oracle, PredictedOutcome, Prediction};
 use crate::tensor::Tensor;
 
 /// A case of one call, mostly a legal one, which must do what the oracle does: of several causal or other sequences,
@@ -79,28 +80,29 @@ pub fn case(entropy: &mut Entropy) -> Case {
         scale: scale.filter(|_| is_cached),
         steps: vec![Step { inputs: of, expected: unknown }],
     };
-    case.steps[0].expected = expected(&case);
+    case.steps[0].expected = expected_of(&case);
     case
 }
 
 /// What the oracle does with the call of a case.
-fn expected(case: &Case) -> Expected<After> {
-    let Some(prediction) = Oracle::default().predict_attention(case, &[]).pop() else {
+fn expected_of(case: &Case) -> Expected {
+    let oracle = Oracle::default();
+    let Some(Prediction { outcome, state }) = oracle.predict_attention(case, &[], None).next() else {
         unreachable!("a case of one call")
     };
-    match (prediction.outcome, prediction.state) {
-        (PredictedOutcome::Done(attended), state) => {
+    let (outcome, tolerance) = match outcome {
+        PredictedOutcome::Done(attended) => {
             let of = |values| floats(ElementType::Float32, &attended.shape, values);
-            let (attn_output, tolerance) = (of(&attended.values), of(&attended.tolerance));
-            let (cache, scale) = match state {
-                PredictedState::Known(cache, scale) => (case.cache.as_ref().map(|_| cache), scale),
-                _ => (case.cache.clone(), case.scale.clone()),
-            };
-            Expected::Success(Box::new(After { attn_output, tolerance, cache, scale }))
+            (PredictedOutcome::Done(vec![of(&attended.values)]), Some(of(&attended.tolerance)))
         }
-        (PredictedOutcome::Refused(kind, _), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
-        (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
+        PredictedOutcome::Refused(kind, message) => (PredictedOutcome::Refused(kind, message), None),
+        outcome => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
+    };
+    let mut expected = expected(Prediction { outcome, state }, tolerance);
+    if let (None, Expected::Success(after)) = (&case.cache, &mut expected) {
+        after.cache = None;
     }
+    expected
 }
 
 /// The values of a mask: NaN wherever nobody may read, and in some columns behind all keys. Some queries see no early
@@ -134,12 +136,8 @@ fn change(entropy: &mut Entropy, of: &mut BTreeMap<&'static str, Tensor>) {
     let names: Vec<_> = of.keys().copied().collect();
     let name = entropy.pick(&names);
     let Some(input) = of.get_mut(name) else { return };
-    let changed = match input.element() {
+    *input = match input.element() {
         ElementType::Int64 => change_index(entropy, input),
         _ => change_current(entropy, input),
     };
-    // The oracle takes the keys of a call over a cache for T1, whatever they are.
-    if name != "current_key" || changed.element() == input.element() {
-        *input = changed;
-    }
 }

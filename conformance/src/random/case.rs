@@ -3,7 +3,7 @@
 use super::plan::Planned;
 use super::values::has_nan;
 use crate::case::{After, Case, Expected, NanRule, Step, Types};
-use crate::oracle::{Call, Inputs, Oracle, PredictedOutcome, PredictedState};
+use crate::oracle::{Call, Inputs, Oracle, PredictedOutcome, Prediction, State};
 use crate::tensor::Tensor;
 
 /// The kind of error of the one rule that a call breaks, if it breaks any: `Err` if it breaks several.
@@ -15,7 +15,7 @@ pub(super) fn broken<A, I: Inputs<A>>(
     scale: Option<&Tensor>,
 ) -> Result<Option<&'static str>, ()> {
     let call = Call { types, attributes, inputs, cache, scale };
-    let mut kinds: Vec<_> = I::broken_rules(&call, &Oracle::default().behavior).iter().map(|rule| rule.kind).collect();
+    let mut kinds: Vec<_> = I::broken_rules(&call).iter().map(|rule| rule.kind).collect();
     kinds.dedup();
     match kinds[..] {
         [] => Ok(None),
@@ -33,35 +33,32 @@ pub(super) fn case<A: Clone, I: Inputs<A>>(name: String, about: &str, on: Planne
     let folder = name.clone().into();
     let mut case =
         Case { name, folder, about, rules: Vec::new(), types, attributes, nan: NanRule::Exact, cache, scale, steps };
-    let expected: Vec<_> = Oracle::default()
-        .predict(&case)
-        .into_iter()
-        .map(|prediction| match (prediction.outcome, prediction.state) {
-            (PredictedOutcome::Done(outputs), PredictedState::Known(cache, scale)) => {
-                Expected::Success(Box::new(After { outputs: *outputs, cache, scale }))
-            }
-            (PredictedOutcome::Refused(kind, _), _) => {
-                Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() }
-            }
-            (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
-        })
-        .collect();
+    let expected: Vec<_> = Oracle::default().predict(&case).map(|prediction| expected(prediction, None)).collect();
     for (step, expected) in case.steps.iter_mut().zip(expected) {
         step.expected = expected;
     }
     // Arithmetic makes NaN with the bits of the machine; where values are copied they keep theirs.
     let arithmetic = types.t1 != types.t2;
     let outputs = |step: &Step<I>| match &step.expected {
-        Expected::Success(after) => {
-            let After { outputs, cache, scale } = &**after;
-            [&outputs.key, &outputs.value, cache].into_iter().chain(scale).any(has_nan)
-        }
+        Expected::Success(after) => after.outputs.iter().chain(&after.cache).chain(&after.scale).any(has_nan),
         Expected::Refusal { .. } => false,
     };
     if arithmetic && case.steps.iter().any(outputs) {
         case.nan = NanRule::Any;
     }
     case
+}
+
+/// What a call must do that does this. `tolerance` is that of its output, if that has one.
+pub(super) fn expected(Prediction { outcome, state }: Prediction, tolerance: Option<Tensor>) -> Expected {
+    match (outcome, state.as_deref()) {
+        (PredictedOutcome::Done(outputs), Some(State { cache, scale })) => {
+            let (cache, scale) = (Some(cache.clone()), scale.clone());
+            Expected::Success(Box::new(After { outputs, tolerance, cache, scale }))
+        }
+        (PredictedOutcome::Refused(kind, _), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
+        (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
+    }
 }
 
 impl<A: Clone, I: Inputs<A>> Planned<A, I> {

@@ -4,39 +4,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use kvcache_schema::{Attributes, ElementType, StaticAttributes, static_key_value_cache};
+use kvcache_schema::{ElementType, static_key_value_cache};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
 
-use crate::case::{Case, Expected, NamedInputs, NanRule, StepInputs};
-use crate::oracle::Inputs;
-use crate::static_batching;
-
-/// Inputs that can be written, those of an operator with attributes `A`.
-pub trait Written<A>: Inputs<A> + NamedInputs {
-    /// The operator's domain, where it is not that of dynamic batching.
-    const DOMAIN: Option<&'static str>;
-
-    /// The attributes by name.
-    fn attributes(attributes: &A) -> BTreeMap<&'static str, i64>;
-}
-
-impl Written<Attributes> for StepInputs {
-    const DOMAIN: Option<&'static str> = None;
-
-    fn attributes(attributes: &Attributes) -> BTreeMap<&'static str, i64> {
-        Attributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
-    }
-}
-
-impl Written<StaticAttributes> for static_batching::StepInputs {
-    const DOMAIN: Option<&'static str> = Some(static_key_value_cache::DOMAINS[0]);
-
-    fn attributes(attributes: &StaticAttributes) -> BTreeMap<&'static str, i64> {
-        StaticAttributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
-    }
-}
+use crate::case::{Case, Expected, NanRule};
+use crate::key_value_cache::CaseInputs;
+use crate::rules::OperatorPage;
+use crate::suite::Suite;
 
 #[derive(Serialize)]
 struct CaseFile<'a> {
@@ -65,7 +41,7 @@ struct StepFile<'a> {
 ///
 /// # Errors
 /// If a folder cannot be made, or a file not be written.
-pub fn write<A, I: Written<A>>(cases: &mut [Case<A, I>], folder: &Path) -> io::Result<()> {
+pub fn write<A: Sync, I: CaseInputs<A>>(cases: &mut [Case<A, I>], folder: &Path) -> io::Result<()> {
     for case in cases {
         let folder = folder.join(&case.name);
         std::fs::create_dir_all(&folder)?;
@@ -76,8 +52,7 @@ pub fn write<A, I: Written<A>>(cases: &mut [Case<A, I>], folder: &Path) -> io::R
     Ok(())
 }
 
-fn yaml<A, I: Written<A>>(case: &Case<A, I>) -> io::Result<String> {
-    let types = [("T1", Some(case.types.t1)), ("T2", Some(case.types.t2)), ("T3", case.types.t3)];
+fn yaml<A: Sync, I: CaseInputs<A>>(case: &Case<A, I>) -> io::Result<String> {
     let int4 = (case.types.t2 == ElementType::Int4).then_some(("cache", case.cache.shape()));
     let any = [("nan", "any"), ("why", "arithmetic makes NaN, with the machine's sign and payload")];
     let step = |expected| match expected {
@@ -87,9 +62,10 @@ fn yaml<A, I: Written<A>>(case: &Case<A, I>) -> io::Result<String> {
     let file = CaseFile {
         about: &case.about,
         rules: &case.rules,
-        domain: I::DOMAIN,
-        types: types.into_iter().filter_map(|(name, element)| Some((name, element?.name()))).collect(),
-        attributes: I::attributes(&case.attributes),
+        // A case of dynamic batching leaves its domain out.
+        domain: (I::PAGE == OperatorPage::StaticKeyValueCache).then_some(static_key_value_cache::DOMAINS[0]),
+        types: case.types().into_iter().map(|(name, element)| (name, element.name())).collect(),
+        attributes: I::attributes(&case.attributes).into_iter().collect(),
         int4: int4.into_iter().collect(),
         compare: (case.nan == NanRule::Any).then(|| any.into_iter().collect()),
         steps: case.steps.iter().map(|case| step(&case.expected)).collect(),
@@ -97,15 +73,14 @@ fn yaml<A, I: Written<A>>(case: &Case<A, I>) -> io::Result<String> {
     serde_yaml::to_string(&file).map_err(io::Error::other)
 }
 
-fn tensors<A, I: Written<A>>(case: &Case<A, I>) -> io::Result<Vec<u8>> {
+fn tensors<A: Sync, I: CaseInputs<A>>(case: &Case<A, I>) -> io::Result<Vec<u8>> {
     let mut named = vec![("cache".to_owned(), &case.cache)];
     named.extend(case.scale.as_ref().map(|scale| ("scale".to_owned(), scale)));
     for (i, step) in case.steps.iter().enumerate() {
         named.extend(step.inputs.named().into_iter().map(|(name, tensor)| (format!("{i}.{name}"), tensor)));
         if let Expected::Success(after) = &step.expected {
-            let outputs = [("key", &after.outputs.key), ("value", &after.outputs.value), ("cache", &after.cache)];
-            let scale = after.scale.as_ref().map(|scale| ("scale", scale));
-            named.extend(outputs.into_iter().chain(scale).map(|(name, tensor)| (format!("{i}.{name}"), tensor)));
+            let after = after.named(Case::<A, I>::OUTPUTS).into_iter();
+            named.extend(after.map(|(name, tensor)| (format!("{i}.{name}"), tensor)));
         }
     }
     let views = named.iter().map(|(name, tensor)| {

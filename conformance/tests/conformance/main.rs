@@ -1,6 +1,6 @@
 //! The kit's own tests: cases, comparison, diagnosis, reports, programs under test.
 
-mod attention;
+mod answers;
 #[cfg(unix)]
 mod command;
 mod comparison;

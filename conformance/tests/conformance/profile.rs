@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use kvcache_conformance::{
-    CallResult, Case, Expected, Implementation, Mismatch, Outcome, Profile, Report, Runner, Standing, Suite, Verdict,
-    attention, cases, static_batching,
+    CallResult, Case, Expected, Mismatch, Outcome, Profile, Report, Runner, Standing, Suite, Verdict,
 };
 use kvcache_schema::{CacheLayout, CacheMode, ElementType};
+
+use crate::answers::{ATTENTION, Answers, DYNAMIC, STATIC};
 
 /// What becomes of a case that is outside of what an implementation does.
 #[derive(Clone, Copy, PartialEq)]
@@ -16,9 +17,7 @@ enum Answer {
     RunsIt,
 }
 
-/// Does float16 in pages of the head-major layout, for at most eight output heads to a cache head.
-struct Float16Paged(Answer);
-
+/// Float16 in pages of the head-major layout, for at most eight output heads to a cache head.
 fn is_float16_paged(case: &Case) -> bool {
     let attributes = &case.attributes;
     case.types.t1 == ElementType::Float16
@@ -29,46 +28,29 @@ fn is_float16_paged(case: &Case) -> bool {
         && (1..=8).contains(&attributes.num_repeat)
 }
 
-impl Implementation for Float16Paged {
-    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let refuse = self.0 != Answer::RunsIt && !is_float16_paged(case);
-        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        if refuse
-            && self.0 == Answer::RefusesAfterWriting
-            && let Some(byte) = cache.bytes_mut().first_mut()
-        {
-            *byte ^= 1;
-        }
-        let call = |expected: &Expected| {
-            let outcome = match expected {
-                _ if refuse => Outcome::refused("this device has no kernel for it"),
-                Expected::Success(after) => {
-                    (cache, scale) = (after.cache.clone(), after.scale.clone());
-                    Outcome::Done(after.outputs.clone())
-                }
-                Expected::Refusal { kind, mentions } => {
-                    Outcome::Refused { kind: Some(kind.clone()), message: mentions.join(" ") }
-                }
-            };
-            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
-        };
-        Ok(case.steps.iter().map(|step| &step.expected).map(call).collect())
-    }
-}
-
 fn example(name: &str) -> Profile {
     Profile::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden").join("profiles").join(name)).unwrap()
 }
 
+/// The report on an implementation of that alone.
 fn report(profile: &Profile, answer: Answer) -> Report {
-    let runner = Runner { profile: Some(profile), ..Runner::default() };
-    runner.run(&Float16Paged(answer), &cases().unwrap())
+    let change = |case: &Case, results: &mut Vec<CallResult>| {
+        if answer != Answer::RunsIt && !is_float16_paged(case) {
+            let (mut cache, scale) = (case.cache.clone(), case.scale.clone());
+            let written = cache.bytes_mut().iter_mut().filter(|_| answer == Answer::RefusesAfterWriting);
+            written.take(1).for_each(|byte| *byte ^= 1);
+            let refused = Outcome::refused("this device has no kernel for it");
+            results.fill(CallResult { outcome: refused, cache: Some(cache), scale });
+        }
+        Ok(())
+    };
+    Runner { profile: Some(profile), ..Runner::default() }.run(&Answers(change), &DYNAMIC[..])
 }
 
 #[test]
 fn what_is_outside_must_be_refused_with_the_state_as_it_was() {
     let profile = example("float16-paged-head-major.yaml");
-    let cases = cases().unwrap();
+    let cases = &DYNAMIC[..];
     let right = report(&profile, Answer::Refuses);
     assert!(right.conforms() && right.passed() == cases.len(), "{right}");
     for (case, entry) in cases.iter().zip(&right.entries) {
@@ -99,7 +81,7 @@ fn what_is_outside_may_be_left_out() {
                 cache_mode: [1], cache_layout: [3], num_repeat: {max: 8, min: 1}}}}";
     let report = report(&Profile::parse(text).unwrap(), Answer::RunsIt);
     assert!(report.conforms(), "{report}");
-    assert_eq!(report.passed(), cases().unwrap().iter().filter(|case| is_float16_paged(case)).count());
+    assert_eq!(report.passed(), DYNAMIC.iter().filter(|case| is_float16_paged(case)).count());
     assert_eq!(report.unsupported(), report.entries.len() - report.passed());
     let reasons: Vec<_> = report
         .entries
@@ -116,19 +98,17 @@ fn what_is_outside_may_be_left_out() {
 #[test]
 fn a_case_of_an_operator_that_is_not_listed_is_unsupported() {
     let profile = example("float16-paged-head-major.yaml");
-    let cases = attention::cases().unwrap();
-    assert!(cases.iter().all(|case| matches!(profile.standing(&case.features()), Standing::Unsupported(_))));
+    assert!(ATTENTION.iter().all(|case| matches!(profile.standing(&case.features()), Standing::Unsupported(_))));
 }
 
 #[test]
 fn limits_are_those_of_each_operator() {
+    fn within<'a, C: Suite>(profile: &Profile, cases: &'a [C]) -> Vec<&'a C> {
+        cases.iter().filter(|case| profile.standing(&case.features()) == Standing::Within).collect()
+    }
     let standings = |text: &str| {
         let profile = Profile::parse(&format!("{{name: x, outside: refuse, operators: {text}}}")).unwrap();
-        let within = |features: &kvcache_conformance::Features| profile.standing(features) == Standing::Within;
-        let dynamic = cases().unwrap().into_iter().filter(|case| within(&case.features())).collect::<Vec<_>>();
-        let attention = attention::cases().unwrap().into_iter().filter(|case| within(&case.features()));
-        let of_static = static_batching::cases().unwrap().into_iter().filter(|case| within(&case.features()));
-        (dynamic, of_static.collect::<Vec<_>>(), attention.collect::<Vec<_>>())
+        (within(&profile, &DYNAMIC), within(&profile, &STATIC), within(&profile, &ATTENTION))
     };
     let (dynamic, of_static, attention) =
         standings("{KeyValueCache: {head_dim: {max: 8}, batch: [2]}, StaticKeyValueCache: {cache_layout: [1]}}");
@@ -157,13 +137,8 @@ fn every_example_is_a_profile() {
     for file in files {
         let name = file.to_str().unwrap();
         let profile = example(name);
-        let standings: Vec<_> = cases()
-            .unwrap()
-            .iter()
-            .map(Suite::features)
-            .chain(attention::cases().unwrap().iter().map(Suite::features))
-            .map(|features| profile.standing(&features))
-            .collect();
+        let features = DYNAMIC.iter().map(Suite::features).chain(ATTENTION.iter().map(Suite::features));
+        let standings: Vec<_> = features.map(|features| profile.standing(&features)).collect();
         assert!(standings.contains(&Standing::Within), "{name}");
         let all = standings.iter().all(|standing| *standing == Standing::Within);
         assert_eq!(all, name == "cpu.yaml", "{name}");

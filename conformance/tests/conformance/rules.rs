@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use kvcache_conformance::{OperatorPage, attention, cases, rules, static_batching};
+use kvcache_conformance::{OperatorPage, Suite, rules};
+
+use crate::answers::{ATTENTION, DYNAMIC, STATIC};
 
 /// The cases of all suites that name a rule of each page, by the rule.
 fn named() -> BTreeMap<OperatorPage, BTreeMap<String, Vec<String>>> {
-    let suites = [
-        cases().unwrap().into_iter().map(|case| (case.page(), case.name, case.rules)).collect::<Vec<_>>(),
-        static_batching::cases().unwrap().into_iter().map(|case| (case.page(), case.name, case.rules)).collect(),
-        attention::cases().unwrap().into_iter().map(|case| (case.page(), case.name, case.rules)).collect(),
-    ];
+    fn of<C: Suite>(cases: &[C]) -> impl Iterator<Item = (OperatorPage, String, Vec<String>)> {
+        cases.iter().map(|case| (case.page(), case.name().to_owned(), case.rules().to_vec()))
+    }
     let mut named: BTreeMap<_, BTreeMap<_, Vec<_>>> = BTreeMap::new();
-    for (page, name, rules) in suites.into_iter().flatten() {
+    for (page, name, rules) in of(&DYNAMIC).chain(of(&STATIC)).chain(of(&ATTENTION)) {
         assert!(!rules.is_empty(), "{name} proves nothing");
         assert_eq!(rules.iter().collect::<BTreeSet<_>>().len(), rules.len(), "{name} names a rule twice");
         for rule in rules {

@@ -5,9 +5,9 @@ use std::env;
 use std::error::Error;
 use std::path::Path;
 
-use kvcache_conformance::attention::{CallResult, Case, Implementation, Operator, Step, cases, read_cases, run};
+use kvcache_conformance::attention::{Case, Operator, Step, cases, read_cases};
 use kvcache_conformance::backends::{Attention, read};
-use kvcache_conformance::{Expected, Outcome, Tensor};
+use kvcache_conformance::{CallResult, Expected, Implementation, Outcome, Tensor, run};
 use kvcache_op::cuda::{
     self, Cuda, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceInputs, Finding,
     OutputRows,
@@ -135,7 +135,7 @@ impl AttentionOnDevice<'_> {
         let mut state = State::new(self.gpu, case, self.unaligned)?;
         let mut results = Vec::new();
         for step in &case.steps {
-            let outcome = outcome(state.call(case, step))?;
+            let outcome = outcome(state.call(case, step))?.map(|output| vec![output]);
             self.gpu.nothing_found()?;
             let download =
                 |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(self.gpu)).transpose();
@@ -145,7 +145,7 @@ impl AttentionOnDevice<'_> {
     }
 }
 
-impl Implementation for AttentionOnDevice<'_> {
+impl Implementation<Case> for AttentionOnDevice<'_> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         self.run(case).map_err(|error| error.to_string())
     }
@@ -278,7 +278,7 @@ pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
     let floats = |tensor: &Tensor| -> Vec<f32> {
         tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
-    let difference = floats(&outputs[0]).into_iter().zip(floats(&expected)).map(|(a, b)| (a - b).abs());
+    let difference = floats(&outputs[0]).into_iter().zip(floats(&expected[0])).map(|(a, b)| (a - b).abs());
     let difference = difference.fold(0.0, f32::max);
     if difference < 2e-5 { Ok(()) } else { Err(format!("{difference} from the reference").into()) }
 }

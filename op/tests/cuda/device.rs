@@ -4,7 +4,7 @@ use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_conformance::{Outcome, Outputs, StepInputs, Tensor};
+use kvcache_conformance::{Outcome, StepInputs, Tensor};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 use kvcache_op::cuda::{
     self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
@@ -128,6 +128,12 @@ pub fn untouched(element: ElementType, shape: &[usize]) -> Tensor {
     let mut tensor = Tensor::zeros(element, shape.to_vec()).expect("it fits in memory");
     tensor.bytes_mut().fill(UNTOUCHED);
     tensor
+}
+
+/// The outputs of a call.
+pub struct Outputs {
+    pub key: Tensor,
+    pub value: Tensor,
 }
 
 /// The inputs of a call on the device, except those that are read on the host.

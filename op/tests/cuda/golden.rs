@@ -9,7 +9,7 @@ use kvcache_op::KeyValueCache;
 use kvcache_op::cuda;
 use libtest_mimic::Failed;
 
-use crate::device::{Buffer, Gpu, call, outcome, shift};
+use crate::device::{Buffer, Gpu, Outputs, call, outcome, shift};
 use crate::host::left_to_device;
 
 /// The golden cases.
@@ -36,10 +36,10 @@ impl OnDevice<'_> {
             let outputs = KeyValueCache::new(case.attributes.clone())
                 .map_err(|error| cuda::Error::from(error).into())
                 .and_then(|op| call(self.gpu, &op, &step.inputs, (&mut cache, scale.as_mut()), self.unaligned));
-            let outcome = outcome(outputs)?;
+            let outcome = outcome(outputs)?.map(|Outputs { key, value }| vec![key, value]);
             self.gpu.nothing_found()?;
             let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
-            results.push(CallResult { outcome, cache: cache.download(self.gpu)?, scale });
+            results.push(CallResult { outcome, cache: Some(cache.download(self.gpu)?), scale });
         }
         Ok(results)
     }

@@ -4,7 +4,7 @@ use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_conformance::{Outputs, StepInputs, Tensor};
+use kvcache_conformance::{StepInputs, Tensor};
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaGraph};
 use kvcache_op::cuda::{Cuda, OutputRows, cudarc};
@@ -12,7 +12,7 @@ use kvcache_op::schema::{CacheDims, TypeCombination};
 use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::device::{Buffer, Gpu, UNTOUCHED, Uploaded, launch};
+use crate::device::{Buffer, Gpu, Outputs, UNTOUCHED, Uploaded, launch};
 use crate::oracle::Oracle;
 use crate::status::of_numbers;
 

@@ -2,11 +2,11 @@
 //! reference kernel with one slot.
 
 use kvcache_conformance::backends::{read, write};
-use kvcache_conformance::{Outputs, StepInputs, Tensor};
+use kvcache_conformance::{StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCache, Serial};
 
-use crate::device::untouched;
+use crate::device::{Outputs, untouched};
 
 /// A call, with the state that it changes.
 pub struct Oracle<'a> {

@@ -6,9 +6,9 @@ use std::error::Error;
 use std::path::Path;
 
 use kvcache_conformance::static_batching::{Case, Step, StepInputs, read_cases};
-use kvcache_conformance::{CallResult, Implementation, Outputs, run};
+use kvcache_conformance::{CallResult, Implementation, Tensor, run};
+use kvcache_op::StaticKeyValueCache;
 use kvcache_op::cuda::{self, DeviceOutputs, StaticDeviceInputs};
-use kvcache_op::{StaticAttributes, StaticKeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, Writable, outcome, shift};
@@ -41,7 +41,7 @@ impl OnDevice<'_> {
             let outcome = outcome(outputs)?;
             self.gpu.nothing_found()?;
             let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
-            results.push(CallResult { outcome, cache: cache.download(self.gpu)?, scale });
+            results.push(CallResult { outcome, cache: Some(cache.download(self.gpu)?), scale });
         }
         Ok(results)
     }
@@ -53,7 +53,7 @@ impl OnDevice<'_> {
         step: &Step,
         cache: &mut Buffer,
         scale: Option<&mut Buffer>,
-    ) -> Result<Outputs, Box<dyn Error>> {
+    ) -> Result<Vec<Tensor>, Box<dyn Error>> {
         let (gpu, stream) = (self.gpu, &*self.gpu.stream);
         let StepInputs { current_key, current_value, start_pos } = &step.inputs;
         let t1 = current_key.element();
@@ -80,11 +80,11 @@ impl OnDevice<'_> {
             call.launch(outputs, &gpu.status, stream)?;
         }
         stream.synchronize()?;
-        Ok(Outputs { key: key.download(gpu)?, value: value.download(gpu)? })
+        Ok(vec![key.download(gpu)?, value.download(gpu)?])
     }
 }
 
-impl Implementation<StaticAttributes, StepInputs> for OnDevice<'_> {
+impl Implementation<Case> for OnDevice<'_> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         self.run(case).map_err(|error| error.to_string())
     }

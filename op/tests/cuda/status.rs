@@ -1,6 +1,6 @@
 //! The status word: what the kernels find wrong, and what they do all the same.
 
-use kvcache_conformance::{Case, Outputs, StepInputs, Tensor};
+use kvcache_conformance::{Case, StepInputs, Tensor};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, KeyValueCache};
 use libtest_mimic::Failed;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
 use crate::agree::step_inputs;
-use crate::device::{Buffer, Gpu, call};
+use crate::device::{Buffer, Gpu, Outputs, call};
 use crate::golden::cases;
 use crate::host::left_to_device;
 use crate::oracle::{Oracle, numbers};

@@ -20,7 +20,7 @@ fn all_cases_pass(workers: impl Workers + Copy) {
     let stores = backends().map(|store| (AttentionBackend::default(), store));
     let cases = attention::cases().expect(READ);
     for (backend, store) in attending.chain(stores) {
-        let report = attention::run(&Attention { backend, store, workers }, &cases);
+        let report = run(&Attention { backend, store, workers }, &cases);
         assert!(report.passed() == cases.len(), "{backend:?} over {store:?}: {report}");
     }
 }

@@ -77,7 +77,7 @@ fn golden_calls_stay_inside_their_operands() {
             };
             let reference = operands.run(Backend::Reference, Guard::Behind);
             assert_eq!(operands.disagreement(&reference), None, "{}", case.name);
-            (cache, scale) = (&after.cache, after.scale.as_ref());
+            (cache, scale) = (after.cache.as_ref().expect("there is one"), after.scale.as_ref());
             calls += 1;
         }
     }

@@ -2,7 +2,7 @@
 //! specification that share no code.
 
 use kvcache_conformance::backends::{Operator, StaticOperator};
-use kvcache_conformance::{Implementation, random, run};
+use kvcache_conformance::{random, run};
 use kvcache_op::{Backend, Serial};
 
 const CASES: usize = 1000;
@@ -11,7 +11,7 @@ const CASES: usize = 1000;
 fn backends_do_what_the_oracle_does() {
     let cases = random::cases(CASES, 2024);
     for backend in Backend::all() {
-        let report = run(&Operator { backend, workers: Serial } as &dyn Implementation, &cases);
+        let report = run(&Operator { backend, workers: Serial }, &cases);
         assert!(report.failed() == 0 && report.passed() == CASES, "{}: {report}", backend.name());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_conformance::{Outcome, Tensor};
+use kvcache_conformance::{CallResult, Outcome, Tensor};
 use kvcache_op::ElementType;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -24,13 +24,6 @@ pub struct Given<'a> {
     pub scale: Option<&'a Tensor>,
     /// Whether the call should succeed: then a refusal is described as the failure that it is.
     pub succeeds: bool,
-}
-
-/// What became of a call.
-pub struct Made {
-    pub outcome: Outcome<Vec<Tensor>>,
-    pub cache: Option<Tensor>,
-    pub scale: Option<Tensor>,
 }
 
 /// Why a case has no results.
@@ -66,7 +59,7 @@ impl Caller {
     }
 
     /// Makes a call; none, once something has ended the run.
-    pub fn call(&self, given: &Given<'_>) -> Result<Made, Stopped> {
+    pub fn call(&self, given: &Given<'_>) -> Result<CallResult, Stopped> {
         if self.has_ended() {
             return Err(Stopped::Failed("the run has ended".to_owned()));
         }
@@ -77,7 +70,7 @@ impl Caller {
         })
     }
 
-    fn reply(&self, py: Python<'_>, given: &Given<'_>) -> PyResult<Result<Made, Stopped>> {
+    fn reply(&self, py: Python<'_>, given: &Given<'_>) -> PyResult<Result<CallResult, Stopped>> {
         let inputs = named(py, &given.inputs)?;
         let attributes = PyDict::new(py);
         for (name, value) in given.attributes {
@@ -93,7 +86,7 @@ impl Caller {
             _ => return Ok(Err(Stopped::Failed(text))),
         };
         let received = |tensor: Option<Sent<'_>>| tensor.map(received).transpose();
-        Ok(Ok(Made { outcome, cache: received(cache)?, scale: received(scale)? }))
+        Ok(Ok(CallResult { outcome, cache: received(cache)?, scale: received(scale)? }))
     }
 }
 

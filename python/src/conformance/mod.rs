@@ -3,7 +3,6 @@
 
 mod call;
 mod implementation;
-mod node_case;
 mod run;
 
 pub use run::{conformance_cases, error_kinds, run_suites};

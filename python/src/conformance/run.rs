@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use kvcache_conformance::diagnosis::Recorder;
+use kvcache_conformance::diagnosis::{Diagnosable, Recorder};
 use kvcache_conformance::oracle::{ATTENTION_KINDS, KINDS};
-use kvcache_conformance::{Profile, ReadError, Report, Runner, attention, random, static_batching};
+use kvcache_conformance::{
+    Expected, NanRule, Profile, ReadError, Report, Runner, Suite, attention, random, static_batching,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::call::{Caller, named, sent};
 use super::implementation::Callable;
-use super::node_case::NodeCase;
 use crate::operator::Refused;
 
 /// The forms of a report: JSON, text, the table by rule as text, JUnit.
@@ -52,11 +53,9 @@ pub fn run_suites(
         let mut whole = Report { implementation: name, ..Report::default() };
         for suite in &suites {
             let report = match Cases::read(suite, folder.as_deref(), filter, on_demand)? {
-                Cases::Dynamic(cases) => report(&caller, cases, messages, |tested, cases| runner.run(tested, cases)),
-                Cases::Static(cases) => report(&caller, cases, messages, |tested, cases| runner.run(tested, cases)),
-                Cases::Attention(cases) => {
-                    report(&caller, cases, messages, |tested, cases| runner.run_attention(tested, cases))
-                }
+                Cases::Dynamic(cases) => report(&caller, &runner, cases, messages),
+                Cases::Static(cases) => report(&caller, &runner, cases, messages),
+                Cases::Attention(cases) => report(&caller, &runner, cases, messages),
             };
             whole.profile.clone_from(&report.profile);
             whole.append(report);
@@ -116,7 +115,11 @@ impl Cases {
 }
 
 /// The cases, and others made on demand, whose names contain `filter`.
-fn chosen<C: NodeCase>(cases: Result<Vec<C>, ReadError>, on_demand: Vec<C>, filter: &str) -> Result<Vec<C>, Refused> {
+fn chosen<C: Diagnosable>(
+    cases: Result<Vec<C>, ReadError>,
+    on_demand: Vec<C>,
+    filter: &str,
+) -> Result<Vec<C>, Refused> {
     let mut cases = cases.map_err(|error| Refused::new("cases", error.to_string()))?;
     cases.extend(on_demand);
     cases.retain(|case| case.name().contains(filter));
@@ -124,18 +127,13 @@ fn chosen<C: NodeCase>(cases: Result<Vec<C>, ReadError>, on_demand: Vec<C>, filt
 }
 
 /// The report on the callable, with the known mistakes that its failures come from, unless something has ended the run.
-fn report<C: NodeCase>(
-    caller: &Caller,
-    mut cases: Vec<C>,
-    messages: bool,
-    run: impl FnOnce(&Recorder<'_, Callable<'_, C::Result>, C::Result>, &[C]) -> Report,
-) -> Report {
+fn report<C: Diagnosable>(caller: &Caller, runner: &Runner<'_>, mut cases: Vec<C>, messages: bool) -> Report {
     if !messages {
-        cases.iter_mut().for_each(NodeCase::forget_messages);
+        cases.iter_mut().for_each(C::forget_messages);
     }
     let callable = Callable::new(caller);
     let recorder = Recorder::new(&callable);
-    let mut report = run(&recorder, &cases);
+    let mut report = runner.run(&recorder, &cases);
     if !caller.has_ended() {
         recorder.diagnose(&mut report, &cases);
     }
@@ -143,20 +141,20 @@ fn report<C: NodeCase>(
 }
 
 /// A case for Python.
-fn dictionary<'py>(py: Python<'py>, case: &impl NodeCase) -> PyResult<Bound<'py, PyDict>> {
+fn dictionary<'py, C: Suite>(py: Python<'py>, case: &C) -> PyResult<Bound<'py, PyDict>> {
     let dictionary = PyDict::new(py);
     dictionary.set_item("name", case.name())?;
     dictionary.set_item("about", case.about())?;
-    dictionary.set_item("op_type", case.op_type())?;
+    dictionary.set_item("op_type", case.page().op_type())?;
     dictionary.set_item("attributes", case.attributes().into_iter().collect::<std::collections::BTreeMap<_, _>>())?;
-    dictionary.set_item("any_nan", case.any_nan())?;
+    dictionary.set_item("any_nan", case.nan() == NanRule::Any)?;
     let [cache, scale] = case.state().map(|tensor| tensor.map(|tensor| sent(py, tensor)));
     dictionary.set_item("cache", cache)?;
     dictionary.set_item("scale", scale)?;
-    let call = |(inputs, demanded): (Vec<_>, Result<Vec<_>, (&str, &[String])>)| {
-        let (after, error) = match demanded {
-            Ok(after) => (Some(named(py, &after)?), None),
-            Err((kind, mentions)) => (None, Some((kind.to_owned(), mentions.to_vec()))),
+    let call = |(inputs, expected): (Vec<_>, &Expected)| {
+        let (after, error) = match expected {
+            Expected::Success(after) => (Some(named(py, &after.named(C::OUTPUTS))?), None),
+            Expected::Refusal { kind, mentions } => (None, Some((kind.clone(), mentions.clone()))),
         };
         Ok((named(py, &inputs)?, after, error))
     };

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use kvcache_conformance::diagnosis::{Diagnosable, Recorder};
-use kvcache_conformance::{ReadError, Report, Runner, Suite, attention, random, static_batching};
+use kvcache_conformance::{Implementation, ReadError, Report, Runner, Suite, attention, random, static_batching};
 use tempfile::TempDir;
 
 use crate::error::Error;
@@ -76,10 +76,9 @@ impl Suites {
 
     /// Leaves open how refusals are worded.
     pub fn forget_messages(&mut self) {
-        self.dynamic.iter_mut().flat_map(|case| &mut case.steps).for_each(|step| step.expected.forget_message());
-        let of_static_batching = self.of_static_batching.iter_mut();
-        of_static_batching.flat_map(|case| &mut case.steps).for_each(|step| step.expected.forget_message());
-        self.attention.iter_mut().flat_map(|case| &mut case.steps).for_each(|step| step.expected.forget_message());
+        self.dynamic.iter_mut().for_each(Suite::forget_messages);
+        self.of_static_batching.iter_mut().for_each(Suite::forget_messages);
+        self.attention.iter_mut().for_each(Suite::forget_messages);
     }
 
     /// Whether there is a case whose name contains this.
@@ -95,22 +94,21 @@ impl Suites {
 
     /// Runs all on an implementation, and diagnoses the failures.
     pub fn run(&self, runner: &Runner<'_>, tested: &Tested) -> Report {
-        let recorder = Recorder::new(&*tested.dynamic);
-        let mut report = diagnosed(&recorder, runner.run(&recorder, &self.dynamic), &self.dynamic);
-        let (recorder, cases) = (Recorder::new(&*tested.of_static_batching), &self.of_static_batching);
-        report.append(diagnosed(&recorder, runner.run(&recorder, cases), cases));
-        let (recorder, cases) = (Recorder::new(&*tested.attention), &self.attention);
-        report.append(diagnosed(&recorder, runner.run_attention(&recorder, cases), cases));
+        let mut report = diagnosed(runner, &*tested.dynamic, &self.dynamic);
+        report.append(diagnosed(runner, &*tested.of_static_batching, &self.of_static_batching));
+        report.append(diagnosed(runner, &*tested.attention, &self.attention));
         Report { implementation: tested.name.clone(), ..report }
     }
 }
 
 /// A report on a suite's cases with the known mistakes that its failures come from.
-fn diagnosed<R: ?Sized, C: Diagnosable>(
-    recorder: &Recorder<'_, R, C::Result>,
-    mut report: Report,
+fn diagnosed<C: Diagnosable>(
+    runner: &Runner<'_>,
+    implementation: &(dyn Implementation<C> + Sync),
     cases: &[C],
 ) -> Report {
+    let recorder = Recorder::new(implementation);
+    let mut report = runner.run(&recorder, cases);
     if report.failed() > 0 {
         recorder.diagnose(&mut report, cases);
     }

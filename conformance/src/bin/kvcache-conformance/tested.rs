@@ -4,8 +4,7 @@ use std::time::Duration;
 
 #[cfg(feature = "backends")]
 use kvcache_conformance::backends::{Attention, Operator, StaticOperator};
-use kvcache_conformance::static_batching::{Attributes, StepInputs};
-use kvcache_conformance::{Implementation, Program, ProgramError, attention};
+use kvcache_conformance::{Implementation, Program, ProgramError, attention, static_batching};
 #[cfg(feature = "backends")]
 use kvcache_op::{AttentionBackend, Backend, Serial};
 
@@ -16,9 +15,9 @@ pub struct Tested {
     /// Runs the cases of `KeyValueCache`.
     pub dynamic: Box<dyn Implementation + Sync>,
     /// Runs those of static batching.
-    pub of_static_batching: Box<dyn Implementation<Attributes, StepInputs> + Sync>,
+    pub of_static_batching: Box<dyn Implementation<static_batching::Case> + Sync>,
     /// Runs those of attention.
-    pub attention: Box<dyn attention::Implementation + Sync>,
+    pub attention: Box<dyn Implementation<attention::Case> + Sync>,
 }
 
 impl Tested {

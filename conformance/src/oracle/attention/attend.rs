@@ -1,8 +1,11 @@
 //! Attends: the scores of each sequence, their weights, and the weighted sums.
 
+use std::rc::Rc;
+
 use half::f16;
 use kvcache_schema::ElementType;
 
+use crate::oracle::attention::attended::{Attended, Given};
 use crate::oracle::attention::decisions::{Attention, Inputs, Output, OutputHeads, OutputShape, Softmax, WithoutKeys};
 use crate::oracle::attention::masks::{bias, has_alibi, has_causal_mask, mask_element, sees, slopes};
 use crate::oracle::attention::ragged::{Query, Ragged};
@@ -11,50 +14,44 @@ use crate::oracle::attention::sequences::{keys, queries};
 use crate::oracle::attention::softmax::weights;
 use crate::oracle::attention::tolerance::{Row, tolerance};
 use crate::oracle::decisions::{Conversion, Outside};
-use crate::oracle::heads::OutsideOfCache;
+use crate::oracle::heads::{OutsideOfCache, Stop};
 use crate::oracle::numbers::{finite, read, to_float16};
 use crate::tensor::Tensor;
-
-/// An output, and how far each element may be from what an implementation that does the same gives.
-#[derive(Debug, Clone, PartialEq)]
-#[expect(missing_docs, reason = "described above")]
-pub struct Attended {
-    pub element: ElementType,
-    pub shape: Vec<usize>,
-    pub values: Vec<f64>,
-    /// 0 where the value is not finite.
-    pub tolerance: Vec<f64>,
-}
 
 /// What is attended to, and how.
 pub(super) struct Attend<'a> {
     pub(super) attention: &'a Attention,
     pub(super) outside: Outside,
     pub(super) ragged: &'a Ragged,
-    /// The elements of `query`, `key`, `value` and `attn_mask`.
-    packed: [Vec<f64>; 4],
+    pub(super) given: Rc<Given>,
     /// What is right: where an element is the same, so is its tolerance.
-    right: Option<&'a Attended>,
+    pub(super) right: Option<&'a Attended>,
+    /// What a call gave: nothing more is computed where that is something else.
+    pub(super) made: Option<&'a Tensor>,
 }
 
-impl<'a> Attend<'a> {
-    pub(super) fn new(
-        (attention, outside): (&'a Attention, Outside),
-        ragged: &'a Ragged,
-        [query, key, value]: [&Tensor; 3],
-        mask: Option<&Tensor>,
-        right: Option<&'a Attended>,
-    ) -> Self {
-        let input = |tensor: &Tensor| match attention.inputs {
-            Inputs::T1 => numbers(tensor),
-            Inputs::Float16 => numbers(tensor).into_iter().map(to_float16).collect(),
-        };
-        let packed = [input(query), input(key), input(value), mask.map(numbers).unwrap_or_default()];
-        Self { attention, outside, ragged, packed, right }
+impl Given {
+    pub(super) fn new(query: &Tensor, loaded: Vec<Tensor>, mask: Option<&Tensor>) -> Self {
+        let packed = [numbers(query), numbers(&loaded[0]), numbers(&loaded[1]), mask.map(numbers).unwrap_or_default()];
+        Self { loaded, packed }
     }
 
+    /// It with queries, keys and values as they are read.
+    pub(super) fn read(self: Rc<Self>, inputs: Inputs) -> Rc<Self> {
+        match inputs {
+            Inputs::T1 => self,
+            Inputs::Float16 => {
+                let mut packed = self.packed.clone();
+                packed[..3].iter_mut().flatten().for_each(|x| *x = to_float16(*x));
+                Rc::new(Self { loaded: self.loaded.clone(), packed })
+            }
+        }
+    }
+}
+
+impl Attend<'_> {
     /// The output of a legal call.
-    pub(super) fn output(&self) -> Result<Attended, OutsideOfCache> {
+    pub(super) fn output(&self) -> Result<Attended, Stop> {
         let ragged = self.ragged;
         let (tokens, heads) = (ragged.tokens() as usize, ragged.num_heads);
         let shape = match self.attention.output_shape {
@@ -64,13 +61,24 @@ impl<'a> Attend<'a> {
         };
         let count = shape.iter().product();
         let element = if self.attention.output == Output::Float32 { ElementType::Float32 } else { ragged.t1 };
-        let mut output = Attended { element, shape, values: vec![0.0; count], tolerance: vec![0.0; count] };
+        let (values, tolerance, given) = (vec![0.0; count], vec![0.0; count], Rc::clone(&self.given));
+        let mut output = Attended { element, shape, values, tolerance, given };
+        if self.made.is_some_and(|made| !output.has_form_of(made)) {
+            return Err(Stop::Contradicted);
+        }
         let slopes = slopes(self.attention, ragged);
         for b in 0..ragged.len() {
             let sequence = Sequence::new(self, b)?;
-            let scored = sequence.scores(&slopes)?;
-            for (scored, weights) in scored.iter().zip(sequence.weights(&scored)) {
-                sequence.write(scored, &weights, &mut output);
+            for rows in sequence.rows(slopes.len()) {
+                let scores = |&(h, i): &(usize, usize)| sequence.scores(h, i, slopes[h]);
+                let scored = rows.iter().map(scores).collect::<Result<Vec<_>, _>>()?;
+                for (scored, weights) in scored.iter().zip(sequence.weights(&scored)) {
+                    let first = sequence.write(scored, &weights, &mut output);
+                    let is_near = |made| first.is_none_or(|first| output.is_near_from(first, ragged.head_dim, made));
+                    if !self.made.is_none_or(is_near) {
+                        return Err(Stop::Contradicted);
+                    }
+                }
             }
         }
         Ok(output)
@@ -138,26 +146,27 @@ impl<'a> Sequence<'a> {
         Ok(Self { attend, b, queries: of_queries, keys: of_keys })
     }
 
-    /// The scores of all heads, and of each head of all queries.
-    fn scores(&self, slopes: &[f64]) -> Result<Vec<Scored>, OutsideOfCache> {
-        let (n, m) = (self.queries.len() as i64, self.attend.ragged.kvlen(self.b));
-        let mut scored = Vec::with_capacity(slopes.len() * self.queries.len());
-        for (h, &slope) in slopes.iter().enumerate() {
-            for (i, &token) in self.queries.iter().enumerate() {
-                scored.push(self.scores_of(&Query { b: self.b, i: i as i64, n, m, h }, token, slope)?);
-            }
+    /// The rows of scores, by head and query: those whose scores of a key belong together.
+    fn rows(&self, heads: usize) -> Vec<Vec<(usize, usize)>> {
+        let queries = self.queries.len();
+        match self.attend.attention.softmax {
+            Softmax::OverQueries => (0..heads).map(|h| (0..queries).map(|i| (h, i)).collect()).collect(),
+            Softmax::OverHeads => (0..queries).map(|i| (0..heads).map(|h| (h, i)).collect()).collect(),
+            _ => (0..heads).flat_map(|h| (0..queries).map(move |i| vec![(h, i)])).collect(),
         }
-        Ok(scored)
     }
 
-    fn scores_of(&self, query: &Query, token: usize, slope: f64) -> Result<Scored, OutsideOfCache> {
-        let Attend { ragged, attention, packed: [queries, keys, ..], .. } = self.attend;
+    /// The scores of a head of a query.
+    fn scores(&self, h: usize, i: usize, slope: f64) -> Result<Scored, OutsideOfCache> {
+        let Attend { ragged, attention, given, .. } = self.attend;
+        let ([queries, keys, ..], token) = (&given.packed, self.queries[i]);
+        let (n, m) = (self.queries.len() as i64, ragged.kvlen(self.b));
+        let query = &Query { b: self.b, i: i as i64, n, m, h };
         let causal = has_causal_mask(attention, ragged, self.b);
         let (alibi, factor) = (has_alibi(attention, ragged, self.b), factor(attention, ragged));
         let [sums, _] = attention.sums.types(ragged.t1);
         let elements = attention.product_elements.count(ragged.head_dim, attention.n);
         let q = &queries[(token * ragged.num_heads + query.h) * ragged.head_dim..][..elements];
-        let h = query.h;
         let mut scored =
             Scored { h, token, terms: Vec::new(), scores: Vec::new(), squares: Vec::new(), heads: Vec::new() };
         for &(j, row) in &self.keys {
@@ -182,8 +191,8 @@ impl<'a> Sequence<'a> {
 
     /// The first element of the key of a query head; none if it is outside of the tensor and such accesses are skipped.
     fn head(&self, row: usize, h: usize) -> Result<Option<usize>, OutsideOfCache> {
-        let Attend { ragged, packed: [_, key, value, _], .. } = self.attend;
-        let &Ragged { kv_heads, head_dim, .. } = *ragged;
+        let Attend { ragged, given, .. } = self.attend;
+        let (&Ragged { kv_heads, head_dim, .. }, [_, key, value, _]) = (*ragged, &given.packed);
         let head = self.attend.attention.key_head.of(ragged, h);
         let first = (row * kv_heads + head) * head_dim;
         // Keys that are read wrongly may be fewer than kvstarts says.
@@ -198,44 +207,40 @@ impl<'a> Sequence<'a> {
 
     /// What `attn_mask` adds for the key at position `j`.
     fn mask(&self, query: &Query, j: i64) -> Result<Option<f64>, OutsideOfCache> {
-        let Attend { ragged, attention, packed: [.., mask], outside, .. } = self.attend;
+        let Attend { ragged, attention, outside, .. } = self.attend;
         let Some(shape) = &ragged.mask else { return Ok(None) };
         let Some(element) = mask_element(attention, ragged, shape, query, j) else { return Ok(None) };
-        match usize::try_from(element).ok().and_then(|element| mask.get(element)) {
+        match usize::try_from(element).ok().and_then(|element| self.attend.given.packed[3].get(element)) {
             Some(&mask) => Ok(Some(mask)),
             None if *outside == Outside::Skipped => Ok(Some(0.0)),
             None => Err(OutsideOfCache),
         }
     }
 
-    /// The weights of all scores.
+    /// The weights of scores that belong together.
     fn weights(&self, scored: &[Scored]) -> Vec<Vec<f64>> {
         let Attend { ragged, attention, .. } = self.attend;
         let softmax = |scores: &[f64]| weights(attention, ragged.t1, scores);
-        let (rows, queries) = (scored.len(), self.queries.len());
-        // The rows whose scores of a key belong together.
-        let apart: Vec<Vec<usize>> = match attention.softmax {
-            Softmax::OverQueries => (0..rows).step_by(queries.max(1)).map(|at| (at..at + queries).collect()).collect(),
-            Softmax::OverHeads => (0..queries).map(|i| (i..rows).step_by(queries).collect()).collect(),
-            _ => return scored.iter().map(|scored| softmax(&scored.scores)).collect(),
-        };
+        if !matches!(attention.softmax, Softmax::OverQueries | Softmax::OverHeads) {
+            return scored.iter().map(|scored| softmax(&scored.scores)).collect();
+        }
         let mut weights: Vec<_> = scored.iter().map(|scored| scored.scores.clone()).collect();
-        for rows in apart {
-            for (key, _) in self.keys.iter().enumerate() {
-                let scores: Vec<_> = rows.iter().map(|&row| scored[row].scores[key]).collect();
-                rows.iter().zip(softmax(&scores)).for_each(|(&row, weight)| weights[row][key] = weight);
-            }
+        for key in 0..self.keys.len() {
+            let scores: Vec<_> = scored.iter().map(|scored| scored.scores[key]).collect();
+            weights.iter_mut().zip(softmax(&scores)).for_each(|(weights, weight)| weights[key] = weight);
         }
         weights
     }
 
-    /// Writes the weighted sum of one query and head; what lies behind the output's end is left out.
-    fn write(&self, scored: &Scored, weights: &[f64], output: &mut Attended) {
-        let Attend { ragged, attention, packed: [_, _, values, _], right, .. } = self.attend;
+    /// Writes the weighted sum of one query and head, and gives its first element; what lies behind the output's end is
+    /// left out.
+    fn write(&self, scored: &Scored, weights: &[f64], output: &mut Attended) -> Option<usize> {
+        let Attend { ragged, attention, given, right, .. } = self.attend;
+        let values = &given.packed[2];
         let (head_dim, [of_products, of_values]) = (ragged.head_dim, attention.sums.types(ragged.t1));
         let first = attention.output_heads.place(ragged, scored.token, scored.h) * head_dim;
         if first + head_dim > output.values.len() {
-            return;
+            return None;
         }
         let sees_none = scored.scores.iter().all(|&score| score == f64::NEG_INFINITY);
         let counts = |&key: &usize| attention.adds_hidden_values || scored.scores[key] != f64::NEG_INFINITY;
@@ -267,7 +272,7 @@ impl<'a> Sequence<'a> {
             && right.values.get(first..first + head_dim) == Some(&written[..])
         {
             allowed.copy_from_slice(&right.tolerance[first..][..head_dim]);
-            return;
+            return Some(first);
         }
         if !seen.is_empty() {
             let row = Row {
@@ -286,6 +291,7 @@ impl<'a> Sequence<'a> {
             let none = |(d, x): &(usize, &f64)| *d >= elements || !x.is_finite();
             sum.iter().enumerate().filter(none).for_each(|(d, _)| allowed[d] = 0.0);
         }
+        Some(first)
     }
 }
 

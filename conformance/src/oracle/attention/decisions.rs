@@ -48,10 +48,10 @@ decisions! {
     Queries { Own, LastOfDecoding, FirstOfDecoding, FirstSequence, LastSequenceMissing, EqualLengths, AtKvstarts }
     /// The keys that a sequence's queries are scored with.
     Keys {
-        Own, LastMissing, OneMore, PastAlone, CurrentAlone, FirstSequence, AtSeqstarts,         EqualLengths, AllSequences, Padded, WholeBlocks,
+        Own, LastMissing, OneMore, PastAlone, CurrentAlone, FirstSequence, AtSeqstarts, EqualLengths, AllSequences, Padded, WholeBlocks,
     }
     /// The key head of a query head.
-    KeyHead { Grouped, Interleaved, Own, ByNumberOfKeyHeads, First, }
+    KeyHead { Grouped, Interleaved, Own, ByNumberOfKeyHeads, First }
     /// What an inner product is divided by: the square root of head_dim.
     Factor { RootOfHeadDim, One, HeadDim, Inverse, AllHeads, AllKeyHeads, PaddedHeadDim, RootOfN }
     /// The sequences that have the causal mask: those of is_causal with several queries, but for the first
@@ -81,7 +81,9 @@ decisions! {
     Mask {
         Right, Ignored, NotWithAlibi, NotWithCausal, NotForDecoding, FirstPlane, PlaneOfKeyHead, PlanesTiled,
         PlanesInMiddle, ColumnsFromZero, ColumnsAtSeqstarts, ColumnAfter, ColumnBefore, RowsFromZero,
-        RowsAtKvstarts, FirstRow, BlockAtCorner, StrideOfKeys, StrideOfOwnKeys,         StrideOfMaxKvlen, OwnSequence, PackedBlocks, Transposed, PlanesOfKeys,     }
+        RowsAtKvstarts, FirstRow, BlockAtCorner, StrideOfKeys, StrideOfOwnKeys, StrideOfMaxKvlen,
+        OwnSequence, PackedBlocks, Transposed, PlanesOfKeys,
+    }
     /// How a score is made of an inner product and masks.
     Score {
         Right, MaskOnlyHides, MaskNanZero, MaskNanHides, MaskDoesNotHide, MaskMultiplied, NonzeroSees, NonzeroHides,
@@ -95,13 +97,13 @@ decisions! {
         Missing, Float16, ValuesNotRescaled, SumNotRescaled, NothingRescaled,
     }
     /// What becomes of a query that sees no key: zeros.
-    WithoutKeys { Zeros, NanOfHidden, Nan, }
+    WithoutKeys { Zeros, NanOfHidden, Nan }
     /// What sums are narrower than float32.
     Sums { Float32, ValuesOfFloat16, ProductsOfFloat16, AllOfFloat16, AllInFloat16 }
     /// Where a token's head lies in the output.
-    OutputHeads { TokensFirst, HeadsFirst, ByGroup, }
+    OutputHeads { TokensFirst, HeadsFirst, ByGroup }
     /// The shape of the output.
-    OutputShape { Right, HeadsFirst, Merged, }
+    OutputShape { Right, HeadsFirst, Merged }
     /// The type of the output, and what becomes of its elements: T1.
     Output { T1, Float32, Saturated, Truncated, ThroughFloat16 }
 }

@@ -5,6 +5,7 @@
 //! result may be from it. What the cache does before is the oracle of `KeyValueCache`.
 
 mod attend;
+mod attended;
 pub mod decisions;
 mod masks;
 mod predict;
@@ -15,5 +16,5 @@ mod sequences;
 mod softmax;
 mod tolerance;
 
-pub use attend::Attended;
+pub use attended::Attended;
 pub use predict::AttentionPrediction;

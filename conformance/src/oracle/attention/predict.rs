@@ -4,82 +4,132 @@ use std::rc::Rc;
 
 use kvcache_schema::Attributes;
 
-use crate::attention::{CallResult, Case, Implementation, Operator, Step};
-use crate::case::{Outputs, StepInputs, Types};
-use crate::oracle::attention::attend::{Attend, Attended};
+use crate::attention::{Case, Operator, Step};
+use crate::case::{NanRule, StepInputs, Types};
+use crate::implementation::Implementation;
+use crate::oracle::attention::attend::Attend;
+use crate::oracle::attention::attended::{Attended, Given};
 use crate::oracle::attention::ragged::Ragged;
 use crate::oracle::attention::rules::{AttentionCall, broken_rules};
-use crate::oracle::decisions::Conversion;
+use crate::oracle::decisions::Behavior;
 use crate::oracle::execute::empty;
-use crate::oracle::heads::{OutsideOfCache, State};
-use crate::oracle::numbers::write;
-use crate::oracle::predict::{Oracle, PredictedOutcome, PredictedState, Prediction};
+use crate::oracle::heads::{State, Stop};
+use crate::oracle::predict::{Beside, Oracle, PredictedOutcome, Prediction};
+use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
 /// What the oracle says that a call of attention does.
 pub type AttentionPrediction = Prediction<Rc<Attended>>;
 
 impl Oracle {
-    /// What each call of a case of attention does. `right` are the right outputs, as far as they are known: they need
-    /// not be computed again where nothing is otherwise.
-    pub fn predict_attention(&self, case: &Case, right: &[Option<Rc<Attended>>]) -> Vec<AttentionPrediction> {
+    /// What each call of a case of attention does, one after the other. `right` is what is right, as far as that is
+    /// known: nothing is computed again that is not otherwise. With `made`, what calls did, it ends with the call that
+    /// did something else.
+    pub fn predict_attention<'a>(
+        &'a self,
+        case: &'a Case,
+        right: &'a [AttentionPrediction],
+        made: Option<&'a [CallResult]>,
+    ) -> impl Iterator<Item = AttentionPrediction> + 'a {
         // Without a cache there is a state of nothing, which every call keeps.
         let cache = case.cache.clone().unwrap_or_else(|| empty(case.t1));
-        let mut state = Some(State { cache, scale: case.scale.clone() });
-        let steps = case.steps.iter().enumerate();
-        steps
-            .map(|(i, step)| self.predict_step(case, step, &mut state, right.get(i).and_then(Option::as_ref)))
-            .collect()
+        let mut state = Some(Rc::new(State { cache, scale: case.scale.clone() }));
+        let prediction = move |(i, step)| {
+            let made = made.and_then(|made| made.get(i));
+            self.predict_step(case, step, &mut state, right.get(i), made)
+        };
+        case.steps.iter().enumerate().map_while(prediction)
     }
 
+    /// What a call does; `None` if it made something else.
     fn predict_step(
         &self,
         case: &Case,
         step: &Step,
-        known: &mut Option<State>,
-        right: Option<&Rc<Attended>>,
-    ) -> AttentionPrediction {
-        let Some(state) = known else { return Prediction::ended(PredictedOutcome::Unknown, None) };
+        known: &mut Option<Rc<State>>,
+        right: Option<&AttentionPrediction>,
+        made: Option<&CallResult>,
+    ) -> Option<AttentionPrediction> {
+        let stores_right = self.behavior == Behavior { outside: self.behavior.outside, ..Behavior::default() };
+        let output = right.and_then(|right| match &right.outcome {
+            PredictedOutcome::Done(output) => Some(output),
+            _ => None,
+        });
+        let given = match (right.filter(|_| stores_right && known.is_some()), output) {
+            (Some(right), None) => return Some(right.clone()),
+            (Some(right), Some(output)) => {
+                known.clone_from(&right.state);
+                Rc::clone(&output.given)
+            }
+            (None, _) => match self.load(case, step, known) {
+                PredictedOutcome::Done(loaded) => match output.filter(|output| output.given.loaded == loaded) {
+                    Some(output) => Rc::clone(&output.given),
+                    None => Rc::new(Given::new(step.input("query"), loaded, step.inputs.get("attn_mask"))),
+                },
+                PredictedOutcome::Refused(kind, message) => {
+                    return Some(Prediction {
+                        outcome: PredictedOutcome::Refused(kind, message),
+                        state: known.clone(),
+                    });
+                }
+                PredictedOutcome::Fails => return Some(Prediction { outcome: PredictedOutcome::Fails, state: None }),
+                PredictedOutcome::Unknown => {
+                    return Some(Prediction { outcome: PredictedOutcome::Unknown, state: None });
+                }
+            },
+        };
+        let made = made.and_then(|made| match &made.outcome {
+            Outcome::Done(outputs) => Some((made, outputs.first()?)),
+            Outcome::Refused { .. } => None,
+        });
+        if let (Some((made, _)), Some(state)) = (made, &known)
+            && !state.is_of(made, NanRule::Exact)
+        {
+            return None;
+        }
+        let attend = Attend {
+            attention: &self.attention,
+            outside: self.behavior.outside,
+            ragged: &Ragged::new(case.t1, &case.attributes.attention, step),
+            given: given.read(self.attention.inputs),
+            right: output.map(Rc::as_ref),
+            made: made.map(|(_, output)| output),
+        };
+        let outcome = match attend.output() {
+            Ok(output) => PredictedOutcome::Done(Rc::new(output)),
+            Err(Stop::Contradicted) => return None,
+            Err(Stop::OutsideOfCache) => {
+                *known = None;
+                PredictedOutcome::Fails
+            }
+        };
+        Some(Prediction { outcome, state: known.clone() })
+    }
+
+    /// The keys and values that a call attends to: of one over a cache those that it loads, with the state after that in
+    /// `known`.
+    fn load(&self, case: &Case, step: &Step, known: &mut Option<Rc<State>>) -> PredictedOutcome {
+        let Some(state) = known else { return PredictedOutcome::Unknown };
         let attributes = &case.attributes.attention;
         let call = AttentionCall { operator: case.operator, attributes, t1: case.t1, step };
-        if let Some(refusal) = broken_rules(&call).into_iter().next() {
-            return Prediction::ended(PredictedOutcome::Refused(refusal.kind, refusal.message), Some(state));
-        }
         // The cache is stored to only where the attention is legal, too.
-        let stored = match case.operator {
+        if let Some(refusal) = broken_rules(&call).into_iter().next() {
+            return PredictedOutcome::Refused(refusal.kind, refusal.message);
+        }
+        match case.operator {
             Operator::MultiHeadAttention => {
-                let [key, value] =
-                    [0, 1].map(|output| step.input(["key", "value"][self.behavior.outputs.source(output)]).clone());
-                PredictedOutcome::Done(Box::new(Outputs { key, value }))
+                let input = |output| step.input(["key", "value"][self.behavior.outputs.source(output)]).clone();
+                PredictedOutcome::Done(vec![input(0), input(1)])
             }
             Operator::MultiHeadCacheAttention => {
                 let t3 = state.scale.as_ref().map(Tensor::element);
                 let types = Types { t1: case.t1, t2: state.cache.element(), t3 };
-                self.predict_call::<Attributes, _>(types, &case.attributes.cache, &stored_inputs(step), known).outcome
+                let (attributes, inputs) = (&case.attributes.cache, stored_inputs(step));
+                let prediction =
+                    self.predict_call::<Attributes, _>(types, attributes, &inputs, known, Beside::default());
+                prediction.map_or(PredictedOutcome::Unknown, |prediction| prediction.outcome)
             }
-        };
-        let outcome = match stored {
-            PredictedOutcome::Done(outputs) => {
-                let ragged = Ragged::new(case.t1, attributes, step);
-                let tensors = [step.input("query"), &outputs.key, &outputs.value];
-                let decisions = (&self.attention, self.behavior.outside);
-                let mask = step.inputs.get("attn_mask");
-                match Attend::new(decisions, &ragged, tensors, mask, right.map(Rc::as_ref)).output() {
-                    Ok(output) => PredictedOutcome::Done(match right {
-                        Some(right) if **right == output => Rc::clone(right),
-                        _ => Rc::new(output),
-                    }),
-                    Err(OutsideOfCache) => {
-                        *known = None;
-                        PredictedOutcome::Fails
-                    }
-                }
-            }
-            PredictedOutcome::Refused(kind, message) => PredictedOutcome::Refused(kind, message),
-            PredictedOutcome::Fails => PredictedOutcome::Fails,
-            PredictedOutcome::Unknown => PredictedOutcome::Unknown,
-        };
-        Prediction::ended(outcome, known.as_ref())
+        }
     }
 }
 
@@ -98,30 +148,11 @@ fn stored_inputs(step: &Step) -> StepInputs {
     }
 }
 
-impl Attended {
-    /// It as an implementation gives it, rounded to its type.
-    fn tensor(&self) -> Tensor {
-        let Some(mut tensor) = Tensor::zeros(self.element, self.shape.clone()) else {
-            unreachable!("it has values in memory")
-        };
-        for (i, &x) in self.values.iter().enumerate() {
-            write(Conversion::Nearest, self.element, tensor.bytes_mut(), i, x);
-        }
-        tensor
-    }
-}
-
 /// The oracle as an implementation refuses a call that fails, and those behind it.
-impl Implementation for Oracle {
+impl Implementation<Case> for Oracle {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let result = |Prediction { outcome, state }: AttentionPrediction| {
-            if let PredictedState::Known(known, known_scale) = state {
-                (cache, scale) = (cache.as_ref().map(|_| known), known_scale);
-            }
-            let outcome = outcome.done(|output| output.tensor());
-            CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
-        };
-        Ok(self.predict_attention(case, &[]).into_iter().map(result).collect())
+        let mut state = (case.cache.clone(), case.scale.clone());
+        let predictions = self.predict_attention(case, &[], None);
+        Ok(predictions.map(|prediction| prediction.result(&mut state, |output| vec![output.tensor()])).collect())
     }
 }

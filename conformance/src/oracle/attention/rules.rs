@@ -81,9 +81,7 @@ fn types(call: &AttentionCall<'_>) -> Vec<Refusal> {
     let of_t1 = |name: &str, tensor: &Tensor| shared::element(name, tensor, call.t1);
     let mut broken: Vec<_> = of_t1("query", call.input("query")).into_iter().collect();
     broken.extend(call.mask().and_then(|mask| of_t1("attn_mask", mask)));
-    if call.operator == Operator::MultiHeadAttention {
-        broken.extend(call.keys().into_iter().filter_map(|name| of_t1(name, call.input(name))));
-    }
+    broken.extend(call.keys().into_iter().filter_map(|name| of_t1(name, call.input(name))));
     let index = |name: &&str| shared::element(name, call.input(name), ElementType::Int64);
     broken.extend(call.own_indices().iter().filter_map(index));
     broken

@@ -2,37 +2,37 @@
 //! from the cases that passed.
 
 use kvcache_conformance::diagnosis::{Flaw, KnownMistakes, RunDiagnosis};
-use kvcache_conformance::oracle::Oracle;
 use kvcache_conformance::{CallResult, Case, Implementation, Outcome, Tensor};
 
 use super::trial::{diagnosed, telling};
+use crate::answers::Answers;
 
-/// The oracle, whose results in a case are changed.
-struct Changed<F>(F);
-
-impl<F: Fn(&Case, &mut CallResult)> Implementation for Changed<F> {
-    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let mut results = Implementation::run(&Oracle::default(), case)?;
-        results.iter_mut().for_each(|result| (self.0)(case, result));
-        Ok(results)
-    }
+/// The expected results of a case, each changed.
+fn changed(change: impl Fn(&Case, &mut CallResult)) -> impl Implementation {
+    Answers(move |case: &Case, results: &mut Vec<CallResult>| {
+        results.iter_mut().for_each(|result| change(case, result));
+        Ok(())
+    })
 }
 
 /// An implementation that refuses legal calls of these cases in its own words.
 fn refusing(message: fn(&Case) -> String, refuses: fn(&Case) -> bool) -> impl Implementation {
-    Changed(move |case: &Case, result: &mut CallResult| {
+    changed(move |case: &Case, result: &mut CallResult| {
         if refuses(case) && matches!(result.outcome, Outcome::Done(_)) {
             *result = CallResult {
                 outcome: Outcome::refused(message(case)),
-                cache: case.cache.clone(),
+                cache: Some(case.cache.clone()),
                 scale: case.scale.clone(),
             };
         }
     })
 }
 
-fn of(implementation: &dyn Implementation) -> RunDiagnosis {
-    let cases = telling();
+fn of(implementation: &(impl Implementation + ?Sized)) -> RunDiagnosis {
+    of_cases(implementation, telling())
+}
+
+fn of_cases(implementation: &(impl Implementation + ?Sized), cases: Vec<Case>) -> RunDiagnosis {
     let (diagnosis, _) = diagnosed(implementation, &cases, &KnownMistakes::new(&cases));
     assert!(diagnosis.failed > 0);
     diagnosis
@@ -74,11 +74,10 @@ fn illegal_calls_that_are_made_are_told_by_the_errors_that_were_expected() {
     let makes = |case: &Case, result: &mut CallResult| {
         if matches!(&result.outcome, Outcome::Refused { kind: Some(kind), .. } if kind == "kvlen_mismatch") {
             let empty = Tensor::zeros(case.types.t1, vec![0, 0, 0]).unwrap();
-            let outputs = kvcache_conformance::Outputs { key: empty.clone(), value: empty };
-            result.outcome = Outcome::Done(outputs);
+            result.outcome = Outcome::Done(vec![empty.clone(), empty]);
         }
     };
-    let diagnosis = of(&Changed(makes));
+    let diagnosis = of(&changed(makes));
     let expected = format!("of illegal calls that were made: expected kvlen_mismatch ({}).", diagnosis.failed);
     assert!(diagnosis.to_string().ends_with(&expected), "{diagnosis}");
 }
@@ -87,26 +86,49 @@ fn illegal_calls_that_are_made_are_told_by_the_errors_that_were_expected() {
 fn a_state_that_is_changed_before_a_refusal_is_told_as_that() {
     let changes = |_: &Case, result: &mut CallResult| {
         if matches!(result.outcome, Outcome::Refused { .. }) {
-            result.cache.bytes_mut().iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            result.cache.iter_mut().flat_map(Tensor::bytes_mut).take(1).for_each(|byte| *byte ^= 1);
         }
     };
-    let diagnosis = of(&Changed(changes));
+    let diagnosis = of(&changed(changes));
     let [explanation] = &diagnosis.explanations[..] else { panic!("{diagnosis}") };
     assert_eq!((explanation.mistake, diagnosis.unexplained.len()), ("state-changed-before-refusal", 0), "{diagnosis}");
 }
 
+/// Changes elements of a float or int8 tensor.
+fn each(tensor: &mut Tensor, change: impl Fn(usize, &mut [u8])) {
+    let size = tensor.element().align();
+    tensor.bytes_mut().chunks_exact_mut(size).enumerate().for_each(|(i, bytes)| change(i, bytes));
+}
+
+/// What no mistake gives, because it is done at random, is said to be near to what is right.
 #[test]
-fn the_sign_of_zeros_is_no_rounding() {
+fn what_is_no_more_than_a_rounding_is_told_as_that() {
+    let is_quantized = |case: &Case| case.attributes.quant_bit != 0 && case.attributes.num_repeat == 1;
     let negative = |case: &Case, result: &mut CallResult| {
         let Outcome::Done(outputs) = &mut result.outcome else { return };
-        let size = outputs.key.element().align();
-        if case.attributes.quant_bit != 0 && case.attributes.num_repeat == 1 {
-            let zeros =
-                outputs.key.bytes_mut().chunks_exact_mut(size).filter(|bytes| bytes.iter().all(|&byte| byte == 0));
-            zeros.for_each(|bytes| bytes[size - 1] = 0x80);
+        if is_quantized(case) {
+            each(&mut outputs[0], |_, bytes| {
+                let last = bytes.len() - 1;
+                bytes[last] |= if bytes.iter().all(|&byte| byte == 0) { 0x80 } else { 0 };
+            });
         }
     };
-    let diagnosis = of(&Changed(negative));
-    let [explanation] = &diagnosis.explanations[..] else { panic!("{diagnosis}") };
-    assert_eq!((explanation.mistake, diagnosis.unexplained.len()), ("sign-of-zero", 0), "{diagnosis}");
+    // Every third value one unit larger or smaller.
+    let values = |case: &Case, result: &mut CallResult| {
+        let Outcome::Done(outputs) = &mut result.outcome else { return };
+        if is_quantized(case) {
+            // What is not finite stays so.
+            each(&mut outputs[0], |i, bytes| {
+                bytes[0] ^= u8::from(i % 3 == 1 && bytes[bytes.len() - 1] & 0x7f < 0x78);
+            });
+        }
+    };
+    for (implementation, expected) in
+        [(&changed(negative) as &dyn Implementation, "sign-of-zero"), (&changed(values), "values-off-by-a-unit")]
+    {
+        // Every mistake is tried on every failure.
+        let diagnosis = of_cases(implementation, telling().into_iter().step_by(4).collect());
+        let [explanation] = &diagnosis.explanations[..] else { panic!("{diagnosis}") };
+        assert_eq!((explanation.mistake, diagnosis.unexplained.len()), (expected, 0), "{diagnosis}");
+    }
 }

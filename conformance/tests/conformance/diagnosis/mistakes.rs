@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 
 use kvcache_conformance::diagnosis::{Diagnosable, KnownMistakes, Recorder};
-use kvcache_conformance::mistakes::mistakes;
-use kvcache_conformance::oracle::{Inputs, Oracle};
-use kvcache_conformance::{
-    CallResult, Case, Implementation, OperatorPage, Rule, Suite, cases, rule, run, static_batching,
-};
-use kvcache_schema::{Attributes, StaticAttributes};
+use kvcache_conformance::mistakes::{Mistake, mistakes};
+use kvcache_conformance::oracle::Oracle;
+use kvcache_conformance::{Implementation, OperatorPage, attention, rule, run, static_batching};
 
 use super::trial::{diagnosed, telling};
+use crate::answers::{ATTENTION, DYNAMIC, STATIC};
 
 #[test]
 fn each_has_a_name_of_its_own_and_a_rule() {
@@ -27,47 +25,63 @@ fn each_has_a_name_of_its_own_and_a_rule() {
     }
 }
 
+/// Every so manieth mistake of the cache, or of attention.
+fn some(of_attention: bool, part: usize) -> impl Iterator<Item = &'static Mistake> {
+    mistakes().iter().filter(move |mistake| mistake.is_of_attention() == of_attention).step_by(part)
+}
+
 #[test]
 fn each_is_diagnosed_in_dynamic_batching() {
-    let shown = each_is_diagnosed::<Attributes, _>(&telling(), 11);
-    assert!(shown > 15, "{shown}");
+    let shown = each_is_diagnosed(&telling(), some(false, 17));
+    assert!(shown > 12, "{shown}");
 }
 
 #[test]
 fn each_is_diagnosed_in_static_batching() {
-    let shown = each_is_diagnosed::<StaticAttributes, _>(&some_static(), 16);
-    assert!(shown > 5, "{shown}");
+    let cases: Vec<static_batching::Case> = STATIC.iter().step_by(2).cloned().collect();
+    let shown = each_is_diagnosed(&cases, some(false, 23));
+    assert!(shown > 3, "{shown}");
 }
 
-fn some_static() -> Vec<static_batching::Case> {
-    static_batching::cases().unwrap().into_iter().step_by(2).collect()
+/// Some of attention, and a few of those of the cache, each of which its own suite diagnoses.
+#[test]
+fn each_is_diagnosed_in_attention() {
+    // The others take most of the time, and tell no mistakes apart that these do not.
+    let size = |case: &attention::Case| -> usize {
+        case.steps.iter().flat_map(|step| step.inputs.values()).map(|tensor| tensor.bytes().len()).sum()
+    };
+    let is_needed = |case: &&attention::Case| size(case) < 6000 && !case.name.starts_with("layout");
+    let cases: Vec<_> = ATTENTION.iter().filter(is_needed).cloned().collect();
+    // Blocks that are long show in the long cases alone.
+    let mistakes = some(true, 41).filter(|mistake| !mistake.name.starts_with("streaming"));
+    let shown = each_is_diagnosed(&cases, mistakes.chain(some(false, 127)));
+    assert!(shown > 3, "{shown}");
 }
 
-/// Runs every so manieth mistake as an implementation: some case fails that names its rule, and the mistake alone explains
-/// all that fail. Gives how many were wrong anywhere: not all can be in static batching.
-fn each_is_diagnosed<A, I: Inputs<A>>(cases: &[Case<A, I>], part: usize) -> usize
+/// Runs mistakes as implementations: of each, some case fails that names its rule, and the mistake alone explains all that
+/// fail. Gives how many were wrong anywhere: not all can be in each suite. The cases of dynamic batching tell all of its
+/// mistakes apart, others may give the same elsewhere.
+fn each_is_diagnosed<C: Diagnosable>(cases: &[C], mistakes: impl Iterator<Item = &'static Mistake>) -> usize
 where
-    Oracle: Implementation<A, I>,
-    Case<A, I>: Diagnosable + Suite<Result = CallResult>,
+    Oracle: Implementation<C>,
 {
     let known = KnownMistakes::new(cases);
     let (page, mut shown, mut problems) = (cases[0].page(), 0, Vec::new());
-    for mistake in mistakes().iter().filter(|mistake| !mistake.is_of_attention()).step_by(part) {
-        let name = mistake.name.as_str();
+    for mistake in mistakes {
+        let (name, Some(broken)) = (mistake.name.as_str(), mistake.rule_on(page)) else { continue };
+        let own = mistake.is_of_attention() || page == OperatorPage::KeyValueCache;
         let (diagnosis, failed) = diagnosed(&mistake.oracle(), cases, &known);
-        if diagnosis.failed == 0 && page == OperatorPage::StaticKeyValueCache {
+        if diagnosis.failed == 0 && !own {
             continue;
         }
         shown += 1;
-        let proven = rule(page, &mistake.rule).is_some_and(|rule: &Rule| rule.not_proven_by_cases.is_none());
-        if page == OperatorPage::KeyValueCache && proven && !failed.contains(&mistake.rule) {
+        let is_proven = rule(page, broken).is_some_and(|rule| rule.not_proven_by_cases.is_none());
+        if own && is_proven && !failed.iter().any(|rule| rule == broken) {
             let rules: BTreeSet<_> = failed.iter().collect();
-            problems.push(format!("{name} fails no case of rule {}, but of {rules:?}", mistake.rule));
+            problems.push(format!("{name} fails no case of rule {broken}, but of {rules:?}"));
         }
-        // The cases of static batching do not tell all apart, those of dynamic batching do.
-        let is_alike = |or: &[&str]| page == OperatorPage::StaticKeyValueCache && or.contains(&name);
         let is_right = match &diagnosis.explanations[..] {
-            [only] => (only.mistake == name || is_alike(&only.or)) && only.passed_nevertheless.is_empty(),
+            [only] => (only.mistake == name || !own && only.or.contains(&name)) && only.passed_nevertheless.is_empty(),
             _ => false,
         };
         if !is_right || !diagnosis.unexplained.is_empty() {
@@ -78,12 +92,33 @@ where
     shown
 }
 
+/// Tokens past the 256th are in large cases alone.
 #[test]
-fn the_oracle_without_mistakes_is_not_accused() {
-    let (cases, oracle) = (cases().unwrap(), Oracle::default());
-    let recorder = Recorder::new(&oracle);
-    let mut report = run(&recorder, &cases);
-    let diagnosis = recorder.diagnose(&mut report, &cases);
-    assert_eq!((diagnosis.failed, diagnosis.to_string().as_str()), (0, ""));
-    assert!(report.conclusions.is_empty());
+fn what_drops_tokens_past_256_is_named() {
+    let cases: Vec<_> = DYNAMIC.iter().filter(|case| case.name.starts_with("large-kvlen")).cloned().collect();
+    let known = KnownMistakes::new(&cases);
+    for name in ["first-256-tokens-loaded", "first-256-current-tokens-stored"] {
+        let mistake = mistakes().iter().find(|mistake| mistake.name == name).expect("a known mistake");
+        let (diagnosis, _) = diagnosed(&mistake.oracle(), &cases, &known);
+        let [only] = &diagnosis.explanations[..] else { panic!("{diagnosis}") };
+        assert!(only.mistake == name && diagnosis.failed == cases.len() && cases.len() > 2, "{diagnosis}");
+    }
+}
+
+#[test]
+fn the_oracle_without_mistakes_is_right_and_not_accused() {
+    fn is_right<C: Diagnosable>(cases: &[C])
+    where
+        Oracle: Implementation<C>,
+    {
+        let oracle = Oracle::default();
+        let recorder = Recorder::new(&oracle);
+        let mut report = run(&recorder, cases);
+        let diagnosis = recorder.diagnose(&mut report, cases);
+        assert_eq!((report.failed(), diagnosis.to_string().as_str()), (0, ""), "{report}");
+        assert!(report.passed() > 200 && report.conclusions.is_empty());
+    }
+    is_right(&DYNAMIC[..]);
+    is_right(&STATIC[..]);
+    is_right(&ATTENTION[..]);
 }

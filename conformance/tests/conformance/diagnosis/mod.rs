@@ -1,7 +1,5 @@
 //! What the suite says of implementations that are wrong, and that it accuses none that are right.
 
-mod attention_mistakes;
 mod groups;
 mod mistakes;
 mod trial;
-mod wrong_implementations;

@@ -7,14 +7,12 @@ use std::sync::Mutex;
 
 use kvcache_conformance::backends::{read, write};
 use kvcache_conformance::{
-    CallResult, Case, Expected, Implementation, Outcome, Outputs, Report, Step, Tensor, attention, run, static_batching,
+    CallResult, Case, Expected, Implementation, Outcome, Report, Step, Tensor, attention, run, static_batching,
 };
 use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
 use kvcache_kernels::Problem;
 use kvcache_kernels::cuda::MODULES;
-use kvcache_op::{
-    ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticAttributes, StaticInputs, StaticKeyValueCache,
-};
+use kvcache_op::{ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticInputs, StaticKeyValueCache};
 use kvcache_testing::attention_call::{State, attend};
 
 /// The kernels as the conformance suite sees them. With a build for some types, cases of others cannot be run.
@@ -41,10 +39,10 @@ impl Emulated {
         &self,
         (t1, shape): (ElementType, &[usize]),
         with: impl FnOnce(kvcache_op::Outputs<'_>, &dyn Fn(&mut Problem<'_>) -> Result<(), Stop>) -> Result<(), Stop>,
-    ) -> Result<Outputs, Stop> {
+    ) -> Result<[Tensor; 2], Stop> {
         let output = || Tensor::zeros(t1, shape.to_vec()).expect("it fits in memory");
-        let mut outputs = Outputs { key: output(), value: output() };
-        let Outputs { key, value } = &mut outputs;
+        let mut outputs = [output(), output()];
+        let [key, value] = &mut outputs;
         with(kvcache_op::Outputs { key: write(key), value: write(value) }, &|problem| {
             let done =
                 self.0.device.try_store(problem.reborrow_stores()).and_then(|()| self.0.device.try_load(problem));
@@ -62,15 +60,15 @@ impl Emulated {
 }
 
 /// What became of a call.
-fn result(result: Result<Outputs, Stop>, cache: &Tensor, scale: Option<&Tensor>) -> Result<CallResult, String> {
+fn result(result: Result<[Tensor; 2], Stop>, cache: &Tensor, scale: Option<&Tensor>) -> Result<CallResult, String> {
     let outcome = match result {
-        Ok(outputs) => Outcome::Done(outputs),
+        Ok(outputs) => Outcome::Done(outputs.into()),
         Err(Stop::Refusal(error)) => {
             Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
         }
         Err(Stop::Failure(message)) => return Err(message),
     };
-    Ok(CallResult { outcome, cache: cache.clone(), scale: scale.cloned() })
+    Ok(CallResult { outcome, cache: Some(cache.clone()), scale: scale.cloned() })
 }
 
 impl Implementation for Emulated {
@@ -105,7 +103,7 @@ impl Implementation for Emulated {
     }
 }
 
-impl Implementation<StaticAttributes, static_batching::StepInputs> for Emulated {
+impl Implementation<static_batching::Case> for Emulated {
     fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
         let op = StaticKeyValueCache::new(case.attributes.clone());
         let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
@@ -130,14 +128,14 @@ impl Implementation<StaticAttributes, static_batching::StepInputs> for Emulated 
     }
 }
 
-impl attention::Implementation for Emulated {
-    fn run(&self, case: &attention::Case) -> Result<Vec<attention::CallResult>, String> {
+impl Implementation<attention::Case> for Emulated {
+    fn run(&self, case: &attention::Case) -> Result<Vec<CallResult>, String> {
         let mut state = State { cache: case.cache.clone(), scale: case.scale.clone() };
         let calls = case.steps.iter().map(|step| {
             let call = || attend(&self.0, &case.attributes, &step.inputs, &mut state);
             let fault = |panic: Box<dyn Any + Send>| format!("{:?}", panic.downcast::<String>());
-            let outcome = Outcome::Done(catch_unwind(AssertUnwindSafe(call)).map_err(fault)?);
-            Ok(attention::CallResult { outcome, cache: state.cache.clone(), scale: state.scale.clone() })
+            let outcome = Outcome::Done(vec![catch_unwind(AssertUnwindSafe(call)).map_err(fault)?]);
+            Ok(CallResult { outcome, cache: state.cache.clone(), scale: state.scale.clone() })
         });
         calls.collect()
     }
@@ -161,7 +159,7 @@ pub fn stored(device: EmulatedCuda) -> [Report; 2] {
 
 /// The report of attention, where the caller says this bound of seqlen.
 pub fn attended(device: EmulatedCuda, max_seqlen: usize) -> Report {
-    attention::run(&Emulated(EmulatedAttention { device, max_seqlen }), &attention::cases().expect(READ))
+    run(&Emulated(EmulatedAttention { device, max_seqlen }), &attention::cases().expect(READ))
 }
 
 fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) {

@@ -1,0 +1,98 @@
+//! An output of attention as it is predicted, and how far an implementation's may be from it.
+
+use std::rc::Rc;
+
+use kvcache_schema::ElementType;
+
+use crate::oracle::decisions::Conversion;
+use crate::oracle::numbers::{read, rounded, write};
+use crate::tensor::Tensor;
+
+/// A tolerance beyond so many times the largest value says nothing.
+const MOST_TOLERANCE: f64 = 1024.0;
+
+/// An output, and how far each element may be from what an implementation that does the same gives.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "described above")]
+pub struct Attended {
+    pub element: ElementType,
+    pub shape: Vec<usize>,
+    pub values: Vec<f64>,
+    /// 0 where the value is not finite.
+    pub tolerance: Vec<f64>,
+    /// What it is made of.
+    pub(super) given: Rc<Given>,
+}
+
+/// What a call attends to.
+#[derive(Debug)]
+pub(super) struct Given {
+    /// `key` and `value`, as they are given or loaded.
+    pub(super) loaded: Vec<Tensor>,
+    /// The elements of `query`, `key`, `value` and `attn_mask`.
+    pub(super) packed: [Vec<f64>; 4],
+}
+
+impl Attended {
+    /// It as an implementation gives it, rounded to its type.
+    pub fn tensor(&self) -> Tensor {
+        let Some(mut tensor) = Tensor::zeros(self.element, self.shape.clone()) else {
+            unreachable!("it has values in memory")
+        };
+        for (i, &x) in self.values.iter().enumerate() {
+            write(Conversion::Nearest, self.element, tensor.bytes_mut(), i, x);
+        }
+        tensor
+    }
+
+    /// Whether a call that gave `made` did the same.
+    pub(crate) fn fits(&self, made: &Tensor) -> bool {
+        self.has_form_of(made) && self.says_something() && self.is_near_from(0, self.values.len(), made)
+    }
+
+    /// Whether it has the type and the shape of a tensor.
+    pub(super) fn has_form_of(&self, made: &Tensor) -> bool {
+        (self.element, &self.shape[..]) == (made.element(), made.shape())
+    }
+
+    /// Whether so many elements of `made`, which has the same form, are within the tolerance. What is too large for the
+    /// type is an infinity.
+    pub(super) fn is_near_from(&self, first: usize, len: usize, made: &Tensor) -> bool {
+        let beyond = |x: f64| if self.to_type(x).is_infinite() { f64::INFINITY.copysign(x) } else { x };
+        (first..first + len).all(|i| {
+            let made = read(Conversion::Nearest, self.element, made.bytes(), i);
+            passes(beyond(self.values[i]), made, self.tolerance[i])
+        })
+    }
+
+    /// Whether it is farther from what is right than that allows and, so many times, its own tolerance: as it is, and
+    /// rounded as implementations give it.
+    pub(crate) fn differs(&self, right: &Self, own: f64) -> bool {
+        let allowed = right.tolerance.iter().zip(&self.tolerance).map(|(right, wrong)| right + own * wrong);
+        let is_near = || {
+            right.values.iter().zip(&self.values).zip(allowed).all(|((&expected, &got), allowed)| {
+                passes(expected, got, allowed) && passes(expected, right.to_type(got), allowed)
+            })
+        };
+        self.element != right.element || self.shape != right.shape || !is_near()
+    }
+
+    /// Whether it is not so vague that almost everything is within its tolerance, as where errors of large scores are
+    /// multiplied with weights far beyond 1.
+    fn says_something(&self) -> bool {
+        let largest = |values: &[f64]| values.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+        largest(&self.tolerance) <= MOST_TOLERANCE * largest(&self.values).max(1.0)
+    }
+
+    fn to_type(&self, x: f64) -> f64 {
+        rounded(Conversion::Nearest, self.element, x)
+    }
+}
+
+/// Whether a number is the expected one, within a tolerance; one that is not finite is the same infinity or a NaN.
+fn passes(expected: f64, got: f64, tolerance: f64) -> bool {
+    match expected.is_finite() {
+        true => (got - expected).abs() <= tolerance,
+        false => got == expected || got.is_nan() && expected.is_nan(),
+    }
+}
