@@ -82,7 +82,6 @@ impl Case {
     ) -> Option<AttentionPrediction> {
         let mut one = self.clone();
         (one.cache, one.scale, one.steps) = (cache.clone(), scale.clone(), vec![step.clone()]);
-        let prediction = oracle.predict_attention(&one, &[], None).next();
-        prediction
+        oracle.predict_attention(&one, &[], None).next()
     }
 }
