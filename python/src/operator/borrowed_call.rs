@@ -200,7 +200,6 @@ impl<'py> Operands<'py> {
 }
 
 /// A checked call.
-#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
 enum Checked<'a> {
     Rows(Call<'a>),
     Attention(AttentionCall<'a>),
