@@ -23,6 +23,7 @@ const BUFFER: usize = 128;
 ///
 /// # Safety
 /// The conditions of functions over registers are those of [`Simd`].
+#[expect(clippy::missing_safety_doc, reason = "one condition for all, above")]
 pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     /// Whether this is float16.
     const IS_F16: bool = false;

@@ -14,6 +14,7 @@ pub const MOST_LANES: usize = 16;
 /// Unsafe functions may be called only where the instruction set is enabled. Pointers need no alignment; they are valid
 /// for a register of elements, or for as many as the function's description says. Non-temporal (streaming) stores go to
 /// addresses that are multiples of the bytes that they write.
+#[expect(clippy::missing_safety_doc, reason = "one condition for all, above")]
 pub trait Simd: Sized {
     /// Float32 values in a register: 8 or 16.
     const LANES: usize;

@@ -1,7 +1,7 @@
 //! Which functions a call gets: those of an instruction set, for the call's types.
 
 use kvcache_kernels::float_type;
-use kvcache_schema::ElementType::{self, Float16, Float32};
+use kvcache_schema::ElementType;
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -91,7 +91,7 @@ pub(crate) fn code_functions(
     // A register has whole groups or a part of one, and registers that are read together have their scales in one.
     #[cfg(target_arch = "x86_64")]
     if len.is_multiple_of(LANES) && group.is_power_of_two() && group >= 8 {
-        use ElementType::Int8;
+        use ElementType::{Float16, Float32, Int8};
         let group_bits = group.ilog2();
         return match (instructions, types) {
             (InstructionSet::Avx512 | InstructionSet::Avx512Fp16, (Float32, Int8, Some(Float32))) => {

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use kvcache_simd::{Neon, Simd};
+use kvcache_simd::Neon;
 
 use super::super::generic::tiles::{HALVES, Registers, Tiles};
 
@@ -117,17 +117,15 @@ impl Tiles for Neon {
     #[inline(always)]
     unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [[float32x4_t; 2]; 4] {
         unsafe {
-            let mut columns = [Self::splat(0.0); 4];
-            for i in 0..2 {
-                let mut rows = [vdupq_n_f32(0.0); 4];
-                for (j, row) in rows.iter_mut().enumerate() {
+            let mut halves = [[vdupq_n_f32(0.0); 4]; 2];
+            for (i, half) in halves.iter_mut().enumerate() {
+                for (j, row) in half.iter_mut().enumerate() {
                     *row = vld1q_f32(from.add(*offsets.add(4 * i + j)).cast());
                 }
-                for (j, column) in transpose_fours(rows).into_iter().enumerate() {
-                    columns[j][i] = column;
-                }
+                *half = transpose_fours(*half);
             }
-            columns
+            let [low, high] = halves;
+            [[low[0], high[0]], [low[1], high[1]], [low[2], high[2]], [low[3], high[3]]]
         }
     }
 
