@@ -1,0 +1,16 @@
+"""Models of checkpoints that people have, with a KV cache of our operators, for ONNX Runtime.
+
+    path = kvcache_ops.models.build("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2", cache="int8")
+
+A GGUF file or a Hugging Face folder of the families Llama (Mistral among them), Qwen2 and Qwen3 becomes a graph that
+takes the tokens of a ragged batch and the index tensors of a step of `kvcache_ops.manager`. Needs the extra `models`.
+"""
+
+from kvcache_ops._optional import require
+
+for _package in ("onnx", "tokenizers", "gguf", "safetensors"):
+    require(_package)
+
+from kvcache_ops.models._build import build  # noqa: E402
+
+__all__ = ["build"]

@@ -1,0 +1,113 @@
+"""Building a model: from a checkpoint to a folder with a graph, its weights and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import onnx
+
+from kvcache_ops._cache import CacheSpec
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.models._checkpoint import open_checkpoint
+from kvcache_ops.models._decoder import Decoder
+from kvcache_ops.models._graph import Graph
+from kvcache_ops.models._weights import Weight, convert
+
+MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
+
+_CACHES = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
+_WEIGHTS = ("auto", "float32", "float16", "int8", "int4")
+_ATTENTIONS = ("fused", "packed")
+_ACTIVATIONS = {"int8": 4, "float32": 1}
+
+
+def build(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    weights: str = "auto",
+    activations: str = "int8",
+    cache: str = "int8",
+    quant_group: int = 32,
+    cache_layout: int = 3,
+    cache_mode: int = 1,
+    page_size: int = 32,
+    attention: str = "fused",
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Makes an ONNX model with a KV cache of our operators from a GGUF file or a Hugging Face folder.
+
+        build("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
+
+    out: a folder, made if it is not there, for model.onnx, model.onnx.data and tokenizer.json.
+    weights: "auto" keeps them as they are in `source`, quantized ones with their codes and scales. Floats may become
+    "float32", "float16", or "int8" and "int4" in blocks of 32 inputs with a scale each.
+    activations: "int8" rounds the inputs of quantized matrices to 8 bits in blocks, as llama.cpp does; "float32" does
+    not, and is several times as slow.
+    cache: "float32", "float16", "int8" or "int4", the latter two with a float16 scale for `quant_group` elements.
+    cache_layout, cache_mode, page_size: as CacheSpec has them.
+    attention: "fused" is MultiHeadCacheAttention, "packed" KeyValueCache and MultiHeadAttention.
+    progress: called with how many tensors are written, and of how many.
+
+    Gives the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_" or
+    "family_" says what is wrong with `source`; "option_unknown" and what CacheSpec raises are about the arguments. What
+    was written until then is removed.
+    """
+    options = {"weights": (weights, _WEIGHTS), "cache": (cache, _CACHES), "attention": (attention, _ATTENTIONS)}
+    for name, (got, expected) in (options | {"activations": (activations, _ACTIVATIONS)}).items():
+        if got not in expected:
+            raise KvCacheError(f"{name} is {got!r}, expected one of {', '.join(expected)}", "option_unknown")
+    checkpoint = open_checkpoint(Path(source))
+    config = checkpoint.config
+    spec = CacheSpec(
+        max_tokens=1,  # the graph leaves it open
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype="float32",
+        num_layers=config.num_layers,
+        cache_layout=cache_layout,
+        quant_bit=_CACHES[cache],
+        quant_group=quant_group,
+        cache_dtype=cache,
+        scale_dtype="float16" if _CACHES[cache] else None,
+        cache_mode=cache_mode,
+        page_size=page_size,
+    )
+    shapes = config.tensors()
+    read: set[str] = set()
+
+    def tensor(name: str) -> Weight:
+        weight = checkpoint.tensor(name)
+        read.add(name)
+        if progress is not None:
+            progress(len(read), len(shapes))
+        return convert(name, weight, weights) if len(shapes[name]) == 2 else weight
+
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {name: folder / f"{name}.part" for name in (DATA, TOKENIZER, MODEL)}
+    try:
+        with written[DATA].open("wb") as data:
+            graph = Graph(data, DATA, _ACTIVATIONS[activations])
+            Decoder(graph, config, spec, attention, tensor).write()
+        about = {
+            "format": 1,
+            "name": checkpoint.name,
+            "config": asdict(config),
+            "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},
+            "bos": checkpoint.bos,
+            "stops": checkpoint.stops,
+            "chat_template": checkpoint.chat_template,
+        }
+        onnx.save(graph.model({"kvcache_ops.model": json.dumps(about)}), written[MODEL])
+        written[TOKENIZER].write_text(checkpoint.tokenizer.to_str(), encoding="utf-8")
+        for name, path in written.items():  # the model last: what can be opened is whole
+            path.replace(folder / name)
+    finally:
+        for path in written.values():
+            path.unlink(missing_ok=True)
+    return folder / MODEL

@@ -1,0 +1,51 @@
+"""A model as it was found: its configuration, its tensors, its tokenizer, and what a chat with it looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.models._config import Config
+from kvcache_ops.models._weights import Weight
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`tensor(name)` reads the tensor of that name in `config.tensors()`.
+
+    `stops`: the tokens that end an answer. `bos`: the text of the token that begins a conversation, for the
+    `chat_template`, one of Jinja's; where every prompt begins with it, the tokenizer adds it.
+    """
+
+    config: Config
+    tensor: Callable[[str], Weight]
+    tokenizer: Tokenizer
+    bos: str | None
+    stops: tuple[int, ...]
+    chat_template: str | None
+    name: str
+
+    def __post_init__(self) -> None:
+        ids = [*self.tokenizer.get_vocab().values(), *self.stops]
+        largest = max(ids, default=0)
+        if largest >= self.config.vocab_size:
+            message = f"the tokenizer has the token {largest}, expected less than vocab_size {self.config.vocab_size}"
+            raise KvCacheError(message, "tokenizer_mismatch")
+
+
+def open_checkpoint(source: str | Path) -> Checkpoint:
+    """A GGUF file, or a Hugging Face folder."""
+    path = Path(source)
+    if path.is_dir():
+        from kvcache_ops.models._hugging_face import read_folder
+
+        return read_folder(path)
+    if not path.is_file():
+        raise KvCacheError(f"there is no file or folder {path}", "source_missing")
+    from kvcache_ops.models._gguf import read_gguf
+
+    return read_gguf(path)

@@ -1,0 +1,160 @@
+"""What a checkpoint says about its model: sizes, rotary frequencies, the window, and which tensors it must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from kvcache_ops._errors import KvCacheError
+
+_LAYER_TENSORS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_MODEL_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A decoder of one of the supported families, by its sizes.
+
+    `context_length` is in tokens; `inv_freq` has the angles of neighboring positions in radians, a pair of a head each;
+    a query sees the last `window` positions, its own included, or all; `biases`: q, k and v have them; `head_norms`:
+    the heads of q and k are normalized; `tied`: the embedding is the head, too.
+    """
+
+    family: str
+    num_layers: int
+    hidden: int
+    ffn: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    inv_freq: tuple[float, ...]
+    window: int | None = None
+    biases: bool = False
+    head_norms: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "context_length"):
+            if getattr(self, name) < 1:
+                raise KvCacheError(f"{name} is {getattr(self, name)}, expected at least 1", "config_range")
+        if self.num_heads % self.num_kv_heads:
+            message = f"num_heads is {self.num_heads}, expected a multiple of num_kv_heads {self.num_kv_heads}"
+            raise KvCacheError(message, "config_range")
+        if self.head_dim % 2 or len(self.inv_freq) != self.head_dim // 2:
+            message = f"{len(self.inv_freq)} pairs of a head are rotated, expected all: {self.head_dim / 2:g}"
+            raise KvCacheError(message, "config_unsupported")
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors of the model by their names in a GGUF file; of a matrix (outputs, inputs)."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (self.hidden,),
+            "attn_q.weight": (query, self.hidden),
+            "attn_k.weight": (key, self.hidden),
+            "attn_v.weight": (key, self.hidden),
+            "attn_output.weight": (self.hidden, query),
+            "ffn_norm.weight": (self.hidden,),
+            "ffn_gate.weight": (self.ffn, self.hidden),
+            "ffn_up.weight": (self.ffn, self.hidden),
+            "ffn_down.weight": (self.hidden, self.ffn),
+        }
+        if self.biases:
+            layer |= {"attn_q.bias": (query,), "attn_k.bias": (key,), "attn_v.bias": (key,)}
+        if self.head_norms:
+            layer |= {"attn_q_norm.weight": (self.head_dim,), "attn_k_norm.weight": (self.head_dim,)}
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab_size, self.hidden)}
+        for i in range(self.num_layers):
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+        shapes["output_norm.weight"] = (self.hidden,)
+        if not self.tied:
+            shapes["output.weight"] = (self.vocab_size, self.hidden)
+        return shapes
+
+    def check(self, found: Mapping[str, tuple[int, ...]], spelled: Mapping[str, str]) -> None:
+        """Refuses a checkpoint with other tensors than the model's: a missing, a further one, one of another shape.
+
+        `found`: shapes by the names that `tensors` has; `spelled`: the names in the file, where they are others.
+        """
+        expected = self.tensors()
+        for name, shape in expected.items():
+            if name not in found:
+                raise KvCacheError(f"there is no tensor {spelled.get(name, name)}, {list(shape)}", "tensor_missing")
+            if found[name] != shape:
+                message = f"{spelled.get(name, name)} has the shape {list(found[name])}, expected {list(shape)}"
+                raise KvCacheError(message, "tensor_shape")
+        further = [spelled.get(name, name) for name in found if name not in expected]
+        if further:
+            message = f"{self.family} has no {_some(further)}: the model computes more than this family does"
+            raise KvCacheError(message, "tensor_unexpected")
+
+
+def canonical(name: str) -> str | None:
+    """The name in a GGUF file of a tensor of a Hugging Face folder; None if no family has it."""
+    if name.startswith("model.layers."):
+        layer, _, rest = name.removeprefix("model.layers.").partition(".")
+        return next((f"blk.{layer}.{ours}" for ours, theirs in _LAYER_TENSORS.items() if theirs == rest), None)
+    return next((ours for ours, theirs in _MODEL_TENSORS.items() if theirs == name), None)
+
+
+def unknown_family(key: str, got: object, names: Iterable[str], families: Iterable[str]) -> KvCacheError:
+    """The refusal of a family: which ones there are, and which of its tensors, by GGUF names, those do not have."""
+    known = {*_LAYER_TENSORS, *_MODEL_TENSORS}
+    others = [name for name in names if (name.split(".", 2)[-1] if name.startswith("blk.") else name) not in known]
+    differs = f"; it has {_some(others)}, which they do not have" if others else ""
+    return KvCacheError(f"{key} is {got!r}, expected one of {', '.join(families)}{differs}", "family_unknown")
+
+
+def inverse_frequencies(head_dim: int, base: float, scaling: Mapping[str, Any] | None = None) -> tuple[float, ...]:
+    """base^(-2i / head_dim) for each pair i, as `scaling` says: a `rope_scaling` of Hugging Face's.
+
+    Raises KvCacheError "rope_unsupported" for another `rope_type` than "default", "linear" and "llama3".
+    """
+    if head_dim < 2 or not base > 0:
+        raise KvCacheError(f"rope has the base {base} and heads of {head_dim} elements", "config_range")
+    frequencies = float(base) ** (-np.arange(0, head_dim, 2) / head_dim)
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    try:
+        if kind == "linear":
+            frequencies = frequencies / float(scaling["factor"])
+        elif kind == "llama3":
+            # The part of the original context that a pair's period takes decides: short periods stay as they are.
+            turns = float(scaling["original_max_position_embeddings"]) * frequencies / (2 * pi)
+            low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+            kept = np.clip((turns - low) / (high - low), 0, 1)
+            frequencies = frequencies * (kept + (1 - kept) / float(scaling["factor"]))
+        elif kind != "default":
+            raise KvCacheError(f"rope_type is {kind!r}, expected default, linear or llama3", "rope_unsupported")
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise KvCacheError(f"rope scaling {dict(scaling)!r} is not whole: {error!r}", "rope_unsupported") from error
+    return tuple(frequencies.tolist())
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

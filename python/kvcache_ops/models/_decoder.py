@@ -1,0 +1,189 @@
+"""The graph of a decoder over a KV cache that our operators keep: ragged tokens in, logits of the rows asked for out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import TensorProto
+
+from kvcache_ops import _native
+from kvcache_ops._cache import ONNX_TYPES, CacheSpec
+from kvcache_ops._nodes import make_node
+from kvcache_ops.models._config import Config
+from kvcache_ops.models._graph import MICROSOFT, Graph
+from kvcache_ops.models._weights import Dense, Weight
+
+INDICES = (
+    "seqstarts",
+    "kvstarts",
+    "cachestarts",
+    "start_pos",
+    "decoding_batches",
+    "max_seqlen",
+    "max_kvlen",
+)
+"""The operators' index inputs, as a step of the manager has them."""
+
+
+class Decoder:
+    """Writes the decoder of a Config into a graph, reading tensors as they are needed."""
+
+    def __init__(
+        self, graph: Graph, config: Config, spec: CacheSpec, attention: str, tensor: Callable[[str], Weight]
+    ) -> None:
+        self._graph, self._config, self._spec, self._tensor = graph, config, spec, tensor
+        self._attention = attention
+
+    def write(self) -> None:
+        """All of it: inputs, layers, head."""
+        graph, config = self._graph, self._config
+        self._declare()
+        x = graph.embedding("embedding", "token_ids", self._tensor("token_embd.weight"))
+        self._rotation()
+        normal = self._norm("layers.0.attention_norm", x, "blk.0.attn_norm.weight")
+        for i in range(config.num_layers):
+            name, last = f"layers.{i}", i + 1 == config.num_layers
+            mixed = self._attend(name, i, normal)
+            if last:  # nothing but attention needs the other tokens of the last layer
+                mixed = graph.node("Gather", [mixed, "logit_rows"], f"{name}.rows")
+                x = graph.node("Gather", [x, "logit_rows"], f"{name}.residual_rows")
+            out = graph.linear(f"{name}.attention.out", mixed, [self._tensor(f"blk.{i}.attn_output.weight")])
+            normal, x = self._skip_norm(f"{name}.ffn_norm", x, out, f"blk.{i}.ffn_norm.weight")
+            out = self._feed_forward(name, i, normal)
+            following = "output_norm.weight" if last else f"blk.{i + 1}.attn_norm.weight"
+            normal, x = self._skip_norm("norm" if last else f"layers.{i + 1}.attention_norm", x, out, following)
+        if config.tied:
+            logits = graph.tied("logits", normal, "embedding", self._tensor("token_embd.weight"))
+        else:
+            logits = graph.linear("logits", normal, [self._tensor("output.weight")])
+        graph.output(logits, TensorProto.FLOAT, ["R", config.vocab_size])
+
+    def _declare(self) -> None:
+        graph, spec = self._graph, self._spec
+        for name in ("token_ids", "positions"):
+            graph.input(name, TensorProto.INT64, ["T"])
+        pages = ["B", "MaxP"] if spec.cache_mode == 1 else ["B"]
+        shapes: dict[str, list[str | int]] = {"seqstarts": ["B+1"], "kvstarts": ["B+1"], "start_pos": ["B"]}
+        for name in INDICES:
+            graph.input(name, TensorProto.INT64, pages if name == "cachestarts" else shapes.get(name, [1]))
+        graph.input("logit_rows", TensorProto.INT64, ["R"])
+        if self._config.window is not None:
+            graph.input("attn_mask", TensorProto.FLOAT, ["T or 0", "W"])
+        for name, dtype, shape in (
+            ("cache", spec.cache_dtype, spec.cache_shape),
+            ("scale", spec.scale_dtype, spec.scale_shape),
+        ):
+            if shape is not None:
+                dims = ["MaxT" if axis == "MaxT" else length for axis, length in zip(spec.axes, shape)]
+                graph.input(name, ONNX_TYPES[str(dtype)], dims)
+
+    def _rotation(self) -> None:
+        """cos and sin (T, Dh / 2) of the tokens' angles: in float64, so that late positions are as exact as early ones."""
+        graph = self._graph
+        column = graph.node("Unsqueeze", ["positions", graph.constant("second_axis", [1])], "rope.column")
+        exact = graph.node("Cast", [column], "rope.positions", to=TensorProto.DOUBLE)
+        inv_freq = graph.constant("rope.inv_freq", [self._config.inv_freq], np.float64)
+        angles = graph.node("Mul", [exact, inv_freq], "rope.angles")
+        for function, name in (("Cos", "rope.cos"), ("Sin", "rope.sin")):
+            value = graph.node(function, [angles], f"{name}.float64")
+            graph.node("Cast", [value], name, to=TensorProto.FLOAT)
+
+    def _norm(self, name: str, x: str, weight: str) -> str:
+        return self._graph.node(
+            "RMSNormalization", [x, self._vector(f"{name}.weight", weight)], name, axis=-1, epsilon=self._config.norm_eps
+        )
+
+    def _skip_norm(self, name: str, x: str, skip: str, weight: str) -> tuple[str, str]:
+        """The norm of a sum, and the sum: both (T, hidden)."""
+        normal, _, _, total = self._graph.nodes(
+            "SkipSimplifiedLayerNormalization",
+            [x, skip, self._vector(f"{name}.weight", weight)],
+            [name, "", "", f"{name}.sum"],
+            domain=MICROSOFT,
+            epsilon=self._config.norm_eps,
+        )
+        return normal, total
+
+    def _attend(self, name: str, i: int, normal: str) -> str:
+        """Attention of layer i, without its output projection: (T, num_heads * head_dim)."""
+        graph, config = self._graph, self._config
+        name = f"{name}.attention"
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        parts = [f"blk.{i}.attn_{part}" for part in "qkv"]
+        bias = None
+        if config.biases:
+            bias = np.concatenate([self._float32(f"{part}.bias") for part in parts])
+        qkv = graph.linear(f"{name}.qkv", normal, [self._tensor(f"{part}.weight") for part in parts], bias)
+        sizes = graph.constant("qk_and_v", [(heads + kv_heads) * head_dim, kv_heads * head_dim])
+        qk, v = graph.nodes("Split", [qkv, sizes], [f"{name}.qk", f"{name}.v"], axis=1)
+        if config.head_norms:
+            qk = self._head_norms(name, i, qk)
+        packed = graph.node("Unsqueeze", [qk, graph.constant("first_axis", [0])], f"{name}.batch")
+        first = graph.constant("first_row", [0])
+        rotated = graph.node(
+            "RotaryEmbedding", [packed, first, "rope.cos", "rope.sin"], f"{name}.rotated", domain=MICROSOFT
+        )
+        rotated = graph.node("Reshape", [rotated, graph.constant("heads", [-1, heads + kv_heads, head_dim])], f"{name}.heads")
+        sizes = graph.constant("q_and_k", [heads, kv_heads])
+        query, key = graph.nodes("Split", [rotated, sizes], [f"{name}.query", f"{name}.key"], axis=1)
+        value = graph.node("Reshape", [v, graph.constant("kv_heads", [-1, kv_heads, head_dim])], f"{name}.value")
+        mixed = self._operators(name, i, query, key, value)
+        return graph.node("Reshape", [mixed, graph.constant("rows", [0, -1])], f"{name}.mixed")
+
+    def _head_norms(self, name: str, i: int, qk: str) -> str:
+        """Each head of q and k over its root mean square, times the layer's weights."""
+        graph, config = self._graph, self._config
+        heads = graph.constant("heads", [-1, config.num_heads + config.num_kv_heads, config.head_dim])
+        ones = graph.constant("ones", np.ones(config.head_dim), np.float32)
+        qk = graph.node("Reshape", [qk, heads], f"{name}.unscaled_heads")
+        qk = graph.node("RMSNormalization", [qk, ones], f"{name}.unit_heads", axis=-1, epsilon=config.norm_eps)
+        weights = np.concatenate(
+            [
+                np.tile(self._float32(f"blk.{i}.attn_q_norm.weight"), (config.num_heads, 1)),
+                np.tile(self._float32(f"blk.{i}.attn_k_norm.weight"), (config.num_kv_heads, 1)),
+            ]
+        )
+        qk = graph.node("Mul", [qk, graph.weight(f"{name}.head_norms.weight", weights)], f"{name}.normal_heads")
+        return graph.node("Reshape", [qk, graph.constant("rows", [0, -1])], f"{name}.head_norms")
+
+    def _operators(self, name: str, i: int, query: str, key: str, value: str) -> str:
+        """What stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
+        sizes = {"num_heads": self._config.num_heads}
+        inputs = {index: index for index in INDICES} | {"cache": "cache", "query": query}
+        inputs |= {"current_key": key, "current_value": value}
+        if self._spec.scale_dtype is not None:
+            inputs["scale"] = "scale"
+        if self._config.window is not None:
+            inputs["attn_mask"] = "attn_mask"
+        output = f"{name}.heads_mixed"
+        if self._attention == "fused":
+            kinds = [("MultiHeadCacheAttention", [output], {"layer_idx": i} | sizes)]
+        else:
+            inputs |= {"key": f"{name}.keys", "value": f"{name}.values"}
+            kinds = [
+                ("KeyValueCache", [f"{name}.keys", f"{name}.values"], {"layer_idx": i}),
+                ("MultiHeadAttention", [output], sizes),
+            ]
+        for op_type, outputs, attributes in kinds:
+            taken = {theirs: inputs[theirs] for theirs in _native.input_names(op_type) if theirs in inputs}
+            self._graph.add(make_node(op_type, taken, outputs, self._spec, name=outputs[0], **attributes))
+        return output
+
+    def _feed_forward(self, name: str, i: int, normal: str) -> str:
+        """down(silu(gate(x)) * up(x)), (T, hidden)."""
+        graph = self._graph
+        gate, up = (
+            graph.linear(f"{name}.{part}", normal, [self._tensor(f"blk.{i}.ffn_{part}.weight")]) for part in ("gate", "up")
+        )
+        gate = graph.node("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
+        gated = graph.node("Mul", [gate, up], f"{name}.gated")
+        return graph.linear(f"{name}.down", gated, [self._tensor(f"blk.{i}.ffn_down.weight")])
+
+    def _vector(self, name: str, tensor: str) -> str:
+        return self._graph.weight(name, self._float32(tensor))
+
+    def _float32(self, tensor: str) -> np.ndarray:
+        weight = self._tensor(tensor)
+        assert isinstance(weight, Dense)  # blocks are of matrices
+        return weight.values.astype(np.float32)

@@ -1,0 +1,131 @@
+"""GGUF files, through the package gguf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.models import _tokenizer
+from kvcache_ops.models._checkpoint import Checkpoint
+from kvcache_ops.models._config import Config, inverse_frequencies, unknown_family
+from kvcache_ops.models._weights import GGUF_TYPES, Weight, from_gguf
+
+_FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+class _Reader(gguf.GGUFReader):
+    """The package's reader, which takes what a truncated file still has of an array for the whole of it."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        array = super()._get(offset, dtype, count, override_order)
+        if len(array) < count:
+            raise ValueError(f"the file ends at byte {len(self.data)}, before {count} values at byte {offset}")
+        return array
+
+
+class _Fields:
+    """The metadata of a file, by key."""
+
+    def __init__(self, reader: gguf.GGUFReader) -> None:
+        self._reader = reader
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """The value of a key, a `kind`; `default` where there is none, unless that is `kind` itself: then it must be."""
+        field = self._reader.get_field(key)
+        if field is None:
+            if default is kind:
+                raise KvCacheError(f"there is no {key}", "config_missing")
+            return default
+        value = field.contents()
+        if not isinstance(value, (int, float) if kind is float else kind):
+            message = f"{key} is a {type(value).__name__}, expected a {kind.__name__}"
+            raise KvCacheError(message, "config_type")
+        return value
+
+
+def read_gguf(path: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file, whose tensors stay mapped.
+
+    Raises KvCacheError: "source_damaged" for what is no whole GGUF file, "family_unknown", "tensor_type" and what
+    `Config` raises.
+    """
+    try:
+        reader = _Reader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise KvCacheError(f"{path} is no whole GGUF file: {error}", "source_damaged") from error
+    fields, tensors = _Fields(reader), {tensor.name: tensor for tensor in reader.tensors}
+    family = fields.get("general.architecture", str, str)
+    if family not in _FAMILIES:
+        raise unknown_family("general.architecture", family, tensors, _FAMILIES)
+    for tensor in reader.tensors:
+        if tensor.tensor_type.name not in GGUF_TYPES:
+            message = f"{tensor.name} has the type {tensor.tensor_type.name}, expected one of {', '.join(GGUF_TYPES)}"
+            raise KvCacheError(message, "tensor_type")
+    factors = tensors.pop("rope_freqs.weight", None)
+    shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    config = _config(family, fields, shapes, None if factors is None else factors.data)
+    config.check(shapes, {})
+
+    def read(name: str) -> Weight:
+        weight = from_gguf(tensors[name].tensor_type.name, tensors[name].data)
+        heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
+        if family == "llama" and heads is not None:
+            weight = weight.rows(_halves_apart(heads, config.head_dim))
+        return weight
+
+    tokenizer, bos, stops = _tokenizer.from_gguf(fields.get)
+    template, name = fields.get("tokenizer.chat_template", str), fields.get("general.name", str, path.stem)
+    return Checkpoint(config, read, tokenizer, bos, stops, template, name)
+
+
+def _config(
+    family: str, fields: _Fields, shapes: dict[str, tuple[int, ...]], factors: NDArray[np.float32] | None
+) -> Config:
+    def number(key: str, default: Any = int) -> Any:
+        return fields.get(f"{family}.{key}", int, default)
+
+    hidden, heads = number("embedding_length"), number("attention.head_count")
+    head_dim = number("attention.key_length", hidden // max(heads, 1))
+    rotated = number("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        message = f"{family}.rope.dimension_count is {rotated}, expected {head_dim}, the whole head"
+        raise KvCacheError(message, "config_unsupported")
+    kind = fields.get(f"{family}.rope.scaling.type", str, "none")
+    scaling = None
+    if kind != "none":
+        scaling = {"type": kind, "factor": fields.get(f"{family}.rope.scaling.factor", float, float)}
+    inv_freq = inverse_frequencies(head_dim, fields.get(f"{family}.rope.freq_base", float, 10000.0), scaling)
+    if factors is not None:
+        if factors.shape != (len(inv_freq),) or not (factors > 0).all():
+            message = f"rope_freqs.weight has the shape {list(factors.shape)}, expected {len(inv_freq)} positive factors"
+            raise KvCacheError(message, "tensor_shape")
+        inv_freq = tuple((np.array(inv_freq) / factors).tolist())
+    return Config(
+        family=family,
+        num_layers=number("block_count"),
+        hidden=hidden,
+        ffn=number("feed_forward_length"),
+        num_heads=heads,
+        num_kv_heads=number("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab_size=shapes.get("token_embd.weight", (0,))[0],
+        context_length=number("context_length"),
+        norm_eps=fields.get(f"{family}.attention.layer_norm_rms_epsilon", float, float),
+        inv_freq=inv_freq,
+        window=number("attention.sliding_window", None) or None,
+        biases=family == "qwen2",
+        head_norms=family == "qwen3",
+        tied="output.weight" not in shapes,
+    )
+
+
+def _halves_apart(heads: int, head_dim: int) -> NDArray[np.intp]:
+    """The rows of q or k such that a head's pairs (2i, 2i + 1), which a Llama file has, are at (i, i + head_dim / 2)."""
+    return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+
+

@@ -1,0 +1,177 @@
+"""An ONNX graph that is being written, its weights at once into a file beside it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from kvcache_ops._nodes import DOMAIN
+from kvcache_ops.models._weights import Dense, Weight, stack
+
+MICROSOFT = "com.microsoft"
+OPSET = 23  # the first with RMSNormalization
+IR_VERSION = 10
+ALIGNMENT = 64  # bytes, of a tensor in the file of weights
+
+
+class Graph:
+    """Adds nodes and weights; every method gives the names of what it has added."""
+
+    def __init__(self, data: BinaryIO, location: str, accuracy_level: int) -> None:
+        self._data, self._location, self._accuracy_level = data, location, accuracy_level
+        self._digest = hashlib.sha256()
+        self._nodes: list[NodeProto] = []
+        self._inputs: list[ValueInfoProto] = []
+        self._outputs: list[ValueInfoProto] = []
+        self._constants: list[TensorProto] = []
+        self._block_sums: dict[tuple[str, int], str] = {}
+
+    def input(self, name: str, element_type: int, shape: Sequence[str | int]) -> str:
+        """Declares an input of the graph."""
+        self._inputs.append(helper.make_tensor_value_info(name, element_type, shape))
+        return name
+
+    def output(self, name: str, element_type: int, shape: Sequence[str | int]) -> None:
+        """Declares an output of the graph, which a node has."""
+        self._outputs.append(helper.make_tensor_value_info(name, element_type, shape))
+
+    def constant(self, name: str, value: Any, dtype: Any = np.int64) -> str:
+        """A small array, kept in the model; an equal one of that name is the same."""
+        if all(tensor.name != name for tensor in self._constants):
+            self._constants.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def weight(self, name: str, values: NDArray[Any]) -> str:
+        """An array, written into the file of weights."""
+        values = np.ascontiguousarray(values)
+        padding = bytes(-self._data.tell() % ALIGNMENT)
+        self._data.write(padding)
+        tensor = TensorProto(name=name, dims=values.shape, data_location=TensorProto.EXTERNAL)
+        tensor.data_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+        where = {"location": self._location, "offset": self._data.tell(), "length": values.nbytes}
+        for key, value in where.items():
+            tensor.external_data.add(key=key, value=str(value))
+        self._data.write(values.view(np.uint8).data)
+        self._digest.update(padding)
+        self._digest.update(values.view(np.uint8).data)
+        self._constants.append(tensor)
+        return name
+
+    def node(self, op_type: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
+        """A node of one output, which has the node's name."""
+        return self.nodes(op_type, inputs, [name], domain=domain, **attributes)[0]
+
+    def nodes(
+        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """A node of several outputs."""
+        self.add(helper.make_node(op_type, inputs, outputs, outputs[0], domain=domain, **attributes))
+        return list(outputs)
+
+    def add(self, node: NodeProto) -> None:
+        """A node that is made already."""
+        self._nodes.append(node)
+
+    def linear(self, name: str, x: str, weights: Sequence[Weight], bias: NDArray[np.float32] | None = None) -> str:
+        """x (T, K) times the transposed matrices (N, K) one above the other, and the bias (sum of N): (T, sum of N)."""
+        stacked = stack(weights)
+        if len(stacked) == 1:
+            return self._linear(name, x, stacked[0], bias)
+        products, begin = [], 0
+        for i, weight in enumerate(stacked):
+            part = None if bias is None else bias[begin : begin + len(weight)]
+            products.append(self._linear(f"{name}.{i}", x, weight, part))
+            begin += len(weight)
+        return self.node("Concat", products, name, axis=1)
+
+    def embedding(self, name: str, ids: str, weight: Weight) -> str:
+        """The rows of a matrix (V, K) at indices (T): (T, K) of float32."""
+        if isinstance(weight, Dense):
+            return self._float32(name, "Gather", [self.weight(f"{name}.values", weight.values), ids], weight)
+        flat = (len(weight), -1)
+        names = [
+            self.weight(f"{name}.codes", weight.codes.reshape(flat)),
+            ids,
+            self.weight(f"{name}.scales", weight.scales),
+        ]
+        options = {"bits": weight.bits, "block_size": weight.block, "gather_axis": 0, "quantize_axis": 1}
+        if weight.offsets is None:
+            return self.node("GatherBlockQuantized", names, name, domain=MICROSOFT, **options)
+        scaled = self.node("GatherBlockQuantized", names, f"{name}.scaled", domain=MICROSOFT, **options)
+        offsets = self.weight(f"{name}.offsets", weight.offsets[..., None])
+        blocks = self._blocks(f"{name}.blocks", scaled, weight.block)
+        shifted = self.node("Add", [blocks, self.node("Gather", [offsets, ids], f"{name}.shifts")], f"{name}.shifted")
+        return self.node("Reshape", [shifted, self.constant("rows", [0, -1])], name)
+
+    def tied(self, name: str, x: str, embedding: str, weight: Weight) -> str:
+        """The product with the matrix of an `embedding`, whose bytes it shares."""
+        return self._linear(name, x, weight, None, embedding)
+
+    def _linear(
+        self, name: str, x: str, weight: Weight, bias: NDArray[np.float32] | None, shared: str | None = None
+    ) -> str:
+        """One product with its weights, or with those of the embedding `shared`."""
+
+        def put(part: str, values: NDArray[Any]) -> str:
+            if shared is None:
+                return self.weight(f"{name}.{part}", values)
+            return self._again(f"{name}.{part}", f"{shared}.{part}", values.shape)
+
+        biases = [] if bias is None else [self.weight(f"{name}.bias", bias)]
+        if isinstance(weight, Dense):
+            # A constant's Cast is folded when a session is made.
+            matrix = self._float32(f"{name}.float32", "", [put("values", weight.values)], weight)
+            return self.node("Gemm", [x, matrix, *biases], name, transB=1)
+        product = self.node(
+            "MatMulNBits",
+            [x, put("codes", weight.codes), put("scales", weight.scales), *(["", "", *biases] if biases else [])],
+            name if weight.offsets is None else f"{name}.scaled",
+            domain=MICROSOFT,
+            K=weight.codes.shape[1] * weight.block,
+            N=len(weight),
+            bits=weight.bits,
+            block_size=weight.block,
+            accuracy_level=self._accuracy_level,
+        )
+        if weight.offsets is None:
+            return product
+        return self.node("Gemm", [self._sums(x, weight.block), put("offsets", weight.offsets), product], name, transB=1)
+
+    def _sums(self, x: str, block: int) -> str:
+        """The sums of x (T, K) over its blocks, (T, K / block): what offsets are multiplied by."""
+        if (x, block) not in self._block_sums:
+            blocks = self._blocks(f"{x}.blocks_of_{block}", x, block)
+            axis = self.constant("last_axis", [2])
+            self._block_sums[x, block] = self.node("ReduceSum", [blocks, axis], f"{x}.sums_of_{block}", keepdims=0)
+        return self._block_sums[x, block]
+
+    def _blocks(self, name: str, x: str, block: int) -> str:
+        return self.node("Reshape", [x, self.constant(f"blocks_of_{block}", [0, -1, block])], name)
+
+    def _float32(self, name: str, op_type: str, inputs: list[str], weight: Dense) -> str:
+        """A node of a float matrix, or the matrix itself where there is no `op_type`, in float32."""
+        if weight.values.dtype == np.float32:
+            return self.node(op_type, inputs, name) if op_type else inputs[0]
+        given = self.node(op_type, inputs, f"{name}.given") if op_type else inputs[0]
+        return self.node("Cast", [given], name, to=TensorProto.FLOAT)
+
+    def _again(self, name: str, other: str, shape: Sequence[int]) -> str:
+        """The bytes of the weight `other` by another name and in another shape, in the file once."""
+        tensor = TensorProto()
+        tensor.CopyFrom(next(tensor for tensor in self._constants if tensor.name == other))
+        tensor.name, tensor.dims[:] = name, shape
+        self._constants.append(tensor)
+        return name
+
+    def model(self, metadata: dict[str, str]) -> ModelProto:
+        """The finished model; "kvcache_ops.fingerprint" of its metadata is the SHA-256 of its weights."""
+        graph = helper.make_graph(self._nodes, "decoder", self._inputs, self._outputs, self._constants)
+        opsets = [helper.make_opsetid(*pair) for pair in (("", OPSET), (MICROSOFT, 1), (DOMAIN, 1))]
+        model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="kvcache_ops")
+        helper.set_model_props(model, metadata | {"kvcache_ops.fingerprint": self._digest.hexdigest()})
+        return model

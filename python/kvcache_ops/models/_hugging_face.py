@@ -1,0 +1,150 @@
+"""Hugging Face folders: config.json, *.safetensors, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.models._checkpoint import Checkpoint
+from kvcache_ops.models._config import Config, canonical, inverse_frequencies, unknown_family
+from kvcache_ops.models._weights import Dense
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_TYPES = ("F32", "F16", "BF16")
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, whose tensors stay in their files until they are read.
+
+    Raises KvCacheError: "source_missing" for a file that is not there, "source_damaged", "family_unknown",
+    "config_unsupported", "tensor_type" and what `Config` raises.
+    """
+    given = _json(folder / "config.json")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise KvCacheError(f"there is no *.safetensors in {folder}", "source_missing")
+    spelled: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    places: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118, it is no mapping
+                    part = tensors.get_slice(name)
+                    ours = canonical(name) or name
+                    if name.endswith("rotary_emb.inv_freq"):  # older checkpoints have it; config.json says it, too
+                        continue
+                    spelled[ours], places[ours], shapes[ours] = name, file, tuple(part.get_shape())
+                    if part.get_dtype() not in _TYPES:
+                        message = f"{name} has the type {part.get_dtype()}, expected one of {', '.join(_TYPES)}"
+                        raise KvCacheError(message, "tensor_type")
+        except (SafetensorError, OSError) as error:
+            raise KvCacheError(f"{file} is no whole safetensors file: {error}", "source_damaged") from error
+    if given.get("model_type") not in _FAMILIES:
+        raise unknown_family("model_type", given.get("model_type"), shapes, _FAMILIES)
+    config = _config(given, shapes)
+    if config.tied:
+        shapes.pop("output.weight", None)  # a copy of the embedding
+    config.check(shapes, spelled)
+
+    def read(name: str) -> Dense:
+        with safe_open(places[name], framework="numpy") as tensors:
+            return Dense(tensors.get_tensor(spelled[name]))
+
+    said, generation = (
+        _json(path) if path.is_file() else {}
+        for path in (folder / "tokenizer_config.json", folder / "generation_config.json")
+    )
+    bos, template = said.get("bos_token"), said.get("chat_template")
+    bos = bos.get("content") if isinstance(bos, dict) else bos
+    if (folder / "chat_template.jinja").is_file():
+        template = _text(folder / "chat_template.jinja")
+    stops = generation.get("eos_token_id", given.get("eos_token_id"))
+    stops = [] if stops is None else stops if isinstance(stops, list) else [stops]
+    template = template if isinstance(template, str) else None
+    return Checkpoint(config, read, _tokenizer(folder), bos, tuple(stops), template, folder.resolve().name)
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    text = _text(folder / "tokenizer.json")
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the package raises no narrower one
+        raise KvCacheError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}", "source_damaged") from error
+
+
+def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config:
+    family = given["model_type"]
+
+    def number(key: str, default: Any = None) -> Any:
+        value = given.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            kind = "config_missing" if value is None else "config_type"
+            raise KvCacheError(f"{key} is {value!r} in config.json, expected a number", kind)
+        return value
+
+    plain = {"hidden_act": "silu", "mlp_bias": False, "partial_rotary_factor": 1.0, "quantization_config": None}
+    if family != "qwen2":
+        plain["attention_bias"] = False
+    for key, expected in plain.items():
+        if given.get(key, expected) != expected:
+            message = f"{key} is {given[key]!r} in config.json, expected {expected!r}"
+            raise KvCacheError(message, "config_unsupported")
+    layers, heads, hidden = number("num_hidden_layers"), number("num_attention_heads"), number("hidden_size")
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    head_dim = number("head_dim", hidden // max(heads, 1))
+    return Config(
+        family=family,
+        num_layers=layers,
+        hidden=hidden,
+        ffn=number("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=number("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=shapes.get("token_embd.weight", (0,))[0],
+        context_length=number("max_position_embeddings"),
+        norm_eps=number("rms_norm_eps"),
+        inv_freq=inverse_frequencies(head_dim, rope.get("rope_theta", number("rope_theta", 10000.0)), rope),
+        window=_window(given, layers),
+        biases=family == "qwen2",
+        head_norms=family == "qwen3",
+        tied=bool(given.get("tie_word_embeddings", False)),
+    )
+
+
+def _window(given: dict[str, Any], layers: int) -> int | None:
+    """The window of all layers; one of some layers only is refused."""
+    window = given.get("sliding_window")
+    if window is None or given.get("use_sliding_window", given["model_type"] == "mistral") is False:
+        return None
+    whole = given.get("layer_types", ["sliding_attention"] * layers).count("full_attention")
+    first = given.get("max_window_layers", 0) if given["model_type"] != "mistral" else 0
+    if whole or first:
+        message = f"sliding_window is {window} for some of the layers, expected it for all or for none"
+        raise KvCacheError(message, "config_unsupported")
+    return int(window)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise KvCacheError(f"there is no {path.name} in {path.parent}", "source_missing") from error
+    except UnicodeDecodeError as error:
+        raise KvCacheError(f"{path} is no text: {error}", "source_damaged") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise KvCacheError(f"{path} is no JSON: {error}", "source_damaged") from error
+    if not isinstance(value, dict):
+        raise KvCacheError(f"{path} has a {type(value).__name__}, expected an object", "source_damaged")
+    return value

@@ -1,0 +1,174 @@
+"""Weights as a model has them: floats, or blocks of codes with their scales and offsets, taken from GGUF's blocks.
+
+Nothing is dequantized, and nothing is rounded but offsets, to float32: the codes are those of the file in ONNX's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache_ops._errors import KvCacheError
+
+_Bytes = NDArray[np.uint8]
+_Floats = NDArray[np.float32]
+
+GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+"""The types of tensors that are read."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix (outputs, inputs), or a vector, of float32, float16 or bfloat16."""
+
+    values: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def rows(self, order: NDArray[np.intp]) -> Dense:
+        """These rows, in this order."""
+        return Dense(self.values[order])
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix (N, K) of codes in blocks along K: a weight is scale * (code - 2^(bits - 1)) + offset.
+
+    codes: (N, K / block, block * bits / 8), of 4 bits the first in the low nibble. scales: (N, K / block).
+    offsets: (N, K / block), or None where all are zero.
+    """
+
+    bits: int
+    block: int
+    codes: _Bytes
+    scales: _Floats
+    offsets: _Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def rows(self, order: NDArray[np.intp]) -> Blocks:
+        """These rows, in this order."""
+        offsets = None if self.offsets is None else self.offsets[order]
+        return replace(self, codes=self.codes[order], scales=self.scales[order], offsets=offsets)
+
+    @property
+    def format(self) -> tuple[int, int, bool]:
+        """What two matrices must share to be stacked."""
+        return self.bits, self.block, self.offsets is None
+
+
+Weight = Dense | Blocks
+
+
+def stack(weights: Sequence[Weight]) -> list[Weight]:
+    """The same matrices, one above the other where all have one format; else as they are."""
+    first = weights[0]
+    if isinstance(first, Blocks):
+        blocks = [weight for weight in weights if isinstance(weight, Blocks) and weight.format == first.format]
+        if len(blocks) == len(weights):
+            codes, scales = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("codes", "scales"))
+            offsets = [b.offsets for b in blocks if b.offsets is not None]
+            return [replace(first, codes=codes, scales=scales, offsets=np.concatenate(offsets) if offsets else None)]
+    elif all(isinstance(weight, Dense) and weight.values.dtype == first.values.dtype for weight in weights):
+        return [Dense(np.concatenate([weight.values for weight in weights if isinstance(weight, Dense)]))]
+    return list(weights)
+
+
+def from_gguf(kind: str, data: NDArray[Any]) -> Weight:
+    """A tensor of one of GGUF_TYPES from its values, or the bytes of its rows, as `gguf.GGUFReader` has them."""
+    if kind in ("F32", "F16"):
+        return Dense(data)
+    if kind == "BF16":
+        from ml_dtypes import bfloat16
+
+        return Dense(data.view(bfloat16))
+    return {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q6_K": _q6_k}[kind](data)
+
+
+def convert(name: str, weight: Weight, weights: str) -> Weight:
+    """A matrix as `weights` asks: "auto" leaves it; "int8" and "int4" are GGUF's Q8_0 and Q4_0 of a float matrix.
+
+    The embedding and the head are given int8 where int4 is asked for. Raises KvCacheError "weights_quantized" for one
+    that is quantized already, and "tensor_shape" for rows that are not whole blocks of 32.
+    """
+    if weights == "auto":
+        return weight
+    if isinstance(weight, Blocks):
+        message = f"{name} is quantized in the file, expected weights to be 'auto', got {weights!r}"
+        raise KvCacheError(message, "weights_quantized")
+    if weights in ("float32", "float16"):
+        return Dense(weight.values.astype(weights))
+    from gguf import GGMLQuantizationType, quants
+
+    if weight.values.shape[-1] % 32:
+        message = f"{name} has {weight.values.shape[-1]} columns, expected a multiple of 32 for weights {weights!r}"
+        raise KvCacheError(message, "tensor_shape")
+    kind = "Q4_0" if weights == "int4" and name.startswith("blk.") else "Q8_0"
+    return from_gguf(kind, quants.quantize(weight.values.astype(np.float32), GGMLQuantizationType[kind]))
+
+
+def _q8_0(data: _Bytes) -> Blocks:
+    """32 weights: a float16 d, 32 signed bytes q; d * q."""
+    blocks = data.reshape(len(data), -1, 34)
+    return Blocks(8, 32, blocks[..., 2:] ^ np.uint8(0x80), _halves(blocks[..., :2]))
+
+
+def _q4_0(data: _Bytes) -> Blocks:
+    """32 weights: a float16 d, 16 bytes, the first 16 codes q in their low nibbles; d * (q - 8)."""
+    blocks = data.reshape(len(data), -1, 18)
+    return Blocks(4, 32, _pack(_nibbles(blocks[..., 2:])), _halves(blocks[..., :2]))
+
+
+def _q4_1(data: _Bytes) -> Blocks:
+    """32 weights: float16 d and m, 16 bytes as in Q4_0; d * q + m."""
+    blocks = data.reshape(len(data), -1, 20)
+    scales, minima = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
+    return Blocks(4, 32, _pack(_nibbles(blocks[..., 4:])), scales, 8 * scales + minima)
+
+
+def _q4_k(data: _Bytes) -> Blocks:
+    """256 weights in 8 blocks: float16 d and dmin, 6 bits each of scales s and minima m; d * s * q - dmin * m."""
+    from gguf.quants import Q4_K
+
+    blocks = data.reshape(len(data), -1, 144)
+    of_blocks = (len(data), blocks.shape[1], 8)
+    s, m = (six.reshape(of_blocks) for six in Q4_K.get_scale_min(blocks[..., 4:16].reshape(-1, 12)))
+    scales = _halves(blocks[..., :2])[..., None] * s.astype(np.float32)
+    minima = _halves(blocks[..., 2:4])[..., None] * m.astype(np.float32)
+    codes = _nibbles(blocks[..., 16:].reshape(len(data), -1, 32))  # the next 32 codes are in the high nibbles
+    scales, minima = scales.reshape(len(data), -1), minima.reshape(len(data), -1)
+    return Blocks(4, 32, _pack(codes.reshape(*scales.shape, 32)), scales, 8 * scales - minima)
+
+
+def _q6_k(data: _Bytes) -> Blocks:
+    """256 weights in 16 blocks: low 4 and high 2 bits of codes q, signed bytes s, a float16 d; d * s * (q - 32)."""
+    blocks = data.reshape(len(data), -1, 210)
+    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64))
+    low = low.reshape(*blocks.shape[:2], 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> shifts) & 3
+    codes = (low | (high << 4)) + np.uint8(128 - 32)
+    scales = _halves(blocks[..., 208:])[..., None] * blocks[..., 192:208].view(np.int8).astype(np.float32)
+    scales = scales.reshape(len(data), -1)
+    return Blocks(8, 16, codes.reshape(*scales.shape, 16), scales)
+
+
+def _halves(data: _Bytes) -> _Floats:
+    """(..., 2) bytes as float16, (...) in float32."""
+    return np.ascontiguousarray(data).view(np.float16)[..., 0].astype(np.float32)
+
+
+def _nibbles(data: _Bytes) -> _Bytes:
+    """(..., bytes): first all low nibbles, then all high ones, (..., 2 * bytes)."""
+    return np.concatenate((data & 15, data >> 4), axis=-1)
+
+
+def _pack(codes: _Bytes) -> _Bytes:
+    """Codes of 4 bits along the last axis, two in a byte, the first in the low nibble."""
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)

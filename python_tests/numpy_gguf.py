@@ -1,0 +1,79 @@
+"""A GGUF file's model in numpy alone: dequantized by the package gguf, no graph, no cache, no operator of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+class NumpyGguf:
+    """Llama, Qwen2 and Qwen3 in float32 or float64, by the file's own metadata and the order of its own rows."""
+
+    def __init__(self, path: Path, dtype: type = np.float64):
+        reader = gguf.GGUFReader(path)
+        fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer")}
+        self.family = fields["general.architecture"]
+        self.weights = {
+            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(dtype) for tensor in reader.tensors
+        }
+        get = {key.removeprefix(f"{self.family}."): value for key, value in fields.items()}
+        self.layers = get["block_count"]
+        self.heads, self.kv_heads = get["attention.head_count"], get["attention.head_count_kv"]
+        self.head_dim = get.get("attention.key_length", get["embedding_length"] // self.heads)
+        self.epsilon = get["attention.layer_norm_rms_epsilon"]
+        self.window = get.get("attention.sliding_window")
+        self.inv_freq = get["rope.freq_base"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
+        self.inv_freq = self.inv_freq / self.weights.get("rope_freqs.weight", 1) / get.get("rope.scaling.factor", 1)
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        """(tokens, vocabulary): what follows each token of one sequence."""
+        distance = np.subtract.outer(np.arange(len(tokens)), np.arange(len(tokens)))
+        hidden = (distance < 0) | (distance >= (self.window or len(tokens)))
+        x = self.weights["token_embd.weight"][tokens]
+        for layer in range(self.layers):
+            normal = self._normal(f"blk.{layer}.attn_norm.weight", x)
+            query, key, value = (
+                self._linear(f"blk.{layer}.attn_{part}", normal).reshape(len(tokens), -1, self.head_dim).swapaxes(0, 1)
+                for part in "qkv"
+            )
+            if self.family == "qwen3":
+                query = self._normal(f"blk.{layer}.attn_q_norm.weight", query)
+                key = self._normal(f"blk.{layer}.attn_k_norm.weight", key)
+            repeat = self.heads // self.kv_heads
+            key, value = np.repeat(self._rotated(key), repeat, axis=0), np.repeat(value, repeat, axis=0)
+            mixed = np.stack([_attend(*head, hidden) for head in zip(self._rotated(query), key, value)], axis=1)
+            x = x + self._linear(f"blk.{layer}.attn_output", mixed.reshape(len(tokens), -1))
+            normal = self._normal(f"blk.{layer}.ffn_norm.weight", x)
+            gate = self._linear(f"blk.{layer}.ffn_gate", normal)
+            gated = gate / (1 + np.exp(-gate)) * self._linear(f"blk.{layer}.ffn_up", normal)
+            x = x + self._linear(f"blk.{layer}.ffn_down", gated)
+        head = self.weights.get("output.weight", self.weights["token_embd.weight"])
+        return self._normal("output_norm.weight", x) @ head.T
+
+    def _linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
+
+    def _normal(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(self.epsilon)) * self.weights[name]
+
+    def _rotated(self, x: np.ndarray) -> np.ndarray:
+        """(heads, tokens, Dh), each token by its index; Llama's files have a pair's elements side by side."""
+        half = self.head_dim // 2
+        first = slice(0, None, 2) if self.family == "llama" else slice(0, half)
+        second = slice(1, None, 2) if self.family == "llama" else slice(half, None)
+        angles = np.outer(np.arange(x.shape[1]), self.inv_freq)
+        cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+        rotated = np.empty_like(x)
+        rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+        rotated[..., second] = x[..., second] * cos + x[..., first] * sin
+        return rotated
+
+
+def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """One head, (tokens, Dh)."""
+    scores = query @ key.T / np.sqrt(query.dtype.type(query.shape[1]))
+    scores[hidden] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)) @ value
