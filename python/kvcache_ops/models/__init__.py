@@ -12,5 +12,7 @@ for _package in ("onnx", "tokenizers", "gguf", "safetensors"):
     require(_package)
 
 from kvcache_ops.models._build import build  # noqa: E402
+from kvcache_ops.models._config import Config  # noqa: E402
+from kvcache_ops.models._model import Model, load  # noqa: E402
 
-__all__ = ["build"]
+__all__ = ["Config", "Model", "build", "load"]

@@ -18,6 +18,8 @@ from kvcache_ops.models._graph import Graph
 from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
+METADATA = "kvcache_ops.model"
+FORMAT = 1
 
 _CACHES = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
 _WEIGHTS = ("auto", "float32", "float16", "int8", "int4")
@@ -95,15 +97,17 @@ def build(
             graph = Graph(data, DATA, _ACTIVATIONS[activations])
             Decoder(graph, config, spec, attention, tensor).write()
         about = {
-            "format": 1,
+            "format": FORMAT,
             "name": checkpoint.name,
             "config": asdict(config),
             "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},
             "bos": checkpoint.bos,
             "stops": checkpoint.stops,
             "chat_template": checkpoint.chat_template,
+            "data_bytes": written[DATA].stat().st_size,
+            "fingerprint": graph.fingerprint(),
         }
-        onnx.save(graph.model({"kvcache_ops.model": json.dumps(about)}), written[MODEL])
+        onnx.save(graph.model({METADATA: json.dumps(about)}), written[MODEL])
         written[TOKENIZER].write_text(checkpoint.tokenizer.to_str(), encoding="utf-8")
         for name, path in written.items():  # the model last: what can be opened is whole
             path.replace(folder / name)

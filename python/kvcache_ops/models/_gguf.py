@@ -22,6 +22,7 @@ class _Reader(gguf.GGUFReader):
     """The package's reader, which takes what a truncated file still has of an array for the whole of it."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        self.data = np.asarray(self.data)  # mapped as before, and a slice of it takes a third of the time
         array = super()._get(offset, dtype, count, override_order)
         if len(array) < count:
             raise ValueError(f"the file ends at byte {len(self.data)}, before {count} values at byte {offset}")

@@ -1,0 +1,124 @@
+"""Models made from tiny checkpoints, against the same checkpoints in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from kvcache_ops import models
+from numpy_gguf import NumpyGguf
+from tiny_models import SIZES, TOKENS, Run, random_tensors, write_gguf
+
+import kvcache_ops.onnx  # noqa: F401, for the checker
+
+PROMPT = [5, 200, 17, 90, 33, 33, 1, 250, 64]
+TEXT = PROMPT + [7, 120, 121]
+EXACT = dict(activations="float32", cache="float32")
+
+
+def built(path: Path, folder: str = "model", **options: object) -> Run:
+    """The model of a file, opened."""
+    return Run(models.build(path, path.parent / folder, **options))
+
+
+def expect_near(got: np.ndarray, expected: np.ndarray, bound: float) -> None:
+    """The largest difference is at most `bound` of the logits' standard deviation."""
+    assert got.shape == expected.shape and np.isfinite(got).all()
+    assert np.abs(got - expected).max() / expected.std() <= bound
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_type_of_weights(tmp_path: Path, kind: str, tied: bool) -> None:
+    """Codes, scales and minima lose nothing: what is left is the order of float32 sums."""
+    path = write_gguf(tmp_path / "model.gguf", kind, tensors=random_tensors(tied=tied))
+    expected = NumpyGguf(path).logits(TEXT)
+    expect_near(built(path, **EXACT).logits(TEXT, len(PROMPT)), expected, 1e-5)
+    if kind[0] == "Q":
+        expect_near(built(path, cache="float32").logits(TEXT, len(PROMPT)), expected, 0.1)
+
+
+OTHER_HEADS = SIZES | dict(heads=6, kv_heads=3, head_dim=32)
+FAMILIES = [
+    ("qwen2", SIZES, {}),
+    ("qwen3", OTHER_HEADS, {}),
+    ("llama", SIZES, {"llama.attention.sliding_window": 4}),
+    ("llama", SIZES, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
+]
+
+
+@pytest.mark.parametrize(("family", "sizes", "fields"), FAMILIES, ids=["qwen2", "qwen3", "window", "linear rope"])
+def test_families(tmp_path: Path, family: str, sizes: dict[str, int], fields: dict[str, object]) -> None:
+    """Biases, norms of heads, a window, heads that are not hidden / heads wide, scaled frequencies."""
+    path = write_gguf(tmp_path / "model.gguf", family=family, sizes=sizes, fields=fields)
+    expected = NumpyGguf(path).logits(TEXT)
+    for attention in ("fused", "packed"):
+        run = built(path, attention=attention, **EXACT)
+        expect_near(run.logits(TEXT, len(PROMPT)), expected, 1e-5)
+
+
+def test_rope_factors_of_a_file(tmp_path: Path) -> None:
+    """Llama 3's files have a factor for each pair in the place of the scaling's parameters."""
+    factors = np.linspace(1, 8, SIZES["head_dim"] // 2, dtype=np.float32)
+    path = write_gguf(tmp_path / "model.gguf", tensors=random_tensors() | {"rope_freqs.weight": factors})
+    expect_near(built(path, **EXACT).logits(TEXT, len(PROMPT)), NumpyGguf(path).logits(TEXT), 1e-5)
+
+
+# Bounds of the largest difference from float32 caches, in standard deviations of the logits.
+CACHES = {"float32": 0, "float16": 0.005, "int8": 0.05, "int4": 0.7}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("attention", ["fused", "packed"])
+def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
+    """In all layouts and modes a format gives the same bits, also in the two ways to attend."""
+    path = write_gguf(tmp_path / "model.gguf", "Q4_1")
+    first = built(path, **EXACT | {"cache": cache}).logits(TEXT, len(PROMPT))
+    expect_near(first, built(path, **EXACT).logits(TEXT, len(PROMPT)), CACHES[cache])
+    for cache_layout, cache_mode in ((0, 1), (1, 0), (2, 1), (3, 0)):
+        options = EXACT | dict(cache=cache, cache_layout=cache_layout, cache_mode=cache_mode, page_size=4)
+        assert np.array_equal(built(path, attention=attention, **options).logits(TEXT, len(PROMPT)), first)
+
+
+def test_rows_asked_for(tmp_path: Path) -> None:
+    """Logits are of these rows, in this order; none is a run without a head."""
+    run = built(write_gguf(tmp_path / "model.gguf", "Q8_0"))
+    whole = run.step({run.manager.create(): TEXT})
+    assert np.array_equal(run.step({run.manager.create(): [*TEXT]}, rows=[11, 0])[:1], whole[11:])
+    assert run.step({run.manager.create(): PROMPT[::-1]}, rows=[]).shape == (0, len(TOKENS))
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q4_K"])
+def test_what_is_on_disk(tmp_path: Path, kind: str) -> None:
+    """Weights stay as small as they were, but for scales in float32; the checker takes the graph."""
+    source = write_gguf(tmp_path / "model.gguf", kind)
+    path = models.build(source, tmp_path / "model")
+    onnx.checker.check_model(str(path))
+    weights = sum(values.size for values in random_tensors().values() if values.ndim == 2)
+    assert (tmp_path / "model/model.onnx.data").stat().st_size < weights * {"F16": 2, "Q4_K": 6 / 8}[kind] + 20_000
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == [
+        "model.onnx", "model.onnx.data", "tokenizer.json",
+    ]  # fmt: skip
+
+
+def test_what_a_model_knows(tmp_path: Path) -> None:
+    """Tokenizer, template and ends of an answer come with it; the fingerprint is that of the weights."""
+    source = write_gguf(tmp_path / "model.gguf", "Q8_0")
+    model = models.load(models.build(source, tmp_path / "model", cache="int4", quant_group=16))
+    ids = model.tokenizer.encode("<|start|>the theme 42<|end|>").ids
+    assert [TOKENS[i] for i in ids][:3] == ["<|start|>", "t", "he"] and ids[-1] == model.stops[0]
+    assert model.tokenizer.decode(ids) == "the theme 42"
+    assert (model.bos, model.chat_template) == ("<|start|>", "{{ messages }}")
+    assert (model.cache.cache_dtype, model.cache.quant_group, model.config.context_length) == ("int4", 16, 4096)
+    other = models.load(models.build(write_gguf(tmp_path / "other.gguf", "Q4_0"), tmp_path / "other"))
+    again = models.load(models.build(source, tmp_path / "again"))
+    assert model.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_progress(tmp_path: Path) -> None:
+    """It counts the tensors, to the last one."""
+    said: list[tuple[int, int]] = []
+    models.build(write_gguf(tmp_path / "model.gguf"), tmp_path / "model", progress=lambda *counts: said.append(counts))
+    assert said[-1] == (20, 20) and said == sorted(said)

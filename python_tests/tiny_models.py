@@ -1,0 +1,142 @@
+"""Tiny checkpoints with random weights, written by the packages gguf and safetensors, and a run of a built model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+from kvcache_ops import models
+from kvcache_ops.manager import Append, HostMemory, Manager
+from tokenizers.pre_tokenizers import ByteLevel
+
+SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
+SPECIAL = ["<|start|>", "<|end|>"]
+TOKENS = sorted(ByteLevel.alphabet()) + ["Ġt", "he", "Ġthe"] + SPECIAL
+MERGES = ["Ġ t", "h e", "Ġt he"]
+
+
+def shapes(family: str, tied: bool, sizes: dict[str, int] = SIZES) -> dict[str, tuple[int, ...]]:
+    """Of all tensors, by GGUF's names; spelled out, independent of the package."""
+    hidden, ffn, head_dim = sizes["hidden"], sizes["ffn"], sizes["head_dim"]
+    query, key = sizes["heads"] * head_dim, sizes["kv_heads"] * head_dim
+    found = {"token_embd.weight": (len(TOKENS), hidden), "output_norm.weight": (hidden,)}
+    if not tied:
+        found["output.weight"] = (len(TOKENS), hidden)
+    for i in range(sizes["layers"]):
+        for name, outputs in (("q", query), ("k", key), ("v", key)):
+            found[f"blk.{i}.attn_{name}.weight"] = (outputs, hidden)
+            if family == "qwen2":
+                found[f"blk.{i}.attn_{name}.bias"] = (outputs,)
+            if family == "qwen3" and name != "v":
+                found[f"blk.{i}.attn_{name}_norm.weight"] = (head_dim,)
+        found[f"blk.{i}.attn_output.weight"] = (hidden, query)
+        found[f"blk.{i}.ffn_gate.weight"] = found[f"blk.{i}.ffn_up.weight"] = (ffn, hidden)
+        found[f"blk.{i}.ffn_down.weight"] = (hidden, ffn)
+        found[f"blk.{i}.attn_norm.weight"] = found[f"blk.{i}.ffn_norm.weight"] = (hidden,)
+    return found
+
+
+def random_tensors(family: str = "llama", tied: bool = True, sizes: dict[str, int] = SIZES) -> dict[str, np.ndarray]:
+    """Float32 values of about unit gain."""
+    random = np.random.default_rng(7)
+    return {
+        name: (random.standard_normal(shape) / np.sqrt(shape[-1]) if len(shape) == 2 else random.random(shape) + 0.5)
+        .astype(np.float32)
+        for name, shape in shapes(family, tied, sizes).items()
+    }  # fmt: skip
+
+
+def quantized(values: np.ndarray, kind: str) -> np.ndarray:
+    """The values as rows of a GGUF type; K-quants, which the package does not make, are random blocks instead."""
+    if kind not in ("Q4_K", "Q6_K", "Q5_K"):
+        return gguf.quants.quantize(values, GGMLQuantizationType[kind])
+    size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    random = np.random.default_rng(values.size)
+    rows = random.integers(0, 256, (len(values), values.shape[1] // 256, size), np.uint8)
+    floats = {"Q4_K": [(0, 4e-4), (2, 3e-3)], "Q5_K": [(0, 2e-4), (2, 3e-3)], "Q6_K": [(208, 3e-5)]}[kind]
+    for first, value in floats:
+        scales = (random.random(rows.shape[:2]) * value).astype(np.float16)
+        rows[..., first : first + 2] = scales[..., None].view(np.uint8)
+    return rows.reshape(len(values), -1)
+
+
+def write_gguf(
+    path: Path,
+    kind: str = "F32",
+    family: str = "llama",
+    *,
+    tensors: dict[str, np.ndarray] | None = None,
+    sizes: dict[str, int] = SIZES,
+    fields: dict[str, object] | None = None,
+    tokens: list[str] = TOKENS,
+) -> Path:
+    """A model file, its matrices of the type `kind`; `fields` are further metadata, or replace what there is."""
+    tensors = random_tensors(family, sizes=sizes) if tensors is None else tensors
+    writer = gguf.GGUFWriter(path, family)
+    facts = {
+        f"{family}.block_count": sizes["layers"],
+        f"{family}.context_length": 4096,
+        f"{family}.embedding_length": sizes["hidden"],
+        f"{family}.feed_forward_length": sizes["ffn"],
+        f"{family}.attention.head_count": sizes["heads"],
+        f"{family}.attention.head_count_kv": sizes["kv_heads"],
+        f"{family}.attention.key_length": sizes["head_dim"],
+        f"{family}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{family}.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.bos_token_id": len(TOKENS) - 2,
+        "tokenizer.ggml.eos_token_id": len(TOKENS) - 1,
+        "tokenizer.chat_template": "{{ messages }}",
+    } | (fields or {})
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    for key, value in facts.items():
+        add[type(value)](key, value)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    writer.add_token_merges(MERGES)
+    for name, values in tensors.items():
+        if values.ndim == 2:
+            writer.add_tensor(name, quantized(values, kind), raw_dtype=GGMLQuantizationType[kind])
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class Run:
+    """A built model over a cache of its own: every step gives the logits of all of its tokens."""
+
+    def __init__(self, path: Path, max_tokens: int = 512):
+        self.model = models.load(path)
+        self.session = self.model.session()
+        self.cache = self.model.cache_spec(max_tokens).allocate()
+        spec = self.model.manager_spec(self.cache.spec)
+        self.memory, self.manager = HostMemory(spec, *self.cache), Manager(spec)
+        self.names = [value.name for value in self.session.get_inputs()]
+
+    def step(self, tokens: dict[int, list[int]], rows: list[int] | None = None) -> np.ndarray:
+        """One step of these sequences, in its own order: those of one token first; `rows` are all if None."""
+        appends = [Append(seq, tokens=new) for seq, new in tokens.items()]
+        with self.manager.begin_step(appends, self.memory) as step:
+            found = [name for name in self.names if hasattr(step, name)]
+            feeds = {name: np.atleast_1d(np.asarray(getattr(step, name))) for name in found}
+            feeds["logit_rows"] = np.arange(feeds["token_ids"].size) if rows is None else np.array(rows, np.int64)
+            if "attn_mask" in self.names:
+                feeds["attn_mask"] = step.mask()
+            return self.session.run(None, feeds | self.cache.ortvalues())[0]
+
+    def logits(self, tokens: list[int], prompt: int) -> np.ndarray:
+        """(tokens, vocabulary) of one sequence: a prompt, then token by token, beside another sequence's tokens."""
+        seq, other = self.manager.create(), self.manager.create()
+        rows = [self.step({seq: tokens[:prompt]})]
+        for token in tokens[prompt:]:
+            rows.append(self.step({seq: [token], other: [3, 1, 2]})[:1])
+        self.manager.free(seq)
+        self.manager.free(other)
+        return np.concatenate(rows)
