@@ -16,7 +16,8 @@ class NumpyGguf:
         fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer")}
         self.family = fields["general.architecture"]
         self.weights = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(dtype) for tensor in reader.tensors
+            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(dtype)
+            for tensor in reader.tensors
         }
         get = {key.removeprefix(f"{self.family}."): value for key, value in fields.items()}
         self.layers = get["block_count"]

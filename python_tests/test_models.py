@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kvcache_ops.onnx  # noqa: F401, for the checker
 import numpy as np
 import onnx
 import pytest
 from kvcache_ops import models
+
 from numpy_gguf import NumpyGguf
 from tiny_models import SIZES, TOKENS, Run, random_tensors, write_gguf
 
-import kvcache_ops.onnx  # noqa: F401, for the checker
-
 PROMPT = [5, 200, 17, 90, 33, 33, 1, 250, 64]
-TEXT = PROMPT + [7, 120, 121]
+TEXT = [*PROMPT, 7, 120, 121]
 EXACT = dict(activations="float32", cache="float32")
 
 

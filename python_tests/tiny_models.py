@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
 SPECIAL = ["<|start|>", "<|end|>"]
-TOKENS = sorted(ByteLevel.alphabet()) + ["Ġt", "he", "Ġthe"] + SPECIAL
+TOKENS = [*sorted(ByteLevel.alphabet()), "Ġt", "he", "Ġthe", *SPECIAL]
 MERGES = ["Ġ t", "h e", "Ġt he"]
 
 
@@ -71,8 +71,11 @@ def write_gguf(
     sizes: dict[str, int] = SIZES,
     fields: dict[str, object] | None = None,
     tokens: list[str] = TOKENS,
+    types: list[int] | None = None,
+    merges: list[str] = MERGES,
+    embedding: str | None = None,
 ) -> Path:
-    """A model file, its matrices of the type `kind`; `fields` are further metadata, or replace what there is."""
+    """A model file, its matrices of the type `kind`, or the `embedding` of its own; `fields` are further metadata."""
     tensors = random_tensors(family, sizes=sizes) if tensors is None else tensors
     writer = gguf.GGUFWriter(path, family)
     facts = {
@@ -95,11 +98,12 @@ def write_gguf(
     for key, value in facts.items():
         add[type(value)](key, value)
     writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
-    writer.add_token_merges(MERGES)
+    writer.add_token_types(types or [3 if token in SPECIAL else 1 for token in tokens])
+    writer.add_token_merges(merges)
     for name, values in tensors.items():
         if values.ndim == 2:
-            writer.add_tensor(name, quantized(values, kind), raw_dtype=GGMLQuantizationType[kind])
+            type_ = embedding or kind if name == "token_embd.weight" else kind
+            writer.add_tensor(name, quantized(values, type_), raw_dtype=GGMLQuantizationType[type_])
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()

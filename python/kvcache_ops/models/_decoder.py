@@ -1,4 +1,4 @@
-"""The graph of a decoder over a KV cache that our operators keep: ragged tokens in, logits of the rows asked for out."""
+"""The graph of a decoder over a KV cache: ragged tokens in, logits of the rows that are asked for out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnx import TensorProto
 from kvcache_ops import _native
 from kvcache_ops._cache import ONNX_TYPES, CacheSpec
 from kvcache_ops._nodes import make_node
+from kvcache_ops._operators import node_attributes
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._graph import MICROSOFT, Graph
 from kvcache_ops.models._weights import Dense, Weight
@@ -79,7 +80,7 @@ class Decoder:
                 graph.input(name, ONNX_TYPES[str(dtype)], dims)
 
     def _rotation(self) -> None:
-        """cos and sin (T, Dh / 2) of the tokens' angles: in float64, so that late positions are as exact as early ones."""
+        """cos and sin (T, Dh / 2) of the tokens' angles; these are float64, for late positions to be exact."""
         graph = self._graph
         column = graph.node("Unsqueeze", ["positions", graph.constant("second_axis", [1])], "rope.column")
         exact = graph.node("Cast", [column], "rope.positions", to=TensorProto.DOUBLE)
@@ -91,7 +92,11 @@ class Decoder:
 
     def _norm(self, name: str, x: str, weight: str) -> str:
         return self._graph.node(
-            "RMSNormalization", [x, self._vector(f"{name}.weight", weight)], name, axis=-1, epsilon=self._config.norm_eps
+            "RMSNormalization",
+            [x, self._vector(f"{name}.weight", weight)],
+            name,
+            axis=-1,
+            epsilon=self._config.norm_eps,
         )
 
     def _skip_norm(self, name: str, x: str, skip: str, weight: str) -> tuple[str, str]:
@@ -124,7 +129,9 @@ class Decoder:
         rotated = graph.node(
             "RotaryEmbedding", [packed, first, "rope.cos", "rope.sin"], f"{name}.rotated", domain=MICROSOFT
         )
-        rotated = graph.node("Reshape", [rotated, graph.constant("heads", [-1, heads + kv_heads, head_dim])], f"{name}.heads")
+        rotated = graph.node(
+            "Reshape", [rotated, graph.constant("heads", [-1, heads + kv_heads, head_dim])], f"{name}.heads"
+        )
         sizes = graph.constant("q_and_k", [heads, kv_heads])
         query, key = graph.nodes("Split", [rotated, sizes], [f"{name}.query", f"{name}.key"], axis=1)
         value = graph.node("Reshape", [v, graph.constant("kv_heads", [-1, kv_heads, head_dim])], f"{name}.value")
@@ -167,14 +174,16 @@ class Decoder:
             ]
         for op_type, outputs, attributes in kinds:
             taken = {theirs: inputs[theirs] for theirs in _native.input_names(op_type) if theirs in inputs}
-            self._graph.add(make_node(op_type, taken, outputs, self._spec, name=outputs[0], **attributes))
+            whole = node_attributes(op_type, self._spec, attributes)
+            self._graph.add(make_node(op_type, taken, outputs, whole, name=outputs[0]))
         return output
 
     def _feed_forward(self, name: str, i: int, normal: str) -> str:
         """down(silu(gate(x)) * up(x)), (T, hidden)."""
         graph = self._graph
         gate, up = (
-            graph.linear(f"{name}.{part}", normal, [self._tensor(f"blk.{i}.ffn_{part}.weight")]) for part in ("gate", "up")
+            graph.linear(f"{name}.{part}", normal, [self._tensor(f"blk.{i}.ffn_{part}.weight")])
+            for part in ("gate", "up")
         )
         gate = graph.node("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
         gated = graph.node("Mul", [gate, up], f"{name}.gated")

@@ -22,7 +22,8 @@ class _Reader(gguf.GGUFReader):
     """The package's reader, which takes what a truncated file still has of an array for the whole of it."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
-        self.data = np.asarray(self.data)  # mapped as before, and a slice of it takes a third of the time
+        data: Any = np.asarray(self.data)  # mapped as before, and a slice of it takes a third of the time
+        self.data = data
         array = super()._get(offset, dtype, count, override_order)
         if len(array) < count:
             raise ValueError(f"the file ends at byte {len(self.data)}, before {count} values at byte {offset}")
@@ -36,7 +37,7 @@ class _Fields:
         self._reader = reader
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of a key, a `kind`; `default` where there is none, unless that is `kind` itself: then it must be."""
+        """The value of a key, a `kind`, or else `default`; a `default` that is `kind` itself stands for none."""
         field = self._reader.get_field(key)
         if field is None:
             if default is kind:
@@ -103,7 +104,9 @@ def _config(
     inv_freq = inverse_frequencies(head_dim, fields.get(f"{family}.rope.freq_base", float, 10000.0), scaling)
     if factors is not None:
         if factors.shape != (len(inv_freq),) or not (factors > 0).all():
-            message = f"rope_freqs.weight has the shape {list(factors.shape)}, expected {len(inv_freq)} positive factors"
+            message = (
+                f"rope_freqs.weight has the shape {list(factors.shape)}, expected {len(inv_freq)} positive factors"
+            )
             raise KvCacheError(message, "tensor_shape")
         inv_freq = tuple((np.array(inv_freq) / factors).tolist())
     return Config(
@@ -126,7 +129,5 @@ def _config(
 
 
 def _halves_apart(heads: int, head_dim: int) -> NDArray[np.intp]:
-    """The rows of q or k such that a head's pairs (2i, 2i + 1), which a Llama file has, are at (i, i + head_dim / 2)."""
+    """The order of rows of q or k that puts pairs half a head apart, which are neighbors in a Llama file."""
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
-
-

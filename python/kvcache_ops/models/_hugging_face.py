@@ -34,7 +34,7 @@ def read_folder(folder: Path) -> Checkpoint:
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118, it is no mapping
+                for name in tensors.keys():
                     part = tensors.get_slice(name)
                     ours = canonical(name) or name
                     if name.endswith("rotary_emb.inv_freq"):  # older checkpoints have it; config.json says it, too

@@ -6,10 +6,9 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
 from kvcache_ops import manager
@@ -19,9 +18,6 @@ from kvcache_ops._optional import load as load_package
 from kvcache_ops._registration import register
 from kvcache_ops.models._build import DATA, FORMAT, METADATA, MODEL, TOKENIZER
 from kvcache_ops.models._config import Config
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, SessionOptions
 
 
 @dataclass(frozen=True)
@@ -52,15 +48,12 @@ class Model:
         facts = {"rope": rope, "window": self.config.window, "fingerprint": self.fingerprint}
         return spec.manager_spec(**(facts | management))
 
-    def session(self, options: SessionOptions | None = None) -> InferenceSession:
-        """A session on the CPU, in whose `options` the operators are not registered yet."""
+    def session(self, options: Any = None) -> Any:
+        """An `onnxruntime.InferenceSession` on the CPU; it registers the operators in `options`."""
         onnxruntime = load_package("onnxruntime", "session()")
         options = onnxruntime.SessionOptions() if options is None else options
         register(options)
-        session: InferenceSession = onnxruntime.InferenceSession(
-            str(self.path), options, providers=["CPUExecutionProvider"]
-        )
-        return session
+        return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -76,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> Model:
             raise KvCacheError(f"there is no {needed}", "model_missing")
     try:
         proto = onnx.load(file, load_external_data=False)
-    except DecodeError as error:
+    except Exception as error:  # protobuf's own
         raise KvCacheError(f"{file} is no ONNX model: {error}", "model_damaged") from error
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     about = json.loads(properties.get(METADATA, "{}"))

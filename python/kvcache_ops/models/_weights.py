@@ -152,8 +152,8 @@ def _q6_k(data: _Bytes) -> Blocks:
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64))
     low = low.reshape(*blocks.shape[:2], 2, 4, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> shifts) & 3
-    codes = (low | (high << 4)) + np.uint8(128 - 32)
+    high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> shifts) & np.uint8(3)
+    codes: _Bytes = (low | (high << np.uint8(4))) + np.uint8(128 - 32)
     scales = _halves(blocks[..., 208:])[..., None] * blocks[..., 192:208].view(np.int8).astype(np.float32)
     scales = scales.reshape(len(data), -1)
     return Blocks(8, 16, codes.reshape(*scales.shape, 16), scales)
@@ -166,9 +166,9 @@ def _halves(data: _Bytes) -> _Floats:
 
 def _nibbles(data: _Bytes) -> _Bytes:
     """(..., bytes): first all low nibbles, then all high ones, (..., 2 * bytes)."""
-    return np.concatenate((data & 15, data >> 4), axis=-1)
+    return np.concatenate((data & np.uint8(15), data >> np.uint8(4)), axis=-1)
 
 
 def _pack(codes: _Bytes) -> _Bytes:
     """Codes of 4 bits along the last axis, two in a byte, the first in the low nibble."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))

@@ -1,0 +1,331 @@
+"""What `models.build` reads: Hugging Face folders, tokenizers, RoPE scaling; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvcache_ops import KvCacheError, models
+from kvcache_ops.models._config import inverse_frequencies
+from ml_dtypes import bfloat16
+from safetensors.numpy import save_file
+
+from numpy_gguf import NumpyGguf
+from test_models import EXACT, PROMPT, TEXT, built, expect_near
+from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def hugging_face_name(name: str) -> str:
+    """That of a tensor of a GGUF file."""
+    *place, part, kind = name.split(".")
+    return ".".join([*(["model.layers", place[1]] if place else []), NAMES[part], kind])
+
+
+def write_folder(folder: Path, family: str = "llama", dtype: type = np.float32, **config: object) -> Path:
+    """The checkpoint that `write_gguf` writes, in two files; Llama's q and k rows as transformers has them."""
+    folder.mkdir(parents=True)
+    tensors = random_tensors(family)
+    if family == "llama":
+        for name in tensors:
+            if ".attn_q." in name or ".attn_k." in name:
+                pairs = tensors[name].reshape(-1, SIZES["head_dim"] // 2, 2, SIZES["hidden"])
+                tensors[name] = pairs.swapaxes(1, 2).reshape(-1, SIZES["hidden"])
+    named = {hugging_face_name(name): np.ascontiguousarray(values.astype(dtype)) for name, values in tensors.items()}
+    names = sorted(named)
+    for i, part in enumerate((names[:9], names[9:])):
+        save_file({name: named[name] for name in part}, folder / f"model-{i}.safetensors")
+    facts = {
+        "model_type": family,
+        "num_hidden_layers": SIZES["layers"],
+        "hidden_size": SIZES["hidden"],
+        "intermediate_size": SIZES["ffn"],
+        "num_attention_heads": SIZES["heads"],
+        "num_key_value_heads": SIZES["kv_heads"],
+        "head_dim": SIZES["head_dim"],
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(facts | config))
+    source = write_gguf(folder / "tokenizer.gguf", family=family)
+    models.load(models.build(source, folder / "tokenizer")).tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ messages }}", "bos_token": "<|start|>"})
+    )
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_folder_is_the_file(tmp_path: Path, family: str) -> None:
+    """The same weights give the same bits."""
+    options = {"use_sliding_window": False, "sliding_window": 7} if family == "qwen2" else {}
+    run = built(write_folder(tmp_path / "source", family, **options), **EXACT)
+    expected = built(write_gguf(tmp_path / "model.gguf", family=family), "other", **EXACT)
+    assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
+    assert (run.model.stops, run.model.chat_template, run.model.bos) == ((1,), "{{ messages }}", "<|start|>")
+    assert run.model.tokenizer.decode(run.model.tokenizer.encode("the theme").ids) == "the theme"
+
+
+def test_a_window_of_a_folder(tmp_path: Path) -> None:
+    """Mistral has one in every layer."""
+    run = built(write_folder(tmp_path / "source", model_type="mistral", sliding_window=4), **EXACT)
+    path = write_gguf(tmp_path / "model.gguf", fields={"llama.attention.sliding_window": 4})
+    expect_near(run.logits(TEXT, len(PROMPT)), NumpyGguf(path).logits(TEXT), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind", "embedding"),
+    [("float32", "F32", None), ("float16", "F16", None), ("int8", "Q8_0", None), ("int4", "Q4_0", "Q8_0")],
+)
+def test_floats_as_asked(tmp_path: Path, weights: str, kind: str, embedding: str | None) -> None:
+    """They become what llama.cpp makes of them."""
+    run = built(write_gguf(tmp_path / "model.gguf"), weights=weights, **EXACT)
+    expected = built(write_gguf(tmp_path / "other.gguf", kind, embedding=embedding), "other", **EXACT)
+    assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float16, "F16"), (bfloat16, "BF16")])
+def test_a_folder_of_halves(tmp_path: Path, dtype: type, kind: str) -> None:
+    """They stay halves, and can be quantized."""
+    folder = write_folder(tmp_path / "source", "qwen3", dtype)
+    tensors = {name: values.astype(dtype).astype(np.float32) for name, values in random_tensors("qwen3").items()}
+    expected = built(write_gguf(tmp_path / "model.gguf", kind, "qwen3", tensors=tensors), "other", **EXACT)
+    run = built(folder, **EXACT)
+    assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
+    assert models.load(models.build(folder, tmp_path / "int8", weights="int8")).fingerprint != run.model.fingerprint
+
+
+def test_llama3_scaling() -> None:
+    """By the definition, pair by pair, as its authors wrote it."""
+    scaling = dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    expected = []
+    for pair in range(64):
+        frequency = 500000.0 ** (-pair / 64)
+        wavelength = 2 * np.pi / frequency
+        if wavelength < 8192 / 4:
+            expected.append(frequency)
+        elif wavelength > 8192 / 1:
+            expected.append(frequency / 8)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            expected.append((1 - smooth) * frequency / 8 + smooth * frequency)
+    assert np.allclose(inverse_frequencies(128, 500000.0, scaling), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("smollm", "the 123", ["t", "h", "e", " ", "1", "2", "3"]),
+        ("gpt-2", "the 123", ["t", "h", "e", " 123"]),
+        ("llama-bpe", "the 12345", ["t", "h", "e", " ", "123", "4", "5"]),
+        ("qwen2", "the 123", ["t", "h", "e", " ", "1", "2", "3"]),
+    ],
+)
+def test_how_texts_are_cut(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
+    """Before merging: here numbers are merged as far as they are in one piece."""
+    tokens = [*TOKENS, "12", "123", "Ġ123"]
+    merges = ["1 2", "12 3", "Ġ 123"]
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        tensors=random_tensors() | {"token_embd.weight": np.ones((len(tokens), SIZES["hidden"]), np.float32)},
+        fields={"tokenizer.ggml.pre": pre},
+        tokens=tokens,
+        merges=merges,
+    )
+    tokenizer = models.load(models.build(path, tmp_path / "model")).tokenizer
+    assert [tokenizer.decode([i]) for i in tokenizer.encode(text).ids] == pieces
+
+
+def test_a_sentence_piece_tokenizer(tmp_path: Path) -> None:
+    """Merges come from scores; what is in no token is its bytes; a prompt begins with the first token."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        tensors=random_tensors() | {"token_embd.weight": np.ones((len(tokens), SIZES["hidden"]), np.float32)},
+        fields={
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -2.0, -1.0, -3.0],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        },
+        tokens=tokens,
+        types=[2, 3, 3, *[6] * 256, *[1] * 6],
+    )
+    tokenizer = models.load(models.build(path, tmp_path / "model")).tokenizer
+    encoded = tokenizer.encode("ab aé").ids
+    assert [tokens[i] for i in encoded] == ["<s>", "▁ab", "▁a", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(encoded) == "ab aé"
+
+
+def refused(kind: str, words: str, source: Path, **options: object) -> None:
+    """`build` refuses it with this kind and a sentence with these words, and leaves nothing behind."""
+    with pytest.raises(KvCacheError) as caught:
+        models.build(source, source.parent / "out", **options)
+    assert caught.value.kind == kind and words in str(caught.value)
+    out = source.parent / "out"
+    assert not out.exists() or not list(out.iterdir())
+
+
+@pytest.mark.parametrize("cut", [0, 3, 20, 300, 3000, 20_000, -100, -1])
+def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
+    """Wherever it ends: in the header, the tokens, the tensors."""
+    path = write_gguf(tmp_path / "model.gguf", "Q8_0")
+    path.write_bytes(path.read_bytes()[:cut])
+    refused("source_damaged", "model.gguf is no whole GGUF file", path)
+
+
+def without(name: str) -> dict[str, np.ndarray]:
+    """All tensors but one."""
+    return {key: values for key, values in random_tensors().items() if key != name}
+
+
+ANY = np.ones((4, 256), np.float32)
+FILES: dict[str, tuple[str, str, dict[str, object]]] = {
+    "type": ("tensor_type", "has the type Q5_K, expected one of F32, F16", {"kind": "Q5_K"}),
+    "family": (
+        "family_unknown",
+        "general.architecture is 'gemma9', expected one of llama, qwen2, qwen3; it has blk.0.post_ffw_norm.weight",
+        {"family": "gemma9", "tensors": random_tensors() | {"blk.0.post_ffw_norm.weight": ANY[0]}},
+    ),
+    "missing": ("tensor_missing", "no tensor blk.1.ffn_up.weight", {"tensors": without("blk.1.ffn_up.weight")}),
+    "shape": (
+        "tensor_shape",
+        "blk.1.ffn_up.weight has the shape [4, 256], expected [512, 256]",
+        {"tensors": random_tensors() | {"blk.1.ffn_up.weight": ANY}},
+    ),
+    "further": (
+        "tensor_unexpected",
+        "llama has no blk.0.ffn_gate_inp.weight",
+        {"tensors": random_tensors() | {"blk.0.ffn_gate_inp.weight": ANY}},
+    ),
+    "heads": ("config_range", "a multiple of num_kv_heads 3", {"fields": {"llama.attention.head_count_kv": 3}}),
+    "layers": ("config_range", "num_layers is 0", {"fields": {"llama.block_count": 0}}),
+    "field": ("config_type", "llama.block_count is a str, expected a int", {"fields": {"llama.block_count": "two"}}),
+    "rope": ("rope_unsupported", "rope_type is 'yarn'", {
+        "fields": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    }),
+    "partial": ("config_unsupported", "dimension_count is 32", {"fields": {"llama.rope.dimension_count": 32}}),
+    "pre": ("tokenizer_unknown", "tokenizer.ggml.pre is 'tekken'", {"fields": {"tokenizer.ggml.pre": "tekken"}}),
+    "model": ("tokenizer_unknown", "tokenizer.ggml.model is 't5'", {"fields": {"tokenizer.ggml.model": "t5"}}),
+    "tokens": ("tokenizer_mismatch", "the tokenizer has the token 261, expected less", {"tokens": [*TOKENS, "more"]}),
+    "merges": ("tokenizer_damaged", "do not agree", {"merges": ["x yz"]}),
+    "end": ("tokenizer_mismatch", "eos_token_id is 999", {"fields": {"tokenizer.ggml.eos_token_id": 999}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_refused(tmp_path: Path, name: str) -> None:
+    """Each with its kind, what was got and what was expected."""
+    kind, words, wrong = FILES[name]
+    refused(kind, words, write_gguf(tmp_path / "model.gguf", **wrong))
+
+
+def change(**values: object) -> Callable[[Path], None]:
+    """Changes config.json."""
+
+    def act(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return act
+
+
+def rewrite(name: str, text: str | None) -> Callable[[Path], None]:
+    """Replaces a file, or removes it."""
+    return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
+
+
+FOLDERS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
+    "no weights": (
+        "source_missing",
+        "no *.safetensors",
+        lambda folder: [path.unlink() for path in folder.glob("*.safetensors")] and None,
+    ),
+    "no config": ("source_missing", "there is no config.json", rewrite("config.json", None)),
+    "no tokenizer": ("source_missing", "there is no tokenizer.json", rewrite("tokenizer.json", None)),
+    "half": ("tensor_missing", "there is no tensor", rewrite("model-1.safetensors", None)),
+    "weights": ("source_damaged", "model-0.safetensors is no whole", rewrite("model-0.safetensors", "x" * 40)),
+    "json": ("source_damaged", "config.json is no JSON", rewrite("config.json", "{")),
+    "tokenizer": ("source_damaged", "tokenizer.json is no tokenizer", rewrite("tokenizer.json", "{}")),
+    "family": ("family_unknown", "model_type is 'phi9', expected one of llama, mistral", change(model_type="phi9")),
+    "number": ("config_type", "hidden_size is 'many'", change(hidden_size="many")),
+    "missing": ("config_missing", "rms_norm_eps is None", change(rms_norm_eps=None)),
+    "activation": (
+        "config_unsupported",
+        "hidden_act is 'gelu' in config.json, expected 'silu'",
+        change(hidden_act="gelu"),
+    ),
+    "scaling": ("rope_unsupported", "rope_type is 'longrope'", change(rope_scaling={"rope_type": "longrope"})),
+    "part of a scaling": ("rope_unsupported", "not whole", change(rope_scaling={"rope_type": "llama3", "factor": 8})),
+    "some windows": (
+        "config_unsupported",
+        "for some of the layers",
+        change(model_type="mistral", sliding_window=4, layer_types=["full_attention", "sliding_attention"]),
+    ),
+    "shape": ("tensor_shape", "mlp.gate_proj.weight has the shape [512, 256]", change(intermediate_size=511)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_is_refused(tmp_path: Path, name: str) -> None:
+    """Each with its kind, and the names of the folder."""
+    kind, words, spoil = FOLDERS[name]
+    folder = write_folder(tmp_path / "source")
+    spoil(folder)
+    refused(kind, words, folder)
+
+
+def test_arguments_that_are_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    path = write_gguf(tmp_path / "model.gguf", "Q8_0")
+    for name in ("weights", "cache", "attention", "activations"):
+        refused("option_unknown", f"{name} is 'x', expected one of", path, **{name: "x"})
+    refused("head_dim_not_divisible", "", path, quant_group=48)
+    refused("weights_quantized", "is quantized in the file", path, weights="float16")
+    refused("source_missing", "there is no file or folder", tmp_path / "none.gguf")
+
+
+def test_a_model_that_is_refused(tmp_path: Path) -> None:
+    """What is not whole, or made by something else."""
+    folder = models.build(write_gguf(tmp_path / "model.gguf"), tmp_path / "model").parent
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def refused_model(kind: str, name: str, content: bytes | None) -> None:
+        for file, good in whole.items():
+            (folder / file).write_bytes(good)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        with pytest.raises(KvCacheError) as caught:
+            models.load(folder)
+        assert caught.value.kind == kind
+
+    for name in whole:
+        refused_model("model_missing", name, None)
+    refused_model("model_damaged", "model.onnx.data", whole["model.onnx.data"][:-1])
+    refused_model("model_damaged", "model.onnx", whole["model.onnx"][:1000])
+    refused_model("model_format", "model.onnx", b"")
