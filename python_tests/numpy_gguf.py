@@ -28,8 +28,8 @@ class NumpyGguf:
         self.inv_freq = get["rope.freq_base"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
         self.inv_freq = self.inv_freq / self.weights.get("rope_freqs.weight", 1) / get.get("rope.scaling.factor", 1)
 
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        """(tokens, vocabulary): what follows each token of one sequence."""
+    def logits(self, tokens: list[int], rows: slice = slice(None)) -> np.ndarray:
+        """(tokens, vocabulary): what follows each of these tokens of one sequence."""
         distance = np.subtract.outer(np.arange(len(tokens)), np.arange(len(tokens)))
         hidden = (distance < 0) | (distance >= (self.window or len(tokens)))
         x = self.weights["token_embd.weight"][tokens]
@@ -51,7 +51,7 @@ class NumpyGguf:
             gated = gate / (1 + np.exp(-gate)) * self._linear(f"blk.{layer}.ffn_up", normal)
             x = x + self._linear(f"blk.{layer}.ffn_down", gated)
         head = self.weights.get("output.weight", self.weights["token_embd.weight"])
-        return self._normal("output_norm.weight", x) @ head.T
+        return self._normal("output_norm.weight", x[rows]) @ head.T
 
     def _linear(self, name: str, x: np.ndarray) -> np.ndarray:
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)

@@ -15,13 +15,15 @@ from commands import logical_lines
 from kvcache import find_library
 from pmx_export import export
 from pmx_params import Params, random_weights
+from tiny_models import write_gguf
 
 LIBRARY, CASES = "target/release/libkvcache_ort.so", "golden/cases"
-# Its programs begin with an export in the working folder.
-WITH_EXPORT = "pmx.md"
+# Their programs begin with a model in the working folder.
+WITH_EXPORT, WITH_CHECKPOINT = "pmx.md", "models.md"
+WITH_MODEL = (WITH_EXPORT, WITH_CHECKPOINT)
 BOOK = sorted(pages.DOCS.glob("*.md"))
 PROGRAMS = [
-    page for page in [pages.ROOT / "README.md", *BOOK] if pages.python_blocks(page) and page.name != WITH_EXPORT
+    page for page in [pages.ROOT / "README.md", *BOOK] if pages.python_blocks(page) and page.name not in WITH_MODEL
 ]
 COMMANDS = [
     (page, line)
@@ -85,3 +87,9 @@ def test_the_command_that_lowers(exported: Path) -> None:
     (line,) = (line for line in block.text.split("\n") if line.startswith("python"))
     subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True, capture_output=True)
     assert onnx.load(exported / "lowered.onnx", load_external_data=False).functions
+
+
+def test_the_guide_to_models(folder: Path) -> None:
+    """On a tiny file of that name, whose answers are no English."""
+    write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
+    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 2

@@ -82,6 +82,23 @@ def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
         assert np.array_equal(built(path, attention=attention, **options).logits(TEXT, len(PROMPT)), first)
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1", "Q6_K"])
+def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str) -> None:
+    """Not in the last bit, in attention by its own promise, in ONNX Runtime's products as it computes them."""
+    run = built(write_gguf(tmp_path / "model.gguf", kind))
+    text = [i * 7 % 256 for i in range(70)]
+    whole = run.step({run.manager.create(): text})
+    for chunk in (1, 7, 33):
+        seq = run.manager.create(salt=bytes([chunk]))  # what it has not computed, it does not share
+        others = [run.manager.create() for _ in range(chunk % 4)]
+        for first in range(0, len(text), chunk):
+            new = text[first : first + chunk]
+            logits = run.step({seq: new} | {other: [first, 3] for other in others}, rows=list(range(len(new))))
+            assert np.array_equal(logits, whole[first : first + chunk])
+        for freed in (seq, *others):
+            run.manager.free(freed)
+
+
 def test_rows_asked_for(tmp_path: Path) -> None:
     """Logits are of these rows, in this order; none is a run without a head."""
     run = built(write_gguf(tmp_path / "model.gguf", "Q8_0"))
