@@ -92,4 +92,4 @@ def test_the_command_that_lowers(exported: Path) -> None:
 def test_the_guide_to_models(folder: Path) -> None:
     """On a tiny file of that name, whose answers are no English."""
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
-    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 2
+    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 3

@@ -1,0 +1,313 @@
+"""Continuous batching: many answers at once, from a model of `kvcache_ops.models`.
+
+    engine = Engine("smollm2")
+    for piece in engine.submit("The capital of France is", max_new_tokens=20):
+        print(piece, end="")
+
+It computes nothing itself. The manager decides where tokens lie and what of a prompt is cached already; one run of the
+session for each step computes one token of every answer, and as much of new prompts as the budget allows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers.decoders import DecodeStream
+
+from kvcache_ops import manager
+from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
+from kvcache_ops._optional import load as load_package
+from kvcache_ops._sampling import Sampler, Sampling
+from kvcache_ops.manager import Append, HostMemory, Manager, Step
+from kvcache_ops.models import Model, load
+
+__all__ = ["Engine", "Request", "Sampling"]
+
+
+class Request:
+    """A prompt and its answer in the making. Iterating gives the answer's text, in pieces, as it comes.
+
+    `prompt` and `answer` are tokens, `text` is the answer's. `finish` says why it ended: "stop", "length", "cancelled"
+    or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed.
+    """
+
+    def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling) -> None:
+        self.prompt, self.text = prompt, ""
+        self.answer: list[int] = []
+        self.finish: str | None = None
+        self.error: KvCacheError | None = None
+        self.cached = 0
+        self.sampling = sampling
+        self._engine = engine
+        self._sampler = Sampler(sampling)
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._unsaid = ""  # text that may be the beginning of a stop
+        # The engine's:
+        self.context = list(prompt)  # the tokens that attention sees, or will see
+        self.stored = 0  # how many of them the sequence has
+        self.found: int | None = None  # how many of them a look into the cache has found, before the first step
+        self.sequence = -1  # while it runs
+
+    def __iter__(self) -> Iterator[str]:
+        said = 0
+        while True:
+            if len(self.text) > said:
+                piece, said = self.text[said:], len(self.text)
+                yield piece
+            elif self.finish is not None:
+                if self.error is not None:
+                    raise self.error
+                return
+            else:
+                self._engine.step(self)
+
+    def cancel(self) -> None:
+        """Ends the answer where it is, and gives its place to others."""
+        self._engine.end(self, "cancelled")
+
+    def take(self, logits: NDArray[np.float32]) -> str | None:
+        """Draws the next token; gives why the answer ends with it, if it does."""
+        token = self._sampler(logits)
+        if token in self._engine.model.stops:
+            self._say("", last=True)
+            return "stop"
+        self.answer.append(token)
+        self.context.append(token)
+        last = len(self.answer) == self.sampling.max_new_tokens
+        if self._say(self._decoder.step(self._engine.model.tokenizer, token) or "", last):
+            return "stop"
+        return "length" if last else None
+
+    def _say(self, piece: str, last: bool) -> bool:
+        """Adds to the text, but for what may begin a stop; whether there is one."""
+        self._unsaid += piece
+        places = [place for stop in self.sampling.stop if (place := self._unsaid.find(stop)) >= 0]
+        held = max((len(stop) for stop in self.sampling.stop), default=1) - 1
+        end = min(places) if places else len(self._unsaid) if last else max(len(self._unsaid) - held, 0)
+        self.text, self._unsaid = self.text + self._unsaid[:end], self._unsaid[end:]
+        return bool(places)
+
+
+class Engine:
+    """A model, its session, its cache, and the requests that share them. Threads may share it, too.
+
+    model: of `models.load`, or the path of one. max_tokens: slots of the cache, for all answers together; by default a
+    context of the model, at most 16384. max_batch: answers that are computed at once. token_budget: tokens of a step;
+    what is longer comes in chunks. keep: how many tokens of an answer's beginning stay when it outgrows the context,
+    and half of the others go; None ends it there. threads: those of ONNX Runtime, 0 for all processors.
+    management: further arguments of the manager's CacheSpec.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        *,
+        max_tokens: int | None = None,
+        max_batch: int = 16,
+        token_budget: int = 512,
+        keep: int | None = None,
+        threads: int = 0,
+        **management: Any,
+    ) -> None:
+        self.model = model if isinstance(model, Model) else load(model)
+        spec = self.model.cache_spec(max_tokens or min(self.model.config.context_length, 16384))
+        self.cache = spec.allocate()
+        options = load_package("onnxruntime", "Engine").SessionOptions()
+        options.intra_op_num_threads = threads
+        self._session = self.model.session(options)
+        managed: manager.CacheSpec = self.model.manager_spec(spec, **management)
+        self._memory, self.manager = HostMemory(managed, *self.cache), Manager(managed)
+        whole_pages = spec.max_tokens // spec.page_size * spec.page_size if spec.cache_mode == 1 else spec.max_tokens
+        self.context_length = min(self.model.config.context_length, whole_pages)
+        for name, got in (("max_batch", max_batch), ("token_budget", token_budget - max_batch + 1)):
+            if got < 1:
+                message = f"{name} is too small for a max_batch of {max_batch}: a step has a token of each"
+                raise KvCacheError(message, "engine_range")
+        self._max_batch, self._budget, self._keep = max_batch, token_budget, keep
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # the youngest last
+        self._lock = RLock()
+        self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
+        self._binding = self._session.io_binding()
+        self.cache.bind(self._binding)
+        names = [value.name for value in self._session.get_inputs()]
+        self._inputs = [name for name in names if hasattr(Step, name)]
+        self._masked = "attn_mask" in names
+
+    def submit(self, prompt: str | Sequence[int], **sampling: Any) -> Request:
+        """A request that joins the next step that has room; nothing is computed before somebody wants its text.
+
+        sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty", "prompt_too_long", "token_range" and what
+        Sampling raises.
+        """
+        tokens = self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(t) for t in prompt]
+        if not tokens:
+            raise KvCacheError("the prompt has no tokens, expected at least one", "prompt_empty")
+        if len(tokens) > self.context_length:
+            message = f"the prompt has {len(tokens)} tokens, expected at most {self.context_length}, the context"
+            raise KvCacheError(message, "prompt_too_long")
+        if not 0 <= min(tokens) <= max(tokens) < self.model.config.vocab_size:
+            message = f"the prompt has tokens {min(tokens)} to {max(tokens)}, expected 0 to less than vocab_size"
+            raise KvCacheError(f"{message} {self.model.config.vocab_size}", "token_range")
+        request = Request(self, tokens, Sampling(**sampling))
+        with self._lock:
+            self._waiting.append(request)
+        return request
+
+    def generate(self, prompts: Sequence[str | Sequence[int]], **sampling: Any) -> list[Request]:
+        """Requests for these prompts, all of them finished; what has failed has an `error`."""
+        requests = [self.submit(prompt, **sampling) for prompt in prompts]
+        for request in requests:
+            while request.finish is None:
+                self.step(request)
+        return requests
+
+    def step(self, wanted: Request | None = None) -> bool:
+        """One step of all that run, or none if `wanted` has ended meanwhile. Gives whether anything is left to do."""
+        with self._lock:
+            if wanted is None or wanted.finish is None:
+                self._join()
+                if self._running:
+                    self._advance()
+            return bool(self._running or self._waiting)
+
+    def end(self, request: Request, finish: str, error: KvCacheError | None = None) -> None:
+        """Ends a request, if it has not ended."""
+        with self._lock:
+            if request.finish is None:
+                request.finish, request.error = finish, error
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                self._free(request)
+
+    def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
+        """Writes keys and values of these tokens, computing those that are not cached.
+
+        After a `load` a prompt that begins with them needs no more than its last page.
+        """
+        with self._lock:
+            sequence = self.manager.create()
+            try:
+                with self.manager.begin_step([Append(sequence, tokens=list(tokens))], self._memory) as step:
+                    self._run(step, [])
+                self.manager.save_seq(path, self._memory, sequence)
+            finally:
+                self.manager.free(sequence)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
+        with self._lock:
+            self.manager.free(self.manager.load_seq(path, self._memory))
+
+    def _join(self) -> None:
+        while self._waiting and len(self._running) < self._max_batch:
+            request = self._waiting.popleft()
+            request.sequence = self.manager.create()
+            self._running.append(request)
+
+    def _free(self, request: Request) -> None:
+        if request in self._running:
+            self.manager.free(request.sequence)
+            self._running.remove(request)
+        request.stored, request.found = 0, None
+
+    def _advance(self) -> None:
+        """A step: what each request gets is stored, and those that have all of their tokens stored draw the next."""
+        for request in [r for r in self._running if r.stored == len(r.context) - 1 == self.context_length]:
+            self._shift(request)
+        opened = self._begin()
+        if opened is None:
+            return
+        step, parts = opened
+        done = [e for e, a in enumerate(step.order) if parts[a][0].stored + parts[a][1] == len(parts[a][0].context)]
+        with step:
+            logits = self._run(step, [int(step.seqstarts[e + 1]) - 1 for e in done])
+            order, cached = [int(a) for a in step.order], [int(n) for n in step.cached]
+        for a, n in zip(order, cached):
+            parts[a][0].cached += n
+        for request, n in parts:
+            request.stored += n
+        for row, e in zip(logits, done):
+            request = parts[order[e]][0]
+            try:
+                finish = request.take(row)
+            except KvCacheError as error:
+                self.end(request, "error", error)
+            else:
+                if finish is not None:
+                    self.end(request, finish)
+
+    def _begin(self) -> tuple[Step, list[tuple[Request, int]]] | None:
+        """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
+        while self._running:
+            parts = self._parts()
+            appends = [Append(r.sequence, tokens=r.context[r.stored : r.stored + n]) for r, n in parts]
+            new = {a: r for a, (r, _) in enumerate(parts) if r.found is None and not r.stored}
+            try:
+                step = self.manager.begin_step(appends, self._memory)
+            except CapacityError as error:
+                if new:  # perhaps there is room for a chunk
+                    for request in new.values():
+                        request.found = 0
+                elif len(self._running) == 1:
+                    self.end(self._running[0], "error", error)
+                else:
+                    youngest = self._running[-1]
+                    self._free(youngest)
+                    self._waiting.appendleft(youngest)
+                continue
+            for a, cached in zip(step.order, step.cached):
+                if int(a) in new:
+                    new[int(a)].found = int(cached)
+            if len(step.token_ids) <= self._budget:
+                return step, parts
+            step.rollback()  # a new prompt was taken whole, to see what of it is cached
+        return None
+
+    def _parts(self) -> list[tuple[Request, int]]:
+        """How many of its tokens each request gets: all if it is new, then of the budget what those before it leave."""
+        left, parts = self._budget, []
+        for request in sorted(self._running, key=lambda r: len(r.context) - r.stored != 1):
+            missing = len(request.context) - request.stored
+            if request.stored or request.found is not None:
+                found = 0 if request.stored else request.found or 0
+                computed = min(missing - found, left)
+                missing, left = found + computed, left - computed
+                if not computed:
+                    continue
+            parts.append((request, missing))
+        return parts
+
+    def _shift(self, request: Request) -> None:
+        """Makes room in the context of a request, or ends it."""
+        if self._keep is None:
+            return self.end(request, "length")
+        try:
+            removed = self.manager.context_shift(request.sequence, self.context_length, 1, n_keep=self._keep)
+        except ManagerError as error:
+            if error.kind != "shift_limit":
+                return self.end(request, "error", error)
+            removed = (self.context_length - self._keep) // 2  # what is left is computed again
+            self._free(request)
+            self._waiting.appendleft(request)
+        request.stored = max(request.stored - removed, 0)
+        del request.context[self._keep : self._keep + removed]
+
+    def _run(self, step: Step, rows: list[int]) -> NDArray[np.float32]:
+        """Runs an open step; the logits of these of its tokens, until the next run."""
+        feeds = {name: np.atleast_1d(np.asarray(getattr(step, name), np.int64)) for name in self._inputs}
+        feeds["logit_rows"] = np.array(rows, np.int64)
+        if self._masked:
+            feeds["attn_mask"] = step.mask()
+        for name, array in feeds.items():
+            self._binding.bind_cpu_input(name, array)
+        logits = self._logits[: len(rows)]
+        self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._session.run_with_iobinding(self._binding)
+        return logits

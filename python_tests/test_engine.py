@@ -1,0 +1,202 @@
+"""Continuous batching: an answer does not depend on what else is in the batch, nor on how the cache is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from kvcache_ops import KvCacheError, models
+from kvcache_ops._sampling import Sampler
+from kvcache_ops.engine import Engine, Request, Sampling
+
+from tiny_models import TOKENS, random_tensors, write_gguf
+
+PROMPTS = [
+    [7 * i % 200 + 3 for i in range(first, first + length)] for first, length in ((0, 5), (9, 40), (2, 1), (5, 17))
+]
+NAN_TOKEN = 77
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose token 77 has an embedding of NaN."""
+    folder = tmp_path_factory.mktemp("engine")
+    tensors = random_tensors(tied=False)
+    tensors["token_embd.weight"][NAN_TOKEN] = np.nan
+    return models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
+
+
+def engine(path: Path, max_tokens: int = 1024, **options: object) -> Engine:
+    """A small one."""
+    return Engine(path, max_tokens=max_tokens, threads=1, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path) -> list[list[int]]:
+    """The answers, each from an engine of its own."""
+    return [engine(path).generate([prompt], max_new_tokens=12)[0].answer for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_batch": 2}, {"max_batch": 4, "token_budget": 7}, {"max_tokens": 64}, {"max_tokens": 72, "max_batch": 3}],
+    ids=["all at once", "two at once", "in chunks", "preempted", "preempted, three at once"],
+)
+def test_answers_do_not_depend_on_others(path: Path, alone: list[list[int]], options: dict[str, int]) -> None:
+    """In a batch, in chunks, or computed again after preemption they are the same tokens."""
+    shared = engine(path, **options)
+    requests = shared.generate(PROMPTS, max_new_tokens=12)
+    assert [request.answer for request in requests] == alone
+    assert {request.finish for request in requests} == {"length"}
+    assert not shared.step() and shared.manager.stats()["sequences"] == 0
+
+
+def test_a_prefix_is_computed_once(path: Path, alone: list[list[int]]) -> None:
+    """Also where the prompt is longer than the budget of a step."""
+    shared = engine(path, token_budget=16)
+    for cached in (0, 32):  # of 40 tokens whole pages of 8, and at least one token is computed
+        request = shared.submit(PROMPTS[1], max_new_tokens=12)
+        assert "".join(request) == request.text and (request.answer, request.cached) == (alone[1], cached)
+    steps = 0
+    request = shared.submit(PROMPTS[1], max_new_tokens=1)
+    while request.finish is None:
+        steps += shared.step() or 1
+    assert steps == 1
+
+
+def test_saved_and_loaded(path: Path, alone: list[list[int]], tmp_path: Path) -> None:
+    """Another engine finds what one has saved."""
+    first, second = engine(path), engine(path)
+    first.save(tmp_path / "session", PROMPTS[1])
+    second.load(tmp_path / "session")
+    request = second.generate([PROMPTS[1]], max_new_tokens=12)[0]
+    assert (request.answer, request.cached) == (alone[1], 32)
+
+
+def test_streams_on_threads(path: Path, alone: list[list[int]]) -> None:
+    """Whoever wants text makes the step, for all."""
+    shared = engine(path)
+    requests = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS]
+    texts: dict[int, str] = {}
+
+    def read(i: int) -> None:
+        texts[i] = "".join(requests[i])
+
+    threads = [Thread(target=read, args=(i,)) for i in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [request.answer for request in requests] == alone
+    assert texts == {i: request.text for i, request in enumerate(requests)}
+
+
+def test_cancelled(path: Path, alone: list[list[int]]) -> None:
+    """While it waits, or in the middle; the others go on."""
+    shared = engine(path, max_batch=2)
+    requests = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS]
+    for _ in range(4):
+        shared.step()
+    requests[0].cancel()
+    requests[2].cancel()
+    assert shared.manager.stats()["sequences"] == 1
+    assert "".join(requests[0]) == requests[0].text and requests[0].answer == alone[0][:4]
+    assert list(requests[1]) and requests[1].answer == alone[1] and requests[2].answer == []
+    assert [request.finish for request in requests[:3]] == ["cancelled", "length", "cancelled"]
+
+
+def test_stops(path: Path, alone: list[list[int]]) -> None:
+    """A stop ends the text before it, however tokens cut it; nothing of it is said before it is ruled out."""
+    shared = engine(path)
+    whole = shared.generate([PROMPTS[1]], max_new_tokens=12)[0].text
+    stop = whole[5:8]
+    request = shared.submit(PROMPTS[1], max_new_tokens=12, stop=("not there", stop))
+    assert "".join(request) == request.text == whole[: whole.index(stop)] and request.finish == "stop"
+    request = shared.submit(PROMPTS[1], max_new_tokens=12, stop=("not there",))
+    assert "".join(request) == whole
+
+
+@pytest.mark.parametrize("cache", ["float16", "int4"])
+def test_an_answer_outgrows_the_context(tmp_path: Path, cache: str) -> None:
+    """It ends, or goes on without the middle of it, in int4 also where keys may be turned no more."""
+    source = write_gguf(tmp_path / "model.gguf")
+    path = models.build(source, tmp_path / "model", cache=cache, page_size=8)
+    ended = engine(path, max_tokens=32).generate([PROMPTS[0]], max_new_tokens=100)[0]
+    assert (ended.finish, len(ended.answer)) == ("length", 32 - 5 + 1)
+    request = engine(path, max_tokens=32, keep=4).generate([PROMPTS[0]], max_new_tokens=100)[0]
+    assert (request.finish, len(request.answer), request.error) == ("length", 100, None)
+    assert request.answer[:28] == ended.answer and request.context[:4] == PROMPTS[0][:4]
+
+
+def test_a_failing_request_fails_alone(path: Path, alone: list[list[int]]) -> None:
+    """NaN logits are its own."""
+    shared = engine(path)
+    bad, good = shared.submit([3, NAN_TOKEN], max_new_tokens=5), shared.submit(PROMPTS[1], max_new_tokens=12)
+    assert list(good) and good.answer == alone[1]
+    with pytest.raises(KvCacheError) as caught:
+        list(bad)
+    assert caught.value.kind == "logits_not_finite" and bad.finish == "error" and bad.error is caught.value
+
+
+REFUSED: list[tuple[str, object, dict[str, object]]] = [
+    ("prompt_empty", [], {}),
+    ("prompt_empty", "", {}),
+    ("prompt_too_long", [1] * 1025, {}),
+    ("token_range", [len(TOKENS)], {}),
+    ("token_range", [-1], {}),
+    ("sampling_range", [1], {"max_new_tokens": 0}),
+    ("sampling_range", [1], {"temperature": -1.0}),
+    ("sampling_range", [1], {"top_p": 1.5}),
+    ("sampling_range", [1], {"temperature": float("nan")}),
+    ("sampling_range", [1], {"stop": "text"}),
+    ("sampling_range", [1], {"stop": ("",)}),
+]
+
+
+def test_refused(path: Path) -> None:
+    """At once, by name."""
+    shared = engine(path)
+    for kind, prompt, sampling in REFUSED:
+        with pytest.raises(KvCacheError) as caught:
+            shared.submit(prompt, **sampling)
+        assert caught.value.kind == kind
+    with pytest.raises(KvCacheError, match="max_batch of 16"):
+        engine(path, token_budget=8)
+    assert not shared.step()
+
+
+def drawn(logits: list[float], **sampling: object) -> Counter[int]:
+    """How often each token is drawn, of 2000 times."""
+    sampler = Sampler(Sampling(temperature=1.0, seed=3, **sampling))
+    return Counter(sampler(np.array(logits, np.float32)) for _ in range(2000))
+
+
+def test_sampling() -> None:
+    """Of probabilities .1 .4 .3 .2: what is left out is never drawn, what is left keeps its proportions."""
+    logits = [float(x) for x in np.log([0.1, 0.4, 0.3, 0.2])]
+    for sampling, expected in (
+        ({}, [0.1, 0.4, 0.3, 0.2]),
+        ({"top_k": 2}, [0, 4 / 7, 3 / 7, 0]),
+        ({"top_p": 0.75}, [0, 4 / 9, 3 / 9, 2 / 9]),
+        ({"min_p": 0.6}, [0, 4 / 7, 3 / 7, 0]),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1}, [0, 4 / 7, 3 / 7, 0]),
+    ):
+        counts = drawn(logits, **sampling)
+        assert all(
+            abs(counts[token] / 2000 - p) < 0.04 and bool(counts[token]) == bool(p) for token, p in enumerate(expected)
+        )
+    assert drawn(logits) == drawn(logits)
+    assert Sampler(Sampling())(np.array(logits, np.float32)) == 1
+
+
+def test_the_same_seed_the_same_answer(path: Path) -> None:
+    """Whatever else is drawn."""
+    options = dict(max_new_tokens=12, temperature=1.5, seed=11)
+    expected: Request = engine(path).generate([PROMPTS[0]], **options)[0]
+    assert [r.answer for r in engine(path).generate([PROMPTS[0], PROMPTS[3], PROMPTS[0]], **options)][::2] == [
+        expected.answer,
+        expected.answer,
+    ]
