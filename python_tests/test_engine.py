@@ -188,6 +188,9 @@ def test_sampling() -> None:
         assert all(
             abs(counts[token] / 2000 - p) < 0.04 and bool(counts[token]) == bool(p) for token, p in enumerate(expected)
         )
+    many = np.log(np.repeat([1.0, 2.0], 1000))  # top_p reaches farther than what is sorted at first
+    counts = drawn(list(many), top_p=0.5)
+    assert min(counts) >= 1000 and max(counts) < 2000 and len(counts) > 500
     assert drawn(logits) == drawn(logits)
     assert Sampler(Sampling())(np.array(logits, np.float32)) == 1
 

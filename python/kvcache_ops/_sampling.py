@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
 
-_NEGLIGIBLE = 30.0  # a token whose weight is less than e^-30 of the likeliest one's is never drawn
+_BOUNDS = (1e-3, 1e-6, 0.0)  # of weights, where the likeliest token's is 1
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How an answer is drawn, and when it ends.
 
-    max_new_tokens: at most so many tokens. temperature: 0 always takes the likeliest token, whatever the next three are.
-    top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together. min_p:
-    only tokens of at least this part of the likeliest one's probability. seed: equal ones draw equally; None is a new
-    one each time. stop: texts that end the answer and are not in it.
+    max_new_tokens: at most so many tokens. temperature: 0 always takes the likeliest token, and the next three do not
+    matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together.
+    min_p: only tokens of at least this part of the likeliest one's probability. seed: equal ones draw equally; None is
+    a new one each time. stop: texts that end the answer and are not in it.
 
     Raises KvCacheError "sampling_range".
     """
@@ -67,12 +66,24 @@ class Sampler:
         sampling = self._sampling
         if sampling.temperature == 0:
             return best
-        tokens: NDArray[Any] = np.flatnonzero(logits > largest - _NEGLIGIBLE * sampling.temperature)
-        weights = np.exp((logits[tokens].astype(np.float64) - largest) / sampling.temperature)
-        order = np.argsort(-weights, kind="stable")[: sampling.top_k or None]
-        tokens, weights = tokens[order], weights[order]
-        weights /= weights.sum()
-        enough = 1 + int(np.searchsorted(np.cumsum(weights), sampling.top_p))
-        kept = min(enough, int((weights >= sampling.min_p * weights[0]).sum()))
-        weights = weights[:kept] / weights[:kept].sum()
-        return int(self._random.choice(tokens[:kept], p=weights))
+        weights = np.exp((logits - logits[best]) / np.float32(sampling.temperature))
+        tokens = self._likeliest(weights)
+        tokens = tokens[weights[tokens] >= sampling.min_p]
+        sums = np.cumsum(weights[tokens], dtype=np.float64)
+        place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
+        return int(tokens[min(place, len(tokens) - 1)])
+
+    def _likeliest(self, weights: NDArray[np.float32]) -> NDArray[np.intp]:
+        """The tokens that top_k and top_p leave. Only those above a bound are sorted, which falls until they do."""
+        top_k, top_p = min(self._sampling.top_k or len(weights), len(weights)), self._sampling.top_p
+        if top_k == len(weights) and top_p == 1:
+            return np.arange(top_k)
+        for least in _BOUNDS:
+            best = np.flatnonzero(weights >= least)
+            best = best[np.argsort(-weights[best], kind="stable")][:top_k]
+            sums = np.cumsum(weights[best], dtype=np.float64)
+            whole = sums[-1] if len(best) == top_k else weights.sum(dtype=np.float64)
+            enough = 1 + int(np.searchsorted(sums, top_p * whole))
+            if len(best) == top_k or (top_k == len(weights) and enough <= len(best)):
+                break
+        return best[:enough]
