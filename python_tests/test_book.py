@@ -15,7 +15,6 @@ from commands import logical_lines
 from kvcache import find_library
 from pmx_export import export
 from pmx_params import Params, random_weights
-from tiny_models import write_gguf
 
 LIBRARY, CASES = "target/release/libkvcache_ort.so", "golden/cases"
 # Their programs begin with a model in the working folder.
@@ -91,5 +90,7 @@ def test_the_command_that_lowers(exported: Path) -> None:
 
 def test_the_guide_to_models(folder: Path) -> None:
     """On a tiny file of that name, whose answers are no English."""
+    from tiny_models import write_gguf
+
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
     assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 3
