@@ -86,8 +86,11 @@ class Decoder:
         exact = graph.node("Cast", [column], "rope.positions", to=TensorProto.DOUBLE)
         inv_freq = graph.constant("rope.inv_freq", [self._config.inv_freq], np.float64)
         angles = graph.node("Mul", [exact, inv_freq], "rope.angles")
-        for function, name in (("Cos", "rope.cos"), ("Sin", "rope.sin")):
-            value = graph.node(function, [angles], f"{name}.float64")
+        # Two sines: ONNX Runtime 1.24 has no cosine of float64.
+        quarter = graph.constant("rope.quarter_turn", np.pi / 2, np.float64)
+        shifted = graph.node("Add", [angles, quarter], "rope.cos.angles")
+        for name, of in (("rope.cos", shifted), ("rope.sin", angles)):
+            value = graph.node("Sin", [of], f"{name}.float64")
             graph.node("Cast", [value], name, to=TensorProto.FLOAT)
 
     def _norm(self, name: str, x: str, weight: str) -> str:
