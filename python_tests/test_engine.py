@@ -67,6 +67,14 @@ def test_a_prefix_is_computed_once(path: Path, alone: list[list[int]]) -> None:
     assert steps == 1
 
 
+def test_equal_prompts_at_once(path: Path, alone: list[list[int]]) -> None:
+    """Longer than a step's budget: one is computed, the others find its pages."""
+    shared = engine(path, token_budget=16)
+    requests = shared.generate([PROMPTS[1]] * 3, max_new_tokens=12)
+    assert [request.answer for request in requests] == [alone[1]] * 3
+    assert [request.cached for request in requests] == [0, 32, 32]
+
+
 def test_saved_and_loaded(path: Path, alone: list[list[int]], tmp_path: Path) -> None:
     """Another engine finds what one has saved."""
     first, second = engine(path), engine(path)

@@ -206,6 +206,7 @@ def without(name: str) -> dict[str, np.ndarray]:
 ANY = np.ones((4, 256), np.float32)
 FILES: dict[str, tuple[str, str, dict[str, object]]] = {
     "type": ("tensor_type", "has the type Q5_K, expected one of F32, F16", {"kind": "Q5_K"}),
+    "vector": ("tensor_type", "norm.weight has the type Q8_0, expected one of F32", {"vectors": "Q8_0"}),
     "family": (
         "family_unknown",
         "general.architecture is 'gemma9', expected one of llama, qwen2, qwen3; it has blk.0.post_ffw_norm.weight",

@@ -74,8 +74,9 @@ def write_gguf(
     types: list[int] | None = None,
     merges: list[str] = MERGES,
     embedding: str | None = None,
+    vectors: str = "F32",
 ) -> Path:
-    """A model file, its matrices of the type `kind`, or the `embedding` of its own; `fields` are further metadata."""
+    """A model file, its matrices of the type `kind`, the `embedding` of its own; `fields` are further metadata."""
     tensors = random_tensors(family, sizes=sizes) if tensors is None else tensors
     writer = gguf.GGUFWriter(path, family)
     facts = {
@@ -101,11 +102,8 @@ def write_gguf(
     writer.add_token_types(types or [3 if token in SPECIAL else 1 for token in tokens])
     writer.add_token_merges(merges)
     for name, values in tensors.items():
-        if values.ndim == 2:
-            type_ = embedding or kind if name == "token_embd.weight" else kind
-            writer.add_tensor(name, quantized(values, type_), raw_dtype=GGMLQuantizationType[type_])
-        else:
-            writer.add_tensor(name, values)
+        type_ = embedding if embedding and name == "token_embd.weight" else kind if values.ndim == 2 else vectors
+        writer.add_tensor(name, quantized(values, type_), raw_dtype=GGMLQuantizationType[type_])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -263,9 +263,13 @@ class Engine:
                     self._waiting.appendleft(youngest)
                 continue
             for a, cached in zip(step.order, step.cached):
-                if int(a) in new:
-                    new[int(a)].found = int(cached)
+                request, _ = parts[int(a)]
+                if not request.stored:
+                    request.found = int(cached)  # of the cache, or of what another prompt stores in this very step
             if len(step.token_ids) <= self._budget:
+                for request in self._running:
+                    if all(request is not taken for taken, _ in parts):
+                        request.found = None  # the next step may find more
                 return step, parts
             step.rollback()  # a new prompt was taken whole, to see what of it is cached
         return None

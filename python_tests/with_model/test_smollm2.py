@@ -52,11 +52,11 @@ def test_logits_of_2000_tokens(tmp_path: Path, tokens: list[int], expected: np.n
     assert np.array_equal(got.argmax(1), expected.argmax(1))
 
 
-@pytest.mark.parametrize(("cache", "bound"), [("float16", 0.5), ("int8", 0.6), ("int4", 3.0)])
+@pytest.mark.parametrize(("cache", "bound"), [("float16", 0.3), ("int8", 0.35), ("int4", 2.0)])
 def test_rounded_activations_and_caches(
     tmp_path: Path, tokens: list[int], expected: np.ndarray, cache: str, bound: float
 ) -> None:
-    """The root mean square of what rounding does to a logit; logits have a standard deviation of about 7."""
+    """The root mean square of what rounding does to a logit; logits have a standard deviation of 6."""
     got = logits(built(tmp_path, cache=cache), tokens)
     assert np.sqrt(np.square(got - expected).mean()) < bound
 

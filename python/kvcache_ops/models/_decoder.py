@@ -197,5 +197,5 @@ class Decoder:
 
     def _float32(self, tensor: str) -> np.ndarray:
         weight = self._tensor(tensor)
-        assert isinstance(weight, Dense)  # blocks are of matrices
+        assert isinstance(weight, Dense)  # a vector, which no file may quantize
         return weight.values.astype(np.float32)

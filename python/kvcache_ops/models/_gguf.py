@@ -13,7 +13,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models import _tokenizer
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, inverse_frequencies, unknown_family
-from kvcache_ops.models._weights import GGUF_TYPES, Weight, from_gguf
+from kvcache_ops.models._weights import GGUF_FLOATS, GGUF_TYPES, Weight, from_gguf
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -65,8 +65,9 @@ def read_gguf(path: Path) -> Checkpoint:
     if family not in _FAMILIES:
         raise unknown_family("general.architecture", family, tensors, _FAMILIES)
     for tensor in reader.tensors:
-        if tensor.tensor_type.name not in GGUF_TYPES:
-            message = f"{tensor.name} has the type {tensor.tensor_type.name}, expected one of {', '.join(GGUF_TYPES)}"
+        types = GGUF_TYPES if len(tensor.shape) > 1 else GGUF_FLOATS
+        if tensor.tensor_type.name not in types:
+            message = f"{tensor.name} has the type {tensor.tensor_type.name}, expected one of {', '.join(types)}"
             raise KvCacheError(message, "tensor_type")
     factors = tensors.pop("rope_freqs.weight", None)
     shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in tensors.items()}
