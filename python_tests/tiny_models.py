@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 from kvcache_ops import models
-from kvcache_ops.manager import Append, HostMemory, Manager
+from kvcache_ops.manager import Append, HostMemory
 from tokenizers.pre_tokenizers import ByteLevel
 
 SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
@@ -118,8 +118,7 @@ class Run:
         self.model = models.load(path)
         self.session = self.model.session()
         self.cache = self.model.cache_spec(max_tokens).allocate()
-        spec = self.model.manager_spec(self.cache.spec)
-        self.memory, self.manager = HostMemory(spec, *self.cache), Manager(spec)
+        self.memory, self.manager = HostMemory(self.cache.spec, *self.cache), self.model.manager(self.cache.spec)
         self.names = [value.name for value in self.session.get_inputs()]
 
     def step(self, tokens: dict[int, list[int]], rows: list[int] | None = None) -> np.ndarray:

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
-from kvcache_ops import manager
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
 from kvcache_ops._optional import load as load_package
 from kvcache_ops._sampling import Sampler, Sampling
-from kvcache_ops.manager import Append, HostMemory, Manager, Step
+from kvcache_ops.manager import Append, HostMemory, Step
 from kvcache_ops.models import Model, load
 
 __all__ = ["Engine", "Request", "Sampling"]
@@ -101,7 +100,7 @@ class Engine:
     context of the model, at most 16384. max_batch: answers that are computed at once. token_budget: tokens of a step;
     what is longer comes in chunks. keep: how many tokens of an answer's beginning stay when it outgrows the context,
     and half of the others go; None ends it there. threads: those of ONNX Runtime, 0 for all processors.
-    management: further arguments of the manager's CacheSpec.
+    management: further arguments of `Manager`.
     """
 
     def __init__(
@@ -121,8 +120,7 @@ class Engine:
         options = load_package("onnxruntime", "Engine").SessionOptions()
         options.intra_op_num_threads = threads
         self._session = self.model.session(options)
-        managed: manager.CacheSpec = self.model.manager_spec(spec, **management)
-        self._memory, self.manager = HostMemory(managed, *self.cache), Manager(managed)
+        self._memory, self.manager = HostMemory(spec, *self.cache), self.model.manager(spec, **management)
         whole_pages = spec.max_tokens // spec.page_size * spec.page_size if spec.cache_mode == 1 else spec.max_tokens
         self.context_length = min(self.model.config.context_length, whole_pages)
         for name, got in (("max_batch", max_batch), ("token_budget", token_budget - max_batch + 1)):

@@ -11,11 +11,11 @@ from typing import Any
 import onnx
 from tokenizers import Tokenizer
 
-from kvcache_ops import manager
 from kvcache_ops._cache import CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load as load_package
 from kvcache_ops._registration import register
+from kvcache_ops.manager import Manager, Rope
 from kvcache_ops.models._build import DATA, FORMAT, METADATA, MODEL, TOKENIZER
 from kvcache_ops.models._config import Config
 
@@ -42,11 +42,11 @@ class Model:
         """The model's cache with that many slots."""
         return replace(self.cache, max_tokens=max_tokens)
 
-    def manager_spec(self, spec: CacheSpec, **management: Any) -> manager.CacheSpec:
-        """That cache for `kvcache_ops.manager`, with the model's RoPE, window and fingerprint."""
-        rope = manager.Rope(self.config.head_dim, inv_freq=self.config.inv_freq)
+    def manager(self, spec: CacheSpec, **management: Any) -> Manager:
+        """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it."""
+        rope = Rope(self.config.head_dim, inv_freq=self.config.inv_freq)
         facts = {"rope": rope, "window": self.config.window, "fingerprint": self.fingerprint}
-        return spec.manager_spec(**(facts | management))
+        return Manager(spec, **(facts | management))
 
     def session(self, options: Any = None) -> Any:
         """An `onnxruntime.InferenceSession` on the CPU; it registers the operators in `options`."""
