@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from kvcache_ops._cache import CacheSpec
+from kvcache_ops._cache import T2, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._checkpoint import open_checkpoint
 from kvcache_ops.models._decoder import Decoder
@@ -21,7 +21,7 @@ MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"
 FORMAT = 1
 
-_CACHES = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
+_CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
 _WEIGHTS = ("auto", "float32", "float16", "int8", "int4")
 _ATTENTIONS = ("fused", "packed")
 _ACTIVATIONS = {"int8": 4, "float32": 1}
@@ -33,7 +33,7 @@ def build(
     *,
     weights: str = "auto",
     activations: str = "int8",
-    cache: str = "int8",
+    cache: T2 = "int8",
     quant_group: int = 32,
     cache_layout: int = 3,
     cache_mode: int = 1,
