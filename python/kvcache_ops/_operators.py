@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvcache_ops import _native
 from kvcache_ops._cache import CacheSpec, Operand
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._indices import AttentionIndices
 
 
 class Tensor(Protocol):
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     _Key = TypeVar("_Key", bound=Tensor, default=NDArray[np.number[Any]])
     _Value = TypeVar("_Value", bound=Tensor, default=NDArray[np.number[Any]])
     _Attended = TypeVar("_Attended", bound=Tensor, default=NDArray[np.floating[Any]])
+
+# The names of the inputs, and which of them are indices.
+_OPERATORS = ("KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention")
+_INPUTS = {op_type: _native.input_names(op_type) for op_type in _OPERATORS}
+_INDICES = frozenset(AttentionIndices.__annotations__)
 
 Indices = Tensor | int | Sequence[int] | Sequence[Sequence[int]]
 """int64: a tensor, an int, or a list of ints."""
@@ -87,15 +93,7 @@ def run(
 
     Gives key and value. Raises KvCacheError, with the library's sentence and its `kind`; nothing has then been written.
     """
-    step = _step(
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        cachestarts=cachestarts,
-        start_pos=start_pos,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-    )
-    inputs = [current_key, current_value, *step]
+    inputs = [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen]
     outputs: tuple[_Key, _Value] = _call("KeyValueCache", attributes, more, [*inputs, cache, scale], [key, value])
     return outputs
 
@@ -118,15 +116,7 @@ def check(
 
     Gives the shape of key and value: (kvstarts[B], H * num_repeat, Dh). Raises what `run` raises.
     """
-    step = _step(
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        cachestarts=cachestarts,
-        start_pos=start_pos,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-    )
-    inputs = [current_key, current_value, *step]
+    inputs = [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen]
     return _check("KeyValueCache", attributes, more, [*inputs, cache, scale])
 
 
@@ -156,14 +146,7 @@ def multi_head_attention(
 
     Gives attn_output. Raises KvCacheError; nothing has then been written.
     """
-    step = _step(
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        decoding_batches=decoding_batches,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-    )
-    inputs = [query, key, value, *step, attn_mask]
+    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
     (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output])
     attended: _Attended = output
     return attended
@@ -183,14 +166,7 @@ def check_multi_head_attention(
     **more: int,
 ) -> tuple[int, int, int]:
     """Checks a call of `multi_head_attention`. Gives the shape of attn_output; raises what the call raises."""
-    step = _step(
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        decoding_batches=decoding_batches,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-    )
-    inputs = [query, key, value, *step, attn_mask]
+    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
     return _check("MultiHeadAttention", attributes, more, inputs)
 
 
@@ -220,15 +196,7 @@ def multi_head_cache_attention(
 
     Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
     """
-    step = _step(
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        cachestarts=cachestarts,
-        start_pos=start_pos,
-        decoding_batches=decoding_batches,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-    )
+    step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
     inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
     (output,) = _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output])
     attended: _Attended = output
@@ -253,26 +221,20 @@ def check_multi_head_cache_attention(
     **more: int,
 ) -> tuple[int, int, int]:
     """Checks a call of `multi_head_cache_attention`. Gives the shape of attn_output; raises what the call raises."""
-    step = _step(
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        cachestarts=cachestarts,
-        start_pos=start_pos,
-        decoding_batches=decoding_batches,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-    )
+    step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
     inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
     return _check("MultiHeadCacheAttention", attributes, more, inputs)
 
 
 def _call(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any], outputs: list[Any]) -> Any:
     """The outputs: those given, new arrays for the others. Tensors are held against the CacheSpec, if it is one."""
-    return _native.run(op_type, node_attributes(op_type, attributes, more), inputs, outputs, _operands(attributes))
+    tensors = _tensors(op_type, inputs)
+    return _native.run(op_type, node_attributes(op_type, attributes, more), tensors, outputs, _operands(attributes))
 
 
 def _check(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any]) -> tuple[int, int, int]:
-    return _native.check(op_type, node_attributes(op_type, attributes, more), inputs, _operands(attributes))
+    tensors = _tensors(op_type, inputs)
+    return _native.check(op_type, node_attributes(op_type, attributes, more), tensors, _operands(attributes))
 
 
 def _operands(attributes: Attributes) -> dict[str, Operand] | None:
@@ -280,11 +242,11 @@ def _operands(attributes: Attributes) -> dict[str, Operand] | None:
     return attributes._operands if isinstance(attributes, CacheSpec) else None
 
 
-def _step(**indices: Indices) -> list[Any]:
-    """Index inputs as tensors, in their order: an int or a list becomes an array of int64."""
+def _tensors(op_type: str, inputs: list[Any]) -> list[Any]:
+    """The inputs, those of indices as tensors: an int or a list becomes an array of int64."""
     return [
-        _array(name, numbers) if isinstance(numbers, int | np.integer | list | tuple) else numbers
-        for name, numbers in indices.items()
+        _array(name, given) if name in _INDICES and isinstance(given, int | np.integer | list | tuple) else given
+        for name, given in zip(_INPUTS[op_type], inputs, strict=True)
     ]
 
 
