@@ -8,7 +8,7 @@ from kvcache_ops.manager import Append, HostMemory, Manager, Rope, Step
 
 from decoder import Attention, Decoder, KeyValueSource, build_decoder
 from key_values import CachedKeyValues, OperatorAttention
-from kvcache import CacheFormat, bind, create_session
+from kvcache import CacheFormat, create_session
 from scheduler import logits_by_append
 
 
@@ -82,7 +82,7 @@ class Engine:
         arrays = step_inputs(step, self.inputs)
         self.attended.append((int(arrays["seqstarts"][-1]), int(arrays["kvstarts"][-1])))
         for name, array in arrays.items():
-            bind(self._binding, name, array)
+            self._binding.bind_cpu_input(name, array)
         self._binding.bind_output("logits", "cpu")  # anew, or it would keep the shape of the last step
         self._session.run_with_iobinding(self._binding)
         return self._binding.copy_outputs_to_cpu()[0]

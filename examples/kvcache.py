@@ -1,10 +1,10 @@
-"""What the examples add to `kvcache_ops`: the formats that they show, the library that they load, bound arrays.
+"""What the examples add to `kvcache_ops`: the formats that they show, and the library that they load.
 
     session = create_session(model_with_key_value_cache_nodes)
     cache = FORMATS["int4"].spec(num_layer=6, num_heads=2, head_dim=64, max_t=4096).allocate()
     binding = session.io_binding()
     cache.bind(binding)                                   # once: the operator writes through this memory
-    bind(binding, "current_key", current_key)             # for each call
+    binding.bind_cpu_input("current_key", current_key)    # for each call
     binding.bind_output("key", "cpu")
     session.run_with_iobinding(binding)
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import kvcache_ops
@@ -109,26 +108,3 @@ def cache_shape(cache_layout: int, *, num_layer: int, num_heads: int, max_t: int
     """The shape of `cache` (`last` is Dh) or of `scale` (`last` is Dh / quant_group)."""
     sizes = {"L": num_layer, "2": 2, "H": num_heads, "MaxT": max_t, "Dh": last}
     return tuple(sizes[axis] for axis in LAYOUT_AXES[cache_layout])
-
-
-def bind(
-    binding: onnxruntime.IOBinding,
-    name: str,
-    array: np.ndarray,
-    element_type: int | None = None,
-    shape: tuple[int, ...] | None = None,
-) -> None:
-    """Binds `array`'s own memory to an input; the array must stay alive until the run is over.
-
-    `element_type` and `shape` are the array's own unless given; packed int4 needs both, with the shape in elements.
-    """
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous, and its address stands for contiguous memory")
-    element_type = element_type or ELEMENT_TYPES.get(array.dtype)
-    if element_type is None:
-        raise TypeError(f"{name} is an array of {array.dtype}; packed int4 is bound with its type and shape")
-    shape = array.shape if shape is None else shape
-    size = (prod(shape) * BITS[element_type] + 7) // 8
-    if array.nbytes != size:  # ONNX Runtime believes the shape, and the operator would leave the array's memory
-        raise ValueError(f"{name} has {array.nbytes} bytes, and {list(shape)} takes {size}")
-    binding.bind_input(name, "cpu", 0, element_type, shape, array.ctypes.data)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compare import Arrays
 from graph import IR_VERSION, OPSET
-from kvcache import DOMAIN, ELEMENT_TYPES, bind, create_session
+from kvcache import DOMAIN, ELEMENT_TYPES, create_session
 
 RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 DOMAINS = (DOMAIN, "pmx.dynamic_batching")
@@ -95,9 +95,9 @@ def run_node(
     binding = session.io_binding()
     for name, array in inputs.items():
         if name == "cache" and int4_shape is not None:
-            bind(binding, name, array, TensorProto.INT4, int4_shape)
+            binding.bind_input(name, "cpu", 0, TensorProto.INT4, int4_shape, array.ctypes.data)
         else:
-            bind(binding, name, array)
+            binding.bind_cpu_input(name, array)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     session.run_with_iobinding(binding)

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import Graph
-from kvcache import DOMAIN, ELEMENT_TYPES, bind, create_session
+from kvcache import DOMAIN, ELEMENT_TYPES, create_session
 from node import quiet_options, session_of
 from ragged import RaggedCache
 from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
@@ -55,7 +55,7 @@ class Example:
             if name in bound:
                 bound[name](binding)
             else:
-                bind(binding, name, array)
+                binding.bind_cpu_input(name, array)
         for name in ("key", "value"):
             if outputs is None:
                 binding.bind_output(name, "cpu")
@@ -64,6 +64,11 @@ class Example:
                 binding.bind_output(name, "cpu", 0, ELEMENT_TYPES[array.dtype], array.shape, array.ctypes.data)
         self.session.run_with_iobinding(binding)
         return binding.copy_outputs_to_cpu() if outputs is None else list(outputs.values())
+
+
+def bind_address(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
+    """Binds the array by its type, shape and address."""
+    binding.bind_input(name, "cpu", 0, ELEMENT_TYPES[array.dtype], array.shape, array.ctypes.data)
 
 
 @pytest.fixture(params=SETTINGS, ids=str)
@@ -88,7 +93,7 @@ def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> N
         ways = {
             "bind_cpu_input": lambda name, array: lambda binding: binding.bind_cpu_input(name, array),
             "bind_ortvalue_input": lambda name, x: lambda binding: binding.bind_ortvalue_input(name, value_of(x)),
-            "bind_input": lambda name, array: lambda binding: bind(binding, name, array),
+            "bind_input": lambda name, array: lambda binding: bind_address(binding, name, array),
         }
         outputs = example.run_bound(memory, **{name: ways[way](name, array) for name, array in arrays.items()})
     example.check(memory, outputs)
@@ -147,7 +152,7 @@ def test_the_runtime_refuses_a_tensor_of_another_type(name: str) -> None:
         if name == "cache":
             binding.bind_input(name, "cpu", 0, INT4, memory.cache.shape, memory.cache.ctypes.data)
         else:  # a smaller type: the array has fewer bytes than the operator would use
-            bind(binding, name, (example.inputs | memory.arrays)[name].view(np.uint8).astype(np.int8))
+            bind_address(binding, name, (example.inputs | memory.arrays)[name].view(np.uint8).astype(np.int8))
 
     with pytest.raises(Exception, match=r"(?i)unexpected input data type"):
         example.run_bound(memory, **{name: another_type})
