@@ -12,7 +12,6 @@ from kvcache import DOMAIN, LAYOUT_AXES, create_session
 from node import FUSED_INPUTS, OPERATORS, RUNTIME, node_model, quiet_options, refusal_of, run_node, session_of, types_of
 from ragged import RaggedCache
 from setting import FLOAT, HALF, INT8, Memory, Setting
-from test_random import each_seed
 
 pytestmark = pytest.mark.runtime
 
@@ -43,7 +42,8 @@ def ragged_cache(random: np.random.Generator, attention: Attention, capacities: 
     return RaggedCache(random, capacities, attention.cached.page_size if attention.cached.cache_mode else None)
 
 
-def life_of_a_cache(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3 * len(FORMATS)))
+def test_the_life_of_a_cache(seed: int) -> None:
     """Sequences grow, share beginnings, stand still and are left out; each output is within the oracle's tolerance."""
     random = np.random.default_rng(seed)
     attention = random_attention(random, FORMATS[seed % len(FORMATS)])
@@ -63,11 +63,6 @@ def life_of_a_cache(seed: int) -> None:
         result = attention.oracle(inputs, expected)
         assert_within("attn_output", attention.run(inputs, memory)[0], result.attn_output, result.tolerance)
         assert_same_arrays(memory.arrays, expected.arrays)
-
-
-def test_random_calls() -> None:
-    """Of each format."""
-    each_seed(range(3 * len(FORMATS)), life_of_a_cache)
 
 
 def one_call(attention: Attention, seqlens: list[int], past: list[int], seed: int = 7) -> tuple[Arrays, Memory]:

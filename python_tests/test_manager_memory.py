@@ -50,32 +50,6 @@ def test_rows_are_moved_in_place(mode: str, format: str, layout: int) -> None:
         np.testing.assert_array_equal(array[manager.slots(other)], old[manager.slots(other)])
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_keys_are_rotated_in_place(format: str) -> None:
-    """There and back: K is what it was but for its codec's error, V keeps its bytes, and so do rows that stay."""
-    spec = make_spec(cache_layout=2, max_tokens=16, **FORMATS[format])
-    arrays = [array for array in make_arrays(spec) if array is not None]
-    manager, memory = make_manager(spec), HostMemory(spec, *arrays)
-    s = manager.create()
-    manager.begin_step([Append(s, n=8)], memory).commit()
-    before = filled(arrays)
-    manager.seq_add(s, 4, -1, 3)
-    assert manager.pending(s).tolist() == [0] * 4 + [3] * 4
-    manager.update(memory)
-    assert manager.pending(s).tolist() == [0] * 8
-    turned = manager.slots(s)[4:]
-    keys, old_keys = arrays[0][:, 0], before[0][:, 0]
-    assert (keys[:, turned] != old_keys[:, turned]).any(axis=(0, 2, 3)).all()
-    for array, old in zip(arrays, before):
-        np.testing.assert_array_equal(array[:, 1], old[:, 1])
-        stays = np.setdiff1d(np.arange(16), turned)
-        np.testing.assert_array_equal(array[:, 0, stays], old[:, 0, stays])
-    if format == "float32":
-        manager.seq_add(s, 4, -1, -3)
-        manager.update(memory)
-        np.testing.assert_allclose(keys, old_keys, atol=1e-4)
-
-
 def test_arrays_of_another_kind() -> None:
     """Each with its name, what was expected and what was given."""
     spec = make_spec(**FORMATS["int8"])

@@ -75,25 +75,6 @@ def test_empty_and_all_sequences() -> None:
         manager.seq_len(None)
 
 
-def test_ranges() -> None:
-    """p0 < 0 is 0, p1 < 0 is infinity, p0 >= p1 nothing; unless given they are all."""
-    manager, memory = make()
-    for arguments, left in [
-        ((), []),
-        ((2,), [0, 1]),
-        ((-5, 2), [2, 3, 4]),
-        ((2, -7), [0, 1]),
-        ((3, 3), [0, 1, 2, 3, 4]),
-        ((4, 2), [0, 1, 2, 3, 4]),
-        ((1, 2**63 - 1), [0]),
-        ((-(2**63), 0), [0, 1, 2, 3, 4]),
-    ]:
-        s = sequence(manager, memory, 5)
-        assert manager.seq_rm(s, *arguments) == 5 - len(left)
-        assert manager.positions(s).tolist() == left, arguments
-        manager.free(s)
-
-
 @pytest.mark.parametrize("number", [*HUGE, *NO_INTS])
 def test_numbers_of_calls(number) -> None:
     """Beyond 64 bits: refused with the name; what is no int: TypeError. Nothing has changed."""
@@ -270,32 +251,3 @@ def test_ropes() -> None:
             Rope(4, **arguments)
     with pytest.raises(TypeError):
         Rope(4.0)
-
-
-def test_edits_are_refused_by_kind() -> None:
-    """With the numbers; nothing has changed."""
-    manager, memory = make(window=4)
-    s, full = sequence(manager, memory, 12), sequence(manager, memory, 2)
-    refusals = [
-        ("not_empty", {"len": 2}, lambda: manager.seq_cp(s, full)),
-        ("window_lost", {"p0": 9, "window": 4}, lambda: manager.seq_rm(s, 9)),
-        ("position_overflow", {}, lambda: manager.seq_add(s, 0, -1, 2**31 - 12)),
-        ("position_overflow", {}, lambda: manager.seq_add(s, 0, -1, 2**63 - 1)),
-        ("position_order", {}, lambda: manager.seq_add(s, 0, 10, 5)),
-        ("range", {"name": "d", "got": -3}, lambda: manager.seq_div(s, 0, -1, -3)),
-    ]
-    before = (manager.stats(), manager.positions(s).tolist())
-    for kind, details, edit in refusals:
-        with refused(kind, **details):
-            edit()
-        assert (manager.stats(), manager.positions(s).tolist()) == before
-    plain, memory = make(rope=None)
-    s = sequence(plain, memory, 3)
-    with refused("not_shiftable"):
-        plain.seq_add(s, 0, -1, 1)
-    limited, memory = make(shift_limit=1)
-    s = sequence(limited, memory, 3)
-    limited.seq_add(s, 0, -1, 1)
-    limited.update(memory)
-    with refused("shift_limit", limit=1):
-        limited.seq_add(s, 0, -1, 1)

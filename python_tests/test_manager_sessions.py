@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager
+from kvcache_ops.manager import Append, HostMemory, Manager
 
-from managed import MODES, make, make_arrays, make_manager, make_spec, refused
+from managed import make, make_arrays, make_manager, make_spec, refused
 
 
 def saved(path: Path, mode: str = "paged") -> tuple[Manager, np.ndarray, list[int]]:
@@ -23,27 +23,6 @@ def saved(path: Path, mode: str = "paged") -> tuple[Manager, np.ndarray, list[in
     manager.begin_step([Append(b, tokens=[7, 8, 9], first_pos=20)], memory).commit()
     manager.save(path, memory)
     return manager, cache, [a, b]
-
-
-@pytest.mark.parametrize("layout", range(4))
-@pytest.mark.parametrize("mode", MODES)
-def test_a_session_goes_into_another_mode_and_layout(mode: str, layout: int, tmp_path: Path) -> None:
-    """Rows, positions, and the prefix of a prompt."""
-    path = tmp_path / "session"
-    manager, cache, seqs = saved(path, MODES[layout % 3])
-    spec = make_spec(mode, max_tokens=96, cache_layout=layout, page_size=2)
-    loaded_cache, _ = make_arrays(spec)
-    loaded, memory = make_manager(spec, mode), HostMemory(spec, loaded_cache)
-    loaded_seqs = loaded.load(str(path), memory)
-    by_slot = np.moveaxis(loaded_cache, layout, 0)
-    assert len(loaded_seqs) == 2
-    for s, expected in zip(loaded_seqs, seqs):
-        assert loaded.positions(s).tolist() == manager.positions(expected).tolist()
-        np.testing.assert_array_equal(by_slot[loaded.slots(s)], cache[manager.slots(expected)])
-    loaded.check()
-    if mode == "paged":
-        with loaded.begin_step([Append(loaded.create(salt=b"salt"), tokens=range(100, 110))], memory) as step:
-            assert step.cached.tolist() == [8]
 
 
 def test_one_sequence_of_a_session(tmp_path: Path) -> None:
@@ -80,19 +59,3 @@ def test_what_is_not_saved(tmp_path: Path) -> None:
         with pytest.raises(TypeError):
             manager.save(path, memory)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_sessions_that_are_refused(tmp_path: Path) -> None:
-    """Of another cache, cut off, or too large, which is a matter of capacity; nothing has changed."""
-    path = tmp_path / "session"
-    saved(path)
-    manager, memory = make(num_layers=3)
-    with refused("dimensions"):
-        manager.load(path, memory)
-    manager, memory = make(max_tokens=8)
-    with refused("no_room", CapacityError):
-        manager.load(path, memory)
-    path.write_bytes(path.read_bytes()[:-1])
-    with refused("truncated"):
-        manager.load(path, memory)
-    assert manager.stats()["sequences"] == 0 and not memory.cache.any()

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from kvcache_pmx import lower
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto
 
 from node import RUNTIME, quiet_options
 from pmx_export import export
@@ -122,40 +122,3 @@ def test_a_step_without_a_mask_value() -> None:
     for step in steps.inputs:
         step["attn_mask"] = np.zeros((0, 0), np.float32)
     check(params, steps, mask_rank=2)
-
-
-def doubled_and_halved(name: str, result: str) -> list[NodeProto]:
-    """Two multiplications, which give `name` again under another name."""
-    between = f"{result}/doubled"
-    return [
-        helper.make_node("Mul", [name, "two"], [between], between),
-        helper.make_node("Mul", [between, "half"], [result], f"{result}/halved"),
-    ]
-
-
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-def test_neighbors_without_float16_kernels(fused: bool) -> None:
-    """Where such operators stand directly before and behind the node, the cache is still the caller's."""
-    params = Params(alibi="fused", fused_kvcache=fused)
-    model = export(params, random_weights(params))
-    for name, factor in [("two", 2), ("half", 0.5)]:
-        model.graph.initializer.append(numpy_helper.from_array(np.array([factor], np.float16), name))
-    nodes = []
-    for node in model.graph.node:
-        if node.op_type not in ("MultiHeadCacheAttention", "KeyValueCache"):
-            nodes.append(node)
-            continue
-        for index in range(3 if fused else 2):
-            name = f"{node.input[index]}/before"
-            nodes += doubled_and_halved(node.input[index], name)
-            node.input[index] = name
-        results = list(node.output)
-        node.output[:] = [f"{name}/behind" for name in results]
-        nodes.append(node)
-        for name in results:
-            nodes += doubled_and_halved(f"{name}/behind", name)
-    changed = ModelProto()
-    changed.CopyFrom(model)
-    del changed.graph.node[:]
-    changed.graph.node.extend(nodes)
-    compare(export(params, random_weights(params)), Steps(params), lower(changed))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Barrier
 
 import numpy as np
 import onnxruntime
 import pytest
 
 from attention_node import Attention
-from compare import Arrays, assert_same_arrays, assert_same_outputs
+from compare import assert_same_arrays, assert_same_outputs
 from kvcache import create_session
 from layers import ROWS, layers_model, run_layers, run_layers_one_by_one
 from node import quiet_options
@@ -36,44 +35,6 @@ every_node = pytest.mark.parametrize("node", NODES, ids=str)
 def ragged_cache(random: np.random.Generator, node: Node, capacities: list[int]) -> RaggedCache:
     """Slots for sequences of these lengths."""
     return RaggedCache(random, capacities, node.cached.page_size if node.cached.cache_mode else None)
-
-
-def decode_steps(node: Node, random: np.random.Generator, ragged: RaggedCache, members: list[int]) -> list[Arrays]:
-    """The inputs of a prefill and then single tokens."""
-    seqlens = [20] + [1] * 20
-    return [node.inputs(random, ragged.step(random, members, [seqlen] * len(members))) for seqlen in seqlens]
-
-
-def run_at_once(node: Node, jobs: list[tuple[list[Arrays], Memory]]) -> list[list[list[np.ndarray]]]:
-    """Runs the steps of each job on a thread of its own, all on one session and in step."""
-    session = create_session(node.model(), quiet_options(threads=2))
-    barrier = Barrier(len(jobs))
-
-    def run(job: tuple[list[Arrays], Memory]) -> list[list[np.ndarray]]:
-        outputs = []
-        for inputs in job[0]:
-            barrier.wait(timeout=60)
-            outputs.append(node.run(inputs, job[1], session))
-        return outputs
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(run, jobs))
-
-
-@every_node
-def test_one_session_and_a_cache_for_each_thread(node: Node) -> None:
-    """Threads that call one session at once, each with a cache of its own, do not disturb one another."""
-    jobs = []
-    for seed in range(3):
-        random = np.random.default_rng(seed)
-        ragged = ragged_cache(random, node, [40, 40, 40])
-        memory = node.cached.memory(random, ragged.max_t)
-        jobs.append((decode_steps(node, random, ragged, [0, 1, 2]), memory))
-    expected_memory = [memory.copy() for _, memory in jobs]
-    expected = [[node.run(inputs, memory) for inputs in steps] for (steps, _), memory in zip(jobs, expected_memory)]
-    for got, one, (_, memory), other in zip(run_at_once(node, jobs), expected, jobs, expected_memory):
-        assert_same_outputs(got, one)
-        assert_same_arrays(memory.arrays, other.arrays)
 
 
 @every_node

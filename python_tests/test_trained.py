@@ -15,9 +15,8 @@ from onnx import helper
 import writing
 from kvcache import DOMAIN, find_library
 from numpy_llama import NumpyLlama
-from scheduler import Request, Scheduler
 from trained import FOLDER, KEPT_AS, TRAINED, held_back_text, perplexity, tokenizer, trained_engine
-from writing import BEGINNINGS, recorded
+from writing import recorded
 
 GRAPHS = {"KeyValueCache": "decoder.onnx", "MultiHeadCacheAttention": "decoder_fused.onnx"}
 FUSED = (False, True)
@@ -70,26 +69,6 @@ def test_token_by_token_it_is_the_same(name: str, fused: bool, model: NumpyLlama
     assert difference.max() < dict(float32=1e-3, float16=1e-2).get(name, 0.5) and np.median(difference) < 1e-2
     if name == "float32":
         assert np.abs(at_once - model.logits(tokens)).max() < 1e-3
-
-
-@pytest.mark.parametrize("fused", FUSED)
-def test_who_else_is_in_the_batch_changes_no_word(fused: bool, model: NumpyLlama) -> None:
-    """What is written in continuous batching is what each request gets alone, and what numpy would write."""
-    new_tokens = 16
-    prompts = [tokenizer().encode("\n" + beginning) for beginning in BEGINNINGS[:4]]
-
-    def served(indices: list[int], max_batch: int) -> list[list[int]]:
-        engine = trained_engine(KEPT_AS["float32"], max_t=1024, fused=fused)
-        requests = [Request(str(i), prompts[i], new_tokens, arrives=3 * n) for n, i in enumerate(indices)]
-        assert list(Scheduler(engine.manager, engine.memory, max_batch).serve(requests, engine.run))
-        return [request.tokens for request in requests]
-
-    together = served(list(range(4)), max_batch=3)
-    assert [together[0], together[3]] == [served([i], max_batch=1)[0] for i in (0, 3)]
-    alone = list(together[0][:-new_tokens])
-    while len(alone) < len(together[0]):
-        alone.append(int(model.logits(alone)[-1].argmax()))
-    assert together[0] == alone
 
 
 @pytest.mark.parametrize(("op_type", "file"), GRAPHS.items())
