@@ -31,14 +31,12 @@ class CachedKeyValues:
         cache_layout: int = 0,
         key_form: str = "roped",
         given_mask: bool = False,
-        domain: str = DOMAIN,
     ):
         """With `given_mask` (always in mode "cells") who sees which key is the input `mask`, 0 or -inf."""
         self.key_form = key_form
         self._format = format
         self._mode = mode
         self._given_mask = given_mask or mode == "cells"
-        self._domain = domain
         self._attributes = dict(
             num_layer=decoder.num_layer,
             num_repeat=decoder.num_repeat,
@@ -66,7 +64,7 @@ class CachedKeyValues:
         """The layer's node; the rest of the decoder computes in float32."""
         current = [graph.node("Cast", x, to=self._format.current_type) for x in (current_key, current_value)]
         both = graph.nodes(
-            "KeyValueCache", 2, *current, *self._inputs, domain=self._domain, layer_idx=layer, **self._attributes
+            "KeyValueCache", 2, *current, *self._inputs, domain=DOMAIN, layer_idx=layer, **self._attributes
         )
         key, value = (self._attended(graph, graph.node("Cast", x, to=TensorProto.FLOAT)) for x in both)
         return key, value

@@ -227,9 +227,10 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_manager_takes_it() -> None:
-    """One class, which can be printed, pickled and compared; its memory takes the arrays."""
+    """One class, which can be printed, pickled, compared and hashed; its memory takes the arrays."""
     spec = CacheSpec(64, 2, 8, dtype=np.float32, num_layers=3, cache_layout=1, quant_bit=4, cache_mode=1, page_size=8)
     assert eval(repr(spec)) == spec == pickle.loads(pickle.dumps(spec)) == replace(spec, dtype="float32")
+    assert hash(spec) == hash(replace(spec, dtype="float32"))
     assert kvcache_ops.manager.CacheSpec is CacheSpec and Manager(spec).spec is spec
     assert HostMemory(spec, *spec.allocate()).cache.shape == (3, 64, 2, 2, 4)
     for mode in ("runs", "cells"):

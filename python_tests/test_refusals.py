@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
@@ -21,7 +19,7 @@ from node import (
     session_of,
 )
 from ragged import RaggedCache
-from setting import FLOAT, HALF, INT4, INT8, LEGAL_TYPES, TYPE_NAMES, Memory, Setting
+from setting import FLOAT, INT4, INT8, Memory, Setting
 
 pytestmark = pytest.mark.runtime
 
@@ -46,37 +44,6 @@ def test_an_attribute_that_cannot_be(domain: str, name: str) -> None:
     for value in (2.0, "2", [1, 1], [1.5]):
         message = refusal_of(node_model(node_types(FLOAT, FLOAT), {name: value}, domain=domain))
         assert name in message and "int" in message
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_types(domain: str) -> None:
-    """The legal combinations of types and quant_bit load; each other one is refused by its names."""
-    element_types, scales = (FLOAT, HALF, INT8), (None, FLOAT, HALF)
-    for t1, t2, t3, quant_bit in product(element_types, (*element_types, INT4), scales, (0, 4, 8)):
-        model = node_model(node_types(t1, t2, t3), dict(quant_bit=quant_bit), domain=domain)
-        if (t1, t2, t3, quant_bit) in LEGAL_TYPES:
-            assert [output.name for output in create_session(model, quiet_options()).get_outputs()] == ["key", "value"]
-            continue
-        message = refusal_of(model)
-        if t3 is None and any((t1, t2, t, quant_bit) in LEGAL_TYPES for t in (FLOAT, HALF)):
-            expected = ["scale", str(quant_bit)]
-        else:
-            expected = ["T1", "T2", TYPE_NAMES[t1], TYPE_NAMES[t2], "quant_bit", str(quant_bit)]
-            expected += [] if t3 is None else ["T3", TYPE_NAMES[t3]]
-        assert all(word in message for word in expected), message
-    for key, value in product(element_types, element_types):
-        if key != value:
-            message = refusal_of(
-                node_model(node_types(key, INT8 if key == INT8 else FLOAT) | {"current_value": value}, {})
-            )
-            assert f"current_value is of type {TYPE_NAMES[value]}, expected {TYPE_NAMES[key]}" in message
-
-
-def test_index_tensors_are_int64() -> None:
-    """ONNX Runtime checks that by the operator's signature; its message names the input and the type."""
-    for name in ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen"):
-        message = refusal_of(node_model(node_types(FLOAT, FLOAT) | {name: TensorProto.INT32}, {}))
-        assert name in message and "int32" in message
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvcache_pmx._body import INT64, Body, Function
 from kvcache_pmx._call import Call, Refusal
-from kvcache_pmx._linear import check_bias
+from kvcache_pmx._linear import check_bias, check_whole_weight
 
 
 def moe_select(call: Call) -> Function:
@@ -38,17 +38,8 @@ def moe_select(call: Call) -> Function:
 def moe_linear(call: Call) -> Function:
     """Each expert's rows times its transposed weight, plus its bias where there is one."""
     experts = call.integer("num_experts")
-    for name, axis, expected in [
-        ("num_experts", 0, experts),
-        ("out_features", 1, call.integer("out_features", -1)),
-        ("in_features", 2, call.integer("in_features", -1)),
-    ]:
-        got = call.dimension(2, axis)
-        if expected >= 0 and got is not None and got != expected:
-            raise Refusal(
-                f"axis {axis} of the weight is {got}, expected {name} {expected}: one device's slice of a model that "
-                "was exported for several is not supported"
-            )
+    for axis, name in enumerate(("num_experts", "out_features", "in_features")):
+        check_whole_weight(call, 2, axis, name)
     if experts < 1:
         raise Refusal(f"num_experts {experts}, expected at least 1")
     check_bias(call, 3)

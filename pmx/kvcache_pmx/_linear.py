@@ -14,7 +14,7 @@ def parallel_embedding(call: Call) -> Function:
     if call.number("max_norm", 0.0) != 0.0:
         raise Refusal(f"max_norm {call.number('max_norm', 0.0)} is not supported, expected 0")
     for name, axis in [("num_embeddings", 0), ("embedding_dims", 1), ("embedding_dim", 1)]:
-        _whole_weight(call, 1, axis, name)
+        check_whole_weight(call, 1, axis, name)
     body = Body()
     return body.returns(call.names("ids", "W"), body.node("Gather", "W", "ids"))
 
@@ -22,7 +22,7 @@ def parallel_embedding(call: Call) -> Function:
 def linear(call: Call) -> Function:
     """X times the transposed weight, plus the bias where there is one."""
     for name, axis in [("out_features", 0), ("in_features", 1)]:
-        _whole_weight(call, 1, axis, name)
+        check_whole_weight(call, 1, axis, name)
     check_bias(call, 2)
     body = Body()
     y = body.node("MatMul", "X", body.node("Transpose", "W", perm=[1, 0]))
@@ -44,7 +44,7 @@ def check_bias(call: Call, index: int) -> None:
         raise Refusal(f"bias_term {call.integer('bias_term')}, but the bias is {'given' if given else 'missing'}")
 
 
-def _whole_weight(call: Call, index: int, axis: int, attribute: str) -> None:
+def check_whole_weight(call: Call, index: int, axis: int, attribute: str) -> None:
     """Refuses a weight that is one device's part of a larger one."""
     expected, got = call.integer(attribute, -1), call.dimension(index, axis)
     if expected >= 0 and got is not None and got != expected:

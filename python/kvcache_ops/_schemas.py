@@ -45,11 +45,6 @@ class Operator:
     outputs: tuple[Tensor, ...]
     types: dict[str, list[str]]
 
-    def input_index(self, name: str) -> int | None:
-        """The position of an input, if the operator has it."""
-        names = [tensor.name for tensor in self.inputs]
-        return names.index(name) if name in names else None
-
 
 def _operator(data: dict[str, Any]) -> Operator:
     rules = "".join(f"\n\n{rule['title']}: {rule['text']}" for rule in data["rules"])

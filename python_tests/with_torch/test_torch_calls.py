@@ -9,11 +9,12 @@ import kvcache_ops
 import pytest
 import torch
 from kvcache_ops import KvCacheError
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.torch import key_value_cache, multi_head_attention, multi_head_cache_attention
 from torch import Tensor
 
 from compare import assert_same_bits
-from torch_steps import FILES, NUM_HEADS, SCHEMAS, TYPES, as_arrays, as_tensors, spec_of, steps, torch_cache
+from torch_steps import NUM_HEADS, TYPES, as_arrays, as_tensors, spec_of, steps, torch_cache
 
 FORMATS = [(dtype, quant_bit) for dtype in TYPES for quant_bit in (0, 8, 4)]
 PLACES = [(None, 0), (5, 3), (16, 2), (7, 1)]
@@ -144,10 +145,10 @@ def test_torch_finds_nothing_wrong(dtype: str, quant_bit: int) -> None:
             ("KeyValueCache", spec.attributes(layer_idx=number)),
             ("MultiHeadCacheAttention", dict(is_causal=1, is_alibi=0) | attention_attributes(spec)),
         ):
-            schema = SCHEMAS[op_type]
-            arguments = [inputs[entry["name"]] for entry in schema["inputs"]]
-            arguments += [attributes[entry["name"]] for entry in schema["attributes"]]
-            operator = getattr(torch.ops.kvcache_ops, FILES[op_type]).default
+            schema = BY_DOMAIN_AND_NAME[kvcache_ops.DOMAIN, op_type]
+            arguments = [inputs[tensor.name] for tensor in schema.inputs]
+            arguments += [attributes[attribute.name] for attribute in schema.attributes]
+            operator = getattr(torch.ops.kvcache_ops, FUNCTIONS[op_type].__name__).default
             checked = torch.library.opcheck(operator, tuple(arguments))
             assert set(checked.values()) == {"SUCCESS"}
 
@@ -196,11 +197,11 @@ def test_compiled_functions_do_the_same(backend: str, monkeypatch: pytest.Monkey
 def test_the_functions_have_the_schemas_inputs_and_defaults(op_type: str) -> None:
     """In the schema's order; an input without a default is required, and so is such an attribute."""
     parameters = inspect.signature(FUNCTIONS[op_type]).parameters
-    schema = SCHEMAS[op_type]
+    schema = BY_DOMAIN_AND_NAME[kvcache_ops.DOMAIN, op_type]
     tensors = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert [p.name for p in tensors] == [entry["name"] for entry in schema["inputs"]]
-    optional = [entry["name"] for entry in schema["inputs"] if entry.get("optional")]
+    assert [p.name for p in tensors] == [tensor.name for tensor in schema.inputs]
+    optional = [tensor.name for tensor in schema.inputs if tensor.optional]
     assert [p.name for p in tensors if p.default is None] == optional
     attributes = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
-    defaults = {entry["name"]: entry.get("default", inspect.Parameter.empty) for entry in schema["attributes"]}
-    assert attributes == defaults
+    required = inspect.Parameter.empty
+    assert attributes == {a.name: required if a.default is None else a.default for a in schema.attributes}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-import yaml
 from kvcache_ops import Cache, CacheSpec
 from torch import Tensor
 
@@ -16,29 +14,6 @@ from kvcache import create_session
 from node import quiet_options, run_node
 from ragged import RaggedCache
 
-FILES = dict(
-    KeyValueCache="key_value_cache",
-    MultiHeadAttention="multi_head_attention",
-    MultiHeadCacheAttention="multi_head_cache_attention",
-)
-
-
-def read_schemas() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """The inputs and attributes of each operator, with what one says `as_in` another."""
-    folder = Path(__file__).resolve().parents[2] / "schema"
-    read = {op_type: yaml.safe_load((folder / f"{name}.yaml").read_text()) for op_type, name in FILES.items()}
-
-    def entry(op_type: str, part: str, name: str) -> dict[str, Any]:
-        found = next(entry for entry in read[op_type][part] if entry["name"] == name)
-        return (entry(found["as_in"], part, name) if "as_in" in found else {}) | found
-
-    return {
-        op_type: {part: [entry(op_type, part, x["name"]) for x in schema[part]] for part in ("inputs", "attributes")}
-        for op_type, schema in read.items()
-    }
-
-
-SCHEMAS = read_schemas()
 NUM_HEADS = 4
 TYPES = {"float32": torch.float32, "float16": torch.float16}
 CAPACITIES = [30, 22, 26]
