@@ -79,7 +79,7 @@ class Engine:
 
     def run(self, step: Step) -> np.ndarray:
         """Runs an open step through the decoder, which stores its keys and values; the logits of its tokens."""
-        arrays = step_inputs(step, self.inputs)
+        arrays = {name: step.mask() if name == "mask" else getattr(step, name) for name in self.inputs}
         self.attended.append((int(arrays["seqstarts"][-1]), int(arrays["kvstarts"][-1])))
         for name, array in arrays.items():
             self._binding.bind_cpu_input(name, array)
@@ -93,8 +93,3 @@ class Engine:
         with self.manager.begin_step(appends, self.memory) as step:
             by_append = logits_by_append(step, [len(new) for new in tokens.values()], self.run(step))
         return dict(zip(tokens, by_append))
-
-
-def step_inputs(step: Step, names: list[str]) -> dict[str, np.ndarray]:
-    """A step's tensors by the names of the decoder's inputs."""
-    return {name: step.mask() if name == "mask" else np.asarray(getattr(step, name), np.int64) for name in names}

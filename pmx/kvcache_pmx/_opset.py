@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from kvcache_ops import KvCacheError
 from onnx import GraphProto, ModelProto, TensorProto, helper, version_converter
 
@@ -49,14 +51,7 @@ def _copy_without_weights(graph: GraphProto, lean: GraphProto) -> None:
     lean.output.extend(graph.output)
     inputs = {value.name for value in graph.input}
     for tensor in graph.initializer:
-        if _elements(tensor) <= _SMALL and tensor.data_location != TensorProto.EXTERNAL:
+        if prod(tensor.dims) <= _SMALL and tensor.data_location != TensorProto.EXTERNAL:
             lean.initializer.append(tensor)
         elif tensor.name not in inputs:
             lean.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-
-
-def _elements(tensor: TensorProto) -> int:
-    elements = 1
-    for length in tensor.dims:
-        elements *= length
-    return elements
