@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pytest
 from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, ManagerError, Rope
 
@@ -19,19 +18,11 @@ def make_spec(mode: str = "paged", **changes: Any) -> CacheSpec:
     return CacheSpec(**sizes | dict(dtype="float32", cache_mode=int(mode == "paged"), page_size=4) | changes)
 
 
-def make_arrays(spec: CacheSpec) -> tuple[np.ndarray, np.ndarray | None]:
-    """Zeros for `cache` and `scale`."""
-    *axes, head_dim = spec.cache_shape
-    packed = spec.cache_dtype == "int4"
-    cache = np.zeros((*axes, head_dim // 2 if packed else head_dim), np.uint8 if packed else spec.cache_dtype)
-    return cache, None if spec.scale_shape is None else np.zeros(spec.scale_shape, spec.scale_dtype)
-
-
 def make(mode: str = "paged", **changes: Any) -> tuple[Manager, HostMemory]:
     """A manager of a small cache, and its memory: fields of the cache, and arguments of the manager."""
     of_cache = {field.name for field in fields(CacheSpec)} & changes.keys()
     spec = make_spec(mode, **{name: changes.pop(name) for name in of_cache})
-    return make_manager(spec, mode, **changes), HostMemory(spec, *make_arrays(spec))
+    return make_manager(spec, mode, **changes), HostMemory(spec, *spec.allocate())
 
 
 def make_manager(spec: CacheSpec, mode: str | None = None, **changes: Any) -> Manager:

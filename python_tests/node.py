@@ -33,6 +33,13 @@ def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
     return {name: element_type for name, element_type in types.items() if element_type is not None}
 
 
+def types_for(operator: str, **changed: int) -> dict[str, int]:
+    """The types of a float32 node's required inputs, some of them changed."""
+    rows = ("query", "key", "value", "current_key", "current_value", "cache")
+    required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
+    return {name: TensorProto.FLOAT if name in rows else TensorProto.INT64 for name in required} | changed
+
+
 def node_model(
     types: dict[str, int],
     attributes: dict,

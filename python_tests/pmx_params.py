@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from kvcache_ops import CACHE_LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,8 @@ class Params:
     @property
     def cache_shape(self) -> list[str | int]:
         """The axes of the cache but for the last; `max_tokens` is open."""
-        layers, heads = self.num_layers, self.num_kv_heads
-        return {
-            0: ["max_tokens", layers, 2, heads],
-            1: [layers, "max_tokens", 2, heads],
-            2: [layers, 2, "max_tokens", heads],
-            3: [layers, 2, heads, "max_tokens"],
-        }[self.cache_layout]
+        sizes = {"MaxT": "max_tokens", "L": self.num_layers, "2": 2, "H": self.num_kv_heads}
+        return [sizes[axis] for axis in CACHE_LAYOUTS[self.cache_layout][:4]]
 
 
 def bigcode(**changes: object) -> Params:

@@ -17,6 +17,7 @@ from kvcache import TYPE_NAMES as TYPE_NAMES
 from node import INPUTS, node_model, node_types, run_node, session_of
 from oracle.call import Attributes, Inputs, Types
 from oracle.key_value_cache import key_value_cache
+from ragged import RaggedCache
 
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
 
@@ -118,6 +119,10 @@ class Setting:
             scale = (random.random(scale_shape) + 0.01).astype(NUMPY_TYPES[self.t3])
         return Memory(cache, scale, shape if self.t2 == INT4 else None)
 
+    def ragged(self, random: np.random.Generator, capacities: list[int]) -> RaggedCache:
+        """Slots for sequences of these lengths."""
+        return RaggedCache(random, capacities, self.page_size if self.cache_mode else None)
+
     def current(self, random: np.random.Generator, tokens: int) -> Arrays:
         """A call's keys and values."""
         shape = (tokens, self.num_heads, self.head_dim)
@@ -144,6 +149,15 @@ class Setting:
     def layers(self) -> list[Setting]:
         """This setting once for each layer."""
         return [replace(self, layer_idx=layer) for layer in range(self.num_layer)]
+
+
+def one_call(node: Setting, seqlens: list[int], past: list[int] | None = None) -> tuple[Arrays, Memory]:
+    """The inputs of a call (of an `Attention`, too) behind `past` tokens, and the memory as it is before."""
+    random, everyone, past = np.random.default_rng(7), list(range(len(seqlens))), past or [0] * len(seqlens)
+    ragged = node.cached.ragged(random, [a + b for a, b in zip(past, seqlens)])
+    memory = node.cached.memory(random, ragged.max_t)
+    node.run(node.inputs(random, ragged.step(random, everyone, past)), memory)
+    return node.inputs(random, ragged.step(random, everyone, seqlens)), memory
 
 
 def random_values(random: np.random.Generator, shape: tuple[int, ...], element_type: int) -> np.ndarray:

@@ -7,11 +7,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from attention_node import FORMATS, Attention, random_mask
-from compare import Arrays, assert_same_arrays, assert_same_bits, assert_within
+from compare import assert_same_arrays, assert_same_bits, assert_within
 from kvcache import DOMAIN, LAYOUT_AXES, create_session
-from node import FUSED_INPUTS, OPERATORS, RUNTIME, node_model, quiet_options, refusal_of, run_node, session_of, types_of
-from ragged import RaggedCache
-from setting import FLOAT, HALF, INT8, Memory, Setting
+from node import FUSED_INPUTS, RUNTIME, node_model, quiet_options, refusal_of, run_node, session_of, types_for, types_of
+from setting import FLOAT, HALF, INT8, Setting, one_call
 
 pytestmark = pytest.mark.runtime
 
@@ -37,11 +36,6 @@ def random_attention(random: np.random.Generator, types: tuple) -> Attention:
     return Attention(cached, int(random.choice((1, 2, 3, 4, 8))), int(flags[0] < 0.7), int(flags[1] < 0.3))
 
 
-def ragged_cache(random: np.random.Generator, attention: Attention, capacities: list[int]) -> RaggedCache:
-    """Slots for sequences of these lengths."""
-    return RaggedCache(random, capacities, attention.cached.page_size if attention.cached.cache_mode else None)
-
-
 @pytest.mark.parametrize("seed", range(3 * len(FORMATS)))
 def test_the_life_of_a_cache(seed: int) -> None:
     """Sequences grow, share beginnings, stand still and are left out; each output is within the oracle's tolerance."""
@@ -49,7 +43,7 @@ def test_the_life_of_a_cache(seed: int) -> None:
     attention = random_attention(random, FORMATS[seed % len(FORMATS)])
     count = int(random.integers(0, 5))
     plan = [[int(random.choice(SEQLENS)) for _ in range(count)] for _ in range(3)]
-    ragged = ragged_cache(random, attention, [sum(seqlens) for seqlens in zip(*plan)] if count else [])
+    ragged = attention.cached.ragged(random, [sum(seqlens) for seqlens in zip(*plan)] if count else [])
     memory = attention.cached.memory(random, ragged.max_t)
     expected = memory.copy()
     for number, seqlens in enumerate(plan):
@@ -63,16 +57,6 @@ def test_the_life_of_a_cache(seed: int) -> None:
         result = attention.oracle(inputs, expected)
         assert_within("attn_output", attention.run(inputs, memory)[0], result.attn_output, result.tolerance)
         assert_same_arrays(memory.arrays, expected.arrays)
-
-
-def one_call(attention: Attention, seqlens: list[int], past: list[int], seed: int = 7) -> tuple[Arrays, Memory]:
-    """The inputs of a call behind `past` tokens, and the memory as it is before."""
-    random = np.random.default_rng(seed)
-    ragged = ragged_cache(random, attention, [a + b for a, b in zip(past, seqlens)])
-    memory = attention.cached.memory(random, ragged.max_t)
-    everyone = list(range(len(past)))
-    attention.run(attention.inputs(random, ragged.step(random, everyone, past)), memory)
-    return attention.inputs(random, ragged.step(random, everyone, seqlens)), memory
 
 
 @pytest.mark.parametrize("scale", ["fed", "initializer"])
@@ -115,13 +99,6 @@ def test_empty_names_are_absent_inputs() -> None:
 
 
 ATTRIBUTES = dict(num_heads=4, head_dim=8, num_kv_heads=2)
-
-
-def types_for(operator: str, **changed: int) -> dict[str, int]:
-    """The types of a float32 node's required inputs, some of them changed."""
-    rows = ("query", "key", "value", "current_key", "current_value", "cache")
-    required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
-    return {name: FLOAT if name in rows else TensorProto.INT64 for name in required} | changed
 
 
 @pytest.mark.parametrize(

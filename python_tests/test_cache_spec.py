@@ -7,11 +7,13 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import kvcache_ops
 import numpy as np
 import onnxruntime
 import pytest
+import yaml
 from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
 from kvcache_ops.manager import HostMemory, Manager
 
@@ -19,8 +21,8 @@ from borrowed import CUDA, Exporter
 from compare import assert_same_bits
 from kvcache import TYPE_NAMES
 from node import INPUTS, node_model, node_types, session_of
-from test_schema import SCHEMA
 
+SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
 ONNX_TYPES = {name: element_type for element_type, name in TYPE_NAMES.items()}
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
 ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in SCHEMA["combinations"]]

@@ -10,14 +10,14 @@ import os
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from kvcache_ops import step_indices
 
 from compare import Arrays
 from device_call import EMULATED, DeviceArray, device_call, device_session, why_no_gpu
 from golden_cases import SUITES, GoldenCase, check_all
 from kvcache import DOMAIN
-from node import OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_of
-from setting import FLOAT, Setting
+from node import OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_for, types_of
+from setting import Setting
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -32,11 +32,9 @@ def gpu() -> None:
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
 def test_heads_that_are_too_long_are_refused(operator: str) -> None:
     """The node would fail in every call: refused when the session is made."""
-    required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
-    rows = ("query", "key", "value", "current_key", "current_value", "cache")
-    types = {name: FLOAT if name in rows else TensorProto.INT64 for name in required}
+    model = node_model(types_for(operator), dict(num_heads=2, head_dim=264), operator=operator)
     with pytest.raises(Exception, match=f"{operator} node 'cached': .*head_dim is 264, expected at most 256"):
-        device_session(node_model(types, dict(num_heads=2, head_dim=264), operator=operator))
+        device_session(model)
 
 
 def shapes_of(inputs: Arrays, num_repeat: int) -> dict[str, tuple[int, ...]]:
@@ -80,9 +78,7 @@ def test_golden_cases(suite: str) -> None:
 def one_token(setting: Setting, start: int, **changes: np.ndarray) -> Arrays:
     """A call that stores the first token of one sequence."""
     ones = np.ones((1, setting.num_heads, setting.head_dim), np.float32)
-    index = dict(seqstarts=[0, 1], kvstarts=[0, 1], cachestarts=[start], start_pos=[0], max_seqlen=1, max_kvlen=1)
-    arrays = {name: np.array(values, np.int64) for name, values in index.items()}
-    return dict(current_key=ones, current_value=ones) | arrays | changes
+    return dict(current_key=ones, current_value=ones) | step_indices([1], [0], cachestarts=[start])._asdict() | changes
 
 
 def test_refusals_of_the_host_and_of_the_device() -> None:

@@ -20,7 +20,6 @@ from kvcache_ops.manager import Step
 
 import continuous_batching
 import resuming
-from compare import assert_same_bits
 from decoder import Decoder
 from engine import Engine
 from kvcache import FORMATS, LAYOUT_AXES
@@ -83,38 +82,11 @@ def test_logits_are_those_of_full_recomputation(name: str, mode: str, page_size:
     assert worst_difference(served, name, key_form=key_form) <= BOUNDS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "page_size"),
-    [("float32", "paged", 3), ("float16", "runs", 1), ("int8", "runs", 1), ("int4", "paged", 3)],
-)
-def test_the_librarys_attention_gives_these_logits_too(name: str, mode: str, page_size: int) -> None:
-    """By one node for each layer or by two: the same bits, as near to full recomputation as float16 queries are."""
-    logits = []
-    for attention in ("fused", "packed"):
-        places = dict(max_t=192, mode=mode, page_size=page_size, cache_layout=page_size % len(LAYOUT_AXES))
-        engine = Engine(DECODER, FORMATS[name], **places, attention=attention)
-        served = requests()
-        serve(engine, served)
-        assert worst_difference(served, name) <= BOUNDS[name]
-        logits.append([rows for request in served for _, rows in request.logits])
-    for fused, packed in zip(*logits, strict=True):
-        assert_same_bits("logits", fused, packed)
-
-
 def test_attention_that_the_library_does_not_have() -> None:
     """Cells, raw keys and a given mask need the standard operators: refused in words."""
     for option in (dict(mode="cells"), dict(key_form="raw"), dict(given_mask=True)):
         with pytest.raises(ValueError, match="expected standard attention"):
             Engine(DECODER, FORMATS["float32"], max_t=32, attention="fused", **option)
-
-
-def test_who_finds_no_room_waits_and_computes_little_again() -> None:
-    """The youngest is preempted where the cache is full, comes back when another has left, and ends with its answer."""
-    engine = Engine(DECODER, FORMATS["float32"], max_t=96, mode="paged", page_size=4)
-    served = [Request(str(i), list(TEXT[7 * i :][:20].encode()), max_new_tokens=20, arrives=i) for i in range(4)]
-    assert any(turn.preempted for turn in serve(engine, served)), "the cache is full"
-    assert engine.manager.stats()["prefix_hits"] > 0
-    assert worst_difference(served, "float32") <= BOUNDS["float32"]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -14,8 +14,7 @@ from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
 from node import INPUTS, quiet_options
-from ragged import RaggedCache
-from setting import HALF, INT8, Setting
+from setting import HALF, INT8, Setting, one_call
 
 SETTING = Setting(HALF, INT8, HALF, quant_bit=8, num_layer=2, layer_idx=1, cache_mode=1, page_size=3, num_repeat=2)
 LEVELS = [
@@ -33,10 +32,7 @@ class Example:
     """A call of three sequences and what the oracle makes of it."""
 
     def __init__(self) -> None:
-        random = np.random.default_rng(21)
-        ragged = RaggedCache(random, [6, 5, 4], SETTING.page_size)
-        self.before = SETTING.memory(random, ragged.max_t)
-        self.inputs = SETTING.inputs(random, ragged.step(random, [0, 1, 2], [5, 1, 2]))
+        self.inputs, self.before = one_call(SETTING, [5, 1, 2])
         self.expected = self.before.copy()
         self.outputs = SETTING.oracle(self.inputs, self.expected)
 

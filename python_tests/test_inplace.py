@@ -13,8 +13,7 @@ from compare import assert_same_arrays, assert_same_bits
 from graph import Graph
 from kvcache import DOMAIN, ELEMENT_TYPES, create_session
 from node import quiet_options, session_of
-from ragged import RaggedCache
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
+from setting import FLOAT, HALF, INT4, INT8, Memory, Setting, one_call
 
 pytestmark = pytest.mark.runtime
 
@@ -30,11 +29,8 @@ class Example:
     """A call of two sequences and what it leads to: outputs and memory, from a call through a pointer binding."""
 
     def __init__(self, setting: Setting):
-        random = np.random.default_rng(7)
-        ragged = RaggedCache(random, [5, 4], setting.page_size if setting.cache_mode else None)
         self.setting = setting
-        self.before = setting.memory(random, ragged.max_t)
-        self.inputs = setting.inputs(random, ragged.step(random, [0, 1], [4, 2]))
+        self.inputs, self.before = one_call(setting, [4, 2])
         self.expected = self.before.copy()
         self.outputs = setting.run(self.inputs, self.expected)
         self.session = session_of(setting.model())

@@ -7,8 +7,9 @@ from math import prod
 
 import numpy as np
 import pytest
+from kvcache_ops import step_indices
 
-from compare import Arrays, assert_same_bits, assert_same_outputs
+from compare import assert_same_bits, assert_same_outputs
 from kvcache import BITS, LAYOUT_AXES, NUMPY_TYPES, cache_shape
 from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
 
@@ -47,14 +48,6 @@ def slots_of(setting: Setting, array: np.ndarray, max_t: int, slots: list[int]) 
     return rows.transpose(*(axes.index(axis) for axis in ("MaxT", "L", "2", "H")), 4)[slots, setting.layer_idx]
 
 
-def indices(starts: list, start_pos: list[int], seqlen: list[int]) -> Arrays:
-    """The index inputs of a call."""
-    kvlen = np.add(start_pos, seqlen)
-    names = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen")
-    values = np.cumsum([0, *seqlen]), np.cumsum([0, *kvlen]), starts, start_pos, max(seqlen), max(kvlen)
-    return {name: np.array(value, np.int64) for name, value in zip(names, values)}
-
-
 @pytest.mark.parametrize(
     ("types", "cache_layout"), list(zip(TYPES, range(len(LAYOUT_AXES)))), ids=["float32", "float16", "int8", "int4"]
 )
@@ -72,9 +65,10 @@ def test_both_ends_of_a_large_cache(types: dict[str, int], cache_layout: int) ->
     results = []
     for size in (max_t, 16):
         memory = memory_of(setting, size)
-        starts = [[0, 4], [size - 4, size - 8]] if cache_mode else [0, size - 8]
+        pages = dict(page_slots=[[0, 4], [size - 4, size - 8]], page_size=4)
+        places = pages if cache_mode else dict(cachestarts=[0, size - 8])
         outputs = [
-            setting.run(current | indices(starts, start_pos, seqlen), memory)
+            setting.run(current | step_indices(seqlen, start_pos, **places)._asdict(), memory)
             for current, start_pos, seqlen in zip(currents, ([0, 0], seqlens), (seqlens, [1, 1]))
         ]
         used = list(range(8)) + list(range(size - 8, size))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager
 
-from managed import MODES, make_arrays, make_manager, make_spec, refused
+from managed import MODES, make_manager, make_spec, refused
 
 FORMATS = {
     "float32": {},
@@ -17,8 +17,6 @@ FORMATS = {
     "int8": {"dtype": "float16", "quant_bit": 8, "quant_group": 2},
     "int4": {"quant_bit": 4, "quant_group": 2},
 }
-# The axis of slots in each layout.
-SLOTS = [0, 1, 2, 3]
 
 
 def filled(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -34,7 +32,7 @@ def filled(arrays: list[np.ndarray]) -> list[np.ndarray]:
 def test_rows_are_moved_in_place(mode: str, format: str, layout: int) -> None:
     """Codes and scales of all layers, keys and values, by a removal that closes up; no other slot changes."""
     spec = make_spec(mode, cache_layout=layout, **FORMATS[format])
-    arrays = [array for array in make_arrays(spec) if array is not None]
+    arrays = [array for array in spec.allocate() if array is not None]
     manager, memory = Manager(spec, mode=mode, key_form="raw"), HostMemory(spec, *arrays)
     assert memory.cache is arrays[0] and (memory.scale is arrays[1] if len(arrays) == 2 else memory.scale is None)
     s, other = manager.create(), manager.create()
@@ -45,7 +43,8 @@ def test_rows_are_moved_in_place(mode: str, format: str, layout: int) -> None:
     manager.update(memory)
     left = np.delete(np.arange(9), [2, 3, 4])
     for array, old in zip(arrays, before):
-        array, old = np.moveaxis(array, SLOTS[layout], 0), np.moveaxis(old, SLOTS[layout], 0)
+        # The axis of slots is the layout's number.
+        array, old = np.moveaxis(array, layout, 0), np.moveaxis(old, layout, 0)
         np.testing.assert_array_equal(array[manager.slots(s)], old[rows[left]])
         np.testing.assert_array_equal(array[manager.slots(other)], old[manager.slots(other)])
 
@@ -53,7 +52,7 @@ def test_rows_are_moved_in_place(mode: str, format: str, layout: int) -> None:
 def test_arrays_of_another_kind() -> None:
     """Each with its name, what was expected and what was given."""
     spec = make_spec(**FORMATS["int8"])
-    cache, scale = make_arrays(spec)
+    cache, scale = spec.allocate()
     shape = spec.cache_shape
     wrong_cache = [
         ("tensor_type", "int8", "uint8", cache.astype(np.uint8)),
@@ -79,12 +78,12 @@ def test_arrays_of_another_kind() -> None:
         with refused(kind, name="scale", expected=expected, got=got):
             HostMemory(spec, cache, array)
     with refused("scale_unexpected", name="scale", expected=None):
-        HostMemory(make_spec(), make_arrays(make_spec())[0], scale)
+        HostMemory(make_spec(), make_spec().allocate().cache, scale)
     odd = np.zeros(cache.size * 4 + 1, np.uint8)[1:].view(np.float32).reshape(shape)
     with refused("tensor_not_contiguous", name="cache"):
         HostMemory(make_spec(), odd)
     int4 = make_spec(**FORMATS["int4"])
-    packed, scale = make_arrays(int4)
+    packed, scale = int4.allocate()
     assert packed.shape[-1] == 2 and int4.cache_shape[-1] == 4
     with refused("tensor_shape", expected=packed.shape, got=int4.cache_shape):
         HostMemory(int4, np.zeros(int4.cache_shape, np.uint8), scale)
@@ -100,7 +99,7 @@ def test_arrays_of_another_kind() -> None:
 def test_arrays_are_looked_at_again() -> None:
     """One that has been made read-only, or another shape, is refused at its next use."""
     spec = make_spec()
-    cache, _ = make_arrays(spec)
+    cache, _ = spec.allocate()
     manager, memory = make_manager(spec), HostMemory(spec, cache)
     s = manager.create()
     cache.flags.writeable = False
@@ -121,7 +120,7 @@ def test_arrays_are_kept() -> None:
     class Array(np.ndarray):
         """An array that can be referred to weakly."""
 
-    cache = make_arrays(spec)[0].view(Array)
+    cache = spec.allocate().cache.view(Array)
     alive = weakref.ref(cache)
     memory = HostMemory(spec, cache)
     del cache

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager
 
-from managed import make, make_arrays, make_manager, make_spec, refused
+from managed import make, make_manager, make_spec, refused
 
 
 def saved(path: Path, mode: str = "paged") -> tuple[Manager, np.ndarray, list[int]]:
     """A session of two sequences with a common beginning, its manager and its cache."""
     spec = make_spec(mode)
-    cache, _ = make_arrays(spec)
+    cache, _ = spec.allocate()
     cache[...] = np.random.default_rng(3).standard_normal(cache.shape)
     manager, memory = make_manager(spec, mode), HostMemory(spec, cache)
     a = manager.create(salt=b"salt")

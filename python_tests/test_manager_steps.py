@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager, Step
 
-from managed import make, make_arrays, refused, sequence
+from managed import make, refused, sequence
 from test_manager_interface import TENSORS
 
 
@@ -214,7 +214,7 @@ def test_what_is_no_append_is_a_type_error() -> None:
     for appends in (None, 5, [s], [Append(s, n=1), (s, 1)], "appends"):
         with pytest.raises(TypeError):
             manager.begin_step(appends, memory)
-    for wrong in (None, make_arrays(manager.spec)[0]):
+    for wrong in (None, manager.spec.allocate().cache):
         with pytest.raises(TypeError):
             manager.begin_step([Append(s, n=1)], wrong)
     other, _ = make(max_tokens=32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager, ManagerError
 
-from managed import MODES, make, make_arrays, make_manager, make_spec, sequence
+from managed import MODES, make, make_manager, make_spec, sequence
 
 
 def longest_pause(call) -> tuple[float, float]:
@@ -38,7 +38,7 @@ def longest_pause(call) -> tuple[float, float]:
 def test_other_threads_run_while_bytes_move(tmp_path) -> None:
     """Copies and rotations of an update, saving and loading: of each, a small part at most holds the GIL."""
     spec = make_spec("runs", max_tokens=6000, num_layers=8, num_kv_heads=8, head_dim=64)
-    manager, memory = make_manager(spec), HostMemory(spec, *make_arrays(spec))
+    manager, memory = make_manager(spec), HostMemory(spec, *spec.allocate())
     s = sequence(manager, memory, 5000)
     path = tmp_path / "session"
 
@@ -46,7 +46,7 @@ def test_other_threads_run_while_bytes_move(tmp_path) -> None:
         manager.seq_rm(s, 2000, 2500)
         manager.seq_add(s, 2500, -1, -500)
 
-    loaded, elsewhere = make_manager(spec), HostMemory(spec, *make_arrays(spec))
+    loaded, elsewhere = make_manager(spec), HostMemory(spec, *spec.allocate())
     edit()
     calls = dict(
         update=lambda: manager.update(memory),
@@ -108,7 +108,7 @@ def test_threads_share_a_manager(mode: str) -> None:
 def test_threads_share_memory() -> None:
     """Managers on one HostMemory wait for each other instead of failing."""
     spec = make_spec("runs", max_tokens=600, num_layers=4, num_kv_heads=8, head_dim=64)
-    memory = HostMemory(spec, *make_arrays(spec))
+    memory = HostMemory(spec, *spec.allocate())
     failures = []
 
     def work() -> None:

@@ -20,7 +20,6 @@ from node import DOMAINS, OPERATORS, PACKED_INPUTS, node_types
 from pmx_export import export
 from pmx_params import Params, random_weights
 from pmx_steps import Steps
-from ragged import RaggedCache
 from setting import FLOAT, HALF, INT4, LEGAL_TYPES, Setting
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,21 +58,6 @@ def test_the_schemas_are_those_of_the_yaml(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(ROOT / "python/schemas.py"), run_name="__main__")
     assert end.value.code == 0
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", ["KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention"])
-def test_schemas_in_both_domains(name: str, domain: str) -> None:
-    """Names, defaults and what is required are the specification's."""
-    schema = defs.get_schema(name, 1, domain)
-    attributes = {a.name: a for a in schema.attributes.values()}
-    if name != "MultiHeadAttention":
-        assert attributes["page_size"].default_value.i == 128 and not attributes["page_size"].required
-        assert "Written in place." in next(i for i in schema.inputs if i.name == "cache").description
-    if name != "KeyValueCache":
-        assert attributes["num_heads"].required and attributes["is_causal"].default_value.i == 1
-    last = schema.inputs[-1]
-    assert last.option == defs.OpSchema.FormalParameterOption.Optional
 
 
 @pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx"])
@@ -175,7 +159,7 @@ def test_onnxscript() -> None:
 def evaluate(setting: Setting, domain: str) -> None:
     """Two calls of the evaluator on one cache are the oracle's, in outputs and in what is stored."""
     random = np.random.default_rng(5)
-    ragged = RaggedCache(random, [6, 7, 4], setting.page_size if setting.cache_mode else None)
+    ragged = setting.ragged(random, [6, 7, 4])
     memory = setting.memory(random, ragged.max_t)
     types = node_types(setting.t1, setting.t2, setting.t3)
     given = {name: value for name, value in setting.attributes.items() if value != getattr(Setting(), name)}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from compare import Arrays, assert_same_arrays, assert_same_bits, assert_same_outputs
-from kvcache import LAYOUT_AXES, create_session, find_library
+from compare import assert_same_arrays, assert_same_bits, assert_same_outputs
+from kvcache import create_session, find_library
 from node import (
     DOMAINS,
     RUNTIME,
@@ -17,30 +17,17 @@ from node import (
     quiet_options,
     refusal_of,
     session_of,
+    types_for,
 )
-from ragged import RaggedCache
-from setting import FLOAT, INT4, INT8, Memory, Setting
+from setting import FLOAT, INT4, INT8, Setting, one_call
 
 pytestmark = pytest.mark.runtime
 
-OUT_OF_RANGE = dict(num_layer=0, layer_idx=1, quant_bit=2, quant_group=0, num_repeat=0, cache_mode=2)
-OUT_OF_RANGE |= dict(cache_layout=len(LAYOUT_AXES), page_size=-(2**63))
-
-
-def one_call(setting: Setting) -> tuple[Arrays, Memory]:
-    """Inputs of a call of two sequences, and the in-out tensors."""
-    random = np.random.default_rng(14)
-    ragged = RaggedCache(random, [300, 2], setting.page_size if setting.cache_mode else None)
-    memory = setting.memory(random, ragged.max_t)
-    return setting.inputs(random, ragged.step(random, [0, 1], [300, 1])), memory
-
 
 @pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", OUT_OF_RANGE)
-def test_an_attribute_that_cannot_be(domain: str, name: str) -> None:
-    """The message names the attribute and its value; one of another type is never replaced by the default."""
-    message = refusal_of(node_model(node_types(FLOAT, FLOAT), {name: OUT_OF_RANGE[name]}, domain=domain))
-    assert name in message and str(OUT_OF_RANGE[name]) in message
+@pytest.mark.parametrize("name", Setting().attributes)
+def test_an_attribute_of_another_type(domain: str, name: str) -> None:
+    """The message names it; it is never replaced by the default."""
     for value in (2.0, "2", [1, 1], [1.5]):
         message = refusal_of(node_model(node_types(FLOAT, FLOAT), {name: value}, domain=domain))
         assert name in message and "int" in message
@@ -55,25 +42,21 @@ def test_a_cache_that_is_an_initializer(operator: str, domain: str, held: str) -
     """It would be the session's own state, which no caller can see: refused."""
     shape = [4, 1, 2, 2, 8] if domain == DOMAINS[0] else [1, 1, 2, 4, 2, 8]
     array = np.zeros(shape, np.int8) if held == "cache" else np.zeros([*shape[:-1], 1], np.float32)
-    types = dict.fromkeys(("query", "current_key", "current_value", "scale"), FLOAT) | dict(cache=INT8)
-    names = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen")
-    types |= dict.fromkeys(names if domain == DOMAINS[0] else ("start_pos",), TensorProto.INT64)
-    attributes = dict(quant_bit=8)
-    if operator == "KeyValueCache":
-        del types["query"]
-        types.pop("decoding_batches", None)
+    if domain == DOMAINS[0]:
+        types = types_for(operator, cache=INT8, scale=FLOAT)
     else:
-        attributes |= dict(num_heads=4, head_dim=8, num_kv_heads=2)
+        types = dict(current_key=FLOAT, current_value=FLOAT, start_pos=TensorProto.INT64, cache=INT8, scale=FLOAT)
+    heads = {} if operator == "KeyValueCache" else dict(num_heads=4, head_dim=8, num_kv_heads=2)
     del types[held]
     initializers = (numpy_helper.from_array(array, held),)
-    model = node_model(types, attributes, operator=operator, domain=domain, initializers=initializers)
+    model = node_model(types, dict(quant_bit=8) | heads, operator=operator, domain=domain, initializers=initializers)
     assert f"{held} is an initializer" in refusal_of(model)
 
 
 def test_a_legacy_page_table() -> None:
     """Paged mode with a rank-1 `cachestarts`, declared or fed, is a graph from before pages existed: refused."""
     setting = Setting(cache_mode=1, page_size=4)
-    inputs, memory = one_call(setting)
+    inputs, memory = one_call(setting, [300, 1])
     inputs["cachestarts"] = np.arange(4)
     before = memory.copy()
     for shapes in ({}, {"cachestarts": ["slots"]}):
@@ -91,7 +74,7 @@ def test_a_legacy_page_table() -> None:
 def test_domains_and_absent_attributes(setting: Setting) -> None:
     """A node without attributes but those that switch others on does what one with each default written out does; and
     a graph of the older domain gets the same bits."""
-    inputs, before = one_call(setting)
+    inputs, before = one_call(setting, [300, 1])
     expected_memory = before.copy()
     expected = setting.run(inputs, expected_memory)
     needed = {name: getattr(setting, name) for name in ("quant_bit", "cache_mode") if getattr(setting, name)}
@@ -105,7 +88,7 @@ def test_domains_and_absent_attributes(setting: Setting) -> None:
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty-named last input")
 def test_an_empty_named_scale_is_an_absent_one() -> None:
     """Exporters write "" for an optional input that is left out."""
-    inputs, memory = one_call(Setting())
+    inputs, memory = one_call(Setting(), [300, 1])
     key, _ = Setting().run(inputs, memory, session_of(node_model(node_types(FLOAT, FLOAT), {}, empty_scale=True)))
     assert_same_bits("key", key, inputs["current_key"])
     assert "scale" in refusal_of(node_model(node_types(FLOAT, INT8), dict(quant_bit=8), empty_scale=True))
@@ -114,7 +97,7 @@ def test_an_empty_named_scale_is_an_absent_one() -> None:
 def test_a_session_works_after_a_refused_call() -> None:
     """After an error the same session serves the same caller, and the cache is as it was."""
     setting = Setting()
-    inputs, memory = one_call(setting)
+    inputs, memory = one_call(setting, [300, 1])
     before = memory.copy()
     for wrong in (dict(start_pos=inputs["start_pos"] - 1), dict(kvstarts=inputs["kvstarts"] + 1)):
         with pytest.raises(Exception, match="|".join(wrong)):
@@ -125,7 +108,7 @@ def test_a_session_works_after_a_refused_call() -> None:
 
 def test_sessions_and_options_of_their_own() -> None:
     """Any number of sessions register the library, and it outlives each of them; options that have it do so once."""
-    inputs, memory = one_call(Setting())
+    inputs, memory = one_call(Setting(), [300, 1])
     for _ in range(3):
         key, _ = Setting().run(inputs, memory, create_session(Setting().model(), quiet_options()))
         assert_same_bits("key", key, inputs["current_key"])

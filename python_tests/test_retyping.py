@@ -21,8 +21,7 @@ from compare import Arrays, assert_same_arrays, assert_same_bits
 from graph import Graph
 from kvcache import DOMAIN, create_session
 from node import DOMAINS, OPERATORS, PACKED_INPUTS, RUNTIME, quiet_options, run_node
-from ragged import RaggedCache
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
+from setting import FLOAT, HALF, INT4, INT8, Memory, Setting, one_call
 
 pytestmark = pytest.mark.runtime
 
@@ -45,12 +44,9 @@ UNITS = {"MatMul": np.eye(16), "Einsum": np.eye(16), "Add": np.zeros(1), "Mul": 
 ROWS = ("query", "key", "value", "current_key", "current_value")
 
 
-def one_call(node: Setting | Attention) -> tuple[Arrays, Memory]:
+def one_float16_call(node: Setting | Attention) -> tuple[Arrays, Memory]:
     """The inputs of a call, and a cache. A product by a matrix makes 0 of -0, so there is none; rows are float16."""
-    random = np.random.default_rng(41)
-    ragged = RaggedCache(random, [6, 5], node.cached.page_size if node.cached.cache_mode else None)
-    memory = node.cached.memory(random, ragged.max_t)
-    inputs = node.inputs(random, ragged.step(random, [0, 1], [3, 2]))
+    inputs, memory = one_call(node, [3, 2])
     return {
         name: x if x.dtype == np.int64 else (x + x.dtype.type(0)).astype(np.float16).astype(x.dtype)
         for name, x in inputs.items()
@@ -144,7 +140,7 @@ def check_stored(
     """A session of the model stores what the node by itself does, and gives that behind the last neighbors."""
     options = quiet_options()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    inputs, memory = one_call(node)
+    inputs, memory = one_float16_call(node)
     expected_memory = memory.copy()
     rows = {name: x if unit else through(before, x) for name, x in inputs.items() if name in ROWS}
     expected = node.run(inputs | rows, expected_memory)
@@ -197,7 +193,7 @@ def test_attention_over_packed_rows_has_the_same_bits_anyway() -> None:
     """Computed in float32 and rounded once, as the float16 node does."""
     attention = Attention(CACHES[0])
     random = np.random.default_rng(42)
-    inputs, _ = one_call(attention)
+    inputs, _ = one_float16_call(attention)
     shape = (5, attention.cached.num_heads, attention.cached.head_dim)
     key, value = (random_rows(random, shape, HALF) + np.float16(0) for _ in range(2))
     given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from kvcache_ops import step_indices
 from onnx import TensorProto
 from onnx.compose import add_prefix
 
@@ -47,13 +48,11 @@ def test_both_operators_are_in_one_graph() -> None:
     both.opset_import.append(dynamic.opset_import[1])
 
     current = np.ones((1, 1, 2, 8), np.float32)
-    index = lambda *numbers: np.array(numbers, np.int64)  # noqa: E731
     inputs = dict(
-        current_key=current, current_value=-current, start_pos=index(1), cache=np.zeros((1, 1, 2, 4, 2, 8), "f")
+        current_key=current, current_value=-current, start_pos=np.array([1]), cache=np.zeros((1, 1, 2, 4, 2, 8), "f")
     )
     of_dynamic = dict(current_key=current[0], current_value=-current[0], cache=np.zeros((4, 1, 2, 2, 8), "f"))
-    of_dynamic |= dict(seqstarts=index(0, 1), kvstarts=index(0, 3), cachestarts=index(1), start_pos=index(2))
-    of_dynamic |= dict(max_seqlen=index(1), max_kvlen=index(3))
+    of_dynamic |= step_indices([1], [2], cachestarts=[1])._asdict()
     inputs |= {f"dynamic/{name}": array for name, array in of_dynamic.items()}
     key, _, dynamic_key, _ = run_node(session_of(both.SerializeToString()), inputs)
     assert (key.shape, dynamic_key.shape) == ((1, 2, 2, 8), (3, 2, 8))

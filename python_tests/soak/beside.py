@@ -11,6 +11,7 @@ from pathlib import Path
 
 import kvcache_ops
 import numpy as np
+import pytest
 from kvcache_ops import KvCacheError
 from kvcache_ops.manager import Append, CapacityError, HostMemory, ManagerError
 
@@ -142,10 +143,7 @@ class Refusals:
     def refuse(self, error: type[BaseException], text: str, call: Callable[..., object], *arguments: object) -> None:
         """The call must raise this, with that in its message or as its kind."""
         self.counts["refusals"] += 1
-        try:
+        with pytest.raises(error) as refusal:
             call(*arguments)
-        except error as refusal:
-            said = f"{getattr(refusal, 'kind', '')}: {refusal}"
-            assert text in said, f"expected {text!r} in {said}"
-        else:
-            raise AssertionError(f"expected {error.__name__} with {text!r}, got no exception")
+        said = f"{getattr(refusal.value, 'kind', '')}: {refusal.value}"
+        assert text in said, f"expected {text!r} in {said}"

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import onnxruntime
+from kvcache_ops import step_indices
 from kvcache_ops.manager import CacheSpec, HostMemory, Manager, Step
 
 from attention_node import Attention
@@ -37,10 +38,7 @@ def new_session(node: Node, threads: int = 1, arena: bool = True) -> onnxruntime
 
 def one_sequence(tokens: int) -> Arrays:
     """The index inputs of a prompt alone in a cache, in offset mode."""
-    starts, length, zero = np.array([0, tokens]), np.array(tokens), np.zeros(1, np.int64)
-    return dict(
-        seqstarts=starts, kvstarts=starts, cachestarts=zero, start_pos=zero, max_seqlen=length, max_kvlen=length
-    )
+    return step_indices([tokens], [0], cachestarts=[0])._asdict()
 
 
 def row_ids(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
