@@ -22,14 +22,13 @@ PREFIX ?= /usr/local
 .PHONY: install-capi
 install-capi:
 	cargo build --release --locked -p kvcache-capi
-	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include/dlpack"
+	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include"
 	version=$$(cargo pkgid -p kvcache-capi | sed 's/.*[@#]//') && \
 	soname=$$(objdump -p "$(TARGET)/release/libkvcache.so" | sed -n 's/.*SONAME *//p') && \
 	cd "$(DESTDIR)$(PREFIX)/lib" && install "$(TARGET)/release/libkvcache.so" "libkvcache.so.$$version" && \
 	ln -sf "libkvcache.so.$$version" "$$soname" && ln -sf "$$soname" libkvcache.so
 	install -m 644 "$(TARGET)/release/libkvcache.a" "$(DESTDIR)$(PREFIX)/lib"
 	install -m 644 capi/include/kvcache.h "$(DESTDIR)$(PREFIX)/include"
-	install -m 644 capi/include/dlpack/dlpack.h capi/include/dlpack/LICENSE "$(DESTDIR)$(PREFIX)/include/dlpack"
 	version=$$(cargo pkgid -p kvcache-capi | sed 's/.*[@#]//'); \
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e "s|@VERSION@|$$version|" capi/kvcache.pc.in \
 		> "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kvcache.pc"

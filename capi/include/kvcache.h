@@ -19,7 +19,48 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/*
+ * A borrowed tensor as DLPack 1 declares it: by <dlpack/dlpack.h> where there is one, and otherwise here. Include a copy
+ * of it that has another name before this header.
+ */
+#ifdef __has_include
+#if __has_include(<dlpack/dlpack.h>)
 #include <dlpack/dlpack.h>
+#endif
+#endif
+#ifndef DLPACK_DLPACK_H_
+#ifdef __cplusplus
+typedef enum : int32_t {
+#else
+typedef enum {
+#endif
+  kDLCPU = 1
+} DLDeviceType;
+
+typedef struct {
+  DLDeviceType device_type;
+  int32_t device_id;
+} DLDevice;
+
+typedef enum { kDLInt = 0, kDLUInt = 1, kDLFloat = 2 } DLDataTypeCode;
+
+typedef struct {
+  uint8_t code;   /* a DLDataTypeCode */
+  uint8_t bits;   /* of a lane */
+  uint16_t lanes; /* 1 */
+} DLDataType;
+
+typedef struct {
+  void *data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t *shape;       /* of ndim numbers */
+  int64_t *strides;     /* in elements; NULL is row-major order */
+  uint64_t byte_offset; /* from data to the first element */
+} DLTensor;
+#endif
 
 /* The version of this header; kvcache_version() gives that of the library. */
 #define KVCACHE_VERSION_MAJOR 0

@@ -9,12 +9,13 @@ fn the_header_is_that_of_the_sources() {
     let mut config = cbindgen::Config::from_root_or_default(root);
     let [major, minor, patch] =
         [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
-    config.after_includes = Some(format!(
-        "\n/* The version of this header; kvcache_version() gives that of the library. */\n\
+    let version = format!(
+        "\n\n/* The version of this header; kvcache_version() gives that of the library. */\n\
          #define KVCACHE_VERSION_MAJOR {major}\n\
          #define KVCACHE_VERSION_MINOR {minor}\n\
          #define KVCACHE_VERSION_PATCH {patch}"
-    ));
+    );
+    config.after_includes.get_or_insert_default().push_str(&version);
     let mut made = Vec::new();
     cbindgen::generate_with_config(root, config).unwrap().write(&mut made);
     // Rust's heading of what a caller must see to.

@@ -119,10 +119,10 @@ int main(void)
     refused(kvcache_run(op, &inputs, &cache, NULL, &key, &value, NULL), "kvlen_mismatch", "batch 0");
     kvstarts_data[1] = 4;
     DLTensor broken = cache;
-    broken.device.device_type = kDLCUDA;
+    broken.device.device_type = (DLDeviceType)2; /* CUDA */
     refused(kvcache_check(op, &inputs, &broken, NULL, shape), "device", "cuda:0");
     broken = cache;
-    broken.dtype.code = kDLBfloat;
+    broken.dtype.code = 4; /* bfloat16 */
     broken.dtype.bits = 16;
     refused(kvcache_check(op, &inputs, &broken, NULL, shape), "element_type", "cache");
     broken = cache;
