@@ -7,7 +7,7 @@ use std::path::Path;
 
 use kvcache_conformance::attention::{Case, Operator, Step, cases, read_cases};
 use kvcache_conformance::backends::{Attention, read};
-use kvcache_conformance::{CallResult, Expected, Implementation, Outcome, Tensor, run};
+use kvcache_conformance::{CallResult, Expected, Implementation, Outcome, Tensor};
 use kvcache_op::cuda::{
     self, Cuda, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceInputs, Finding,
     OutputRows,
@@ -19,6 +19,7 @@ use kvcache_op::{
 use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, Writable, outcome, shift};
+use crate::golden::pass;
 use crate::oracle::numbers;
 use crate::status::of_numbers;
 
@@ -161,15 +162,7 @@ impl Implementation<Case> for AttentionOnDevice<'_> {
 }
 
 pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    for unaligned in [false, true] {
-        let cases = gpu.some(attention_cases()?, unaligned)?;
-        let report = run(&AttentionOnDevice { gpu, unaligned }, &cases);
-        println!("{} passed, {} failed, {} unsupported", report.passed(), report.failed(), report.unsupported());
-        if report.failed() > 0 || report.passed() < cases.len() / 2 {
-            return Err(report.to_string().into());
-        }
-    }
-    Ok(())
+    pass(gpu, attention_cases, |unaligned| AttentionOnDevice { gpu, unaligned })
 }
 
 /// An int64 input, and what is changed of it.

@@ -6,12 +6,13 @@ use std::error::Error;
 use std::path::Path;
 
 use kvcache_conformance::static_batching::{Case, Step, StepInputs, read_cases};
-use kvcache_conformance::{CallResult, Implementation, Tensor, run};
+use kvcache_conformance::{CallResult, Implementation, Tensor};
 use kvcache_op::StaticKeyValueCache;
 use kvcache_op::cuda::{self, DeviceOutputs, StaticDeviceInputs};
 use libtest_mimic::Failed;
 
-use crate::device::{Buffer, Gpu, Writable, outcome, shift};
+use crate::device::{Buffer, Gpu, Writable, shift};
+use crate::golden::{pass, results};
 
 /// The golden cases.
 fn cases() -> Result<Vec<Case>, Failed> {
@@ -28,24 +29,6 @@ struct OnDevice<'a> {
 }
 
 impl OnDevice<'_> {
-    fn run(&self, case: &Case) -> Result<Vec<CallResult>, Box<dyn Error>> {
-        let of = |tensor| Buffer::of(self.gpu, tensor, shift(tensor.element(), self.unaligned));
-        let mut cache = of(&case.cache)?;
-        let mut scale = case.scale.as_ref().map(of).transpose()?;
-        let mut results = Vec::new();
-        for step in &case.steps {
-            let outputs = match StaticKeyValueCache::new(case.attributes.clone()) {
-                Ok(op) => self.call(&op, step, &mut cache, scale.as_mut()),
-                Err(error) => Err(cuda::Error::from(error).into()),
-            };
-            let outcome = outcome(outputs)?;
-            self.gpu.nothing_found()?;
-            let scale = scale.as_ref().map(|scale| scale.download(self.gpu)).transpose()?;
-            results.push(CallResult { outcome, cache: Some(cache.download(self.gpu)?), scale });
-        }
-        Ok(results)
-    }
-
     /// A call with tensors of the host, done when this returns; only cache and scale stay on the GPU.
     fn call(
         &self,
@@ -86,18 +69,15 @@ impl OnDevice<'_> {
 
 impl Implementation<Case> for OnDevice<'_> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        self.run(case).map_err(|error| error.to_string())
+        let results = results(self.gpu, case, self.unaligned, |step, cache, scale| {
+            let op = StaticKeyValueCache::new(case.attributes.clone()).map_err(cuda::Error::from)?;
+            self.call(&op, step, cache, scale)
+        });
+        results.map_err(|error| error.to_string())
     }
 }
 
 /// The host refuses everything itself, so every case is run.
 pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    for unaligned in [false, true] {
-        let cases = gpu.some(cases()?, unaligned)?;
-        let report = run(&OnDevice { gpu, unaligned }, &cases);
-        if report.passed() < cases.len() {
-            return Err(report.to_string().into());
-        }
-    }
-    Ok(())
+    pass(gpu, cases, |unaligned| OnDevice { gpu, unaligned })
 }
