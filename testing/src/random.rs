@@ -1,12 +1,13 @@
 //! Random legal calls of dynamic batching, as proptest wants them: the [conformance kit's](kvcache_conformance::random)
 //! generator, from a seed.
 
+use crate::attention_model::int64s;
 pub use crate::random_tensors::After;
 use crate::random_tensors::{Output, vector};
-use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::{read, write};
 use kvcache_conformance::random::Entropy;
 pub use kvcache_conformance::random::{Plan, Planned};
+use kvcache_conformance::{StepInputs, Tensor};
 use kvcache_op::{Attributes, Backend, Call, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs};
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -68,6 +69,21 @@ impl RandomCall {
                 max_seqlen: (&100_000).into(),
                 max_kvlen: (&100_000).into(),
             },
+        }
+    }
+
+    /// The inputs as golden cases have them.
+    pub fn step_inputs(&self) -> StepInputs {
+        let vector = |values: &[i64]| int64s(vec![values.len()], values);
+        StepInputs {
+            current_key: self.current[0].clone(),
+            current_value: self.current[1].clone(),
+            seqstarts: vector(&self.seqstarts),
+            kvstarts: vector(&self.kvstarts),
+            cachestarts: self.cachestarts.clone(),
+            start_pos: vector(&self.start_pos),
+            max_seqlen: int64s(vec![], &[1 << 20]),
+            max_kvlen: int64s(vec![1], &[1 << 20]),
         }
     }
 

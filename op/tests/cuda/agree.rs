@@ -3,7 +3,7 @@
 use std::env;
 use std::error::Error;
 
-use kvcache_conformance::{StepInputs, Tensor};
+use kvcache_conformance::Tensor;
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Backend, KeyValueCache, Serial};
 use libtest_mimic::Failed;
@@ -11,23 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
 use crate::device::{Buffer, Gpu, call, shift};
-use crate::status::of_numbers;
 use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
-
-/// A random call's inputs as the golden cases have them.
-pub fn step_inputs(call: &RandomCall) -> StepInputs {
-    let vector = |numbers: &[i64]| of_numbers(numbers, &[numbers.len()]);
-    StepInputs {
-        current_key: call.current[0].clone(),
-        current_value: call.current[1].clone(),
-        seqstarts: vector(&call.seqstarts),
-        kvstarts: vector(&call.kvstarts),
-        cachestarts: call.cachestarts.clone(),
-        start_pos: vector(&call.start_pos),
-        max_seqlen: of_numbers(&[1 << 20], &[]),
-        max_kvlen: of_numbers(&[1 << 20], &[1]),
-    }
-}
 
 /// What the reference makes of a call.
 pub fn reference(call: &RandomCall) -> After {
@@ -39,7 +23,7 @@ fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, B
     let mut cache = of(&random.cache)?;
     let mut scale = random.scale.as_ref().map(of).transpose()?;
     let op = KeyValueCache::new(random.attributes.clone())?;
-    let outputs = call(gpu, &op, &step_inputs(random), (&mut cache, scale.as_mut()), unaligned)?;
+    let outputs = call(gpu, &op, &random.step_inputs(), (&mut cache, scale.as_mut()), unaligned)?;
     gpu.nothing_found()?;
     let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
     Ok(After { key: outputs.key, value: outputs.value, cache: cache.download(gpu)?, scale })

@@ -7,7 +7,6 @@ use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
-use crate::agree::step_inputs;
 use crate::device::{Buffer, Gpu, Outputs, call};
 use crate::golden::cases;
 use crate::host::left_to_device;
@@ -85,7 +84,7 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let seen = std::cell::Cell::new(0);
     let outcome = runner.run(&broken, |(call, changes)| {
-        let mut inputs = step_inputs(&call);
+        let mut inputs = call.step_inputs();
         for (input, index, value) in changes {
             let tensor = match input {
                 0 => &mut inputs.seqstarts,

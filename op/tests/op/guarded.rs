@@ -4,8 +4,8 @@
 //! (non-temporal stores). Random calls run in processes of their own, so that the smallest failing call is reported;
 //! the golden case that failed is the last that `--nocapture` prints.
 
-use kvcache_conformance::{Expected, Tensor, cases};
-use kvcache_op::{Attributes, Backend, ElementType, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_conformance::{Expected, NamedInputs, StepInputs, Tensor, cases};
+use kvcache_op::{Attributes, Backend, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use kvcache_testing::backends::backends;
 use kvcache_testing::guarded::{Guard, Guarded};
 use kvcache_testing::random::{After, RandomCall, calls};
@@ -14,8 +14,7 @@ use proptest::prelude::*;
 /// Everything that a call reads, and its state.
 struct GuardedCall<'a> {
     attributes: &'a Attributes,
-    /// In the operator's order, up to `max_kvlen`.
-    inputs: [&'a Tensor; 8],
+    inputs: &'a StepInputs,
     cache: &'a Tensor,
     scale: Option<&'a Tensor>,
 }
@@ -24,15 +23,15 @@ impl GuardedCall<'_> {
     /// What the call leaves behind, with every tensor guarded.
     fn run(&self, backend: Backend, guard: Guard) -> After {
         let op = KeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
-        let inputs = self.inputs.map(|input| Guarded::new(input, guard));
+        let inputs: Vec<_> = self.inputs.named().into_iter().map(|(_, input)| Guarded::new(input, guard)).collect();
         let [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen] =
-            inputs.each_ref().map(Guarded::read);
+            inputs.iter().map(Guarded::read).collect::<Vec<_>>().try_into().unwrap();
         let indices = IndexInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen };
         let inputs = Inputs { current_key, current_value, indices };
         let mut cache = Guarded::new(self.cache, guard);
         let mut scale = self.scale.map(|scale| Guarded::new(scale, guard));
         let call = op.check(&inputs, cache.write(), scale.as_mut().map(Guarded::write)).unwrap();
-        let output = Tensor::zeros(self.inputs[0].element(), call.output_shape().to_vec()).unwrap();
+        let output = Tensor::zeros(self.inputs.current_key.element(), call.output_shape().to_vec()).unwrap();
         let (mut key, mut value) = (Guarded::new(&output, guard), Guarded::new(&output, guard));
         call.run(Outputs { key: key.write(), value: value.write() }, &Serial).unwrap();
         After {
@@ -59,22 +58,7 @@ fn golden_calls_stay_inside_their_operands() {
         let (mut cache, mut scale) = (&case.cache, case.scale.as_ref());
         for step in &case.steps {
             let Expected::Success(after) = &step.expected else { continue };
-            let i = &step.inputs;
-            let operands = GuardedCall {
-                attributes: &case.attributes,
-                inputs: [
-                    &i.current_key,
-                    &i.current_value,
-                    &i.seqstarts,
-                    &i.kvstarts,
-                    &i.cachestarts,
-                    &i.start_pos,
-                    &i.max_seqlen,
-                    &i.max_kvlen,
-                ],
-                cache,
-                scale,
-            };
+            let operands = GuardedCall { attributes: &case.attributes, inputs: &step.inputs, cache, scale };
             let reference = operands.run(Backend::Reference, Guard::Behind);
             assert_eq!(operands.disagreement(&reference), None, "{}", case.name);
             (cache, scale) = (after.cache.as_ref().expect("there is one"), after.scale.as_ref());
@@ -84,23 +68,10 @@ fn golden_calls_stay_inside_their_operands() {
     assert!(calls > 0);
 }
 
-fn indices(shape: &[usize], indices: &[i64]) -> Tensor {
-    let bytes: Vec<_> = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
-    Tensor::new(ElementType::Int64, shape.to_vec(), &bytes).unwrap()
-}
-
 /// The random call between guards.
 fn disagreement(call: &RandomCall) -> Option<(Backend, Guard)> {
-    let vector = |starts: &[i64]| indices(&[starts.len()], starts);
-    let [current_key, current_value] = &call.current;
-    let (seqstarts, kvstarts) = (vector(&call.seqstarts), vector(&call.kvstarts));
-    let (start_pos, hint) = (vector(&call.start_pos), indices(&[], &[1000]));
-    let operands = GuardedCall {
-        attributes: &call.attributes,
-        inputs: [current_key, current_value, &seqstarts, &kvstarts, &call.cachestarts, &start_pos, &hint, &hint],
-        cache: &call.cache,
-        scale: call.scale.as_ref(),
-    };
+    let inputs = &call.step_inputs();
+    let operands = GuardedCall { attributes: &call.attributes, inputs, cache: &call.cache, scale: call.scale.as_ref() };
     let reference = call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).unwrap());
     operands.disagreement(&reference)
 }
