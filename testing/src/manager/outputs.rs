@@ -87,11 +87,12 @@ pub fn run_operator(
 
 /// Compares the step's masks with the rule: same sequence, not later, and within the window or a sink.
 pub fn check_masks(step: &Step<'_>, queries: &[Query], keys: &[Key], window: Option<usize>, sink: usize, cells: bool) {
-    let slopes = [0.5_f32, 0.0625];
+    let slopes = [0.5_f32, 0.0625, -31.7];
+    let some = keys.len() % 12;
     let cases = [
         (MaskSpec::causal(), window, None),
         (MaskSpec::causal().window(MaskWindow::None).padded(3, 40), None, None),
-        (MaskSpec::causal().window(MaskWindow::Some(3)).alibi(&slopes), Some(3), Some(slopes)),
+        (MaskSpec::causal().window(MaskWindow::Some(some)).alibi(&slopes), Some(some), Some(slopes)),
     ];
     for (spec, window, slopes) in cases {
         let shape = step.mask_shape(&spec);
