@@ -106,17 +106,6 @@ proptest! {
 }
 
 #[test]
-fn a_removal_from_the_front_of_a_run_changes_its_start_alone() {
-    let (mut manager, mut memory) = made(Mode::Runs, 64);
-    let seq = sequence(&mut manager, &mut memory, 20);
-    manager.seq_rm(seq, ..5).unwrap();
-    assert_eq!(moved(&mut manager, &mut memory), 0);
-    assert!(manager.slots(seq).unwrap().eq(5..20));
-    let step = manager.begin_step(&[Append::count(seq, 1)]).unwrap().apply(&mut memory).unwrap();
-    assert_eq!((step.cachestarts()[[0]], step.start_pos()[0]), (5, 15));
-}
-
-#[test]
 fn a_run_grows_in_place_or_moves_to_twice_its_reserve() {
     let (mut manager, mut memory) = made(Mode::Runs, 64);
     let a = manager.create_with(&kvcache_manager::Create { reserve: 4, salt: &[] });

@@ -3,7 +3,6 @@
 
 mod edits;
 mod golden;
-mod keys;
 mod mutations;
 mod prefix;
 mod refusals;

@@ -2,11 +2,9 @@
 //! a step shares with itself.
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{
-    Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
-};
-
+use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, RowCopy, SeqId};
 use kvcache_testing::manager::copies::Copies;
+use kvcache_testing::manager::memory::{Faults, Memory};
 
 /// The copies that a step would make.
 fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {
@@ -46,15 +44,6 @@ fn prefill(manager: &mut Manager, prompt: &[u32]) -> (SeqId, i64) {
 
 fn slots(manager: &Manager, seq: SeqId) -> Vec<usize> {
     manager.slots(seq).unwrap().collect()
-}
-
-#[test]
-fn one_token_is_always_computed() {
-    let mut manager = manager(32);
-    prefill(&mut manager, &prompt(&[10, 20], 1));
-    assert_eq!(prefill(&mut manager, &prompt(&[10, 20], 0)).1, 4);
-    assert_eq!(prefill(&mut manager, &prompt(&[10, 20], 1)).1, 8);
-    assert_eq!(prefill(&mut manager, &[10]).1, 0);
 }
 
 #[test]
@@ -101,28 +90,6 @@ fn cached_pages_go_least_recently_used_first_and_the_last_of_a_sequence_first() 
     assert_eq!(prefill(&mut manager, &prompt(&[30], 1)).1, 0);
 }
 
-/// A memory that panics when it has made its copies.
-struct Panics(Vec<RowCopy>);
-
-impl CacheMemory for Panics {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.0.extend_from_slice(copies);
-        panic!("after the last copy");
-    }
-
-    fn rotate_keys(&mut self, _: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
-        unreachable!("no key is rotated")
-    }
-
-    fn read_rows(&self, _: &[usize], _: &mut [u8]) -> Result<(), MemoryError> {
-        unreachable!("no row is read")
-    }
-
-    fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
-        unreachable!("no row is written")
-    }
-}
-
 #[test]
 fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     let mut manager = manager(3);
@@ -133,11 +100,12 @@ fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(cached).unwrap();
     let b = manager.fork(a).unwrap();
-    let mut memory = Panics(vec![]);
+    let mut memory = Memory::new(manager.spec());
+    memory.faults = Faults { fails_at: Some(0), panics: true, ..Faults::default() };
     let planned = manager.begin_step(&[Append::count(b, 1)]).unwrap();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| planned.apply(&mut memory).map(drop)));
     assert!(panicked.is_err());
-    assert_eq!(memory.0, [RowCopy { src: 8, dst: 0, len: 2 }]);
+    assert_eq!(memory.log.overwritten, [0, 1]);
     manager.check().unwrap();
     assert_eq!((manager.seq_len(b).unwrap(), manager.stats().cached, manager.stats().free), (6, 0, 4));
     manager.free(b).unwrap();

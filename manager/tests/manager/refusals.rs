@@ -176,18 +176,6 @@ fn steps_without_room() {
 }
 
 #[test]
-fn an_empty_step_is_legal() {
-    let mut manager = manager();
-    let planned = manager.begin_step(&[]).unwrap();
-    let spec = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).build().unwrap();
-    let mut cache = Array5::<f16>::zeros(spec.cache_shape());
-    let mut memory = HostMemory::new(&spec, (&mut cache).into(), None, &Serial).unwrap();
-    let step = planned.apply(&mut memory).unwrap();
-    assert_eq!((step.seqstarts(), step.kvstarts(), step.cachestarts().shape()), (&[0][..], &[0][..], &[0, 8][..]));
-    step.commit();
-}
-
-#[test]
 fn a_step_whose_index_tensor_does_not_fit() {
     let wide = 1 << 28;
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: wide };

@@ -1,7 +1,7 @@
 //! Sessions of any sequences that cannot be loaded change nothing. (That what is saved is loaded is among the scripts.)
 
-use kvcache_manager::{CacheMemory, Manager, MemoryError, Rope, Rotation, RowCopy, SeqId};
-use kvcache_testing::manager::memory::Memory;
+use kvcache_manager::{Manager, SeqId};
+use kvcache_testing::manager::memory::{Faults, Memory};
 use kvcache_testing::manager::run::Run;
 use kvcache_testing::manager::script::{Cache, Operation, drawn, operations};
 use proptest::prelude::*;
@@ -44,9 +44,10 @@ proptest! {
         let left: Vec<_> = ids.iter().copied().step_by(2).collect();
         let expected = contents(&manager, &memory, &left);
         let (stats, before) = (manager.stats(), manager.clone());
-        let mut failing = Failing { memory: &mut memory, writes: fails_at, panics };
+        memory.calls.set(0);
+        memory.faults = Faults { fails_at: Some(fails_at), panics, ..Faults::default() };
         let last = ids.len() - 1;
-        let load = std::panic::AssertUnwindSafe(|| manager.load_seq(path.file(), &mut failing, last));
+        let load = std::panic::AssertUnwindSafe(|| manager.load_seq(path.file(), &mut memory, last));
         let loaded = std::panic::catch_unwind(load);
         manager.check().unwrap();
         if !matches!(loaded, Ok(Ok(_))) {
@@ -59,38 +60,5 @@ proptest! {
             prop_assert_eq!(got.free + got.cached, stats.free + stats.cached);
         }
         prop_assert!(contents(&manager, &memory, &left) == expected);
-    }
-}
-
-/// A memory of which some write fails, after it has written half.
-struct Failing<'a> {
-    memory: &'a mut Memory,
-    /// Writes that succeed before.
-    writes: usize,
-    panics: bool,
-}
-
-impl CacheMemory for Failing<'_> {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        self.memory.copy_rows(copies)
-    }
-
-    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
-        self.memory.rotate_keys(rotations, rope)
-    }
-
-    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
-        self.memory.read_rows(slots, rows)
-    }
-
-    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
-        if self.writes > 0 {
-            self.writes -= 1;
-            return self.memory.write_rows(slots, rows);
-        }
-        let half = slots.len().div_ceil(2);
-        self.memory.write_rows(&slots[..half], &vec![0xff; half * rows.len() / slots.len()])?;
-        assert!(!self.panics, "the memory panics");
-        Err("injected".into())
     }
 }

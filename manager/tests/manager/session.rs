@@ -36,7 +36,6 @@ pub fn paged(page_size: usize, max_t: usize) -> CacheSpec {
 pub struct Cache {
     pub manager: Manager,
     pub memory: Memory,
-    pub types: usize,
     /// Bytes for rows of unknown tokens.
     seed: u64,
 }
@@ -45,13 +44,13 @@ pub struct Cache {
 pub type Contents = (Vec<i64>, Vec<u8>);
 
 impl Cache {
-    pub fn new(spec: &CacheSpec, types: usize) -> Self {
+    pub fn new(spec: &CacheSpec) -> Self {
         let manager = Manager::new(spec.clone()).unwrap();
-        Self { manager, memory: Memory::new(spec), types, seed: 0 }
+        Self { manager, memory: Memory::new(spec), seed: 0 }
     }
 
     pub fn paged(page_size: usize, max_t: usize) -> Self {
-        Self::new(&paged(page_size, max_t), 1)
+        Self::new(&paged(page_size, max_t))
     }
 
     pub fn slots(&self, seq: SeqId) -> Vec<usize> {
@@ -201,10 +200,10 @@ fn windows_and_shifts_go_on() {
     let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
     let builder = with_types(CacheSpec::builder(geometry), 5).mode(Mode::Cells).rope(Rope::neox(4, 1e4));
     let spec = builder.window(4).shift_limit(Some(1)).build().unwrap();
-    let mut cache = Cache::new(&spec, 5);
+    let mut cache = Cache::new(&spec);
     let a = cache.create(&(0..12).collect::<Vec<_>>());
     cache.manager.save(path.file(), &cache.memory).unwrap();
-    let mut other = Cache::new(&spec, 5);
+    let mut other = Cache::new(&spec);
     let b = other.load(&path).unwrap()[0];
     assert_eq!(other.contents(b), cache.contents(a));
     for (cache, seq) in [(&mut cache, a), (&mut other, b)] {
@@ -213,7 +212,7 @@ fn windows_and_shifts_go_on() {
         cache.manager.update(&mut cache.memory).unwrap();
     }
     cache.manager.save(path.file(), &cache.memory).unwrap();
-    let mut other = Cache::new(&spec, 5);
+    let mut other = Cache::new(&spec);
     let b = other.load(&path).unwrap()[0];
     assert!(matches!(other.manager.seq_add(b, 0.., 1), Err(Error::ShiftLimit { shifts: 1, limit: 1 })));
 }

@@ -1,4 +1,4 @@
-//! Where cells are searched: the specification's loop, cell by cell, and the head that each operation leaves.
+//! The head of the cells, where the next search begins: what each operation leaves.
 
 use std::collections::HashSet;
 
@@ -6,34 +6,6 @@ use kvcache_manager::Mode;
 
 use crate::manager::run::Run;
 use crate::manager::script::{End, Operation};
-
-/// The search for `n` free cells: the first of them.
-pub fn find_slot(busy: &HashSet<usize>, size: usize, mut head: usize, n: usize) -> Option<usize> {
-    if n > size {
-        return None;
-    }
-    if head > busy.len() + 2 * n {
-        head = 0;
-    }
-    let mut tested = 0;
-    loop {
-        if head + n > size {
-            tested += size - head;
-            head = 0;
-            continue;
-        }
-        match (0..n).find(|i| busy.contains(&(head + i))) {
-            None => return Some(head),
-            Some(i) => {
-                head += i + 1;
-                tested += i + 1;
-            }
-        }
-        if tested >= size {
-            return None;
-        }
-    }
-}
 
 /// What a head follows from.
 pub struct Before {

@@ -11,6 +11,8 @@ use kvcache_manager::{CacheMemory, CacheSpec, HostMemory, MemoryError, Rope, Rot
 pub struct Faults {
     /// This call, counted from 0, writes NaN to what it was to write, and fails.
     pub fails_at: Option<usize>,
+    /// That call panics when it has written.
+    pub panics: bool,
     /// It makes no copies, and says nothing: as if there were no copy-on-write.
     pub no_copies: bool,
     /// It copies and rotates `cache` alone.
@@ -82,6 +84,7 @@ impl Memory {
         for slot in self.log.overwritten.clone() {
             self.write_nan(&[slot]);
         }
+        assert!(!self.faults.panics, "injected");
         Err("injected".into())
     }
 

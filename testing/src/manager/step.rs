@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step};
+use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step, find_slot};
 use serde_json::{Value, json};
 
-use crate::manager::head::find_slot;
 use crate::manager::memory::Memory;
 use crate::manager::outputs::{Key, Query, check_masks, run_operator};
 use crate::manager::refusals::refuses_all_else;
@@ -213,8 +212,9 @@ impl Run {
         }
 
         if self.cache.mode == Mode::Cells && !planned.is_empty() {
-            let busy = self.ids.iter().flat_map(|&id| before.slots(id).unwrap()).collect();
-            let expected = find_slot(&busy, self.cache.max_t, before.stats().head, written.len());
+            let live: HashSet<_> = self.ids.iter().flat_map(|&id| before.slots(id).unwrap()).collect();
+            let busy: Vec<_> = (0..self.cache.max_t).map(|cell| live.contains(&cell)).collect();
+            let (expected, _) = find_slot(&busy, before.stats().head, live.len(), written.len());
             assert_eq!(Some(written[0]), expected, "cells are found elsewhere");
         }
 

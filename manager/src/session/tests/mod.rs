@@ -163,36 +163,11 @@ fn one_sequence_is_read_alone() {
     assert_eq!(sequences, session.sequences[2..]);
 }
 
-/// The format does not change unnoticed: neither its text nor its bytes.
+/// The format does not change unnoticed.
 #[test]
 fn the_bytes_are_these() {
     let bytes = to_bytes(&small());
     assert!(bytes == include_bytes!("../../../tests/sessions/small.safetensors"));
-    let (header, data) = parts(&bytes);
-    let expected = concat!(
-        r#"{"__metadata__":{"cache_type":"int8","digest":"f12a8556ef36b4a1371d4758b41b1138","fingerprint":"#,
-        r#""a \"model\" \\ ü","format":"kvcache-session","head_dim":"4","key_form":"roped","num_heads":"1","#,
-        r#""num_layer":"2","quant_bit":"8","quant_group":"4","rope_frequencies":"1.0,0.30000000000000004","#,
-        r#""rope_n_rot":"4","rope_style":"neox","scale_type":"float16","sequences":"[{\"salt\":\"0073616c74ff\","#,
-        r#"\"shifts\":3},{\"salt\":\"\",\"shifts\":0},{\"salt\":\"\",\"shifts\":0,\"gone\":4}]","version":"1"},"#,
-        r#""sequence.0.rows":{"dtype":"U64","shape":[3],"data_offsets":[0,24]},"#,
-        r#""sequence.1.rows":{"dtype":"U64","shape":[0],"data_offsets":[24,24]},"#,
-        r#""sequence.2.rows":{"dtype":"U64","shape":[2],"data_offsets":[24,40]},"#,
-        r#""sequence.0.tokens":{"dtype":"U32","shape":[2],"data_offsets":[40,48]},"#,
-        r#""sequence.1.tokens":{"dtype":"U32","shape":[0],"data_offsets":[48,48]},"#,
-        r#""sequence.2.tokens":{"dtype":"U32","shape":[0],"data_offsets":[48,48]},"#,
-        r#""sequence.0.positions":{"dtype":"I32","shape":[3],"data_offsets":[48,60]},"#,
-        r#""sequence.1.positions":{"dtype":"I32","shape":[0],"data_offsets":[60,60]},"#,
-        r#""sequence.2.positions":{"dtype":"I32","shape":[2],"data_offsets":[60,68]},"#,
-        r#""rows":{"dtype":"U8","shape":[5,24],"data_offsets":[68,188]}}"#,
-    );
-    assert_eq!(header.trim_end(), expected);
-    assert_eq!(header.len() % 8, 0);
-    let mut numbers: Vec<u8> = [0u64, 1, 2, 0, 4].iter().flat_map(|row| row.to_le_bytes()).collect();
-    numbers.extend([11u32, u32::MAX].iter().flat_map(|token| token.to_le_bytes()));
-    numbers.extend([0i32, 1, 7, 5, i32::MAX - 1].iter().flat_map(|position| position.to_le_bytes()));
-    assert_eq!(data[..68], numbers);
-    assert_eq!(data[68..], rows(0..5, 24));
 }
 
 /// Any reader of safetensors reads a session, and the digest is what the specification says.

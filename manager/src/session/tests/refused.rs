@@ -4,42 +4,24 @@ use std::cell::Cell;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::rc::Rc;
 
-use super::{digest_place, edited, parts, read, read_within, refused, signed, small, spec, to_bytes};
+use super::{digest_place, edited, parts, read_within, refused, signed, small, spec, to_bytes};
 use crate::session::error::SessionError;
 use crate::session::read::SessionFile;
 use crate::session::spec::{SavedRope, SessionSpec};
 use crate::session::write::Session;
 
 #[test]
-fn every_flipped_byte_is_refused() {
+fn another_length_is_refused() {
     let bytes = to_bytes(&small());
-    let mut copy = bytes.clone();
-    for i in 0..bytes.len() {
-        for flip in [0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xff] {
-            copy[i] = bytes[i] ^ flip;
-            assert!(read(Cursor::new(&copy), &spec()).is_err(), "byte {i} ^ {flip}");
-        }
-        copy[i] = bytes[i];
-    }
-}
-
-#[test]
-fn every_other_length_is_refused() {
-    let bytes = to_bytes(&small());
-    for len in 0..bytes.len() {
-        assert_refused!(
-            refused(&bytes[..len]),
-            SessionError::Truncated { expected, got } if *got == len as u64 && expected > got
-        );
-    }
-    for more in [1, 8, 1000] {
-        let mut longer = bytes.clone();
-        longer.resize(bytes.len() + more, 0);
-        assert_refused!(
-            refused(&longer),
-            SessionError::Trailing { expected, got } if got - expected == more as u64
-        );
-    }
+    let (short, longer) = (bytes.len() as u64 - 1, [&bytes[..], &[0; 1000]].concat());
+    assert_refused!(
+        refused(&bytes[..bytes.len() - 1]),
+        SessionError::Truncated { expected, got } if *got == short && *expected == short + 1
+    );
+    assert_refused!(
+        refused(&longer),
+        SessionError::Trailing { expected, got } if *expected == short + 1 && got - expected == 1000
+    );
 }
 
 #[test]
@@ -219,46 +201,19 @@ fn metadata_is_checked() {
     assert_refused!(edited(",\"rows\":{", ",\"__metadata__\":{},\"rows\":{"), SessionError::Header { .. });
 }
 
+/// What no manager's specification differs in alone; the rest is refused by managers, in `tests`.
 #[test]
-fn rows_of_another_cache_are_refused() {
+fn rows_of_another_length_and_ropes_of_another_kind_are_refused() {
     let check = |change: &dyn Fn(&mut SessionSpec)| {
         let mut session = small();
         change(&mut session.spec);
         spec().check(&session.spec).unwrap_err()
     };
-    assert_refused!(
-        check(&|spec| spec.num_layer = 3),
-        SessionError::Dimensions { name: "num_layer", expected: 2, got: 3 }
-    );
-    assert_refused!(check(&|spec| spec.num_heads = 3), SessionError::Dimensions { name: "num_heads", .. });
-    assert_refused!(check(&|spec| spec.head_dim = 3), SessionError::Dimensions { name: "head_dim", .. });
-    assert_refused!(check(&|spec| spec.cache_type = "int4".to_owned()), SessionError::Types { tensor: "cache", .. });
-    assert_refused!(check(&|spec| spec.scale_type = None), SessionError::Types { tensor: "scale", .. });
-    assert_refused!(
-        check(&|spec| spec.scale_type = Some("float32".to_owned())),
-        SessionError::Types { tensor: "scale", expected, got } if expected == "float16" && got == "float32"
-    );
-    assert_refused!(
-        check(&|spec| (spec.quant_bit, spec.quant_group, spec.scale_type) = (0, 0, None)),
-        SessionError::Quantization { attribute: "quant_bit", expected: 8, got: 0 }
-    );
-    assert_refused!(
-        check(&|spec| spec.quant_group = 2),
-        SessionError::Quantization { attribute: "quant_group", expected: 4, got: 2 }
-    );
-    assert_refused!(check(&|spec| spec.key_form = "raw".to_owned()), SessionError::KeyForm { .. });
     assert_refused!(check(&|spec| spec.rope = None), SessionError::Rope { name, .. } if name == "the style");
-    let rope = |change: &dyn Fn(&mut SavedRope)| check(&|spec| spec.rope.iter_mut().for_each(change));
-    assert_refused!(rope(&|rope| rope.style = "gptj".to_owned()), SessionError::Rope { .. });
-    assert_refused!(rope(&|rope| rope.n_rot = 2), SessionError::Rope { name, .. } if name == "n_rot");
-    assert_refused!(rope(&|rope| rope.frequencies.truncate(1)), SessionError::Rope { name, .. } if name == "n_rot");
-    assert_refused!(
-        rope(&|rope| rope.frequencies[1] = 0.3),
-        SessionError::Rope { name, got, .. } if name == "frequency 1" && got == "0.3"
-    );
-    assert_refused!(check(&|spec| spec.fingerprint = String::new()), SessionError::Fingerprint { .. });
+    let truncate = |rope: &mut SavedRope| rope.frequencies.truncate(1);
+    let error = check(&|spec| spec.rope.iter_mut().for_each(truncate));
+    assert_refused!(error, SessionError::Rope { name, .. } if name == "n_rot");
     assert_refused!(check(&|spec| spec.row_len = 25), SessionError::Tensor { .. });
-    spec().check(&spec()).unwrap();
 }
 
 #[test]
