@@ -5,7 +5,7 @@
 # make lint        formatting, clippy, rustdoc, ruff, mypy; warnings are errors
 #
 # make build       the operator library for ONNX Runtime alone        make wheel    the Python package, in target/wheels
-# make install-capi PREFIX=/usr/local    the C library: shared, static, headers and pkg-config file
+# make install-capi PREFIX=/usr/local    the C library: shared, static, header and pkg-config file
 # make package     the package as `make test` has it, in target/package, for PYTHONPATH
 #
 # make test-rust test-cuda test-golden test-docs test-python    the parts of `make test`
