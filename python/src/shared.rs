@@ -57,7 +57,7 @@ impl Shared {
     /// As [`with`](Self::with), for what moves bytes of the cache.
     ///
     /// # Errors
-    /// As for `with`; those of [`HostMemory::arrays`].
+    /// Those of `with` and of [`HostMemory::arrays`].
     pub fn with_memory<R>(
         &self,
         py: Python<'_>,
