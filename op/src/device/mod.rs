@@ -1,6 +1,7 @@
 //! Calls on a device: the checks are those of the host as far as the host can know, and a [`Device`] does the rest.
 //!
-//! [`cuda`](crate::cuda) has an example. Everything here but the device itself is the same for every one.
+//! The module `cuda`, of the feature of that name, has an example. Everything here but the device itself is the same
+//! for every one.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
