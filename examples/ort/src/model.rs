@@ -1,0 +1,184 @@
+//! A model folder: the graph, its tokenizer, and what the graph's metadata say of the cache.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use kvcache_manager::op::TensorMut;
+use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
+use kvcache_manager::{CacheSpec, Geometry, HostMemory, MaskSpec, Mode, Rope, RopeStyle, Step, op};
+use ort::memory::Allocator;
+use ort::session::{Session, SessionInputValue};
+use ort::value::{DynTensor, Tensor, TensorElementType};
+use serde::Deserialize;
+use tokenizers::Tokenizer;
+
+/// A session, and what a program must know of its model.
+pub struct Model {
+    session: Session,
+    masked: bool,
+    about: About,
+    pub tokenizer: Tokenizer,
+}
+
+/// The metadata.
+#[derive(Deserialize)]
+struct About {
+    config: Config,
+    cache: Cache,
+    stops: Vec<u32>,
+    fingerprint: String,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    context_length: usize,
+    vocab_size: usize,
+    inv_freq: Vec<f64>,
+    window: Option<usize>,
+}
+
+/// Fields of `kvcache_ops.CacheSpec`.
+#[derive(Deserialize)]
+struct Cache {
+    num_kv_heads: usize,
+    head_dim: usize,
+    num_layers: usize,
+    cache_layout: i64,
+    cache_mode: i64,
+    page_size: usize,
+    quant_bit: i64,
+    quant_group: usize,
+    cache_dtype: String,
+    scale_dtype: Option<String>,
+}
+
+impl Model {
+    /// The model of a session, whose folder has its tokenizer.
+    pub fn new(session: Session, folder: &Path) -> Result<Self> {
+        let about = session.metadata()?.custom("kvcache_ops.model").context("no model of kvcache_ops.models")?;
+        let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).map_err(|error| anyhow!(error))?;
+        let masked = session.inputs().iter().any(|input| input.name() == "attn_mask");
+        Ok(Self { session, masked, about: serde_json::from_str(&about)?, tokenizer })
+    }
+
+    /// Whether this token ends an answer.
+    pub fn stops(&self, token: u32) -> bool {
+        self.about.stops.contains(&token)
+    }
+
+    /// The most tokens of a sequence.
+    pub fn context_length(&self) -> usize {
+        self.about.config.context_length
+    }
+
+    /// The manager's description of a cache with so many slots.
+    pub fn spec(&self, max_tokens: usize) -> Result<CacheSpec> {
+        let About { config, cache, fingerprint, .. } = &self.about;
+        if cache.cache_mode != 1 {
+            bail!("cache_mode is {}, expected 1: build the model with a paged cache", cache.cache_mode);
+        }
+        let geometry = Geometry {
+            num_layer: cache.num_layers,
+            num_heads: cache.num_kv_heads,
+            head_dim: cache.head_dim,
+            max_t: max_tokens,
+        };
+        let mut spec = CacheSpec::builder(geometry)
+            .layout(CacheLayout::from_code(cache.cache_layout).context("an unknown cache_layout")?)
+            .mode(Mode::Paged { page_size: cache.page_size })
+            .rope(Rope::with_frequencies(RopeStyle::Neox, config.inv_freq.clone()))
+            .fingerprint(fingerprint);
+        spec = match QuantBit::from_code(cache.quant_bit) {
+            None => spec.cache_type(element(&cache.cache_dtype)?),
+            Some(bit) => {
+                spec.quantized(bit, cache.quant_group, element(cache.scale_dtype.as_deref().unwrap_or_default())?)
+            }
+        };
+        if let Some(window) = config.window {
+            spec = spec.window(window);
+        }
+        Ok(spec.build()?)
+    }
+
+    /// The likeliest tokens behind these tokens of a step, by their places in the step.
+    pub fn likeliest(&mut self, step: &Step<'_>, rows: &[usize], memory: &mut Memory) -> Result<Vec<u32>> {
+        let (pages, one) = (step.cachestarts(), |number: i64| vec![number]);
+        let values: Vec<i64> = pages.iter().copied().collect();
+        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+        let mut inputs: Vec<(&str, SessionInputValue<'_>)> =
+            vec![("cachestarts", Tensor::from_array((pages.shape(), values))?.into())];
+        for (name, values) in [
+            ("token_ids", step.token_ids().to_vec()),
+            ("positions", step.positions().to_vec()),
+            ("seqstarts", step.seqstarts().to_vec()),
+            ("kvstarts", step.kvstarts().to_vec()),
+            ("start_pos", step.start_pos().to_vec()),
+            ("decoding_batches", one(step.decoding_batches())),
+            ("max_seqlen", one(step.max_seqlen())),
+            ("max_kvlen", one(step.max_kvlen())),
+            ("logit_rows", rows),
+        ] {
+            inputs.push((name, Tensor::from_array(([values.len()], values))?.into()));
+        }
+        if self.masked {
+            let spec = MaskSpec::causal();
+            let [_, tokens, width] = step.mask_shape(&spec);
+            let mut mask = vec![0.0_f32; tokens * width];
+            step.mask_into(&spec, &mut mask)?;
+            inputs.push(("attn_mask", Tensor::from_array(([tokens, width], mask))?.into()));
+        }
+        inputs.push(("cache", memory.cache.view_mut().into()));
+        inputs.extend(memory.scale.as_mut().map(|scale| ("scale", scale.view_mut().into())));
+        let outputs = self.session.run(inputs)?;
+        let (_, logits) = outputs["logits"].try_extract_tensor::<f32>()?;
+        let likeliest = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0) as u32;
+        Ok(logits.chunks_exact(self.about.config.vocab_size).map(likeliest).collect())
+    }
+}
+
+/// The memory of a cache, as ONNX Runtime's tensors.
+pub struct Memory {
+    cache: DynTensor,
+    scale: Option<DynTensor>,
+}
+
+impl Memory {
+    /// Zeros.
+    pub fn new(spec: &CacheSpec) -> Result<Self> {
+        let scale = spec.scale_shape().zip(spec.quant()).map(|(shape, (_, _, scale_type))| zeros(scale_type, shape));
+        Ok(Self { cache: zeros(spec.cache_type(), spec.cache_shape())?, scale: scale.transpose()? })
+    }
+
+    /// The memory as the manager writes it: where it copies pages and rotates keys.
+    pub fn host(&mut self, spec: &CacheSpec) -> Result<HostMemory<'_>> {
+        // SAFETY: row-major tensors of this type and shape, made so and set to zeros by `zeros`, borrowed exclusively.
+        let tensor = |value: &mut DynTensor, element, shape: [usize; 5]| unsafe {
+            TensorMut::from_raw_parts(element, shape, value.data_ptr_mut().cast())
+        };
+        let cache = tensor(&mut self.cache, spec.cache_type(), spec.cache_shape());
+        let scale = self.scale.as_mut().zip(spec.quant()).zip(spec.scale_shape());
+        let scale = scale.map(|((value, (_, _, scale_type)), shape)| tensor(value, scale_type, shape));
+        Ok(HostMemory::new(spec, cache, scale, &op::Serial)?)
+    }
+}
+
+fn zeros(element: ElementType, shape: [usize; 5]) -> Result<DynTensor> {
+    let number = shape.iter().product();
+    let bytes = element.bytes(number).context("the cache is too large")?;
+    let element = match element {
+        ElementType::Float32 => TensorElementType::Float32,
+        ElementType::Float16 => TensorElementType::Float16,
+        ElementType::Int8 => TensorElementType::Int8,
+        ElementType::Int4 => TensorElementType::Int4,
+        ElementType::Int64 => bail!("a cache of int64"),
+    };
+    let mut value = DynTensor::new(&Allocator::default(), element, shape.map(|dim| dim as i64))?;
+    // SAFETY: the value has just been made of this type and shape, and so has as many bytes.
+    unsafe { value.data_ptr_mut().cast::<u8>().write_bytes(0, bytes) };
+    Ok(value)
+}
+
+/// A type by its name.
+fn element(name: &str) -> Result<ElementType> {
+    ElementType::ALL.into_iter().find(|element| element.name() == name).with_context(|| format!("a cache of {name:?}"))
+}
