@@ -196,6 +196,33 @@ pub enum Error {
         n_keep: i64,
     },
 
+    /// Groups of positions that do not divide the width that is grouped at once.
+    #[error("ga_w is {ga_w}, expected a multiple of ga_n = {ga_n}")]
+    GroupWidth {
+        /// Positions that become one.
+        ga_n: i64,
+        /// Positions that are grouped at once.
+        ga_w: i64,
+    },
+
+    /// A recurrent state of which only some tokens would be removed.
+    #[error("positions {p0} to {p1} are a part of a state at position {pos}, expected all of it or none")]
+    PartialState {
+        /// The position of the state's last token.
+        pos: i64,
+        /// The first position that was to be removed.
+        p0: i64,
+        /// The first one behind them.
+        p1: i64,
+    },
+
+    /// An id that another state has.
+    #[error("sequence {seq} has a state already")]
+    KnownSeq {
+        /// The id.
+        seq: SeqId,
+    },
+
     /// A sequence cut back to where its window has lost rows.
     #[error(
         "position {p0} sees back to {}, and the window has removed position {gone}: slack keeps rows for cutting back",

@@ -49,7 +49,7 @@ pub struct Manager {
 }
 
 /// A range of positions as the half-open one that it stands for.
-fn positions(range: impl RangeBounds<i64>) -> Range<i64> {
+pub(crate) fn positions(range: impl RangeBounds<i64>) -> Range<i64> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&before) => before.saturating_add(1),
@@ -213,6 +213,18 @@ impl Manager {
     /// [`Error::Range`], [`Error::NoProgress`], and those of [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add).
     pub fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
         self.edit(|editor| editor.context_shift(seq, shift))
+    }
+
+    /// Self-extend: lets a model see beyond the context that it was trained for, by giving neighboring tokens that are
+    /// far behind one position. Where `ga_w` positions or more are not grouped yet, every `ga_n` of these become one, a
+    /// whole number of `ga_w` at a time; those behind them move down. Gives the position of the next token. No rows are
+    /// freed. To be called before each step; how far the groups go is kept with the sequence.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::GroupWidth`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`],
+    /// [`Error::NotShiftable`], [`Error::ShiftLimit`], [`Error::OutOfPages`], [`Error::NoSlot`].
+    pub fn self_extend(&mut self, seq: SeqId, ga_n: i64, ga_w: i64) -> Result<i64, Error> {
+        self.edit(|editor| editor.self_extend(seq, ga_n, ga_w))
     }
 
     /// Moves rows together: cells into the first holes, runs and pages down. Gives the copies, at most `max_moves`,

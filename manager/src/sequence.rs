@@ -46,6 +46,8 @@ pub(crate) struct Sequence {
     pub(crate) reserve: usize,
     /// The last position that a window has removed.
     pub(crate) gone: Option<i64>,
+    /// The first position that self-extend has not grouped.
+    pub(crate) ga_i: i64,
     /// A memory has failed while it moved rows of the sequence.
     pub(crate) lost: bool,
     /// Its number in order of creation.
@@ -87,6 +89,7 @@ impl Sequence {
             key: root,
             reserve,
             gone: None,
+            ga_i: 0,
             lost: false,
             created,
             append: None,
@@ -253,11 +256,12 @@ impl Sequence {
 impl PartialEq for Sequence {
     fn eq(&self, other: &Self) -> bool {
         let Self { place, version: _, positions, rotated, shifts, known, .. } = self;
-        let Self { salt, root, key, reserve, gone, lost, created, append, .. } = self;
+        let Self { salt, root, key, reserve, gone, ga_i, lost, created, append, .. } = self;
         (place, positions, rotated, *shifts, *known)
             == (&other.place, &other.positions, &other.rotated, other.shifts, other.known)
             && (salt, *root, *key, *reserve) == (&other.salt, other.root, other.key, other.reserve)
-            && (*gone, *lost, *created, *append) == (other.gone, other.lost, other.created, other.append)
+            && (*gone, *ga_i, *lost) == (other.gone, other.ga_i, other.lost)
+            && (*created, *append) == (other.created, other.append)
     }
 }
 

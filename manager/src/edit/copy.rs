@@ -59,9 +59,9 @@ impl Editor<'_> {
         let positions = from.positions.slice(rows.clone());
         let rotated = from.rotated.as_ref().map(|rotated| rotated.slice(rows.clone()));
         // A sequence without rows has no past, whatever another one has.
-        let (shifts, gone) = if rows.is_empty() { (0, None) } else { (from.shifts, from.gone) };
+        let past = if rows.is_empty() { (0, None, 0) } else { (from.shifts, from.gone, from.ga_i) };
         let to = &mut self.state.sequences[dst];
-        (to.positions, to.rotated, to.shifts, to.gone) = (positions, rotated, shifts, gone);
+        (to.positions, to.rotated, (to.shifts, to.gone, to.ga_i)) = (positions, rotated, past);
         to.settle_rotation();
         if known > 0 {
             (to.known, to.key) = (known, key);

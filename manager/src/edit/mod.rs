@@ -2,9 +2,11 @@
 
 mod copy;
 mod remove;
+mod self_extend;
 mod shift;
 mod window;
 
+pub use self_extend::self_extend_positions;
 pub use shift::ContextShift;
 
 use kvcache_kernels::RowCopy;

@@ -49,7 +49,7 @@ impl Editor<'_> {
         sequence.key = key;
         sequence.version += 1;
         if sequence.len() == 0 {
-            (sequence.shifts, sequence.gone) = (0, None);
+            (sequence.shifts, sequence.gone, sequence.ga_i) = (0, None, 0);
         }
         Ok(())
     }

@@ -107,7 +107,7 @@ impl Editor<'_> {
     }
 
     /// Checks that the keys of a sequence can be rotated once more, where they have to be.
-    fn check_shiftable(&self, seq: SeqId) -> Result<(), Error> {
+    pub(super) fn check_shiftable(&self, seq: SeqId) -> Result<(), Error> {
         if self.spec.key_form() == KeyForm::Raw {
             return Ok(());
         }
@@ -147,7 +147,13 @@ impl Editor<'_> {
 
     /// Changes the positions of rows. Where keys are stored rotated, the rows become the sequence's own; cells do in
     /// any case, as a cell has one position.
-    fn map(&mut self, seq: SeqId, rows: Range<usize>, consecutive: bool, f: impl Fn(i64) -> i64) -> Result<(), Error> {
+    pub(super) fn map(
+        &mut self,
+        seq: SeqId,
+        rows: Range<usize>,
+        consecutive: bool,
+        f: impl Fn(i64) -> i64,
+    ) -> Result<(), Error> {
         if rows.is_empty() {
             return Ok(());
         }

@@ -19,6 +19,8 @@ pub(crate) struct SavedSequence {
     pub(crate) shifts: u32,
     /// The last position that a window has removed.
     pub(crate) gone: Option<i64>,
+    /// The first position that self-extend has not grouped.
+    pub(crate) ga_i: i64,
     /// By row: its index in the rows of the file.
     pub(crate) rows: Vec<u64>,
     /// By row: its position.
@@ -33,6 +35,7 @@ pub(super) struct Outline {
     pub(super) salt: Vec<u8>,
     pub(super) shifts: u32,
     pub(super) gone: Option<i64>,
+    pub(super) ga_i: i64,
     /// The number of rows.
     pub(super) len: usize,
     /// The number of known tokens.
@@ -65,6 +68,14 @@ struct Entry {
     shifts: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gone: Option<i64>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    ga_i: i64,
+}
+
+/// Whether a field is left out.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 impl Part {
@@ -92,8 +103,8 @@ impl Part {
 /// The header of a session, with a digest of zeros.
 pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: usize) -> Result<Header, SessionError> {
     let entry = |sequence: &SavedSequence| {
-        let SavedSequence { shifts, gone, .. } = *sequence;
-        Entry { salt: to_hex(&sequence.salt), shifts, gone }
+        let SavedSequence { shifts, gone, ga_i, .. } = *sequence;
+        Entry { salt: to_hex(&sequence.salt), shifts, gone, ga_i }
     };
     let entries: Vec<_> = sequences.iter().map(entry).collect();
     let entries =
@@ -161,7 +172,7 @@ impl Contents {
         let entries = metadata.sequences()?;
         let mut sequences = Vec::with_capacity(entries.len());
         let mut parts = Vec::with_capacity(entries.len() * Part::ALL.len());
-        for (i, Entry { salt, shifts, gone }) in entries.into_iter().enumerate() {
+        for (i, Entry { salt, shifts, gone, ga_i }) in entries.into_iter().enumerate() {
             let mut len = |part: Part| {
                 let tensor = take(&part.name(i), part.dtype(), 1)?;
                 parts.push((tensor.data_offsets, part, i));
@@ -180,10 +191,10 @@ impl Contents {
                 SessionError::Metadata { key: "sequences", expected, got: Some(clip(&got)) }
             };
             let salt = from_hex(&salt).ok_or_else(|| bad(salt))?;
-            if let Some(gone) = gone.filter(|gone| !(0..=MAX_POSITION).contains(gone)) {
-                return Err(bad(gone.to_string()));
+            if let Some(position) = gone.into_iter().chain([ga_i]).find(|got| !(0..=MAX_POSITION).contains(got)) {
+                return Err(bad(position.to_string()));
             }
-            sequences.push(Outline { salt, shifts, gone, len: rows, known });
+            sequences.push(Outline { salt, shifts, gone, ga_i, len: rows, known });
         }
         if let Some(name) = tensors.into_keys().min() {
             return Err(SessionError::UnknownTensor { name: clip(name) });

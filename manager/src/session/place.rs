@@ -226,7 +226,7 @@ impl Placer<'_> {
         let page_size = self.spec.page_size();
         let mut sequence = self.state.new_sequence(self.spec, Arc::from(&*saved.salt), 0);
         sequence.place = place;
-        (sequence.shifts, sequence.gone) = (saved.shifts, saved.gone);
+        (sequence.shifts, sequence.gone, sequence.ga_i) = (saved.shifts, saved.gone, saved.ga_i);
         let mut positions = Positions::default();
         saved.positions.iter().for_each(|&position| positions.push(1, i64::from(position)));
         sequence.positions = positions;

@@ -145,8 +145,8 @@ impl<R: Read + Seek> SessionFile<R> {
                 *sequence = SavedSequence::default();
             }
         }
-        for (sequence, Outline { salt, shifts, gone, .. }) in sequences.iter_mut().zip(outlines) {
-            (sequence.salt, sequence.shifts, sequence.gone) = (salt, shifts, gone);
+        for (sequence, Outline { salt, shifts, gone, ga_i, .. }) in sequences.iter_mut().zip(outlines) {
+            (sequence.salt, sequence.shifts, sequence.gone, sequence.ga_i) = (salt, shifts, gone, ga_i);
         }
         let mut indexes = 0..;
         sequences.retain(|_| indexes.next().is_some_and(&wanted));

@@ -79,6 +79,7 @@ impl Rows {
             salt: sequence.salt.to_vec(),
             shifts: sequence.shifts,
             gone: sequence.gone,
+            ga_i: sequence.ga_i,
             rows: sequence.slots(page_size).map(|slot| self.index(state, slot, page_size)).collect(),
             // Positions are below 2^31.
             positions: sequence.positions.iter().map(|position| position as i32).collect(),

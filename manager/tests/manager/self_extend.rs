@@ -1,0 +1,118 @@
+//! Self-extend, against the edits that it stands for.
+
+use kvcache_manager::{Append, Error, Manager, Mode, Rope, SeqId, self_extend_positions};
+use kvcache_testing::manager::memory::Memory;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::golden::{self, sequence};
+use crate::session::{Cache, Path, paged};
+
+fn made(mode: Mode) -> (Manager, Memory) {
+    golden::made(golden::builder(1, 1, 4, 128).mode(mode).rope(Rope::neox(4, 1e4)))
+}
+
+/// The edits, one by one.
+fn by_edits(manager: &mut Manager, seq: SeqId, ga_i: &mut i64, ga_n: i64, ga_w: i64) {
+    let mut n_past = manager.pos_max(seq).unwrap().map_or(0, |last| last + 1);
+    while n_past >= *ga_i + ga_w {
+        let ib = ga_n * *ga_i / ga_w;
+        let bd = (ga_w / ga_n) * (ga_n - 1);
+        let dd = ga_w / ga_n - ib * bd - ga_w;
+        let grouped = *ga_i + ib * bd;
+        manager.seq_add(seq, *ga_i..n_past, ib * bd).unwrap();
+        manager.seq_div(seq, grouped..grouped + ga_w, ga_n).unwrap();
+        manager.seq_add(seq, grouped + ga_w..n_past + ib * bd, dd).unwrap();
+        n_past -= bd;
+        *ga_i += ga_w / ga_n;
+    }
+}
+
+proptest! {
+    #[test]
+    fn it_is_its_edits(
+        mode in select(vec![Mode::Runs, Mode::Cells, Mode::Paged { page_size: 4 }]),
+        (ga_n, groups) in (1_i64..5, 1_i64..4),
+        chunks in prop::collection::vec(1_usize..20, 1..6),
+    ) {
+        let ga_w = ga_n * groups;
+        let ((mut manager, mut memory), (mut other, mut others)) = (made(mode), made(mode));
+        let (seq, by_hand) = (manager.create(), other.create());
+        let mut ga_i = 0;
+        for n in chunks {
+            let next = manager.self_extend(seq, ga_n, ga_w)?;
+            by_edits(&mut other, by_hand, &mut ga_i, ga_n, ga_w);
+            let step = manager.begin_step(&[Append::count(seq, n)])?.apply(&mut memory)?;
+            prop_assert_eq!(step.positions()[0], next);
+            step.commit();
+            other.begin_step(&[Append::count(by_hand, n)])?.apply(&mut others)?.commit();
+            manager.check()?;
+            prop_assert!(manager.positions(seq)?.eq(other.positions(by_hand)?));
+        }
+        let slots: Vec<_> = manager.slots(seq)?.collect();
+        prop_assert_eq!(memory.read(&slots), others.read(&other.slots(by_hand)?.collect::<Vec<_>>()));
+    }
+
+    #[test]
+    fn its_positions_are_those_of_one_token_after_another((ga_n, groups) in (1_i64..5, 1_i64..4), n in 0_usize..60) {
+        let ga_w = ga_n * groups;
+        let (mut manager, mut memory) = made(Mode::Paged { page_size: 4 });
+        let seq = manager.create();
+        for _ in 0..n {
+            manager.self_extend(seq, ga_n, ga_w)?;
+            manager.begin_step(&[Append::count(seq, 1)])?.apply(&mut memory)?.commit();
+        }
+        let n_past = manager.self_extend(seq, ga_n, ga_w)?;
+        let (positions, expected, _) = self_extend_positions(n, ga_n, ga_w)?;
+        prop_assert!(manager.positions(seq)?.eq(positions));
+        prop_assert_eq!(n_past, expected);
+    }
+}
+
+#[test]
+fn golden_g20() -> Result<(), Error> {
+    let positions = vec![0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 5, 6];
+    assert_eq!(self_extend_positions(19, 4, 8)?, (positions, 7, 4));
+    assert_eq!(self_extend_positions(5, 2, 4)?, (vec![0, 0, 1, 1, 2], 3, 2));
+    assert_eq!(self_extend_positions(usize::MAX, 2, 4).unwrap_err().kind(), "out_of_memory");
+    Ok(())
+}
+
+#[test]
+fn refusals_change_nothing() -> Result<(), Error> {
+    let (mut manager, mut memory) = made(Mode::Paged { page_size: 4 });
+    let seq = sequence(&mut manager, &mut memory, 20);
+    let before = manager.clone();
+    for (ga_n, ga_w, kind) in [(4, 6, "group_width"), (0, 8, "range"), (4, -8, "range"), (2, i64::MAX, "range")] {
+        assert_eq!(manager.self_extend(seq, ga_n, ga_w).unwrap_err().kind(), kind);
+    }
+    assert_eq!(manager.self_extend(SeqId::default(), 2, 4).unwrap_err().kind(), "unknown_seq");
+    manager.begin_step(&[])?.apply(&mut memory)?.detach();
+    assert_eq!(manager.self_extend(seq, 2, 4).unwrap_err().kind(), "step_open");
+    manager.rollback_open_step();
+    assert_eq!(manager, before);
+    Ok(())
+}
+
+/// How far the groups go is a part of a sequence: a fork and a saved session have it, too.
+#[test]
+fn forks_and_sessions_go_on() -> Result<(), Error> {
+    let file = Path::new();
+    let spec = paged(4, 128);
+    let (mut cache, mut loaded) = (Cache::new(&spec), Cache::new(&spec));
+    let seq = sequence(&mut cache.manager, &mut cache.memory, 11);
+    cache.manager.self_extend(seq, 2, 4)?;
+    let fork = cache.manager.fork(seq)?;
+    cache.manager.update(&mut cache.memory)?;
+    cache.manager.save_seq(file.file(), &cache.memory, seq)?;
+    let saved = loaded.manager.load_seq(file.file(), &mut loaded.memory, 0)?;
+    let grown = |cache: &mut Cache, seq| {
+        cache.manager.begin_step(&[Append::count(seq, 9)])?.apply(&mut cache.memory)?.commit();
+        cache.manager.self_extend(seq, 2, 4)?;
+        assert!(cache.manager.positions(seq)?.eq(self_extend_positions(20, 2, 4)?.0));
+        Ok(())
+    };
+    grown(&mut cache, seq)?;
+    grown(&mut cache, fork)?;
+    grown(&mut loaded, saved)
+}
