@@ -18,9 +18,12 @@ from kvcache_ops._native import (
     HostMemory,
     Manager,
     Rope,
+    StateCache,
+    StateStep,
     Step,
     find_slot,
     n_kv,
+    self_extend_positions,
 )
 
 __all__ = [
@@ -31,7 +34,10 @@ __all__ = [
     "Manager",
     "ManagerError",
     "Rope",
+    "StateCache",
+    "StateStep",
     "Step",
     "find_slot",
     "n_kv",
+    "self_extend_positions",
 ]

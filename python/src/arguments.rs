@@ -44,6 +44,8 @@ numbers! {
         n_new: i64 = integer,
         n_keep: i64 = integer,
         n_discard: Option<i64> = optional_integer,
+        ga_n: i64 = integer,
+        ga_w: i64 = integer,
     }
 }
 

@@ -1,10 +1,12 @@
-//! `n_kv` and `find_slot`: pure functions of the cells, for tests and teaching.
+//! `n_kv`, `find_slot` and `self_extend_positions`: pure functions, for tests and teaching.
 
 use kvcache_manager as core;
-use numpy::{PyArray1, PyArrayMethods};
+use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
+use crate::arguments;
 use crate::numbers::count;
+use crate::refusal::Refusal;
 
 /// The cells that a step reads: `used_max` (the last used cell + 1) rounded up to a multiple of `pad`, at least `pad`,
 /// at most `size`.
@@ -42,4 +44,22 @@ pub fn find_slot(
     }
     let cells = busy.try_iter()?.map(|cell| cell?.is_truthy()).collect::<PyResult<Vec<_>>>()?;
     Ok(core::find_slot(&cells, head, used, n))
+}
+
+/// The positions of `n` tokens that were appended one by one, each after `Manager.self_extend`, as int64 of shape (n);
+/// the position of the next; and the first one that is not grouped.
+///
+/// >>> self_extend_positions(5, 2, 4)
+/// (array([0, 0, 1, 1, 2]), 3, 2)
+///
+/// Raises ManagerError: range, group_width, out_of_memory.
+#[pyfunction]
+pub fn self_extend_positions<'py>(
+    n: &Bound<'py, PyAny>,
+    #[pyo3(from_py_with = arguments::ga_n)] ga_n: i64,
+    #[pyo3(from_py_with = arguments::ga_w)] ga_w: i64,
+) -> PyResult<(Bound<'py, PyArray1<i64>>, i64, i64)> {
+    let (positions, n_past, ga_i) =
+        core::self_extend_positions(count("range", "n", n)?, ga_n, ga_w).map_err(Refusal::from)?;
+    Ok((positions.into_pyarray(n.py()), n_past, ga_i))
 }

@@ -16,6 +16,7 @@ mod refusal;
 mod rope;
 mod shared;
 mod spec;
+mod states;
 mod stats;
 mod step;
 mod threads;
@@ -35,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::conformance::{conformance_cases, error_kinds, run_suites};
     #[pymodule_export]
-    use super::figures::{find_slot, n_kv};
+    use super::figures::{find_slot, n_kv, self_extend_positions};
     #[pymodule_export]
     use super::manager::Manager;
     #[pymodule_export]
@@ -47,6 +48,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::rope::Rope;
+    #[pymodule_export]
+    use super::states::{StateCache, StateStep};
     #[pymodule_export]
     use super::step::Step;
 

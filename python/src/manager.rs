@@ -280,6 +280,21 @@ impl Manager {
         self.with(py, |manager| manager.context_shift(s.0, &ContextShift { n_ctx, n_new, n_keep, n_discard }))
     }
 
+    /// Self-extend, to be called before each step: where `ga_w` positions or more are not grouped yet, every `ga_n` of
+    /// these become one, a whole number of ga_w at a time, and those behind move down. Gives the position of the next
+    /// token. No rows are freed. How far the groups go is kept with the sequence.
+    ///
+    /// Raises ManagerError: group_width (ga_w is no multiple of ga_n), range, and as `seq_add`.
+    fn self_extend(
+        &self,
+        py: Python<'_>,
+        s: Id,
+        #[pyo3(from_py_with = arguments::ga_n)] ga_n: i64,
+        #[pyo3(from_py_with = arguments::ga_w)] ga_w: i64,
+    ) -> PyResult<i64> {
+        self.with(py, |manager| manager.self_extend(s.0, ga_n, ga_w))
+    }
+
     /// Moves rows together, in at most `max_moves` copies. Gives them as (src, dst, len), in slots; the next step or
     /// `update` makes them.
     ///

@@ -1,0 +1,250 @@
+//! `StateCache` and `StateStep`: the states of recurrent layers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvcache_manager as core;
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyIterator, PyList, PyType};
+
+use crate::arguments;
+use crate::id::Id;
+use crate::numbers::count;
+use crate::refusal::Refusal;
+
+/// What a cache and its steps have in common. No Python code runs while the lock is held.
+#[derive(Debug)]
+struct Shared {
+    states: Mutex<core::StateCache>,
+    /// The number of the open step, or of the last one.
+    latest: AtomicU64,
+}
+
+impl Shared {
+    fn with<R>(&self, used: impl FnOnce(&mut core::StateCache) -> Result<R, core::Error>) -> PyResult<R> {
+        let outcome = used(&mut self.states.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(outcome.map_err(Refusal::from)?)
+    }
+
+    /// Ends this step by `end`; whether it was open.
+    fn end(&self, number: u64, end: impl FnOnce(core::StateStep<'_>)) -> bool {
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = (number == self.latest.load(Ordering::Relaxed)).then(|| states.open_step()).flatten();
+        open.map(end).is_some()
+    }
+}
+
+/// Decides which cells hold the states of which sequences in recurrent layers, as Mamba and RWKV have them: a row a
+/// sequence, which every step replaces. Cell i is row i of the caller's memory, (size, row_bytes) of any type.
+///
+/// Sequences have the ids of the `Manager` of the same model's attention layers, or ids of their own. A fork has the
+/// state of the other until one of the two is written. As long as a cell is free for each sequence of a step, states are
+/// written into free cells, and a rollback restores them; without, they are written where they are, and a rollback loses
+/// them: such a sequence can be freed, or emptied by `seq_rm(s)`.
+///
+/// Raises ManagerError: spec_range, out_of_memory.
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct StateCache(Arc<Shared>);
+
+#[pymethods]
+impl StateCache {
+    #[new]
+    fn new(size: &Bound<'_, PyAny>, row_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let number = |name, value| count("spec_range", name, value);
+        let states = core::StateCache::new(number("size", size)?, number("row_bytes", row_bytes)?);
+        let states = Mutex::new(states.map_err(Refusal::from)?);
+        Ok(Self(Arc::new(Shared { states, latest: AtomicU64::new(0) })))
+    }
+
+    /// The cells, which are also the most sequences.
+    #[getter]
+    fn size(&self) -> PyResult<usize> {
+        self.0.with(|states| Ok(states.size()))
+    }
+
+    /// The bytes of all cells.
+    #[getter]
+    fn nbytes(&self) -> PyResult<usize> {
+        self.0.with(|states| Ok(states.nbytes()))
+    }
+
+    /// A sequence without tokens; its id: `s`, that of a `Manager`, or an own one. The two kinds look alike: a cache has
+    /// either the one or the other.
+    ///
+    /// Raises ManagerError: known_seq, step_open; CapacityError: no_slot.
+    #[pyo3(signature = (s=None))]
+    fn create(&self, s: Option<Id>) -> PyResult<u64> {
+        self.0.with(|states| Ok(Id(states.create(s.map(|s| s.0))?).number()))
+    }
+
+    /// A sequence with the state of `s`; its id: `to`, that of a `Manager`'s fork, or an own one. No bytes move.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, known_seq, step_open; CapacityError: no_slot.
+    #[pyo3(signature = (s, to=None))]
+    fn fork(&self, s: Id, to: Option<Id>) -> PyResult<u64> {
+        self.0.with(|states| Ok(Id(states.fork(s.0, to.map(|to| to.0))?).number()))
+    }
+
+    /// Removes a sequence.
+    ///
+    /// Raises ManagerError: unknown_seq, step_open.
+    fn free(&self, s: Id) -> PyResult<()> {
+        self.0.with(|states| states.free(s.0))
+    }
+
+    /// The cell with the state of a sequence, or None before its first token.
+    ///
+    /// Raises ManagerError: unknown_seq, lost.
+    fn tail(&self, s: Id) -> PyResult<Option<usize>> {
+        self.0.with(|states| states.tail(s.0))
+    }
+
+    /// The position of a sequence's last token, or None before its first token.
+    ///
+    /// Raises ManagerError: unknown_seq, lost.
+    fn pos_max(&self, s: Id) -> PyResult<Option<i64>> {
+        self.0.with(|states| states.pos_max(s.0))
+    }
+
+    /// Removes the tokens at positions [p0, p1): all of a state, or nothing. p0 < 0 is 0, p1 < 0 is behind the last
+    /// position.
+    ///
+    /// Raises ManagerError: partial_state, unknown_seq, lost, step_open.
+    #[pyo3(signature = (s, p0=-1, p1=-1), text_signature = "($self, s, p0=-1, p1=-1)")]
+    fn seq_rm(
+        &self,
+        s: Id,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
+    ) -> PyResult<()> {
+        self.0.with(|states| states.seq_rm(s.0, p0..p1))
+    }
+
+    /// Adds `delta` to the position of the last token of `s`, if it is in [p0, p1); below 0 the state is removed.
+    ///
+    /// Raises ManagerError: position_overflow, unknown_seq, lost, step_open.
+    fn seq_add(
+        &self,
+        s: Id,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
+        #[pyo3(from_py_with = arguments::delta)] delta: i64,
+    ) -> PyResult<()> {
+        self.0.with(|states| states.seq_add(s.0, p0..p1, delta))
+    }
+
+    /// Divides the position of the last token of `s` by `d`, if it is in [p0, p1), and rounds it down.
+    ///
+    /// Raises ManagerError: range (d < 1), unknown_seq, lost, step_open.
+    fn seq_div(
+        &self,
+        s: Id,
+        #[pyo3(from_py_with = arguments::p0)] p0: i64,
+        #[pyo3(from_py_with = arguments::p1)] p1: i64,
+        #[pyo3(from_py_with = arguments::d)] d: i64,
+    ) -> PyResult<()> {
+        self.0.with(|states| states.seq_div(s.0, p0..p1, d))
+    }
+
+    /// Opens a step that appends `n` tokens to each sequence of `appends`, a dict {s: n}: all of them or none.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, step_open.
+    fn begin_step(&self, appends: &Bound<'_, PyDict>) -> PyResult<StateStep> {
+        let appends = appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?)));
+        let appends = appends.collect::<PyResult<Vec<_>>>()?;
+        self.0.with(|states| {
+            let step = states.begin_step(&appends)?;
+            let splits = step.splits().to_vec();
+            step.detach();
+            let number = 1 + self.0.latest.fetch_add(1, Ordering::Relaxed);
+            Ok(StateStep { shared: Arc::clone(&self.0), number, splits })
+        })
+    }
+}
+
+/// A part of a step: its sequences, the tokens of each, and by sequence the cells to read (-1: zeros) and to write.
+type Split<'py> = (Vec<u64>, usize, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
+
+/// An open step of a `StateCache`: a sequence of (seqs, n_each, src, dst), to be run one after the other. `seqs` are the
+/// sequences that have `n_each` more tokens; `src` and `dst`, int64 of shape (len(seqs)), are the cells that have their
+/// states before these, -1 for zeros, and that are given the states behind them. A graph reads all `src` before it
+/// writes one `dst`.
+///
+/// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open
+/// is rolled back.
+#[pyclass(frozen, sequence, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct StateStep {
+    shared: Arc<Shared>,
+    number: u64,
+    splits: Vec<core::StateSplit>,
+}
+
+impl Drop for StateStep {
+    fn drop(&mut self) {
+        self.shared.end(self.number, |step| step.rollback());
+    }
+}
+
+impl StateStep {
+    fn end(&self, end: impl FnOnce(core::StateStep<'_>)) -> PyResult<()> {
+        if self.shared.end(self.number, end) {
+            return Ok(());
+        }
+        let message = "the step is no longer open: it was committed or rolled back".to_owned();
+        Err(Refusal::new("step_closed", message, Vec::new()).into())
+    }
+}
+
+#[pymethods]
+impl StateStep {
+    fn __len__(&self) -> usize {
+        self.splits.len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let splits = (0..self.splits.len()).map(|index| self.__getitem__(py, index));
+        PyList::new(py, splits.collect::<PyResult<Vec<_>>>()?)?.try_iter()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Split<'py>> {
+        let split = self.splits.get(index);
+        let split = split.ok_or_else(|| PyIndexError::new_err(format!("the step has {} parts", self.splits.len())))?;
+        let core::StateSplit { seqs, n_each, src, dst } = split.clone();
+        let seqs = seqs.into_iter().map(|seq| Id(seq).number()).collect();
+        Ok((seqs, n_each, src.into_pyarray(py), dst.into_pyarray(py)))
+    }
+
+    /// Ends the step: its sequences have the states that were written.
+    ///
+    /// Raises ManagerError of kind step_closed, if it has ended.
+    fn commit(&self) -> PyResult<()> {
+        self.end(|step| step.commit())
+    }
+
+    /// Ends the step: its sequences have the states that they had, if these were not overwritten.
+    ///
+    /// Raises ManagerError of kind step_closed, if it has ended.
+    fn rollback(&self) -> PyResult<()> {
+        self.end(|step| step.rollback())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    /// Ends a step that is still open.
+    #[pyo3(signature = (exc_type, exc_value, traceback, /))]
+    fn __exit__(
+        &self,
+        exc_type: Option<&Bound<'_, PyType>>,
+        exc_value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) {
+        let _ = (exc_value, traceback);
+        self.shared.end(self.number, |step| if exc_type.is_none() { step.commit() } else { step.rollback() });
+    }
+}
