@@ -15,9 +15,7 @@ import pytest
 from kvcache_ops import KvCacheError, conformance
 from kvcache_ops.conformance import ConformanceError, Int4Array, Report
 
-from oracle.call import Types
-from oracle.static_batching import StaticAttributes, StaticInputs, static_key_value_cache
-from oracle.static_rules import broken_static_rules
+from oracles import static_oracle
 
 Arrays = dict[str, np.ndarray]
 # A case of three calls on a cache of float16, and one that is quantized.
@@ -41,24 +39,6 @@ def our_attention(op_type: str, attributes: dict[str, int], inputs: Arrays, cach
     if op_type == "MultiHeadAttention":
         return kvcache_ops.multi_head_attention(attributes, **inputs)
     return kvcache_ops.multi_head_cache_attention(attributes, **inputs, cache=cache, scale=scale)
-
-
-class Refused(Exception):
-    """What the oracle refuses."""
-
-    def __init__(self, kinds: list[str]) -> None:
-        super().__init__()
-        self.kind = kinds[0]
-
-
-def static_oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
-    """The numpy oracle of static batching, in place."""
-    t2 = "int4" if isinstance(cache, Int4Array) else cache.dtype.name
-    types = Types(inputs["current_key"].dtype.name, t2, None if scale is None else scale.dtype.name)
-    call = StaticInputs(**inputs), cache, scale, StaticAttributes(**attributes), types
-    if kinds := broken_static_rules(*call):
-        raise Refused(kinds)
-    return static_key_value_cache(*call)
 
 
 RIGHT = {
@@ -371,16 +351,8 @@ def test_forms_of_a_report() -> None:
         assert isinstance(copy, Report) and copy.json() == report.json() and copy.cases == report.cases
 
 
-def test_cases_on_demand() -> None:
-    """The same for the same seed; right implementations pass them, and they are in no folder."""
-    names = []
-    for suite, implementation, int4 in (("key-value-cache", ours, "packed"), ("static", static_oracle, "unpacked")):
-        for seed in (1, 1, 2):
-            report = conformance.run(implementation, suite=suite, int4=int4, random=20, seed=seed)
-            report.raise_for_failures()
-            names.append([case.name for case in report.cases])
-            assert len(set(names[-1])) == len(report.cases) > 220
-    assert names[0] == names[1] != names[2]
+def test_random_cases_of_attention_are_refused() -> None:
+    """There are none."""
     with pytest.raises(KvCacheError) as refused:
         conformance.run(our_attention, suite="attention", random=1)
     assert refused.value.kind == "no_random"
