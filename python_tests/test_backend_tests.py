@@ -85,8 +85,8 @@ def data_sets(test: Path) -> list[Path]:
 
 
 def test_calls_give_the_outputs_and_leave_behind_the_in_place_inputs(tests: dict[str, list[Path]]) -> None:
-    """All calls of every third test: that the cases pass, test_golden.py tells."""
-    for test in tests["node"][::3]:
+    """All calls of every twelfth test: that the cases pass, test_golden.py tells."""
+    for test in tests["node"][::12]:
         onnx.checker.check_model(onnx.load(str(test / "model.onnx")))
         model = load(test)
         any_nan = (test / "any_nan.txt").exists()
@@ -108,8 +108,8 @@ def test_calls_give_the_outputs_and_leave_behind_the_in_place_inputs(tests: dict
 
 
 def test_illegal_calls_are_refused_and_change_nothing(tests: dict[str, list[Path]]) -> None:
-    """Every one of them, with the texts that are expected."""
-    for test in tests["refused"]:
+    """Every fourth of them, with the texts that are expected."""
+    for test in tests["refused"][::4]:
         model = load(test)
         for folder in data_sets(test):
             call = Call(model, folder)

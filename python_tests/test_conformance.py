@@ -15,6 +15,7 @@ import pytest
 from kvcache_ops import KvCacheError, conformance
 from kvcache_ops.conformance import ConformanceError, Int4Array, Report
 
+from golden_cases import some_cases
 from oracles import static_oracle
 
 Arrays = dict[str, np.ndarray]
@@ -61,9 +62,14 @@ def test_right_implementations_pass(suite: str, implementation: Callable[..., An
     assert all(case.verdict == "passed" and case.suite == suite and case.about for case in report.cases)
 
 
-def only(implementation: Callable[..., Any], filter: str = PLAIN, **options: Any) -> conformance.CaseResult:
-    """The result of the one case whose name contains `filter`."""
-    (case,) = conformance.run(implementation, filter=filter, **options).cases
+def run(implementation: Callable[..., Any], word: str, **options: Any) -> Report:
+    """The report of the cases whose names contain the word."""
+    return conformance.run(implementation, cases=some_cases("cases", word).name, **options)
+
+
+def only(implementation: Callable[..., Any], word: str = PLAIN, **options: Any) -> conformance.CaseResult:
+    """The result of the one case whose name contains the word."""
+    (case,) = run(implementation, word, **options).cases
     assert (case.verdict == "failed") == (case.difference is not None)
     return case
 
@@ -112,13 +118,13 @@ def test_int4_in_both_forms() -> None:
         cache[...] = kvcache_ops.unpack_int4(packed)
         return key, value
 
-    conformance.run(repacked, int4="unpacked", filter="int4").raise_for_failures()
+    run(repacked, "int4", int4="unpacked").raise_for_failures()
 
     def swapped(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
         key, value = ours(attributes, inputs, cache, scale)
         return key, value, cache >> 4 | cache << 4, scale
 
-    report = conformance.run(swapped, filter="mode0-f32-int4-f32")
+    report = run(swapped, "mode0-f32-int4-f32")
     assert report.failed == len(report.cases) > 0
     assert {case.difference.tensor for case in report.cases} == {"cache"}
 
@@ -133,7 +139,7 @@ def test_int4_in_both_forms() -> None:
 
 def test_refusals_are_compared() -> None:
     """No refusal of an illegal call, a wrong kind, a changed cache, a missing mention: each fails."""
-    legal = conformance.run(ours, filter=PLAIN).cases[0].name
+    legal = run(ours, PLAIN).cases[0].name
 
     def lenient(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
         try:
@@ -161,7 +167,7 @@ def test_refusals_are_compared() -> None:
             raise ValueError from None
 
     def kinds(implementation: Callable[..., Any], **options: Any) -> set[str]:
-        report = conformance.run(implementation, filter="kvlen", **options)
+        report = run(implementation, "kvlen", **options)
         assert report.failed and all(legal != case.name for case in report.failures)
         return {case.difference.kind for case in report.failures}
 
@@ -169,7 +175,7 @@ def test_refusals_are_compared() -> None:
     assert kinds(wrong_kind) == {"refused-as"}
     assert kinds(writes_first) == {"elements"}
     assert kinds(mute, messages=True) == {"not-mentioned"}
-    assert conformance.run(mute, filter="kvlen").conforms
+    assert run(mute, "kvlen").conforms
 
 
 def test_a_refused_legal_call_says_where() -> None:
@@ -190,7 +196,7 @@ def test_a_bug_is_no_refusal(bug: type[Exception]) -> None:
     def broken(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
         raise bug("of the implementation")
 
-    report = conformance.run(broken, filter="kvlen")
+    report = run(broken, "kvlen")
     assert report.failed == len(report.cases) > 3
     for case in report.cases:
         assert case.difference.kind == "could-not-run"
@@ -209,7 +215,7 @@ def test_what_is_not_implemented_is_unsupported() -> None:
     assert report.passed > 100 and report.unsupported > 100 and not report.failed and report.conforms
     assert {case.reason for case in report.cases if case.verdict == "unsupported"} == {"only float16"}
     assert "unsupported: only float16" in report.text()
-    none = conformance.run(float16_only, filter="chunked-prefill-mode0-f32-int4-f32")
+    none = run(float16_only, "chunked-prefill-mode0-f32-int4-f32")
     assert not none.conforms and not none.failures
     with pytest.raises(ConformanceError):
         none.raise_for_failures()
@@ -239,9 +245,9 @@ def test_a_profile(tmp_path: Any) -> None:
     # What is declared must be there; what is not declared must be refused.
     file = tmp_path / "profile.yaml"
     file.write_text(json.dumps(PROFILE | {"operators": {"KeyValueCache": None}}))
-    undeclared = conformance.run(float16_only, profile=file, filter="mode0")
+    undeclared = run(float16_only, "mode0", profile=file)
     assert undeclared.failed > 20 and {case.difference.kind for case in undeclared.failures} == {"refused"}
-    too_much = conformance.run(ours, profile=PROFILE, filter="mode0")
+    too_much = run(ours, "mode0", profile=PROFILE)
     assert too_much.failed > 20 and {case.difference.kind for case in too_much.failures} == {"not-refused"}
     assert all(case.outside for case in too_much.failures)
 
@@ -272,7 +278,7 @@ def test_garbage_fails(result: Any, text: str) -> None:
     def implementation(*call: Any) -> Any:
         return result(*ours(*call)) if callable(result) else result
 
-    report = conformance.run(implementation, filter="chunked-prefill-mode0-f16")
+    report = run(implementation, "chunked-prefill-mode0-f16")
     assert report.failed == len(report.cases) > 1
     (case,) = (case for case in report.cases if case.name == PLAIN)
     assert text in case.difference.text and case.difference.text.startswith("call 0: ")
@@ -327,7 +333,7 @@ def wrong_value(*call: Any) -> Any:
 
 def test_forms_of_a_report() -> None:
     """Text, table, JSON; an AssertionError with the text; rules that fail and rules that do not; copies."""
-    report = conformance.run(wrong_value, filter="chunked-prefill", name="keys only")
+    report = run(wrong_value, "chunked-prefill", name="keys only")
     assert (
         report.implementation == "keys only"
         and len(report.rules) > 20

@@ -37,9 +37,9 @@ def longest_pause(call) -> tuple[float, float]:
 
 def test_other_threads_run_while_bytes_move(tmp_path) -> None:
     """Copies and rotations of an update, saving and loading: of each, a small part at most holds the GIL."""
-    spec = make_spec("runs", max_tokens=6000, num_layers=8, num_kv_heads=8, head_dim=64)
+    spec = make_spec("runs", max_tokens=6500, num_layers=8, num_kv_heads=8, head_dim=64)
     manager, memory = make_manager(spec), HostMemory(spec, *spec.allocate())
-    s = sequence(manager, memory, 5000)
+    s, saved = sequence(manager, memory, 5000), sequence(manager, memory, 1000)
     path = tmp_path / "session"
 
     def edit() -> None:
@@ -50,7 +50,7 @@ def test_other_threads_run_while_bytes_move(tmp_path) -> None:
     edit()
     calls = dict(
         update=lambda: manager.update(memory),
-        save=lambda: manager.save(path, memory),
+        save=lambda: manager.save_seq(path, memory, saved),
         load=lambda: loaded.load(path, elsewhere),
     )
     for name, call in calls.items():

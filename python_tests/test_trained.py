@@ -19,7 +19,7 @@ from writing import recorded
 
 GRAPHS = {"KeyValueCache": "decoder.onnx", "MultiHeadCacheAttention": "decoder_fused.onnx"}
 FUSED = (False, True)
-WINDOW = 512
+WINDOW = 256
 
 
 @pytest.fixture(scope="module")
