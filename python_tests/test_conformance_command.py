@@ -65,11 +65,12 @@ def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_our_library_conforms(capsys: pytest.CaptureFixture[str]) -> None:
-    """In every case of every suite, with the messages that the cases ask for."""
-    assert main(["conformance", "--ort-library", str(find_library()), "--messages", "--report", "json"]) == 0
+    """In each suite, with the messages that the cases ask for. (That all cases pass, test_golden.py tells.)"""
+    options = ["--messages", "--filter", "f16-int4-f16", "--report", "json"]
+    assert main(["conformance", "--ort-library", str(find_library()), *options]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {case["suite"] for case in document["cases"]} == set(conformance.SUITES)
-    assert document["summary"]["passed"] == len(document["cases"]) > 1000
+    assert document["summary"]["passed"] == len(document["cases"]) > 20
 
 
 def test_a_library_without_the_operators_is_a_fault_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:

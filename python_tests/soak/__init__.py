@@ -2,6 +2,5 @@
 
     PYTHONPATH=python_tests:examples:golden python -m soak --steps 1000000
 
-`run` says who runs, `lane` is a thread's decode loop on a `place`, `beside` makes and destroys sessions and objects and
-calls what must be refused. `process` measures the process and holds it against the bounds.
+`lane` is a thread's decode loop on a `place`, `refusals` are calls beside it that fail, `process` is what is counted.
 """

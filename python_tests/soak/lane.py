@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 from kvcache_ops.manager import Append, CapacityError
 
 from attention_node import Attention
-from soak.place import Answers, Place, row_ids
+from soak.place import Answers, Node, Place, placed, row_ids
 
 PROMPTS = [np.arange(40) % 7, np.zeros(40, np.int64), np.arange(40)]  # they begin alike, so that prefixes are shared
 # What happens between steps, and how often of 1000.
-JOIN, LEAVE, FORK, CUT, ROLL_BACK, REPLAY = 40, 25, 8, 15, 10, 20
-
-
-class Budget:
-    """Steps to be taken by all threads together, and whether a thread has failed: then all stop."""
-
-    def __init__(self, steps: int):
-        self.steps, self.taken = steps, 0
-        self.errors: list[BaseException] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Takes a step, if one is left."""
-        with self._lock:
-            left = not self.is_spent()
-            self.taken += left
-            return left
-
-    def is_spent(self) -> bool:
-        """Whether no step is left."""
-        return self.taken >= self.steps or bool(self.errors)
+JOIN, LEAVE, FORK, CUT, ROLL_BACK, REPLAY, MOVE = 40, 25, 8, 15, 10, 20, 5
 
 
 @dataclass
@@ -54,11 +33,8 @@ class Sequence:
         """Where an append begins."""
         return int(self.positions[-1]) + 1 if len(self.positions) else 0
 
-    def __len__(self) -> int:
-        return len(self.rows)
 
-
-@dataclass
+@dataclass(frozen=True)
 class Sizes:
     """How large a lane is."""
 
@@ -67,55 +43,43 @@ class Sizes:
     prompt: int = 24  # rows of a prompt, at most
     max_t: int = 512
     page_size: int = 8
-    share: float = 1.0  # of all steps, at most: large lanes take few
-    move_every: int = 400  # steps between two moves to another cache; 0 is never
 
 
-@dataclass
 class Lane:
-    """One thread's sequences. `places` makes the caches that it lives in by turns; the first one may be shared."""
+    """One thread's sequences. `new_session` makes the session of each cache that it lives in."""
 
-    name: str
-    place: Place
-    places: list[Callable[[], Place]]
-    answers: Answers
-    sizes: Sizes
-    seed: int
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
+    def __init__(
+        self,
+        node: Node,
+        new_session: Callable[[Node], onnxruntime.InferenceSession],
+        seed: int,
+        sizes: Sizes,
+        before_step: Callable[[Lane], None] = lambda _: None,
+    ):
+        self.node, self.new_session, self.seed, self.sizes = node, new_session, seed, sizes
+        self.random, self.counts, self.before_step = np.random.default_rng(seed), Counter(), before_step
+        self.answers = Answers(node, sizes.longest + sizes.prompt)
         self.sequences: list[Sequence] = []
-        self.fused = isinstance(self.place.node, Attention)
-        self.before_step: Callable[[], None] = lambda: None
+        self.place = self.new_place()
 
-    def run(self, budget: Budget, directory: Path) -> None:
-        """Steps until the budget is used up."""
-        taken = 0
-        while not budget.is_spent():
-            if taken >= self.sizes.share * budget.taken + 12:
-                time.sleep(0.002)
-                continue
-            if not budget.take():
-                return
-            taken += 1
+    def new_place(self) -> Place:
+        """An empty cache, now in pages, now in runs, of each layout in turn."""
+        mode, layout = ("paged", "runs")[self.counts["moves"] % 2], (self.seed + self.counts["moves"]) % 4
+        node = placed(self.node, mode, layout, self.sizes.page_size)
+        return Place(node, mode, self.sizes.max_t, self.new_session(node))
+
+    def run(self, turns: Iterator[int], steps: int, directory: Path) -> None:
+        """Steps until all threads together have taken so many."""
+        while next(turns) < steps:
             try:
-                with self.place.lock:
-                    self.edit()
-                    self.before_step()
-                    self.step()
-                if self.sizes.move_every and self.counts["steps"] % self.sizes.move_every == 0:
+                self.edit()
+                self.before_step(self)
+                self.step()
+                if self.happens(MOVE):
                     self.move(directory / f"{self.seed}.session")
             except Exception as error:
-                error.add_note(f"{self.name}: step {self.counts['steps']}, seed {self.seed}")
+                error.add_note(f"{self.node}: step {self.counts['steps']}, seed {self.seed}")
                 raise
-
-    def rehearse(self, directory: Path) -> None:
-        """A few steps in every cache, so that all that is made at its first use has been made."""
-        for _ in self.places:
-            self.run(Budget(12), directory)
-            if self.sizes.move_every:
-                self.move(directory / f"{self.seed}.session")
 
     def happens(self, per_mille: int) -> bool:
         """Whether something that happens so often happens now."""
@@ -127,7 +91,7 @@ class Lane:
 
     def edit(self) -> None:
         """What happens to sequences between steps. There may be no room to copy rows or a page that is shared."""
-        for sequence in [one for one in self.sequences if len(one) >= self.sizes.longest]:
+        for sequence in [one for one in self.sequences if len(one.rows) >= self.sizes.longest]:
             self.leave(sequence)
         if len(self.sequences) > 1 and self.happens(LEAVE):
             self.leave(self.any_sequence())
@@ -138,20 +102,16 @@ class Lane:
             if len(self.sequences) < self.sizes.sequences and self.happens(FORK):
                 self.sequences.append(replace(sequence, id=self.place.manager.fork(sequence.id)))
                 self.counts["forks"] += 1
-            if self.happens(CUT) and len(sequence) > 16:
+            if self.happens(CUT) and len(sequence.rows) > 16:
                 p0 = int(self.random.integers(sequence.next_position - 6))
-                self.cut(sequence, p0, int(self.random.choice([-1, p0 + 1, p0 + 5])))
+                p1 = int(self.random.choice([-1, p0 + 1, p0 + 5]))
+                removed = self.place.manager.seq_rm(sequence.id, p0, p1)
+                left = (sequence.positions < p0) | (sequence.positions >= p1) & (p1 >= 0)
+                assert removed == (~left).sum(), f"seq_rm: expected {(~left).sum()}, got {removed}"
+                sequence.rows, sequence.positions, sequence.answer = sequence.rows[left], sequence.positions[left], None
+                self.counts["cuts"] += 1
         except CapacityError:
             self.counts["refused for room"] += 1
-
-    def cut(self, sequence: Sequence, p0: int, p1: int) -> None:
-        """Removes the positions from p0 to before p1; -1 is the end."""
-        removed = self.place.manager.seq_rm(sequence.id, p0, p1)
-        inside = (sequence.positions >= p0) & ((sequence.positions < p1) | (p1 < 0))
-        assert removed == inside.sum(), f"seq_rm: expected {inside.sum()}, got {removed}"
-        sequence.rows, sequence.positions = sequence.rows[~inside], sequence.positions[~inside]
-        sequence.answer = None
-        self.counts["cuts"] += 1
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence ends; its last answer is checked."""
@@ -160,23 +120,17 @@ class Lane:
         self.sequences = [one for one in self.sequences if one is not sequence]
         self.counts["leaves"] += 1
 
-    def replay(self, sequence: Sequence, fresh: bool = False) -> None:
-        """Checks the last answer that a sequence got by another computation of it."""
+    def replay(self, sequence: Sequence) -> None:
+        """Checks the last answer that a sequence got from attention by another computation of it."""
         if sequence.answer is not None:
-            self.answers.check_attended(sequence.rows, sequence.answer, fresh)
-
-    def new_tokens(self) -> list[tuple[Sequence, np.ndarray]]:
-        """A token for each sequence, and sometimes the prompt of a new one."""
-        batch = [(sequence, self.random.integers(0, 64, 1)) for sequence in self.sequences]
-        if not self.sequences or (len(self.sequences) < self.sizes.sequences and self.happens(JOIN)):
-            prompt = PROMPTS[self.random.integers(len(PROMPTS))]
-            length = int(self.random.integers(1, self.sizes.prompt + 1))
-            batch.append((Sequence(self.place.manager.create()), np.resize(prompt, length)))
-        return batch
+            self.answers.check_attended(sequence.rows, sequence.answer)
 
     def step(self) -> None:
-        """One step of all sequences, checked and committed, or rolled back; where there is no room, one leaves."""
-        batch, manager = self.new_tokens(), self.place.manager
+        """A token for each sequence, and sometimes the prompt of a new one: checked, then committed or rolled back."""
+        manager, batch = self.place.manager, [(sequence, self.random.integers(0, 64, 1)) for sequence in self.sequences]
+        if not self.sequences or (len(self.sequences) < self.sizes.sequences and self.happens(JOIN)):
+            prompt, length = PROMPTS[self.random.integers(3)], int(self.random.integers(1, self.sizes.prompt + 1))
+            batch.append((Sequence(manager.create()), np.resize(prompt, length)))
         try:
             step = manager.begin_step([Append(one.id, tokens=new) for one, new in batch], self.place.host_memory)
         except CapacityError:
@@ -188,22 +142,20 @@ class Lane:
         outputs = self.place.run(step, self.answers)
         positions = [sequence.next_position + np.arange(len(tokens)) for sequence, tokens in batch]
         rows = [np.append(one.rows, row_ids(new, at)) for (one, new), at in zip(batch, positions)]
-        if not self.fused:  # attention is checked by replays
+        if len(outputs) == 2:  # key and value; attention is checked by replays
             self.answers.check_loaded(np.concatenate([rows[i] for i in step.order]), outputs)
         self.counts["steps"] += 1
-        self.counts["tokens"] += len(step.token_ids)
         if self.sequences and self.happens(ROLL_BACK):
             step.rollback()
-            self.counts["rollbacks"] += 1
             self.not_joined(batch)
+            self.counts["rollbacks"] += 1
             return
         step.commit()
         for entry, i in enumerate(step.order):
             sequence = batch[i][0]
             sequence.rows, sequence.positions = rows[i], np.append(sequence.positions, positions[i])
-            if self.fused:
+            if isinstance(self.node, Attention):
                 sequence.answer = outputs[0][step.seqstarts[entry + 1] - 1].copy()
-        self.counts["joins"] += len(batch) - len(self.sequences)
         self.sequences = [sequence for sequence, _ in batch]
         if self.happens(REPLAY):
             self.replay(self.any_sequence())
@@ -214,19 +166,13 @@ class Lane:
             self.place.manager.free(sequence.id)
 
     def move(self, path: Path) -> None:
-        """Saves all sequences, and goes on with them in another cache and manager."""
-        old, self.places = self.place, [*self.places[1:], self.places[0]]
+        """Saves all sequences, and goes on with them in another cache, with another manager."""
+        old = self.place
         old.manager.update(old.host_memory)
         old.manager.check()
         old.manager.save(path, old.host_memory)
-        self.place = self.places[0]()
+        self.counts["moves"] += 1
+        self.place = self.new_place()
         for sequence, id in zip(self.sequences, self.place.manager.load(path, self.place.host_memory), strict=True):
             sequence.id = id
             assert self.place.manager.positions(id).tolist() == sequence.positions.tolist(), "a position has changed"
-        self.counts["moves"] += 1
-
-    def finish(self) -> None:
-        """The last answers of all sequences, each by a fresh session on a fresh cache, and by the oracle."""
-        self.place.manager.check()
-        for sequence in self.sequences:
-            self.replay(sequence, fresh=True)
