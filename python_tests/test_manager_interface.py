@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, CapacityError, HostMemory, Manager, ManagerError, Rope, Step
 
-from managed import make
+from managed import make, refused, sequence
 
 TENSORS = [
     *("token_ids", "positions", "seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen"),
@@ -53,3 +53,63 @@ def test_appends_tell_what_they_append() -> None:
     assert (append.s, append.tokens, append.n, append.first_pos) == (4294967297, [5, 2**32 - 1], 2, 3)
     assert repr(append) == "Append(4294967297, tokens=[5, 4294967295], first_pos=3)"
     assert (Append(4294967297, n=4).tokens, Append(4294967297, n=4).n) == (None, 4)
+
+
+def test_arguments_reach_the_planner() -> None:
+    """Each in its place. (What the planner makes of them, a model judges in the tests in Rust.)"""
+    manager, memory = make(max_tokens=128)
+    a = sequence(manager, memory, 10)
+    assert manager.seq_rm(a, 2, 5) == 3
+    manager.seq_add(a, 5, -1, -3)
+    assert manager.positions(a).tolist() == list(range(7)) and manager.pending(a).tolist() == [0, 0] + [-3] * 5
+    manager.update(memory)
+    assert not manager.pending(a).any()
+    b = sequence(manager, memory, 8)
+    manager.seq_div(b, 0, 4, 2)
+    assert manager.positions(b).tolist() == [0, 0, 1, 1, 4, 5, 6, 7]
+    copy, fork = manager.create(), manager.fork(b)
+    assert manager.seq_cp(b, copy, 1, 5) == 3 and manager.positions(copy).tolist() == [1, 1, 4]
+    assert manager.slots(fork).tolist() == manager.slots(b).tolist()
+    c = sequence(manager, memory, 16)
+    assert [manager.context_shift(c, n, 0, 2) for n in (17, 16)] == [0, 7] and manager.seq_len(c) == 9
+    assert manager.context_shift(c, 10, 1, 1, 3) == 3 and manager.seq_len(c) == 6
+    manager.free(a)
+    manager.update(memory)
+    ((_, dst, length),) = manager.compact(1)
+    assert dst == 0 and length <= 4
+    manager.update(memory)
+    assert len(manager.defrag(1)) <= 1 and manager.stats()["sequences"] == 4
+    manager.seq_keep(b)
+    assert (manager.seq_len(b), manager.seq_len(c), manager.seq_len(fork)) == (8, 0, 0)
+    manager.check()
+
+
+def test_arguments_of_a_manager_reach_the_planner() -> None:
+    """Those that a step or the figures show; a salt and a reserve, too."""
+    manager, memory = make("runs", window=4, sink=1, slack=1)
+    s = manager.create(8)
+    manager.begin_step([Append(s, n=3)], memory).commit()
+    assert manager.stats()["used"] == 8
+    manager.begin_step([Append(s, n=4)], memory).commit()
+    assert manager.positions(s).tolist() == [0, 3, 4, 5, 6]
+    cells, memory = make("cells", pad=16, defrag_threshold=0.1)
+    with cells.begin_step([Append(cells.create(), n=3)], memory) as step:
+        assert step.key_positions.shape == (19,) and cells.stats()["n_kv"] == 16
+    manager, memory = make(max_pages=5)
+    for salt, cached in ((b"", 0), (b"", 8), (b"salt", 0)):
+        with manager.begin_step([Append(manager.create(salt=salt), tokens=range(9))], memory) as step:
+            assert step.cached.tolist() == [cached] and step.cachestarts.shape == (1, 5)
+    assert manager.stats()["prefix_hits"] == 8
+    manager, memory = make(prefix_sharing=False, shift_limit=1)
+    for _ in range(2):
+        s = manager.create()
+        with manager.begin_step([Append(s, tokens=range(9))], memory) as step:
+            assert step.cached.tolist() == [0]
+    manager.seq_add(s, 0, -1, 1)
+    manager.update(memory)
+    with refused("shift_limit", shifts=1, limit=1):
+        manager.seq_add(s, 0, -1, 1)
+    raw, memory = make(key_form="raw", rope=None)
+    s = sequence(raw, memory, 3)
+    raw.seq_add(s, 0, -1, 1)
+    assert raw.pending(s).tolist() == [0, 0, 0]

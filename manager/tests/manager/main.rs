@@ -12,6 +12,4 @@ mod self_extend;
 mod session;
 mod session_refusals;
 mod states;
-mod traces;
-mod truncate;
 mod updates;

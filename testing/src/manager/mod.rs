@@ -2,8 +2,7 @@
 //!
 //! `sequences` has the rules of the specification on plain vectors, and `rows` what a row's bytes are. A [`script`]'s
 //! operations are drawn from [`Entropy`](kvcache_conformance::random::Entropy): a seed, or a fuzzer's bytes. A
-//! [`run::Run`] does each on both, refusals included, and compares all that the specification's section on tests names;
-//! [`trace`] writes what was called and what came of it, so that a binding can be held to the same.
+//! [`run::Run`] does each on both, refusals included, and compares all that the specification's section on tests names.
 
 pub mod check;
 pub mod copies;
@@ -18,5 +17,4 @@ pub mod sequences;
 pub mod sessions;
 pub mod specification;
 pub mod step;
-pub mod trace;
 pub mod types;

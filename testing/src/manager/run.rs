@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use kvcache_manager::op::{Backend, KeyValueCache};
 use kvcache_manager::{CacheSpec, ContextShift, Create, Error, Manager, Mode, SeqId};
-use serde_json::{Value, json};
 
 use crate::manager::memory::{Faults, Log, Memory};
 use crate::manager::script::{Cache, End, NewRows, Operation, Span};
@@ -50,9 +49,6 @@ pub struct Run {
     pub done: bool,
     /// The slots that the last step wrote.
     pub written: Vec<usize>,
-    /// All sequences that there were, and what has been called, if that is wanted.
-    pub created: Vec<SeqId>,
-    pub trace: Option<Vec<Value>>,
 }
 
 /// The operator on a cache.
@@ -78,8 +74,6 @@ impl Run {
             no_room: 0,
             done: true,
             written: vec![],
-            created: vec![],
-            trace: None,
         }
     }
 
@@ -165,8 +159,6 @@ impl Run {
                 let id = self.ids[seq % live];
                 self.manager.seq_keep(id).unwrap();
                 self.model.keep(seq % live);
-                let args = json!([self.number(id)]);
-                self.note("seq_keep", args, Ok(Value::Null));
             }
             Operation::ContextShift { seq, n_keep, n_discard } => {
                 let n_ctx = self.model.seqs[seq % live].next() + 1 - n_keep % 2;
@@ -174,14 +166,12 @@ impl Run {
             }
             Operation::Defrag(max_moves) => {
                 let moves = self.manager.defrag(max_moves).unwrap();
-                self.note("defrag", json!([max_moves]), Ok(json!(moves.len())));
                 assert!(max_moves.is_none_or(|most| moves.len() <= most), "{max_moves:?} {moves:?}");
             }
             Operation::Compact(pages) => {
                 if self.cache.paged() {
                     let page_size = self.cache.page_size();
                     let moves = self.manager.compact(pages).unwrap();
-                    self.note("compact", json!([pages]), Ok(json!(moves.len())));
                     assert!(moves.iter().map(|copy| copy.len).sum::<usize>() <= pages * page_size);
                     assert!(moves.iter().all(|copy| copy.dst < copy.src), "{moves:?}");
                 }
@@ -204,8 +194,6 @@ impl Run {
         let id = self.manager.create_with(&Create { reserve, salt: &[salt] });
         self.ids.push(id);
         self.model.seqs.push(Sequence { salt, ..Sequence::default() });
-        let number = self.number(id);
-        self.note("create", json!([reserve, salt]), Ok(number));
     }
 
     pub fn fork(&mut self, seq: usize) {
@@ -215,15 +203,10 @@ impl Run {
                 self.ids.push(id);
                 let sequence = self.model.seqs[seq].clone();
                 self.model.seqs.push(sequence);
-                let args = json!([self.number(src)]);
-                let number = self.number(id);
-                self.note("fork", args, Ok(number));
                 assert!(self.cache.mode == Mode::Runs || self.manager.stats().used == used, "a fork takes no slots");
             }
             Err(error) => {
                 assert_eq!(self.cache.mode, Mode::Runs, "{error}");
-                let args = json!([self.number(src)]);
-                self.note("fork", args, Err(&error));
                 self.refused_for_room(&error, &before, self.model.seqs[seq].rows.len());
             }
         }
@@ -234,15 +217,12 @@ impl Run {
         self.model.seqs.remove(seq);
         self.manager.free(id).unwrap();
         self.freed.push(id);
-        let args = json!([self.number(id)]);
-        self.note("free", args, Ok(Value::Null));
     }
 
     pub fn rm(&mut self, seq: Option<usize>, p0: i64, p1: i64) {
         let id = seq.map(|seq| self.ids[seq]);
         let edit = self.model.rm(seq, p0, p1);
-        let args = json!([id.map(|id| self.number(id)), p0, p1]);
-        self.edit(edit, ("seq_rm", args), |manager| {
+        self.edit(edit, |manager| {
             let removed = if p1 == -1 { manager.seq_rm(id, p0..)? } else { manager.seq_rm(id, p0..p1)? };
             Ok(removed as i64)
         });
@@ -253,8 +233,7 @@ impl Run {
         let edit = self.model.cp(src, dst, p0, p1);
         let first = edit.after.seqs[dst].rows.first() == self.model.seqs[src].rows.first();
         let moves_nothing = self.cache.mode == Mode::Cells || self.cache.paged() && first;
-        let args = json!([self.number(from), self.number(to), p0, p1]);
-        if self.edit(edit, ("seq_cp", args), |manager| Ok(manager.seq_cp(from, to, p0..p1)? as i64)) && moves_nothing {
+        if self.edit(edit, |manager| Ok(manager.seq_cp(from, to, p0..p1)? as i64)) && moves_nothing {
             assert_eq!(self.manager.stats().used, used, "a copy from row 0 takes no slots");
         }
     }
@@ -262,42 +241,32 @@ impl Run {
     pub fn add(&mut self, seq: usize, p0: i64, p1: i64, delta: i64) {
         let id = self.ids[seq];
         let edit = self.model.add(seq, p0, p1, delta);
-        let args = json!([self.number(id), p0, p1, delta]);
-        self.edit(edit, ("seq_add", args), |manager| manager.seq_add(id, p0..p1, delta).map(|()| 0));
+        self.edit(edit, |manager| manager.seq_add(id, p0..p1, delta).map(|()| 0));
         self.done &= !range(p0, p1).is_empty();
     }
 
     pub fn div(&mut self, seq: usize, p0: i64, p1: i64, d: i64) {
         let id = self.ids[seq];
         let edit = self.model.div(seq, p0, p1, d);
-        let args = json!([self.number(id), p0, p1, d]);
-        self.edit(edit, ("seq_div", args), |manager| manager.seq_div(id, p0..p1, d).map(|()| 0));
+        self.edit(edit, |manager| manager.seq_div(id, p0..p1, d).map(|()| 0));
     }
 
     pub fn context_shift(&mut self, seq: usize, context: Context) {
         let id = self.ids[seq];
         let Context { n_ctx, n_new, n_keep, n_discard } = context;
         let edit = self.model.context_shift(seq, context);
-        let args = json!([self.number(id), n_ctx, n_new, n_keep, n_discard]);
         let shift = ContextShift { n_ctx, n_new, n_keep, n_discard };
-        self.edit(edit, ("context_shift", args), |manager| manager.context_shift(id, &shift));
+        self.edit(edit, |manager| manager.context_shift(id, &shift));
     }
 
     /// An edit on both; whether it was made.
-    fn edit(
-        &mut self,
-        edit: Edit,
-        (name, args): (&str, Value),
-        act: impl FnOnce(&mut Manager) -> Result<i64, Error>,
-    ) -> bool {
+    fn edit(&mut self, edit: Edit, act: impl FnOnce(&mut Manager) -> Result<i64, Error>) -> bool {
         let (before, page_size) = (self.manager.clone(), self.cache.page_size());
         // What the sequences that change have in all, which no edit needs more than once.
         let changed = self.model.seqs.iter().zip(&edit.after.seqs).filter(|(a, b)| a.rows != b.rows);
         let most: usize = changed.map(|(a, b)| a.rows.len().max(b.rows.len()).div_ceil(page_size) + 1).sum();
         let stats = before.stats();
-        let done = act(&mut self.manager);
-        self.note(name, args, done.as_ref().map(|&result| json!(result)));
-        match done {
+        match act(&mut self.manager) {
             Ok(result) => {
                 assert!(edit.must.is_empty(), "must be refused: {:?}", edit.must);
                 assert_eq!(result, edit.result);
@@ -334,7 +303,6 @@ impl Run {
         let before = self.memory.clone();
         self.manager.update(&mut self.memory).unwrap();
         assert_eq!(self.memory.calls, before.calls, "an update of nothing asks for nothing");
-        self.note("update", json!([]), Ok(Value::Null));
     }
 
     /// The memory with nothing asked for yet.

@@ -289,14 +289,6 @@ impl Operation {
             _ => Self::Copy(seq, entropy.below(3) as i64, some(entropy, 1, 2, |entropy| entropy.below(3))),
         }
     }
-
-    /// Whether a call of a memory fails in it, if it comes to that.
-    pub fn fails(&self) -> bool {
-        matches!(
-            self,
-            Self::FailUpdate(_) | Self::Step(_, End::Fail(_)) | Self::Copy(.., Some(_)) | Self::Reload(.., Some(_))
-        )
-    }
 }
 
 /// What a seed draws. It does not shrink: another seed draws something else, nothing simpler.

@@ -4,7 +4,6 @@ use std::cell::Cell;
 
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{Manager, Mode};
-use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::manager::memory::Memory;
@@ -79,14 +78,8 @@ impl Run {
             ids,
             tags: self.tags,
             faults: self.faults,
-            created: std::mem::take(&mut self.created),
-            trace: self.trace.take(),
             ..Run::new(&self.cache)
         };
-        // Ids of another manager, which may be the same.
-        let numbers: Vec<_> = (self.created.len()..).take(self.ids.len()).collect();
-        self.created.extend_from_slice(&self.ids);
-        self.note("reload", json!([self.cache.arguments()]), Ok(json!(numbers)));
     }
 
     pub fn copy(&mut self, seq: usize, delta: i64, fault: LoadFault) {
@@ -94,8 +87,6 @@ impl Run {
         let path = directory.path().join("session");
         self.drained(&directory);
         self.manager.save_seq(&path, &self.memory, self.ids[seq]).unwrap();
-        let args = json!([self.number(self.ids[seq])]);
-        self.note("save_seq", args, Ok(Value::Null));
         let saved = Model::saved(&self.model.seqs[seq]);
         // Loading does what is queued.
         self.add(seq, 0, -1, delta);
@@ -113,8 +104,6 @@ impl Run {
                 self.model.seqs.push(saved);
                 self.ids.push(id);
                 self.memory = self.fresh_memory();
-                let number = self.number(id);
-                self.note("load_seq", json!([]), Ok(number));
             }
             Err(error) if error.kind() == "memory" => {
                 let call = fault.unwrap();
@@ -140,7 +129,6 @@ impl Run {
                 let room = if self.cache.paged() { stats.free + stats.cached } else { stats.largest_free_run };
                 assert!(rows.next_multiple_of(self.cache.page_size()) > room, "there was room for {rows}: {error}");
                 assert!(self.manager == before, "a refused load has changed the manager");
-                self.note("load_seq", json!([]), Err(&error));
             }
         }
     }

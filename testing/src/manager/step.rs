@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step, find_slot};
-use serde_json::{Value, json};
 
 use crate::manager::memory::Memory;
 use crate::manager::outputs::{Key, Query, check_masks, run_operator};
@@ -11,7 +10,6 @@ use crate::manager::refusals::refuses_all_else;
 use crate::manager::run::{NewRow, Run};
 use crate::manager::script::{Cache, End, NewRows};
 use crate::manager::sequences::Row;
-use crate::manager::trace::tensors;
 
 /// An append as the model has it.
 pub struct Planned {
@@ -58,15 +56,6 @@ impl Run {
                 Planned { seq, n, tokens, first_pos, first, before, rows, known }
             })
             .collect()
-    }
-
-    /// The arguments of a step, for the trace.
-    fn noted(&mut self, planned: &[Planned]) -> Value {
-        let append = |append: &Planned| {
-            let seq = self.number(self.ids[append.seq]);
-            json!([seq, append.tokens, append.n, append.first_pos])
-        };
-        planned.iter().map(append).collect()
     }
 
     /// Why a step must be refused, apart from want of room.
@@ -136,11 +125,7 @@ impl Run {
         self.done = false;
         match error {
             None => assert_eq!(refusal, None),
-            Some(error) if refusal.is_some() => {
-                let args = self.noted(&planned);
-                self.note("step", args, Err(&error));
-                return assert_eq!(Some(error.kind()), refusal);
-            }
+            Some(error) if refusal.is_some() => return assert_eq!(Some(error.kind()), refusal),
             Some(error) => return self.step_without_room(&error, &planned, most * page_size),
         }
         self.must_have_room(&planned);
@@ -278,7 +263,6 @@ impl Run {
         let current: Vec<_> = new().map(|new| row(new).values).collect();
         run_operator(&self.op, &step, &mut self.memory, &self.model.rules.format, &current, &keys);
 
-        let tensors = self.trace.as_ref().map(|_| tensors(&step));
         match end {
             End::Commit | End::DropPlanned | End::Fail(_) => step.commit(),
             End::DropStep => step.rollback(),
@@ -295,11 +279,6 @@ impl Run {
         }
         assert!(self.manager.open_step().is_none());
         let is_undone = matches!(end, End::DropStep | End::Leak);
-        if let Some(mut tensors) = tensors {
-            tensors["end"] = json!(if is_undone { "rollback" } else { "commit" });
-            let args = self.noted(&planned);
-            self.note("step", args, Ok(tensors));
-        }
         if is_undone {
             return self.check_undone(&drained, &drained_bytes, exact);
         }
@@ -316,8 +295,6 @@ impl Run {
     /// A step that was refused for want of room, though it needs at most `most` slots.
     fn step_without_room(&mut self, error: &Error, planned: &[Planned], most: usize) {
         let before = self.manager.clone();
-        let args = self.noted(planned);
-        self.note("step", args, Err(error));
         match self.cache.mode {
             Mode::Cells => {
                 let n: usize = planned.iter().map(|append| append.n).sum();
