@@ -1,4 +1,4 @@
-"""The manager's benchmark: steps and operations against memcpy, against themselves at other sizes, and against peers.
+"""The manager's benchmark: steps against memcpy and other sizes, rotations and sessions against the operator and files.
 
     bench_manager.py                     everything; writes manager.md and manager.json in target/bench
     bench_manager.py --quick             fewer rounds

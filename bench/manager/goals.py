@@ -2,149 +2,202 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns, thread_time_ns
+
+import kvcache_ops
+import numpy as np
+from kvcache_ops import CacheSpec, step_indices
+from kvcache_ops.manager import Append, HostMemory, Manager, Rope
 
 from figures import Row, microseconds, quotient
 from measure import Contender
-from native import Measured, Native
-from python_steps import PAGE_SIZE, PythonSteps
+from native import Measured, Native, WrongAnswer
 
 BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768
 IDLE = 10000  # sequences that are in no step
-ROOM = 96  # rows behind the prompt of each sequence
+PAGE_SIZE = 16
 NS_PER_SEQUENCE = 60
-WIDTHS = {16: "float16", 8: "int8", 4: "int4"}
+QUANT_BITS = {"float16": 0, "int8": 8, "int4": 4}
+ROWS = 2048  # that are rotated, saved and loaded
+TENSORS = "token_ids", "seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen"
 
 
-class Case:
-    """A case of the library by its name and its numbers, whose answers are right."""
-
-    def __init__(self, native: Native, name: str, *numbers: int) -> None:
-        self._case = native.module.ManagerCase(name, *numbers)
-
-    def contender(self, name: str) -> Contender:
-        """One of the case's contenders: what it takes of the processor's time."""
-
-        def sample(_turn: int, _iterations: int) -> Measured:
-            wall_ns, cpu_ns, _, operations = self._case.measure(name)
-            return Measured(cpu_ns / operations, cpu_ns / wall_ns)
-
-        return Contender(name, 1, sample)
-
-    def allocations(self, name: str) -> float:
-        """Heap allocations of an operation, when what grows once has grown."""
-        self._case.measure(name)
-        _, _, allocations, operations = self._case.measure(name)
-        return allocations / operations
-
-
-def pages_of(kvlen: int) -> int:
-    """The pages of a sequence that decodes from `kvlen` on."""
-    return (kvlen + ROOM) // PAGE_SIZE + 1
-
-
-def decode_case(native: Native, batch: int, kvlen: int, *, fixed: bool = True, max_t: int = 0, idle: int = 0) -> Case:
+def steps_of(native: Native, batch: int, kvlen: int, max_t: int = 0, idle: int = 0) -> dict[str, Contender]:
     """Sequences that decode, in a cache with room for as many pages again."""
-    pages = pages_of(kvlen)
-    slots = max_t or (2 * batch * pages + idle) * PAGE_SIZE
-    return Case(native, "decode", batch, kvlen, slots, pages if fixed else 0, idle)
+    slots = max_t or 2 * batch * (kvlen + 96) + idle * PAGE_SIZE
+    steps = native.module.Steps(batch, kvlen, slots, idle)
+    samples = dict(same=partial(steps.measure, False), changed=partial(steps.measure, True), memcpy=steps.memcpy)
+    return {
+        name: Contender(name, 1, lambda _turn, _iterations, sample=sample: Measured(*sample()))
+        for name, sample in samples.items()
+    }
 
 
 def decode(native: Native) -> list[Row]:
     """Steps of 256 sequences."""
-    short, long = (decode_case(native, BATCH, kvlen) for kvlen in (KVLEN, LONG_KVLEN))
-    growing = decode_case(native, BATCH, KVLEN, fixed=False)
-    crowded = decode_case(native, BATCH, KVLEN, idle=IDLE)
-    free, long_free, growing_free, crowded_free = (
-        case.contender("same batch, tokens unknown") for case in (short, long, growing, crowded)
-    )
-    names = "same batch", "changed batch, tokens unknown", "changed batch", "memcpy"
-    evicted, changed, changed_evicted, copy = map(short.contender, names)
-    python = PythonSteps(BATCH, KVLEN).contender()
+    short, long = (steps_of(native, BATCH, kvlen) for kvlen in (KVLEN, LONG_KVLEN))
+    crowded = steps_of(native, BATCH, KVLEN, idle=IDLE)
+    small, large = (steps_of(native, 8, 900, max_t=max_t) for max_t in (10**5, 10**7))
+    step, changed, memcpy = short["same"], short["changed"], short["memcpy"]
 
     def of_budget(step: float, memcpy: float) -> float:
         return step / (3 * memcpy + NS_PER_SEQUENCE * BATCH)
 
-    rows = [
-        microseconds("step, same batch", free),
-        microseconds("step, same batch, its pages evicted from the prefix index", evicted),
-        Row("step, same batch, of memcpy of its tensors", [free, copy], quotient),
-        Row("step, same batch, kvlen 32768 of 2048", [long_free, free], quotient, at_most=1.2),
-        Row("step, same batch, beside 10000 other sequences of none", [crowded_free, free], quotient, at_most=1.2),
-        Row("step, same batch, MaxP the widest row of MaxP fixed", [growing_free, free], quotient),
+    return [
+        microseconds("step, same batch", step),
+        Row("step, same batch, of memcpy of its tensors", [step, memcpy], quotient),
+        Row("step, same batch, kvlen 32768 of 2048", [long["same"], step], quotient, at_most=1.2),
+        Row("step, same batch, beside 10000 other sequences of none", [crowded["same"], step], quotient, at_most=1.2),
         microseconds("step, changed batch", changed),
-        microseconds("step, changed batch, its pages evicted from the prefix index", changed_evicted),
-        microseconds("memcpy of its tensors", copy),
-        Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, copy], of_budget, at_most=1),
-        microseconds("step from Python, same batch", python),
-        Row("step from Python, same batch, of step, same batch, its pages evicted", [python, evicted], quotient),
+        Row("step, changed batch, of 3 memcpy + 60 ns a sequence", [changed, memcpy], of_budget, at_most=1),
+        *(
+            Row(f"step, {name} batch, MaxT 10^7 of 10^5", [large[name], small[name]], quotient, at_most=1.2)
+            for name in ("same", "changed")
+        ),
+        microseconds("step from Python, same batch", Contender("step from Python", 1, PythonSteps().sample)),
     ]
-    return rows
 
 
-def max_t(native: Native) -> list[Row]:
-    """Steps in caches of 10^4 and of 10^7 slots."""
-    small, large = (decode_case(native, 8, 900, max_t=max_t) for max_t in (10**4, 10**7))
-    rows = [
-        Row(f"step, {name}, MaxT 10^7 of 10^4", [large.contender(name), small.contender(name)], quotient, at_most=1.2)
-        for name in ("same batch", "changed batch")
-    ]
-    return rows
+class PythonSteps:
+    """Such sequences, decoded through the binding: appends are made, planned, the tensors asked for, committed."""
+
+    def __init__(self) -> None:
+        spec = CacheSpec(2 * BATCH * (KVLEN + 96), 1, 2, dtype="float32", cache_mode=1, page_size=PAGE_SIZE)
+        self.manager, self.memory = Manager(spec), HostMemory(spec, *spec.allocate())
+        self.seqs = [self.manager.create() for _ in range(BATCH)]
+        self.manager.begin_step([Append(seq, n=KVLEN) for seq in self.seqs], self.memory).commit()
+
+    def sample(self, _turn: int, _iterations: int) -> Measured:
+        """16 steps, after which the sequences are cut back."""
+        wall, cpu = perf_counter_ns(), thread_time_ns()
+        for i in range(16):
+            step = self.manager.begin_step([Append(seq, i) for seq in self.seqs], self.memory)
+            for name in TENSORS:
+                getattr(step, name)
+            step.commit()
+        wall, cpu = perf_counter_ns() - wall, thread_time_ns() - cpu
+        for seq in self.seqs:
+            if self.manager.seq_rm(seq, KVLEN) != 16:
+                raise WrongAnswer("a step from Python has not appended a row to each sequence")
+        return Measured(cpu / 16, cpu / wall)
 
 
-def allocations(native: Native) -> list[Row]:
-    """Heap allocations of steps: counted, not timed."""
-    case, rows = decode_case(native, BATCH, KVLEN), []
-    for name in ("same batch", "changed batch"):
-        counted = case.allocations(name)
-        rows.append(Row(f"allocations a step, {name}", [case.contender(name)], lambda _, counted=counted: counted, 0))
-    return rows
+class Bytes:
+    """A sequence in pages all over a cache whose keys can be rotated, and a folder, in memory where there is one."""
+
+    def __init__(self, cache_layout: int, quant_bit: int) -> None:
+        types = dict(dtype="float16", num_layers=4, cache_layout=cache_layout, quant_bit=quant_bit)
+        self.spec = CacheSpec(2 * ROWS, 8, 128, **types, cache_mode=1, page_size=PAGE_SIZE)
+        self.arrays = [array for array in self.spec.allocate() if array is not None]
+        self.manager = Manager(self.spec, rope=Rope(128), shift_limit=None)
+        self.memory = HostMemory(self.spec, *self.arrays)
+        other, self.seq = self.manager.create(), self.manager.create()
+        for _ in range(ROWS // PAGE_SIZE):  # every other page is the sequence's
+            appends = [Append(seq, n=PAGE_SIZE) for seq in (other, self.seq)]
+            self.manager.begin_step(appends, self.memory).commit()
+        self.manager.free(other)
+        self.current = np.random.default_rng(1).standard_normal((ROWS, 8, 128)).astype(np.float16)
+        starts = self.manager.slots(self.seq)[::PAGE_SIZE]
+        self.indices = step_indices([ROWS], [0], page_slots=[starts], page_size=PAGE_SIZE)
+        self.outputs = [np.empty_like(self.current) for _ in range(2)]
+        self.folder = TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        self.path, self.copy = Path(self.folder.name, "session"), Path(self.folder.name, "copy")
+        self.store_and_load()
+        self.check()
+
+    def check(self) -> None:
+        """Raises `WrongAnswer` unless rotating there and back, and saving and loading, keep the rows."""
+        rows = self.arrays[0].copy()
+        for delta in (50, -50):
+            self.manager.seq_add(self.seq, 0, -1, delta)
+            self.manager.update(self.memory)
+        near = np.allclose(rows.astype(float), self.arrays[0].astype(float), rtol=0, atol=0.02)
+        if self.spec.quant_bit == 0 and not near:
+            raise WrongAnswer("keys that were rotated there and back are others")
+        self.save()
+        axis, slots = self.spec.axes.index("MaxT"), self.manager.slots(self.seq)
+        rows = [np.take(array, slots, axis) for array in self.arrays]
+        for array in self.arrays:
+            array[:] = 0
+        loaded = self.load()
+        if not all(np.array_equal(np.take(array, loaded, axis), old) for array, old in zip(self.arrays, rows)):
+            raise WrongAnswer("other rows are loaded than were saved")
+
+    def store_and_load(self) -> None:
+        """The operator, on each layer."""
+        key, value = self.outputs
+        for layer in range(4):
+            inputs = self.current, self.current, *self.indices, *self.arrays
+            kvcache_ops.run(self.spec, *inputs, key=key, value=value, layer_idx=layer)
+
+    def rotate_keys(self) -> None:
+        """Those of all layers."""
+        self.manager.update(self.memory)
+
+    def save(self) -> None:
+        """The sequence."""
+        self.manager.save_seq(self.path, self.memory, self.seq)
+
+    def load(self) -> np.ndarray:
+        """It, by a new manager: its slots."""
+        manager = Manager(self.spec, rope=Rope(128), shift_limit=None)
+        return manager.slots(manager.load_seq(self.path, self.memory))
+
+    def write(self) -> None:
+        """A file of the same bytes."""
+        with self.copy.open("wb") as file:
+            file.write(self.content)
+            os.fsync(file.fileno())
+
+    def read(self) -> bytes:
+        """That file."""
+        return self.path.read_bytes()
+
+    def contender(self, name: str) -> Contender:
+        """One of these, timed; before each rotation one is queued."""
+        self.content, run = self.read(), getattr(self, name)
+
+        def sample(turn: int, _iterations: int) -> Measured:
+            if name == "rotate_keys":
+                self.manager.seq_add(self.seq, 0, -1, 50)
+            begin = perf_counter_ns()
+            run()
+            return Measured(perf_counter_ns() - begin, nan)
+
+        return Contender(name, 1, sample)
 
 
-def pages(native: Native) -> list[Row]:
-    """What is done to pages of sequences of 1000 pages and of 10000."""
-    few, many, rows = Case(native, "pages", 1000), Case(native, "pages", 10000), []
-    for name in ("page taken", "copy on write"):
-        ours, ten_times = few.contender(name), many.contender(name)
-        rows.append(Row(f"{name}, 1000 pages", [ours], lambda ns: ns, unit="ns"))
-        rows.append(Row(f"{name}, ten times the pages, of the same time", [ten_times, ours], quotient, at_most=1.25))
-    return rows
+# Contenders, of which the first one's time is divided by the second's, and the goal.
+GOALS = [
+    ("rotate_keys", "store_and_load", dict(at_most=1.5)),
+    ("write", "save", {}),
+    ("read", "load", {}),
+]
 
 
-def cells(native: Native) -> list[Row]:
-    """A step of unified cells and its mask."""
-    case = Case(native, "cells", 32768, 8)
-    loops, ours = case.contender("loops over sets"), case.contender("find_slot and mask")
-    rows = [
-        microseconds("find_slot and mask, 32768 cells, 8 sequences", ours),
-        Row("loops over a set for each cell, of find_slot and mask", [loops, ours], quotient, at_least=4),
-    ]
-    return rows
-
-
-# By case: contenders, of which the first one's time is divided by the second's, and the goal.
-BY_LAYOUT = {
-    "copies": [("bare loop", "copy_rows", dict(at_least=0.9))],
-    "shift": [("rotate_keys", "store and load", dict(at_most=1.5))],
-    "sessions": [("write and hash", "save", dict(at_least=0.7)), ("read and hash", "load", dict(at_least=0.7))],
-}
-
-
-def by_layout(native: Native, kind: str, layout: int, bits: int) -> list[Row]:
+def by_layout(cache_layout: int, name: str) -> list[Row]:
     """What is done to the rows of a cache."""
-    case, rows = Case(native, kind, layout, bits), []
-    for above, below, goal in BY_LAYOUT[kind]:
-        contenders = [case.contender(above), case.contender(below)]
-        rows.append(Row(f"{above} of {below}, layout {layout}, {WIDTHS[bits]}", contenders, quotient, **goal))
-    return rows
+    case = Bytes(cache_layout, QUANT_BITS[name])
+    return [
+        Row(
+            f"{above} of {below}, layout {cache_layout}, {name}",
+            list(map(case.contender, (above, below))),
+            quotient,
+            **goal,
+        )
+        for above, below, goal in GOALS
+    ]
 
 
 def groups(native: Native) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """All groups by name."""
-    for make in (decode, max_t, allocations, pages, cells):
-        yield make.__name__, partial(make, native)
-    for kind in BY_LAYOUT:
-        for layout in (0, 3) if kind == "sessions" else range(4):
-            for bits, name in WIDTHS.items():
-                yield f"{kind} layout {layout} {name}", partial(by_layout, native, kind, layout, bits)
+    yield "decode", partial(decode, native)
+    for cache_layout in range(4):
+        for name in QUANT_BITS:
+            yield f"rows layout {cache_layout} {name}", partial(by_layout, cache_layout, name)

@@ -3,7 +3,7 @@
 //!
 //! A call of an operator is made once, in memory of Python's, so that every contender works on the same pages. It is
 //! measured phase by phase on a [`Team`](team::Team) of threads whose share of the processors is watched, beside the
-//! loops that it is held against. The manager's cases have their own memory and check their own answers.
+//! loops that it is held against. The manager's steps need no tensors but their own.
 
 mod direct;
 mod empty;
@@ -29,7 +29,7 @@ mod kvcache_bench {
     #[pymodule_export]
     use super::limit::limit;
     #[pymodule_export]
-    use super::manager::ManagerCase;
+    use super::manager::Steps;
     #[pymodule_export]
     use super::team::Team;
 }

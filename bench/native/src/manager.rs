@@ -1,0 +1,127 @@
+//! Steps of sequences that decode, planned by the cache manager without Python in the way.
+
+use kvcache_manager::schema::ElementType;
+use kvcache_manager::{
+    Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
+};
+use pyo3::prelude::*;
+
+use crate::refused;
+use crate::team::{Clocks, Sample};
+
+/// Rows of a page.
+const PAGE_SIZE: usize = 16;
+/// Steps that are measured in one go: each sequence takes four pages meanwhile.
+const STEPS: usize = 64;
+
+/// A memory without bytes: steps that decode copy nothing.
+struct NoBytes;
+
+impl CacheMemory for NoBytes {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        copies.is_empty().then_some(()).ok_or_else(|| "there are no rows".into())
+    }
+
+    fn rotate_keys(&mut self, _: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
+        Err("there are no keys".into())
+    }
+
+    fn read_rows(&self, _: &[usize], _: &mut [u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
+
+    fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
+}
+
+/// Sequences of about equal length. After each measurement they are cut back.
+#[pyclass(unsendable)]
+pub(crate) struct Steps {
+    manager: Manager,
+    seqs: Vec<SeqId>,
+    /// The rows of each sequence when a measurement begins.
+    lens: Vec<usize>,
+}
+
+#[pymethods]
+impl Steps {
+    /// `batch` sequences of `kvlen` rows and up to a page more, so that their pages end in different steps, in a cache
+    /// of `max_t` slots. Beside them there are `idle` sequences of a row each, in no step.
+    #[new]
+    fn new(batch: usize, kvlen: usize, max_t: usize, idle: usize) -> PyResult<Self> {
+        let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
+        let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
+        let spec = builder.mode(Mode::Paged { page_size: PAGE_SIZE }).max_pages(kvlen / PAGE_SIZE + 6).build();
+        let mut manager = Manager::new(spec.map_err(refused)?).map_err(refused)?;
+        let lens: Vec<usize> = (0..batch).map(|i| kvlen + i % PAGE_SIZE).collect();
+        let mut seqs = Vec::new();
+        for &len in lens.iter().chain(std::iter::repeat_n(&1, idle)) {
+            let seq = manager.create();
+            step(&mut manager, &[Append::count(seq, len)])?;
+            seqs.push(seq);
+        }
+        seqs.truncate(batch);
+        Ok(Self { manager, seqs, lens })
+    }
+
+    /// A step of one token for each sequence: begin_step, apply and commit, of the sequences in the same order as the
+    /// last one or, if `changed`, in another.
+    fn measure(&mut self, changed: bool) -> PyResult<Sample> {
+        let appends: Vec<_> = self.seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
+        let mut others = appends.clone();
+        others.rotate_left(usize::from(changed));
+        step(&mut self.manager, &appends)?;
+        let clocks = Clocks::start();
+        for i in 0..STEPS {
+            step(&mut self.manager, if i % 2 == 0 { &others } else { &appends })?;
+        }
+        let sample = sample(&clocks);
+        self.cut_back()?;
+        Ok(sample)
+    }
+
+    /// A copy of such a step's tensors, whose pages are first compared with the slots of each sequence.
+    fn memcpy(&mut self) -> PyResult<Sample> {
+        let appends: Vec<_> = self.seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
+        let step = self.manager.begin_step(&appends).and_then(|plan| plan.apply(&mut NoBytes)).map_err(refused)?;
+        let pages: Vec<i64> = step.cachestarts().iter().copied().collect();
+        let max_pages = pages.len() / self.seqs.len();
+        let own = [step.seqstarts(), step.kvstarts(), step.start_pos(), step.token_ids(), step.positions()].concat();
+        step.commit();
+        for (&seq, row) in self.seqs.iter().zip(pages.chunks(max_pages)) {
+            let mut slots = self.manager.slots(seq).map_err(refused)?.enumerate();
+            if !slots.all(|(t, slot)| row[t / PAGE_SIZE] as usize + t % PAGE_SIZE == slot) {
+                return Err(refused("the tensors of a step are not those of its sequences' slots"));
+            }
+        }
+        self.cut_back()?;
+        let (tensors, mut copied) = ([pages, own].concat(), Vec::new());
+        copied.resize(tensors.len(), 0);
+        let clocks = Clocks::start();
+        for _ in 0..STEPS {
+            std::hint::black_box(&mut copied).copy_from_slice(std::hint::black_box(&tensors));
+        }
+        Ok(sample(&clocks))
+    }
+}
+
+impl Steps {
+    fn cut_back(&mut self) -> PyResult<()> {
+        for (&seq, &len) in self.seqs.iter().zip(&self.lens) {
+            self.manager.seq_rm(seq, len as i64..).map_err(refused)?;
+        }
+        self.manager.check().map_err(refused)
+    }
+}
+
+fn step(manager: &mut Manager, appends: &[Append<'_>]) -> PyResult<()> {
+    manager.begin_step(appends).and_then(|planned| planned.apply(&mut NoBytes)).map_err(refused)?.commit();
+    Ok(())
+}
+
+/// The thread's time of one of [`STEPS`].
+fn sample(clocks: &Clocks) -> Sample {
+    let (wall_ns, cpu_ns) = clocks.elapsed();
+    (cpu_ns as f64 / STEPS as f64, cpu_ns as f64 / wall_ns as f64)
+}
