@@ -11,6 +11,7 @@ import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops._sampling import Sampler
 from kvcache_ops.engine import Engine, Request, Sampling
+from kvcache_ops.manager import ManagerError
 
 from tiny_models import TOKENS, random_tensors, write_gguf
 
@@ -84,6 +85,18 @@ def test_saved_and_loaded(path: Path, alone: list[list[int]], tmp_path: Path) ->
     assert (request.answer, request.cached) == (alone[1], 32)
 
 
+def test_a_session_of_another_cache(path: Path, alone: list[list[int]], tmp_path: Path) -> None:
+    """It is refused, and the engine goes on."""
+    source = write_gguf(tmp_path / "model.gguf", tensors=random_tensors(tied=False))
+    other = engine(models.build(source, tmp_path / "int4", cache="int4", page_size=8))
+    other.save(tmp_path / "session", PROMPTS[1])
+    shared = engine(path)
+    with pytest.raises(ManagerError) as caught:
+        shared.load(tmp_path / "session")
+    assert caught.value.kind == "types"
+    assert shared.generate([PROMPTS[1]], max_new_tokens=12)[0].answer == alone[1]
+
+
 def test_streams_on_threads(path: Path, alone: list[list[int]]) -> None:
     """Whoever wants text makes the step, for all."""
     shared = engine(path)
@@ -155,7 +168,14 @@ REFUSED: list[tuple[str, object, dict[str, object]]] = [
     ("prompt_too_long", [1] * 1025, {}),
     ("token_range", [len(TOKENS)], {}),
     ("token_range", [-1], {}),
+    ("prompt_type", "half of a pair: \ud800", {}),
+    ("prompt_type", [1, 2.5], {}),
+    ("prompt_type", 7, {}),
     ("sampling_range", [1], {"max_new_tokens": 0}),
+    ("sampling_range", [1], {"max_new_tokens": 2.5}),
+    ("sampling_range", [1], {"top_k": 1.5}),
+    ("sampling_range", [1], {"seed": -1}),
+    ("sampling_range", [1], {"temperature": float("inf")}),
     ("sampling_range", [1], {"temperature": -1.0}),
     ("sampling_range", [1], {"top_p": 1.5}),
     ("sampling_range", [1], {"temperature": float("nan")}),
@@ -200,7 +220,8 @@ def test_sampling() -> None:
     counts = drawn(list(many), top_p=0.5)
     assert min(counts) >= 1000 and max(counts) < 2000 and len(counts) > 500
     assert drawn(logits) == drawn(logits)
-    assert Sampler(Sampling())(np.array(logits, np.float32)) == 1
+    for temperature in (0, 1e-60, 1e-40, 1e-37):
+        assert Sampler(Sampling(temperature=temperature))(np.array(logits, np.float32)) == 1
 
 
 def test_the_same_seed_the_same_answer(path: Path) -> None:

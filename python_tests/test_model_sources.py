@@ -330,3 +330,7 @@ def test_a_model_that_is_refused(tmp_path: Path) -> None:
     refused_model("model_damaged", "model.onnx.data", whole["model.onnx.data"][:-1])
     refused_model("model_damaged", "model.onnx", whole["model.onnx"][:1000])
     refused_model("model_format", "model.onnx", b"")
+    refused_model("model_damaged", "tokenizer.json", whole["tokenizer.json"][:-9])
+    larger = json.loads(whole["tokenizer.json"])
+    larger["model"]["vocab"]["more"] = len(TOKENS)
+    refused_model("tokenizer_mismatch", "tokenizer.json", json.dumps(larger).encode())

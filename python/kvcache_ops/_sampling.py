@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
 
+_SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 _BOUNDS = (1e-3, 1e-6, 0.0)  # of weights, where the likeliest token's is 1
 
 
@@ -33,17 +36,20 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        ranges: list[tuple[str, float, float]] = [
-            ("max_new_tokens", 1, np.inf),
-            ("temperature", 0, np.inf),
-            ("top_k", 0, np.inf),
-            ("top_p", 0, 1),
-            ("min_p", 0, 1),
+        ranges: list[tuple[str, Any, float, float]] = [
+            ("max_new_tokens", Integral, 1, np.inf),
+            ("temperature", Real, 0, float(_LARGEST)),
+            ("top_k", Integral, 0, np.inf),
+            ("top_p", Real, 0, 1),
+            ("min_p", Real, 0, 1),
         ]
-        for name, low, high in ranges:
+        if self.seed is not None:
+            ranges.append(("seed", Integral, 0, np.inf))
+        for name, kind, low, high in ranges:
             got = getattr(self, name)
-            if isinstance(got, bool) or not isinstance(got, int | float | np.number) or not low <= got <= high:
-                raise KvCacheError(f"{name} is {got!r}, expected a number of {low} to {high}", "sampling_range")
+            if isinstance(got, bool) or not isinstance(got, kind) or not low <= got <= high:
+                number = "a whole number" if kind is Integral else "a number"
+                raise KvCacheError(f"{name} is {got!r}, expected {number} of {low} to {high}", "sampling_range")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise KvCacheError(f"stop is {self.stop!r}, expected texts that are not empty", "sampling_range")
 
@@ -64,9 +70,10 @@ class Sampler:
         if not np.isfinite(largest):
             raise KvCacheError(f"logits have {largest} at token {best}, expected finite numbers", "logits_not_finite")
         sampling = self._sampling
-        if sampling.temperature == 0:
+        if sampling.temperature < _SMALLEST:
             return best
-        weights = np.exp((logits - logits[best]) / np.float32(sampling.temperature))
+        with np.errstate(over="ignore"):  # to -inf, whose weight is 0
+            weights = np.exp((logits - logits[best]) / np.float32(sampling.temperature))
         tokens = self._likeliest(weights)
         tokens = tokens[weights[tokens] >= sampling.min_p]
         sums = np.cumsum(weights[tokens], dtype=np.float64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import index
 from threading import RLock
 from typing import Any
 
@@ -141,10 +142,14 @@ class Engine:
     def submit(self, prompt: str | Sequence[int], **sampling: Any) -> Request:
         """A request that joins the next step that has room; nothing is computed before somebody wants its text.
 
-        sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty", "prompt_too_long", "token_range" and what
-        Sampling raises.
+        sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty", "prompt_too_long", "prompt_type",
+        "token_range" and what Sampling raises.
         """
-        tokens = self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(t) for t in prompt]
+        try:
+            tokens = self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [index(t) for t in prompt]
+        except TypeError as error:
+            message = f"the prompt is neither a text in Unicode nor tokens: {error}"
+            raise KvCacheError(message, "prompt_type") from error
         if not tokens:
             raise KvCacheError("the prompt has no tokens, expected at least one", "prompt_empty")
         if len(tokens) > self.context_length:

@@ -59,8 +59,8 @@ class Model:
 def load(path: str | os.PathLike[str]) -> Model:
     """The model in a folder that `build` has written, or whose model.onnx this is.
 
-    Raises KvCacheError: "model_missing" for a file that is not there, "model_damaged", and "model_format" for a model
-    that `build` has not made, or that of another version.
+    Raises KvCacheError: "model_missing" for a file that is not there, "model_damaged", "model_format" for a model that
+    `build` has not made, or that of another version, and "tokenizer_mismatch" for the tokenizer of a larger vocabulary.
     """
     given = Path(path)
     file = given / MODEL if given.is_dir() else given
@@ -79,14 +79,28 @@ def load(path: str | os.PathLike[str]) -> Model:
     size = (file.parent / DATA).stat().st_size
     if size != about["data_bytes"]:
         raise KvCacheError(f"{file.parent / DATA} has {size} bytes, expected {about['data_bytes']}", "model_damaged")
+    config = Config(**about["config"] | {"inv_freq": tuple(about["config"]["inv_freq"])})
     return Model(
         file,
         about["name"],
-        Config(**about["config"] | {"inv_freq": tuple(about["config"]["inv_freq"])}),
+        config,
         CacheSpec(max_tokens=1, **about["cache"]),
-        Tokenizer.from_file(str(file.parent / TOKENIZER)),
+        _tokenizer(file.parent / TOKENIZER, config.vocab_size),
         about["bos"],
         tuple(about["stops"]),
         about["chat_template"],
         about["fingerprint"],
     )
+
+
+def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer in a file, none of whose tokens is one that the model has not."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises no narrower one
+        raise KvCacheError(f"{path} is no tokenizer: {error}", "model_damaged") from error
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= vocab_size:
+        message = f"{path} has the token {largest}, expected less than vocab_size {vocab_size}"
+        raise KvCacheError(message, "tokenizer_mismatch")
+    return tokenizer
