@@ -99,9 +99,10 @@ def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str) -> None:
             run.manager.free(freed)
 
 
-def test_rows_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1"])
+def test_rows_asked_for(tmp_path: Path, kind: str) -> None:
     """Logits are of these rows, in this order; none is a run without a head."""
-    run = built(write_gguf(tmp_path / "model.gguf", "Q8_0"))
+    run = built(write_gguf(tmp_path / "model.gguf", kind))
     whole = run.step({run.manager.create(): TEXT})
     assert np.array_equal(run.step({run.manager.create(): [*TEXT]}, rows=[11, 0])[:1], whole[11:])
     assert run.step({run.manager.create(): PROMPT[::-1]}, rows=[]).shape == (0, len(TOKENS))

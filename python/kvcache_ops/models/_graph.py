@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from kvcache_ops._nodes import DOMAIN
-from kvcache_ops.models._weights import Dense, Weight, stack
+from kvcache_ops.models._weights import Blocks, Dense, Weight, stack
 
 MICROSOFT = "com.microsoft"
 OPSET = 23  # the first with RMSNormalization
@@ -104,7 +104,7 @@ class Graph:
             return self.node("GatherBlockQuantized", names, name, domain=MICROSOFT, **options)
         scaled = self.node("GatherBlockQuantized", names, f"{name}.scaled", domain=MICROSOFT, **options)
         offsets = self.weight(f"{name}.offsets", weight.offsets[..., None])
-        blocks = self._blocks(f"{name}.blocks", scaled, weight.block)
+        blocks = self._blocks(f"{name}.blocks", scaled, weight)
         shifted = self.node("Add", [blocks, self.node("Gather", [offsets, ids], f"{name}.shifts")], f"{name}.shifted")
         return self.node("Reshape", [shifted, self.constant("rows", [0, -1])], name)
 
@@ -140,18 +140,22 @@ class Graph:
         )
         if weight.offsets is None:
             return product
-        return self.node("Gemm", [self._sums(x, weight.block), put("offsets", weight.offsets), product], name, transB=1)
+        return self.node("Gemm", [self._sums(x, weight), put("offsets", weight.offsets), product], name, transB=1)
 
-    def _sums(self, x: str, block: int) -> str:
-        """The sums of x (T, K) over its blocks, (T, K / block): what offsets are multiplied by."""
+    def _sums(self, x: str, weight: Blocks) -> str:
+        """The sums of x (T, K) over a matrix's blocks, (T, K / block): what offsets are multiplied by."""
+        block = weight.block
         if (x, block) not in self._block_sums:
-            blocks = self._blocks(f"{x}.blocks_of_{block}", x, block)
+            blocks = self._blocks(f"{x}.blocks_of_{block}", x, weight)
             axis = self.constant("last_axis", [2])
             self._block_sums[x, block] = self.node("ReduceSum", [blocks, axis], f"{x}.sums_of_{block}", keepdims=0)
         return self._block_sums[x, block]
 
-    def _blocks(self, name: str, x: str, block: int) -> str:
-        return self.node("Reshape", [x, self.constant(f"blocks_of_{block}", [0, -1, block])], name)
+    def _blocks(self, name: str, x: str, weight: Blocks) -> str:
+        """(T, K / block, block), also of no rows, for which -1 stands for nothing."""
+        count = weight.scales.shape[1]
+        shape = self.constant(f"{count}_blocks_of_{weight.block}", [0, count, weight.block])
+        return self.node("Reshape", [x, shape], name)
 
     def _float32(self, name: str, op_type: str, inputs: list[str], weight: Dense) -> str:
         """A node of a float matrix, or the matrix itself where there is no `op_type`, in float32."""
