@@ -1,7 +1,4 @@
-"""`python -m kvcache_ops doctor`: what works here. `python -m kvcache_ops size ...`: what caches of a model take.
-
-`python -m kvcache_ops conformance MODULE:CALLABLE`: the conformance suite on an implementation in Python.
-"""
+"""`python -m kvcache_ops COMMAND`; `--help` lists the commands."""
 
 from __future__ import annotations
 

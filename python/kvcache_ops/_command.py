@@ -1,4 +1,4 @@
-"""The commands `doctor`, `size` and `conformance`."""
+"""The commands of `python -m kvcache_ops`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvcache_ops._doctor import doctor
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._model_command import add_parsers
 from kvcache_ops._size import GROUPS, table
 from kvcache_ops.conformance._command import add_arguments, run_command
 
@@ -28,17 +29,24 @@ def main(arguments: Sequence[str]) -> int:
         help=f"neighbors that share a scale; may be given several times; those of {GROUPS} that divide a head if not",
     )
     add_arguments(commands.add_parser("conformance", help="the conformance suites on an implementation"))
+    add_parsers(commands)
     given = parser.parse_args(arguments)
     if given.command == "doctor":
         return doctor()
     if given.command == "conformance":
         return run_command(given)
-    if not arguments[1:]:
-        print("32 layers, 8 heads, head_dim 128: --layers, --heads and --head-dim say others", file=sys.stderr)
     try:
+        if given.command != "size":
+            status: int = given.run(given)
+            return status
+        if not arguments[1:]:
+            print("32 layers, 8 heads, head_dim 128: --layers, --heads and --head-dim say others", file=sys.stderr)
         for line in table(given.layers, given.heads, given.head_dim, given.quant_group):
             print(line)
     except KvCacheError as error:
         print(f"{error.kind}: {error}", file=sys.stderr)
+        return 2
+    except (ImportError, OSError, UnicodeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     return 0

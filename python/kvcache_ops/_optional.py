@@ -8,20 +8,26 @@ from typing import Any
 from kvcache_ops._errors import KvCacheError
 
 
-def require(name: str) -> None:
+def require(name: str, extra: str = "") -> None:
     """Raises an ImportError that says what to install where the package `name` is not there."""
     try:
         import_module(name)
     except ImportError as error:
-        hint = f"pip install {name}"
-        raise ImportError(f"this part of kvcache_ops needs the package {name}: {hint}", name=name) from error
+        raise ImportError(
+            f"this part of kvcache_ops needs the package {name}: {_hint(name, extra)}", name=name
+        ) from error
 
 
-def load(module: str, what: str) -> Any:
+def load(module: str, what: str, extra: str = "") -> Any:
     """A module of such a package, for a function, which is called `what`. Raises KvCacheError "package_missing"."""
     package = module.partition(".")[0]
     try:
         return import_module(module)
     except ImportError as error:
-        message = f"{what} needs the package {package}: {error}; pip install {package}"
+        message = f"{what} needs the package {package}: {error}; {_hint(package, extra)}"
         raise KvCacheError(message, "package_missing") from error
+
+
+def _hint(package: str, extra: str) -> str:
+    """The command that installs a package, with what else its extra of this package has."""
+    return f"pip install 'kvcache_ops[{extra}]'" if extra else f"pip install {package}"

@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers.decoders import DecodeStream
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
 from kvcache_ops._optional import load as load_package
 from kvcache_ops._sampling import Sampler, Sampling
 from kvcache_ops.manager import Append, HostMemory, Step
-from kvcache_ops.models import Model, load
+from kvcache_ops.models import Model, load  # which says what to install
+
+# isort: split
+from tokenizers.decoders import DecodeStream
 
 __all__ = ["Engine", "Request", "Sampling"]
 

@@ -9,10 +9,13 @@ takes the tokens of a ragged batch and the index tensors of a step of `kvcache_o
 from kvcache_ops._optional import require
 
 for _package in ("onnx", "tokenizers", "gguf", "safetensors"):
-    require(_package)
+    require(_package, "models")
 
 from kvcache_ops.models._build import build  # noqa: E402
+from kvcache_ops.models._chat_template import ChatTemplate  # noqa: E402
 from kvcache_ops.models._config import Config  # noqa: E402
 from kvcache_ops.models._model import Model, load  # noqa: E402
+from kvcache_ops.models._perplexity import Perplexity, perplexity  # noqa: E402
+from kvcache_ops.models._sources import open_model  # noqa: E402
 
-__all__ = ["Config", "Model", "build", "load"]
+__all__ = ["ChatTemplate", "Config", "Model", "Perplexity", "build", "load", "open_model", "perplexity"]

@@ -66,6 +66,8 @@ def read_folder(folder: Path) -> Checkpoint:
         template = _text(folder / "chat_template.jinja")
     stops = generation.get("eos_token_id", given.get("eos_token_id"))
     stops = [] if stops is None else stops if isinstance(stops, list) else [stops]
+    if isinstance(template, list):  # several by name
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     template = template if isinstance(template, str) else None
     return Checkpoint(config, read, _tokenizer(folder), bos, tuple(stops), template, folder.resolve().name)
 

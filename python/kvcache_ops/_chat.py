@@ -1,0 +1,137 @@
+"""`python -m kvcache_ops chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops._interrupt import interruptible
+from kvcache_ops.engine import Engine, Request
+from kvcache_ops.models import ChatTemplate
+
+_HELP = "/save FILE  /load FILE  /reset  /quit; Ctrl-C ends an answer"
+
+
+class Chat:
+    """Reads messages from standard input, and prints answers as they come, with a line about each to standard error."""
+
+    def __init__(self, engine: Engine, system: str | None, **sampling: Any) -> None:
+        self._engine, self._template = engine, ChatTemplate(engine.model)
+        self._beginning = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._beginning)
+        self._sampling = {"max_new_tokens": engine.context_length} | sampling
+
+    def run(self) -> int:
+        """The conversation, until /quit or the end of the input; gives 0."""
+        try:
+            import readline  # noqa: F401, which edits input()'s line
+        except ImportError:
+            pass
+        _say(f"{self._engine.model.name}: {_HELP}")
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                return 0
+            except KeyboardInterrupt:
+                _say(f"\n{_HELP}")
+                continue
+            except UnicodeDecodeError as error:
+                _say(f"prompt_type: {error}")
+                continue
+            try:
+                if line == "/quit":
+                    return 0
+                if line.startswith("/"):
+                    self._command(*line.partition(" ")[::2])
+                elif line:
+                    self._answer(line)
+            except KvCacheError as error:
+                _say(f"{error.kind}: {error}")
+            except OSError as error:
+                _say(str(error))
+
+    def _command(self, name: str, argument: str) -> None:
+        if name == "/reset":
+            self._messages = list(self._beginning)
+        elif name in ("/save", "/load") and argument:
+            (self._save if name == "/save" else self._load)(Path(argument.strip()))
+        else:
+            _say(_HELP)
+
+    def _answer(self, line: str) -> None:
+        """Says an answer. One that is interrupted stays as far as it came; one that fails takes its question along."""
+        with interruptible() as interrupted:
+            begin = first = time.perf_counter()
+            messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
+            request = self._engine.submit(tokens, **self._sampling)
+            said = 0
+            while request.finish is None:
+                self._engine.step(request)
+                if len(request.answer) <= 1:
+                    first = time.perf_counter()
+                print(request.text[said:], end="", flush=True)
+                said = len(request.text)
+                if interrupted.is_set():
+                    request.cancel()
+            print()
+        if request.error is not None:
+            raise request.error
+        if len(messages) <= len(self._messages):
+            forgotten = len(self._messages) + 1 - len(messages)
+            _say(f"the context has {self._engine.context_length} tokens: the oldest {forgotten} messages are forgotten")
+        self._messages = [*messages, {"role": "assistant", "content": request.text}]
+        self._status(request, first - begin, time.perf_counter() - first)
+
+    def _in_context(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
+        """Messages and their tokens; past 3/4 of the context without the oldest messages, down to a half."""
+        tokens = self._template.tokens(messages)
+        kept, context = len(self._beginning), self._engine.context_length
+        if 4 * len(tokens) > 3 * context:
+            while 2 * len(tokens) > context and len(messages) > kept + 1:
+                messages = messages[:kept] + messages[kept + 2 :]  # without a question and its answer
+                tokens = self._template.tokens(messages)
+        return messages, tokens
+
+    def _status(self, request: Request, waited: float, seconds: float) -> None:
+        count, stats = len(request.answer), self._engine.manager.stats()
+        held = stats["used"] + stats["cached"]
+        parts = [
+            f"{count} tokens, {request.finish}",
+            f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 else "",
+            f"first token after {waited:.2f} s, {request.cached} of {len(request.prompt)} prompt tokens from the cache",
+            f"cache {held} of {stats['slots']} slots, {held * self._engine.cache.spec.bytes_per_token / 1e6:.1f} MB",
+        ]
+        _say(f"[{'; '.join(filter(None, parts))}]")
+
+    def _save(self, path: Path) -> None:
+        """The messages as JSON, and their keys and values in a file beside it."""
+        if len(self._messages) > len(self._beginning):
+            tokens = self._template.tokens(self._messages, False)
+            self._engine.save(_session(path), tokens[: self._engine.context_length])
+        about = {"model": self._engine.model.name, "messages": self._messages}
+        path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        _say(f"{len(self._messages)} messages are in {path}, their keys and values in {_session(path)}")
+
+    def _load(self, path: Path) -> None:
+        try:
+            messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+            self._template.tokens([{"role": message["role"], "content": message["content"]} for message in messages])
+        except (ValueError, LookupError, TypeError) as error:
+            raise KvCacheError(f"{path} has no conversation: {error}", "chat_damaged") from error
+        self._messages = messages
+        if _session(path).exists():
+            self._engine.load(_session(path))
+        _say(f"{len(messages)} messages of {path}")
+
+
+def _session(path: Path) -> Path:
+    return path.with_name(f"{path.name}.kv")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,175 @@
+"""The commands that run a model: `build`, `chat`, `generate`, `perplexity` and `serve`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvcache_ops._optional import load as load_package
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from kvcache_ops.engine import Engine
+    from kvcache_ops.models import Model
+
+_BUILD = ("weights", "activations", "cache", "quant_group", "cache_layout", "cache_mode", "page_size", "attention")
+_ENGINE = ("max_tokens", "max_batch", "token_budget", "threads")
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+
+
+def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Adds the commands; each sets `run`, which takes what was given."""
+    build = commands.add_parser("build", help="an ONNX model with a KV cache from a GGUF file or a Hugging Face folder")
+    build.add_argument("source", metavar="SOURCE", help="a GGUF file or a Hugging Face folder")
+    build.add_argument("out", metavar="OUT", help="the folder to write")
+    build.add_argument("--weights", help="auto (as they are), float32, float16, int8 or int4")
+    build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
+    _add_cache(build)
+    build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
+    build.add_argument("--cache-mode", type=int, help="0: a run of slots for a sequence, 1: pages (1)")
+    build.add_argument("--page-size", type=int, help="slots of a page (32)")
+    build.add_argument("--attention", help="fused or packed (fused)")
+    build.set_defaults(run=_build)
+
+    chat = _add_model(commands, "chat", "a conversation in the terminal")
+    chat.add_argument("--system", help="what the conversation begins with, for the model")
+    _add_engine(chat)
+    _add_sampling(chat, "what the context has room for")
+    chat.set_defaults(run=_chat, temperature=0.7, top_p=0.95)
+
+    generate = _add_model(commands, "generate", "text behind prompts, all of them in one batch")
+    generate.add_argument("prompts", metavar="PROMPT", nargs="+", help="a text, or - for standard input")
+    generate.add_argument("--chat", action="store_true", help="a prompt is the first message of a conversation")
+    _add_engine(generate)
+    _add_sampling(generate, "128")
+    generate.set_defaults(run=_generate)
+
+    perplexity = _add_model(commands, "perplexity", "how well the model with its cache predicts a text")
+    perplexity.add_argument("file", metavar="FILE", help="a text in UTF-8")
+    perplexity.add_argument("--context", type=int, default=512, help="tokens of a window (512)")
+    perplexity.add_argument("--threads", type=int, default=0, help="of ONNX Runtime, 0 for all processors (0)")
+    perplexity.set_defaults(run=_perplexity)
+
+    serve = _add_model(commands, "serve", "the OpenAI HTTP interface")
+    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at (127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8000, help="0 for any free one (8000)")
+    serve.add_argument("--name", help="the model's name for clients, if not its own")
+    serve.add_argument("--max-requests", type=int, default=256, help="running and waiting ones; others get 503 (256)")
+    serve.add_argument("--grace", type=float, default=30, help="seconds that requests get at shutdown (30)")
+    _add_engine(serve)
+    serve.set_defaults(run=_serve)
+
+
+def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str) -> ArgumentParser:
+    parser = commands.add_parser(name, help=help)
+    parser.add_argument("model", metavar="MODEL", help="what build has written, or a source, which is built once")
+    _add_cache(parser)
+    return parser
+
+
+def _add_cache(parser: ArgumentParser) -> None:
+    parser.add_argument("--cache", help="float32, float16, int8 or int4 (int8)")
+    parser.add_argument("--quant-group", type=int, help="elements that share a scale (32)")
+
+
+def _add_engine(parser: ArgumentParser) -> None:
+    parser.add_argument("--max-tokens", type=int, help="slots of the cache (the model's context, at most 16384)")
+    parser.add_argument("--max-batch", type=int, help="answers that are computed at once (16)")
+    parser.add_argument("--token-budget", type=int, help="tokens of a step (512)")
+    parser.add_argument("--threads", type=int, help="of ONNX Runtime, 0 for all processors (0)")
+
+
+def _add_sampling(parser: ArgumentParser, max_new_tokens: str) -> None:
+    parser.add_argument("--max-new-tokens", type=int, help=f"at most so many tokens ({max_new_tokens})")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token")
+    parser.add_argument("--top-k", type=int, help="only the k likeliest tokens, 0 for all")
+    parser.add_argument("--top-p", type=float, help="only the likeliest tokens of this probability together")
+    parser.add_argument("--min-p", type=float, help="only tokens of this part of the likeliest one's probability")
+    parser.add_argument("--seed", type=int, help="equal ones draw equally")
+    parser.add_argument("--stop", action="append", help="a text that ends the answer; may be given several times")
+
+
+def _given(given: Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """The options that were given, and those with another default than the library's."""
+    return {name: value for name in names if (value := getattr(given, name, None)) is not None}
+
+
+@contextmanager
+def _bar(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, on a terminal."""
+    with load_package("tqdm", title, "models").tqdm(desc=title, unit=unit, disable=None, leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
+def _open(given: Namespace) -> Model:
+    from kvcache_ops import models
+
+    with _bar("building", " tensors") as progress:
+        return models.open_model(given.model, progress=progress, **_given(given, ("cache", "quant_group")))
+
+
+def _engine(given: Namespace) -> Engine:
+    model = _open(given)
+    from kvcache_ops.engine import Engine
+
+    return Engine(model, **_given(given, _ENGINE))
+
+
+def _build(given: Namespace) -> int:
+    from kvcache_ops import models
+
+    with _bar("building", " tensors") as progress:
+        path = models.build(given.source, given.out, progress=progress, **_given(given, _BUILD))
+    size = sum(file.stat().st_size for file in path.parent.iterdir())
+    print(f"{path.parent}: {size / 1e6:,.1f} MB, {_cache(models.load(path))}")
+    return 0
+
+
+def _cache(model: Model) -> str:
+    """What a user wants to know of a model's cache."""
+    cache = model.cache
+    group = f" in groups of {cache.quant_group}" if cache.quant_bit else ""
+    return f"{cache.cache_dtype} cache{group}, {cache.bytes_per_token:,} bytes per token"
+
+
+def _chat(given: Namespace) -> int:
+    engine = _engine(given)
+    from kvcache_ops._chat import Chat
+
+    return Chat(engine, given.system, **_given(given, _SAMPLING)).run()
+
+
+def _generate(given: Namespace) -> int:
+    engine = _engine(given)
+    from kvcache_ops._generate import generate
+
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
+    return generate(engine, prompts, given.chat, **_given(given, _SAMPLING))
+
+
+def _perplexity(given: Namespace) -> int:
+    model = _open(given)
+    from kvcache_ops import models
+
+    text = Path(given.file).read_text(encoding="utf-8")
+    with _bar("perplexity", " tokens") as progress:
+        found = models.perplexity(model, text, context=given.context, threads=given.threads, progress=progress)
+    print(f"perplexity {found}, {found.tokens:,} tokens in {found.windows} windows of {given.context}; {_cache(model)}")
+    return 0
+
+
+def _serve(given: Namespace) -> int:
+    serve = load_package("kvcache_ops.serve", "serve", "serve")
+    options = _given(given, ("host", "port", "name", "max_requests", "grace"))
+    serve.serve(_engine(given), **options)
+    return 0

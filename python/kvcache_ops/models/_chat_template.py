@@ -1,0 +1,70 @@
+"""What a conversation looks like to a model: its chat template, one of Jinja's, and the tokens that come of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops._optional import load as load_package
+from kvcache_ops.models._model import Model
+
+
+class ChatTemplate:
+    """The template of a model, rendered as transformers renders it, in Jinja's sandbox.
+
+        request = engine.submit(ChatTemplate(model).tokens([{"role": "user", "content": "Hello"}]))
+
+    Raises KvCacheError "chat_template": the model has none, it is no template, or it refuses the messages.
+    """
+
+    def __init__(self, model: Model) -> None:
+        if model.chat_template is None:
+            raise KvCacheError(f"{model.name} has no chat template, expected a model for chats", "chat_template")
+        jinja2, sandbox = (load_package(name, "ChatTemplate", "models") for name in ("jinja2", "jinja2.sandbox"))
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+        try:
+            self._template = environment.from_string(model.chat_template)
+        except jinja2.TemplateError as error:
+            raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
+        self._tokenizer = model.tokenizer
+        eos = [model.tokenizer.id_to_token(stop) for stop in model.stops[:1]]
+        self._tokens = {"bos_token": model.bos or "", "eos_token": eos[0] if eos else ""}
+
+    def text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt for these messages, of "role" and "content" each, and perhaps the beginning of an answer."""
+        try:
+            rendered: str = self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._tokens,
+            )
+        except Exception as error:  # a template may do anything
+            raise KvCacheError(f"the chat template refuses the messages: {error}", "chat_template") from error
+        return rendered
+
+    def tokens(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """The tokens of `text`, which has its special ones already."""
+        text = self.text(messages, add_generation_prompt)
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except TypeError as error:
+            raise KvCacheError(f"the messages are no text in Unicode: {error}", "prompt_type") from error
+        return ids
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    """As transformers has it: Jinja's own escapes characters of HTML."""
+    return json.dumps(value, ensure_ascii=False, **options)

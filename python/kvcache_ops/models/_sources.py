@@ -1,0 +1,72 @@
+"""A model by a path of any kind: that of a built one, or of a checkpoint, which is built once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kvcache_ops import _native
+from kvcache_ops._cache import T2
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.models._build import FORMAT, MODEL, build
+from kvcache_ops.models._model import Model, load
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    cache: T2 | None = None,
+    quant_group: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Model:
+    """The model of a built folder; or of a GGUF file or a Hugging Face folder, built into a folder of the user's cache.
+
+    cache, quant_group, progress: as `build` has them. None is what a built model has, or `build`'s default. What has
+    been built stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is taken again while the source does not
+    change.
+
+    Raises KvCacheError: "cache_mismatch" for a built model with another cache, and what `load` and `build` raise.
+    """
+    given = Path(path)
+    asked = {name: value for name, value in (("cache", cache), ("quant_group", quant_group)) if value is not None}
+    if given.suffix == ".onnx" or (given / MODEL).is_file():
+        model = load(given)
+        has = {"cache": model.cache.cache_dtype, "quant_group": model.cache.quant_group}
+        for name, value in asked.items():
+            if has[name] != value and (name == "cache" or model.cache.quant_bit):
+                message = f"{given} has {name} {has[name]}, expected {value}: build it again from its source"
+                raise KvCacheError(message, "cache_mismatch")
+        return model
+    if not given.exists():
+        raise KvCacheError(f"there is no file or folder {given}", "source_missing")
+    folder = _home() / f"{given.resolve().stem}-{_key(given, asked)}"
+    try:
+        return load(folder)
+    except KvCacheError:
+        shutil.rmtree(folder, ignore_errors=True)
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    try:
+        build(given, part, progress=progress, **asked)  # type: ignore[arg-type]
+        try:
+            part.rename(folder)
+        except OSError:  # another process was faster
+            load(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return load(folder)
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvcache_ops" / "models"
+
+
+def _key(source: Path, options: Mapping[str, object]) -> str:
+    """What the result depends on: the files by size and time, the options, and this package."""
+    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
+    stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    about = [str(source.resolve()), stats, sorted(options.items()), _native.__version__, FORMAT]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
