@@ -12,7 +12,7 @@ import pytest
 from kvcache import find_library
 
 # The environments of older runtimes have no packages for models.
-collect_ignore_glob = [] if find_spec("gguf") else ["test_model*.py", "test_engine.py"]
+collect_ignore_glob = [] if find_spec("gguf") else ["test_model*.py", "test_engine.py", "test_serve.py"]
 
 
 def pytest_sessionstart() -> None:

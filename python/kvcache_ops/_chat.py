@@ -90,7 +90,7 @@ class Chat:
     def _in_context(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
         """Messages and their tokens; past 3/4 of the context without the oldest messages, down to a half."""
         tokens = self._template.tokens(messages)
-        kept, context = len(self._beginning), self._engine.context_length
+        kept, context = int(messages[0]["role"] == "system"), self._engine.context_length
         if 4 * len(tokens) > 3 * context:
             while 2 * len(tokens) > context and len(messages) > kept + 1:
                 messages = messages[:kept] + messages[kept + 2 :]  # without a question and its answer

@@ -169,7 +169,7 @@ def _perplexity(given: Namespace) -> int:
 
 
 def _serve(given: Namespace) -> int:
-    serve = load_package("kvcache_ops.serve", "serve", "serve")
-    options = _given(given, ("host", "port", "name", "max_requests", "grace"))
-    serve.serve(_engine(given), **options)
+    from kvcache_ops.serve import serve
+
+    serve(_engine(given), **_given(given, ("host", "port", "name", "max_requests", "grace")))
     return 0

@@ -147,11 +147,7 @@ class Engine:
         sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty", "prompt_too_long", "prompt_type",
         "token_range" and what Sampling raises.
         """
-        try:
-            tokens = self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [index(t) for t in prompt]
-        except TypeError as error:
-            message = f"the prompt is neither a text in Unicode nor tokens: {error}"
-            raise KvCacheError(message, "prompt_type") from error
+        tokens = self.encode(prompt)
         if not tokens:
             raise KvCacheError("the prompt has no tokens, expected at least one", "prompt_empty")
         if len(tokens) > self.context_length:
@@ -164,6 +160,19 @@ class Engine:
         with self._lock:
             self._waiting.append(request)
         return request
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt. Raises KvCacheError "prompt_type"."""
+        try:
+            return self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [index(t) for t in prompt]
+        except TypeError as error:
+            message = f"the prompt is neither a text in Unicode nor tokens: {error}"
+            raise KvCacheError(message, "prompt_type") from error
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that steps compute now, the youngest last; others wait."""
+        return list(self._running)
 
     def generate(self, prompts: Sequence[str | Sequence[int]], **sampling: Any) -> list[Request]:
         """Requests for these prompts, all of them finished; what has failed has an `error`."""

@@ -1,0 +1,199 @@
+"""The ASGI application: routes, and a request's way from its body to its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.engine import Engine
+from kvcache_ops.models import ChatTemplate
+from kvcache_ops.serve._call import Call, read_call
+from kvcache_ops.serve._engine_thread import Answers, EngineThread
+from kvcache_ops.serve._metrics import Metrics
+from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt
+from kvcache_ops.serve._replies import DONE, Reply, event
+
+_LARGEST_BODY = 16 << 20  # bytes
+
+
+def application(engine: Engine, *, name: str | None = None, max_requests: int = 256) -> Starlette:
+    """An ASGI application with OpenAI's interface to a model, and `/health` and `/metrics`.
+
+    engine: it belongs to the application while that runs. name: the model's for clients, by default its own.
+    max_requests: running and waiting ones; what comes beyond them is refused with 503.
+    """
+    return _Routes(engine, name or engine.model.name, max_requests).application()
+
+
+class _Routes:
+    def __init__(self, engine: Engine, name: str, max_requests: int) -> None:
+        self._engine, self._name, self._created = engine, name, int(time.time())
+        self._metrics = Metrics()
+        self.thread = EngineThread(engine, self._metrics, max_requests)
+        self._template = ChatTemplate(engine.model) if engine.model.chat_template is not None else None
+
+    def application(self) -> Starlette:
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/v1/completions", self._completions, methods=["POST"]),
+            Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/metrics", self._read_metrics),
+        ]
+        handlers = {Refusal: _refused, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _failed}
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
+        app.state.engine_thread = self.thread
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self.thread.start()
+        yield
+        self.thread.close(0)
+        await asyncio.to_thread(self.thread.join)
+
+    def _about(self) -> dict[str, object]:
+        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "kvcache_ops"}
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._about()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._about())
+
+    async def _health(self, _: Request) -> Response:
+        alive = self.thread.alive()
+        return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
+
+    async def _read_metrics(self, _: Request) -> Response:
+        text = await asyncio.to_thread(self._metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _completions(self, request: Request) -> Response:
+        return await self._answer(request, chat=False)
+
+    async def _chat_completions(self, request: Request) -> Response:
+        return await self._answer(request, chat=True)
+
+    def _check_model(self, name: str) -> None:
+        if name != self._name:
+            message = f"there is no model {name!r}, expected {self._name!r}"
+            raise Refusal(404, message, "model_not_found", "model")
+
+    async def _answer(self, request: Request, chat: bool) -> Response:
+        call = read_call(await _body(request), chat, self._engine.context_length)
+        self._check_model(call.model)
+        answers = Answers(self.thread)
+        try:
+            prompts = await asyncio.to_thread(self._prompts, call, chat)
+            await answers.begin(prompts, call.sampling)
+        except KvCacheError as error:
+            answers.cancel()
+            if error.kind in (OVERLOADED, SHUTTING_DOWN):
+                raise of_answer(error) from error
+            raise of_prompt(error, "messages" if chat else "prompt") from error
+        reply = Reply(chat, self._name)
+        if call.stream:
+            return _Events(_events(answers, reply, chat, call.usage), answers)
+        return await _whole(request.receive, answers, reply, len(prompts))
+
+    def _prompts(self, call: Call, chat: bool) -> list[list[int]]:
+        if not chat:
+            return [self._engine.encode(prompt) for prompt in call.prompts]
+        if self._template is None:
+            raise KvCacheError(f"{self._name} has no chat template, expected prompts alone", "chat_template")
+        return [self._template.tokens(call.messages)]
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LARGEST_BODY:
+            raise Refusal(413, f"the body has more than {_LARGEST_BODY} bytes", "body_too_large")
+    return bytes(body)
+
+
+async def _until_gone(receive: Receive, answers: Answers) -> None:
+    """Ends answers whose client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    answers.cancel()
+
+
+async def _whole(receive: Receive, answers: Answers, reply: Reply, count: int) -> Response:
+    texts, finishes = [""] * count, [""] * count
+    watcher = asyncio.create_task(_until_gone(receive, answers))
+    try:
+        async for piece in answers.pieces():
+            texts[piece.index] += piece.text
+            finishes[piece.index] = piece.finish or ""
+            if piece.error is not None:
+                raise of_answer(piece.error)
+    finally:
+        watcher.cancel()
+        answers.cancel()
+    return JSONResponse(reply.whole(texts, finishes, answers.usage()))
+
+
+async def _events(answers: Answers, reply: Reply, chat: bool, usage: bool) -> AsyncIterator[bytes]:
+    if chat:
+        yield reply.role()
+    async for piece in answers.pieces():
+        if piece.error is not None:
+            yield event(of_answer(piece.error).content())
+            return
+        yield reply.piece(piece.index, piece.text, piece.finish)
+    if usage:
+        yield reply.usage(answers.usage())
+    yield DONE
+
+
+class _Events(StreamingResponse):
+    """Server-sent events, which end with their client."""
+
+    def __init__(self, content: AsyncIterator[bytes], answers: Answers) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(_until_gone(receive, self._answers))
+        try:
+            await self.stream_response(send)
+        except OSError:  # the client is gone
+            pass
+        finally:
+            watcher.cancel()
+            self._answers.cancel()
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return error.response()
+
+
+def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).name.lower()
+    return Refusal(error.status_code, error.detail, code).response()
+
+
+def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    return Refusal(500, f"{type(error).__name__}: {error}", "internal_error").response()

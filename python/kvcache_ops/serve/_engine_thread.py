@@ -1,0 +1,215 @@
+"""The one thread that an engine belongs to, and the way of requests to it and of their answers back to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops.engine import Engine, Request
+from kvcache_ops.serve._metrics import Metrics
+from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN
+
+_LOG = logging.getLogger("uvicorn.error")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the answer to the prompt `index`; `finish` and `error` as a Request has them."""
+
+    index: int
+    text: str
+    finish: str | None
+    error: KvCacheError | None
+
+
+class Job:
+    """A prompt on its way. Its pieces come through a queue; `request` is there once it is `accepted`."""
+
+    def __init__(self, index: int, pieces: asyncio.Queue[Piece]) -> None:
+        self.index, self.pieces = index, pieces
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.request: Request | None = None
+        # The thread's:
+        self.begin = perf_counter()
+        self.said = self.counted = 0
+
+
+class EngineThread:
+    """Runs an engine's steps while there is something to do. Its methods are called in asyncio's thread."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, max_requests: int) -> None:
+        self._engine, self._metrics, self._max_requests = engine, metrics, max_requests
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: list[Job] = []
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._open, self._count = False, 0
+        self._deadline: float | None = None  # the thread's
+        metrics.watch(engine, lambda: self._count)
+
+    def start(self) -> None:
+        """Begins; the answers go to the loop that runs."""
+        self._loop, self._open = asyncio.get_running_loop(), True
+        self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether requests are taken and answered."""
+        return self._open and self._thread.is_alive()
+
+    def submit(self, job: Job, tokens: list[int], sampling: dict[str, Any]) -> None:
+        """Sends a prompt. Raises KvCacheError "shutting_down" and "overloaded"."""
+        if not self.alive():
+            raise KvCacheError("the server is shutting down", SHUTTING_DOWN)
+        if self._count >= self._max_requests:
+            raise KvCacheError(f"{self._count} requests run or wait, which is the limit", OVERLOADED)
+        self._count += 1
+        self._inbox.put(partial(self._start, job, tokens, sampling))
+
+    def cancel(self, job: Job) -> None:
+        """Ends a job's answer, if it has not ended, and frees its place in the cache."""
+        self._inbox.put(partial(self._cancel, job))
+
+    def close(self, grace: float) -> None:
+        """Takes no more prompts; answers that have not ended in `grace` seconds end with an error."""
+        self._open = False
+        self._inbox.put(partial(self._close, perf_counter() + grace))
+
+    def join(self) -> None:
+        """Waits for the thread to end, after `close`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        busy = False
+        while self._deadline is None or (busy and perf_counter() < self._deadline):
+            for command in self._commands(wait=not busy):
+                command()
+            begin = perf_counter()
+            try:
+                busy = self._engine.step()
+            except Exception as error:  # ONNX Runtime's, of all that are in the step
+                _LOG.exception("a step failed")
+                self._end(self._engine.running, KvCacheError(f"a step failed: {error}", "step_failed"))
+                busy = True
+            if self._jobs:
+                self._metrics.step.observe(perf_counter() - begin)
+            self._tell()
+        self._end([job.request for job in self._jobs], KvCacheError("the server is shutting down", SHUTTING_DOWN))
+        self._tell()
+
+    def _commands(self, wait: bool) -> Iterator[Callable[[], None]]:
+        if wait:
+            yield self._inbox.get()
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except Empty:
+                return
+
+    def _start(self, job: Job, tokens: list[int], sampling: dict[str, Any]) -> None:
+        try:
+            job.request = self._engine.submit(tokens, **sampling)
+        except KvCacheError as error:
+            self._call(self._refused, job, error)
+        else:
+            self._jobs.append(job)
+            self._call(job.accepted.set_result, None)
+
+    def _cancel(self, job: Job) -> None:
+        if job.request is not None:
+            job.request.cancel()
+
+    def _close(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def _end(self, requests: list[Request | None] | list[Request], error: KvCacheError) -> None:
+        for request in requests:
+            if request is not None:
+                self._engine.end(request, "error", error)
+
+    def _tell(self) -> None:
+        """Sends what is new of each answer, all of a step at once."""
+        news: list[tuple[Job, Piece]] = []
+        for job in list(self._jobs):
+            request = job.request
+            assert request is not None  # it is, of those that were started
+            text = request.text
+            if request.answer and not job.counted:
+                self._metrics.first_token.observe(perf_counter() - job.begin)
+            self._metrics.generated.inc(len(request.answer) - job.counted)
+            job.counted = len(request.answer)
+            if len(text) > job.said or request.finish is not None:
+                news.append((job, Piece(job.index, text[job.said :], request.finish, request.error)))
+                job.said = len(text)
+            if request.finish is not None:
+                self._jobs.remove(job)
+                self._metrics.ended(request, perf_counter() - job.begin)
+        if news:
+            self._call(self._deliver, news)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody listens
+            self._deadline = 0.0
+
+    def _deliver(self, news: list[tuple[Job, Piece]]) -> None:
+        for job, piece in news:
+            self._count -= piece.finish is not None
+            job.pieces.put_nowait(piece)
+
+    def _refused(self, job: Job, error: KvCacheError) -> None:
+        self._count -= 1
+        job.accepted.set_exception(error)
+
+
+class Answers:
+    """The answers to the prompts of one call."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        self._jobs: list[Job] = []
+
+    async def begin(self, prompts: list[list[int]], sampling: dict[str, Any]) -> None:
+        """Sends the prompts; when it returns, all of them have been accepted. Raises what has refused one."""
+        try:
+            for i, prompt in enumerate(prompts):
+                job = Job(i, self._pieces)
+                self._thread.submit(job, prompt, sampling)
+                self._jobs.append(job)
+        finally:
+            refused = await asyncio.gather(*(job.accepted for job in self._jobs), return_exceptions=True)
+        for error in refused:
+            if error is not None:
+                raise error
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """As they come, of all prompts, to the last one's end."""
+        left = len(self._jobs)
+        while left:
+            piece = await self._pieces.get()
+            left -= piece.finish is not None
+            yield piece
+
+    def cancel(self) -> None:
+        """Ends those that have not ended."""
+        for job in self._jobs:
+            self._thread.cancel(job)
+
+    def usage(self) -> dict[str, object]:
+        """How many tokens it took, of requests that have ended."""
+        requests = [job.request for job in self._jobs if job.request is not None]
+        prompt, answer = (sum(len(getattr(r, name)) for r in requests) for name in ("prompt", "answer"))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+            "prompt_tokens_details": {"cached_tokens": sum(r.cached for r in requests)},
+        }

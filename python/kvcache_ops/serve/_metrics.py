@@ -1,0 +1,50 @@
+"""What can be measured of an engine that serves, in Prometheus' format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvcache_ops.engine import Engine, Request
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """Counters of one application."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.generated = Counter("kvcache_generated_tokens", "Tokens of answers", registry=registry)
+        self.first_token = Histogram(
+            "kvcache_time_to_first_token_seconds", "From submission on", buckets=_SECONDS, registry=registry
+        )
+        self.step = Histogram("kvcache_step_seconds", "Steps of the engine", buckets=_SECONDS, registry=registry)
+        self._seconds = Histogram("kvcache_request_seconds", "Whole requests", buckets=_SECONDS, registry=registry)
+        self._requests = Counter("kvcache_requests", "By how they ended", ["finish"], registry=registry)
+        self._prompt = Counter("kvcache_prompt_tokens", "Tokens of prompts", registry=registry)
+        self._cached = Counter("kvcache_cached_prompt_tokens", "Those found in the cache", registry=registry)
+
+    def watch(self, engine: Engine, count: Callable[[], int]) -> None:
+        """Adds what is asked of the engine when metrics are read. count: how many requests run or wait."""
+        requests = Gauge("kvcache_requests_now", "Running or waiting", ["state"], registry=self._registry)
+        requests.labels("running").set_function(lambda: len(engine.running))
+        requests.labels("waiting").set_function(lambda: max(count() - len(engine.running), 0))
+        slots = Gauge("kvcache_cache_slots", "Slots of the cache", ["state"], registry=self._registry)
+        slots.labels("used").set_function(lambda: engine.manager.stats()["used"])
+        slots.labels("cached").set_function(lambda: engine.manager.stats()["cached"])
+        slots.labels("free").set_function(lambda: engine.manager.stats()["free"])
+        size = Gauge("kvcache_cache_bytes", "Memory of the cache", registry=self._registry)
+        size.set(engine.cache.spec.bytes_per_token * engine.cache.spec.max_tokens)
+
+    def ended(self, request: Request, seconds: float) -> None:
+        """Counts a request that has ended."""
+        self._requests.labels(request.finish).inc()
+        self._prompt.inc(len(request.prompt))
+        self._cached.inc(request.cached)
+        self._seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """All of it."""
+        return generate_latest(self._registry)

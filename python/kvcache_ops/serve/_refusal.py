@@ -1,0 +1,39 @@
+"""What a client is told that gets no answer, in OpenAI's form."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse
+
+from kvcache_ops._errors import KvCacheError
+
+OVERLOADED, SHUTTING_DOWN = "overloaded", "shutting_down"
+
+
+class Refusal(Exception):
+    """An error with its HTTP status, the parameter that it is about, and a stable code."""
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+        self.param = param if param is None or param.isprintable() else None
+
+    def content(self) -> dict[str, object]:
+        """As OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The whole response; what has no room now may be tried again."""
+        headers = {"Retry-After": "1"} if self.status == 503 else None
+        return JSONResponse(self.content(), self.status, headers)
+
+
+def of_prompt(error: KvCacheError, param: str) -> Refusal:
+    """What is wrong with a prompt."""
+    code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
+    return Refusal(400, str(error), code, param)
+
+
+def of_answer(error: KvCacheError) -> Refusal:
+    """Why an answer ended too early."""
+    return Refusal(503 if error.kind in (OVERLOADED, SHUTTING_DOWN) else 500, str(error), error.kind)

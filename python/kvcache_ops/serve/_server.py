@@ -1,0 +1,43 @@
+"""Running the application until a signal ends it."""
+
+from __future__ import annotations
+
+from socket import socket
+
+import uvicorn
+
+from kvcache_ops.engine import Engine
+from kvcache_ops.serve._application import application
+
+
+class Server(uvicorn.Server):
+    """A server whose answers get some time when it shuts down, and then end with an error."""
+
+    def __init__(self, config: uvicorn.Config, grace: float) -> None:
+        super().__init__(config)
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """Also closes the engine's thread; uvicorn then waits for the responses that it ends."""
+        self.config.app.state.engine_thread.close(self._grace)  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+
+def serve(
+    engine: Engine,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    max_requests: int = 256,
+    grace: float = 30,
+) -> None:
+    """Serves until SIGINT or SIGTERM. port: 0 for any free one, which the log says.
+
+    name, max_requests: as `application` has them. grace: seconds that running requests get at the end.
+    """
+    app = application(engine, name=name, max_requests=max_requests)
+    try:
+        Server(uvicorn.Config(app, host=host, port=port, lifespan="on"), grace).run()
+    except KeyboardInterrupt:  # which has ended it
+        pass

@@ -1,0 +1,364 @@
+"""The OpenAI HTTP interface, by OpenAI's own client, over a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import openai
+import pytest
+import uvicorn
+from kvcache_ops import models
+from kvcache_ops.engine import Engine
+from kvcache_ops.models import ChatTemplate
+from kvcache_ops.serve import application
+from kvcache_ops.serve._server import Server
+from openai import OpenAI
+
+from test_model_commands import TEMPLATE
+from tiny_models import TOKENS, random_tensors, write_gguf
+
+NAN_TOKEN = TOKENS.index("~")
+TEXTS = ["the theme", "a", "of the others, the most", "42"]
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the theme"}]
+GREEDY = dict(model="tiny", temperature=0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that never ends an answer, and whose token of ~ has an embedding of NaN."""
+    folder = tmp_path_factory.mktemp("serve")
+    tensors = random_tensors(tied=False)
+    tensors["output.weight"][[NAN_TOKEN, -1]] = 0
+    tensors["token_embd.weight"][NAN_TOKEN] = np.nan
+    source = write_gguf(folder / "tiny.gguf", tensors=tensors, fields={"tokenizer.chat_template": TEMPLATE})
+    return models.build(source, folder / "model", page_size=8)
+
+
+class Serving:
+    """A server in a thread, its engine, and what it says."""
+
+    def __init__(self, path: Path, grace: float = 0, max_requests: int = 64, **options: int) -> None:
+        self.engine = Engine(path, threads=1, **options)
+        app = application(self.engine, name="tiny", max_requests=max_requests)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.server = Server(uvicorn.Config(app, lifespan="on", log_level="warning"), grace)
+        self.thread = Thread(target=self.server.run, args=([self._socket],))
+        self.thread.start()
+        self.client = OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def stop(self) -> None:
+        """Shuts it down, and waits; it does not hang."""
+        self.server.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """The status and the body of a response to any request."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        status, content = response.status, response.read()
+        connection.close()
+        return status, content
+
+    def metric(self, name: str) -> float:
+        """A line of /metrics."""
+        status, text = self.ask("GET", "/metrics")
+        assert status == 200
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text.decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, which it does soon."""
+        until = time.perf_counter() + 30
+        while not condition():
+            assert time.perf_counter() < until
+            time.sleep(0.02)
+
+
+@contextmanager
+def serving(path: Path, **options: float) -> Iterator[Serving]:
+    """A server for a while."""
+    found = Serving(path, **options)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(path: Path) -> Iterator[Serving]:
+    """One for several tests."""
+    with serving(path, max_tokens=4096) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[str]:
+    """The answers of the engine to TEXTS."""
+    return [request.text for request in Engine(path, max_tokens=512, threads=1).generate(TEXTS, max_new_tokens=16)]
+
+
+def test_models(shared: Serving) -> None:
+    """The one that there is."""
+    assert [model.id for model in shared.client.models.list()] == ["tiny"]
+    assert shared.client.models.retrieve("tiny").owned_by == "kvcache_ops"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt', expected 'tiny'"):
+        shared.client.models.retrieve("gpt")
+    assert shared.ask("GET", "/health") == (200, b'{"status":"ok"}')
+
+
+def test_completions(shared: Serving, expected: list[str]) -> None:
+    """Of a text, of tokens, of several; with usage."""
+    found = shared.client.completions.create(prompt=TEXTS[0], **GREEDY)
+    tokens = shared.engine.encode(TEXTS[0])
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (expected[0], "length")
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (5, 16, 21)
+    assert shared.client.completions.create(prompt=tokens, **GREEDY).choices[0].text == expected[0]
+    several = shared.client.completions.create(prompt=TEXTS, **GREEDY)
+    assert [choice.text for choice in several.choices] == expected and several.usage.completion_tokens == 64
+    streamed = [""] * 4
+    for chunk in shared.client.completions.create(prompt=TEXTS, stream=True, **GREEDY):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == expected
+
+
+def test_sampling(shared: Serving) -> None:
+    """A seed, also a negative one, fixes the answer; a stop ends it; what is beyond OpenAI's is taken, too."""
+    ask = shared.client.completions.create
+    options = dict(model="tiny", prompt="a", seed=-3, temperature=1.5, top_p=0.9)
+    first = ask(**options).choices[0].text
+    assert ask(**options).choices[0].text == first != ask(**options | {"seed": 4}).choices[0].text
+    assert ask(**options, extra_body={"top_k": 1}).choices[0].text == ask(prompt="a", **GREEDY).choices[0].text
+    stop = first[2:4]
+    for given in (stop, ["not there", stop]):
+        choice = ask(**options, stop=given).choices[0]
+        assert (choice.text, choice.finish_reason) == (first[: first.index(stop)], "stop")
+
+
+def test_chat(shared: Serving, path: Path) -> None:
+    """Whole and streamed; what of the prompt is in the cache is said."""
+    engine = Engine(path, max_tokens=512, threads=1)
+    [request] = engine.generate([ChatTemplate(engine.model).tokens(MESSAGES)], max_new_tokens=9)
+    ask = shared.client.chat.completions.create
+    found = ask(messages=MESSAGES, max_tokens=9, **GREEDY)
+    assert (found.choices[0].message.role, found.choices[0].message.content) == ("assistant", request.text)
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "theme"}]
+    messages = [MESSAGES[0], {"role": "user", "content": parts}]
+    options = dict(stream=True, stream_options={"include_usage": True}, max_completion_tokens=9)
+    chunks = list(ask(messages=messages, **options, **GREEDY))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == request.text
+    assert chunks[-2].choices[0].finish_reason == "length" and not chunks[-1].choices
+    usage = chunks[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt), 9)
+    assert usage.prompt_tokens_details.cached_tokens == len(request.prompt) // 8 * 8
+
+
+def test_twenty_clients(shared: Serving, expected: list[str]) -> None:
+    """At once, more than run at once: each gets its own answer."""
+
+    def ask(i: int) -> str:
+        client = shared.client.with_options()
+        if i % 2:
+            return client.completions.create(prompt=TEXTS[i % 4], **GREEDY).choices[0].text
+        stream = client.completions.create(prompt=TEXTS[i % 4], stream=True, **GREEDY)
+        return "".join(chunk.choices[0].text for chunk in stream)
+
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(ask, range(20))) == [expected[i % 4] for i in range(20)]
+    shared.wait(lambda: shared.metric('kvcache_cache_slots{state="used"}') == 0)
+
+
+def test_disconnects(shared: Serving, expected: list[str]) -> None:
+    """A client that goes frees its place, in a stream and while it waits for the whole."""
+    cancelled = 'kvcache_requests_total{finish="cancelled"}'
+    before = shared.metric(cancelled)
+    stream = shared.client.chat.completions.create(messages=MESSAGES, stream=True, **GREEDY)
+    for _, chunk in zip(range(3), stream):
+        assert chunk.choices
+    assert shared.metric('kvcache_requests_now{state="running"}') == 1
+    stream.close()
+    shared.wait(lambda: shared.metric(cancelled) == before + 1)
+    with pytest.raises(openai.APITimeoutError):
+        shared.client.with_options(timeout=0.3).chat.completions.create(messages=MESSAGES, **GREEDY)
+    shared.wait(lambda: shared.metric(cancelled) == before + 2)
+    assert (
+        shared.metric('kvcache_cache_slots{state="used"}')
+        == 0
+        == shared.metric('kvcache_requests_now{state="waiting"}')
+    )
+    assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
+
+
+TEXT, CHAT, CONTENT = "/v1/completions", "/v1/chat/completions", "messages[0].content"
+BAD: list[tuple[str, object, str, str | None]] = [
+    (TEXT, b"", "json_invalid", None),
+    (TEXT, b"{", "json_invalid", None),
+    (TEXT, b"\xff\xfe", "json_invalid", None),
+    (TEXT, b"[" * 100_000, "json_invalid", None),
+    (TEXT, b"[]", "json_invalid", None),
+    (TEXT, b'{"prompt": "a"}', "parameter_missing", "model"),
+    (TEXT, {"model": 5}, "parameter_invalid", "model"),
+    (TEXT, {"prompt": None}, "parameter_invalid", "prompt"),
+    (TEXT, {"prompt": {}}, "parameter_invalid", "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "parameter_invalid", "prompt"),
+    (TEXT, {"prompt": [1.5]}, "parameter_invalid", "prompt"),
+    (TEXT, {"prompt": ""}, "prompt_empty", "prompt"),
+    (TEXT, {"prompt": []}, "prompt_empty", "prompt"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt_empty", "prompt"),
+    (TEXT, {"prompt": "\ud800"}, "prompt_type", "prompt"),
+    (TEXT, {"prompt": [len(TOKENS)]}, "token_range", "prompt"),
+    (TEXT, {"prompt": [10**30]}, "token_range", "prompt"),
+    (TEXT, {"prompt": "a" * 5000}, "context_length_exceeded", "prompt"),
+    (TEXT, {"max_tokens": 0}, "parameter_invalid", "max_tokens"),
+    (TEXT, {"max_tokens": "5"}, "parameter_invalid", "max_tokens"),
+    (TEXT, {"max_tokens": True}, "parameter_invalid", "max_tokens"),
+    (TEXT, {"temperature": -1}, "parameter_invalid", "temperature"),
+    (TEXT, b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "parameter_invalid", "temperature"),
+    (TEXT, {"temperature": "hot"}, "parameter_invalid", "temperature"),
+    (TEXT, {"top_p": 2}, "parameter_invalid", "top_p"),
+    (TEXT, {"top_k": 1.5}, "parameter_invalid", "top_k"),
+    (TEXT, {"seed": 1.5}, "parameter_invalid", "seed"),
+    (TEXT, {"stop": 5}, "parameter_invalid", "stop"),
+    (TEXT, {"stop": [""]}, "parameter_invalid", "stop"),
+    (TEXT, {"stop": [5]}, "parameter_invalid", "stop"),
+    (TEXT, {"stream": "yes"}, "parameter_invalid", "stream"),
+    (TEXT, {"stream_options": {"other": 1}}, "unsupported_parameter", "stream_options.other"),
+    (TEXT, {"n": 2}, "unsupported_parameter", "n"),
+    (TEXT, {"logprobs": 0}, "unsupported_parameter", "logprobs"),
+    (TEXT, {"\ud800": 1}, "unsupported_parameter", None),
+    (CHAT, {}, "parameter_invalid", "messages"),
+    (CHAT, {"messages": []}, "parameter_invalid", "messages"),
+    (CHAT, {"messages": ["a"]}, "parameter_invalid", "messages[0]"),
+    (CHAT, {"messages": [{"content": "a"}]}, "parameter_invalid", "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "parameter_invalid", CONTENT),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parameter_invalid", CONTENT),
+    (CHAT, {"messages": [{"role": "user", "tool_calls": [1]}]}, "unsupported_parameter", "messages[0].tool_calls"),
+    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "prompt_type", "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "a" * 5000}]}, "context_length_exceeded", "messages"),
+    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+]  # fmt: skip
+
+
+def test_bad_requests(shared: Serving, expected: list[str]) -> None:
+    """Each is 400 with a code and the parameter, and touches no other; a stream is refused before it begins."""
+    with ThreadPoolExecutor(1) as pool:
+        good = pool.submit(shared.client.completions.create, prompt=TEXTS, **GREEDY)
+        for path, given, code, param in BAD:
+            defaults = {"model": "tiny"} | ({"prompt": "a"} if path == TEXT else {})
+            for more in ({}, {"stream": True}):
+                body = given if isinstance(given, bytes) else json.dumps(defaults | more | given).encode()
+                status, content = shared.ask("POST", path, body)
+                error = json.loads(content)["error"]
+                assert (status, error["code"], error["param"]) == (400, code, param), (given, error)
+                assert error["type"] == "invalid_request_error" and error["message"]
+        assert [choice.text for choice in good.result().choices] == expected
+    with pytest.raises(openai.BadRequestError) as caught:
+        shared.client.completions.create(prompt="a" * 5000, **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    assert "the prompt has 5000 tokens, expected at most 4096" in str(caught.value)
+    for method, path, status, code in (
+        ("GET", "/v2", 404, "not_found"),
+        ("GET", TEXT, 405, "method_not_allowed"),
+        ("POST", TEXT, 413, "body_too_large"),
+    ):
+        found, content = shared.ask(method, path, b" " * ((16 << 20) + 1) if status == 413 else None)
+        assert (found, json.loads(content)["error"]["code"]) == (status, code)
+    assert shared.metric('kvcache_cache_slots{state="used"}') == 0
+
+
+def test_what_fails_fails_alone(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN logits are their request's; a step that fails is that of all in it, and the next ones are served."""
+    ask = shared.client.completions.create
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(prompt=[[3, NAN_TOKEN], [5]], **GREEDY)
+    assert caught.value.code == "logits_not_finite"
+    with pytest.raises(openai.APIError, match="logits have nan"):
+        list(ask(prompt=[3, NAN_TOKEN], stream=True, **GREEDY))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared.engine, "_run", fail)
+        with pytest.raises(openai.InternalServerError, match="a step failed: no memory"):
+            ask(prompt="a", **GREEDY)
+    assert ask(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
+    assert shared.metric('kvcache_cache_slots{state="used"}') == 0
+
+
+def test_overload(path: Path) -> None:
+    """What is beyond the limit gets 503, and its place when there is one."""
+    with serving(path, max_requests=2, max_batch=1, token_budget=64) as full:
+        ask = full.client.chat.completions.create
+        streams = [ask(messages=MESSAGES, stream=True, **GREEDY) for _ in range(2)]
+        assert full.metric('kvcache_requests_now{state="waiting"}') == 1
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(messages=MESSAGES, **GREEDY)
+        assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+        assert caught.value.response.headers["retry-after"] == "1"
+        streams[1].close()  # it waits
+        full.wait(lambda: full.metric('kvcache_requests_total{finish="cancelled"}') == 1)
+        assert next(streams[0]).choices
+        streams[0].close()
+        assert ask(messages=MESSAGES, max_tokens=3, **GREEDY).usage.completion_tokens == 3
+
+
+def test_shutdown_in_the_middle(path: Path) -> None:
+    """Streams and whole answers end with an error, and nothing hangs; what arrives meanwhile is refused."""
+    with serving(path, grace=0.5) as ending, ThreadPoolExecutor(2) as pool:
+        ask = ending.client.chat.completions.create
+        stream = ask(messages=MESSAGES, stream=True, **GREEDY)
+        whole = pool.submit(ask, messages=MESSAGES, **GREEDY)
+        ending.wait(lambda: ending.metric('kvcache_requests_now{state="running"}') == 2)
+        begin = time.perf_counter()
+        ending.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            whole.result()
+        ending.stop()
+        assert time.perf_counter() - begin < 20
+    with pytest.raises(openai.APIConnectionError):
+        ask(messages=MESSAGES, **GREEDY)
+
+
+def test_a_shutdown_lets_answers_end(path: Path, expected: list[str]) -> None:
+    """In the time that it gives."""
+    with serving(path, grace=60) as ending:
+        stream = ending.client.completions.create(prompt=TEXTS[0], stream=True, **GREEDY)
+        first = next(stream)
+        ending.server.should_exit = True
+        assert "".join(chunk.choices[0].text for chunk in [first, *stream]) == expected[0]
+
+
+def test_the_command(path: Path) -> None:
+    """Until Ctrl-C, with an answer in the making."""
+    command = [sys.executable, "-m", "kvcache_ops", "serve", str(path), "--port", "0", "--name", "tiny", "--grace", "0"]
+    with subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stderr
+        port = next(found[1] for line in process.stderr if (found := re.search(rb"127\.0\.0\.1:(\d+)", line))).decode()
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+        stream = client.chat.completions.create(messages=MESSAGES, stream=True, **GREEDY)
+        assert next(stream).choices
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
