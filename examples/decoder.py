@@ -1,15 +1,15 @@
 """A small transformer decoder as an ONNX graph, for a packed ragged batch.
 
 RMSNorm, rotary positions, grouped-query attention, SwiGLU. Rotation goes by `positions`, an input: once a sequence has
-been edited, a token's position is not its row. Attention is a choice: by the library's operators, or by
-standard ones over the keys and values of a source; key_values.py has both.
+been edited, a token's position is not its row. Standard operators attend over the keys and values of a source, of which
+key_values.py has two. (A graph whose attention is an operator of ours is `kvcache_ops.models`'.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
@@ -65,17 +65,6 @@ def _weights(decoder: Decoder) -> dict[str, np.ndarray]:
     }
 
 
-@runtime_checkable
-class Attention(Protocol):
-    """What attends, over keys and values that it keeps itself. Keys come rotated by their positions."""
-
-    def declare(self, graph: Graph, seqstarts: str) -> None:
-        """Adds the graph inputs it needs."""
-
-    def attend(self, graph: Graph, layer: int, query: str, current_key: str, current_value: str) -> str:
-        """From this call's query (tokens, Hq, Dh), keys and values (tokens, Hkv, Dh) to (tokens, Hq, Dh), float32."""
-
-
 class KeyValueSource(Protocol):
     """Where attention by standard operators takes its keys and values from."""
 
@@ -89,7 +78,7 @@ class KeyValueSource(Protocol):
         """From this call's (tokens, Hkv, Dh) float32 to all keys and values, (keys, H, Dh) float32."""
 
 
-def build_decoder(decoder: Decoder, source: KeyValueSource | Attention) -> bytes:
+def build_decoder(decoder: Decoder, source: KeyValueSource) -> bytes:
     """The decoder as a model: `token_ids`, `positions`, `seqstarts` (what `source` needs) to the tokens' `logits`."""
     weights = _weights(decoder)
     graph = Graph()
@@ -97,13 +86,9 @@ def build_decoder(decoder: Decoder, source: KeyValueSource | Attention) -> bytes
     positions = graph.input("positions", TensorProto.INT64, ["tokens"])
     seqstarts = graph.input("seqstarts", TensorProto.INT64, ["B+1"])
     rotate = _rotary(graph, decoder, positions)
-    raw = False
-    if isinstance(source, Attention):
-        source.declare(graph, seqstarts)
-    else:
-        key_positions, visible = source.declare(graph, seqstarts, positions)
-        raw = source.key_form == "raw"
-        rotate_keys = _rotary(graph, decoder, key_positions) if raw else None  # an empty cell's -1: the last angles
+    key_positions, visible = source.declare(graph, seqstarts, positions)
+    raw = source.key_form == "raw"
+    rotate_keys = _rotary(graph, decoder, key_positions) if raw else None  # an empty cell's -1: the last angles
 
     x = graph.node("Gather", graph.constant(weights["embedding"]), token_ids)
     for layer in range(decoder.num_layer):
@@ -114,13 +99,10 @@ def build_decoder(decoder: Decoder, source: KeyValueSource | Attention) -> bytes
         current_value = _heads(graph, linear("value", normal), decoder.num_kv_heads)
         if not raw:
             current_key = rotate(current_key)
-        if isinstance(source, Attention):
-            mixed = source.attend(graph, layer, query, current_key, current_value)
-        else:
-            key, value = source(graph, layer, current_key, current_value)
-            if raw:
-                key = rotate_keys(key)
-            mixed = _attention(graph, decoder, query, key, value, visible)
+        key, value = source(graph, layer, current_key, current_value)
+        if raw:
+            key = rotate_keys(key)
+        mixed = _attention(graph, decoder, query, key, value, visible)
         x = graph.node("Add", x, linear("attention_out", graph.node("Reshape", mixed, graph.int64(0, -1))))
         normal = _rms_norm(graph, x)
         gate = linear("gate", normal)

@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 from kvcache_ops.manager import Append, HostMemory, Manager, Rope, Step
 
-from decoder import Attention, Decoder, KeyValueSource, build_decoder
-from key_values import CachedKeyValues, OperatorAttention
+from decoder import Decoder, build_decoder
+from key_values import CachedKeyValues
 from kvcache import CacheFormat, create_session
 from scheduler import logits_by_append
 
@@ -18,18 +18,6 @@ def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
-
-
-def attention_source(
-    decoder: Decoder, format: CacheFormat, attention: str, places: dict, given_mask: bool
-) -> KeyValueSource | Attention:
-    """What `build_decoder` takes for this kind of attention, over a cache whose rows lie as `places` says."""
-    if attention == "standard":
-        return CachedKeyValues(decoder, format, **places, given_mask=given_mask)
-    if places["mode"] == "cells" or places["key_form"] == "raw" or given_mask:
-        raise ValueError(f"{attention} attention takes no cells, raw keys or given mask: expected standard attention")
-    places = {name: place for name, place in places.items() if name != "key_form"}
-    return OperatorAttention(decoder, format, fused=attention == "fused", **places)
 
 
 class Engine:
@@ -47,21 +35,17 @@ class Engine:
         key_form: str = "roped",
         given_mask: bool = False,
         threads: int = 0,
-        attention: str = "standard",
         model: bytes | None = None,
         **policies,
     ):
         """`policies` are the manager's: window, sink, defrag_threshold, ....
 
-        `attention` is "fused" (`MultiHeadCacheAttention`), "packed" (`KeyValueCache` and `MultiHeadAttention`) or
-        "standard" (`KeyValueCache` and standard operators), which alone serves cells, raw keys and a given mask.
         `model` is a graph of that decoder in the place of the one that `build_decoder` makes.
         """
         self.decoder = decoder
         places = dict(mode=mode, page_size=page_size, cache_layout=cache_layout, key_form=key_form)
         if model is None:
-            source = attention_source(decoder, format, attention, places, given_mask)
-            model = build_decoder(decoder, source)
+            model = build_decoder(decoder, CachedKeyValues(decoder, format, **places, given_mask=given_mask))
         self._session = create_session(model, session_options(threads))
         sizes = dict(
             num_layer=decoder.num_layer, num_heads=decoder.num_kv_heads, head_dim=decoder.head_dim, max_t=max_t
@@ -73,14 +57,12 @@ class Engine:
         self.memory = HostMemory(self.cache.spec, *self.cache)
         self.manager = Manager(self.cache.spec, **management, **policies)
         self.inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
-        self.attended: list[tuple[int, int]] = []  # of each step: its tokens, and the rows that they attended over
         self._binding = self._session.io_binding()
         self.cache.bind(self._binding)
 
     def run(self, step: Step) -> np.ndarray:
         """Runs an open step through the decoder, which stores its keys and values; the logits of its tokens."""
         arrays = {name: step.mask() if name == "mask" else getattr(step, name) for name in self.inputs}
-        self.attended.append((int(arrays["seqstarts"][-1]), int(arrays["kvstarts"][-1])))
         for name, array in arrays.items():
             self._binding.bind_cpu_input(name, array)
         self._binding.bind_output("logits", "cpu")  # anew, or it would keep the shape of the last step

@@ -64,23 +64,6 @@ class Request:
         return self.tokens[:-1], self.logits
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What a step came to: how many ran and how many tokens were computed, and who came and went."""
-
-    batch: int
-    tokens: int
-    joined: list[Request]
-    preempted: list[Request]
-    left: list[Request]
-
-    @property
-    def events(self) -> list[str]:
-        """Who came and went, in words."""
-        came = [f"+{r.name} ({len(r.tokens) - 1} tokens, {r.found} shared)" for r in self.joined]
-        return came + [f"~{r.name} (preempted)" for r in self.preempted] + [f"-{r.name}" for r in self.left]
-
-
 class Scheduler:
     """Decides step by step which requests run."""
 
@@ -92,20 +75,20 @@ class Scheduler:
         self.running: list[Request] = []  # the youngest last
         self._crowded = False  # somebody was preempted, and nobody has left since
 
-    def serve(self, requests: list[Request], run: Callable[[Step], np.ndarray]) -> Iterator[Turn]:
-        """Steps until all requests are finished; what came of each."""
+    def serve(self, requests: list[Request], run: Callable[[Step], np.ndarray]) -> Iterator[int]:
+        """Steps until all requests are finished; how many ran in each."""
         self.waiting.extend(requests)
         now = 0
         while self.waiting or self.running:
             yield self.step(now, run)
             now += 1
 
-    def step(self, now: int, run: Callable[[Step], np.ndarray]) -> Turn:
+    def step(self, now: int, run: Callable[[Step], np.ndarray]) -> int:
         """One step of all that run: `run` gives the logits of the step's tokens, each chooses its next one."""
-        joined = self._join(now)
+        self._join(now)
         if not self.running:
-            return Turn(0, 0, [], [], [])
-        step, preempted = self._begin()
+            return 0
+        step = self._begin()
         with step:
             logits = run(step)
         lengths = [len(request.tokens) - request.stored for request in self.running]
@@ -118,47 +101,41 @@ class Scheduler:
             request.stored = len(request.tokens)
             request.tokens.append(request.choose(rows[-1]))
         batch = len(self.running)
-        preempted = [request for request in preempted if request not in joined]
-        joined = [request for request in joined if request in self.running]
-        return Turn(batch, len(logits), joined, preempted, self._leave())
+        self._leave()
+        return batch
 
-    def _join(self, now: int) -> list[Request]:
+    def _join(self, now: int) -> None:
         """Lets requests in that have arrived, in order, as long as there are places."""
-        joined = []
         while self.waiting and self.waiting[0].arrives <= now and len(self.running) < self.max_batch:
             if self._crowded:
                 break
             request = self.waiting.popleft()
             request.seq, request.stored, request.found = self.manager.create(), 0, 0
             self.running.append(request)
-            joined.append(request)
-        return joined
 
-    def _begin(self) -> tuple[Step, list[Request]]:
+    def _begin(self) -> Step:
         """Opens a step for all that run; where there is no room, the youngest goes until there is."""
-        preempted = []
         while True:
             appends = [Append(request.seq, tokens=request.tokens[request.stored :]) for request in self.running]
             try:
-                return self.manager.begin_step(appends, self.memory), preempted
+                return self.manager.begin_step(appends, self.memory)
             except CapacityError as error:
                 if error.kind == "no_slot" and self.manager.defrag():  # there may be room, in pieces
                     continue
                 if len(self.running) == 1:  # it would not fit later either
                     raise
-                preempted.append(self.running.pop())
-                self._free(preempted[-1])
-                self.waiting.appendleft(preempted[-1])
+                youngest = self.running.pop()
+                self._free(youngest)
+                self.waiting.appendleft(youngest)
                 self._crowded = True
 
-    def _leave(self) -> list[Request]:
+    def _leave(self) -> None:
         """Lets those go that are finished."""
         left = [request for request in self.running if request.finished]
         self.running = [request for request in self.running if not request.finished]
         for request in left:
             self._free(request)
             self._crowded = False
-        return left
 
     def _free(self, request: Request) -> None:
         self.manager.free(request.seq)

@@ -1,4 +1,4 @@
-"""A small trained model writes, its keys and values in caches of several formats; `make run` runs this.
+"""A small trained model writes, with caches of several formats; `make run` runs this where it has no network.
 
 The model has read Jane Austen's novels, but for the last chapter of each (austen/README.md). For each cache format it
 continues a few beginnings in continuous batching and then is asked how well it predicts the held-back chapters: the

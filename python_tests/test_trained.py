@@ -112,7 +112,7 @@ def test_the_example_holds_itself_against_the_record(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It prints what was written and what was measured; a record that says otherwise ends it with 1. What is measured
-    is given here, for it takes many seconds: `make run` measures it."""
+    is given here, for it takes many seconds."""
     name = "int8, groups of 32"
     monkeypatch.setattr(sys, "argv", ["writing.py", "--new-tokens", "6", "--formats", name])
     for factor, status in ((1, 0), (1.01, 1)):
