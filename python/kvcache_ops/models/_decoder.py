@@ -184,10 +184,10 @@ class Decoder:
     def _feed_forward(self, name: str, i: int, normal: str) -> str:
         """down(silu(gate(x)) * up(x)), (T, hidden)."""
         graph = self._graph
-        gate, up = (
-            graph.linear(f"{name}.{part}", normal, [self._tensor(f"blk.{i}.ffn_{part}.weight")])
-            for part in ("gate", "up")
-        )
+        parts = [self._tensor(f"blk.{i}.ffn_{part}.weight") for part in ("gate", "up")]
+        both = graph.linear(f"{name}.gate_and_up", normal, parts)
+        half = graph.constant("gate_and_up", [self._config.ffn] * 2)
+        gate, up = graph.nodes("Split", [both, half], [f"{name}.gate", f"{name}.up"], axis=1)
         gate = graph.node("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
         gated = graph.node("Mul", [gate, up], f"{name}.gated")
         return graph.linear(f"{name}.down", gated, [self._tensor(f"blk.{i}.ffn_down.weight")])
