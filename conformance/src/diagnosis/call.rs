@@ -60,7 +60,7 @@ impl<O: Outputs> Prediction<O> {
         let outcome = match (&self.outcome, &made.outcome) {
             (PredictedOutcome::Unknown, _) => true,
             (PredictedOutcome::Done(predicted), Outcome::Done(made)) => predicted.fits(made, nan),
-            (PredictedOutcome::Refused(predicted, _), Outcome::Refused { kind, .. }) => {
+            (PredictedOutcome::Refused(predicted), Outcome::Refused { kind, .. }) => {
                 kind.as_deref().is_none_or(|kind| kind == *predicted)
             }
             (PredictedOutcome::Fails, Outcome::Refused { kind, .. }) => kind.is_none(),
@@ -73,7 +73,7 @@ impl<O: Outputs> Prediction<O> {
     pub(super) fn differs(&self, right: &Self, own: f64, nan: NanRule) -> bool {
         let outcome = match (&self.outcome, &right.outcome) {
             (PredictedOutcome::Done(wrong), PredictedOutcome::Done(right)) => wrong.differs(right, own, nan),
-            (PredictedOutcome::Refused(wrong, _), PredictedOutcome::Refused(right, _)) => wrong != right,
+            (PredictedOutcome::Refused(wrong), PredictedOutcome::Refused(right)) => wrong != right,
             _ => true,
         };
         let is_same = |(state, right): (&Rc<State>, &Rc<State>)| Rc::ptr_eq(state, right) || state.is(right, nan);

@@ -9,7 +9,7 @@ use crate::result::CallResult;
 /// what such an access does in other languages.
 pub(super) struct Candidate {
     pub(super) mistake: &'static Mistake,
-    oracles: [Oracle; 5],
+    oracles: [Oracle; 4],
 }
 
 /// How well the prediction of a mistake fits what an implementation did.
@@ -23,7 +23,7 @@ pub(super) struct Fit {
 
 impl Candidate {
     pub(super) fn new(mistake: &'static Mistake) -> Self {
-        let outside = [Outside::Fails, Outside::Flat, Outside::FromEnd, Outside::Clamped, Outside::Skipped];
+        let outside = [Outside::Fails, Outside::Flat, Outside::FromEnd, Outside::Skipped];
         Self { mistake, oracles: outside.map(|outside| mistake.oracle().with_outside(outside)) }
     }
 

@@ -17,10 +17,10 @@ impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {
     fn predicted<'a>(
         &'a self,
         oracle: &'a Oracle,
-        right: &'a [Prediction],
-        made: Option<&'a [CallResult]>,
+        _right: &'a [Prediction],
+        _made: Option<&'a [CallResult]>,
     ) -> impl Iterator<Item = Prediction> + 'a {
-        oracle.predict_beside(self, right, made)
+        oracle.predict(self)
     }
 
     fn near(&self, results: &[CallResult]) -> Option<Near> {

@@ -1,12 +1,11 @@
-//! What an operator's calls have in common.
+//! A call of either `KeyValueCache`, and the plan of what it stores and loads: the two differ in their rules and in this
+//! plan alone.
 
 use kvcache_schema::ElementType;
 
 use crate::case::Types;
 use crate::key_value_cache::CaseInputs;
 use crate::oracle::decisions::Behavior;
-use crate::oracle::plan::Plan;
-use crate::oracle::refusal::Refusal;
 use crate::tensor::Tensor;
 
 /// A call of the operator with attributes `A` and inputs `I`.
@@ -41,11 +40,82 @@ pub trait Inputs<A>: CaseInputs<A> + Sized + Clone {
     /// The tokens of the longest sequence behind the call, as far as its shapes and indices say.
     fn kvlen(&self) -> i64;
 
-    /// The rules that a call breaks: those of the first stage that has any. None for a legal call.
-    fn broken_rules(call: &Call<'_, A, Self>) -> Vec<Refusal>;
+    /// The kinds of error of the rules that a call breaks: those of the first stage that has any. None for a legal call.
+    fn broken_rules(call: &Call<'_, A, Self>) -> Vec<&'static str>;
 
     /// What a legal call does.
     fn plan(call: &Call<'_, A, Self>, behavior: &Behavior) -> Plan;
+}
+
+/// What a call does.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// For each sequence, its current tokens and all its tokens.
+    pub(super) sequences: Vec<Sequence>,
+    /// Whether a row of the inputs or outputs was left out, because they do not have it.
+    pub(super) rows_outside: bool,
+    /// The shape of `key` and `value`.
+    pub(super) output_shape: Vec<usize>,
+    /// Cache heads (H), and their elements (Dh).
+    pub(super) num_heads: usize,
+    pub(super) head_dim: usize,
+    /// How the heads of `cache` and of `scale` are numbered.
+    pub(super) cache: Heads,
+    pub(super) scale: Heads,
+}
+
+/// What a sequence stores and loads.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sequence {
+    /// The rows of its current tokens in `current_key` and `current_value`, and where each is stored.
+    pub(super) stores: Vec<(usize, Place)>,
+    /// All its tokens.
+    pub(super) loads: Vec<Load>,
+}
+
+/// A token of the outputs: its row there, where it is loaded from, and its row in `current_key` and `current_value` if
+/// it is a current one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    pub(super) row: usize,
+    pub(super) place: Place,
+    pub(super) current: Option<usize>,
+}
+
+/// A slot of the cache: in static batching its sequence and position, in dynamic batching 0 and its number. It may lie
+/// outside of the cache if the call is not planned as the specification says.
+pub(super) type Place = [i64; 2];
+
+/// The heads of `cache` or `scale` in the order of memory: how many there are along the axes of sequences, slots, layers,
+/// keys and values, and heads, and how far neighbors are from each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Heads {
+    pub(super) lens: [usize; 5],
+    strides: [usize; 5],
+}
+
+impl Heads {
+    /// The numbering of heads by these axes, the outermost first: which of the five it is, and how many there are.
+    pub(super) fn new(axes: impl DoubleEndedIterator<Item = (usize, usize)>) -> Self {
+        let (mut heads, mut stride) = (Self { lens: [1; 5], strides: [0; 5] }, 1);
+        for (axis, len) in axes.rev() {
+            (heads.lens[axis], heads.strides[axis]) = (len, stride);
+            stride *= len;
+        }
+        heads
+    }
+
+    /// Whether the place is in the cache.
+    pub(super) fn contains(&self, place: Place) -> bool {
+        place.iter().zip(self.lens).all(|(&index, len)| usize::try_from(index).is_ok_and(|index| index < len))
+    }
+
+    /// The number of a head. It is one of another place, or none, if the place is not in the cache.
+    pub(super) fn number(&self, [sequence, slot]: Place, layer: usize, kv: usize, h: usize) -> Option<usize> {
+        let index = [sequence.into(), slot.into(), layer as i128, kv as i128, h as i128];
+        let number: i128 = index.iter().zip(self.strides).map(|(index, stride)| index * stride as i128).sum();
+        usize::try_from(number).ok().filter(|&number| number < self.lens.iter().product())
+    }
 }
 
 /// The values of a tensor of indices; none if it is of another type.

@@ -1,18 +1,34 @@
-//! Dynamic batching: what a call stores and loads, and where.
+//! Dynamic batching: the slots that tokens have, and what a call stores and loads there.
 
-use std::cell::Cell;
-
-use kvcache_schema::{Attributes, Axis as LayoutAxis, CacheLayout};
+use kvcache_schema::{Attributes, Axis, CacheLayout};
 
 use crate::case::StepInputs;
-use crate::oracle::batch::Batch;
-use crate::oracle::call::{Call, Inputs, SharedAttributes};
+use crate::oracle::call::{Call, Heads, Inputs, Load, Plan, Sequence, SharedAttributes, indices, number};
 use crate::oracle::decisions::{
-    Behavior, CurrentRows, Layout, LoadedTokens, OutputRows, Outside, Position, StoredTokens,
+    Behavior, CurrentRows, Layout, LoadedTokens, OutputRows, Position, Slots, StoredTokens,
 };
-use crate::oracle::plan::{Axis, Load, Place, Plan, Rows, Sequence};
-use crate::oracle::refusal::Refusal;
 use crate::oracle::rules;
+
+/// The index inputs of a call, of whatever shapes they are, and what they depend on.
+#[derive(Debug, Clone)]
+pub(super) struct Batch {
+    pub(super) seqstarts: Vec<i64>,
+    pub(super) kvstarts: Vec<i64>,
+    /// Row-major where it is a page table.
+    pub(super) cachestarts: Vec<i64>,
+    pub(super) start_pos: Vec<i64>,
+    pub(super) max_seqlen: i64,
+    pub(super) max_kvlen: i64,
+    /// Whether `cache_mode` is 1.
+    pub(super) paged: bool,
+    /// The entries of a sequence in the page table (MaxP); 0 in offset mode.
+    pub(super) max_p: usize,
+    pub(super) page_size: i64,
+    /// The slots of the cache (MaxT), as far as its shape says.
+    pub(super) max_t: usize,
+    /// The tokens of `current_key`.
+    pub(super) tokens: usize,
+}
 
 impl Inputs<Attributes> for StepInputs {
     fn shared(attributes: &Attributes) -> SharedAttributes {
@@ -21,12 +37,12 @@ impl Inputs<Attributes> for StepInputs {
     }
 
     fn kvlen(&self) -> i64 {
-        let starts = crate::oracle::call::indices(&self.kvstarts);
+        let starts = indices(&self.kvstarts);
         starts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default()
     }
 
-    fn broken_rules(call: &Call<'_, Attributes, Self>) -> Vec<Refusal> {
-        rules::broken_rules(call)
+    fn broken_rules(call: &Call<'_, Attributes, Self>) -> Vec<&'static str> {
+        rules::dynamic_batching(call).err().unwrap_or_default()
     }
 
     fn plan(call: &Call<'_, Attributes, Self>, behavior: &Behavior) -> Plan {
@@ -34,98 +50,146 @@ impl Inputs<Attributes> for StepInputs {
         let [_, num_heads, head_dim] = *call.inputs.current_key.shape() else {
             unreachable!("a legal call's current_key has three axes");
         };
-        let place = |slots, b, position| Place { sequence: 0, slot: batch.slot_by(slots, b, position) };
         // A row that a wrong plan puts outside of a tensor is left out.
-        let rows_outside = Cell::new(false);
-        let row = |first: i64, i: i64, rows: usize| {
-            let row = match behavior.outside {
-                Outside::Clamped if rows > 0 => first.saturating_add(i).clamp(0, rows as i64 - 1),
-                _ => first.saturating_add(i),
-            };
+        let mut rows_outside = false;
+        let mut inside = |row: i64, rows: usize| {
             let row = usize::try_from(row).ok().filter(|&row| row < rows);
-            rows_outside.set(rows_outside.get() || row.is_none());
+            rows_outside |= row.is_none();
             row
         };
         let output_rows = usize::try_from(batch.output_rows(behavior)).unwrap_or_default();
-        let sequence = |b: usize| {
-            let (first, position) = (batch.current_row(behavior, b), batch.position(behavior, b));
-            let stored_slots = behavior.stored_slots.unwrap_or(behavior.slots);
+        let mut sequence = |b: usize| {
+            let (first, position) = batch.current(behavior, b);
+            let place = |t: i64| [0, batch.slot(behavior.slots, b, t)];
             let stores = (0..batch.stored(behavior, b))
-                .filter_map(|t| Some((row(first, t, batch.tokens)?, place(stored_slots, b, position + t))));
-            let loads = batch.loaded(behavior, b).enumerate().filter_map(|(i, t)| {
-                let row = row(batch.output_row(behavior, b), i as i64, output_rows)?;
-                let is_current = t >= batch.start_pos[b];
-                let current = is_current.then(|| batch.seqstarts[b] + t - batch.start_pos[b]);
-                let current = current.and_then(|current| usize::try_from(current).ok());
-                Some(Load { row, place: place(behavior.slots, b, t), current })
+                .filter_map(|t| Some((inside(first.saturating_add(t), batch.tokens)?, place(position + t))));
+            let stores = stores.collect();
+            let (first, start_pos) = (batch.output_row(behavior, b), batch.start_pos[b]);
+            let loads = batch.loaded(behavior, b).zip(first..).filter_map(|(t, row)| {
+                let current = (t >= start_pos).then(|| batch.seqstarts[b] + t - start_pos);
+                let current = current.and_then(|row| usize::try_from(row).ok());
+                Some(Load { row: inside(row, output_rows)?, place: place(t), current })
             });
-            Sequence { stores: stores.collect(), loads: loads.collect() }
+            Sequence { stores, loads: loads.collect() }
         };
-        let sequences = (0..batch.len()).map(sequence).collect();
+        let sequences = (0..batch.len()).map(&mut sequence).collect();
         let num_repeat = call.attributes.num_repeat as usize;
         Plan {
             sequences,
-            rows_outside: rows_outside.get(),
+            rows_outside,
             output_shape: vec![output_rows, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
             num_heads,
             head_dim,
-            cache: rows(call, behavior.layout, behavior.n),
-            scale: rows(call, behavior.scale_layout, behavior.n),
+            cache: heads(call, behavior.layout, behavior.n),
+            scale: heads(call, behavior.scale_layout, behavior.n),
         }
     }
 }
 
 impl Batch {
+    pub(super) fn new(call: &Call<'_, Attributes, StepInputs>) -> Self {
+        let (inputs, paged) = (call.inputs, call.attributes.cache_mode == 1);
+        let max_t = match (CacheLayout::from_code(call.attributes.cache_layout), call.cache.shape()) {
+            (Some(layout), &[a, b, c, d, e]) => layout.dims([a, b, c, d, e]).max_t,
+            _ => 0,
+        };
+        Self {
+            seqstarts: indices(&inputs.seqstarts),
+            kvstarts: indices(&inputs.kvstarts),
+            cachestarts: indices(&inputs.cachestarts),
+            start_pos: indices(&inputs.start_pos),
+            max_seqlen: number(&inputs.max_seqlen),
+            max_kvlen: number(&inputs.max_kvlen),
+            paged,
+            max_p: if paged { inputs.cachestarts.shape().get(1).copied().unwrap_or_default() } else { 0 },
+            page_size: call.attributes.page_size,
+            max_t,
+            tokens: inputs.current_key.shape().first().copied().unwrap_or_default(),
+        }
+    }
+
+    /// The number of sequences.
+    pub(super) fn len(&self) -> usize {
+        self.start_pos.len()
+    }
+
     /// How many tokens a sequence stores.
+    pub(super) fn seqlen(&self, b: usize) -> i64 {
+        self.seqstarts[b + 1].wrapping_sub(self.seqstarts[b])
+    }
+
+    /// How many tokens a sequence has: those before this call, and those that it stores.
+    pub(super) fn kvlen(&self, b: usize) -> i64 {
+        self.kvstarts[b + 1].wrapping_sub(self.kvstarts[b])
+    }
+
+    /// The slot of the token at a position of a sequence; where there is no such page, one outside of any cache.
+    pub(super) fn slot(&self, slots: Slots, b: usize, t: i64) -> i64 {
+        let b = match (slots, self.paged) {
+            (Slots::FirstCachestarts, false) | (Slots::PagesOfFirstSequence, true) => 0,
+            _ => b,
+        };
+        if !self.paged {
+            return if slots == Slots::CachestartsIgnored { t } else { self.cachestarts[b].saturating_add(t) };
+        }
+        let size = if slots == Slots::PageSizeIgnored { 128 } else { self.page_size };
+        let (p, offset) = (t / size, t % size);
+        let entry =
+            |i: i64| usize::try_from(i).ok().and_then(|i| self.cachestarts.get(i).copied()).unwrap_or(i64::MIN / 2);
+        let page = |p: i64| match usize::try_from(p) {
+            Ok(p) if p < self.max_p => self.cachestarts[b * self.max_p + p],
+            _ => i64::MIN / 2,
+        };
+        match slots {
+            Slots::PagesTimesSize => page(p).saturating_mul(size).saturating_add(offset),
+            Slots::TableTransposed => {
+                entry(p.saturating_mul(self.len() as i64).saturating_add(b as i64)).saturating_add(offset)
+            }
+            Slots::FirstPageAlone => page(0).saturating_add(t),
+            Slots::PagesAlignedDown => (page(p) - page(p).rem_euclid(size)).saturating_add(offset),
+            _ => page(p).saturating_add(offset),
+        }
+    }
+
+    /// How many tokens a sequence stores, by other decisions.
     fn stored(&self, behavior: &Behavior, b: usize) -> i64 {
         let all = self.seqlen(b);
         match behavior.stored_tokens {
             StoredTokens::All => all,
-            StoredTokens::EqualLengths => self.equal_length(self.tokens as i64),
+            StoredTokens::EqualLengths => self.tokens as i64 / self.len() as i64,
             StoredTokens::First => all.min(behavior.n as i64),
-            StoredTokens::LastAlone => all.min(1),
             StoredTokens::LastMissing => all - 1,
             StoredTokens::MaxSeqlen => self.max_seqlen.min(self.tokens as i64),
         }
     }
 
-    /// The row of its first current token in `current_key` and `current_value`.
-    fn current_row(&self, behavior: &Behavior, b: usize) -> i64 {
-        let first = self.seqstarts[b];
-        match (behavior.stored_tokens, behavior.current_rows) {
-            (StoredTokens::EqualLengths, _) => self.equal_length(self.tokens as i64) * b as i64,
-            (StoredTokens::LastAlone, _) => (self.seqstarts[b + 1] - 1).max(first),
-            (_, CurrentRows::Seqstarts) => first,
-            (_, CurrentRows::Zero) => 0,
-            (_, CurrentRows::Kvstarts) => self.kvstarts[b],
-            (_, CurrentRows::Padded) => self.max_seqlen.saturating_mul(b as i64),
-        }
-    }
-
-    /// The position of its first current token.
-    fn position(&self, behavior: &Behavior, b: usize) -> i64 {
-        let start_pos = self.start_pos[b];
-        match (behavior.stored_tokens, behavior.position) {
-            (StoredTokens::LastAlone, _) => (self.kvlen(b) - 1).max(start_pos),
-            (_, Position::StartPos) => start_pos,
-            (_, Position::Zero) => 0,
-            (_, Position::OfFirstSequence) => self.start_pos[0],
-            (_, Position::OneFurther) => start_pos + 1,
-        }
+    /// The row of its first current token in `current_key` and `current_value`, and the position of that.
+    fn current(&self, behavior: &Behavior, b: usize) -> (i64, i64) {
+        let row = match behavior.current_rows {
+            _ if behavior.stored_tokens == StoredTokens::EqualLengths => self.stored(behavior, b) * b as i64,
+            CurrentRows::Seqstarts => self.seqstarts[b],
+            CurrentRows::Zero => 0,
+            CurrentRows::Kvstarts => self.kvstarts[b],
+        };
+        let position = match behavior.position {
+            Position::StartPos => self.start_pos[b],
+            Position::Zero => 0,
+            Position::OfFirstSequence => self.start_pos[0],
+            Position::OneFurther => self.start_pos[b] + 1,
+        };
+        (row, position)
     }
 
     /// The positions that it loads.
     fn loaded(&self, behavior: &Behavior, b: usize) -> std::ops::Range<i64> {
-        let (kvlen, n) = (self.kvlen(b), behavior.n as i64);
+        let kvlen = self.kvlen(b);
         match behavior.loaded_tokens {
             LoadedTokens::All => 0..kvlen,
-            LoadedTokens::First => 0..kvlen.min(n),
-            LoadedTokens::WholeMultiples => 0..kvlen / n * n,
+            LoadedTokens::First => 0..kvlen.min(behavior.n as i64),
             LoadedTokens::CurrentAlone => self.start_pos[b]..kvlen,
             LoadedTokens::PastAlone => 0..self.start_pos[b],
             LoadedTokens::LastMissing => 0..kvlen - 1,
             LoadedTokens::FullPages => 0..if self.paged { kvlen / self.page_size * self.page_size } else { kvlen },
-            LoadedTokens::NotOfIdle => 0..if self.seqlen(b) == 0 { 0 } else { kvlen },
             LoadedTokens::MaxKvlen => 0..self.max_kvlen.min(self.max_t as i64),
         }
     }
@@ -136,7 +200,6 @@ impl Batch {
             (LoadedTokens::CurrentAlone, _) | (_, OutputRows::Seqstarts) => self.seqstarts[b],
             (_, OutputRows::Kvstarts) => self.kvstarts[b],
             (_, OutputRows::Padded) => self.longest() * b as i64,
-            (_, OutputRows::Zero) => 0,
         }
     }
 
@@ -148,10 +211,15 @@ impl Batch {
             _ => self.kvstarts[self.len()],
         }
     }
+
+    /// The tokens of the longest sequence.
+    fn longest(&self) -> i64 {
+        (0..self.len()).map(|b| self.kvlen(b)).max().unwrap_or(0)
+    }
 }
 
 /// The heads of a legal call's cache, or scale.
-fn rows(call: &Call<'_, Attributes, StepInputs>, layout: Layout, n: usize) -> Rows {
+fn heads(call: &Call<'_, Attributes, StepInputs>, layout: Layout, n: usize) -> Heads {
     let (code, &[a, b, c, d, e]) = (call.attributes.cache_layout as usize, call.cache.shape()) else {
         unreachable!("a legal call's cache has five axes");
     };
@@ -162,13 +230,10 @@ fn rows(call: &Call<'_, Attributes, StepInputs>, layout: Layout, n: usize) -> Ro
         Layout::Swapped if code == n % 10 => n / 10,
         _ => code,
     };
-    Rows::of(CacheLayout::ALL[taken].axes().into_iter().map(|axis| {
-        let of: fn(&mut Rows) -> &mut Axis = match axis {
-            LayoutAxis::Token => |rows| &mut rows.slot,
-            LayoutAxis::Layer => |rows| &mut rows.layer,
-            LayoutAxis::Kv => |rows| &mut rows.kv,
-            LayoutAxis::Head => |rows| &mut rows.head,
-        };
-        (dims.len(axis), of)
+    Heads::new(CacheLayout::ALL[taken].axes().into_iter().map(|axis| match axis {
+        Axis::Token => (1, dims.len(axis)),
+        Axis::Layer => (2, dims.len(axis)),
+        Axis::Kv => (3, dims.len(axis)),
+        Axis::Head => (4, dims.len(axis)),
     }))
 }

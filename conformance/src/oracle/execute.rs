@@ -1,60 +1,72 @@
 //! Makes a call by its plan.
 
-use std::cell::RefCell;
-
 use kvcache_schema::ElementType;
 
 use crate::case::NanRule;
-use crate::oracle::call::{Call, Inputs, SharedAttributes};
-use crate::oracle::decisions::{Behavior, CurrentTokens, HeadAxes, Keeps, LoadsFrom, Order, Outside, Repeats, Scales};
-use crate::oracle::heads::{CurrentHead, OutsideOfCache, Run, State, Stop};
+use crate::oracle::arithmetic::{Group, Steps};
+use crate::oracle::call::{Call, Heads, Inputs, Load, Place, Plan, SharedAttributes};
+use crate::oracle::decisions::{
+    Behavior, HeadAxes, Keeps, KeyValueAxis, LoadsFrom, Order, Outside, Repeats, Scales, Shares, StoredParts,
+    StoredScale,
+};
 use crate::oracle::numbers::{read, read_code, write, write_code};
-use crate::oracle::plan::{Load, Place, Plan, Sequence};
-use crate::result::{CallResult, Outcome};
+use crate::result::CallResult;
 use crate::tensor::Tensor;
 
-/// Makes a legal call: gives its outputs and the state after it. With `made`, what a call did, it ends where that left
-/// another state.
+/// `cache` and `scale`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "described above")]
+pub struct State {
+    pub cache: Tensor,
+    pub scale: Option<Tensor>,
+}
+
+impl State {
+    /// Whether a call left this state. A call without a cache has left none.
+    pub(crate) fn is_of(&self, made: &CallResult, nan: NanRule) -> bool {
+        made.cache.as_ref().is_none_or(|cache| nan.are_alike(&self.cache, cache))
+            && match (&self.scale, &made.scale) {
+                (Some(scale), Some(made)) => nan.are_alike(scale, made),
+                (scale, made) => scale.is_none() && made.is_none(),
+            }
+    }
+
+    /// Whether it is the same.
+    pub(crate) fn is(&self, other: &Self, nan: NanRule) -> bool {
+        nan.are_alike(&self.cache, &other.cache)
+            && self.scale.iter().zip(&other.scale).all(|(scale, other)| nan.are_alike(scale, other))
+    }
+}
+
+/// The call reached outside of the cache, and ended there.
+pub(super) struct OutsideOfCache;
+
+/// Makes a legal call: gives its outputs and the state after it.
 pub(super) fn execute<A, I: Inputs<A>>(
     call: &Call<'_, A, I>,
-    plan: &Plan,
     behavior: &Behavior,
-    made: Option<(&CallResult, NanRule)>,
-) -> Result<([Tensor; 2], State), Stop> {
+) -> Result<(Vec<Tensor>, State), OutsideOfCache> {
+    let plan = &I::plan(call, behavior);
+    if plan.rows_outside && !matches!(behavior.outside, Outside::Flat | Outside::Skipped) {
+        return Err(OutsideOfCache);
+    }
     let before = State { cache: call.cache.clone(), scale: call.scale.cloned() };
-    if plan.rows_outside && !matches!(behavior.outside, Outside::Flat | Outside::Skipped | Outside::Clamped) {
-        return Err(Stop::OutsideOfCache);
-    }
     let (attributes, current, t1) = (I::shared(call.attributes), call.inputs.current(), call.types.t1);
-    let (after, amaxes) = (before.clone(), RefCell::default());
-    let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after, amaxes };
-    let zeros = || Tensor::zeros(t1, plan.output_shape.clone()).unwrap_or_else(|| empty(t1));
-    let mut outputs = [zeros(), zeros()];
-    let (all, first, but_last) = (&plan.sequences[..], plan.sequences.len().min(1), plan.sequences.len().max(1) - 1);
-    let sequences = match behavior.order {
-        Order::StoresFirst | Order::BySequence => all,
-        Order::FirstSequence => &all[..first],
-        Order::LastMissing => &all[..but_last],
-    };
-    if behavior.order == Order::BySequence {
-        for sequence in all {
-            run.store(sequence)?;
-            run.load(sequence, &mut outputs)?;
-        }
-    } else {
-        sequences.iter().try_for_each(|sequence| run.store(sequence))?;
-        let is_done = |(made, nan): (&CallResult, _)| match made.outcome {
-            Outcome::Done(_) if behavior.keeps == Keeps::Both => run.after.is_of(made, nan),
-            _ => true,
+    let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after: before.clone() };
+    let output = || Tensor::zeros(t1, plan.output_shape.clone()).unwrap_or_else(|| empty(t1));
+    let mut outputs = vec![output(), output()];
+    let left_out = usize::from(behavior.order == Order::LastMissing);
+    let sequences = &plan.sequences[..plan.sequences.len().saturating_sub(left_out)];
+    for (b, sequence) in sequences.iter().enumerate() {
+        sequence.stores.iter().try_for_each(|&(row, place)| run.store(row, place))?;
+        let loaded = match behavior.order {
+            Order::BySequence => b..b + 1,
+            // Behind the last store.
+            _ if b + 1 == sequences.len() => 0..b + 1,
+            _ => continue,
         };
-        if !made.is_none_or(is_done) {
-            return Err(Stop::Contradicted);
-        }
-        sequences.iter().try_for_each(|sequence| run.load(sequence, &mut outputs))?;
-    }
-    if behavior.repeats == Repeats::OfElements {
-        let num_repeat = attributes.num_repeat as usize;
-        outputs.iter_mut().for_each(|output| repeat_elements(output, num_repeat, plan.head_dim));
+        let mut loads = sequences[loaded].iter().flat_map(|sequence| &sequence.loads);
+        loads.try_for_each(|load| run.load(load, &mut outputs))?;
     }
     let mut state = run.after;
     if behavior.keeps == Keeps::Neither {
@@ -66,182 +78,206 @@ pub(super) fn execute<A, I: Inputs<A>>(
     Ok((outputs, state))
 }
 
-/// Makes of each `num_repeat` equal heads of an output the elements of one, each `num_repeat` times.
-fn repeat_elements(output: &mut Tensor, num_repeat: usize, head_dim: usize) {
-    let size = output.element().bits() / 8;
-    for heads in output.bytes_mut().chunks_exact_mut((size * num_repeat * head_dim).max(1)) {
-        let head = heads[..size * head_dim].to_vec();
-        for (element, repeated) in head.chunks_exact(size).zip(heads.chunks_exact_mut(size * num_repeat)) {
-            repeated.chunks_exact_mut(size).for_each(|one| one.copy_from_slice(element));
-        }
-    }
-}
-
 /// A tensor without elements, in place of one whose size no memory has.
 pub(super) fn empty(element: ElementType) -> Tensor {
     let Some(empty) = Tensor::zeros(element, vec![0, 0, 0]) else { unreachable!("no bytes fit in memory") };
     empty
 }
 
+/// A call that is made.
+struct Run<'a> {
+    attributes: SharedAttributes,
+    current: [&'a Tensor; 2],
+    t1: ElementType,
+    plan: &'a Plan,
+    behavior: &'a Behavior,
+    before: &'a State,
+    after: State,
+}
+
 impl<'a> Run<'a> {
-    /// Stores the keys and values of a sequence's current tokens.
-    fn store(&mut self, Sequence { stores, .. }: &Sequence) -> Result<(), OutsideOfCache> {
-        let SharedAttributes { layer_idx, num_layer, .. } = self.attributes;
-        for &(row, place) in stores {
-            for layer in self.behavior.stored_layers.of(layer_idx as usize, num_layer as usize) {
-                for kv in 0..2 {
-                    let Some(source) = self.behavior.stored.source(kv) else { continue };
-                    for h in 0..self.plan.num_heads {
-                        let head = CurrentHead { source, row, h };
-                        self.store_head(kv, head, place, layer)?;
-                    }
-                }
-            }
+    /// Stores the key and value of a current token.
+    fn store(&mut self, row: usize, place: Place) -> Result<(), OutsideOfCache> {
+        for (kv, h) in (0..2).flat_map(|kv| (0..self.plan.num_heads).map(move |h| (kv, h))) {
+            let source = match (self.behavior.stored, kv) {
+                (StoredParts::Neither, _) | (StoredParts::KeysAlone, 1) => continue,
+                (StoredParts::KeyTwice, _) => 0,
+                (StoredParts::Both | StoredParts::KeysAlone, own) => own,
+            };
+            self.store_head([source, row, h], kv, place)?;
         }
         Ok(())
     }
 
-    fn store_head(&mut self, kv: usize, head: CurrentHead, place: Place, layer: usize) -> Result<(), OutsideOfCache> {
-        let (behavior, head_dim, h) = (self.behavior, self.plan.head_dim, head.h);
-        let axis = behavior.key_value_axis.of(kv);
-        let Some(codes) = self.head(&self.plan.cache, place, layer, axis, h)? else { return Ok(()) };
-        let (current, first) = (self.current[head.source], self.current_head(head) * head_dim);
+    /// Stores the head of `current_key` (0) or `current_value` (1), of a row.
+    fn store_head(&mut self, head: [usize; 3], kv: usize, place: Place) -> Result<(), OutsideOfCache> {
+        let (behavior, head_dim, [source, _, h]) = (self.behavior, self.plan.head_dim, head);
+        let layer = behavior.stored_layer.of(self.attributes.layer_idx);
+        let Some(codes) = self.head(&self.plan.cache, place, layer, kv, h)? else { return Ok(()) };
+        let (current, first) = (self.current[source], self.current_head(head) * head_dim);
         let elements = behavior.stored_elements.count(head_dim, behavior.n);
-        let t2 = self.after.cache.element();
-        let codes = self.head_bytes(t2, codes);
+        let (t1, t2) = (self.t1, self.after.cache.element());
+        let codes = codes * head_dim * t2.bits() / 8..(codes + 1) * head_dim * t2.bits() / 8;
         if self.attributes.quant_bit == 0 {
-            let copies = self.copies(t2);
-            let stored = &mut self.after.cache.bytes_mut()[codes];
-            let from = &current.bytes()[self.t1.align() * first..];
-            move_head(behavior, (self.t1, from, 0), (t2, stored, 0), elements, copies, |x| {
-                behavior.current.of(self.t1, x)
-            });
+            let from = (t1, &current.bytes()[t1.align() * first..]);
+            let to = (t2, &mut self.after.cache.bytes_mut()[codes]);
+            move_head(behavior, from, to, elements, |x| behavior.current.of(t1, x));
             return Ok(());
         }
-        let (group, groups) = (self.group(), self.groups());
-        let scale_layer = match behavior.scales {
-            Scales::FirstLayer => 0,
-            _ => layer,
-        };
-        let scale_axis = if behavior.scales == Scales::ValueOverKey { 0 } else { axis };
-        let Some(scales) = self.head(&self.plan.scale, place, scale_layer, scale_axis, h)? else {
-            return Ok(());
-        };
-        let steps_of = |run: &Self, head| (0..groups).map(|g| run.steps(head, g, scales * groups + g)).collect();
-        // The head whose step codes are made with, and that whose scale is stored.
-        let coded = if behavior.scales == Scales::KeyForValue { CurrentHead { source: 0, ..head } } else { head };
-        let stored = CurrentHead { h: if behavior.scales == Scales::FirstHeadStored { 0 } else { h }, ..coded };
-        let steps: Vec<_> = steps_of(self, coded);
-        let of_stored = if stored == coded { steps.clone() } else { steps_of(self, stored) };
-        if let Some(scale) = self.after.scale.as_mut()
-            && !(behavior.scales == Scales::ValuesNotStored && kv == 1)
-        {
-            for (g, steps) in of_stored.iter().enumerate() {
+        let layer = if behavior.scales == Scales::FirstLayer { 0 } else { layer };
+        let Some(scales) = self.head(&self.plan.scale, place, layer, kv, h)? else { return Ok(()) };
+        let (group, groups, steps) = (self.group(), self.groups(), self.steps(head));
+        if let Some(scale) = self.after.scale.as_mut().filter(|_| behavior.stored_scale != StoredScale::Old) {
+            for (g, steps) in steps.iter().enumerate() {
                 let x = group.stored_scale(steps);
                 write(behavior.conversion, group.t3, scale.bytes_mut(), scales * groups + g, x);
             }
         }
         let stored = &mut self.after.cache.bytes_mut()[codes];
         for d in 0..elements {
-            let x = read(behavior.conversion, self.t1, current.bytes(), first + d);
+            let x = read(behavior.conversion, t1, current.bytes(), first + d);
             let steps = &steps[behavior.group.of(d, self.attributes.quant_group as usize, groups)];
-            let code = group.code(behavior.current.of(self.t1, x), steps);
+            let code = group.code(behavior.current.of(t1, x), steps);
             write_code(behavior, self.attributes.quant_bit, stored, d, head_dim, code);
         }
         Ok(())
     }
 
-    /// Loads the keys and values of a sequence's tokens.
-    fn load(&self, Sequence { loads, .. }: &Sequence, outputs: &mut [Tensor; 2]) -> Result<(), OutsideOfCache> {
+    /// The steps of the groups of a current head.
+    fn steps(&self, [source, row, h]: [usize; 3]) -> Vec<Steps> {
+        let (behavior, groups, shares) = (self.behavior, self.groups(), self.behavior.shares);
+        let sources = if shares == Shares::KeyAndValue { 0..2 } else { source..source + 1 };
+        let heads = if shares == Shares::Token { 0..self.plan.num_heads } else { h..h + 1 };
+        let of_all = matches!(shares, Shares::Head | Shares::Token);
+        let mut members = vec![Vec::new(); groups];
+        for (source, h) in sources.flat_map(|source| heads.clone().map(move |h| (source, h))) {
+            let first = self.current_head([source, row, h]) * self.plan.head_dim;
+            for d in 0..self.plan.head_dim {
+                let x = read(behavior.conversion, self.t1, self.current[source].bytes(), first + d);
+                let g = behavior.group.of(d, self.attributes.quant_group as usize, groups);
+                members[if of_all { 0 } else { g }].push(behavior.current.of(self.t1, x));
+            }
+        }
+        let group = self.group();
+        (0..groups).map(|g| group.steps(&members[if of_all { 0 } else { g }])).collect()
+    }
+
+    /// Loads the key and value of a token.
+    fn load(&self, load: &Load, outputs: &mut [Tensor]) -> Result<(), OutsideOfCache> {
         let [outer @ .., heads, _] = &self.plan.output_shape[..] else {
             unreachable!("outputs have three axes or four")
         };
         let rows: usize = outer.iter().product();
-        for load in loads {
-            let scale = match self.behavior.scales {
-                Scales::NextSlotLoaded => Place { slot: load.place.slot + 1, ..load.place },
-                Scales::FirstTokenLoaded => loads[0].place,
-                _ => load.place,
-            };
-            for (i, output) in outputs.iter_mut().enumerate() {
-                for output_head in 0..*heads {
-                    let at = match self.behavior.output_heads {
-                        HeadAxes::TokensFirst => load.row * heads + output_head,
-                        _ => output_head * rows + load.row,
-                    };
-                    let first = at * self.plan.head_dim;
-                    self.load_head(load, scale, self.behavior.outputs.source(i), output_head, first, output)?;
-                }
+        for (i, output) in outputs.iter_mut().enumerate() {
+            for output_head in 0..*heads {
+                let at = match self.behavior.output_heads {
+                    HeadAxes::TokensFirst => load.row * heads + output_head,
+                    HeadAxes::HeadsFirst => output_head * rows + load.row,
+                };
+                let num_repeat = self.attributes.num_repeat as usize;
+                let Some(h) = self.behavior.repeats.cache_head(output_head, self.plan.num_heads, num_repeat) else {
+                    continue;
+                };
+                self.load_head(load, self.behavior.outputs.source(i), h, at * self.plan.head_dim, output)?;
             }
         }
         Ok(())
     }
 
-    /// Loads a head, its scales from `scale_place`, into the elements of `output` from `first` on.
+    /// Loads a head into the elements of `output` from `first` on.
     fn load_head(
         &self,
         load: &Load,
-        scale_place: Place,
         kv: usize,
-        output_head: usize,
+        h: usize,
         first: usize,
         output: &mut Tensor,
     ) -> Result<(), OutsideOfCache> {
-        let (behavior, head_dim) = (self.behavior, self.plan.head_dim);
-        let num_repeat = self.attributes.num_repeat as usize;
-        let Some(h) = behavior.repeats.cache_head(kv, output_head, self.plan.num_heads, num_repeat) else {
-            return Ok(());
-        };
-        let size = self.t1.align();
-        if let (CurrentTokens::Inputs, Some(row)) = (behavior.current_tokens, load.current) {
-            let from = self.current_head(CurrentHead { source: kv, row, h }) * head_dim;
+        let (behavior, head_dim, t1) = (self.behavior, self.plan.head_dim, self.t1);
+        let size = t1.align();
+        if let (true, Some(row)) = (behavior.current_from_inputs, load.current) {
+            let from = self.current_head([kv, row, h]) * head_dim;
             let head = self.current[kv].bytes().get(size * from..size * (from + head_dim)).ok_or(OutsideOfCache)?;
             output.bytes_mut()[size * first..][..size * head_dim].copy_from_slice(head);
             return Ok(());
         }
         let SharedAttributes { layer_idx, quant_bit, quant_group, .. } = self.attributes;
-        let layer = behavior.loaded_layer.of(layer_idx as usize, 0).start;
-        let axis = behavior.key_value_axis.of(kv);
-        let Some(codes) = self.head(&self.plan.cache, load.place, layer, axis, h)? else { return Ok(()) };
+        let layer = behavior.loaded_layer.of(layer_idx);
+        let Some(codes) = self.head(&self.plan.cache, load.place, layer, kv, h)? else { return Ok(()) };
         let cache = if behavior.loads_from == LoadsFrom::Before { &self.before.cache } else { &self.after.cache };
         let elements = behavior.loaded_elements.count(head_dim, behavior.n);
         let t2 = cache.element();
-        let head = &cache.bytes()[self.head_bytes(t2, codes)];
-        let changed = |x| behavior.output.of(self.t1, x);
+        let head = &cache.bytes()[codes * head_dim * t2.bits() / 8..(codes + 1) * head_dim * t2.bits() / 8];
+        let changed = |x| behavior.output.of(t1, x);
         if quant_bit == 0 {
-            let to = (self.t1, output.bytes_mut(), first);
-            move_head(behavior, (t2, head, 0), to, elements, self.copies(t2), changed);
+            let to = (t1, &mut output.bytes_mut()[size * first..]);
+            move_head(behavior, (t2, head), to, elements, changed);
             return Ok(());
         }
-        let (group, groups) = (self.group(), self.groups());
-        let (scale_layer, scale_axis, scale_head) = match behavior.scales {
-            Scales::FirstLayer | Scales::FirstLayerLoaded => (0, axis, h),
-            Scales::KeyLoadedForValue | Scales::ValueOverKey => (layer, 0, h),
-            Scales::FirstHeadLoaded => (layer, axis, 0),
-            _ => (layer, axis, h),
+        let (layer, axis, head_of_scale) = match behavior.scales {
+            Scales::Own => (layer, kv, h),
+            Scales::FirstLayer => (0, kv, h),
+            Scales::KeyLoadedForValue => (layer, 0, h),
+            Scales::FirstHeadLoaded => (layer, kv, 0),
         };
-        let Some(scales) = self.head(&self.plan.scale, scale_place, scale_layer, scale_axis, scale_head)? else {
+        let Some(scales) = self.head(&self.plan.scale, load.place, layer, axis, head_of_scale)? else {
             return Ok(());
         };
+        let (group, groups) = (self.group(), self.groups());
         let from = if behavior.loads_from == LoadsFrom::After { &self.after.scale } else { &self.before.scale };
-        let unrounded =
-            matches!(behavior.current_tokens, CurrentTokens::UnroundedScale | CurrentTokens::UnroundedProduct);
-        let scale = |g: usize| match (load.current.filter(|_| unrounded), from) {
-            (Some(row), _) => self.steps(CurrentHead { source: kv, row, h }, g, scales * groups + g).step,
-            (None, Some(scale)) => read(behavior.conversion, group.t3, scale.bytes(), scales * groups + g),
-            (None, None) => unreachable!("a legal call with quantization has a scale"),
-        };
-        let scales: Vec<_> = (0..groups).map(scale).collect();
+        let Some(from) = from else { unreachable!("a legal call with quantization has a scale") };
         for d in 0..elements {
-            let scale = scales[behavior.loaded_group.of(d, quant_group as usize, groups)];
-            let code = read_code(behavior, quant_bit, head, d, head_dim);
-            let value = match (behavior.current_tokens, load.current) {
-                (CurrentTokens::UnroundedProduct, Some(_)) => code * scale,
-                _ => group.value(code, scale),
-            };
-            write(behavior.conversion, self.t1, output.bytes_mut(), first + d, changed(value));
+            let g = behavior.loaded_group.of(d, quant_group as usize, groups);
+            let scale = read(behavior.conversion, group.t3, from.bytes(), scales * groups + g);
+            let value = group.value(read_code(behavior, quant_bit, head, d, head_dim), scale);
+            write(behavior.conversion, t1, output.bytes_mut(), first + d, changed(value));
         }
         Ok(())
+    }
+
+    /// The number of the head of a key (0) or value (1); none if the place is outside of the cache and accesses there are
+    /// skipped.
+    fn head(
+        &self,
+        heads: &Heads,
+        place: Place,
+        layer: usize,
+        kv: usize,
+        h: usize,
+    ) -> Result<Option<usize>, OutsideOfCache> {
+        let kv = match self.behavior.key_value_axis {
+            KeyValueAxis::InOrder => kv,
+            KeyValueAxis::Swapped => 1 - kv,
+            KeyValueAxis::AllFirst => 0,
+        };
+        let ([sequence, slot], len) = (place, heads.lens[1] as i64);
+        let place = match self.behavior.outside {
+            _ if heads.contains(place) => place,
+            Outside::Skipped => return Ok(None),
+            Outside::Flat => place,
+            Outside::FromEnd if (-len..0).contains(&slot) => [sequence, slot + len],
+            Outside::FromEnd | Outside::Fails => return Err(OutsideOfCache),
+        };
+        heads.number(place, layer, kv, h).map(Some).ok_or(OutsideOfCache)
+    }
+
+    fn group(&self) -> Group<'a> {
+        let t3 = self.before.scale.as_ref().map_or(self.t1, Tensor::element);
+        Group { behavior: self.behavior, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
+    }
+
+    /// The number of a head in `current_key` (0) or `current_value` (1), of a row.
+    fn current_head(&self, [source, row, h]: [usize; 3]) -> usize {
+        let outer = &self.current[source].shape()[..self.plan.output_shape.len() - 2];
+        match self.behavior.current_heads {
+            HeadAxes::TokensFirst => row * self.plan.num_heads + h,
+            HeadAxes::HeadsFirst => h * outer.iter().product::<usize>() + row,
+        }
+    }
+
+    /// The groups of a head.
+    fn groups(&self) -> usize {
+        self.plan.head_dim / self.attributes.quant_group as usize
     }
 }
 
@@ -249,40 +285,36 @@ impl<'a> Run<'a> {
 /// that `changed` changes written anew.
 fn move_head(
     behavior: &Behavior,
-    (from_type, from, from_first): (ElementType, &[u8], usize),
-    (to_type, to, to_first): (ElementType, &mut [u8], usize),
+    (from_type, from): (ElementType, &[u8]),
+    (to_type, to): (ElementType, &mut [u8]),
     elements: usize,
-    copies: bool,
     changed: impl Fn(f64) -> f64,
 ) {
+    let copies = from_type == to_type && (!behavior.copies_numbers || to_type == ElementType::Int8);
     if copies {
-        let size = to_type.align();
-        to[size * to_first..][..size * elements].copy_from_slice(&from[size * from_first..][..size * elements]);
+        let bytes = to_type.align() * elements;
+        to[..bytes].copy_from_slice(&from[..bytes]);
         if to_type == ElementType::Int8 {
             return;
         }
     }
     for d in 0..elements {
-        let x = read(behavior.conversion, from_type, from, from_first + d);
+        let x = read(behavior.conversion, from_type, from, d);
         let becomes = changed(x);
         if !copies || becomes.to_bits() != x.to_bits() {
-            write(behavior.conversion, to_type, to, to_first + d, becomes);
+            write(behavior.conversion, to_type, to, d, becomes);
         }
     }
 }
 
 impl Repeats {
-    /// The cache head of an output head of `key` (0) or `value` (1); without one the output head stays zero.
-    fn cache_head(self, kv: usize, output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize> {
-        let (own, repetition) = (output_head / num_repeat, output_head % num_repeat);
-        match (self, kv) {
-            (Self::FirstAlone, _) => (repetition == 0).then_some(own),
-            (Self::LastMissing, _) => (num_repeat == 1 || repetition < num_repeat - 1).then_some(own),
-            (Self::Interleaved, _) | (Self::InterleavedKeys, 0) | (Self::InterleavedValues, 1) => {
-                Some(output_head % num_heads)
-            }
-            (Self::Ignored, _) => Some(output_head),
-            (Self::Beside | Self::OfElements | Self::InterleavedKeys | Self::InterleavedValues, _) => Some(own),
+    /// The cache head of an output head; without one the output head stays zero.
+    fn cache_head(self, output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize> {
+        match self {
+            Self::Beside => Some(output_head / num_repeat),
+            Self::FirstAlone => output_head.is_multiple_of(num_repeat).then_some(output_head / num_repeat),
+            Self::Interleaved => Some(output_head % num_heads),
+            Self::Ignored => Some(output_head),
         }
     }
 

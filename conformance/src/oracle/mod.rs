@@ -3,30 +3,23 @@
 //! [`Oracle::default`] does what the specification says. What it decides is a value in [`Behavior`]: how a quotient is
 //! rounded, which slot a token has, what a mask adds. A [mistake](crate::mistakes) is another value of one of them.
 //!
-//! Each file needs those before it alone: the decisions; the `arithmetic` of a group; the rules of a legal call and the
-//! [`Plan`] of what it stores and loads where; `execute`, which follows the plan; `predict`, call by call.
+//! Each file needs those before it alone: the decisions; the `arithmetic` of a group; the `rules` of a legal call and the
+//! plan of what it stores and loads where; `execute`, which follows the plan; `predict`, call by call.
 
 mod arithmetic;
 pub mod attention;
-mod batch;
 mod call;
 pub mod decisions;
 mod dynamic;
 mod execute;
-mod heads;
 mod numbers;
-mod plan;
 mod predict;
-mod refusal;
 mod rules;
-mod shared_rules;
 mod static_batching;
-mod static_rules;
 
 pub(crate) use call::indices;
 pub use call::{Call, Inputs, SharedAttributes};
 pub use decisions::{Behavior, Outside};
-pub use heads::State;
-pub use plan::{Axis, Load, Place, Plan, Rows, Sequence};
+pub use execute::State;
 pub use predict::{Oracle, PredictedOutcome, Prediction};
-pub use refusal::{ATTENTION_KINDS, KINDS, Refusal};
+pub use rules::{ATTENTION_KINDS, KINDS};

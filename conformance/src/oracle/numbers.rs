@@ -8,7 +8,7 @@ use crate::oracle::decisions::{Behavior, Change, CodeBits, Conversion, NibbleSto
 /// `x` rounded to a float type, to nearest, ties to even.
 pub(super) fn rounded(conversion: Conversion, element: ElementType, x: f64) -> f64 {
     match element {
-        ElementType::Float16 => widen(conversion, narrow(conversion, x as f32)),
+        ElementType::Float16 => narrow(conversion, x as f32).into(),
         _ => float32(conversion, x as f32).into(),
     }
 }
@@ -16,7 +16,10 @@ pub(super) fn rounded(conversion: Conversion, element: ElementType, x: f64) -> f
 /// Element `i` of a float tensor with these bytes.
 pub(super) fn read(conversion: Conversion, element: ElementType, bytes: &[u8], i: usize) -> f64 {
     match element {
-        ElementType::Float16 => widen(conversion, f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])),
+        ElementType::Float16 => {
+            let x = f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
+            if conversion == Conversion::Float16Flushed { narrow(conversion, x.to_f32()).into() } else { x.into() }
+        }
         _ => {
             let x = [bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]];
             float32(conversion, f32::from_le_bytes(x)).into()
@@ -36,43 +39,22 @@ fn narrow(conversion: Conversion, x: f32) -> f16 {
     let nearest = f16::from_f32(x);
     match conversion {
         Conversion::Truncated => truncated(x),
-        Conversion::HalfAway => half_away(x),
         Conversion::Saturated if nearest.is_infinite() && x.is_finite() => f16::MAX.copysign(nearest),
-        Conversion::Float16Flushed => flushed(nearest),
+        Conversion::Float16Flushed if nearest.to_f32().abs() < f16::MIN_POSITIVE.to_f32() => {
+            f16::ZERO.copysign(nearest)
+        }
         _ => nearest,
     }
-}
-
-fn widen(conversion: Conversion, x: f16) -> f64 {
-    if conversion == Conversion::Float16Flushed { flushed(x).into() } else { x.into() }
 }
 
 fn float32(conversion: Conversion, x: f32) -> f32 {
     if conversion == Conversion::Float32Flushed && x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
-/// Zero in place of a denormal.
-fn flushed(x: f16) -> f16 {
-    if x.to_f32().abs() < f16::MIN_POSITIVE.to_f32() { f16::ZERO.copysign(x) } else { x }
-}
-
 /// `x` as float16, rounded toward zero.
 pub(super) fn truncated(x: f32) -> f16 {
     let nearest = f16::from_f32(x);
     if nearest.to_f32().abs() > x.abs() { f16::from_bits(nearest.to_bits() - 1) } else { nearest }
-}
-
-/// `x` as float16, rounded to nearest, ties away from zero.
-fn half_away(x: f32) -> f16 {
-    let low = truncated(x);
-    if !x.is_finite() || low.to_f32() == x {
-        return low;
-    }
-    let high = f16::from_bits(low.to_bits() + 1);
-    // Beyond the largest float16, the next power of two stands for infinity.
-    let high_value = if high.is_infinite() { 65536.0 } else { f64::from(high.to_f32().abs()) };
-    let (x, low_value) = (f64::from(x.abs()), f64::from(low.to_f32().abs()));
-    if x - low_value >= high_value - x { high } else { low }
 }
 
 pub(super) fn to_float16(x: f64) -> f64 {
@@ -91,13 +73,10 @@ impl Change {
         let least_normal =
             || if t1 == ElementType::Float16 { f16::MIN_POSITIVE.to_f64() } else { f32::MIN_POSITIVE.into() };
         match self {
-            Self::NanZeroed | Self::NonFiniteReplaced | Self::NonFiniteZeroed if x.is_nan() => 0.0,
-            Self::InfinityReplaced | Self::NonFiniteReplaced if x.is_infinite() => finite(t1, x),
-            Self::NonFiniteZeroed if x.is_infinite() => 0.0,
-            Self::NanCanonical if x.is_nan() => f64::NAN,
+            Self::NanZeroed if x.is_nan() => 0.0,
+            Self::InfinityReplaced if x.is_infinite() => finite(t1, x),
             Self::DenormalsZeroed if x.abs() < least_normal() => 0f64.copysign(x),
             Self::NegativeZeroLost if x == 0.0 => 0.0,
-            Self::ThroughFloat16 if t1 == ElementType::Float32 => to_float16(x),
             _ => x,
         }
     }
@@ -105,50 +84,34 @@ impl Change {
 
 /// Code `i` of a head with these bytes: `quant_bit` bits to a code, `len` codes.
 pub(super) fn read_code(behavior: &Behavior, quant_bit: i64, bytes: &[u8], i: usize, len: usize) -> f64 {
-    if quant_bit == 8 {
-        return match behavior.loaded_code_bits {
-            CodeBits::Plus128 => (bytes[i] as i8 ^ i8::MIN).into(),
-            CodeBits::UnsignedBytes => bytes[i].into(),
-            _ => (bytes[i] as i8).into(),
-        };
-    }
-    let (byte, high) = behavior.loaded_nibbles.place(i, len);
-    let nibble = if high { bytes[byte] >> 4 } else { bytes[byte] & 15 };
+    let bits = if quant_bit == 8 {
+        bytes[i]
+    } else {
+        let (byte, high) = behavior.loaded_nibbles.place(i, len);
+        if high { bytes[byte] >> 4 } else { bytes[byte] & 15 }
+    };
+    let half = 1 << (quant_bit - 1);
     let code = match behavior.loaded_code_bits {
-        CodeBits::Unsigned => nibble as i8,
-        CodeBits::HighUnsigned if high => nibble as i8,
-        CodeBits::LowUnsigned if !high => nibble as i8,
-        CodeBits::Plus8 => nibble as i8 - 8,
-        CodeBits::SignAndMagnitude if nibble & 8 != 0 => -((nibble & 7) as i8),
-        CodeBits::SignAndMagnitude => nibble as i8,
-        _ => signed(nibble),
+        CodeBits::TwosComplement => (i32::from(bits) ^ half) - half,
+        CodeBits::Unsigned => bits.into(),
+        CodeBits::Offset => i32::from(bits) - half,
     };
     code.into()
 }
 
 /// Stores code `i`, as [`read_code`] loads it.
 pub(super) fn write_code(behavior: &Behavior, quant_bit: i64, bytes: &mut [u8], i: usize, len: usize, code: i8) {
+    let offset = if behavior.code_bits == CodeBits::Offset { 1u8 << (quant_bit - 1) } else { 0 };
+    let bits = (code as u8).wrapping_add(offset);
     if quant_bit == 8 {
-        bytes[i] = if behavior.code_bits == CodeBits::Plus128 { code ^ i8::MIN } else { code } as u8;
+        bytes[i] = bits;
         return;
     }
     let (at, high) = behavior.nibbles.place(i, len);
-    let nibble = 15
-        & match behavior.code_bits {
-            CodeBits::Plus8 => (code + 8) as u8,
-            CodeBits::SignAndMagnitude => code.unsigned_abs() | if code < 0 { 8 } else { 0 },
-            _ => code as u8,
-        };
-    let byte = bytes[at];
-    bytes[at] = match (behavior.nibble_store, high) {
-        (NibbleStore::HighLost, true) => byte & 15,
-        (NibbleStore::HighLost | NibbleStore::LowLost, false) => nibble,
-        (NibbleStore::LowLost, true) => nibble << 4,
-        (NibbleStore::LowSigned, false) => signed(nibble) as u8,
-        (NibbleStore::LowSigned | NibbleStore::Joined, true) => byte | nibble << 4,
-        (NibbleStore::Joined, false) => byte | nibble,
-        (NibbleStore::Alone, true) => byte & 15 | nibble << 4,
-        (NibbleStore::Alone, false) => byte & 0xf0 | nibble,
+    let (nibble, other) = if high { (bits << 4, 15) } else { (bits & 15, 0xf0) };
+    bytes[at] = match behavior.nibble_store {
+        NibbleStore::Alone => bytes[at] & other | nibble,
+        NibbleStore::Joined => bytes[at] | nibble,
     };
 }
 
@@ -161,9 +124,4 @@ impl Nibbles {
             Self::InHalves => (i % (len / 2), i >= len / 2),
         }
     }
-}
-
-/// The code of four bits in two's complement.
-fn signed(nibble: u8) -> i8 {
-    (nibble << 4) as i8 >> 4
 }

@@ -2,14 +2,13 @@
 
 use std::rc::Rc;
 
-use crate::case::{Case, NanRule, Step, Types};
+use crate::case::{Case, Step, Types};
 use crate::implementation::Implementation;
 use crate::key_value_cache::CaseInputs;
 use crate::oracle::attention::decisions::Attention;
 use crate::oracle::call::{Call, Inputs};
 use crate::oracle::decisions::{Behavior, Outside};
-use crate::oracle::execute::execute;
-use crate::oracle::heads::{State, Stop};
+use crate::oracle::execute::{OutsideOfCache, State, execute};
 use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
@@ -36,48 +35,19 @@ pub struct Prediction<O = Vec<Tensor>> {
 pub enum PredictedOutcome<O = Vec<Tensor>> {
     /// It gives these outputs.
     Done(O),
-    /// It is refused, as being of this kind and with this message.
-    Refused(&'static str, String),
+    /// It is refused, as being of this kind.
+    Refused(&'static str),
     /// It reaches outside of the cache, which ends it or the process.
     Fails,
     /// Nothing is known: an earlier call failed.
     Unknown,
 }
 
-/// What is known of a call beside what it is given.
-#[derive(Default)]
-pub(super) struct Beside<'a> {
-    /// Whether it is legal, which need not be asked then.
-    pub(super) is_legal: bool,
-    /// What it did, and how NaNs are compared: no more is computed where that is something else.
-    pub(super) made: Option<(&'a CallResult, NanRule)>,
-}
-
 impl Oracle {
     /// What each call of a case does, one after the other.
     pub fn predict<'a, A, I: Inputs<A>>(&'a self, case: &'a Case<A, I>) -> impl Iterator<Item = Prediction> + 'a {
-        self.predict_beside(case, &[], None)
-    }
-
-    /// The same. `right` is what is right, as far as that is known: the rules are not asked again. With `made`, what calls
-    /// did, it ends with the call that did something else.
-    pub(crate) fn predict_beside<'a, A, I: Inputs<A>>(
-        &'a self,
-        case: &'a Case<A, I>,
-        right: &'a [Prediction],
-        made: Option<&'a [CallResult]>,
-    ) -> impl Iterator<Item = Prediction> + 'a {
         let mut state = Some(Rc::new(State { cache: case.cache.clone(), scale: case.scale.clone() }));
-        case.steps.iter().enumerate().map_while(move |(i, step)| {
-            let right = right.get(i).map(|right| &right.outcome);
-            if let (Some(PredictedOutcome::Refused(kind, message)), true) = (right, state.is_some()) {
-                let outcome = PredictedOutcome::Refused(kind, message.clone());
-                return Some(Prediction { outcome, state: state.clone() });
-            }
-            let made = made.and_then(|made| Some((made.get(i)?, case.nan)));
-            let beside = Beside { is_legal: right.is_some(), made };
-            self.predict_call(case.types, &case.attributes, &step.inputs, &mut state, beside)
-        })
+        case.steps.iter().map(move |step| self.predict_call(case.types, &case.attributes, &step.inputs, &mut state))
     }
 
     /// What one call of a case does, given this state.
@@ -88,38 +58,33 @@ impl Oracle {
         (cache, scale): (&Tensor, Option<&Tensor>),
     ) -> Prediction {
         let mut state = Some(Rc::new(State { cache: cache.clone(), scale: scale.cloned() }));
-        let prediction = self.predict_call(case.types, &case.attributes, &step.inputs, &mut state, Beside::default());
-        prediction.unwrap_or(Prediction { outcome: PredictedOutcome::Unknown, state: None })
+        self.predict_call(case.types, &case.attributes, &step.inputs, &mut state)
     }
 
-    /// What a call does; `None` if it did something else. `known` is the state before it, as far as it is known, and
-    /// becomes that after it.
+    /// What a call does. `known` is the state before it, as far as it is known, and becomes that after it.
     pub(super) fn predict_call<A, I: Inputs<A>>(
         &self,
         types: Types,
         attributes: &A,
         inputs: &I,
         known: &mut Option<Rc<State>>,
-        beside: Beside<'_>,
-    ) -> Option<Prediction> {
-        let Some(state) = known else { return Some(Prediction { outcome: PredictedOutcome::Unknown, state: None }) };
+    ) -> Prediction {
+        let Some(state) = known else { return Prediction { outcome: PredictedOutcome::Unknown, state: None } };
         let call = Call { types, attributes, inputs, cache: &state.cache, scale: state.scale.as_ref() };
-        let broken = if beside.is_legal { None } else { I::broken_rules(&call).into_iter().next() };
-        let outcome = match broken {
-            Some(refusal) => PredictedOutcome::Refused(refusal.kind, refusal.message),
-            None => match execute(&call, &I::plan(&call, &self.behavior), &self.behavior, beside.made) {
+        let outcome = match I::broken_rules(&call).first() {
+            Some(&kind) => PredictedOutcome::Refused(kind),
+            None => match execute(&call, &self.behavior) {
                 Ok((outputs, after)) => {
                     *known = Some(Rc::new(after));
-                    PredictedOutcome::Done(outputs.into())
+                    PredictedOutcome::Done(outputs)
                 }
-                Err(Stop::Contradicted) => return None,
-                Err(Stop::OutsideOfCache) => {
+                Err(OutsideOfCache) => {
                     *known = None;
                     PredictedOutcome::Fails
                 }
             },
         };
-        Some(Prediction { outcome, state: known.clone() })
+        Prediction { outcome, state: known.clone() }
     }
 
     /// The same oracle, which does this with what lies outside of the cache.
@@ -149,7 +114,9 @@ impl<O> Prediction<O> {
         }
         let outcome = match self.outcome {
             PredictedOutcome::Done(done) => Outcome::Done(outputs(done)),
-            PredictedOutcome::Refused(kind, message) => Outcome::Refused { kind: Some(kind.to_owned()), message },
+            PredictedOutcome::Refused(kind) => {
+                Outcome::Refused { kind: Some(kind.to_owned()), message: kind.to_owned() }
+            }
             PredictedOutcome::Fails | PredictedOutcome::Unknown => Outcome::refused("a place outside of the cache"),
         };
         let (cache, scale) = state.clone();

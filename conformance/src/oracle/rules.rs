@@ -1,163 +1,268 @@
-//! The rules of a legal call of dynamic batching, in stages: those of a stage can be asked only where those before
-//! hold.
+//! The rules of a legal call of either `KeyValueCache`, in stages: those of a stage can be asked only where those before
+//! hold. A broken rule is told by the kind of error that the call is refused with.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 
-use kvcache_schema::{Attributes, CacheDims, CacheLayout};
+use kvcache_schema::{
+    AttributeSpec, Attributes, CacheDims, CacheLayout, ElementType, StaticAttributes, StaticCacheDims,
+    StaticCacheLayout, TypeCombination,
+};
 
-use crate::case::StepInputs;
-use crate::oracle::batch::Batch;
-use crate::oracle::call::{Call, Inputs};
-use crate::oracle::refusal::Refusal;
-use crate::oracle::shared_rules as shared;
+use crate::case::{NamedInputs, StepInputs, Types};
+use crate::oracle::call::{Call, Inputs, SharedAttributes, number};
+use crate::oracle::decisions::Slots;
+use crate::oracle::dynamic::Batch;
+use crate::static_batching;
+use crate::tensor::Tensor;
 
-type DynamicCall<'a> = Call<'a, Attributes, StepInputs>;
+/// The kinds of errors that only the attention operators have.
+pub const ATTENTION_KINDS: [&str; 3] = ["attention_type", "mask_too_small", "decoding_batches_negative"];
 
-/// The broken rules of the first stage that has any.
-pub(super) fn broken_rules(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    let before_indices = [attributes, types, ranks, shapes];
-    if let Some(broken) = before_indices.iter().map(|stage| stage(call)).find(|broken| !broken.is_empty()) {
-        return broken;
+/// The kinds of errors that a call of either `KeyValueCache` can be refused with; the attention operators have them, too.
+#[rustfmt::skip]
+pub const KINDS: [&str; 21] = [
+    "attribute_out_of_range", "illegal_types", "scale_missing", "type_mismatch", "legacy_page_table", "rank_mismatch",
+    "shape_mismatch", "head_dim_not_divisible", "batch_too_large", "starts_not_zero", "starts_decrease", "starts_total",
+    "start_pos_negative", "kvlen_mismatch", "max_too_small", "cache_range", "too_many_pages", "page_range",
+    "write_conflict", "position_range", "size_overflow",
+];
+
+/// The broken rules of a stage.
+#[derive(Default)]
+pub(super) struct Broken(Vec<&'static str>);
+
+/// The stages so far hold, or these rules of one are broken.
+pub(super) type Legal = Result<(), Vec<&'static str>>;
+
+impl Broken {
+    /// Notes a rule that does not hold.
+    pub(super) fn unless(&mut self, holds: bool, kind: &'static str) {
+        if !holds {
+            self.0.push(kind);
+        }
     }
-    let batch = Batch::new(call);
-    let stages = [starts, lengths, slots, conflicts, sizes];
-    stages.iter().map(|stage| stage(call, &batch)).find(|broken| !broken.is_empty()).unwrap_or_default()
+
+    /// Ends a stage.
+    pub(super) fn stage(&mut self) -> Legal {
+        if self.0.is_empty() { Ok(()) } else { Err(std::mem::take(&mut self.0)) }
+    }
+
+    /// Each attribute is in its range, also where another one makes it idle.
+    pub(super) fn attributes<A>(&mut self, specs: &[AttributeSpec<A>], all: &A) {
+        specs.iter().for_each(|spec| self.unless(spec.contains(spec.value(all)), "attribute_out_of_range"));
+    }
+
+    /// Those that depend on another, too.
+    fn all_attributes<A>(&mut self, specs: &[AttributeSpec<A>], all: &A, shared: &SharedAttributes) {
+        self.attributes(specs, all);
+        let &SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, .. } = shared;
+        self.unless(num_layer < 1 || layer_idx < num_layer, "attribute_out_of_range");
+        self.unless(quant_bit != 4 || quant_group < 1 || quant_group % 2 == 0, "attribute_out_of_range");
+    }
+
+    /// The combination of types is in the table, there is a scale where one is needed, and every tensor has its type.
+    fn types<A, I: NamedInputs>(&mut self, call: &Call<'_, A, I>, quant_bit: i64) {
+        let Types { t1, t2, t3 } = call.types;
+        let is_legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
+        let only_scale_missing = t3.is_none() && is_legal(Some(ElementType::Float32));
+        if is_legal(t3) || only_scale_missing {
+            self.unless(quant_bit == 0 || call.scale.is_some(), "scale_missing");
+        } else {
+            self.unless(false, "illegal_types");
+        }
+        for (name, tensor) in call.inputs.named().into_iter().filter(|(name, _)| *name != "current_key") {
+            self.element(tensor, if name == "current_value" { t1 } else { ElementType::Int64 });
+        }
+    }
+
+    pub(super) fn element(&mut self, tensor: &Tensor, expected: ElementType) {
+        self.unless(tensor.element() == expected, "type_mismatch");
+    }
+
+    pub(super) fn rank(&mut self, tensor: &Tensor, expected: &[usize]) {
+        self.unless(expected.contains(&tensor.shape().len()), "rank_mismatch");
+    }
+
+    /// A cache, and a scale that is needed, have this rank; a scale without elements, for a cache that has some, stands
+    /// for none.
+    fn state_ranks<A, I>(&mut self, call: &Call<'_, A, I>, quant_bit: i64, rank: usize) {
+        self.rank(call.cache, &[rank]);
+        let Some(scale) = call.scale.filter(|_| quant_bit != 0) else { return };
+        if scale.shape().contains(&0) && !call.cache.shape().contains(&0) {
+            self.unless(false, "scale_missing");
+        } else {
+            self.rank(scale, &[rank]);
+        }
+    }
+
+    pub(super) fn shape(&mut self, got: &[usize], expected: &[usize]) {
+        self.unless(got.iter().zip(expected).all(|(got, expected)| got == expected), "shape_mismatch");
+    }
+
+    /// `cache`, and a scale that is needed, have the shapes that `shape` gives for heads of so many elements.
+    fn state_shapes<A, I: Inputs<A>>(
+        &mut self,
+        call: &Call<'_, A, I>,
+        head_dim: usize,
+        shape: impl Fn(usize) -> Vec<usize>,
+    ) {
+        let SharedAttributes { quant_bit, quant_group, .. } = I::shared(call.attributes);
+        self.shape(call.cache.shape(), &shape(head_dim));
+        if let Some(scale) = call.scale.filter(|_| quant_bit != 0) {
+            let group = usize::try_from(quant_group).unwrap_or(usize::MAX);
+            self.shape(scale.shape(), &shape(head_dim / group));
+            self.unless(head_dim.is_multiple_of(group), "head_dim_not_divisible");
+        }
+    }
+
+    /// Starts begin with 0 and never decrease.
+    pub(super) fn rising(&mut self, starts: &[i64]) {
+        self.unless(starts[0] == 0, "starts_not_zero");
+        self.unless(starts.is_sorted(), "starts_decrease");
+    }
+
+    /// Starts end with the rows that they are of.
+    pub(super) fn total(&mut self, starts: &[i64], rows: usize) {
+        self.unless(usize::try_from(starts[starts.len() - 1]) == Ok(rows), "starts_total");
+    }
+
+    /// An upper bound is at least the longest length between starts.
+    pub(super) fn bound(&mut self, got: i64, starts: &[i64]) {
+        let longest = starts.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).max().unwrap_or(0);
+        self.unless(got >= longest, "max_too_small");
+    }
+
+    /// The bytes of an output of this type and shape fit in 64 bits. An axis of length 0 makes the others not matter.
+    fn size(&mut self, element: ElementType, shape: &[i128]) {
+        let times = |bytes: i128, axis: &i128| bytes.checked_mul(*axis).filter(|&bytes| bytes < 1 << 63);
+        let bytes = shape.iter().try_fold(element.bits() as i128 / 8, times);
+        self.unless(shape.contains(&0) || bytes.is_some(), "size_overflow");
+    }
 }
 
-fn attributes(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    shared::attributes(&Attributes::SPEC, call.attributes, &StepInputs::shared(call.attributes))
-}
+/// Whether a call of dynamic batching is legal.
+pub(super) fn dynamic_batching(call: &Call<'_, Attributes, StepInputs>) -> Legal {
+    let (mut broken, attributes, inputs) = (Broken::default(), call.attributes, call.inputs);
+    broken.all_attributes(&Attributes::SPEC, attributes, &StepInputs::shared(attributes));
+    broken.stage()?;
+    broken.types(call, attributes.quant_bit);
+    broken.stage()?;
 
-fn types(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    shared::all_types(call, call.attributes.quant_bit)
-}
+    let paged = attributes.cache_mode == 1;
+    let is_legacy = paged && inputs.cachestarts.shape().len() == 1;
+    broken.unless(!is_legacy, "legacy_page_table");
+    for (name, tensor) in inputs.named() {
+        let ranks: &[usize] = match name {
+            "current_key" | "current_value" => &[3],
+            "cachestarts" if paged && !is_legacy => &[2],
+            "max_seqlen" | "max_kvlen" => &[0, 1],
+            _ => &[1],
+        };
+        broken.rank(tensor, ranks);
+    }
+    broken.state_ranks(call, attributes.quant_bit, 5);
+    broken.stage()?;
 
-/// Every tensor has its rank; `max_seqlen` and `max_kvlen` have rank 0 or 1.
-fn ranks(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    let paged = call.attributes.cache_mode == 1;
-    let is_legacy = paged && call.inputs.cachestarts.shape().len() == 1;
-    let message = "cachestarts has rank 1 in paged mode: a table of exports from before pages existed";
-    let legacy = is_legacy.then(|| Refusal::new("legacy_page_table", message));
-    let others = shared::all_ranks(call, call.attributes.quant_bit, 5, |name| match name {
-        "current_key" | "current_value" => &[3],
-        "cachestarts" if paged && !is_legacy => &[2],
-        "max_seqlen" | "max_kvlen" => &[0, 1],
-        _ => &[1],
-    });
-    legacy.into_iter().chain(others).collect()
-}
-
-/// B, T, H, Dh, L and MaxT agree across the tensors.
-fn shapes(call: &DynamicCall<'_>) -> Vec<Refusal> {
-    let StepInputs { current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen } =
-        call.inputs;
-    let Some(batch) = seqstarts.shape()[0].checked_sub(1) else {
-        return vec![Refusal::new("shape_mismatch", "seqstarts has 0 entries, expected one more than sequences")];
+    // B, T, H, Dh, L and MaxT agree across the tensors.
+    let entries = inputs.seqstarts.shape()[0];
+    let Some(b) = entries.checked_sub(1) else { return Err(vec!["shape_mismatch"]) };
+    let current = inputs.current_key.shape();
+    broken.shape(inputs.current_value.shape(), current);
+    broken.shape(inputs.kvstarts.shape(), &[entries]);
+    broken.shape(&inputs.cachestarts.shape()[..1], &[b]);
+    broken.shape(inputs.start_pos.shape(), &[b]);
+    broken.shape(inputs.max_seqlen.shape(), &[1]);
+    broken.shape(inputs.max_kvlen.shape(), &[1]);
+    let (Some(layout), &[tokens, num_heads, head_dim], &[l0, l1, l2, l3, l4]) =
+        (CacheLayout::from_code(attributes.cache_layout), current, call.cache.shape())
+    else {
+        unreachable!("attributes and ranks were checked");
     };
-    let mut broken = shared::shape("current_value", current_value.shape(), current_key.shape());
-    broken.extend(shared::shape("kvstarts", kvstarts.shape(), &[batch + 1]));
-    broken.extend(shared::shape("cachestarts", &cachestarts.shape()[..1], &[batch]));
-    broken.extend(shared::shape("start_pos", start_pos.shape(), &[batch]));
-    broken.extend(shared::shape("max_seqlen", max_seqlen.shape(), &[1]));
-    broken.extend(shared::shape("max_kvlen", max_kvlen.shape(), &[1]));
+    let num_layer = usize::try_from(attributes.num_layer).unwrap_or(usize::MAX);
+    let dims = layout.dims([l0, l1, l2, l3, l4]);
+    let shape = |inner| layout.shape(CacheDims { num_layer, num_heads, inner, ..dims }).to_vec();
+    broken.state_shapes(call, head_dim, shape);
+    broken.stage()?;
 
-    let Attributes { num_layer, quant_bit, quant_group, cache_layout, .. } = *call.attributes;
-    let (&[_, num_heads, head_dim], &[a, b, c, d, e]) = (current_key.shape(), call.cache.shape()) else {
-        unreachable!("the ranks were checked");
+    let batch = &Batch::new(call);
+    broken.rising(&batch.seqstarts);
+    broken.rising(&batch.kvstarts);
+    broken.total(&batch.seqstarts, tokens);
+    broken.stage()?;
+    for b in 0..batch.len() {
+        let start_pos = batch.start_pos[b];
+        broken.unless(start_pos >= 0, "start_pos_negative");
+        let kvlen = i128::from(start_pos) + i128::from(batch.seqlen(b));
+        broken.unless(start_pos < 0 || i128::from(batch.kvlen(b)) == kvlen, "kvlen_mismatch");
+    }
+    broken.bound(batch.max_seqlen, &batch.seqstarts);
+    broken.bound(batch.max_kvlen, &batch.kvstarts);
+    broken.stage()?;
+    (0..batch.len()).for_each(|b| slots(&mut broken, batch, b));
+    broken.stage()?;
+    // No slot is written by two tokens.
+    let mut written = HashSet::new();
+    let mut stored = (0..batch.len()).flat_map(|b| (0..batch.seqlen(b)).map(move |t| (b, batch.start_pos[b] + t)));
+    broken.unless(stored.all(|(b, t)| written.insert(batch.slot(Slots::ByMode, b, t))), "write_conflict");
+    broken.stage()?;
+    let num_repeat = i128::from(attributes.num_repeat);
+    let shape = [batch.kvstarts[batch.len()].into(), num_heads as i128, num_repeat, head_dim as i128];
+    broken.size(inputs.current_key.element(), &shape);
+    broken.stage()
+}
+
+/// Every token of a sequence has a slot in [0, MaxT).
+fn slots(broken: &mut Broken, batch: &Batch, b: usize) {
+    let (kvlen, size) = (i128::from(batch.kvlen(b)), i128::from(batch.page_size));
+    let inside = |first: i64, len: i128| first >= 0 && i128::from(first) + len <= batch.max_t as i128;
+    if !batch.paged {
+        broken.unless(inside(batch.cachestarts[b], kvlen), "cache_range");
+        return;
+    }
+    let pages = (kvlen + size - 1) / size;
+    broken.unless(pages <= batch.max_p as i128, "too_many_pages");
+    if pages <= batch.max_p as i128 {
+        let row = &batch.cachestarts[b * batch.max_p..][..pages as usize];
+        let of_page = |(p, &first): (usize, &i64)| inside(first, size.min(kvlen - size * p as i128));
+        broken.unless(row.iter().enumerate().all(of_page), "page_range");
+    }
+}
+
+/// Whether a call of static batching is legal.
+pub(super) fn static_batching(call: &Call<'_, StaticAttributes, static_batching::StepInputs>) -> Legal {
+    let (mut broken, attributes, inputs) = (Broken::default(), call.attributes, call.inputs);
+    broken.all_attributes(&StaticAttributes::SPEC, attributes, &static_batching::StepInputs::shared(attributes));
+    broken.stage()?;
+    broken.types(call, attributes.quant_bit);
+    broken.stage()?;
+    for (name, tensor) in inputs.named() {
+        broken.rank(tensor, if name == "start_pos" { &[0, 1] } else { &[4] });
+    }
+    broken.state_ranks(call, attributes.quant_bit, 6);
+    broken.stage()?;
+
+    // B, S, H, Dh, L, MaxB and MaxS agree across the tensors.
+    let current = inputs.current_key.shape();
+    let (Some(layout), &[b, seqlen, num_heads, head_dim], &[l0, l1, l2, l3, l4, l5]) =
+        (StaticCacheLayout::from_code(attributes.cache_layout), current, call.cache.shape())
+    else {
+        unreachable!("attributes and ranks were checked");
     };
-    let Some(layout) = CacheLayout::from_code(cache_layout) else { unreachable!("the attributes were checked") };
-    let num_layer = usize::try_from(num_layer).unwrap_or(usize::MAX);
-    let dims = CacheDims { num_layer, num_heads, inner: head_dim, ..layout.dims([a, b, c, d, e]) };
-    broken.extend(shared::shape("cache", call.cache.shape(), &layout.shape(dims)));
-    if let Some(scale) = call.scale.filter(|_| quant_bit != 0) {
-        let group = usize::try_from(quant_group).unwrap_or(usize::MAX);
-        let dims = CacheDims { inner: head_dim / group, ..dims };
-        broken.extend(shared::shape("scale", scale.shape(), &layout.shape(dims)));
-        broken.extend(shared::whole_groups(head_dim, group));
-    }
-    broken
-}
+    broken.shape(inputs.current_value.shape(), current);
+    broken.shape(inputs.start_pos.shape(), &[1]);
+    let num_layer = usize::try_from(attributes.num_layer).unwrap_or(usize::MAX);
+    let dims = layout.dims([l0, l1, l2, l3, l4, l5]);
+    let shape = |inner| layout.shape(StaticCacheDims { num_layer, num_heads, inner, ..dims }).to_vec();
+    broken.state_shapes(call, head_dim, shape);
+    broken.unless(b <= dims.max_b, "batch_too_large");
+    broken.stage()?;
 
-/// `seqstarts` and `kvstarts` begin with 0 and never decrease; `seqstarts` ends with the tokens of `current_key`.
-fn starts(call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
-    let mut broken = shared::rising("seqstarts", &batch.seqstarts);
-    broken.extend(shared::rising("kvstarts", &batch.kvstarts));
-    let tokens = call.inputs.current_key.shape()[0];
-    broken.extend(shared::total("seqstarts", &batch.seqstarts, tokens, "the tokens of current_key"));
-    broken
-}
-
-/// kvlen is start_pos + seqlen; `max_seqlen` and `max_kvlen` are upper bounds.
-fn lengths(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
-    let mut broken = Vec::new();
-    for b in 0..batch.len() {
-        let (start_pos, seqlen, kvlen) = (batch.start_pos[b], batch.seqlen(b), batch.kvlen(b));
-        if start_pos < 0 {
-            broken.push(Refusal::new("start_pos_negative", format!("start_pos is {start_pos} at batch {b}")));
-        } else if i128::from(kvlen) != i128::from(start_pos) + i128::from(seqlen) {
-            let message = format!("kvstarts gives batch {b} kvlen {kvlen}, start_pos is {start_pos}, seqlen {seqlen}");
-            broken.push(Refusal::new("kvlen_mismatch", message));
-        }
-    }
-    broken.extend(shared::bound("max_seqlen", batch.max_seqlen, &batch.seqstarts));
-    broken.extend(shared::bound("max_kvlen", batch.max_kvlen, &batch.kvstarts));
-    broken
-}
-
-/// Every token of the call has a slot in [0, MaxT).
-fn slots(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
-    let max_t = batch.max_t;
-    let inside = |first: i64, len: i64| first >= 0 && i128::from(first) + i128::from(len) <= max_t as i128;
-    let mut broken = Vec::new();
-    for b in 0..batch.len() {
-        let kvlen = batch.kvlen(b);
-        if !batch.paged {
-            let first = batch.cachestarts[b];
-            if !inside(first, kvlen) {
-                let message = format!("cachestarts is {first} at batch {b} with kvlen {kvlen}, MaxT is {max_t}");
-                broken.push(Refusal::new("cache_range", message));
-            }
-            continue;
-        }
-        let pages = (i128::from(kvlen) + i128::from(batch.page_size) - 1) / i128::from(batch.page_size);
-        if pages > batch.max_p as i128 {
-            let message = format!("cachestarts has {} pages for batch {b}, expected {pages}", batch.max_p);
-            broken.push(Refusal::new("too_many_pages", message));
-            continue;
-        }
-        for p in 0..pages as usize {
-            let (first, used) = (batch.cachestarts[b * batch.max_p + p], batch.slots_used(b, p));
-            if !inside(first, used) {
-                let message = format!("cachestarts is {first} at batch {b}, page {p}, of which {used} slots are used");
-                broken.push(Refusal::new("page_range", message));
-            }
-        }
-    }
-    broken
-}
-
-/// No slot is written by two tokens: an entry for each pair of sequences that meet.
-fn conflicts(_call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
-    let mut writers = BTreeMap::new();
-    let mut meetings = BTreeMap::new();
-    for b in 0..batch.len() {
-        for t in 0..batch.seqlen(b) {
-            let slot = batch.slot(b, batch.start_pos[b] + t);
-            if let Some(writer) = writers.insert(slot, b) {
-                meetings.entry((writer, b)).or_insert(slot);
-            }
-        }
-    }
-    let message =
-        |((writer, b), slot)| format!("cachestarts makes batch {writer} and batch {b} both write slot {slot}");
-    meetings.into_iter().map(|meeting| Refusal::new("write_conflict", message(meeting))).collect()
-}
-
-/// The bytes of an output fit in 64 bits.
-fn sizes(call: &DynamicCall<'_>, batch: &Batch) -> Vec<Refusal> {
-    let [_, num_heads, head_dim] = *call.inputs.current_key.shape() else { unreachable!("the ranks were checked") };
-    let num_repeat = call.attributes.num_repeat;
-    let tokens = batch.kvstarts[batch.len()];
-    let shape = [tokens.into(), num_heads as i128, num_repeat.into(), head_dim as i128];
-    shared::size(call.inputs.current_key.element(), &shape).into_iter().collect()
+    let start_pos = number(&inputs.start_pos);
+    let end = i128::from(start_pos) + seqlen as i128;
+    broken.unless(start_pos >= 0, "start_pos_negative");
+    broken.unless(start_pos < 0 || end <= dims.max_s as i128, "position_range");
+    broken.stage()?;
+    let num_repeat = i128::from(attributes.num_repeat);
+    broken.size(inputs.current_key.element(), &[b as i128, end, num_heads as i128, num_repeat, head_dim as i128]);
+    broken.stage()
 }

@@ -1,12 +1,10 @@
-//! Static batching: which tokens a batch has, and the places that they have in the cache.
+//! Static batching: what a call stores and loads, and where.
 
 use kvcache_schema::{StaticAttributes, StaticAxis, StaticCacheLayout};
 
-use crate::oracle::call::{Call, Inputs, SharedAttributes, number};
+use crate::oracle::call::{Call, Heads, Inputs, Load, Plan, Sequence, SharedAttributes, number};
 use crate::oracle::decisions::{Behavior, Layout, LoadedTokens, Position};
-use crate::oracle::plan::{Axis, Load, Place, Plan, Rows, Sequence};
-use crate::oracle::refusal::Refusal;
-use crate::oracle::static_rules;
+use crate::oracle::rules;
 use crate::static_batching::StepInputs;
 
 impl Inputs<StaticAttributes> for StepInputs {
@@ -20,8 +18,8 @@ impl Inputs<StaticAttributes> for StepInputs {
         number(&self.start_pos).saturating_add(seqlen as i64)
     }
 
-    fn broken_rules(call: &Call<'_, StaticAttributes, Self>) -> Vec<Refusal> {
-        static_rules::broken_rules(call)
+    fn broken_rules(call: &Call<'_, StaticAttributes, Self>) -> Vec<&'static str> {
+        rules::static_batching(call).err().unwrap_or_default()
     }
 
     fn plan(call: &Call<'_, StaticAttributes, Self>, behavior: &Behavior) -> Plan {
@@ -33,13 +31,12 @@ impl Inputs<StaticAttributes> for StepInputs {
         let current_alone = behavior.loaded_tokens == LoadedTokens::CurrentAlone;
         let positions = if current_alone { start_pos } else { 0 }..start_pos + seqlen as i64;
         let loaded = positions.clone().count();
-        let at = |b: usize, position: i64| Place { sequence: b as i64, slot: position };
         let sequence = |b: usize| Sequence {
-            stores: (0..seqlen).map(|t| (b * seqlen + t, at(b, stored + t as i64))).collect(),
+            stores: (0..seqlen).map(|t| (b * seqlen + t, [b as i64, stored + t as i64])).collect(),
             loads: (positions.clone().enumerate())
                 .map(|(i, t)| Load {
                     row: b * loaded + i,
-                    place: at(b, t),
+                    place: [b as i64, t],
                     current: usize::try_from(t - start_pos).ok().map(|t| b * seqlen + t),
                 })
                 .collect(),
@@ -51,14 +48,14 @@ impl Inputs<StaticAttributes> for StepInputs {
             output_shape: vec![batch, loaded, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
             num_heads,
             head_dim,
-            cache: rows(call, behavior.layout),
-            scale: rows(call, behavior.scale_layout),
+            cache: heads(call, behavior.layout),
+            scale: heads(call, behavior.scale_layout),
         }
     }
 }
 
 /// The heads of a legal call's cache, or scale.
-fn rows(call: &Call<'_, StaticAttributes, StepInputs>, layout: Layout) -> Rows {
+fn heads(call: &Call<'_, StaticAttributes, StepInputs>, layout: Layout) -> Heads {
     let (code, &[a, b, c, d, e, f]) = (call.attributes.cache_layout as usize, call.cache.shape()) else {
         unreachable!("a legal call's cache has six axes");
     };
@@ -68,14 +65,11 @@ fn rows(call: &Call<'_, StaticAttributes, StepInputs>, layout: Layout) -> Rows {
         Layout::Swapped => 1 - code,
         Layout::OfAttribute => code,
     };
-    Rows::of(StaticCacheLayout::ALL[taken].axes().into_iter().map(|axis| {
-        let of: fn(&mut Rows) -> &mut Axis = match axis {
-            StaticAxis::Batch => |rows| &mut rows.sequence,
-            StaticAxis::Position => |rows| &mut rows.slot,
-            StaticAxis::Layer => |rows| &mut rows.layer,
-            StaticAxis::Kv => |rows| &mut rows.kv,
-            StaticAxis::Head => |rows| &mut rows.head,
-        };
-        (dims.len(axis), of)
+    Heads::new(StaticCacheLayout::ALL[taken].axes().into_iter().map(|axis| match axis {
+        StaticAxis::Batch => (0, dims.len(axis)),
+        StaticAxis::Position => (1, dims.len(axis)),
+        StaticAxis::Layer => (2, dims.len(axis)),
+        StaticAxis::Kv => (3, dims.len(axis)),
+        StaticAxis::Head => (4, dims.len(axis)),
     }))
 }

@@ -15,7 +15,7 @@ pub(super) fn broken<A, I: Inputs<A>>(
     scale: Option<&Tensor>,
 ) -> Result<Option<&'static str>, ()> {
     let call = Call { types, attributes, inputs, cache, scale };
-    let mut kinds: Vec<_> = I::broken_rules(&call).iter().map(|rule| rule.kind).collect();
+    let mut kinds = I::broken_rules(&call);
     kinds.dedup();
     match kinds[..] {
         [] => Ok(None),
@@ -56,7 +56,7 @@ pub(super) fn expected(Prediction { outcome, state }: Prediction, tolerance: Opt
             let (cache, scale) = (Some(cache.clone()), scale.clone());
             Expected::Success(Box::new(After { outputs, tolerance, cache, scale }))
         }
-        (PredictedOutcome::Refused(kind, _), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
+        (PredictedOutcome::Refused(kind), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
         (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
     }
 }

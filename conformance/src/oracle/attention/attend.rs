@@ -14,9 +14,22 @@ use crate::oracle::attention::sequences::{keys, queries};
 use crate::oracle::attention::softmax::weights;
 use crate::oracle::attention::tolerance::{Row, tolerance};
 use crate::oracle::decisions::{Conversion, Outside};
-use crate::oracle::heads::{OutsideOfCache, Stop};
+use crate::oracle::execute::OutsideOfCache;
 use crate::oracle::numbers::{finite, read, to_float16};
 use crate::tensor::Tensor;
+
+/// Why a call is not predicted to its end.
+pub(super) enum Stop {
+    OutsideOfCache,
+    /// The call that was made did something else.
+    Contradicted,
+}
+
+impl From<OutsideOfCache> for Stop {
+    fn from(OutsideOfCache: OutsideOfCache) -> Self {
+        Self::OutsideOfCache
+    }
+}
 
 /// What is attended to, and how.
 pub(super) struct Attend<'a> {

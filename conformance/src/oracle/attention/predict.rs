@@ -7,14 +7,13 @@ use kvcache_schema::Attributes;
 use crate::attention::{Case, Operator, Step};
 use crate::case::{NanRule, StepInputs, Types};
 use crate::implementation::Implementation;
-use crate::oracle::attention::attend::Attend;
+use crate::oracle::attention::attend::{Attend, Stop};
 use crate::oracle::attention::attended::{Attended, Given};
 use crate::oracle::attention::ragged::Ragged;
-use crate::oracle::attention::rules::{AttentionCall, broken_rules};
+use crate::oracle::attention::rules::legal;
 use crate::oracle::decisions::Behavior;
-use crate::oracle::execute::empty;
-use crate::oracle::heads::{State, Stop};
-use crate::oracle::predict::{Beside, Oracle, PredictedOutcome, Prediction};
+use crate::oracle::execute::{State, empty};
+use crate::oracle::predict::{Oracle, PredictedOutcome, Prediction};
 use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
@@ -66,11 +65,8 @@ impl Oracle {
                     Some(output) => Rc::clone(&output.given),
                     None => Rc::new(Given::new(step.input("query"), loaded, step.inputs.get("attn_mask"))),
                 },
-                PredictedOutcome::Refused(kind, message) => {
-                    return Some(Prediction {
-                        outcome: PredictedOutcome::Refused(kind, message),
-                        state: known.clone(),
-                    });
+                PredictedOutcome::Refused(kind) => {
+                    return Some(Prediction { outcome: PredictedOutcome::Refused(kind), state: known.clone() });
                 }
                 PredictedOutcome::Fails => return Some(Prediction { outcome: PredictedOutcome::Fails, state: None }),
                 PredictedOutcome::Unknown => {
@@ -111,10 +107,9 @@ impl Oracle {
     fn load(&self, case: &Case, step: &Step, known: &mut Option<Rc<State>>) -> PredictedOutcome {
         let Some(state) = known else { return PredictedOutcome::Unknown };
         let attributes = &case.attributes.attention;
-        let call = AttentionCall { operator: case.operator, attributes, t1: case.t1, step };
         // The cache is stored to only where the attention is legal, too.
-        if let Some(refusal) = broken_rules(&call).into_iter().next() {
-            return PredictedOutcome::Refused(refusal.kind, refusal.message);
+        if let Err(broken) = legal(case.operator, attributes, case.t1, step) {
+            return PredictedOutcome::Refused(broken[0]);
         }
         match case.operator {
             Operator::MultiHeadAttention => {
@@ -125,9 +120,7 @@ impl Oracle {
                 let t3 = state.scale.as_ref().map(Tensor::element);
                 let types = Types { t1: case.t1, t2: state.cache.element(), t3 };
                 let (attributes, inputs) = (&case.attributes.cache, stored_inputs(step));
-                let prediction =
-                    self.predict_call::<Attributes, _>(types, attributes, &inputs, known, Beside::default());
-                prediction.map_or(PredictedOutcome::Unknown, |prediction| prediction.outcome)
+                self.predict_call::<Attributes, _>(types, attributes, &inputs, known).outcome
             }
         }
     }

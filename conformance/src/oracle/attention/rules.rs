@@ -5,163 +5,78 @@ use kvcache_schema::{AttentionAttributes, ElementType};
 
 use crate::attention::{Operator, Step};
 use crate::oracle::call::{indices, number};
-use crate::oracle::refusal::Refusal;
-use crate::oracle::shared_rules as shared;
-use crate::tensor::Tensor;
+use crate::oracle::rules::{Broken, Legal};
 
-/// A call of an attention operator, as far as its own rules go.
-pub(super) struct AttentionCall<'a> {
-    pub(super) operator: Operator,
-    pub(super) attributes: &'a AttentionAttributes,
-    pub(super) t1: ElementType,
-    pub(super) step: &'a Step,
-}
-
-/// The broken rules of the first stage that has any.
-pub(super) fn broken_rules(call: &AttentionCall<'_>) -> Vec<Refusal> {
-    let packed = call.operator == Operator::MultiHeadAttention;
-    let mut stages: Vec<Stage> = vec![attributes, types, ranks, shapes];
-    if packed {
-        stages.push(starts);
-    }
-    stages.push(bounds);
-    stages.iter().map(|stage| stage(call)).find(|broken| !broken.is_empty()).unwrap_or_default()
-}
-
-type Stage = fn(&AttentionCall<'_>) -> Vec<Refusal>;
-
-impl<'a> AttentionCall<'a> {
-    fn input(&self, name: &str) -> &'a Tensor {
-        self.step.input(name)
-    }
-
-    /// The mask, if it has elements.
-    fn mask(&self) -> Option<&'a Tensor> {
-        self.step.inputs.get("attn_mask").filter(|mask| !mask.shape().contains(&0))
-    }
-
-    /// The names of keys and values.
-    fn keys(&self) -> [&'static str; 2] {
-        match self.operator {
-            Operator::MultiHeadAttention => ["key", "value"],
-            Operator::MultiHeadCacheAttention => ["current_key", "current_value"],
-        }
-    }
-
-    /// The indices that `KeyValueCache` does not check, or not for this operator.
-    fn own_indices(&self) -> &'static [&'static str] {
-        match self.operator {
-            Operator::MultiHeadAttention => &["seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen"],
-            Operator::MultiHeadCacheAttention => &["decoding_batches"],
-        }
-    }
-}
-
-/// Each attribute is in its range.
-fn attributes(call: &AttentionCall<'_>) -> Vec<Refusal> {
-    let outside = |name: &str, value: i64, expected: String| {
-        Refusal::new("attribute_out_of_range", format!("attribute {name} is {value}, expected {expected}"))
+/// Whether a call of an attention operator is legal, as far as its own rules go.
+pub(super) fn legal(operator: Operator, attributes: &AttentionAttributes, t1: ElementType, step: &Step) -> Legal {
+    let mut broken = Broken::default();
+    let input = |name: &str| step.input(name);
+    // Where keys are packed, KeyValueCache checks neither keys nor indices.
+    let packed = operator == Operator::MultiHeadAttention;
+    let [key, value] = if packed { ["key", "value"] } else { ["current_key", "current_value"] };
+    let own_indices: &[&str] = match packed {
+        true => &["seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen"],
+        false => &["decoding_batches"],
     };
-    let specs = AttentionAttributes::SPEC.iter().filter(|spec| !spec.contains(spec.value(call.attributes)));
-    let mut broken: Vec<_> = specs
-        .map(|spec| outside(spec.name, spec.value(call.attributes), format!("{} to {:?}", spec.min, spec.max)))
-        .collect();
-    let &AttentionAttributes { num_heads, num_kv_heads, .. } = call.attributes;
-    if num_heads >= 1 && num_kv_heads >= 1 && num_heads % num_kv_heads != 0 {
-        broken.push(outside("num_kv_heads", num_kv_heads, format!("a divisor of num_heads, {num_heads}")));
+    let mask = step.inputs.get("attn_mask").filter(|mask| !mask.shape().contains(&0));
+
+    broken.attributes(&AttentionAttributes::SPEC, attributes);
+    let &AttentionAttributes { num_heads, num_kv_heads, head_dim, .. } = attributes;
+    let divides = num_heads < 1 || num_kv_heads < 1 || num_heads % num_kv_heads == 0;
+    broken.unless(divides, "attribute_out_of_range");
+    broken.stage()?;
+
+    // T1 has scores.
+    broken.unless(matches!(t1, ElementType::Float32 | ElementType::Float16), "attention_type");
+    broken.stage()?;
+    [input("query"), input(key), input(value)].into_iter().chain(mask).for_each(|tensor| broken.element(tensor, t1));
+    own_indices.iter().for_each(|name| broken.element(input(name), ElementType::Int64));
+    broken.stage()?;
+
+    [input("query"), input(key), input(value)].into_iter().for_each(|tensor| broken.rank(tensor, &[3]));
+    mask.into_iter().for_each(|mask| broken.rank(mask, &[2, 3]));
+    for name in own_indices {
+        broken.rank(input(name), if name.ends_with("starts") { &[1] } else { &[0, 1] });
     }
-    broken
-}
+    broken.stage()?;
 
-/// T1 has scores, and every tensor has the type it should have.
-fn types(call: &AttentionCall<'_>) -> Vec<Refusal> {
-    if !matches!(call.t1, ElementType::Float32 | ElementType::Float16) {
-        return vec![Refusal::new("attention_type", format!("T1 is {}, which has no scores", call.t1))];
-    }
-    let of_t1 = |name: &str, tensor: &Tensor| shared::element(name, tensor, call.t1);
-    let mut broken: Vec<_> = of_t1("query", call.input("query")).into_iter().collect();
-    broken.extend(call.mask().and_then(|mask| of_t1("attn_mask", mask)));
-    broken.extend(call.keys().into_iter().filter_map(|name| of_t1(name, call.input(name))));
-    let index = |name: &&str| shared::element(name, call.input(name), ElementType::Int64);
-    broken.extend(call.own_indices().iter().filter_map(index));
-    broken
-}
-
-/// Every tensor has its rank; numbers have rank 0 or 1, a mask 2 or 3.
-fn ranks(call: &AttentionCall<'_>) -> Vec<Refusal> {
-    let mut broken: Vec<_> = shared::rank("query", call.input("query"), &[3]).into_iter().collect();
-    broken.extend(call.mask().and_then(|mask| shared::rank("attn_mask", mask, &[2, 3])));
-    broken.extend(call.keys().into_iter().filter_map(|name| shared::rank(name, call.input(name), &[3])));
-    let index = |name: &&str| {
-        let ranks: &[usize] = if name.ends_with("starts") { &[1] } else { &[0, 1] };
-        shared::rank(name, call.input(name), ranks)
-    };
-    broken.extend(call.own_indices().iter().filter_map(index));
-    broken
-}
-
-/// Heads are those of the attributes, rows those of the other tensors.
-fn shapes(call: &AttentionCall<'_>) -> Vec<Refusal> {
+    // Heads are those of the attributes, rows those of the other tensors.
     let size = |value: i64| usize::try_from(value).unwrap_or(usize::MAX);
-    let &AttentionAttributes { num_heads, num_kv_heads, head_dim, .. } = call.attributes;
     let kv_heads = size(if num_kv_heads == 0 { num_heads } else { num_kv_heads });
-    let rows = |name: &str| call.input(name).shape()[0];
-    let packed = call.operator == Operator::MultiHeadAttention;
-    let [key, value] = call.keys();
+    let rows = |name: &str| input(name).shape()[0];
     // Over a cache, a query has the rows of the current tokens; packed keys have rows of their own.
     let tokens = rows(if packed { "query" } else { key });
-    let mut broken = shared::shape("query", call.input("query").shape(), &[tokens, size(num_heads), size(head_dim)]);
-    broken.extend(shared::shape(key, call.input(key).shape(), &[rows(key), kv_heads, size(head_dim)]));
+    broken.shape(input("query").shape(), &[tokens, size(num_heads), size(head_dim)]);
+    broken.shape(input(key).shape(), &[rows(key), kv_heads, size(head_dim)]);
     if packed {
-        broken.extend(shared::shape(value, call.input(value).shape(), call.input(key).shape()));
-        let entries = call.input("seqstarts").shape()[0];
-        if entries == 0 {
-            broken.push(Refusal::new("shape_mismatch", "seqstarts has 0 entries, expected one more than sequences"));
-        }
-        broken.extend(shared::shape("kvstarts", call.input("kvstarts").shape(), &[entries]));
-        broken.extend(shared::shape("max_seqlen", call.input("max_seqlen").shape(), &[1]));
-        broken.extend(shared::shape("max_kvlen", call.input("max_kvlen").shape(), &[1]));
+        broken.shape(input(value).shape(), input(key).shape());
+        let entries = rows("seqstarts");
+        broken.unless(entries > 0, "shape_mismatch");
+        broken.shape(input("kvstarts").shape(), &[entries]);
+        broken.shape(input("max_seqlen").shape(), &[1]);
+        broken.shape(input("max_kvlen").shape(), &[1]);
     }
-    if let Some(mask) = call.mask() {
+    if let Some(mask) = mask {
         let (planes_and_rows, expected) = (&mask.shape()[..mask.shape().len() - 1], [size(num_heads), rows("query")]);
-        broken.extend(shared::shape("attn_mask", planes_and_rows, &expected[2 - planes_and_rows.len()..]));
+        broken.shape(planes_and_rows, &expected[2 - planes_and_rows.len()..]);
     }
-    broken.extend(shared::shape("decoding_batches", call.input("decoding_batches").shape(), &[1]));
-    broken
-}
+    broken.shape(input("decoding_batches").shape(), &[1]);
+    broken.stage()?;
 
-/// Starts begin with 0, never decrease, and end with the rows that they are of.
-fn starts(call: &AttentionCall<'_>) -> Vec<Refusal> {
-    let mut broken = Vec::new();
-    for (name, of) in [("seqstarts", "query"), ("kvstarts", "key")] {
-        let (starts, rows) = (indices(call.input(name)), call.input(of).shape()[0]);
-        broken.extend(shared::rising(name, &starts));
-        broken.extend(shared::total(name, &starts, rows, &format!("the rows of {of}")));
-    }
-    broken
-}
-
-/// `max_seqlen` and `max_kvlen` are upper bounds, a mask has a column for every key, and `decoding_batches` counts.
-fn bounds(call: &AttentionCall<'_>) -> Vec<Refusal> {
-    let read = |name: &str| indices(call.input(name));
-    let number = |name: &str| number(call.input(name));
-    let mut broken = Vec::new();
-    if call.operator == Operator::MultiHeadAttention {
-        for (name, starts) in [("max_seqlen", "seqstarts"), ("max_kvlen", "kvstarts")] {
-            broken.extend(shared::bound(name, number(name), &read(starts)));
+    let (seqstarts, kvstarts) = (indices(input("seqstarts")), indices(input("kvstarts")));
+    if packed {
+        for (starts, of) in [(&seqstarts, "query"), (&kvstarts, "key")] {
+            broken.rising(starts);
+            broken.total(starts, rows(of));
         }
+        broken.stage()?;
+        broken.bound(number(input("max_seqlen")), &seqstarts);
+        broken.bound(number(input("max_kvlen")), &kvstarts);
     }
-    let keys = read("kvstarts").last().copied().unwrap_or_default();
-    if let Some(&width) = call.mask().and_then(|mask| mask.shape().last())
-        && i128::from(keys) > width as i128
-    {
-        let message = format!("attn_mask has {width} columns, expected at least {keys}, kvstarts' last entry");
-        broken.push(Refusal::new("mask_too_small", message));
-    }
-    let decoding_batches = number("decoding_batches");
-    if decoding_batches < 0 {
-        let message = format!("decoding_batches is {decoding_batches}, expected at least 0");
-        broken.push(Refusal::new("decoding_batches_negative", message));
-    }
-    broken
+    // A mask has a column for every key.
+    let keys = kvstarts.last().copied().unwrap_or_default();
+    let width = mask.and_then(|mask| mask.shape().last());
+    broken.unless(width.is_none_or(|&width| i128::from(keys) <= width as i128), "mask_too_small");
+    broken.unless(number(input("decoding_batches")) >= 0, "decoding_batches_negative");
+    broken.stage()
 }
