@@ -190,23 +190,3 @@ fn axes(row: &RowFile) -> String {
     let axes: Vec<_> = row.axes.iter().flatten().map(axis).collect();
     format!("`cache` has the axes ({}, Dh).", axes.join(", "))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rules_of_tables_and_of_other_operators_are_rules() {
-        let layout = rule(OperatorPage::KeyValueCache, "cache-layout.3").expect("a layout is a rule");
-        assert_eq!(layout.title, "cache_layout 3, HeadMajor");
-        assert_eq!(layout.text, "`cache` has the axes (L, 2, H, MaxT, Dh).");
-        let inherited =
-            rule(OperatorPage::MultiHeadCacheAttention, "quantizing.epsilon").expect("it is KeyValueCache's");
-        let original = rule(OperatorPage::KeyValueCache, "quantizing.epsilon").expect("it is a rule");
-        assert_eq!(inherited.text, original.text);
-        assert_eq!(inherited.link(), "MultiHeadCacheAttention.md#rule-quantizing.epsilon");
-        assert!(rule(OperatorPage::MultiHeadCacheAttention, "cache-mode.1").is_some());
-        assert_eq!(rule(OperatorPage::KeyValueCache, "scores"), None);
-        assert_eq!(rule(OperatorPage::StaticKeyValueCache, "cache-layout.2"), None);
-    }
-}

@@ -22,9 +22,7 @@
 //! A condition is given only if it separates the failures from the passed cases and is too rare for a coincidence.
 
 mod attention;
-mod call;
 mod candidate;
-mod diagnosable;
 mod explanation;
 mod groups;
 mod near;
@@ -33,10 +31,9 @@ mod run;
 mod scope;
 mod stored;
 
-pub use call::Outputs;
-pub use diagnosable::Diagnosable;
+pub use candidate::{Diagnosable, Outputs};
 pub use explanation::{Explanation, RunDiagnosis};
-pub use groups::{Flaw, Group};
+pub use groups::Group;
 pub use near::Near;
 pub use recorder::Recorder;
 pub use run::{KnownMistakes, Trial};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::diagnosable::Diagnosable;
+use super::candidate::Diagnosable;
 use super::explanation::RunDiagnosis;
 use super::run::{KnownMistakes, Trial};
 use crate::implementation::Implementation;

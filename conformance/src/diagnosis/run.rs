@@ -4,15 +4,14 @@ use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::candidate::{Candidate, Fit};
-use super::diagnosable::Diagnosable;
+use super::candidate::{Candidate, Diagnosable, Fit};
 use super::explanation::{Explanation, RunDiagnosis};
-use super::groups::{Group, groups, is_refused_late};
+use super::groups::{Group, groups};
 use super::near::{KINDS, Near};
 use super::scope::{Facts, Scope};
 use crate::case::Expected;
 use crate::demand::Demand;
-use crate::difference::Difference;
+use crate::difference::{Difference, Mismatch};
 use crate::mistakes::mistakes;
 use crate::oracle::{Oracle, Prediction};
 use crate::result::{CallResult, Outcome};
@@ -92,7 +91,7 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
 
     /// What the calls of a case should do.
     fn right(&self, case: usize) -> &[Prediction<C::Outputs>] {
-        self.right[case].get_or_init(|| self.cases[case].predicted(&Oracle::default(), &[], None).collect())
+        self.right[case].get_or_init(|| self.cases[case].predicted(&Oracle::default(), None).collect())
     }
 
     /// The bytes of the inputs of a case.
@@ -246,10 +245,16 @@ impl<'a, C: Diagnosable> Run<'a, C> {
 
     /// Says of calls that are refused after they have changed the state that they are.
     fn explain_late(&mut self, left: &mut Left) -> Option<Explanation> {
-        let late = left.iter().filter(|(_, difference)| is_refused_late(difference.as_ref())).map(|(&case, _)| case);
+        let is_late = |difference: &Difference| match &difference.mismatch {
+            Mismatch::Form { refused, .. } => *refused,
+            Mismatch::Elements(elements) => elements.refused,
+            _ => false,
+        };
+        let late = left.iter().filter(|(_, difference)| difference.as_ref().is_some_and(is_late));
         let about =
             "cache or scale is changed before a call is refused: check everything before the first byte is written.";
-        self.explained(left, late.collect(), "state-changed-before-refusal", about, "refusal-leaves-memory")
+        let late = late.map(|(&case, _)| case).collect();
+        self.explained(left, late, "state-changed-before-refusal", about, "refusal-leaves-memory")
     }
 
     /// Says of failures that are left that they are near to what is right, if most are.

@@ -1,6 +1,6 @@
 //! The cases of both `KeyValueCache`, whose bits count.
 
-use super::diagnosable::Diagnosable;
+use super::candidate::Diagnosable;
 use super::near::{Near, loading};
 use crate::case::Case;
 use crate::oracle::{Inputs, Oracle, PredictedOutcome, Prediction, SharedAttributes};
@@ -17,7 +17,6 @@ impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {
     fn predicted<'a>(
         &'a self,
         oracle: &'a Oracle,
-        _right: &'a [Prediction],
         _made: Option<&'a [CallResult]>,
     ) -> impl Iterator<Item = Prediction> + 'a {
         oracle.predict(self)

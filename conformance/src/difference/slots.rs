@@ -71,23 +71,3 @@ pub(crate) fn static_owner(current_key: &Tensor, start_pos: &Tensor, row: usize,
     let has_it = row < batch && position < start_pos.checked_add(seqlen)?;
     has_it.then_some(Owner { sequence: row, position, current: position >= start_pos })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tensor(shape: &[usize], numbers: &[i64]) -> Tensor {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        Tensor::new(ElementType::Int64, shape.to_vec(), &bytes).unwrap()
-    }
-
-    #[test]
-    fn indices_of_a_refused_call_may_be_anything() {
-        let (seqstarts, kvstarts) = (tensor(&[2], &[0, i64::MIN]), tensor(&[2], &[i64::MIN, i64::MAX]));
-        let cachestarts = tensor(&[1, 2], &[i64::MIN, i64::MAX]);
-        let indices = Indices { seqstarts: &seqstarts, kvstarts: &kvstarts, cachestarts: &cachestarts };
-        for (mode, page_size) in [(0, 1), (1, i64::MAX), (1, 0), (1, -1), (2, 1)] {
-            assert_eq!(indices.owners(mode, page_size, 5), [], "mode {mode}, page_size {page_size}");
-        }
-    }
-}

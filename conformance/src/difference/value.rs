@@ -128,39 +128,3 @@ impl Serialize for Value {
         value.end()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn float32(x: f32) -> Value {
-        Value { element: ElementType::Float32, bits: x.to_bits().into() }
-    }
-
-    #[test]
-    fn ulps_count_floats_across_zero() {
-        let next = |x: f32| float32(f32::from_bits(x.to_bits() + 1));
-        assert_eq!(float32(1.0).ulps(next(1.0)), Some(1));
-        assert_eq!(float32(0.0).ulps(float32(-0.0)), Some(0));
-        assert_eq!(next(0.0).ulps(next(-0.0)), Some(2));
-        assert_eq!(float32(f32::MAX).ulps(float32(f32::INFINITY)), Some(1));
-        assert_eq!(float32(f32::NAN).ulps(float32(1.0)), None);
-        let float16 = |bits| Value { element: ElementType::Float16, bits };
-        assert_eq!(float16(0x3c00).ulps(float16(0x3c02)), Some(2));
-        assert_eq!(float16(0x3c00).ulps(float32(1.0)), None);
-        let int8 = Value { element: ElementType::Int8, bits: 3 };
-        assert_eq!(int8.ulps(int8), None);
-    }
-
-    #[test]
-    fn a_value_is_shown_as_number_and_bits() {
-        let shown = |element, bits| Value { element, bits }.to_string();
-        assert_eq!(shown(ElementType::Float16, 0x3e00), "1.5 (0x3e00)");
-        assert_eq!(shown(ElementType::Float32, 0x7fc0_0000), "NaN (0x7fc00000)");
-        assert_eq!(shown(ElementType::Float32, 0xff80_0000), "-inf (0xff800000)");
-        assert_eq!(shown(ElementType::Float32, 1), "1e-45 (0x00000001)");
-        assert_eq!(shown(ElementType::Int8, 0xfe), "-2 (0xfe)");
-        assert_eq!(shown(ElementType::Int4, 0x9), "-7 (0x9)");
-        assert_eq!(shown(ElementType::Int64, u64::MAX), "-1 (0xffffffffffffffff)");
-    }
-}

@@ -185,31 +185,3 @@ fn with_paths(word: &str, case: &Path, result: &Path) -> OsString {
     whole.push(rest);
     whole
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_command_is_split_as_in_a_shell() {
-        let words = |command: &str| Program::parse(command).unwrap().words;
-        assert_eq!(words("sh {case} {output}"), ["sh", "{case}", "{output}"]);
-        assert_eq!(words("sh 'my prog.sh'"), ["sh", "my prog.sh", "{case}", "{output}"]);
-        assert_eq!(words("sh --out={output} --in={case} -v"), ["sh", "--out={output}", "--in={case}", "-v"]);
-        assert_eq!(Program::serving("sh 'my prog.sh'").unwrap().words, ["sh", "my prog.sh"]);
-        // The path of a file is not split.
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("my prog");
-        std::fs::write(&path, "").unwrap();
-        let path = path.to_str().unwrap();
-        assert_eq!(Program::parse(path).unwrap().words, [path, CASE, OUTPUT]);
-    }
-
-    #[test]
-    fn paths_stand_wherever_a_placeholder_does_and_are_not_searched_for_more() {
-        let word = |word: &str| with_paths(word, Path::new("/a b/{output}"), Path::new("/r"));
-        assert_eq!(word("-o={output},{case}"), "-o=/r,/a b/{output}");
-        assert_eq!(word("{case}{case}"), "/a b/{output}/a b/{output}");
-        assert_eq!(word("plain"), "plain");
-    }
-}

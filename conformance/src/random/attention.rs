@@ -87,7 +87,7 @@ pub fn case(entropy: &mut Entropy) -> Case {
 /// What the oracle does with the call of a case.
 fn expected_of(case: &Case) -> Expected {
     let oracle = Oracle::default();
-    let Some(Prediction { outcome, state }) = oracle.predict_attention(case, &[], None).next() else {
+    let Some(Prediction { outcome, state }) = oracle.predict_attention(case, None).next() else {
         unreachable!("a case of one call")
     };
     let (outcome, tolerance) = match outcome {

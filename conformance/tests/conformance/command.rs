@@ -1,6 +1,5 @@
 //! The program as it is called: its exit status, its reports, and what becomes of programs under test that misbehave.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -42,32 +41,6 @@ fn right_answers_exit_with_0_and_a_table_by_rule() {
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
     assert!(text.contains("KeyValueCache.md#rule-"), "{text}");
     assert!(text.lines().last().unwrap().contains(": 1 passed, 0 failed, "), "{text}");
-}
-
-/// Two processes for all cases; one crashes, and is started again.
-#[test]
-fn a_program_serves_many_cases() {
-    let script = format!(
-        "tab=$(printf '\\t'); while IFS=\"$tab\" read -r case output; do set -- \"$case\" \"$output\"; echo $$ >> \"$PIDS\"
-         case $case in *int4*) kill -SEGV $$;; esac; {RIGHT}; echo done; done"
-    );
-    let folder = TempDir::new().unwrap();
-    let (program, pids) = (folder.path().join("program.sh"), folder.path().join("pids"));
-    fs::write(&program, format!("PIDS='{}'; {script}", pids.display())).unwrap();
-    let command = format!("sh '{}'", program.display());
-    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden");
-    let serve = ["--program", &command, "--serve", "--jobs", "2", "--cases", cases.to_str().unwrap()];
-    let output = conformance(&[&serve[..], &["--suite", "key-value-cache", "--filter", "decode-mode"]].concat());
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}{}", stderr(&output));
-    let failed: Vec<_> = text.lines().filter(|line| line.starts_with("FAILED ")).collect();
-    assert!(
-        !failed.is_empty() && failed.iter().all(|line| line.contains("int4") && line.contains("SIGSEGV")),
-        "{text}"
-    );
-    let served: Vec<_> = fs::read_to_string(pids).unwrap().lines().map(str::to_owned).collect();
-    let processes: BTreeSet<_> = served.iter().collect();
-    assert!(processes.len() <= failed.len() + 2 && served.len() > processes.len(), "{served:?}");
 }
 
 #[test]

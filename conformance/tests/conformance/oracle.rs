@@ -17,7 +17,7 @@ fn outputs_and_tolerances_of_attention_are_those_of_numpy() {
     let oracle = Oracle::default();
     let mut elements = 0;
     for case in ATTENTION.iter() {
-        for (step, prediction) in case.steps.iter().zip(oracle.predict_attention(case, &[], None)) {
+        for (step, prediction) in case.steps.iter().zip(oracle.predict_attention(case, None)) {
             let (Expected::Success(after), PredictedOutcome::Done(output)) = (&step.expected, prediction.outcome)
             else {
                 continue;
@@ -43,7 +43,7 @@ fn keys_of_another_type_than_t1_are_refused() {
         let mut case = cases.find(|case| is_legal(*case)).expect("a legal case").clone();
         let shape = case.steps[0].input(key).shape().to_vec();
         case.steps[0].inputs.insert(key, Tensor::zeros(ElementType::Float16, shape).unwrap());
-        let first = Oracle::default().predict_attention(&case, &[], None).next();
+        let first = Oracle::default().predict_attention(&case, None).next();
         let outcome = first.expect("a call").outcome;
         assert!(matches!(outcome, PredictedOutcome::Refused("type_mismatch")), "{key}: {outcome:?}");
     }

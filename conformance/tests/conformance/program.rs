@@ -132,14 +132,6 @@ fn a_program_ends_when_it_ends_itself() {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
-#[test]
-fn a_program_that_cannot_be_started_says_so() {
-    let case = &DYNAMIC[0];
-    let program = Program::new("/no/such/program");
-    let error = program.run(case).unwrap_err();
-    assert!(error.starts_with("/no/such/program could not be started: "), "{error}");
-}
-
 /// The bytes of an int4 cache lie in one row, as in the case, or have its axes, two elements in a byte.
 #[test]
 fn a_packed_cache_has_its_shape() {

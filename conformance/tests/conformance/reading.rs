@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use kvcache_conformance::read_cases;
+use kvcache_conformance::{Suite, attention, read_cases, static_batching};
 use tempfile::TempDir;
+
+use crate::answers::{ATTENTION, DYNAMIC, STATIC, answers};
 
 /// The message with which a folder is refused that holds a copy of the first case, edited by `edit`.
 fn refusal(edit: impl FnOnce(&str) -> String) -> String {
@@ -25,11 +27,6 @@ fn refusal(edit: impl FnOnce(&str) -> String) -> String {
         }
         Err(error) => error.to_string(),
     }
-}
-
-#[test]
-fn a_copied_case_is_a_case() {
-    assert_eq!(refusal(str::to_owned), "");
 }
 
 #[test]
@@ -57,4 +54,20 @@ fn a_folder_without_cases_is_an_error() {
     let empty = TempDir::new().unwrap();
     assert!(read_cases(empty.path()).unwrap_err().to_string().contains("no case"));
     assert!(read_cases(&empty.path().join("absent")).is_err());
+}
+
+/// The library has each file of the committed cases.
+#[test]
+fn the_cases_of_the_library_are_those_of_the_folders() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden");
+    fn same<C: Suite>(embedded: &[C], of_folder: &[C]) {
+        assert_eq!(embedded.len(), of_folder.len());
+        for (one, other) in embedded.iter().zip(of_folder) {
+            assert_eq!((one.name(), one.about(), one.features()), (other.name(), other.about(), other.features()));
+            assert!(one.state() == other.state() && answers(one) == answers(other), "{}", one.name());
+        }
+    }
+    same(&DYNAMIC, &read_cases(&folder.join("cases")).unwrap());
+    same(&STATIC, &static_batching::read_cases(&folder.join("static_cases")).unwrap());
+    same(&ATTENTION, &attention::read_cases(&folder.join("attention_cases")).unwrap());
 }

@@ -1,7 +1,5 @@
 //! An output of attention as it is predicted, and how far an implementation's may be from it.
 
-use std::rc::Rc;
-
 use kvcache_schema::ElementType;
 
 use crate::oracle::decisions::Conversion;
@@ -20,17 +18,6 @@ pub struct Attended {
     pub values: Vec<f64>,
     /// 0 where the value is not finite.
     pub tolerance: Vec<f64>,
-    /// What it is made of.
-    pub(super) given: Rc<Given>,
-}
-
-/// What a call attends to.
-#[derive(Debug)]
-pub(super) struct Given {
-    /// `key` and `value`, as they are given or loaded.
-    pub(super) loaded: Vec<Tensor>,
-    /// The elements of `query`, `key`, `value` and `attn_mask`.
-    pub(super) packed: [Vec<f64>; 4],
 }
 
 impl Attended {

@@ -1,8 +1,8 @@
 //! Attention as its specification has it: scalar, in float64, and without a line of the kernels.
 //!
-//! A call goes through its `rules`; `ragged` is what it says of sequences and heads; `sequences`, `masks`, `scores` and
-//! `softmax` are what is computed from that, and `attend` computes it; `tolerance` says how far an implementation's
-//! result may be from it. What the cache does before is the oracle of `KeyValueCache`.
+//! A call goes through its `rules`; `ragged` is what it says of sequences and heads; `masks`, `scores` and `softmax` are
+//! what is computed from that, and `attend` computes it; `tolerance` says how far an implementation's result may be from
+//! it. What the cache does before is the oracle of `KeyValueCache`.
 
 mod attend;
 mod attended;
@@ -12,7 +12,6 @@ mod predict;
 mod ragged;
 mod rules;
 mod scores;
-mod sequences;
 mod softmax;
 mod tolerance;
 

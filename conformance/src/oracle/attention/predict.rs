@@ -7,11 +7,10 @@ use kvcache_schema::Attributes;
 use crate::attention::{Case, Operator, Step};
 use crate::case::{NanRule, StepInputs, Types};
 use crate::implementation::Implementation;
-use crate::oracle::attention::attend::{Attend, Stop};
-use crate::oracle::attention::attended::{Attended, Given};
+use crate::oracle::attention::attend::{Attend, Stop, numbers};
+use crate::oracle::attention::attended::Attended;
 use crate::oracle::attention::ragged::Ragged;
 use crate::oracle::attention::rules::legal;
-use crate::oracle::decisions::Behavior;
 use crate::oracle::execute::{State, empty};
 use crate::oracle::predict::{Oracle, PredictedOutcome, Prediction};
 use crate::result::{CallResult, Outcome};
@@ -21,58 +20,33 @@ use crate::tensor::Tensor;
 pub type AttentionPrediction = Prediction<Rc<Attended>>;
 
 impl Oracle {
-    /// What each call of a case of attention does, one after the other. `right` is what is right, as far as that is
-    /// known: nothing is computed again that is not otherwise. With `made`, what calls did, it ends with the call that
-    /// did something else.
+    /// What each call of a case of attention does, one after the other. With `made`, what calls did, it ends with the call
+    /// that did something else.
     pub fn predict_attention<'a>(
         &'a self,
         case: &'a Case,
-        right: &'a [AttentionPrediction],
         made: Option<&'a [CallResult]>,
     ) -> impl Iterator<Item = AttentionPrediction> + 'a {
         // Without a cache there is a state of nothing, which every call keeps.
         let cache = case.cache.clone().unwrap_or_else(|| empty(case.t1));
         let mut state = Some(Rc::new(State { cache, scale: case.scale.clone() }));
-        let prediction = move |(i, step)| {
-            let made = made.and_then(|made| made.get(i));
-            self.predict_step(case, step, &mut state, right.get(i), made)
-        };
+        let prediction =
+            move |(i, step)| self.predict_step(case, step, &mut state, made.and_then(|made: &[_]| made.get(i)));
         case.steps.iter().enumerate().map_while(prediction)
     }
 
-    /// What a call does; `None` if it made something else.
+    /// What a call does; `None` if it made something else. `known` is the state before it, as far as it is known, and
+    /// becomes that after it.
     fn predict_step(
         &self,
         case: &Case,
         step: &Step,
         known: &mut Option<Rc<State>>,
-        right: Option<&AttentionPrediction>,
         made: Option<&CallResult>,
     ) -> Option<AttentionPrediction> {
-        let stores_right = self.behavior == Behavior { outside: self.behavior.outside, ..Behavior::default() };
-        let output = right.and_then(|right| match &right.outcome {
-            PredictedOutcome::Done(output) => Some(output),
-            _ => None,
-        });
-        let given = match (right.filter(|_| stores_right && known.is_some()), output) {
-            (Some(right), None) => return Some(right.clone()),
-            (Some(right), Some(output)) => {
-                known.clone_from(&right.state);
-                Rc::clone(&output.given)
-            }
-            (None, _) => match self.load(case, step, known) {
-                PredictedOutcome::Done(loaded) => match output.filter(|output| output.given.loaded == loaded) {
-                    Some(output) => Rc::clone(&output.given),
-                    None => Rc::new(Given::new(step.input("query"), loaded, step.inputs.get("attn_mask"))),
-                },
-                PredictedOutcome::Refused(kind) => {
-                    return Some(Prediction { outcome: PredictedOutcome::Refused(kind), state: known.clone() });
-                }
-                PredictedOutcome::Fails => return Some(Prediction { outcome: PredictedOutcome::Fails, state: None }),
-                PredictedOutcome::Unknown => {
-                    return Some(Prediction { outcome: PredictedOutcome::Unknown, state: None });
-                }
-            },
+        let loaded = match self.load(case, step, known) {
+            Ok(loaded) => loaded,
+            Err(outcome) => return Some(Prediction { outcome, state: known.clone() }),
         };
         let made = made.and_then(|made| match &made.outcome {
             Outcome::Done(outputs) => Some((made, outputs.first()?)),
@@ -83,12 +57,12 @@ impl Oracle {
         {
             return None;
         }
+        let mask = step.inputs.get("attn_mask").map(numbers).unwrap_or_default();
         let attend = Attend {
             attention: &self.attention,
             outside: self.behavior.outside,
             ragged: &Ragged::new(case.t1, &case.attributes.attention, step),
-            given: given.read(self.attention.inputs),
-            right: output.map(Rc::as_ref),
+            packed: [numbers(step.input("query")), numbers(&loaded[0]), numbers(&loaded[1]), mask],
             made: made.map(|(_, output)| output),
         };
         let outcome = match attend.output() {
@@ -103,25 +77,28 @@ impl Oracle {
     }
 
     /// The keys and values that a call attends to: of one over a cache those that it loads, with the state after that in
-    /// `known`.
-    fn load(&self, case: &Case, step: &Step, known: &mut Option<Rc<State>>) -> PredictedOutcome {
-        let Some(state) = known else { return PredictedOutcome::Unknown };
-        let attributes = &case.attributes.attention;
+    /// `known`. Without them, how the call ends.
+    fn load(
+        &self,
+        case: &Case,
+        step: &Step,
+        known: &mut Option<Rc<State>>,
+    ) -> Result<Vec<Tensor>, PredictedOutcome<Rc<Attended>>> {
+        let Some(state) = known else { return Err(PredictedOutcome::Unknown) };
         // The cache is stored to only where the attention is legal, too.
-        if let Err(broken) = legal(case.operator, attributes, case.t1, step) {
-            return PredictedOutcome::Refused(broken[0]);
+        legal(case.operator, &case.attributes.attention, case.t1, step)
+            .map_err(|broken| PredictedOutcome::Refused(broken[0]))?;
+        if case.operator == Operator::MultiHeadAttention {
+            let input = |output| step.input(["key", "value"][self.behavior.outputs.source(output)]).clone();
+            return Ok(vec![input(0), input(1)]);
         }
-        match case.operator {
-            Operator::MultiHeadAttention => {
-                let input = |output| step.input(["key", "value"][self.behavior.outputs.source(output)]).clone();
-                PredictedOutcome::Done(vec![input(0), input(1)])
-            }
-            Operator::MultiHeadCacheAttention => {
-                let t3 = state.scale.as_ref().map(Tensor::element);
-                let types = Types { t1: case.t1, t2: state.cache.element(), t3 };
-                let (attributes, inputs) = (&case.attributes.cache, stored_inputs(step));
-                self.predict_call::<Attributes, _>(types, attributes, &inputs, known).outcome
-            }
+        let t3 = state.scale.as_ref().map(Tensor::element);
+        let types = Types { t1: case.t1, t2: state.cache.element(), t3 };
+        match self.predict_call::<Attributes, _>(types, &case.attributes.cache, &stored_inputs(step), known).outcome {
+            PredictedOutcome::Done(loaded) => Ok(loaded),
+            PredictedOutcome::Refused(kind) => Err(PredictedOutcome::Refused(kind)),
+            PredictedOutcome::Fails => Err(PredictedOutcome::Fails),
+            PredictedOutcome::Unknown => Err(PredictedOutcome::Unknown),
         }
     }
 }
@@ -145,7 +122,7 @@ fn stored_inputs(step: &Step) -> StepInputs {
 impl Implementation<Case> for Oracle {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let mut state = (case.cache.clone(), case.scale.clone());
-        let predictions = self.predict_attention(case, &[], None);
+        let predictions = self.predict_attention(case, None);
         Ok(predictions.map(|prediction| prediction.result(&mut state, |output| vec![output.tensor()])).collect())
     }
 }

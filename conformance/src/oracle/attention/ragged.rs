@@ -5,9 +5,10 @@ use std::ops::Range;
 use kvcache_schema::{AttentionAttributes, ElementType};
 
 use crate::attention::Step;
+use crate::oracle::attention::decisions::{Attention, KeyHead, Keys, Queries};
 use crate::oracle::call::{indices, number};
 
-/// The indices of a call, and the sizes of its tensors. The starts are those of a legal call.
+/// The indices of a legal call, and the sizes of its tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ragged {
     pub(super) t1: ElementType,
@@ -23,19 +24,8 @@ pub(super) struct Ragged {
     pub(super) head_dim: usize,
     pub(super) is_causal: bool,
     pub(super) is_alibi: bool,
-    /// The mask, if it has elements.
-    pub(super) mask: Option<MaskShape>,
-}
-
-/// The shape of `attn_mask`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MaskShape {
-    /// Its planes, one for each query head; `None` if it has rank 2.
-    pub(super) planes: Option<usize>,
-    /// Its rows, one for each row of `query`.
-    pub(super) rows: usize,
-    /// Its columns (W).
-    pub(super) width: usize,
+    /// The planes of the mask, if it has several, its rows and its columns (W); none if it has no elements.
+    pub(super) mask: Option<(Option<usize>, usize, usize)>,
 }
 
 /// One row of the scores: query `i` of the `n` of sequence `b`, which has `m` keys, and query head `h`.
@@ -59,8 +49,8 @@ impl Ragged {
     pub(super) fn new(t1: ElementType, attributes: &AttentionAttributes, step: &Step) -> Self {
         let size = |value: i64| usize::try_from(value).unwrap_or_default();
         let mask = step.inputs.get("attn_mask").and_then(|mask| match *mask.shape() {
-            [rows, width] if rows * width > 0 => Some(MaskShape { planes: None, rows, width }),
-            [planes, rows, width] if planes * rows * width > 0 => Some(MaskShape { planes: Some(planes), rows, width }),
+            [rows, width] if rows * width > 0 => Some((None, rows, width)),
+            [planes, rows, width] if planes * rows * width > 0 => Some((Some(planes), rows, width)),
             _ => None,
         });
         let &AttentionAttributes { num_heads, num_kv_heads, head_dim, is_causal, is_alibi, .. } = attributes;
@@ -83,16 +73,6 @@ impl Ragged {
     /// The number of sequences.
     pub(super) fn len(&self) -> usize {
         self.seqstarts.len().saturating_sub(1)
-    }
-
-    /// The rows of `query` that are a sequence's.
-    pub(super) fn queries(&self, b: usize) -> Range<i64> {
-        self.seqstarts[b]..self.seqstarts[b + 1]
-    }
-
-    /// The packed rows of keys that are a sequence's.
-    pub(super) fn keys(&self, b: usize) -> Range<i64> {
-        self.kvstarts[b]..self.kvstarts[b + 1]
     }
 
     /// The queries of a sequence.
@@ -120,13 +100,48 @@ impl Ragged {
         self.kvstarts.last().copied().unwrap_or_default()
     }
 
-    /// The keys of the longest sequence.
-    pub(super) fn longest(&self) -> i64 {
-        (0..self.len()).map(|b| self.kvlen(b)).max().unwrap_or(0)
-    }
-
     /// How many query heads share a key head.
     pub(super) fn group(&self) -> usize {
         (self.num_heads / self.kv_heads.max(1)).max(1)
+    }
+
+    /// The rows of `query` that are sequence `b`'s.
+    pub(super) fn queries(&self, attention: &Attention, b: usize) -> Range<i64> {
+        let own = self.seqstarts[b]..self.seqstarts[b + 1];
+        match attention.queries {
+            Queries::LastOfDecoding if self.is_decoding(b) => own.start.max(own.end - 1)..own.end,
+            Queries::LastSequenceMissing if b + 1 == self.len() => 0..0,
+            _ => own,
+        }
+    }
+
+    /// The keys that sequence `b`'s queries are scored with: the packed row of each, none of a key of zeros, and its
+    /// position in the sequence.
+    pub(super) fn keys(&self, attention: &Attention, b: usize) -> Vec<(Option<i64>, i64)> {
+        let (first, last, kvlen, seqlen) = (self.kvstarts[b], self.kvstarts[b + 1], self.kvlen(b), self.seqlen(b));
+        let past = (kvlen - seqlen).max(0);
+        let (rows, position) = match attention.keys {
+            Keys::Own | Keys::Padded => (first..last, 0),
+            Keys::LastMissing => (first..last - 1, 0),
+            Keys::PastAlone => (first..last - seqlen, 0),
+            Keys::CurrentAlone => (first + past..last, past),
+            Keys::FirstSequence => (0..kvlen, 0),
+            Keys::AllSequences => (0..self.total_keys(), -first),
+            Keys::WholeBlocks => (first..last - kvlen % attention.n as i64, 0),
+        };
+        let longest = (0..self.len()).map(|b| self.kvlen(b)).max().unwrap_or(0);
+        let padding = kvlen..if attention.keys == Keys::Padded { longest } else { kvlen };
+        let rows = rows.zip(position..).map(|(row, j)| (Some(row), j));
+        rows.chain(padding.map(|j| (None, j))).collect()
+    }
+
+    /// The key head of a query head.
+    pub(super) fn key_head(&self, attention: &Attention, h: usize) -> usize {
+        match attention.key_head {
+            KeyHead::Grouped => h / self.group(),
+            KeyHead::Interleaved => h % self.kv_heads,
+            KeyHead::Own => h,
+            KeyHead::First => 0,
+        }
     }
 }

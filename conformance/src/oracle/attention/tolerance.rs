@@ -20,18 +20,11 @@ pub(super) struct Row {
     pub(super) squares: Vec<f64>,
     pub(super) scores: Vec<f64>,
     pub(super) weights: Vec<f64>,
-    /// Whether the weights are exponentials of the scores, which are normalized; else they are the scores.
-    pub(super) exponentiates: bool,
-    /// The type of the sums, where it is narrower than float32.
-    pub(super) sums_of_products: Option<ElementType>,
-    pub(super) sums_of_values: Option<ElementType>,
 }
 
 /// The largest legal difference of each element of an output from `output`, given the elements of the values.
 pub(super) fn tolerance(row: &Row, output: &[f64], value: impl Fn(usize, usize) -> f64, allowed: &mut [f64]) {
     let r = rounding(ElementType::Float32);
-    let r_products = row.sums_of_products.map_or(r, rounding);
-    let r_values = row.sums_of_values.map_or(r, rounding);
     let exp = EXP_ULPS * 2.0 * unit(ElementType::Float32);
     let largest = row.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let keys = 0..row.weights.len();
@@ -39,17 +32,14 @@ pub(super) fn tolerance(row: &Row, output: &[f64], value: impl Fn(usize, usize) 
         .clone()
         .map(|key| {
             let half = if row.t1 == ElementType::Float16 { half_precision_variance(row, key) } else { 0.0 };
-            let variance = score_variance(row, key, largest, r, r_products) + half;
+            let variance = score_variance(row, key, largest, r) + half;
             // A score that is not finite has no error: what it does to the output has no tolerance either.
             exp * exp + if variance.is_finite() { variance } else { 0.0 }
         })
         .collect();
     let weights = partial_sums(keys.len(), row.weights.iter().copied());
     for (d, (allowed, &output)) in allowed.iter_mut().zip(output).enumerate() {
-        let moved = keys.clone().map(|key| match row.exponentiates {
-            true => (row.weights[key] * (value(key, d) - output)).powi(2) * relative[key],
-            false => value(key, d).powi(2) * relative[key],
-        });
+        let moved = keys.clone().map(|key| (row.weights[key] * (value(key, d) - output)).powi(2) * relative[key]);
         let terms = keys.clone().map(|key| row.weights[key] * value(key, d));
         let squares: f64 = terms.clone().map(|term| term * term).sum();
         // Weights that are rounded after the division: nothing makes up for their errors.
@@ -60,8 +50,8 @@ pub(super) fn tolerance(row: &Row, output: &[f64], value: impl Fn(usize, usize) 
         let rounded_terms = keys.clone().map(|key| (row.weights[key] * value(key, d) * rounded(key)).powi(2));
         let variance = moved.sum::<f64>()
             + rounded_terms.sum::<f64>()
-            + r_values * r_values * (squares + partial_sums(keys.len(), terms))
-            + (r_values * output).powi(2) * (weights + 1.0);
+            + r * r * (squares + partial_sums(keys.len(), terms))
+            + (r * output).powi(2) * (weights + 1.0);
         let smallest = f64::from(f32::MIN_POSITIVE);
         let magnitudes: f64 = keys.clone().map(|key| value(key, d).abs()).sum();
         *allowed = DEVIATIONS * variance.sqrt() + last_rounding(row.output_type, output) + smallest * magnitudes;
@@ -93,17 +83,17 @@ fn of_partial_sums(n: f64, whole: f64, squares: f64) -> f64 {
 }
 
 /// The variance of a score in float32.
-fn score_variance(row: &Row, key: usize, largest: f64, r: f64, r_products: f64) -> f64 {
+fn score_variance(row: &Row, key: usize, largest: f64, r: f64) -> f64 {
     let (terms, squares) = (&row.terms[key], row.squares[key]);
     let product = terms.product * terms.factor;
     let sums = squares + of_partial_sums(row.head_dim as f64, product, squares);
-    let mut variance = r_products * r_products * sums + 2.0 * (r * product).powi(2);
+    let mut variance = r * r * sums + 2.0 * (r * product).powi(2);
     let mut sum = product;
     for mask in terms.masks().filter(|mask| mask.is_finite()) {
         sum += mask;
         variance += 3.0 * (r * mask).powi(2) + (r * sum).powi(2);
     }
-    // What is added in place of -inf is only known by the score. Beside a number beyond 2^24 no product counts.
+    // What a mistake adds in place of -inf is only known by the score. Beside a number beyond 2^24 no product counts.
     let score = row.scores[key];
     if terms.masks().any(|mask| mask == f64::NEG_INFINITY) && score.abs() < f64::exp2(24.0) {
         variance += (r * score).powi(2);
