@@ -21,14 +21,20 @@ def assert_same_bits(name: str, got: np.ndarray, expected: np.ndarray, any_nan: 
     _assert_all(name, same, got, expected)
 
 
-def assert_within(name: str, got: np.ndarray, expected: np.ndarray, tolerance: np.ndarray) -> None:
-    """Each finite element is as far from the expected one as its tolerance says, at most; others are the same."""
-    assert got.shape == expected.shape, f"{name}: expected shape {expected.shape}, got {got.shape}"
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - expected) <= tolerance
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-    _assert_all(name, np.where(np.isfinite(expected), near, same), got, expected)
+def assert_within(name: str, got: np.ndarray, *pairs: Sequence[np.ndarray]) -> None:
+    """Of one of the pairs of an expected array and its tolerance: each finite element is as far from the expected one
+    as its tolerance says, at most; others are the same. The message is of the first pair."""
+    assert all(got.shape == expected.shape for expected, _ in pairs), f"{name}: got shape {got.shape}"
+    got, results = np.asarray(got, np.float64), []
+    for expected, tolerance in pairs:
+        expected = np.asarray(expected, np.float64)
+        with np.errstate(invalid="ignore"):
+            near = np.abs(got - expected) <= tolerance
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        results.append((np.where(np.isfinite(expected), near, same), expected))
+    if not any(same.all() for same, _ in results):
+        same, expected = results[0]
+        _assert_all(name, same, got, expected)
 
 
 def _assert_all(name: str, same: np.ndarray, got: np.ndarray, expected: np.ndarray) -> None:

@@ -1,8 +1,8 @@
-//! Rows of keys and values as float32, wherever they are: each is what `KeyValueCache` would give, rounded to T1.
+//! Rows of keys and values as float32, wherever they are: each is what `KeyValueCache` would give, rounded to T1, or the
+//! product of a code and its scale, which is not.
 
 use std::ptr::NonNull;
 
-use bytemuck::pod_read_unaligned;
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice, float_type, read_floats};
 use kvcache_schema::ElementType;
@@ -87,7 +87,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Reads a row of `head_dim` values, each a number of T1.
+    /// Reads a row of `head_dim` values.
     pub(crate) fn read(&mut self, row: Row, values: &mut [f32]) {
         let Row { kv, b, start, t, h } = row;
         let Self { source, num_kv_heads, t1, cells, scales } = self;
@@ -101,10 +101,12 @@ impl<'a> Rows<'a> {
                 cache.read(cache_at, cells);
                 scale.read(scale_at, scales);
                 match quant {
-                    None => read_floats(*t2, cells, values),
+                    None => {
+                        read_floats(*t2, cells, values);
+                        float_type!(*t1, T => <T as Float>::round_slice(values));
+                    }
                     Some(quant) => dequantize(*quant, cells, scales, values),
                 }
-                float_type!(*t1, T => <T as Float>::round_slice(values));
             }
         }
     }
@@ -121,11 +123,10 @@ fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
     }
 }
 
-/// The values of a head of codes, rounded to T3, which float32 holds exactly.
+/// The values of a head of codes: products of float32.
 fn dequantize(quant: Quant, codes: &[u8], scales: &[u8], values: &mut [f32]) {
     let codec = HeadCodec { bits: quant.bits, group: quant.group };
-    float_type!(quant.t3, T => {
-        let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
-        codec.decode(codes, &scales, values);
-    });
+    let mut of_float32 = vec![0.0; values.len() / quant.group];
+    read_floats(quant.t3, scales, &mut of_float32);
+    codec.decode(codes, &of_float32, values);
 }

@@ -10,16 +10,25 @@ import numpy as np
 from .attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
 from .attention_tolerance import Row, tolerance
 from .call import Types
-from .key_value_cache import key_value_cache
+from .key_value_cache import key_value_cache, loaded
 from .portable import exp, plain_nan, power_of_two, total
 
 
 @dataclass
 class Result:
-    """The outputs of a call: its values and how far each may be from what an implementation gives."""
+    """The outputs of a call: its values and how far each may be from what an implementation gives.
+
+    Over a quantized cache these are of products of code and scale that are rounded as KeyValueCache rounds them, and
+    `unrounded` of the products themselves; an implementation's whole output is near one or the other.
+    """
 
     attn_output: np.ndarray  # (seqstarts[B], Hq, Dh), float64
     tolerance: np.ndarray  # (seqstarts[B], Hq, Dh), float64; 0 where the output is not finite
+    unrounded: Result | None = None
+
+    def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Each legal output with its tolerance."""
+        return [(self.attn_output, self.tolerance), *(self.unrounded.pairs() if self.unrounded else [])]
 
 
 def multi_head_cache_attention(
@@ -34,7 +43,11 @@ def multi_head_cache_attention(
     The call must be legal: `attention_rules.broken_cache_attention_rules` finds nothing.
     """
     key, value = key_value_cache(inputs, cache, scale, attributes, types)
-    return attention(inputs, key, value, attributes)
+    result = attention(inputs, key, value, attributes)
+    if attributes.quant_bit != 0:
+        key, value = loaded(inputs, cache, scale, attributes, np.float64)
+        result.unrounded = attention(inputs, key, value, attributes)
+    return result
 
 
 def multi_head_attention(inputs: AttentionInputs, attributes: AttentionAttributes) -> Result:
@@ -88,6 +101,7 @@ def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, masks: list[np.n
         weights = exp(scores - scores.max())
         weights /= total(weights)
         output = total(weights[:, None] * values)
+        output = np.where(np.isinf(output.astype(T1)), np.copysign(np.inf, output), output)  # beyond T1
         row = Row(q, keys, values, [mask[seen] for mask in masks], scores, weights, output)
         allowed = tolerance(row, T1)
     return plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)

@@ -19,19 +19,23 @@ def key_value_cache(
 
     The call must be legal: `rules.broken_rules` finds nothing.
     """
-    batch = len(inputs.start_pos)
-    for b in range(batch):
+    for b in range(len(inputs.start_pos)):
         for t in range(seqlen(inputs, b)):
             token = int(inputs.seqstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
             store(inputs.current_key[token], cache, scale, slot, KEY, attributes)
             store(inputs.current_value[token], cache, scale, slot, VALUE, attributes)
+    return loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
 
+
+def loaded(
+    inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes, element: type[np.generic]
+) -> tuple[np.ndarray, np.ndarray]:
+    """All tokens of each sequence: key and value (kvstarts[B], H * num_repeat, Dh) of T1, or of float64 unrounded."""
     _, num_heads, head_dim = inputs.current_key.shape
     output_shape = (int(inputs.kvstarts[-1]), num_heads * attributes.num_repeat, head_dim)
-    key = np.zeros(output_shape, NUMPY_TYPES[types.T1])
-    value = np.zeros(output_shape, NUMPY_TYPES[types.T1])
-    for b in range(batch):
+    key, value = np.zeros(output_shape, element), np.zeros(output_shape, element)
+    for b in range(len(inputs.start_pos)):
         for t in range(kvlen(inputs, b)):
             token = int(inputs.kvstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, t)

@@ -115,9 +115,10 @@ class _Call:
                 _write(folder / f"inplace_{index}.pb", name, self.state_after[name])
         for index, (name, tensor) in enumerate(self.outputs.items()):
             _write(folder / f"output_{index}.pb", name, tensor)
-        if self.after is not None and "tolerance" in self.after:
-            _write(folder / "exact_0.pb", "attn_output", self.after["attn_output"])
-            _write(folder / "tolerance_0.pb", "attn_output", self.after["tolerance"])
+        for prefix in ("", "unrounded."):
+            if self.after is not None and f"{prefix}tolerance" in self.after:
+                _write(folder / f"{prefix}exact_0.pb", "attn_output", self.after[f"{prefix}attn_output"])
+                _write(folder / f"{prefix}tolerance_0.pb", "attn_output", self.after[f"{prefix}tolerance"])
         if self.error is not None:
             kind, mentions = self.error
             (folder / "expected_error.txt").write_text("".join(f"{line}\n" for line in [kind, *mentions]))

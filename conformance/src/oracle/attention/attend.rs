@@ -62,7 +62,8 @@ impl Attend<'_> {
         };
         let count = shape.iter().product();
         let element = if attention.output_of_float32 { ElementType::Float32 } else { ragged.t1 };
-        let mut output = Attended { element, shape, values: vec![0.0; count], tolerance: vec![0.0; count] };
+        let (values, tolerance) = (vec![0.0; count], vec![0.0; count]);
+        let mut output = Attended { element, shape, values, tolerance, unrounded: None };
         if self.made.is_some_and(|made| !output.has_form_of(made)) {
             return Err(Stop::Contradicted);
         }

@@ -18,6 +18,8 @@ pub struct Attended {
     pub values: Vec<f64>,
     /// 0 where the value is not finite.
     pub tolerance: Vec<f64>,
+    /// It over products of code and scale that are not rounded, where these are others: as right, for a whole output.
+    pub unrounded: Option<Box<Attended>>,
 }
 
 impl Attended {
@@ -34,7 +36,13 @@ impl Attended {
 
     /// Whether a call that gave `made` did the same.
     pub(crate) fn fits(&self, made: &Tensor) -> bool {
-        self.has_form_of(made) && self.says_something() && self.is_near_from(0, self.values.len(), made)
+        let fits = |one: &Self| one.says_something() && one.is_near_from(0, one.values.len(), made);
+        self.has_form_of(made) && self.either().any(fits)
+    }
+
+    /// It, and it unrounded.
+    fn either(&self) -> impl Iterator<Item = &Self> {
+        [Some(self), self.unrounded.as_deref()].into_iter().flatten()
     }
 
     /// Whether it has the type and the shape of a tensor.
@@ -42,19 +50,27 @@ impl Attended {
         (self.element, &self.shape[..]) == (made.element(), made.shape())
     }
 
-    /// Whether so many elements of `made`, which has the same form, are within the tolerance. What is too large for the
-    /// type is an infinity.
+    /// An element as it is expected: what is too large for the type is an infinity.
+    pub fn expected(&self, i: usize) -> f64 {
+        let x = self.values[i];
+        if self.to_type(x).is_infinite() { f64::INFINITY.copysign(x) } else { x }
+    }
+
+    /// Whether so many elements of `made`, which has the same form, are within the tolerance.
     pub(super) fn is_near_from(&self, first: usize, len: usize, made: &Tensor) -> bool {
-        let beyond = |x: f64| if self.to_type(x).is_infinite() { f64::INFINITY.copysign(x) } else { x };
         (first..first + len).all(|i| {
             let made = read(Conversion::Nearest, self.element, made.bytes(), i);
-            passes(beyond(self.values[i]), made, self.tolerance[i])
+            passes(self.expected(i), made, self.tolerance[i])
         })
     }
 
     /// Whether it is farther from what is right than that allows and, so many times, its own tolerance: as it is, and
     /// rounded as implementations give it.
     pub(crate) fn differs(&self, right: &Self, own: f64) -> bool {
+        self.either().all(|wrong| right.either().all(|right| wrong.is_far_from(right, own)))
+    }
+
+    fn is_far_from(&self, right: &Self, own: f64) -> bool {
         let allowed = right.tolerance.iter().zip(&self.tolerance).map(|(right, wrong)| right + own * wrong);
         let is_near = || {
             right.values.iter().zip(&self.values).zip(allowed).all(|((&expected, &got), allowed)| {
