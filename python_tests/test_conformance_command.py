@@ -16,9 +16,10 @@ from kvcache_ops._command import main
 from kvcache_ops.conformance._library import Library
 from kvcache_ops.conformance._run import run_suites
 
+from golden_cases import some_cases
 from kvcache import find_library
 
-FEW = ["--filter", "chunked-prefill"]
+FEW = ["--suite", "key-value-cache", "--cases", some_cases("cases", "chunked-prefill").name]
 
 
 def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,17 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from numpy._core import _multiarray_umath as numpy_core
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 # numpy refuses to start where it is told to leave out a feature that it cannot, or that the processor has not.
 FEATURES = [name for name in numpy_core.__cpu_dispatch__ if numpy_core.__cpu_features__[name]]
-MACHINES = {
-    "haswell": {"OPENBLAS_CORETYPE": "Haswell"},
-    "sandybridge, narrow": {"OPENBLAS_CORETYPE": "Sandybridge", "NPY_DISABLE_CPU_FEATURES": " ".join(FEATURES)},
-}
+MACHINE = {"OPENBLAS_CORETYPE": "Sandybridge", "NPY_DISABLE_CPU_FEATURES": " ".join(FEATURES)}
 
 # The modules with the longest sums, and with every conversion. In float64 sums by BLAS, 11 of their cases drifted.
 CHECK = """
@@ -35,8 +31,7 @@ assert cases > 50
 """
 
 
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
-def test_other_machines_make_the_same_cases(machine: dict[str, str]) -> None:
-    """Committed cases, made anew in a process that takes another machine's path through BLAS and numpy."""
-    environment = os.environ | machine | {"PYTHONPATH": str(GOLDEN)}
+def test_another_machine_makes_the_same_cases() -> None:
+    """Committed cases, made anew in a process that takes an old machine's path through BLAS and numpy."""
+    environment = os.environ | MACHINE | {"PYTHONPATH": str(GOLDEN)}
     subprocess.run([sys.executable, "-c", CHECK], cwd=GOLDEN, env=environment, check=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graph import Graph
-from kvcache import DOMAIN, LAYOUT_AXES, create_session
-from node import node_model, node_types, quiet_options
+from kvcache import LAYOUT_AXES, create_session
+from node import node_model, quiet_options
 from setting import FLOAT, HALF, INT8, Setting
 
 pytestmark = pytest.mark.runtime
@@ -36,13 +35,6 @@ def test_known_sizes_are_known(num_repeat: int) -> None:
     assert (heads == "heads") == (num_repeat == 1) and head_dim == "head_dim", "names pass through"
 
 
-def test_names_of_the_outputs_are_kept() -> None:
-    """What the user declares for key and value stays, beside what is inferred."""
-    declared = {"key": ["past_and_present", 6, "width"], "value": ["past_and_present", "many", 16]}
-    shapes = inferred(Setting(num_repeat=2), current("tokens", 3, 16) | declared)
-    assert shapes["key"][:2] == ["past_and_present", 6] and shapes["value"][0] == "past_and_present"
-
-
 @pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
 def test_the_cache_tells_heads_and_their_size(cache_layout: int) -> None:
     """Alone, where the current tensors are declared without a shape; full declarations of every input agree."""
@@ -55,15 +47,3 @@ def test_the_cache_tells_heads_and_their_size(cache_layout: int) -> None:
     cache = [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]
     shapes = inferred(setting, current("tokens", 3, 16) | {"cache": cache, "scale": [*cache[:4], 2]})
     assert shapes["key"][1:] == [6, 16]
-
-
-def test_inference_reaches_the_nodes_that_follow() -> None:
-    """A Transpose of the key has the key's inferred shape, transposed."""
-    shapes = current("tokens", 3, 16)
-    graph = Graph()
-    inputs = [graph.input(name, type_, shapes.get(name)) for name, type_ in node_types(FLOAT, FLOAT).items()]
-    key, value = graph.nodes("KeyValueCache", 2, *inputs, domain=DOMAIN, num_repeat=2)
-    graph.output("transposed", graph.node("Transpose", key, perm=[1, 2, 0]), FLOAT)
-    graph.output("value", value, FLOAT)
-    session = create_session(graph.serialize(), quiet_options())
-    assert session.get_outputs()[0].shape[:2] == [6, 16]

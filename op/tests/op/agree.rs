@@ -47,12 +47,12 @@ fn calls_of_long_heads(
     pairs: Range<usize>,
     group: Option<usize>,
 ) -> impl Strategy<Value = RandomCall> {
-    (plans(1, 2), 1..4usize, pairs, 0..3usize).prop_perturb(move |(plan, num_heads, pairs, past), mut rng| {
+    (plans(1, 2), 1..3usize, pairs, 0..3usize).prop_perturb(move |(plan, num_heads, pairs, past), mut rng| {
         let max_head_dim = 2 * pairs;
         let group = group.unwrap_or(max_head_dim);
         let group = if types.quant_bit == 4 { group.next_multiple_of(2) } else { group };
         let inner = if types.t3.is_some() { max_head_dim / group } else { max_head_dim / 8 };
-        let sequences = vec![(past, 7), (0, 1)];
+        let sequences = vec![(past, 2), (0, 1)];
         let (num_layer, layer_idx) = (1, 0);
         let plan = Plan { types, num_heads, inner, group, max_head_dim, num_layer, layer_idx, sequences, ..plan };
         RandomCall::new(&plan, &mut rng)

@@ -47,7 +47,7 @@ fn run_at_once(calls: &[RandomCall], expected: &[After], run: impl Fn(&RandomCal
 fn calls_at_once_have_the_bits_of_one_after_the_other() {
     let mut runner = TestRunner::deterministic();
     let strategy = calls(40, 60);
-    let calls: Vec<_> = (0..12).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
+    let calls: Vec<_> = (0..6).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
     let expected: Vec<_> = calls.iter().map(|call| run(call, Backend::Reference, &Serial)).collect();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for backend in splitting() {
