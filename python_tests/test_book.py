@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import onnx
@@ -18,8 +19,8 @@ from pmx_params import Params, random_weights
 
 LIBRARY, CASES = "target/release/libkvcache_ort.so", "golden/cases"
 # Their programs begin with a model in the working folder.
-WITH_EXPORT, WITH_CHECKPOINT = "pmx.md", "models.md"
-WITH_MODEL = (WITH_EXPORT, WITH_CHECKPOINT)
+WITH_EXPORT, WITH_CHECKPOINT, WITH_SERVER = "pmx.md", "models.md", "http.md"
+WITH_MODEL = (WITH_EXPORT, WITH_CHECKPOINT, WITH_SERVER)
 BOOK = sorted(pages.DOCS.glob("*.md"))
 PROGRAMS = [
     page for page in [pages.ROOT / "README.md", *BOOK] if pages.python_blocks(page) and page.name not in WITH_MODEL
@@ -27,7 +28,7 @@ PROGRAMS = [
 COMMANDS = [
     (page, line)
     for page in BOOK
-    if page.name != WITH_EXPORT
+    if page.name not in WITH_MODEL
     for block in pages.blocks(page)
     if block.language == "sh"
     for _, line in logical_lines(block.text)
@@ -93,4 +94,34 @@ def test_the_guide_to_models(folder: Path) -> None:
     from tiny_models import write_gguf
 
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
-    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 3
+    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 4
+
+
+def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, on that file and some text; the chat ends with its input."""
+    from kvcache_ops._command import main
+
+    from tiny_models import write_gguf
+
+    write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
+    (folder / "text.txt").write_text("It is the theme of all the others. " * 40)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(sys, "stdin", StringIO("the theme\n/quit\n"))
+    (block,) = (block for block in pages.blocks(pages.DOCS / WITH_CHECKPOINT) if block.language == "sh")
+    commands = [shlex.split(line)[3:] for _, line in logical_lines(block.text) if line]
+    assert [command[0] for command in commands] == ["build", "generate", "chat", "perplexity"]
+    for command in commands:
+        assert main([*command, *(["--max-new-tokens", "5"] if command[0] == "chat" else [])]) == 0
+
+
+def test_the_page_of_the_server(folder: Path) -> None:
+    """By OpenAI's client, with a tiny model."""
+    from kvcache_ops import models
+
+    from test_serve import serving
+    from tiny_models import write_gguf
+
+    path = models.build(write_gguf(folder / "tiny.gguf"), folder / "tiny")
+    with serving(path) as served:
+        replaced = {"127.0.0.1:8000": f"127.0.0.1:{served.port}", "smollm2": "tiny"}
+        assert pages.run(pages.DOCS / WITH_SERVER, replace=replaced) == 1

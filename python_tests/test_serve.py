@@ -51,7 +51,7 @@ class Serving:
     """A server in a thread, its engine, and what it says."""
 
     def __init__(self, path: Path, grace: float = 0, max_requests: int = 64, **options: int) -> None:
-        self.engine = Engine(path, threads=1, **options)
+        self.engine = Engine(path, **{"threads": 1} | options)
         app = application(self.engine, name="tiny", max_requests=max_requests)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -84,7 +84,7 @@ class Serving:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Until it holds, which it does soon."""
-        until = time.perf_counter() + 30
+        until = time.perf_counter() + 60
         while not condition():
             assert time.perf_counter() < until
             time.sleep(0.02)
