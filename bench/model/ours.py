@@ -22,11 +22,15 @@ class Ours:
     Sequences are in pages of their own: nothing is shared.
     """
 
-    def __init__(self, source: str, cache: str, folder: str, sequences: int, length: int, threads: int) -> None:
+    def __init__(
+        self, source: str, cache: str, folder: str, sequences: int, length: int, threads: int, **options: Any
+    ) -> None:
         if not (Path(folder) / "model.onnx").exists():
-            build(source, folder, cache=cache)
+            build(source, folder, cache=cache, **options)
         self._model = load(folder)
+        self.tokenizer = self._model.tokenizer
         spec = self._model.cache_spec((sequences + 1) * length)
+        self.bytes_per_token = spec.bytes_per_token
         self._cache = spec.allocate()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -44,14 +48,15 @@ class Ours:
             self._manager.free(self._sequences.pop(sequence))
         self._sequences[sequence] = self._manager.create()
 
-    def step(self, tokens: dict[int, list[int]]) -> np.ndarray:
-        """Appends tokens to sequences; the logits of the last of each, in the order of the batch."""
+    def step(self, tokens: dict[int, list[int]], every: bool = False) -> np.ndarray:
+        """Appends tokens to sequences; the logits of the last of each, or of every token, in the order of the batch."""
         appends = [Append(self._sequences[sequence], tokens=new) for sequence, new in tokens.items()]
         with self._manager.begin_step(appends, self._memory) as step:
             for name in self._names:
                 if hasattr(step, name):
                     self._binding.bind_cpu_input(name, np.atleast_1d(np.asarray(getattr(step, name), np.int64)))
-            self._binding.bind_cpu_input("logit_rows", step.seqstarts[1:] - 1)
+            rows = np.arange(len(step.token_ids)) if every else step.seqstarts[1:] - 1
+            self._binding.bind_cpu_input("logit_rows", rows)
             self._binding.bind_output("logits", "cpu")
             self._session.run_with_iobinding(self._binding)
             return self._binding.get_outputs()[0].numpy()

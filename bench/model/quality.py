@@ -1,0 +1,144 @@
+"""What a cache's format costs a model in quality: perplexity, copying a pass key, going on with what is repeated.
+
+    quality.py SmolLM2-135M-Instruct.Q4_1.gguf     writes quality.md and quality.json in target/bench
+
+Perplexity is of Jane Austen's words (examples/austen/NOTICE says whose they are) in windows of 512 tokens. What a
+format costs is its loss less that of float32 on the same tokens; errors are one standard error of the mean over
+windows. A pass key of five digits stands somewhere in 400 tokens of the text, and is asked for behind them; what is
+repeated is a list of twelve words, three times. Weights and inputs of products are as they are served: quantized.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from math import exp
+from pathlib import Path
+
+import numpy as np
+
+from figures import ROOT, markdown, provenance
+from ours import Ours
+
+FORMATS = [("float32", 32), ("float16", 32), ("int8", 8), ("int8", 32), *(("int4", group) for group in (8, 16, 32, 64))]
+WINDOW = 512
+CHUNK = 128  # tokens whose logits are in memory at once
+PROMPTS = 16
+FILLER = 400  # tokens around a pass key
+WORDS, TIMES = 12, 3
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured of a format: a loss for each window, and for each prompt the part that was right."""
+
+    cache: str
+    group: int
+    bytes_per_token: int
+    losses: list[float]
+    passkeys: list[float]
+    repetitions: list[float]
+
+    def cells(self, exact: Quality) -> list[str]:
+        """A row of the table."""
+        loss, cost = np.array(self.losses), np.array(self.losses) - exact.losses
+        perplexity = exp(loss.mean())
+        name = self.cache if self.cache.startswith("float") else f"{self.cache}, groups of {self.group}"
+        return [
+            name,
+            str(self.bytes_per_token),
+            f"{perplexity:.2f} ± {perplexity * error(loss):.2f}",
+            "" if self is exact else f"{100 * cost.mean():+.2f} ± {100 * error(cost):.2f} %",
+            *(f"{np.mean(right):.0%} ± {error(np.array(right)):.0%}" for right in (self.passkeys, self.repetitions)),
+        ]
+
+
+def error(values: np.ndarray) -> float:
+    """The standard error of the mean."""
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def losses(model: Ours, windows: list[list[int]]) -> list[float]:
+    """Of each window: the mean of -log p over all of its tokens but the first."""
+    found = []
+    for window in windows:
+        model.clear(0)
+        total = 0.0
+        for first in range(0, len(window), CHUNK):
+            following = window[first + 1 : first + CHUNK + 1]
+            logits = model.step({0: window[first : first + CHUNK]}, every=True)[: len(following)]
+            largest = logits.max(axis=1)
+            sums = np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
+            total += float((np.log(sums) + largest - logits[np.arange(len(following)), following]).sum())
+        found.append(total / (len(window) - 1))
+    return found
+
+
+def passkeys(model: Ours, text: list[int], random: np.random.Generator) -> list[float]:
+    """Of each pass key, 1 if all five digits are copied."""
+    right = []
+    for i in range(PROMPTS):
+        key = "".join(str(digit) for digit in random.integers(0, 10, 5))
+        filler, at = text[i * FILLER :][:FILLER], int(random.integers(0, FILLER))
+        said = model.tokenizer.encode(f" The pass key is {key}. Remember it: {key} is the pass key.\n").ids
+        asked = model.tokenizer.encode("\nWhat is the pass key? The pass key is ").ids
+        model.clear(0)
+        tokens, answer = filler[:at] + said + filler[at:] + asked, []
+        for _ in key:
+            tokens = [int(model.step({0: tokens})[0].argmax())]
+            answer += tokens
+        right.append(float(model.tokenizer.decode(answer).strip() == key))
+    return right
+
+
+def repetition(model: Ours, text: str, random: np.random.Generator) -> list[float]:
+    """Of each list, the part of the last repetition's tokens that are the likeliest ones."""
+    vocabulary, right = sorted({word for word in text.split() if word.isalpha() and word.islower()}), []
+    for _ in range(PROMPTS):
+        words = " " + " ".join(random.choice(vocabulary, WORDS, replace=False))
+        tokens = model.tokenizer.encode(words).ids
+        model.clear(0)
+        logits = model.step({0: tokens * TIMES}, every=True)
+        last = (TIMES - 1) * len(tokens)
+        right.append(float(np.mean(logits[last - 1 : -1].argmax(axis=1) == tokens)))
+    return right
+
+
+def main() -> int:
+    """Measures every format, and writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="a GGUF file")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report")
+    arguments = parser.parse_args()
+    text, begin = (ROOT / "examples/austen/held_back.txt").read_text(encoding="utf-8"), time.monotonic()
+    measured: list[Quality] = []
+    for cache, group in FORMATS:
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"quant_group": group}
+            model = Ours(str(arguments.source), cache, folder, 1, 2 * WINDOW, arguments.threads, **options)
+            tokens = model.tokenizer.encode(text).ids
+            windows = [tokens[first : first + WINDOW] for first in range(0, len(tokens) - WINDOW + 1, WINDOW)]
+            random = np.random.default_rng(7)
+            values = losses(model, windows), passkeys(model, tokens, random), repetition(model, text, random)
+            measured.append(Quality(cache, group, model.bytes_per_token, *values))
+        print(" | ".join(measured[-1].cells(measured[0])), flush=True)
+    origin = provenance(time.monotonic() - begin) | {"text": f"{len(windows)} windows of {WINDOW} tokens"}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    report = {"origin": origin, "formats": [asdict(quality) for quality in measured]}
+    (arguments.out / "quality.json").write_text(json.dumps(report, indent=1) + "\n")
+    header = ["cache", "bytes for a token", "perplexity", "loss above float32's", "pass keys copied", "words repeated"]
+    table = markdown(header, [quality.cells(measured[0]) for quality in measured])
+    said = [*(f"- {name}: {value}" for name, value in origin.items()), "", table]
+    (arguments.out / "quality.md").write_text("\n".join(["# quality", "", *said]) + "\n")
+    print(f"wrote {arguments.out / 'quality.md'}, quality.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
