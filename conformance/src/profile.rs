@@ -60,15 +60,11 @@ pub enum Standing {
 
 /// A file that is no profile.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the fields are what the messages name")]
 pub enum ProfileError {
     /// It cannot be read.
     #[error("{}: {cause}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: std::io::Error,
-    },
+    Io { path: PathBuf, cause: std::io::Error },
     /// It is no YAML, has no key that it must have, or has one that it must not have.
     #[error(transparent)]
     Yaml(#[from] serde_yaml::Error),
@@ -77,25 +73,18 @@ pub enum ProfileError {
     NoOperators,
     /// An operator does not exist.
     #[error("no operator is called {name:?}; there are {}", list(OperatorPage::ALL.map(OperatorPage::name)))]
-    Operator {
-        /// Its name.
-        name: String,
-    },
+    Operator { name: String },
     /// An operator has no such type, attribute or size.
     #[error("{operator} has nothing to limit called {name:?}; there are {}", list(known))]
-    #[expect(missing_docs, reason = "the fields are what the message names")]
     Key { operator: &'static str, name: String, known: Vec<&'static str> },
     /// A limit is neither a list nor a range.
     #[error("{operator}, {name}: expected {expected}: {cause}")]
-    #[expect(missing_docs, reason = "the fields are what the message names")]
     Limit { operator: &'static str, name: String, expected: &'static str, cause: serde_yaml::Error },
     /// A limit allows nothing.
     #[error("{operator}, {name}: nothing is allowed, so nothing would be tested")]
-    #[expect(missing_docs, reason = "the fields are what the message names")]
     Nothing { operator: &'static str, name: String },
     /// A limit names a type that does not exist.
     #[error("{operator}, {name}: no element type is called {value:?}")]
-    #[expect(missing_docs, reason = "the fields are what the message names")]
     Type { operator: &'static str, name: String, value: String },
 }
 

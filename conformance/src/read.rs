@@ -13,31 +13,30 @@ use crate::files::{committed, read_folders};
 use crate::rules::{OperatorPage, rule};
 use crate::tensor::Tensor;
 
+/// The `case.yaml` of every suite.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CaseFile {
-    about: String,
-    rules: Vec<String>,
+pub(crate) struct CaseFile {
+    pub(crate) about: String,
+    pub(crate) rules: Vec<String>,
+    /// Where it is one of attention.
+    pub(crate) operator: Option<String>,
     /// Where it is not that of dynamic batching.
     domain: Option<String>,
-    types: TypesFile,
+    pub(crate) types: BTreeMap<TypeName, String>,
     #[serde(default)]
     attributes: BTreeMap<String, i64>,
     #[serde(default)]
     int4: BTreeMap<String, Vec<usize>>,
     compare: Option<CompareFile>,
-    steps: Vec<StepFile>,
+    pub(crate) steps: Vec<StepFile>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TypesFile {
-    #[serde(rename = "T1")]
-    t1: String,
-    #[serde(rename = "T2")]
-    t2: String,
-    #[serde(rename = "T3")]
-    t3: Option<String>,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub(crate) enum TypeName {
+    T1,
+    T2,
+    T3,
 }
 
 #[derive(Deserialize)]
@@ -62,6 +61,46 @@ pub(crate) struct StepFile {
     pub(crate) mentions: Vec<String>,
 }
 
+impl CaseFile {
+    /// That of these files, and their tensors.
+    pub(crate) fn read<'a>(files: &'a CaseFiles<'_>) -> Result<(Self, Tensors<'a>), Cause> {
+        let file: Self = serde_yaml::from_slice(&files.yaml)?;
+        if file.steps.is_empty() {
+            return Err(Cause::NoSteps);
+        }
+        let tensors = Tensors { file: SafeTensors::deserialize(&files.tensors)?, int4: file.int4.clone() };
+        Ok((file, tensors))
+    }
+
+    /// Its attributes; `set` sets one by its name, if there is one.
+    pub(crate) fn attributes<A: Default>(&self, set: impl Fn(&mut A, &str, i64) -> bool) -> Result<A, Cause> {
+        let mut attributes = A::default();
+        match self.attributes.iter().find(|(name, value)| !set(&mut attributes, name, **value)) {
+            Some((name, _)) => Err(Cause::Attribute(name.clone())),
+            None => Ok(attributes),
+        }
+    }
+
+    /// A type of the node, if it has it.
+    pub(crate) fn element(&self, name: TypeName) -> Result<Option<ElementType>, Cause> {
+        let element = |name: &String| ElementType::from_name(name).ok_or_else(|| Cause::Type(name.clone()));
+        self.types.get(&name).map(element).transpose()
+    }
+
+    /// One that every node has.
+    pub(crate) fn given(&self, name: TypeName) -> Result<ElementType, Cause> {
+        self.element(name)?.ok_or_else(|| Cause::Type(format!("{name:?}")))
+    }
+
+    /// The rules that it names, all of which the page must state.
+    pub(crate) fn rules(&self, page: OperatorPage) -> Result<Vec<String>, Cause> {
+        match self.rules.iter().find(|id| rule(page, id).is_none()) {
+            Some(id) => Err(Cause::Rule { id: id.clone(), page: page.name() }),
+            None => Ok(self.rules.clone()),
+        }
+    }
+}
+
 /// The cases of this suite, by name.
 ///
 /// # Errors
@@ -80,18 +119,7 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
 
 /// The case of these files.
 fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
-    read_case(files, OperatorPage::KeyValueCache, Attributes::set, |tensor| {
-        Ok(StepInputs {
-            current_key: tensor("current_key")?,
-            current_value: tensor("current_value")?,
-            seqstarts: tensor("seqstarts")?,
-            kvstarts: tensor("kvstarts")?,
-            cachestarts: tensor("cachestarts")?,
-            start_pos: tensor("start_pos")?,
-            max_seqlen: tensor("max_seqlen")?,
-            max_kvlen: tensor("max_kvlen")?,
-        })
-    })
+    read_case(files, OperatorPage::KeyValueCache, Attributes::set, |tensor| StepInputs::of(tensor))
 }
 
 /// The case of these files, of the operator of a page. `set` sets an attribute by its
@@ -102,24 +130,18 @@ pub(crate) fn read_case<A: Default, I>(
     set: impl Fn(&mut A, &str, i64) -> bool,
     inputs: impl Fn(&dyn Fn(&str) -> Result<Tensor, Cause>) -> Result<I, Cause>,
 ) -> Result<Case<A, I>, Cause> {
-    let file: CaseFile = serde_yaml::from_slice(&files.yaml)?;
-    if file.steps.is_empty() {
-        return Err(Cause::NoSteps);
-    }
+    let (file, tensors) = CaseFile::read(files)?;
     // A case of dynamic batching leaves its domain out.
     let domain = (page == OperatorPage::StaticKeyValueCache).then_some(static_key_value_cache::DOMAINS[0]);
     if file.domain.as_deref() != domain {
         return Err(Cause::Domain { got: file.domain, expected: domain });
     }
-    let tensors = Tensors { file: SafeTensors::deserialize(&files.tensors)?, int4: &file.int4 };
-    let mut attributes = A::default();
-    for (name, &value) in &file.attributes {
-        if !set(&mut attributes, name, value) {
-            return Err(Cause::Attribute(name.clone()));
-        }
+    if let Some(operator) = &file.operator {
+        return Err(Cause::Operator(operator.clone()));
     }
-    let t3 = file.types.t3.as_deref().map(element).transpose()?;
-    let scale = |name: &str| t3.map(|_| tensors.get(name)).transpose();
+    let types = Types { t1: file.given(TypeName::T1)?, t2: file.given(TypeName::T2)?, t3: file.element(TypeName::T3)? };
+    let scale = |name: &str| types.t3.map(|_| tensors.get(name)).transpose();
+    let (rules, attributes) = (file.rules(page)?, file.attributes(set)?);
     let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
         let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
         let inputs = inputs(&tensor)?;
@@ -128,7 +150,6 @@ pub(crate) fn read_case<A: Default, I>(
             None => Expected::Success(Box::new(After {
                 outputs: vec![tensor("key")?, tensor("value")?],
                 tolerance: None,
-                unrounded: None,
                 cache: Some(tensor("cache")?),
                 scale: scale(&format!("{i}.scale"))?,
             })),
@@ -139,8 +160,8 @@ pub(crate) fn read_case<A: Default, I>(
         name: files.name(),
         folder: files.folder.clone(),
         about: file.about,
-        rules: known_rules(page, file.rules)?,
-        types: Types { t1: element(&file.types.t1)?, t2: element(&file.types.t2)?, t3 },
+        rules,
+        types,
         attributes,
         nan: file.compare.map_or(NanRule::Exact, |compare| match compare.nan {
             NanFile::Any => NanRule::Any,
@@ -151,22 +172,10 @@ pub(crate) fn read_case<A: Default, I>(
     })
 }
 
-/// The rules that a case names, all of which the page must state.
-pub(crate) fn known_rules(page: OperatorPage, ids: Vec<String>) -> Result<Vec<String>, Cause> {
-    match ids.iter().find(|id| rule(page, id).is_none()) {
-        Some(id) => Err(Cause::Rule { id: id.clone(), page: page.name() }),
-        None => Ok(ids),
-    }
-}
-
-pub(crate) fn element(name: &str) -> Result<ElementType, Cause> {
-    ElementType::from_name(name).ok_or_else(|| Cause::Type(name.to_owned()))
-}
-
 /// The tensors of a file, some of which are packed int4 with a logical shape that the case gives.
 pub(crate) struct Tensors<'a> {
     pub(crate) file: SafeTensors<'a>,
-    pub(crate) int4: &'a BTreeMap<String, Vec<usize>>,
+    int4: BTreeMap<String, Vec<usize>>,
 }
 
 impl Tensors<'_> {

@@ -1,7 +1,5 @@
 //! What is wrong with one call of any operator.
 
-use std::slice::from_ref;
-
 use kvcache_schema::ElementType;
 
 use super::compare::{Accept, Pair, refusal, tensors};
@@ -41,24 +39,20 @@ impl<'a> Call<'a> {
                 Some(Mismatch::Refused { error: kind.clone(), message: message.clone() })
             }
             (_, Expected::Success(after), Outcome::Done(outputs)) => {
+                // In the order in which a call computes them.
+                let mut pairs = self.state([after.cache.as_ref(), after.scale.as_ref()], self.nan);
                 let (names, element) = self.outputs;
-                let mismatch = |all: &[Tensor], tolerance: Option<&Tensor>| {
-                    // In the order in which a call computes them.
-                    let mut pairs = self.state([after.cache.as_ref(), after.scale.as_ref()], self.nan);
-                    let accept = match tolerance {
-                        None => Accept::Bits(self.nan),
-                        Some(tolerance) => Accept::Within { tolerance, element },
-                    };
-                    let pair = |(i, name)| Pair { name, got: outputs.get(i), expected: all.get(i), accept };
-                    pairs.extend(names.iter().copied().enumerate().map(pair));
-                    tensors(&pairs, false, &locate)
+                let accept = match &after.tolerance {
+                    None => Accept::Bits(self.nan),
+                    Some(tolerance) => Accept::Within { tolerance, element },
                 };
-                // Of what is right in two ways, the first is told.
-                let right = mismatch(&after.outputs, after.tolerance.as_ref());
-                right.filter(|_| match &after.unrounded {
-                    Some([output, tolerance]) => mismatch(from_ref(output), Some(tolerance)).is_some(),
-                    None => true,
-                })
+                pairs.extend(names.iter().enumerate().map(|(i, name)| Pair {
+                    name,
+                    got: outputs.get(i),
+                    expected: after.outputs.get(i),
+                    accept,
+                }));
+                tensors(&pairs, false, &locate)
             }
         }
     }

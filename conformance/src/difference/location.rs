@@ -7,89 +7,73 @@ use serde::Serialize;
 /// What an element stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
+#[expect(missing_docs, reason = "described by what they hold")]
 pub enum Location {
-    /// An element of `cache` or `scale`.
     Cache(CacheLocation),
-    /// An element of an output.
     Output(OutputLocation),
 }
 
-/// What an element of `cache` or `scale` stands for.
+/// What an element of `cache` or `scale` stands for; its owners are the tokens of the call that have its slot, several
+/// where sequences share it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "described above")]
 pub struct CacheLocation {
-    /// The attention layer.
     pub layer: usize,
-    /// Whether it belongs to a key or to a value.
     pub part: Part,
-    /// The slot.
     pub slot: Slot,
-    /// The cache head.
     pub head: usize,
-    /// The place within the head.
     #[serde(flatten)]
     pub inner: Inner,
-    /// The tokens of the call that have this slot: several, where sequences share it.
     pub owners: Vec<Owner>,
 }
 
-/// A key or a value.
+/// Whether an element belongs to a key or to a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "described above")]
 pub enum Part {
-    /// A key.
     Key,
-    /// A value.
     Value,
 }
 
-/// A slot of the cache.
+/// A slot of the cache: a number below MaxT, or in static batching its places along the axes of the sequences (below
+/// MaxB) and positions (below MaxS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
+#[expect(missing_docs, reason = "described above")]
 pub enum Slot {
-    /// In dynamic batching: a number below MaxT.
     Number(usize),
-    /// In static batching.
-    Place {
-        /// The place along the axis of the sequences, below MaxB.
-        row: usize,
-        /// The place along the axis of the positions, below MaxS.
-        position: usize,
-    },
+    Place { row: usize, position: usize },
 }
 
-/// A place within a head.
+/// A place within a head: in `cache` an element, in `scale` a group of `quant_group` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "described above")]
 pub enum Inner {
-    /// In `cache`: an element, below Dh.
     Element(usize),
-    /// In `scale`: a group of `quant_group` elements.
     Group(usize),
 }
 
-/// A token that has a slot.
+/// A token that has a slot, by its sequence in the batch and its position in that, and whether it is a current one, whose
+/// key and value the call stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "described above")]
 pub struct Owner {
-    /// The sequence, counted within the batch.
     pub sequence: usize,
-    /// The token's position in the sequence.
     pub position: usize,
-    /// Whether the token is a current one, whose key and value the call stores.
     pub current: bool,
 }
 
-/// What an element of `key`, `value` or `attn_output` stands for.
+/// What an element of `key`, `value` or `attn_output` stands for: an element of a head of a token; that comes from a head
+/// of the cache (of `MultiHeadAttention`: of the key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "described above")]
 pub struct OutputLocation {
-    /// The sequence, counted within the batch.
     pub sequence: usize,
-    /// The token's position in the sequence.
     pub position: usize,
-    /// The head of the output.
     pub head: usize,
-    /// The cache head (of `MultiHeadAttention`: the key's head) that it comes from.
     pub cache_head: usize,
-    /// The element of the head.
     pub element: usize,
 }
 

@@ -25,69 +25,33 @@ pub struct Difference {
 /// What is wrong.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the fields are what the messages name")]
 pub enum Mismatch {
     /// The implementation could not run the case, or ended without results.
-    CouldNotRun {
-        /// Why.
-        reason: String,
-    },
+    CouldNotRun { reason: String },
     /// There are not as many results as calls.
-    Calls {
-        /// How many results there are.
-        got: usize,
-        /// How many calls there are.
-        expected: usize,
-    },
-    /// A call that must succeed was refused.
-    Refused {
-        /// The kind of error, if the implementation has kinds.
-        error: Option<String>,
-        /// The error message.
-        message: String,
-    },
-    /// A call that must be refused was not.
-    NotRefused {
-        /// The kind of error that it must be refused with; `None` if any will do.
-        expected: Option<String>,
-    },
+    Calls { got: usize, expected: usize },
+    /// A call that must succeed was refused, with a kind of error if the implementation has kinds.
+    Refused { error: Option<String>, message: String },
+    /// A call that must be refused, with a kind of error or any, was not.
+    NotRefused { expected: Option<String> },
     /// A call was refused with another kind of error.
-    RefusedAs {
-        /// The kind of error.
-        got: String,
-        /// The kind that the case names.
-        expected: String,
-        /// The error message.
-        message: String,
-    },
+    RefusedAs { got: String, expected: String, message: String },
     /// The message of a refusal does not mention what it must.
-    NotMentioned {
-        /// What is missing.
-        mention: String,
-        /// The error message.
-        message: String,
-    },
-    /// A tensor has another type or shape, is missing, or should not be there.
-    Form {
-        /// The tensor's name.
-        tensor: &'static str,
-        /// What it is, if it is there.
-        got: Option<Form>,
-        /// What it must be, if it must be there.
-        expected: Option<Form>,
-        /// Whether the call was refused, and its state should be as before.
-        refused: bool,
-    },
+    NotMentioned { mention: String, message: String },
+    /// A tensor has another type or shape, is missing, or should not be there; after a call that was `refused`, it should
+    /// be as before.
+    Form { tensor: &'static str, got: Option<Form>, expected: Option<Form>, refused: bool },
     /// Elements of a tensor differ.
     Elements(Box<Elements>),
 }
 
 /// The type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "described above")]
 pub struct Form {
-    /// The type of its elements.
     #[serde(rename = "type", serialize_with = "by_name")]
     pub element: ElementType,
-    /// Its shape.
     pub shape: Vec<usize>,
 }
 
@@ -98,17 +62,17 @@ pub struct Elements {
     pub tensor: &'static str,
     /// The first index that differs, in row-major order.
     pub index: usize,
-    /// The same along each axis; empty for the nibble behind the last element of an int4 tensor.
+    /// The same along each axis; empty for the padding behind the last int4.
     pub coordinates: Vec<usize>,
-    /// What the element stands for, where that can be told.
+    /// What the element stands for, if that can be told.
     pub location: Option<Location>,
-    /// What it is.
+    /// The element.
     pub got: Value,
-    /// What it must be.
+    /// What it should be.
     pub expected: Value,
-    /// How far it may be from that; `None` where bits count.
+    /// How far it may be from that, if not only the same bits will do.
     pub tolerance: Option<f64>,
-    /// The distance in units in the last place, of floats.
+    /// How many floats lie between the two, plus one, if both are numbers of one float type.
     pub ulps: Option<u64>,
     /// How many elements of the tensor differ.
     pub differing: usize,
@@ -120,14 +84,12 @@ pub struct Elements {
     pub also: Vec<Differing>,
 }
 
-/// A tensor that differs, too.
+/// A tensor that differs, too: how many of its elements do (all, if its type or shape does), of how many.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "described above")]
 pub struct Differing {
-    /// The tensor's name.
     pub tensor: &'static str,
-    /// How many of its elements differ; all, if its type or shape does.
     pub differing: usize,
-    /// How many elements it should have.
     pub elements: usize,
 }
 

@@ -37,40 +37,23 @@ pub struct Program {
 
 /// A command that is no template of a program.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the fields are what the messages name")]
 pub enum ProgramError {
     /// Its quotes are not closed.
     #[error("{command:?} cannot be split into words: {cause}")]
-    Quotes {
-        /// The command.
-        command: String,
-        /// Why.
-        cause: shell_words::ParseError,
-    },
+    Quotes { command: String, cause: shell_words::ParseError },
     /// There is no such program.
     #[error("there is no program {program:?}")]
-    NotFound {
-        /// Its path or name.
-        program: String,
-    },
+    NotFound { program: String },
     /// It has no words.
     #[error("the command is empty")]
     Empty,
     /// It has one placeholder, and not the other.
     #[error("{command:?} has no {missing}")]
-    Placeholder {
-        /// The command.
-        command: String,
-        /// What is missing.
-        missing: &'static str,
-    },
+    Placeholder { command: String, missing: &'static str },
     /// It has a placeholder, though it serves many cases.
     #[error("{command:?} has {placeholder}, but a program that serves reads the paths from its standard input")]
-    ServesOne {
-        /// The command.
-        command: String,
-        /// What it has.
-        placeholder: &'static str,
-    },
+    ServesOne { command: String, placeholder: &'static str },
 }
 
 /// Stands for the folder of the case.

@@ -121,17 +121,6 @@ fn a_program_that_hangs_is_ended() {
     assert!(!mark.exists(), "its child runs on");
 }
 
-/// What a program leaves behind does not hold up the run.
-#[test]
-fn a_program_ends_when_it_ends_itself() {
-    let case = &DYNAMIC[0];
-    let program = Program::parse("sh -c 'sleep 20 & exit 3'").unwrap();
-    let start = Instant::now();
-    let error = program.run(case).unwrap_err();
-    assert_eq!(error, "the program ended with exit status: 3");
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-}
-
 /// The bytes of an int4 cache lie in one row, as in the case, or have its axes, two elements in a byte.
 #[test]
 fn a_packed_cache_has_its_shape() {

@@ -85,38 +85,3 @@ fn the_table_by_rule_counts_the_cases_of_each_rule() {
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("rules that no case here proves: ") && last.contains("KeyValueCache/cache-layout.0"));
 }
-
-#[cfg(feature = "junit")]
-#[test]
-fn the_junit_xml_has_every_case_once() {
-    let report = report();
-    let xml = report.junit();
-    let document = roxmltree::Document::parse(&xml).unwrap();
-    let root = document.root_element();
-    assert_eq!((root.tag_name().name(), root.attribute("name")), ("testsuites", Some("flawed <1>")));
-    assert_eq!(root.attribute("tests"), Some(report.entries.len().to_string().as_str()));
-    assert_eq!(root.attribute("failures"), Some("3"));
-    let suites: Vec<_> = root.children().filter(|node| node.has_tag_name("testsuite")).collect();
-    let [suite] = suites[..] else { panic!("one operator: {suites:?}") };
-    assert_eq!(suite.attribute("name"), Some("KeyValueCache"));
-    let cases: Vec<_> = suite.children().filter(|node| node.has_tag_name("testcase")).collect();
-    assert_eq!(cases.len(), report.entries.len());
-    for (case, entry) in cases.iter().zip(&report.entries) {
-        assert_eq!(case.attribute("name"), Some(entry.case.as_str()));
-        let child = |name| case.children().find(|node| node.has_tag_name(name));
-        let rules: Vec<_> = case
-            .descendants()
-            .filter(|node| node.has_tag_name("property") && node.attribute("name") == Some("rule"))
-            .filter_map(|node| node.attribute("value"))
-            .collect();
-        assert_eq!(rules, entry.rules);
-        let message = |name| child(name).and_then(|node| node.attribute("message")).map(str::to_owned);
-        let (failure, skipped) = match &entry.verdict {
-            Verdict::Passed => (None, None),
-            Verdict::Failed(difference, _) => (Some(difference.to_string()), None),
-            Verdict::Unsupported(reason) | Verdict::NotRun(reason) => (None, Some(reason.clone())),
-        };
-        assert_eq!((message("failure"), message("skipped")), (failure, skipped));
-    }
-    assert!(xml.contains("type=\"nibbles-swapped\""), "the diagnosis is the type of the failure");
-}

@@ -20,12 +20,7 @@ pub enum Error {
     NoCase(String),
     /// The profile cannot be read.
     #[error("profile {}: {cause}", path.display())]
-    Profile {
-        /// Its file.
-        path: PathBuf,
-        /// Why.
-        cause: ProfileError,
-    },
+    Profile { path: PathBuf, cause: ProfileError },
     /// The program's command is no template.
     #[error("--program: {0}")]
     Program(#[from] ProgramError),
@@ -37,12 +32,7 @@ pub enum Error {
     NoRandom,
     /// The report cannot be written.
     #[error("{to}: {cause}")]
-    Output {
-        /// Where to.
-        to: String,
-        /// Why.
-        cause: io::Error,
-    },
+    Output { to: String, cause: io::Error },
     /// Several implementations, in a form of one.
     #[error("--report json and junit are for one backend; {0} were run")]
     SeveralReports(usize),

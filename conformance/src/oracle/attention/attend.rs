@@ -8,7 +8,7 @@ use crate::oracle::attention::masks::{bias, has_alibi, has_causal_mask, mask_ele
 use crate::oracle::attention::ragged::{Query, Ragged};
 use crate::oracle::attention::scores::{Terms, factor};
 use crate::oracle::attention::softmax::weights;
-use crate::oracle::attention::tolerance::{Row, tolerance};
+use crate::oracle::attention::tolerance::tolerance;
 use crate::oracle::decisions::{Conversion, Outside};
 use crate::oracle::execute::OutsideOfCache;
 use crate::oracle::numbers::read;
@@ -54,7 +54,7 @@ impl Attend<'_> {
     /// The output of a legal call.
     pub(super) fn output(&self) -> Result<Attended, Stop> {
         let (ragged, attention) = (self.ragged, self.attention);
-        let (tokens, heads) = (ragged.tokens() as usize, ragged.num_heads);
+        let (tokens, heads) = (ragged.totals()[0] as usize, ragged.num_heads);
         let shape = match attention.output_shape {
             OutputShape::Right => vec![tokens, heads, ragged.head_dim],
             OutputShape::HeadsFirst => vec![heads, tokens, ragged.head_dim],
@@ -62,25 +62,26 @@ impl Attend<'_> {
         };
         let count = shape.iter().product();
         let element = if attention.output_of_float32 { ElementType::Float32 } else { ragged.t1 };
-        let (values, tolerance) = (vec![0.0; count], vec![0.0; count]);
-        let mut output = Attended { element, shape, values, tolerance, unrounded: None };
+        let mut output = Attended { element, shape, values: vec![0.0; count], tolerance: vec![0.0; count] };
         if self.made.is_some_and(|made| !output.has_form_of(made)) {
             return Err(Stop::Contradicted);
         }
         let slopes = slopes(attention, ragged);
         for b in 0..ragged.len() {
-            let (queries, keys) = (self.queries(b)?, self.keys(b)?);
-            for (h, i) in (0..heads).flat_map(|h| (0..queries.len()).map(move |i| (h, i))) {
-                let (n, m, token) = (queries.len() as i64, ragged.kvlen(b), queries[i]);
-                let query = Query { b, i: i as i64, n, m, h };
-                let scored = self.score(&query, token, &keys, slopes[h])?;
+            let (queries, keys) = (ragged.queries(attention, b), ragged.keys(attention, b));
+            let (first, n, m) = (queries.start, queries.end - queries.start, ragged.kvlen(b));
+            for (h, token) in (0..heads).flat_map(|h| queries.clone().map(move |token| (h, token as usize))) {
+                let query = Query { b, i: token as i64 - first, n, m, h };
+                let mut scored = self.score(&query, token, &keys, slopes[h])?;
                 let row = if attention.output_heads_first { h * tokens + token } else { token * heads + h };
                 // What lies behind the output's end is left out.
                 let first = row * ragged.head_dim;
                 if first + ragged.head_dim > count {
                     continue;
                 }
-                self.write(&scored, first, &mut output);
+                let scores: Vec<_> = scored.iter().map(|key| key.score).collect();
+                scored.iter_mut().zip(weights(attention, &scores)).for_each(|(key, weight)| key.weight = weight);
+                self.write(scored, first, &mut output);
                 if self.made.is_some_and(|made| !output.is_near_from(first, ragged.head_dim, made)) {
                     return Err(Stop::Contradicted);
                 }
@@ -89,52 +90,21 @@ impl Attend<'_> {
         Ok(output)
     }
 
-    /// The rows of `query` that are a sequence's.
-    fn queries(&self, b: usize) -> Result<Vec<usize>, OutsideOfCache> {
-        let mut rows = Vec::new();
-        for row in self.ragged.queries(self.attention, b) {
-            match usize::try_from(row) {
-                Ok(token) if row < self.ragged.tokens() => rows.push(token),
-                _ if self.outside == Outside::Skipped => {}
-                _ => return Err(OutsideOfCache),
-            }
-        }
-        Ok(rows)
-    }
-
-    /// The positions of a sequence's keys and their rows, none for one of zeros.
-    fn keys(&self, b: usize) -> Result<Vec<(i64, Option<usize>)>, OutsideOfCache> {
-        let (mut keys, rows) = (Vec::new(), self.ragged.total_keys());
-        for (row, j) in self.ragged.keys(self.attention, b) {
-            match row {
-                None => keys.push((j, None)),
-                Some(row) if (0..rows).contains(&row) => keys.push((j, Some(row as usize))),
-                // A slice that ends behind the tensor is cut.
-                Some(_) if self.outside == Outside::Skipped => {}
-                Some(row) if self.outside == Outside::FromEnd && (-rows..0).contains(&row) => {
-                    keys.push((j, Some((row + rows) as usize)));
-                }
-                Some(_) => return Err(OutsideOfCache),
-            }
-        }
-        Ok(keys)
-    }
-
     /// The scores of a head of a query, whose row is `token`.
     fn score(
         &self,
         query: &Query,
         token: usize,
-        of_keys: &[(i64, Option<usize>)],
+        of_keys: &[(Option<usize>, i64)],
         slope: f64,
-    ) -> Result<Scored, OutsideOfCache> {
+    ) -> Result<Vec<Scored>, OutsideOfCache> {
         let (ragged, attention, [queries, keys, ..]) = (self.ragged, self.attention, &self.packed);
         let causal = has_causal_mask(attention, ragged, query.b);
         let (alibi, factor) = (has_alibi(attention, ragged, query.b), factor(attention, ragged));
         let elements = attention.product_elements.count(ragged.head_dim, attention.n);
         let q = &queries[(token * ragged.num_heads + query.h) * ragged.head_dim..][..elements];
-        let mut scored = Scored::default();
-        for &(j, row) in of_keys {
+        let mut scored = Vec::new();
+        for &(row, j) in of_keys {
             let head = row.map(|row| self.head(row, query.h)).transpose()?.flatten();
             let (mut product, mut squares) = (0.0, 0.0);
             for (q, k) in head.iter().flat_map(|&head| q.iter().zip(&keys[head..])) {
@@ -149,10 +119,7 @@ impl Attend<'_> {
                 alibi: alibi.then(|| bias(attention, query, slope, j)),
                 attn_mask: self.mask(query, j)?,
             };
-            scored.scores.push(terms.score(attention));
-            scored.terms.push(terms);
-            scored.squares.push(squares);
-            scored.heads.push(head);
+            scored.push(Scored { terms, score: terms.score(attention), squares, head, weight: 0.0 });
         }
         Ok(scored)
     }
@@ -183,51 +150,38 @@ impl Attend<'_> {
     }
 
     /// Writes the weighted sum of one query and head, and how far it may be from it, into the elements from `first` on.
-    fn write(&self, scored: &Scored, first: usize, output: &mut Attended) {
+    fn write(&self, mut keys: Vec<Scored>, first: usize, output: &mut Attended) {
         let (attention, head_dim) = (self.attention, self.ragged.head_dim);
-        let weights = weights(attention, &scored.scores);
-        let hides = |score: f64| score == f64::NEG_INFINITY;
-        let sees_none = scored.scores.iter().all(|&score| hides(score));
+        let hides = |key: &Scored| key.score == f64::NEG_INFINITY;
         let nothing = match attention.without_keys {
-            WithoutKeys::Nan if sees_none => f64::NAN,
-            WithoutKeys::NanOfHidden if sees_none && !weights.is_empty() => f64::NAN,
+            WithoutKeys::Nan if keys.iter().all(hides) => f64::NAN,
+            WithoutKeys::NanOfHidden if keys.iter().all(hides) && !keys.is_empty() => f64::NAN,
             _ => 0.0,
         };
-        let counts = |&key: &usize| attention.adds_hidden_values || !hides(scored.scores[key]);
-        let seen: Vec<_> = (0..weights.len()).filter(counts).collect();
-        let value = |key: usize, d: usize| scored.heads[key].map_or(0.0, |head| self.packed[2][head + d]);
+        keys.retain(|key| attention.adds_hidden_values || !hides(key));
+        let value = |key: &Scored, d: usize| key.head.map_or(0.0, |head| self.packed[2][head + d]);
         let mut sum = vec![nothing; head_dim];
-        for &key in &seen {
-            sum.iter_mut().enumerate().for_each(|(d, sum)| *sum += weights[key] * value(key, d));
+        for key in &keys {
+            sum.iter_mut().enumerate().for_each(|(d, sum)| *sum += key.weight * value(key, d));
         }
         let elements = attention.value_elements.count(head_dim, attention.n);
         output.values[first..][..elements].copy_from_slice(&sum[..elements]);
-        if seen.is_empty() {
-            return;
+        if !keys.is_empty() {
+            let allowed = &mut output.tolerance[first..][..head_dim];
+            tolerance((self.ragged.t1, output.element), &keys, &sum, value, allowed);
+            let none = |(d, x): &(usize, &f64)| *d >= elements || !x.is_finite();
+            sum.iter().enumerate().filter(none).for_each(|(d, _)| allowed[d] = 0.0);
         }
-        let row = Row {
-            t1: self.ragged.t1,
-            head_dim,
-            output_type: output.element,
-            terms: seen.iter().map(|&key| scored.terms[key]).collect(),
-            squares: seen.iter().map(|&key| scored.squares[key]).collect(),
-            scores: seen.iter().map(|&key| scored.scores[key]).collect(),
-            weights: seen.iter().map(|&key| weights[key]).collect(),
-        };
-        let allowed = &mut output.tolerance[first..][..head_dim];
-        tolerance(&row, &sum, |key, d| value(seen[key], d), allowed);
-        let none = |(d, x): &(usize, &f64)| *d >= elements || !x.is_finite();
-        sum.iter().enumerate().filter(none).for_each(|(d, _)| allowed[d] = 0.0);
     }
 }
 
-/// The scores of one query and head, for each key, and what they were made of.
-#[derive(Default)]
-struct Scored {
-    terms: Vec<Terms>,
-    scores: Vec<f64>,
-    /// The sum of the squares of a product's terms, each multiplied with the factor.
-    squares: Vec<f64>,
-    /// The first element in `key` and `value`; none for a key of zeros.
-    heads: Vec<Option<usize>>,
+/// A key as a head of a query sees it: its score, and what that is made of; and its weight.
+pub(super) struct Scored {
+    pub(super) terms: Terms,
+    pub(super) score: f64,
+    /// The sum of the squares of the product's terms, each multiplied with the factor.
+    pub(super) squares: f64,
+    /// Its first element in `key` and `value`; none for a key of zeros.
+    head: Option<usize>,
+    pub(super) weight: f64,
 }

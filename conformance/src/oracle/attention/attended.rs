@@ -18,8 +18,6 @@ pub struct Attended {
     pub values: Vec<f64>,
     /// 0 where the value is not finite.
     pub tolerance: Vec<f64>,
-    /// It over products of code and scale that are not rounded, where these are others: as right, for a whole output.
-    pub unrounded: Option<Box<Attended>>,
 }
 
 impl Attended {
@@ -34,15 +32,13 @@ impl Attended {
         tensor
     }
 
-    /// Whether a call that gave `made` did the same.
+    /// Whether a call that gave `made` did the same. What is so vague that almost everything is within its tolerance, as
+    /// where errors of large scores are multiplied with weights far beyond 1, says nothing.
     pub(crate) fn fits(&self, made: &Tensor) -> bool {
-        let fits = |one: &Self| one.says_something() && one.is_near_from(0, one.values.len(), made);
-        self.has_form_of(made) && self.either().any(fits)
-    }
-
-    /// It, and it unrounded.
-    fn either(&self) -> impl Iterator<Item = &Self> {
-        [Some(self), self.unrounded.as_deref()].into_iter().flatten()
+        let largest = |values: &[f64]| values.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+        self.has_form_of(made)
+            && largest(&self.tolerance) <= MOST_TOLERANCE * largest(&self.values).max(1.0)
+            && self.is_near_from(0, self.values.len(), made)
     }
 
     /// Whether it has the type and the shape of a tensor.
@@ -50,45 +46,25 @@ impl Attended {
         (self.element, &self.shape[..]) == (made.element(), made.shape())
     }
 
-    /// An element as it is expected: what is too large for the type is an infinity.
-    pub fn expected(&self, i: usize) -> f64 {
-        let x = self.values[i];
-        if self.to_type(x).is_infinite() { f64::INFINITY.copysign(x) } else { x }
-    }
-
-    /// Whether so many elements of `made`, which has the same form, are within the tolerance.
+    /// Whether so many elements of `made`, which has the same form, are within the tolerance. What is too large for the
+    /// type is an infinity.
     pub(super) fn is_near_from(&self, first: usize, len: usize, made: &Tensor) -> bool {
         (first..first + len).all(|i| {
-            let made = read(Conversion::Nearest, self.element, made.bytes(), i);
-            passes(self.expected(i), made, self.tolerance[i])
+            let (x, made) = (self.values[i], read(Conversion::Nearest, self.element, made.bytes(), i));
+            let beyond = rounded(Conversion::Nearest, self.element, x).is_infinite();
+            passes(if beyond { f64::INFINITY.copysign(x) } else { x }, made, self.tolerance[i])
         })
     }
 
     /// Whether it is farther from what is right than that allows and, so many times, its own tolerance: as it is, and
     /// rounded as implementations give it.
     pub(crate) fn differs(&self, right: &Self, own: f64) -> bool {
-        self.either().all(|wrong| right.either().all(|right| wrong.is_far_from(right, own)))
-    }
-
-    fn is_far_from(&self, right: &Self, own: f64) -> bool {
-        let allowed = right.tolerance.iter().zip(&self.tolerance).map(|(right, wrong)| right + own * wrong);
-        let is_near = || {
-            right.values.iter().zip(&self.values).zip(allowed).all(|((&expected, &got), allowed)| {
-                passes(expected, got, allowed) && passes(expected, right.to_type(got), allowed)
-            })
+        let is_near = |i: usize| {
+            let (expected, allowed) = (right.values[i], right.tolerance[i] + own * self.tolerance[i]);
+            let given = rounded(Conversion::Nearest, right.element, self.values[i]);
+            passes(expected, self.values[i], allowed) && passes(expected, given, allowed)
         };
-        self.element != right.element || self.shape != right.shape || !is_near()
-    }
-
-    /// Whether it is not so vague that almost everything is within its tolerance, as where errors of large scores are
-    /// multiplied with weights far beyond 1.
-    fn says_something(&self) -> bool {
-        let largest = |values: &[f64]| values.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
-        largest(&self.tolerance) <= MOST_TOLERANCE * largest(&self.values).max(1.0)
-    }
-
-    fn to_type(&self, x: f64) -> f64 {
-        rounded(Conversion::Nearest, self.element, x)
+        self.element != right.element || self.shape != right.shape || !(0..self.values.len()).all(is_near)
     }
 }
 

@@ -94,7 +94,7 @@ pub(super) fn mask_element(attention: &Attention, ragged: &Ragged, query: &Query
         Mask::RowsFromZero => at(own, i, column),
         Mask::FirstRow => at(own, seqstart, column),
         Mask::BlockAtCorner => at(own, i, j),
-        Mask::StrideOfKeys => (own * rows + row) * ragged.total_keys() + column,
+        Mask::StrideOfKeys => (own * rows + row) * ragged.totals()[1] + column,
         Mask::StrideOfMaxKvlen => (own * rows + row) * ragged.max_kvlen + j,
     })
 }

@@ -1,8 +1,9 @@
 //! What the oracle does with a case of attention, call by call.
 
+use std::convert::Infallible;
 use std::rc::Rc;
 
-use kvcache_schema::{Attributes, ElementType};
+use kvcache_schema::Attributes;
 
 use crate::attention::{Case, Operator, Step};
 use crate::case::{NanRule, StepInputs, Types};
@@ -11,9 +12,7 @@ use crate::oracle::attention::attend::{Attend, Stop, numbers};
 use crate::oracle::attention::attended::Attended;
 use crate::oracle::attention::ragged::Ragged;
 use crate::oracle::attention::rules::legal;
-use crate::oracle::call::Call;
-use crate::oracle::decisions::{Behavior, StoredParts, ValueOf};
-use crate::oracle::execute::{State, empty, execute};
+use crate::oracle::execute::{State, empty};
 use crate::oracle::predict::{Oracle, PredictedOutcome, Prediction};
 use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
@@ -60,22 +59,14 @@ impl Oracle {
             return None;
         }
         let mask = step.inputs.get("attn_mask").map(numbers).unwrap_or_default();
-        let ragged = &Ragged::new(case.t1, &case.attributes.attention, step);
-        let attend = |[key, value]: [Vec<f64>; 2]| {
-            let packed = [numbers(step.input("query")), key, value, mask.clone()];
-            let (attention, outside, made) = (&self.attention, self.behavior.outside, made.map(|(_, output)| output));
-            Attend { attention, outside, ragged, packed, made }.output()
+        let attend = Attend {
+            attention: &self.attention,
+            outside: self.behavior.outside,
+            ragged: &Ragged::new(case.t1, &case.attributes.attention, step),
+            packed: [numbers(step.input("query")), numbers(&loaded[0]), numbers(&loaded[1]), mask],
+            made: made.map(|(_, output)| output),
         };
-        let numbers_of = |loaded: &[Tensor]| [numbers(&loaded[0]), numbers(&loaded[1])];
-        let rounded = numbers_of(&loaded);
-        let unrounded = self.load_unrounded(case, step, known.as_ref()).map(|loaded| numbers_of(&loaded));
-        let unrounded = unrounded.filter(|unrounded| *unrounded != rounded).and_then(|loaded| attend(loaded).ok());
-        let outcome = match (attend(rounded), unrounded) {
-            (Ok(output), unrounded) => Ok(Attended { unrounded: unrounded.map(Box::new), ..output }),
-            (Err(Stop::Contradicted), Some(unrounded)) => Ok(unrounded),
-            (Err(stop), _) => Err(stop),
-        };
-        let outcome = match outcome {
+        let outcome = match attend.output() {
             Ok(output) => PredictedOutcome::Done(Rc::new(output)),
             Err(Stop::Contradicted) => return None,
             Err(Stop::OutsideOfCache) => {
@@ -84,22 +75,6 @@ impl Oracle {
             }
         };
         Some(Prediction { outcome, state: known.clone() })
-    }
-
-    /// The keys and values of a quantized cache as the products of codes and scales, in float32, which has room for those
-    /// with scales of float16; none of an oracle that makes them otherwise, or has others than those in the cache.
-    fn load_unrounded(&self, case: &Case, step: &Step, after: Option<&Rc<State>>) -> Option<Vec<Tensor>> {
-        let (behavior, right) = (&self.behavior, Behavior::default());
-        let made_of = |of: &Behavior| (of.value, of.current_from_inputs, of.loads_from, of.order, of.keeps);
-        if case.attributes.cache.quant_bit == 0 || made_of(behavior) != made_of(&right) {
-            return None;
-        }
-        let (value, stored) = (ValueOf::NotRoundedToT3, StoredParts::Neither);
-        let State { cache, scale } = &**after?;
-        let types = Types { t1: ElementType::Float32, t2: cache.element(), t3: scale.as_ref().map(Tensor::element) };
-        let (attributes, inputs, scale) = (&case.attributes.cache, &stored_inputs(step), scale.as_ref());
-        let call = Call { types, attributes, inputs, cache, scale };
-        execute(&call, &Behavior { value, stored, ..*behavior }).ok().map(|(loaded, _)| loaded)
     }
 
     /// The keys and values that a call attends to: of one over a cache those that it loads, with the state after that in
@@ -120,27 +95,13 @@ impl Oracle {
         }
         let t3 = state.scale.as_ref().map(Tensor::element);
         let types = Types { t1: case.t1, t2: state.cache.element(), t3 };
-        match self.predict_call::<Attributes, _>(types, &case.attributes.cache, &stored_inputs(step), known).outcome {
+        let Ok(inputs) = StepInputs::of(|name| Ok::<_, Infallible>(step.input(name).clone()));
+        match self.predict_call::<Attributes, _>(types, &case.attributes.cache, &inputs, known).outcome {
             PredictedOutcome::Done(loaded) => Ok(loaded),
             PredictedOutcome::Refused(kind) => Err(PredictedOutcome::Refused(kind)),
             PredictedOutcome::Fails => Err(PredictedOutcome::Fails),
             PredictedOutcome::Unknown => Err(PredictedOutcome::Unknown),
         }
-    }
-}
-
-/// The inputs of `KeyValueCache` among those of a call over a cache.
-fn stored_inputs(step: &Step) -> StepInputs {
-    let input = |name: &str| step.input(name).clone();
-    StepInputs {
-        current_key: input("current_key"),
-        current_value: input("current_value"),
-        seqstarts: input("seqstarts"),
-        kvstarts: input("kvstarts"),
-        cachestarts: input("cachestarts"),
-        start_pos: input("start_pos"),
-        max_seqlen: input("max_seqlen"),
-        max_kvlen: input("max_kvlen"),
     }
 }
 

@@ -90,14 +90,9 @@ impl Ragged {
         (b as i128) < i128::from(self.decoding_batches)
     }
 
-    /// The rows of `query`.
-    pub(super) fn tokens(&self) -> i64 {
-        self.seqstarts.last().copied().unwrap_or_default()
-    }
-
-    /// The keys of all sequences.
-    pub(super) fn total_keys(&self) -> i64 {
-        self.kvstarts.last().copied().unwrap_or_default()
+    /// The rows of `query`, and the keys of all sequences.
+    pub(super) fn totals(&self) -> [i64; 2] {
+        [&self.seqstarts, &self.kvstarts].map(|starts| starts.last().copied().unwrap_or_default())
     }
 
     /// How many query heads share a key head.
@@ -117,7 +112,7 @@ impl Ragged {
 
     /// The keys that sequence `b`'s queries are scored with: the packed row of each, none of a key of zeros, and its
     /// position in the sequence.
-    pub(super) fn keys(&self, attention: &Attention, b: usize) -> Vec<(Option<i64>, i64)> {
+    pub(super) fn keys(&self, attention: &Attention, b: usize) -> Vec<(Option<usize>, i64)> {
         let (first, last, kvlen, seqlen) = (self.kvstarts[b], self.kvstarts[b + 1], self.kvlen(b), self.seqlen(b));
         let past = (kvlen - seqlen).max(0);
         let (rows, position) = match attention.keys {
@@ -126,12 +121,12 @@ impl Ragged {
             Keys::PastAlone => (first..last - seqlen, 0),
             Keys::CurrentAlone => (first + past..last, past),
             Keys::FirstSequence => (0..kvlen, 0),
-            Keys::AllSequences => (0..self.total_keys(), -first),
+            Keys::AllSequences => (0..self.totals()[1], -first),
             Keys::WholeBlocks => (first..last - kvlen % attention.n as i64, 0),
         };
         let longest = (0..self.len()).map(|b| self.kvlen(b)).max().unwrap_or(0);
         let padding = kvlen..if attention.keys == Keys::Padded { longest } else { kvlen };
-        let rows = rows.zip(position..).map(|(row, j)| (Some(row), j));
+        let rows = rows.zip(position..).map(|(row, j)| (Some(row as usize), j));
         rows.chain(padding.map(|j| (None, j))).collect()
     }
 

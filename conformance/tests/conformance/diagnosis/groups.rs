@@ -52,17 +52,6 @@ fn why_a_legal_call_is_refused_is_what_it_says_and_no_guess() {
 }
 
 #[test]
-fn the_size_of_the_batch_is_a_condition() {
-    let batch =
-        |case: &Case| case.steps[0].inputs.seqstarts.shape().first().map_or(0, |starts| starts.saturating_sub(1));
-    assert!(telling().iter().any(|case| batch(case) > 3));
-    let refuses = |case: &Case| case.steps[0].inputs.seqstarts.shape().first().is_some_and(|&starts| starts > 4);
-    let diagnosis = of(&refusing(|_| "too many".to_owned(), refuses));
-    let [group] = &diagnosis.unexplained[..] else { panic!("{diagnosis}") };
-    assert_eq!(group.scope.to_string(), "batch is at least 4", "{diagnosis}");
-}
-
-#[test]
 fn illegal_calls_that_are_made_are_told_by_the_errors_that_were_expected() {
     let makes = |case: &Case, result: &mut CallResult| {
         if matches!(&result.outcome, Outcome::Refused { kind: Some(kind), .. } if kind == "kvlen_mismatch") {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kvcache_conformance::diagnosis::{Diagnosable, KnownMistakes, Recorder};
 use kvcache_conformance::mistakes::{Mistake, mistakes};
 use kvcache_conformance::oracle::Oracle;
-use kvcache_conformance::{Implementation, OperatorPage, attention, rule, run, static_batching};
+use kvcache_conformance::{Implementation, OperatorPage, attention, rule, run};
 
 use super::trial::{diagnosed, telling, unworded};
 use crate::answers::{ATTENTION, DYNAMIC, STATIC};
@@ -34,13 +34,6 @@ fn some(of_attention: bool, part: usize) -> impl Iterator<Item = &'static Mistak
 fn each_is_diagnosed_in_dynamic_batching() {
     let shown = each_is_diagnosed(&telling(), some(false, 17));
     assert!(shown > 6, "{shown}");
-}
-
-#[test]
-fn each_is_diagnosed_in_static_batching() {
-    let cases: Vec<static_batching::Case> = unworded(STATIC.iter().step_by(2));
-    let shown = each_is_diagnosed(&cases, some(false, 23));
-    assert!(shown > 3, "{shown}");
 }
 
 /// Some of attention, and a few of those of the cache, each of which its own suite diagnoses.
