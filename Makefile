@@ -35,6 +35,8 @@
 # make fuzz             all fuzz targets with libFuzzer, for MINUTES (1) each; FUZZ_TARGETS=operator for one of them
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
+# make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
+# make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
 #
 # make golden           writes the golden cases anew             make header    writes the C header anew
 # make docs             writes the generated pages, and builds the book; make book alone does that

@@ -35,6 +35,7 @@ LENGTH = 8192  # tokens of a sequence, the model's context
 SEQUENCES = 16
 FEW = 4  # sequences of GroupQueryAttention, whose cache is float32
 PREFIX = 2048
+QUIET = 0.9  # of its threads' processors, which spin where they wait
 REST = 0.05  # seconds, in which workers that have nothing to do cease to spin
 # The root mean square of the logits' differences, in standard deviations. What is rounded to 8 bits makes 0.03 to 0.3,
 # most in the first tokens of a text; a token that is left out 0.2 to 3.
@@ -69,7 +70,10 @@ def decode(peer: Any, text: list[int], batch: int, first: int, steps: int) -> np
 
 
 class Contender:
-    """A process, to be told what to do; `shares` of the processors that it held while it was measured."""
+    """A process, to be told what to do; `shares` is how much of its threads' processors it held in each call.
+
+    The last of its arguments is how many threads it has.
+    """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any, sequences: int = 0) -> None:
         self.sequences = sequences  # and one more, that others are copied from
@@ -79,13 +83,13 @@ class Contender:
         self._process.start()
         theirs.close()
         self._connection.recv()
-        self.shares: list[float] = []
+        self._threads, self.shares = arguments[-1], [0.0]
 
     def __call__(self, name: str, *arguments: Any) -> tuple[Any, float]:
         """What a method gives, and its seconds."""
         self._connection.send((name, arguments))
         result, seconds, share = self._connection.recv()
-        self.shares.append(share)
+        self.shares.append(share / self._threads)
         return result, seconds
 
     def end(self) -> int:
@@ -113,7 +117,7 @@ class Benchmark:
     def prompt(self, tokens: int) -> None:
         """A prompt in an empty sequence."""
         count = self._rounds if tokens < 1024 else max(self._rounds - 1, 1)
-        rounds = [self._round("prompt", 1, 0, self._text[:tokens]) for _ in range(count)]
+        rounds = self._measure(count, lambda i: ("prompt", 1, 0, self._text[:tokens]))
         self._report(f"prompt of {tokens}", tokens, rounds)
 
     def hold(self, depth: int) -> None:
@@ -127,8 +131,8 @@ class Benchmark:
             if batch <= contender.sequences:
                 contender("place", batch, contender.sequences, self._text[:depth])
         self._round("decode", batch, self._text, batch, depth, 1)  # llama.cpp copies now
-        firsts = [depth + 1 + i * steps for i in range(self._rounds)]
-        rounds = [self._round("decode", batch, self._text, batch, first, steps) for first in firsts]
+        first = depth + 1
+        rounds = self._measure(self._rounds, lambda i: ("decode", batch, self._text, batch, first + i * steps, steps))
         self._report(f"decode, batch {batch}, depth {depth}", batch * steps, rounds)
 
     def first_token(self) -> None:
@@ -140,6 +144,15 @@ class Benchmark:
             f"first token, {len(new)} behind a prefix of {PREFIX}", len(new), [self._round("step", 1, {0: new})]
         )
 
+    def _measure(self, count: int, told: Callable[[int], tuple[Any, ...]]) -> list[dict[str, float]]:
+        """So many rounds in which ours held its processors, or as many as there were in three times as many."""
+        rounds, quiet = [], []
+        while len(quiet) < count and len(rounds) < 3 * count:
+            rounds.append(self._round(*told(len(rounds))))
+            if self.contenders[OURS].shares[-1] >= QUIET:
+                quiet.append(rounds[-1])
+        return quiet or rounds
+
     def _round(self, name: str, batch: int, *arguments: Any) -> dict[str, float]:
         """Each contender of so many sequences, in turn: its seconds. Their logits must agree."""
         done = {}
@@ -147,7 +160,8 @@ class Benchmark:
             if batch <= contender.sequences:
                 time.sleep(REST)
                 done[key] = contender(name, *arguments)
-        self.contenders = dict([*list(self.contenders.items())[1:], *list(self.contenders.items())[:1]])
+        first, *others = self.contenders.items()
+        self.contenders = dict([*others, first])  # nobody always comes after the same one
         ours = np.atleast_2d(done[OURS][0])
         for key, (logits, _) in done.items():
             difference = np.sqrt(np.square(ours - logits).mean(-1)) / ours.std(-1)
@@ -189,7 +203,7 @@ def measure(arguments: argparse.Namespace, folder: Path, cache: str, text: list[
     benchmark.first_token()
     lines = []
     for name, contender in benchmark.contenders.items():
-        share = np.median(contender.shares) / arguments.threads
+        share = np.median(contender.shares)
         peak = contender.end()
         lines.append(f"{cache}, {name}: at most {peak / 1e6:.0f} MB; it held {share:.0%} of its threads' processors")
         speed = {row["what"]: row["tokens/s"].get(name) for row in benchmark.rows}

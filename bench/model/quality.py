@@ -2,10 +2,10 @@
 
     quality.py SmolLM2-135M-Instruct.Q4_1.gguf     writes quality.md and quality.json in target/bench
 
-Perplexity is of Jane Austen's words (examples/austen/NOTICE says whose they are) in windows of 512 tokens. What a
-format costs is its loss less that of float32 on the same tokens; errors are one standard error of the mean over
-windows. A pass key of five digits stands somewhere in 400 tokens of the text, and is asked for behind them; what is
-repeated is a list of twelve words, three times. Weights and inputs of products are as they are served: quantized.
+Perplexity is of Jane Austen's words (examples/austen/NOTICE says whose they are) in windows of 512 tokens; formats are
+compared on the same tokens, and errors are one standard error over windows or prompts. A pass key of five digits stands
+somewhere in 400 tokens of the text, and is asked for behind them; what is repeated is a list of twelve words, three
+times. Weights and inputs of products are as they are served: quantized.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Quality:
     def cells(self, exact: Quality) -> list[str]:
         """A row of the table."""
         loss, cost = np.array(self.losses), np.array(self.losses) - exact.losses
-        perplexity = exp(loss.mean())
+        perplexity, ratio = exp(loss.mean()), exp(cost.mean())
         name = self.cache if self.cache.startswith("float") else f"{self.cache}, groups of {self.group}"
         return [
             name,
             str(self.bytes_per_token),
             f"{perplexity:.2f} ± {perplexity * error(loss):.2f}",
-            "" if self is exact else f"{100 * cost.mean():+.2f} ± {100 * error(cost):.2f} %",
+            "" if self is exact else f"{100 * ratio - 100:+.2f} ± {100 * ratio * error(cost):.2f} %",
             *(f"{np.mean(right):.0%} ± {error(np.array(right)):.0%}" for right in (self.passkeys, self.repetitions)),
         ]
 
@@ -132,7 +132,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = {"origin": origin, "formats": [asdict(quality) for quality in measured]}
     (arguments.out / "quality.json").write_text(json.dumps(report, indent=1) + "\n")
-    header = ["cache", "bytes for a token", "perplexity", "loss above float32's", "pass keys copied", "words repeated"]
+    header = ["cache", "bytes for a token", "perplexity", "above float32's", "pass keys copied", "words repeated"]
     table = markdown(header, [quality.cells(measured[0]) for quality in measured])
     said = [*(f"- {name}: {value}" for name, value in origin.items()), "", table]
     (arguments.out / "quality.md").write_text("\n".join(["# quality", "", *said]) + "\n")
