@@ -15,7 +15,7 @@ from kvcache_ops.models import ChatTemplate
 from test_serve import Serving, serving
 
 SOURCE = Path(os.environ["KVCACHE_SMOLLM2"])
-TEXT = (Path(__file__).parents[2] / "docs/manager.md").read_text(encoding="utf-8")[:12_000]
+TEXT = (Path(__file__).parents[2] / "docs/manager.md").read_text(encoding="utf-8")[:8_000]
 SYSTEM = {"role": "system", "content": "You are a helpful assistant. You answer in one short English sentence."}
 CACHES = ("float16", "int8", "int4")
 QUESTIONS = ["What color is the sky?", "How many legs has a dog?", "What do bees make?", "Who wrote Hamlet?"]
@@ -24,19 +24,19 @@ QUESTIONS = ["What color is the sky?", "How many legs has a dog?", "What do bees
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model with an int8 cache."""
-    return models.build(SOURCE, tmp_path_factory.mktemp("served") / "model")
+    return models.build(SOURCE, tmp_path_factory.mktemp("served") / "model", page_size=8)
 
 
 @pytest.fixture(scope="module")
 def served(path: Path) -> Iterator[Serving]:
-    """A server on all processors."""
-    with serving(path, threads=0) as found:
+    """A server."""
+    with serving(path) as found:
         yield found
 
 
 def test_twenty_clients(path: Path, served: Serving) -> None:
     """Each gets what the engine answers alone; the system's message is computed once."""
-    engine = Engine(path)
+    engine = Engine(path, threads=1)
     template = ChatTemplate(engine.model)
     chats = [[SYSTEM, {"role": "user", "content": question}] for question in QUESTIONS]
     expected = [engine.generate([template.tokens(chat)], max_new_tokens=24)[0].text for chat in chats]
@@ -55,7 +55,8 @@ def test_twenty_clients(path: Path, served: Serving) -> None:
 
 def test_perplexity_by_cache() -> None:
     """An int8 cache costs less than the hundredth part, an int4 one less than the fifth."""
-    found = {cache: models.perplexity(models.open_model(SOURCE, cache=cache), TEXT).value for cache in CACHES}
+    built = {cache: models.open_model(SOURCE, cache=cache) for cache in CACHES}
+    found = {cache: models.perplexity(model, TEXT, threads=1).value for cache, model in built.items()}
     assert 5 < found["float16"] < 40
     assert abs(found["int8"] / found["float16"] - 1) < 0.01
     assert 0 < found["int4"] / found["float16"] - 1 < 0.2
