@@ -132,16 +132,24 @@ def test_a_conversation_goes_on(
     """In another program from the keys and values that one has saved, and past the context without its beginning."""
     saved = tmp_path / "conversation.json"
 
-    def chat(*lines: str) -> list[str]:
+    def chat(*lines: str, cache: str = "int8") -> list[str]:
         """What is said of each line, without the first of all."""
         monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-        assert main(["chat", str(source), "--max-new-tokens", "20", "--temperature", "0", *SMALL]) == 0
+        assert (
+            main(["chat", str(source), "--cache", cache, "--max-new-tokens", "20", "--temperature", "0", *SMALL]) == 0
+        )
         return capsys.readouterr().err.splitlines()[1:]
 
-    answered, _ = chat("the theme " * 10, f"/save {saved}")
-    assert answered.startswith("[20 tokens, length; ") and "0 of 59 prompt tokens from the cache" in answered
+    empty, answered, _ = chat(f"/save {saved}", "the theme " * 10, f"/save {saved}")
+    assert (
+        empty.startswith("chat_empty: ")
+        and answered.startswith("[20 tokens, length; ")
+        and "0 of 59 prompt tokens from the cache" in answered
+    )
     loaded, answered = chat(f"/load {saved}", "a")
     assert loaded.startswith("2 messages") and "64 of 105 prompt tokens from the cache" in answered
+    [refused] = chat(f"/load {saved}", cache="int4")
+    assert refused.startswith("types: ")
     said = chat(*["the theme " * 20] * 5)
     assert [line for line in said if not line.startswith("[20 tokens")] == [
         "the context has 512 tokens: the oldest 4 messages are forgotten"

@@ -110,22 +110,24 @@ class Chat:
 
     def _save(self, path: Path) -> None:
         """The messages as JSON, and their keys and values in a file beside it."""
-        if len(self._messages) > len(self._beginning):
-            tokens = self._template.tokens(self._messages, False)
-            self._engine.save(_session(path), tokens[: self._engine.context_length])
+        if len(self._messages) == len(self._beginning):
+            raise KvCacheError("there is no conversation yet, expected a question and its answer", "chat_empty")
+        tokens = self._template.tokens(self._messages, False)
+        self._engine.save(_session(path), tokens[: self._engine.context_length])
         about = {"model": self._engine.model.name, "messages": self._messages}
         path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         _say(f"{len(self._messages)} messages are in {path}, their keys and values in {_session(path)}")
 
     def _load(self, path: Path) -> None:
         try:
-            messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
-            self._template.tokens([{"role": message["role"], "content": message["content"]} for message in messages])
+            given = json.loads(path.read_text(encoding="utf-8"))["messages"]
+            messages = [{"role": message["role"], "content": message["content"]} for message in given]
+            self._template.tokens(messages)
         except (ValueError, LookupError, TypeError) as error:
             raise KvCacheError(f"{path} has no conversation: {error}", "chat_damaged") from error
-        self._messages = messages
-        if _session(path).exists():
+        if _session(path).exists():  # refused if it is of another model or cache
             self._engine.load(_session(path))
+        self._messages = messages
         _say(f"{len(messages)} messages of {path}")
 
 

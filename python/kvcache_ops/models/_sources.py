@@ -9,10 +9,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvcache_ops import _native
 from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops.models._build import FORMAT, MODEL, build
+from kvcache_ops.models._build import MODEL, build
 from kvcache_ops.models._model import Model, load
 
 
@@ -65,8 +64,10 @@ def _home() -> Path:
 
 
 def _key(source: Path, options: Mapping[str, object]) -> str:
-    """What the result depends on: the files by size and time, the options, and this package."""
+    """What the result depends on: the files by size and time, the options, and what builds."""
     files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
     stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
-    about = [str(source.resolve()), stats, sorted(options.items()), _native.__version__, FORMAT]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([str(source.resolve()), stats, sorted(options.items())]).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
