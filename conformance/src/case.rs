@@ -159,6 +159,9 @@ pub struct After {
     /// How far each element of `attn_output` may be from it, float32. Where the oracle's is not finite, the output must
     /// be so too.
     pub tolerance: Option<Tensor>,
+    /// Over a quantized cache `attn_output` and its tolerance where products of code and scale are not rounded, if that
+    /// differs: the whole output is near the one or the other.
+    pub unrounded: Option<[Tensor; 2]>,
     /// `cache` after the call, if the operator has one.
     pub cache: Option<Tensor>,
     /// `scale` after the call, if given.
@@ -166,10 +169,17 @@ pub struct After {
 }
 
 impl After {
-    /// The outputs, which are called so, and the state by their names. The tolerance is among them.
+    /// The outputs, which are called so, and the state by their names. The tolerance is among them, and what is unrounded.
     pub fn named(&self, outputs: &[&'static str]) -> Vec<(&'static str, &Tensor)> {
-        let others = [("tolerance", &self.tolerance), ("cache", &self.cache), ("scale", &self.scale)];
-        let others = others.into_iter().filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
+        let [unrounded, its_tolerance] = [0, 1].map(|i| self.unrounded.as_ref().map(|pair| &pair[i]));
+        let others = [
+            ("tolerance", self.tolerance.as_ref()),
+            ("unrounded.attn_output", unrounded),
+            ("unrounded.tolerance", its_tolerance),
+            ("cache", self.cache.as_ref()),
+            ("scale", self.scale.as_ref()),
+        ];
+        let others = others.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
         outputs.iter().copied().zip(&self.outputs).chain(others).collect()
     }
 }

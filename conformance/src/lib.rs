@@ -38,7 +38,6 @@ pub mod attention;
 pub mod backends;
 mod case;
 mod case_files;
-mod demand;
 pub mod diagnosis;
 mod difference;
 #[cfg(feature = "embedded")]
@@ -54,7 +53,6 @@ mod program;
 pub mod random;
 mod read;
 mod report;
-mod result;
 mod rules;
 mod run;
 pub mod static_batching;
@@ -63,19 +61,17 @@ mod tensor;
 
 pub use case::{After, Case, Expected, NamedInputs, NanRule, Step, StepInputs, Types};
 pub use case_files::ReadError;
-pub use demand::Demand;
 pub use difference::{
     CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
     Value,
 };
-pub use implementation::Implementation;
+pub use implementation::{CallResult, Demand, Implementation, Outcome};
 pub use key_value_cache::CaseInputs;
 pub use profile::{Profile, ProfileError, Standing};
 #[cfg(feature = "program")]
 pub use program::{Program, ProgramError};
 pub use read::{cases, read_cases};
 pub use report::{Counts, Entry, JSON_VERSION, Report, RuleCount, Verdict};
-pub use result::{CallResult, Outcome};
 pub use rules::{OperatorPage, Rule, rule, rules};
 pub use run::{Runner, run};
 pub use suite::{Diagnosis, Features, Named, State, Suite};

@@ -150,6 +150,7 @@ pub(crate) fn read_case<A: Default, I>(
             None => Expected::Success(Box::new(After {
                 outputs: vec![tensor("key")?, tensor("value")?],
                 tolerance: None,
+                unrounded: None,
                 cache: Some(tensor("cache")?),
                 scale: scale(&format!("{i}.scale"))?,
             })),

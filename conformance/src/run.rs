@@ -6,12 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use crate::demand::Demand;
 use crate::difference::Difference;
-use crate::implementation::Implementation;
+use crate::implementation::{CallResult, Demand, Implementation};
 use crate::profile::{Profile, Standing};
 use crate::report::{Entry, Report, Verdict};
-use crate::result::CallResult;
 use crate::suite::Suite;
 
 /// Runs the cases on an implementation.

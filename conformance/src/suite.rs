@@ -7,9 +7,8 @@ use kvcache_schema::ElementType;
 use serde::Serialize;
 
 use crate::case::{Expected, NanRule};
-use crate::demand::Demand;
 use crate::difference::{Call, Difference, Location, Mismatch};
-use crate::result::CallResult;
+use crate::implementation::{CallResult, Demand};
 use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 

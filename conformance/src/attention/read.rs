@@ -40,18 +40,24 @@ fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     let (rules, attributes) = (file.rules(operator.page())?, file.attributes(CacheAttentionAttributes::set)?);
     let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
         let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
+        let is_given = |name: &str| tensors.file.tensor(&format!("{i}.{name}")).is_ok();
         let mut inputs = BTreeMap::new();
         for &name in operator.inputs() {
-            let left_out = name == "attn_mask" && tensors.file.tensor(&format!("{i}.{name}")).is_err();
+            let left_out = name == "attn_mask" && !is_given(name);
             if !left_out && name != "cache" && name != "scale" {
                 inputs.insert(name, tensor(name)?);
             }
         }
+        let unrounded = match is_given("unrounded.attn_output") {
+            true => Some([tensor("unrounded.attn_output")?, tensor("unrounded.tolerance")?]),
+            false => None,
+        };
         let expected = match step.error {
             Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
             None => Expected::Success(Box::new(After {
                 outputs: vec![tensor("attn_output")?],
                 tolerance: Some(tensor("tolerance")?),
+                unrounded,
                 cache: cache(&format!("{i}.cache"))?,
                 scale: scale(&format!("{i}.scale"))?,
             })),

@@ -6,9 +6,9 @@ use super::candidate::Diagnosable;
 use super::stored::concerns;
 use crate::attention::{Case, Operator};
 use crate::case::StepInputs;
+use crate::implementation::CallResult;
 use crate::oracle::attention::{Attended, AttentionPrediction};
 use crate::oracle::{Inputs, Oracle, indices};
-use crate::result::CallResult;
 use crate::rules::{OperatorPage, rule as rule_of};
 
 impl Diagnosable for Case {

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use super::near::Near;
 use crate::case::NanRule;
+use crate::implementation::{CallResult, Outcome};
 use crate::mistakes::Mistake;
 use crate::oracle::attention::Attended;
 use crate::oracle::{Oracle, Outside, PredictedOutcome, Prediction, State};
-use crate::result::{CallResult, Outcome};
 use crate::suite::Suite;
 use crate::tensor::Tensor;
 

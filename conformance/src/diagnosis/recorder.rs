@@ -6,9 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::candidate::Diagnosable;
 use super::explanation::RunDiagnosis;
 use super::run::{KnownMistakes, Trial};
-use crate::implementation::Implementation;
+use crate::implementation::{CallResult, Implementation};
 use crate::report::{Report, Verdict};
-use crate::result::CallResult;
 use crate::suite::{Diagnosis, Suite};
 
 /// An implementation whose results are kept, so that a report on it can be diagnosed.

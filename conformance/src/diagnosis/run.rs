@@ -10,11 +10,10 @@ use super::groups::{Group, groups};
 use super::near::{KINDS, Near};
 use super::scope::{Facts, Scope};
 use crate::case::Expected;
-use crate::demand::Demand;
 use crate::difference::{Difference, Mismatch};
+use crate::implementation::{CallResult, Demand, Outcome};
 use crate::mistakes::mistakes;
 use crate::oracle::{Oracle, Prediction};
-use crate::result::{CallResult, Outcome};
 
 /// For each failure that a mistake explains, so many cases may have passed that it would fail.
 const MOST_CONTRADICTIONS: usize = 4;
@@ -98,11 +97,6 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
     fn size(&self, case: usize) -> usize {
         let calls = self.cases[case].calls();
         calls.iter().flat_map(|(inputs, _)| inputs).map(|(_, tensor)| tensor.bytes().len()).sum()
-    }
-
-    /// The place of a candidate in the list.
-    fn place(&self, candidate: &Candidate) -> Option<usize> {
-        self.candidates.iter().position(|other| std::ptr::eq(other, candidate))
     }
 
     fn is_legal(&self, case: usize) -> bool {
@@ -190,28 +184,28 @@ impl<'a, C: Diagnosable> Run<'a, C> {
         left.sort_by_key(|&case| self.known.size(case));
         let mut candidates: Vec<_> = self.known.candidates.iter().collect();
         let mut suspects: Vec<Suspect<'a>> = Vec::new();
+        let fit = |candidate: &Candidate, case| {
+            candidate.fit(&self.known.cases[case], self.known.right(case), self.failed[&case])
+        };
         while !left.is_empty() {
             // What calls of few tokens give may come from many mistakes, and what those of many give takes long.
             let case = left.remove(left.len() / 2);
             let (explaining, others): (Vec<_>, _) =
-                candidates.into_iter().partition(|candidate| self.fit(candidate, case).is_some_and(|fit| fit.tells));
+                candidates.into_iter().partition(|candidate| fit(candidate, case).is_some_and(|fit| fit.tells));
             candidates = others;
             suspects.extend(explaining.into_iter().filter_map(|candidate| self.suspect(candidate)));
             left.retain(|case| !suspects.iter().any(|suspect| suspect.fits.contains_key(case)));
         }
         // In the order of the list.
-        suspects.sort_by_key(|suspect| self.known.place(suspect.candidate));
+        let place = |candidate| self.known.candidates.iter().position(|other| std::ptr::eq(other, candidate));
+        suspects.sort_by_key(|suspect| place(suspect.candidate));
         suspects
-    }
-
-    fn fit(&self, candidate: &Candidate, case: usize) -> Option<Fit> {
-        candidate.fit(&self.known.cases[case], self.known.right(case), self.failed[&case])
     }
 
     /// What speaks for and against a candidate; `None` if too little speaks for it.
     fn suspect(&self, candidate: &'a Candidate) -> Option<Suspect<'a>> {
-        let fits: BTreeMap<_, _> =
-            self.failed.keys().filter_map(|&case| Some((case, self.fit(candidate, case)?))).collect();
+        let fit = |case| candidate.fit(&self.known.cases[case], self.known.right(case), self.failed[&case]);
+        let fits: BTreeMap<_, _> = self.failed.keys().filter_map(|&case| Some((case, fit(case)?))).collect();
         let near = self.near.keys().filter(|case| !fits.contains_key(case));
         let deviates = |&i: &usize| candidate.deviates(&self.known.cases[i], self.known.right(i));
         let mut contradicted: Vec<_> = self.passed.iter().chain(near).copied().filter(deviates).collect();

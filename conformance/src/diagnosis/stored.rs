@@ -3,8 +3,8 @@
 use super::candidate::Diagnosable;
 use super::near::{Near, loading};
 use crate::case::Case;
+use crate::implementation::{CallResult, Outcome};
 use crate::oracle::{Inputs, Oracle, PredictedOutcome, Prediction, SharedAttributes};
-use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
 impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {

@@ -1,13 +1,14 @@
 //! What is wrong with one call of any operator.
 
+use std::slice::from_ref;
+
 use kvcache_schema::ElementType;
 
 use super::compare::{Accept, Pair, refusal, tensors};
 use super::location::Location;
 use super::mismatch::Mismatch;
 use crate::case::{Expected, NanRule};
-use crate::demand::Demand;
-use crate::result::{CallResult, Outcome};
+use crate::implementation::{CallResult, Demand, Outcome};
 use crate::tensor::Tensor;
 
 /// A call, and what it must do.
@@ -39,20 +40,24 @@ impl<'a> Call<'a> {
                 Some(Mismatch::Refused { error: kind.clone(), message: message.clone() })
             }
             (_, Expected::Success(after), Outcome::Done(outputs)) => {
-                // In the order in which a call computes them.
-                let mut pairs = self.state([after.cache.as_ref(), after.scale.as_ref()], self.nan);
                 let (names, element) = self.outputs;
-                let accept = match &after.tolerance {
-                    None => Accept::Bits(self.nan),
-                    Some(tolerance) => Accept::Within { tolerance, element },
+                let mismatch = |all: &[Tensor], tolerance: Option<&Tensor>| {
+                    // In the order in which a call computes them.
+                    let mut pairs = self.state([after.cache.as_ref(), after.scale.as_ref()], self.nan);
+                    let accept = match tolerance {
+                        None => Accept::Bits(self.nan),
+                        Some(tolerance) => Accept::Within { tolerance, element },
+                    };
+                    let pair = |(i, name)| Pair { name, got: outputs.get(i), expected: all.get(i), accept };
+                    pairs.extend(names.iter().copied().enumerate().map(pair));
+                    tensors(&pairs, false, &locate)
                 };
-                pairs.extend(names.iter().enumerate().map(|(i, name)| Pair {
-                    name,
-                    got: outputs.get(i),
-                    expected: after.outputs.get(i),
-                    accept,
-                }));
-                tensors(&pairs, false, &locate)
+                // Of what is right in two ways, the first is told.
+                let right = mismatch(&after.outputs, after.tolerance.as_ref());
+                right.filter(|_| match &after.unrounded {
+                    Some([output, tolerance]) => mismatch(from_ref(output), Some(tolerance)).is_some(),
+                    None => true,
+                })
             }
         }
     }

@@ -35,10 +35,15 @@ pub(crate) fn tensors(
     refused: bool,
     locate: impl Fn(&str, &Tensor, usize) -> Option<Location>,
 ) -> Option<Mismatch> {
-    let mut wrong = pairs.iter().map(|pair| (pair, pair.differing())).filter(|(_, differing)| differing.is_wrong());
+    let differing = pairs.iter().map(|pair| (pair, pair.differing()));
+    let mut wrong = differing.filter(|(_, indices)| indices.as_ref().is_none_or(|indices| !indices.is_empty()));
     let (pair, first) = wrong.next()?;
-    let also = wrong.map(|(pair, _)| pair).map(Pair::count).collect();
-    let (Some(got), Some(expected), Wrong::Elements(indices)) = (pair.got, pair.expected, first) else {
+    let also = wrong.map(|(pair, indices)| {
+        let elements = pair.expected.map_or(0, Value::count);
+        Differing { tensor: pair.name, differing: indices.map_or(elements, |indices| indices.len()), elements }
+    });
+    let also = also.collect();
+    let (Some(got), Some(expected), Some(indices)) = (pair.got, pair.expected, first) else {
         return Some(Mismatch::Form {
             tensor: pair.name,
             got: pair.got.map(Form::from),
@@ -68,23 +73,6 @@ pub(crate) fn tensors(
     })))
 }
 
-/// What is wrong with a tensor.
-enum Wrong {
-    /// Its type or shape, or whether it is there.
-    Form,
-    /// The elements at these indices, if any.
-    Elements(Vec<usize>),
-}
-
-impl Wrong {
-    fn is_wrong(&self) -> bool {
-        match self {
-            Self::Form => true,
-            Self::Elements(indices) => !indices.is_empty(),
-        }
-    }
-}
-
 impl Pair<'_> {
     fn expected_form(&self) -> Option<Form> {
         let form = self.expected.map(Form::from)?;
@@ -94,25 +82,17 @@ impl Pair<'_> {
         })
     }
 
-    fn differing(&self) -> Wrong {
+    /// The indices of the elements that differ; none if its type or shape does, or whether it is there.
+    fn differing(&self) -> Option<Vec<usize>> {
         if self.got.map(Form::from) != self.expected_form() {
-            return Wrong::Form;
+            return None;
         }
-        let (Some(got), Some(expected)) = (self.got, self.expected) else { return Wrong::Elements(Vec::new()) };
+        let (Some(got), Some(expected)) = (self.got, self.expected) else { return Some(Vec::new()) };
         if matches!(self.accept, Accept::Bits(_)) && got.bytes() == expected.bytes() {
-            return Wrong::Elements(Vec::new());
+            return Some(Vec::new());
         }
         let differs = |&i: &usize| !self.accept.passes(i, Value::at(got, i), Value::at(expected, i));
-        Wrong::Elements((0..Value::count(expected)).filter(differs).collect())
-    }
-
-    fn count(&self) -> Differing {
-        let elements = self.expected.map_or(0, Value::count);
-        let differing = match self.differing() {
-            Wrong::Form => elements,
-            Wrong::Elements(indices) => indices.len(),
-        };
-        Differing { tensor: self.name, differing, elements }
+        Some((0..Value::count(expected)).filter(differs).collect())
     }
 }
 

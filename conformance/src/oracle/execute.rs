@@ -3,6 +3,7 @@
 use kvcache_schema::ElementType;
 
 use crate::case::NanRule;
+use crate::implementation::CallResult;
 use crate::oracle::arithmetic::{Group, Steps};
 use crate::oracle::call::{Call, Heads, Inputs, Load, Place, Plan, SharedAttributes};
 use crate::oracle::decisions::{
@@ -10,7 +11,6 @@ use crate::oracle::decisions::{
     StoredScale,
 };
 use crate::oracle::numbers::{read, read_code, write, write_code};
-use crate::result::CallResult;
 use crate::tensor::Tensor;
 
 /// `cache` and `scale`.

@@ -13,6 +13,8 @@ use super::process::run_once;
 use super::results::Results;
 use super::server::Servers;
 use crate::files::OnDisk;
+use crate::implementation::{CallResult, Implementation};
+use crate::suite::Suite;
 
 /// A program that runs cases: it is given a case's folder and the file for its result.
 ///
@@ -125,6 +127,21 @@ impl Program {
             }
         }
         Results::read(&result)
+    }
+}
+
+impl<C: Suite> Implementation<C> for Program {
+    fn run(&self, case: &C) -> Result<Vec<CallResult>, String> {
+        let results = self.results(case.folder())?;
+        let [cache, scale] = case.state();
+        let result = |i: usize| {
+            Ok(CallResult {
+                outcome: results.outcome(i, C::OUTPUTS)?,
+                cache: results.optional(i, "cache", cache)?,
+                scale: results.optional(i, "scale", scale)?,
+            })
+        };
+        (0..case.calls().len()).map(result).collect()
     }
 }
 

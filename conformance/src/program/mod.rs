@@ -1,7 +1,6 @@
 //! An implementation in any language: a program that runs cases.
 
 mod command;
-mod implementation;
 mod process;
 mod results;
 mod server;

@@ -7,8 +7,8 @@ use std::path::Path;
 use kvcache_schema::ElementType;
 use safetensors::SafeTensors;
 
+use crate::implementation::Outcome;
 use crate::read::read_tensor;
-use crate::result::Outcome;
 use crate::tensor::Tensor;
 
 /// More than any case's results have.

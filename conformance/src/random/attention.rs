@@ -12,6 +12,7 @@ use super::plan::{Plan, Planned};
 use super::values::{Choice, floats, indices, values};
 use crate::attention::{Case, Operator};
 use crate::case::{Expected, NamedInputs, Step};
+use crate::oracle::attention::Attended;
 use crate::oracle::{Oracle, PredictedOutcome, Prediction};
 use crate::tensor::Tensor;
 
@@ -90,17 +91,21 @@ fn expected_of(case: &Case) -> Expected {
     let Some(Prediction { outcome, state }) = oracle.predict_attention(case, None).next() else {
         unreachable!("a case of one call")
     };
-    let (outcome, tolerance) = match outcome {
+    let (outcome, unrounded) = match outcome {
         PredictedOutcome::Done(attended) => {
-            let of = |values| floats(ElementType::Float32, &attended.shape, values);
-            (PredictedOutcome::Done(vec![of(&attended.values)]), Some(of(&attended.tolerance)))
+            let both = |one: &Attended| {
+                let values: Vec<_> = (0..one.values.len()).map(|i| one.expected(i)).collect();
+                [&values, &one.tolerance].map(|values| floats(ElementType::Float32, &one.shape, values))
+            };
+            (PredictedOutcome::Done(both(&attended).into()), attended.unrounded.as_deref().map(both))
         }
         PredictedOutcome::Refused(kind) => (PredictedOutcome::Refused(kind), None),
         outcome => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),
     };
-    let mut expected = expected(Prediction { outcome, state }, tolerance);
-    if let (None, Expected::Success(after)) = (&case.cache, &mut expected) {
-        after.cache = None;
+    let mut expected = expected(Prediction { outcome, state });
+    if let Expected::Success(after) = &mut expected {
+        (after.tolerance, after.unrounded) = (after.outputs.pop(), unrounded);
+        after.cache = after.cache.take().filter(|_| case.cache.is_some());
     }
     expected
 }

@@ -33,7 +33,7 @@ pub(super) fn case<A: Clone, I: Inputs<A>>(name: String, about: &str, on: Planne
     let folder = name.clone().into();
     let mut case =
         Case { name, folder, about, rules: Vec::new(), types, attributes, nan: NanRule::Exact, cache, scale, steps };
-    let expected: Vec<_> = Oracle::default().predict(&case).map(|prediction| expected(prediction, None)).collect();
+    let expected: Vec<_> = Oracle::default().predict(&case).map(expected).collect();
     for (step, expected) in case.steps.iter_mut().zip(expected) {
         step.expected = expected;
     }
@@ -49,12 +49,12 @@ pub(super) fn case<A: Clone, I: Inputs<A>>(name: String, about: &str, on: Planne
     case
 }
 
-/// What a call must do that does this. `tolerance` is that of its output, if that has one.
-pub(super) fn expected(Prediction { outcome, state }: Prediction, tolerance: Option<Tensor>) -> Expected {
+/// What a call must do that does this.
+pub(super) fn expected(Prediction { outcome, state }: Prediction) -> Expected {
     match (outcome, state.as_deref()) {
         (PredictedOutcome::Done(outputs), Some(State { cache, scale })) => {
             let (cache, scale) = (Some(cache.clone()), scale.clone());
-            Expected::Success(Box::new(After { outputs, tolerance, cache, scale }))
+            Expected::Success(Box::new(After { outputs, tolerance: None, unrounded: None, cache, scale }))
         }
         (PredictedOutcome::Refused(kind), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
         (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),

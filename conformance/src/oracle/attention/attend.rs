@@ -62,7 +62,8 @@ impl Attend<'_> {
         };
         let count = shape.iter().product();
         let element = if attention.output_of_float32 { ElementType::Float32 } else { ragged.t1 };
-        let mut output = Attended { element, shape, values: vec![0.0; count], tolerance: vec![0.0; count] };
+        let mut output =
+            Attended { element, shape, values: vec![0.0; count], tolerance: vec![0.0; count], unrounded: None };
         if self.made.is_some_and(|made| !output.has_form_of(made)) {
             return Err(Stop::Contradicted);
         }
@@ -74,11 +75,7 @@ impl Attend<'_> {
                 let query = Query { b, i: token as i64 - first, n, m, h };
                 let mut scored = self.score(&query, token, &keys, slopes[h])?;
                 let row = if attention.output_heads_first { h * tokens + token } else { token * heads + h };
-                // What lies behind the output's end is left out.
                 let first = row * ragged.head_dim;
-                if first + ragged.head_dim > count {
-                    continue;
-                }
                 let scores: Vec<_> = scored.iter().map(|key| key.score).collect();
                 scored.iter_mut().zip(weights(attention, &scores)).for_each(|(key, weight)| key.weight = weight);
                 self.write(scored, first, &mut output);

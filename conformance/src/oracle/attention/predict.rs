@@ -3,18 +3,19 @@
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use kvcache_schema::Attributes;
+use kvcache_schema::{Attributes, ElementType};
 
 use crate::attention::{Case, Operator, Step};
 use crate::case::{NanRule, StepInputs, Types};
-use crate::implementation::Implementation;
+use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::oracle::attention::attend::{Attend, Stop, numbers};
 use crate::oracle::attention::attended::Attended;
 use crate::oracle::attention::ragged::Ragged;
 use crate::oracle::attention::rules::legal;
-use crate::oracle::execute::{State, empty};
+use crate::oracle::call::Call;
+use crate::oracle::decisions::{Behavior, StoredParts, ValueOf};
+use crate::oracle::execute::{State, empty, execute};
 use crate::oracle::predict::{Oracle, PredictedOutcome, Prediction};
-use crate::result::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
 /// What the oracle says that a call of attention does.
@@ -46,7 +47,7 @@ impl Oracle {
         made: Option<&CallResult>,
     ) -> Option<AttentionPrediction> {
         let loaded = match self.load(case, step, known) {
-            Ok(loaded) => loaded,
+            Ok(loaded) => [0, 1].map(|i| numbers(&loaded[i])),
             Err(outcome) => return Some(Prediction { outcome, state: known.clone() }),
         };
         let made = made.and_then(|made| match &made.outcome {
@@ -58,15 +59,21 @@ impl Oracle {
         {
             return None;
         }
-        let mask = step.inputs.get("attn_mask").map(numbers).unwrap_or_default();
-        let attend = Attend {
-            attention: &self.attention,
-            outside: self.behavior.outside,
-            ragged: &Ragged::new(case.t1, &case.attributes.attention, step),
-            packed: [numbers(step.input("query")), numbers(&loaded[0]), numbers(&loaded[1]), mask],
-            made: made.map(|(_, output)| output),
+        let ragged = &Ragged::new(case.t1, &case.attributes.attention, step);
+        let attend = |[key, value]: [Vec<f64>; 2]| {
+            let mask = step.inputs.get("attn_mask").map(numbers).unwrap_or_default();
+            let packed = [numbers(step.input("query")), key, value, mask];
+            let (attention, outside, made) = (&self.attention, self.behavior.outside, made.map(|(_, output)| output));
+            Attend { attention, outside, ragged, packed, made }.output()
         };
-        let outcome = match attend.output() {
+        let unrounded = known.as_ref().and_then(|state| self.load_unrounded(case, step, state));
+        let unrounded = unrounded.filter(|unrounded| *unrounded != loaded).and_then(|loaded| attend(loaded).ok());
+        let outcome = match (attend(loaded), unrounded) {
+            (Ok(output), unrounded) => Ok(Attended { unrounded: unrounded.map(Rc::new), ..output }),
+            (Err(Stop::Contradicted), Some(unrounded)) => Ok(unrounded),
+            (Err(stop), _) => Err(stop),
+        };
+        let outcome = match outcome {
             Ok(output) => PredictedOutcome::Done(Rc::new(output)),
             Err(Stop::Contradicted) => return None,
             Err(Stop::OutsideOfCache) => {
@@ -75,6 +82,22 @@ impl Oracle {
             }
         };
         Some(Prediction { outcome, state: known.clone() })
+    }
+
+    /// The keys and values of a quantized cache as the products of codes and scales, in float32, which has room for those
+    /// with scales of float16; none of an oracle that makes them otherwise, or has others than those in the cache.
+    fn load_unrounded(&self, case: &Case, step: &Step, state: &State) -> Option<[Vec<f64>; 2]> {
+        let made_of = |of: &Behavior| (of.value, of.current_from_inputs, of.loads_from, of.order, of.keeps);
+        if case.attributes.cache.quant_bit == 0 || made_of(&self.behavior) != made_of(&Behavior::default()) {
+            return None;
+        }
+        let (value, stored) = (ValueOf::NotRoundedToT3, StoredParts::Neither);
+        let types = types(ElementType::Float32, state);
+        let (attributes, inputs) = (&case.attributes.cache, &stored_inputs(step));
+        let call =
+            Call::<Attributes, _> { types, attributes, inputs, cache: &state.cache, scale: state.scale.as_ref() };
+        let (loaded, _) = execute(&call, &Behavior { value, stored, ..self.behavior }).ok()?;
+        Some([0, 1].map(|i| numbers(&loaded[i])))
     }
 
     /// The keys and values that a call attends to: of one over a cache those that it loads, with the state after that in
@@ -93,16 +116,25 @@ impl Oracle {
             let input = |output| step.input(["key", "value"][self.behavior.outputs.source(output)]).clone();
             return Ok(vec![input(0), input(1)]);
         }
-        let t3 = state.scale.as_ref().map(Tensor::element);
-        let types = Types { t1: case.t1, t2: state.cache.element(), t3 };
-        let Ok(inputs) = StepInputs::of(|name| Ok::<_, Infallible>(step.input(name).clone()));
-        match self.predict_call::<Attributes, _>(types, &case.attributes.cache, &inputs, known).outcome {
+        let types = types(case.t1, state);
+        match self.predict_call::<Attributes, _>(types, &case.attributes.cache, &stored_inputs(step), known).outcome {
             PredictedOutcome::Done(loaded) => Ok(loaded),
             PredictedOutcome::Refused(kind) => Err(PredictedOutcome::Refused(kind)),
             PredictedOutcome::Fails => Err(PredictedOutcome::Fails),
             PredictedOutcome::Unknown => Err(PredictedOutcome::Unknown),
         }
     }
+}
+
+/// The inputs of `KeyValueCache` among those of a call over a cache.
+fn stored_inputs(step: &Step) -> StepInputs {
+    let Ok(inputs) = StepInputs::of(|name| Ok::<_, Infallible>(step.input(name).clone()));
+    inputs
+}
+
+/// The types of `KeyValueCache` there.
+fn types(t1: ElementType, state: &State) -> Types {
+    Types { t1, t2: state.cache.element(), t3: state.scale.as_ref().map(Tensor::element) }
 }
 
 /// The oracle as an implementation refuses a call that fails, and those behind it.
