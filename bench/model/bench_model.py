@@ -83,7 +83,7 @@ class Contender:
         self._process.start()
         theirs.close()
         self._connection.recv()
-        self._threads, self.shares = arguments[-1], [0.0]
+        self._threads, self.shares = arguments[-1], list[float]()
 
     def __call__(self, name: str, *arguments: Any) -> tuple[Any, float]:
         """What a method gives, and its seconds."""
@@ -145,7 +145,7 @@ class Benchmark:
         )
 
     def _measure(self, count: int, told: Callable[[int], tuple[Any, ...]]) -> list[dict[str, float]]:
-        """So many rounds in which ours held its processors, or as many as there were in three times as many."""
+        """So many rounds in which ours held its processors, of at most three times as many; all, if it never did."""
         rounds, quiet = [], []
         while len(quiet) < count and len(rounds) < 3 * count:
             rounds.append(self._round(*told(len(rounds))))
@@ -193,6 +193,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 def measure(arguments: argparse.Namespace, folder: Path, cache: str, text: list[int]) -> tuple[list[Any], list[str]]:
     """One format of cache: the table's rows, and lines of what is no speed of both."""
     benchmark = Benchmark(arguments, folder, cache, text)
+    benchmark.hold(128)  # weights and memory come from the disk and the system the first time
     for tokens in (128, 1024) if arguments.quick else (128, 1024, 4096):
         benchmark.prompt(tokens)
     depths = (0, 1024) if arguments.quick else (0, 1024, 4096, 8000)
