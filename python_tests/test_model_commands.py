@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,24 +101,34 @@ def test_chat(source: Path, tmp_path: Path) -> None:
     """Ctrl-C ends an answer and not the program; a conversation is saved, and goes on from its keys and values."""
     saved = tmp_path / "conversation.json"
     command = [sys.executable, "-m", "kvcache_ops", "chat", str(source), "--threads", "1", "--system", "Be brief."]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
-        assert chat.stdin and chat.stdout and chat.stderr
+    command += ["--temperature", "1.5", "--seed", "1"]
+    out = tmp_path / "out"
+    with (
+        out.open("wb") as said,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.PIPE) as chat,
+    ):
+        assert chat.stdin and chat.stderr
 
-        def say(line: str) -> str:
+        def say(line: str | bytes) -> str:
             """Writes a line; gives the next one that is said about it."""
-            chat.stdin.write(f"{line}\n".encode())
+            chat.stdin.write(line if isinstance(line, bytes) else f"{line}\n".encode())
             chat.stdin.flush()
             return chat.stderr.readline().decode()
 
-        assert "/save FILE" in chat.stderr.readline().decode()
-        for line in (b"the theme\n", b"\xff\na\n"):
+        def interrupt(line: bytes) -> str:
+            """Writes a line, and ends its answer, which would be as long as the context, when it has begun."""
+            before = out.stat().st_size
             chat.stdin.write(line)
             chat.stdin.flush()
-            assert len(chat.stdout.read(12)) == 12  # of an answer that would be as long as the context
+            while out.stat().st_size < before + 20:
+                time.sleep(0.01)
             chat.send_signal(signal.SIGINT)
-            if line[0] == 0xFF:
-                assert chat.stderr.readline().startswith(b"prompt_type: ")
-            assert "cancelled; " in (status := chat.stderr.readline().decode()) and "of 4096 slots" in status
+            return chat.stderr.readline().decode()
+
+        assert "/save FILE" in chat.stderr.readline().decode()
+        assert "cancelled; " in (status := interrupt(b"the theme\n")) and "of 4096 slots" in status
+        assert say(b"\xff\n").startswith("prompt_type: ")
+        assert "cancelled; " in interrupt(b"a\n")
         assert say("/what").startswith("/save FILE")
         assert say(f"/save {saved}").startswith("5 messages are in")
         assert say(f"/load {tmp_path / 'none'}").startswith("[Errno 2]")
@@ -135,17 +146,13 @@ def test_a_conversation_goes_on(
     def chat(*lines: str, cache: str = "int8") -> list[str]:
         """What is said of each line, without the first of all."""
         monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-        assert (
-            main(["chat", str(source), "--cache", cache, "--max-new-tokens", "20", "--temperature", "0", *SMALL]) == 0
-        )
+        options = ["--cache", cache, "--max-new-tokens", "20", "--temperature", "0"]
+        assert main(["chat", str(source), *options, *SMALL]) == 0
         return capsys.readouterr().err.splitlines()[1:]
 
     empty, answered, _ = chat(f"/save {saved}", "the theme " * 10, f"/save {saved}")
-    assert (
-        empty.startswith("chat_empty: ")
-        and answered.startswith("[20 tokens, length; ")
-        and "0 of 59 prompt tokens from the cache" in answered
-    )
+    assert empty.startswith("chat_empty: ") and answered.startswith("[20 tokens, length; ")
+    assert "0 of 59 prompt tokens from the cache" in answered
     loaded, answered = chat(f"/load {saved}", "a")
     assert loaded.startswith("2 messages") and "64 of 105 prompt tokens from the cache" in answered
     [refused] = chat(f"/load {saved}", cache="int4")
