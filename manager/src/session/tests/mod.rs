@@ -46,7 +46,7 @@ fn small() -> Session {
             salt: b"\x00salt\xff".to_vec(),
             shifts: 3,
             gone: None,
-            ga_i: 6,
+            ga_i: 0,
             rows: vec![0, 1, 2],
             positions: vec![0, 1, 7],
             tokens: vec![11, u32::MAX],
