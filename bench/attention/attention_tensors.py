@@ -54,14 +54,14 @@ class AttentionTensors(Tensors):
                 return x[layer_idx, kv][:, slots].transpose(1, 0, 2)
 
     def values(self, layer_idx: int, kv: int, b: int) -> np.ndarray:
-        """A sequence's keys or values as float64, each a number of T1 as `KeyValueCache` gives it."""
+        """A sequence's keys or values as float64: numbers of T1 as `KeyValueCache` gives them, or products of code and
+        scale."""
         form, x = self.case.format, self.rows("cache", layer_idx, kv, b)
         if form.t2 == INT4:
             x = np.stack([(x << 4).view(np.int8) >> 4, x.view(np.int8) >> 4], -1).reshape(*x.shape[:-1], -1)
         if form.t3 is not None:
-            t3 = NUMPY_TYPES[form.t3]
             scale = np.repeat(self.rows("scale", layer_idx, kv, b), form.quant_group, axis=-1)
-            x = x.astype(t3) * scale
+            return x.astype(np.float64) * scale
         return x.astype(NUMPY_TYPES[form.t1]).astype(np.float64)
 
     def expect(self) -> None:

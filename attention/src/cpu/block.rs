@@ -17,7 +17,7 @@ use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::softmax::{Block, HIDDEN, SUMS};
-use super::operands::Call;
+use super::operands::{Call, Scales};
 use super::scratch::LINE;
 use super::source::Offsets;
 
@@ -94,8 +94,9 @@ pub(super) struct BlockMemory {
     pub(super) panel: *mut f32,
     /// Rows of values as float32.
     pub(super) rows: *mut f32,
-    /// Rows that are loaded from the cache.
+    /// Rows that are loaded from the cache, and their scales.
     loaded: *mut f32,
+    scales: *mut f32,
     pub(super) weights: *mut f32,
     pub(super) rescale: *mut f32,
     ones: *const f32,
@@ -104,7 +105,7 @@ pub(super) struct BlockMemory {
 impl BlockMemory {
     /// How much it takes for so many query rows at once.
     pub(super) fn len(call: &Call<'_>, queries: usize) -> usize {
-        2 * BLOCK * call.width + Self::loaded_len(call) + queries * (BLOCK + 2)
+        2 * BLOCK * call.width + Self::loaded_len(call) + Self::scales_len(call) + queries * (BLOCK + 2)
     }
 
     /// The memory in [`len`](Self::len) numbers.
@@ -114,16 +115,22 @@ impl BlockMemory {
     pub(super) unsafe fn new(memory: *mut f32, call: &Call<'_>, queries: usize) -> Self {
         let rows = memory.wrapping_add(BLOCK * call.width);
         let loaded = rows.wrapping_add(BLOCK * call.width);
-        let weights = loaded.wrapping_add(Self::loaded_len(call));
+        let scales = loaded.wrapping_add(Self::loaded_len(call));
+        let weights = scales.wrapping_add(Self::scales_len(call));
         let rescale = weights.wrapping_add(queries * BLOCK);
         let ones = rescale.wrapping_add(queries);
         // SAFETY: the last `queries` numbers are part of the memory: see `# Safety`.
         unsafe { std::slice::from_raw_parts_mut(ones, queries).fill(1.0) }
-        Self { panel: memory, rows, loaded, weights, rescale, ones }
+        Self { panel: memory, rows, loaded, scales, weights, rescale, ones }
     }
 
     fn loaded_len(call: &Call<'_>) -> usize {
         if call.loader.is_some() { BLOCK * call.width } else { 0 }
+    }
+
+    /// Whole registers can be read from each scale on.
+    fn scales_len(call: &Call<'_>) -> usize {
+        call.scales.as_ref().map_or(0, |scales| BLOCK * scales.len + LINE)
     }
 }
 
@@ -148,6 +155,30 @@ impl<'a> BlockRows<'a> {
         let group_bits = call.codes.map_or(0, |codes| codes.group_bits);
         let len = call.geometry.head_dim;
         Rows { from, offsets, scale, scale_offsets, len, group_bits, next: next.next(call, kv) }.some(tokens)
+    }
+
+    /// The rows with scales of float32: where they are, or read into memory.
+    ///
+    /// # Safety
+    /// The conditions are those of [`floats`](Self::floats).
+    unsafe fn codes<'b>(
+        self,
+        call: &'b Call<'_>,
+        kv: usize,
+        tokens: Range<usize>,
+        next: BlockRows<'b>,
+        memory: BlockMemory,
+    ) -> Rows<'b>
+    where
+        'a: 'b,
+    {
+        let rows = self.stored(call, kv, tokens, next);
+        let Some(Scales { read, len, offsets }) = &call.scales else { return rows };
+        let stored = Rows { from: rows.scale, offsets: rows.scale_offsets, len: *len, next: Next::NONE, ..rows };
+        // SAFETY: see `# Safety`: the scales are those of slots, and the memory has room for those of a block.
+        unsafe { read(&Read { rows: stored, to: memory.scales, to_step: *len }) }
+        let scale_offsets = &offsets[..rows.offsets.len()];
+        Rows { scale: memory.scales.cast_const().cast(), scale_offsets, ..rows }
     }
 
     /// The rows as those that are read next, keys with the scales of keys and values.
@@ -182,9 +213,11 @@ impl<'a> BlockRows<'a> {
     where
         'a: 'b,
     {
-        let rows = self.stored(call, kv, tokens.clone(), next);
+        // SAFETY: see `# Safety`.
+        let rows = unsafe { self.codes(call, kv, tokens.clone(), next, memory) };
         let Some(loader) = &call.loader else { return rows };
         let [cache_step, scale_step] = call.source.steps();
+        let scale_step = call.scales.as_ref().map_or(scale_step, |scales| scales.offsets[1]);
         let to = memory.loaded.cast::<u8>();
         for run in self.offsets.runs() {
             let (first, end) = (run.start.max(tokens.start), run.end.min(tokens.end));
@@ -192,7 +225,7 @@ impl<'a> BlockRows<'a> {
                 continue;
             }
             let cache = rows.from.wrapping_add(self.offsets.cache[first]);
-            let scale = rows.scale.wrapping_add(self.offsets.scale[first]);
+            let scale = rows.scale.wrapping_add(rows.scale_offsets[first - tokens.start]);
             let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
             // SAFETY: see `# Safety`: the rows are those of slots, and the memory has room for a block of them.
             unsafe { loader.load(&rows, to.add(call.loaded_offsets[first - tokens.start]), call.loaded_offsets[1]) }
@@ -225,7 +258,7 @@ pub(super) unsafe fn attend_block(
     // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last, or of any numbers.
     unsafe {
         let rows_of = |kv: usize, tokens: Range<usize>| match codes {
-            Some(_) => here.stored(call, kv, tokens, next),
+            Some(_) => here.codes(call, kv, tokens, next, memory),
             None => here.floats(call, kv, tokens, next, memory),
         };
         match codes.map(|codes| codes.qk_rows).or(call.qk_rows) {

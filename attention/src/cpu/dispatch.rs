@@ -1,27 +1,24 @@
 //! Which functions a call gets: those of an instruction set, for the call's types.
 
 use kvcache_kernels::float_type;
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, QuantBit};
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use kvcache_simd::{Avx2, Avx512};
-use kvcache_simd::{Float, InstructionSet, Portable};
+use kvcache_simd::{Float, InstructionSet, Portable, Simd};
 
 use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
 use super::generic::panel::{Pack, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
-use super::generic::qk_panels::{PanelScores, QkPanels};
+use super::generic::qk_panels::{PARTS, PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
-use super::generic::read_rows::{Read, ReadRows};
+use super::generic::read_rows::{Read, ReadRows, ReadScales};
 use super::generic::softmax::{Block, Hidden, Softmax};
 use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
-#[cfg(target_arch = "x86_64")]
-use super::generic::stored::Stored;
+use super::generic::stored::{Codes, Stored};
 use super::generic::tiles::Tiles;
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::codes::{LANES, ScaledInt8, WideInt8};
 
 /// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
@@ -71,50 +68,66 @@ pub(crate) fn functions(instructions: InstructionSet, t1: ElementType, floats: E
     }
 }
 
+/// Reads rows of scales of T3.
+pub(crate) fn scale_function(instructions: InstructionSet, t3: ElementType) -> ReadFunction {
+    float_type!(t3, T3 => match instructions {
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => Neon::outlined::<ReadScales<T3>>(),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => Avx2::outlined::<ReadScales<T3>>(),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => Avx512::<false>::outlined::<ReadScales<T3>>(),
+        _ => Portable::outlined::<ReadScales<T3>>(),
+    })
+}
+
 /// Functions for few queries, over codes that are dequantized in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeFunctions {
     pub(crate) qk_rows: QkRowsFunction,
     pub(crate) pv_rows: PvRowsFunction,
-    /// Codes that share a scale, as a power of two.
+    /// Codes that share a scale, as a power of two, and whether they are whole registers.
     pub(crate) group_bits: u32,
+    pub(crate) is_wide: bool,
 }
 
-/// Those of an instruction set for T1, T2 and T3, for rows of `len` codes in groups of `group`; none where it is better
-/// to load rows, as it is where a byte has two codes, or AVX512-FP16 multiplies float16.
+/// Those of an instruction set for rows of `len` codes in groups of `group`; none where registers would have parts of
+/// groups, or be parts of rows.
 pub(crate) fn code_functions(
     instructions: InstructionSet,
-    types: (ElementType, ElementType, Option<ElementType>),
+    bits: QuantBit,
     len: usize,
     group: usize,
 ) -> Option<CodeFunctions> {
-    // A register has whole groups or a part of one, and registers that are read together have their scales in one.
-    #[cfg(target_arch = "x86_64")]
-    if len.is_multiple_of(LANES) && group.is_power_of_two() && group >= 8 {
-        use ElementType::{Float16, Float32, Int8};
-        let group_bits = group.ilog2();
-        return match (instructions, types) {
-            (InstructionSet::Avx512 | InstructionSet::Avx512Fp16, (Float32, Int8, Some(Float32))) => {
-                Some(match group {
-                    LANES.. => in_registers::<Avx512<false>, WideInt8>(group_bits),
-                    _ => in_registers::<Avx512<false>, ScaledInt8<false>>(group_bits),
-                })
-            }
-            (InstructionSet::Avx512, (Float32 | Float16, Int8, Some(Float16))) => {
-                Some(in_registers::<Avx512<false>, ScaledInt8<true>>(group_bits))
-            }
-            _ => None,
-        };
+    if !len.is_multiple_of(PARTS) || !group.is_power_of_two() && group != len {
+        return None;
     }
-    let _ = (instructions, types, len, group);
-    None
+    // A row of one group has scale 0.
+    let group_bits = if group == len { usize::BITS - 1 } else { group.ilog2() };
+    Some(match instructions {
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => for_codes::<Neon>(bits, group_bits),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => for_codes::<Avx2>(bits, group_bits),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_codes::<Avx512<false>>(bits, group_bits),
+        _ => for_codes::<Portable>(bits, group_bits),
+    })
 }
 
-/// Those for codes V.
-#[cfg(target_arch = "x86_64")]
+fn for_codes<S: Tiles>(bits: QuantBit, group_bits: u32) -> CodeFunctions {
+    match (bits, group_bits >= S::LANES.ilog2()) {
+        (QuantBit::Eight, true) => in_registers::<S, Codes<8, true>>(group_bits),
+        (QuantBit::Eight, false) => in_registers::<S, Codes<8, false>>(group_bits),
+        (QuantBit::Four, true) => in_registers::<S, Codes<4, true>>(group_bits),
+        (QuantBit::Four, false) => in_registers::<S, Codes<4, false>>(group_bits),
+    }
+}
+
 fn in_registers<S: Tiles, V: Stored<S>>(group_bits: u32) -> CodeFunctions {
     let qk_rows = S::outlined::<QkRows<V>>();
-    CodeFunctions { qk_rows, pv_rows: S::outlined::<PvRows<V>>(), group_bits }
+    let is_wide = group_bits >= S::LANES.ilog2();
+    CodeFunctions { qk_rows, pv_rows: S::outlined::<PvRows<V>>(), group_bits, is_wide }
 }
 
 /// The functions for T1 and the floats that rows are read as.

@@ -6,7 +6,9 @@ use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::Float32;
 use kvcache_simd::InstructionSet;
 
-use super::dispatch::{CodeFunctions, Functions, QkRowsFunction, code_functions, functions};
+use super::dispatch::{
+    CodeFunctions, Functions, QkRowsFunction, ReadFunction, code_functions, functions, scale_function,
+};
 use super::generic::qk_panels::PARTS;
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
@@ -18,6 +20,21 @@ use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, Att
 /// Bytes of rows that are loaded at once: they stay in the first-level cache until they are used.
 const LOADED_BYTES: usize = 16 << 10;
 
+/// Scales as float32 in scratch memory.
+pub(super) struct Scales {
+    pub(super) read: ReadFunction,
+    /// Scales of a row.
+    pub(super) len: usize,
+    /// How many bytes behind the first row each begins.
+    pub(super) offsets: [usize; BLOCK],
+}
+
+impl Scales {
+    fn new(read: ReadFunction, len: usize) -> Self {
+        Self { read, len, offsets: std::array::from_fn(|t| t * len * size_of::<f32>()) }
+    }
+}
+
 /// A call, and how it is computed.
 pub(super) struct Call<'a> {
     pub(super) geometry: AttentionGeometry,
@@ -28,6 +45,8 @@ pub(super) struct Call<'a> {
     pub(super) loader: Option<RowLoader>,
     /// What is done with codes where they are, if queries are few.
     pub(super) codes: Option<CodeFunctions>,
+    /// How scales are read that are not where they are; none where they are.
+    pub(super) scales: Option<Scales>,
     /// Whether these floats are float32 in whole registers.
     pub(super) in_place: bool,
     /// QK scores of few queries over rows of keys; none where a panel is faster.
@@ -69,23 +88,19 @@ impl<'a> Call<'a> {
             attn_output.is_empty() || attn_output.as_ptr().addr().is_multiple_of(t1.align()),
             "attn_output is aligned"
         );
-        let (types, group) = match problem.keys() {
-            Keys::Packed { .. } => ((t1, t1, None), 1),
-            Keys::Cache(stored) => {
-                let stored = stored.geometry();
-                let group = stored.quant.map_or(1, |quant| quant.group);
-                ((t1, stored.t2, stored.quant.map(|quant| quant.t3)), group)
-            }
+        let (t2, quant) = match problem.keys() {
+            Keys::Packed { .. } => (t1, None),
+            Keys::Cache(stored) => (stored.geometry().t2, stored.geometry().quant),
         };
-        // The floats that rows are read as: every number that `KeyValueCache` gives is one. Of its two roundings, of the
-        // product of code and scale to T3 and of the value to T1, the second changes nothing where T1 is float32.
-        let (floats, loader) = match types {
-            (t1, t2, None) if t1 == Float32 || t1 == t2 => (t2, None),
-            (t1, t2, t3) => {
-                let floats = t3.filter(|_| t1 == Float32).unwrap_or(t1);
-                (floats, RowLoader::new(instructions, (floats, t2, t3), head_dim, group))
-            }
+        // The floats that rows are read as: every number that `KeyValueCache` gives is one, or of a quantized cache every
+        // product of code and scale in float32.
+        let loader = |t1, t3, group| RowLoader::new(instructions, (t1, t2, t3), head_dim, group);
+        let (floats, loader) = match quant {
+            Some(quant) => (Float32, loader(Float32, Some(Float32), quant.group)),
+            None if t1 == Float32 || t1 == t2 => (t2, None),
+            None => (t1, loader(t1, None, 1)),
         };
+        let codes = quant.and_then(|quant| code_functions(instructions, quant.bits, head_dim, quant.group));
         let functions = functions(instructions, t1, floats);
         let width = head_dim.next_multiple_of(functions.lanes);
         let whole = head_dim.is_multiple_of(functions.lanes);
@@ -97,7 +112,13 @@ impl<'a> Call<'a> {
             functions,
             source: Source::new(problem),
             loader,
-            codes: code_functions(instructions, types, head_dim, group),
+            codes,
+            scales: quant.and_then(|quant| {
+                let len = head_dim / quant.group;
+                // In place, registers of scales would end behind the tensor.
+                let copies = quant.t3 != Float32 || codes.is_some_and(|codes| !codes.is_wide);
+                copies.then(|| Scales::new(scale_function(instructions, quant.t3), len))
+            }),
             in_place: floats == Float32 && whole,
             qk_rows: functions.qk_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
             pv_in_place: whole && (floats == Float32 || functions.qk_rows.is_some()),

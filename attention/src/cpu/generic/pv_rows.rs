@@ -119,7 +119,7 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const NEX
             if NEXT {
                 cursor.advance(lines);
             }
-            let registers: [S::F32; C] = V::read::<C>(rows, V::row(rows, offset, scale, at), at);
+            let registers: [S::F32; C] = V::read::<C>(rows, V::row(rows, offset, scale), at);
             for (i, sums) in sums.iter_mut().enumerate() {
                 let weight = S::splat(*weights.add(i * BLOCK + t));
                 for (c, sum) in sums.iter_mut().enumerate() {

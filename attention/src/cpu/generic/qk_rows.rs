@@ -108,29 +108,25 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
         if lines > 0 {
             rows.next.prefetch_scales(key..key + K);
         }
-        let at_once = V::at_once(rows);
+        let mut here = [V::row(rows, offsets[0], scale_offsets[0]); K];
+        for (k, here) in here.iter_mut().enumerate().skip(1) {
+            *here = V::row(rows, offsets[k], scale_offsets[k]);
+        }
         let mut d = 0;
         while d < rows.len {
-            let end = rows.len.min(d + at_once);
-            let mut here = [V::row(rows, offsets[0], scale_offsets[0], d); K];
-            for (k, here) in here.iter_mut().enumerate().skip(1) {
-                *here = V::row(rows, offsets[k], scale_offsets[k], d);
-            }
-            while d < end {
-                cursor.advance(lines);
-                for r in 0..R {
-                    let mut keys = [S::splat(0.0); K];
-                    for (k, key) in keys.iter_mut().enumerate() {
-                        [*key] = V::read(rows, here[k], d);
-                    }
-                    for (q, sums) in sums.iter_mut().enumerate() {
-                        let query = S::read_f32(queries.add(q * query_step + d));
-                        for (k, sum) in sums.iter_mut().enumerate() {
-                            sum[r] = S::mul_add(query, keys[k], sum[r]);
-                        }
-                    }
-                    d += S::LANES;
+            cursor.advance(lines);
+            for r in 0..R {
+                let mut keys = [S::splat(0.0); K];
+                for (k, key) in keys.iter_mut().enumerate() {
+                    [*key] = V::read(rows, here[k], d);
                 }
+                for (q, sums) in sums.iter_mut().enumerate() {
+                    let query = S::read_f32(queries.add(q * query_step + d));
+                    for (k, sum) in sums.iter_mut().enumerate() {
+                        sum[r] = S::mul_add(query, keys[k], sum[r]);
+                    }
+                }
+                d += S::LANES;
             }
         }
         for (q, sums) in sums.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Reads rows of floats as float32.
+//! Reads rows of floats as float32, and rows of scales.
 
 use std::marker::PhantomData;
 
@@ -43,5 +43,47 @@ impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
                 }
             }
         }
+    }
+}
+
+/// Reads rows of scales E, one row after the other without a gap, and any numbers behind the last up to a register's end.
+pub(crate) struct ReadScales<E>(PhantomData<E>);
+
+impl<S: Tiles, E: Float> Function<S> for ReadScales<E> {
+    type Arguments<'a> = Read<'a>;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run(&Read { ref rows, to, .. }: &Read<'_>) {
+        let packed = to.cast::<E>();
+        // SAFETY: the rows can be read, and as many float32 be written, in whole registers. From the last register to the
+        // first, no number is written over one that has not been read.
+        unsafe {
+            match rows.len {
+                1 => copy::<E, 1>(rows, packed),
+                2 => copy::<E, 2>(rows, packed),
+                4 => copy::<E, 4>(rows, packed),
+                8 => copy::<E, 8>(rows, packed),
+                len => {
+                    for (t, &offset) in rows.offsets.iter().enumerate() {
+                        packed.add(t * len).copy_from_nonoverlapping(rows.from.add(offset).cast(), len);
+                    }
+                }
+            }
+            let mut at = (rows.offsets.len() * rows.len).next_multiple_of(S::LANES);
+            while at > 0 {
+                at -= S::LANES;
+                S::write_f32(to.add(at), E::read::<S>(packed.add(at)));
+            }
+        }
+    }
+}
+
+/// Copies rows of N numbers.
+#[inline(always)]
+unsafe fn copy<E: Float, const N: usize>(rows: &Rows<'_>, to: *mut E) {
+    for (t, &offset) in rows.offsets.iter().enumerate() {
+        // SAFETY: the rows can be read, and as many numbers be written.
+        unsafe { to.cast::<[E; N]>().add(t).write(rows.from.add(offset).cast::<[E; N]>().read()) }
     }
 }

@@ -2,4 +2,3 @@
 
 mod avx2;
 mod avx512;
-pub(super) mod codes;
