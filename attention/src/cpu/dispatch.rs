@@ -12,13 +12,16 @@ use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
 use super::generic::panel::{Pack, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
-use super::generic::qk_panels::{PARTS, PanelScores, QkPanels};
+use super::generic::qk_panels::{PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
 use super::generic::read_rows::{Read, ReadRows, ReadScales};
 use super::generic::softmax::{Block, Hidden, Softmax};
 use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
-use super::generic::stored::{Codes, Stored};
+#[cfg(target_arch = "x86_64")]
+use super::generic::stored::Stored;
 use super::generic::tiles::Tiles;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::codes::{Codes, Int4Rows, LANES};
 
 /// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
@@ -92,42 +95,39 @@ pub(crate) struct CodeFunctions {
 }
 
 /// Those of an instruction set for rows of `len` codes in groups of `group`; none where registers would have parts of
-/// groups, or be parts of rows.
+/// groups, or be parts of rows, or where they are of 8 lanes: there are too few for four queries and four keys at once, so
+/// that codes would be dequantized twice.
 pub(crate) fn code_functions(
     instructions: InstructionSet,
     bits: QuantBit,
     len: usize,
     group: usize,
 ) -> Option<CodeFunctions> {
-    if !len.is_multiple_of(PARTS) || !group.is_power_of_two() && group != len {
-        return None;
+    #[cfg(target_arch = "x86_64")]
+    if matches!(instructions, InstructionSet::Avx512 | InstructionSet::Avx512Fp16)
+        && len.is_multiple_of(LANES)
+        && (group == len || group.is_power_of_two())
+    {
+        // A row of one group has scale 0.
+        let group_bits = if group == len { usize::BITS - 1 } else { group.ilog2() };
+        let is_wide = group >= LANES;
+        return Some(match (bits, is_wide) {
+            (QuantBit::Eight, true) => in_registers::<Codes<8, true>>(group_bits, is_wide),
+            (QuantBit::Eight, false) => in_registers::<Codes<8, false>>(group_bits, is_wide),
+            (QuantBit::Four, true) if group == len => in_registers::<Int4Rows>(group_bits, is_wide),
+            (QuantBit::Four, true) => in_registers::<Codes<4, true>>(group_bits, is_wide),
+            (QuantBit::Four, false) => in_registers::<Codes<4, false>>(group_bits, is_wide),
+        });
     }
-    // A row of one group has scale 0.
-    let group_bits = if group == len { usize::BITS - 1 } else { group.ilog2() };
-    Some(match instructions {
-        #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon => for_codes::<Neon>(bits, group_bits),
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => for_codes::<Avx2>(bits, group_bits),
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_codes::<Avx512<false>>(bits, group_bits),
-        _ => for_codes::<Portable>(bits, group_bits),
-    })
+    let _ = (instructions, bits, len, group);
+    None
 }
 
-fn for_codes<S: Tiles>(bits: QuantBit, group_bits: u32) -> CodeFunctions {
-    match (bits, group_bits >= S::LANES.ilog2()) {
-        (QuantBit::Eight, true) => in_registers::<S, Codes<8, true>>(group_bits),
-        (QuantBit::Eight, false) => in_registers::<S, Codes<8, false>>(group_bits),
-        (QuantBit::Four, true) => in_registers::<S, Codes<4, true>>(group_bits),
-        (QuantBit::Four, false) => in_registers::<S, Codes<4, false>>(group_bits),
-    }
-}
-
-fn in_registers<S: Tiles, V: Stored<S>>(group_bits: u32) -> CodeFunctions {
-    let qk_rows = S::outlined::<QkRows<V>>();
-    let is_wide = group_bits >= S::LANES.ilog2();
-    CodeFunctions { qk_rows, pv_rows: S::outlined::<PvRows<V>>(), group_bits, is_wide }
+/// Those for codes V.
+#[cfg(target_arch = "x86_64")]
+fn in_registers<V: Stored<Avx512<false>>>(group_bits: u32, is_wide: bool) -> CodeFunctions {
+    let qk_rows = Avx512::<false>::outlined::<QkRows<V>>();
+    CodeFunctions { qk_rows, pv_rows: Avx512::<false>::outlined::<PvRows<V>>(), group_bits, is_wide }
 }
 
 /// The functions for T1 and the floats that rows are read as.

@@ -32,10 +32,10 @@
 //!
 //! # Rows
 //! Rows of float32 and of float16 are used where they are. A value of a quantized cache is the product of code and scale
-//! in float32, which nothing rounds further: at most four queries that share a key head make it in registers
-//! ([`stored`](generic::stored)), and scales are read into memory first where they are float16 or less than a register
-//! has its own. All else, to the same bits, is converted or dequantized by the cache's own functions
-//! ([`RowLoader`](kvcache_kernels::RowLoader)), a few rows at a time, into memory that stays in the first-level cache.
+//! in float32, which nothing rounds further: with AVX-512, at most four queries that share a key head make it in
+//! registers ([`dispatch`]). Scales of float16 are first converted into memory, those of a block at once. All else, to the
+//! same bits, is converted or dequantized by the cache's own functions ([`RowLoader`](kvcache_kernels::RowLoader)), a few
+//! rows at a time, into memory that stays in the first-level cache.
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a

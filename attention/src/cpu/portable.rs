@@ -97,23 +97,6 @@ impl Tiles for Portable {
     }
 
     #[inline(always)]
-    unsafe fn read_int8(from: *const u8) -> [f32; LANES] {
-        unsafe { from.cast::<[i8; LANES]>().read() }.map(f32::from)
-    }
-
-    #[inline(always)]
-    unsafe fn read_int4(from: *const u8) -> [f32; LANES] {
-        // Each code to the highest bits of its lane, and from there with its sign to the lowest.
-        let bytes = u32::from_le_bytes(unsafe { from.cast::<[u8; 4]>().read() });
-        [28, 24, 20, 16, 12, 8, 4, 0].map(|shift| ((bytes << shift) as i32 >> 28) as f32)
-    }
-
-    #[inline(always)]
-    unsafe fn read_scales(from: *const f32, group_bits: u32) -> [f32; LANES] {
-        [0, 1, 2, 3, 4, 5, 6, 7].map(|lane| unsafe { *from.add(lane >> group_bits) })
-    }
-
-    #[inline(always)]
     unsafe fn sum_lanes(registers: [[f32; LANES]; 16], to: [*mut f32; 4]) {
         let mut i = 0;
         while i < registers.len() {

@@ -145,35 +145,6 @@ impl Tiles for Neon {
     }
 
     #[inline(always)]
-    unsafe fn read_int8(from: *const u8) -> [float32x4_t; 2] {
-        unsafe {
-            let codes = vmovl_s8(vld1_s8(from.cast()));
-            [vmovl_s16(vget_low_s16(codes)), vmovl_s16(vget_high_s16(codes))].map(|codes| vcvtq_f32_s32(codes))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_int4(from: *const u8) -> [float32x4_t; 2] {
-        unsafe {
-            // Each code to the highest bits of its lane, and from there with its sign to the lowest.
-            let bytes = vdupq_n_s32(from.cast::<i32>().read_unaligned());
-            let of = |shifts: [i32; 4]| vshrq_n_s32::<28>(vshlq_s32(bytes, vld1q_s32(shifts.as_ptr())));
-            [of([28, 24, 20, 16]), of([12, 8, 4, 0])].map(|codes| vcvtq_f32_s32(codes))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_scales(from: *const f32, group_bits: u32) -> [float32x4_t; 2] {
-        unsafe {
-            let mut lanes = [0.0; 8];
-            for (i, lane) in lanes.iter_mut().enumerate() {
-                *lane = *from.add(i >> group_bits);
-            }
-            [vld1q_f32(lanes.as_ptr()), vld1q_f32(lanes[4..].as_ptr())]
-        }
-    }
-
-    #[inline(always)]
     unsafe fn sum_lanes(x: [[float32x4_t; 2]; 16], to: [*mut f32; 4]) {
         unsafe {
             for (i, &to) in to.iter().enumerate() {

@@ -19,6 +19,7 @@ pub(crate) struct Rows<'a> {
     /// Elements in a row.
     pub(crate) len: usize,
     /// Codes that share a scale, as a power of two.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 dequantizes in registers"))]
     pub(crate) group_bits: u32,
     /// What is read soon.
     pub(crate) next: Next<'a>,

@@ -41,13 +41,6 @@ pub(crate) trait Tiles: Simd {
     /// element i of each row `i * step` elements behind `to`.
     unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize);
 
-    /// Reads a register of codes of eight bits.
-    unsafe fn read_int8(from: *const u8) -> Self::F32;
-    /// Reads a register of codes of four bits, the low ones of a byte first.
-    unsafe fn read_int4(from: *const u8) -> Self::F32;
-    /// The scales of a register, of which so many neighbors share one, as a power of two; a whole register can be read.
-    unsafe fn read_scales(from: *const f32, group_bits: u32) -> Self::F32;
-
     /// Sums the lanes of each register by halves: lanes i and `i + LANES / 2` for all i, and so on until one is left.
     /// Writes the sums of four registers after the other to four places.
     unsafe fn sum_lanes(registers: [Self::F32; 16], to: [*mut f32; 4]);

@@ -120,30 +120,6 @@ impl Tiles for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn read_int8(from: *const u8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_int4(from: *const u8) -> __m256 {
-        unsafe {
-            // Each code to the highest bits of its lane, and from there with its sign to the lowest.
-            let bytes = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
-            let highest = _mm256_sllv_epi32(bytes, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(highest))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_scales(from: *const f32, group_bits: u32) -> __m256 {
-        unsafe {
-            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            let groups = _mm256_srlv_epi32(lanes, _mm256_set1_epi32(group_bits as i32));
-            _mm256_permutevar8x32_ps(_mm256_loadu_ps(from), groups)
-        }
-    }
-
-    #[inline(always)]
     unsafe fn sum_lanes(x: [__m256; 16], to: [*mut f32; 4]) {
         unsafe {
             for (four, &to) in to.iter().enumerate() {

@@ -7,13 +7,6 @@ use kvcache_simd::Avx512;
 
 use super::super::generic::tiles::{HALVES, Registers, Tiles};
 
-/// The numbers of lanes, and where the code of each begins among the bits of its half's bytes.
-const COUNT: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-const NIBBLES: [u32; 16] = [0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28];
-
-/// The number that four bits are.
-const INT4: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0];
-
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Tiles for Avx512<false> {
@@ -151,31 +144,6 @@ impl Tiles for Avx512<false> {
                 _mm512_storeu_si512(to.add(2 * i * step).cast(), columns[0]);
                 _mm512_storeu_si512(to.add((2 * i + 1) * step).cast(), columns[1]);
             }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_int8(from: *const u8) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_int4(from: *const u8) -> __m512 {
-        unsafe {
-            // Four bytes in each half of the register; a permutation looks at the low four bits, which are the code.
-            let low = _mm512_broadcastd_epi32(_mm_loadu_si32(from));
-            let bytes = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(from.add(4)));
-            let codes = _mm512_srlv_epi32(bytes, _mm512_loadu_si512(NIBBLES.as_ptr().cast()));
-            _mm512_permutexvar_ps(codes, _mm512_loadu_ps(INT4.as_ptr()))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_scales(from: *const f32, group_bits: u32) -> __m512 {
-        unsafe {
-            let lanes = _mm512_loadu_si512(COUNT.as_ptr().cast());
-            let groups = _mm512_srlv_epi32(lanes, _mm512_set1_epi32(group_bits as i32));
-            _mm512_permutexvar_ps(groups, _mm512_loadu_ps(from))
         }
     }
 

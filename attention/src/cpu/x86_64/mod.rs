@@ -2,3 +2,4 @@
 
 mod avx2;
 mod avx512;
+pub(super) mod codes;

@@ -1,0 +1,107 @@
+//! Codes that AVX-512 dequantizes in registers: for few queries, which use each value once. A value is the product of code
+//! and scale in float32.
+
+use std::arch::x86_64::*;
+
+use kvcache_simd::Avx512;
+
+use super::super::generic::rows::Rows;
+use super::super::generic::stored::Stored;
+
+/// Values in a register.
+pub(crate) const LANES: usize = 16;
+
+/// The numbers of lanes, and where the code of each begins among the bits of its half's bytes.
+const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+const NIBBLES: [u32; LANES] = [0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28];
+
+/// The number that four bits are.
+const INT4: [f32; LANES] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0];
+
+/// Codes of so many bits, eight or four, with scales of float32; if WIDE, each is for whole registers, else a register of
+/// scales can be read from each on.
+pub(crate) struct Codes<const BITS: usize, const WIDE: bool>;
+
+/// Codes of four bits with one scale for a row: what they stand for are 16 numbers.
+pub(crate) struct Int4Rows;
+
+/// A register that chooses among 16 numbers by codes of four bits: a permutation looks at the low four bits of its lanes.
+///
+/// # Safety
+/// The instructions are enabled, and the codes of a register can be read.
+#[inline(always)]
+unsafe fn choose(codes: *const u8, numbers: __m512) -> __m512 {
+    // SAFETY: see `# Safety`.
+    unsafe {
+        // Four bytes in each half of the register.
+        let low = _mm512_broadcastd_epi32(_mm_loadu_si32(codes));
+        let bytes = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(codes.add(4)));
+        _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes, _mm512_loadu_si512(NIBBLES.as_ptr().cast())), numbers)
+    }
+}
+
+// SAFETY of every block: the instructions are enabled; the codes are the row's, and so are the scales of their groups.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl<const BITS: usize, const WIDE: bool> Stored<Avx512<false>> for Codes<BITS, WIDE> {
+    const BYTES: usize = LANES * BITS / 8;
+
+    /// Where its codes and its scales begin.
+    type Row = (*const u8, *const f32);
+
+    #[inline(always)]
+    unsafe fn row(rows: &Rows<'_>, offset: usize, scale: usize) -> Self::Row {
+        (rows.from.wrapping_add(offset), rows.scale.wrapping_add(scale).cast())
+    }
+
+    #[inline(always)]
+    unsafe fn read<const C: usize>(rows: &Rows<'_>, (codes, scales): Self::Row, at: usize) -> [__m512; C] {
+        unsafe {
+            let mut registers = [_mm512_setzero_ps(); C];
+            for (c, register) in registers.iter_mut().enumerate() {
+                let at = at + c * LANES;
+                let codes = codes.add(at * BITS / 8);
+                let values = match BITS {
+                    8 => _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codes.cast()))),
+                    _ => choose(codes, _mm512_loadu_ps(INT4.as_ptr())),
+                };
+                let scales = scales.add(at >> rows.group_bits);
+                let scales = if WIDE {
+                    _mm512_set1_ps(*scales)
+                } else {
+                    let lanes = _mm512_loadu_si512(COUNT.as_ptr().cast());
+                    let groups = _mm512_srlv_epi32(lanes, _mm512_set1_epi32(rows.group_bits as i32));
+                    _mm512_permutexvar_ps(groups, _mm512_loadu_ps(scales))
+                };
+                *register = _mm512_mul_ps(values, scales);
+            }
+            registers
+        }
+    }
+}
+
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Stored<Avx512<false>> for Int4Rows {
+    const BYTES: usize = LANES / 2;
+
+    /// Where its codes begin, and what they stand for.
+    type Row = (*const u8, __m512);
+
+    #[inline(always)]
+    unsafe fn row(rows: &Rows<'_>, offset: usize, scale: usize) -> Self::Row {
+        unsafe {
+            let scale = rows.scale.add(scale).cast::<f32>().read();
+            (rows.from.add(offset), _mm512_mul_ps(_mm512_loadu_ps(INT4.as_ptr()), _mm512_set1_ps(scale)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read<const C: usize>(_: &Rows<'_>, (codes, numbers): Self::Row, at: usize) -> [__m512; C] {
+        unsafe {
+            let mut registers = [_mm512_setzero_ps(); C];
+            for (c, register) in registers.iter_mut().enumerate() {
+                *register = choose(codes.add((at + c * LANES) / 2), numbers);
+            }
+            registers
+        }
+    }
+}
