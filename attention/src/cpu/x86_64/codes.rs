@@ -11,9 +11,8 @@ use super::super::generic::stored::Stored;
 /// Values in a register.
 pub(crate) const LANES: usize = 16;
 
-/// The numbers of lanes, and where the code of each begins among the bits of its half's bytes.
+/// The numbers of lanes.
 const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-const NIBBLES: [u32; LANES] = [0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28];
 
 /// The number that four bits are.
 const INT4: [f32; LANES] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0];
@@ -33,10 +32,10 @@ pub(crate) struct Int4Rows;
 unsafe fn choose(codes: *const u8, numbers: __m512) -> __m512 {
     // SAFETY: see `# Safety`.
     unsafe {
-        // Four bytes in each half of the register.
-        let low = _mm512_broadcastd_epi32(_mm_loadu_si32(codes));
-        let bytes = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(codes.add(4)));
-        _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes, _mm512_loadu_si512(NIBBLES.as_ptr().cast())), numbers)
+        // A byte of two codes in each 64 bits; a product puts the second code into the lowest bits of the upper half.
+        let bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(codes.cast()));
+        let nibbles = _mm512_mul_epu32(bytes, _mm512_set1_epi64((1 << 28) + 1));
+        _mm512_permutexvar_ps(nibbles, numbers)
     }
 }
 
