@@ -93,7 +93,7 @@ proptest! {
             for (seq, state) in &naive {
                 let tail = states.tail(*seq)?;
                 prop_assert_eq!(tail.map_or(&[][..], |cell| &cells[cell]), &state[..]);
-                prop_assert_eq!(states.pos_max(*seq)?, (state.len() as i64 - 1 >= 0).then_some(state.len() as i64 - 1));
+                prop_assert_eq!(states.pos_max(*seq)?, state.len().checked_sub(1).map(|last| last as i64));
             }
         }
     }
