@@ -88,7 +88,8 @@ impl Oracle {
     /// with scales of float16; none of an oracle that makes them otherwise, or has others than those in the cache.
     fn load_unrounded(&self, case: &Case, step: &Step, state: &State) -> Option<[Vec<f64>; 2]> {
         let made_of = |of: &Behavior| (of.value, of.current_from_inputs, of.loads_from, of.order, of.keeps);
-        if case.attributes.cache.quant_bit == 0 || made_of(&self.behavior) != made_of(&Behavior::default()) {
+        let is_quantized = case.operator == Operator::MultiHeadCacheAttention && case.attributes.cache.quant_bit != 0;
+        if !is_quantized || made_of(&self.behavior) != made_of(&Behavior::default()) {
             return None;
         }
         let (value, stored) = (ValueOf::NotRoundedToT3, StoredParts::Neither);
