@@ -12,7 +12,8 @@ import pytest
 from kvcache import find_library
 
 # The environments of older runtimes have no packages for models.
-collect_ignore_glob = [] if find_spec("gguf") else ["test_model*.py", "test_engine.py", "test_serve.py"]
+OF_MODELS = ["test_model*.py", "test_engine.py", "test_serve.py", "test_answering.py"]
+collect_ignore_glob = [] if find_spec("gguf") else OF_MODELS
 
 
 def pytest_sessionstart() -> None:
