@@ -170,6 +170,17 @@ fn out_of_range(got: Detail, i: usize) -> PyErr {
 }
 
 /// One of the appends of a step.
-pub(crate) fn append(item: Bound<'_, PyAny>) -> PyResult<Bound<'_, Append>> {
+fn append(item: Bound<'_, PyAny>) -> PyResult<Bound<'_, Append>> {
     item.cast_into().map_err(|error| type_error("appends", "Append", &error.into_inner()))
+}
+
+/// Appends from a list, or from what can be iterated.
+///
+/// # Errors
+/// `TypeError` for what is none, and what iterating raises.
+pub(crate) fn appends_of<'py>(appends: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, Append>>> {
+    match appends.cast::<PyList>() {
+        Ok(list) => list.iter().map(append).collect(),
+        Err(_) => appends.try_iter()?.map(|item| append(item?)).collect(),
+    }
 }

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvcache_manager as core;
-use kvcache_manager::{CacheSpecBuilder, ContextShift, Create, RowCopy};
+use kvcache_manager::{CacheSpecBuilder, ContextShift, Create};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 
-use crate::append::append;
+use crate::append::appends_of;
 use crate::arguments::ShiftLimit;
 use crate::id::Id;
 use crate::memory::{Detaching, HostMemory};
@@ -33,12 +33,10 @@ use crate::{arguments, spec, stats};
 /// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: what makes keys and values of the
 /// same tokens differ: the model, its adapters.
 ///
-/// Sequences are named by ints. A call that is refused changes nothing, and raises ManagerError; while a step is open,
-/// every change is refused (step_open). Threads may share a manager: their calls wait for each other, and the GIL is
-/// released while bytes of the cache are moved.
+/// Sequences are named by ints. A refused call changes nothing; while a step is open, every change is refused
+/// (step_open). Threads may share a manager: calls wait for each other, without the GIL while bytes are moved.
 ///
-/// Raises ManagerError for what is out of range or does not go together, and of kind out_of_memory for a cache of more
-/// slots than there is memory to manage; TypeError for other types.
+/// Raises ManagerError for what is out of range or does not go together, or needs too much memory (out_of_memory).
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct Manager {
@@ -59,10 +57,6 @@ impl Manager {
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         Ok(self.with(py, used)?.into_pyarray(py))
     }
-}
-
-fn moves(copies: Vec<RowCopy>) -> Vec<(usize, usize, usize)> {
-    copies.into_iter().map(|RowCopy { src, dst, len }| (src, dst, len)).collect()
 }
 
 #[pymethods]
@@ -135,16 +129,14 @@ impl Manager {
         })
     }
 
-    /// Removes a sequence; its id is never given again. Rows that others have stay; full pages of known tokens stay
-    /// cached.
+    /// Removes a sequence, whose id is never given again. Full pages of known tokens stay cached.
     ///
     /// Raises ManagerError: unknown_seq, step_open.
     fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
         self.with(py, |manager| manager.free(s.0))
     }
 
-    /// A new sequence with the rows of `s`; its id. They are shared until one of the two changes them; copied in mode
-    /// "runs".
+    /// A new sequence with the rows of `s`, shared until one of the two changes them, in mode "runs" copied; its id.
     ///
     /// Raises ManagerError: unknown_seq, step_open, lost; CapacityError: no_slot.
     fn fork(&self, py: Python<'_>, s: Id) -> PyResult<u64> {
@@ -167,7 +159,6 @@ impl Manager {
     }
 
     /// Gives the empty sequence `dst` the rows of `src` at positions [p0, p1), as in `seq_rm`; gives how many they are.
-    /// Nothing happens if `src` is `dst`.
     ///
     /// Raises ManagerError: not_empty, unknown_seq, step_open, lost; CapacityError: out_of_pages, no_slot.
     #[pyo3(signature = (src, dst, p0=-1, p1=-1), text_signature = "($self, src, dst, p0=-1, p1=-1)")]
@@ -280,9 +271,8 @@ impl Manager {
         self.with(py, |manager| manager.context_shift(s.0, &ContextShift { n_ctx, n_new, n_keep, n_discard }))
     }
 
-    /// Self-extend, to be called before each step: where `ga_w` positions or more are not grouped yet, every `ga_n` of
-    /// these become one, a whole number of ga_w at a time, and those behind move down. Gives the position of the next
-    /// token. No rows are freed. How far the groups go is kept with the sequence.
+    /// Self-extend, before each step: where `ga_w` positions or more are not grouped yet, every `ga_n` of these become
+    /// one, a whole number of ga_w at a time, and those behind move down. Gives the position of the next token.
     ///
     /// Raises ManagerError: group_width (ga_w is no multiple of ga_n), range, and as `seq_add`.
     fn self_extend(
@@ -295,8 +285,7 @@ impl Manager {
         self.with(py, |manager| manager.self_extend(s.0, ga_n, ga_w))
     }
 
-    /// Moves rows together, in at most `max_moves` copies. Gives them as (src, dst, len), in slots; the next step or
-    /// `update` makes them.
+    /// Moves rows together, in at most `max_moves` copies (src, dst, len), in slots, of the next step or `update`.
     ///
     /// Raises ManagerError: step_open.
     #[pyo3(signature = (max_moves=None))]
@@ -305,11 +294,10 @@ impl Manager {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::max_moves)] max_moves: Option<usize>,
     ) -> PyResult<Vec<(usize, usize, usize)>> {
-        self.with(py, |manager| Ok(moves(manager.defrag(max_moves)?)))
+        self.with(py, |manager| Ok(stats::moves(manager.defrag(max_moves)?)))
     }
 
-    /// Moves the highest page in use to the lowest free one below it, `pages` times at most. Gives the copies as
-    /// `defrag` does.
+    /// Moves the highest page in use to the lowest free one below it, `pages` times at most; gives the copies.
     ///
     /// Raises ManagerError: step_open.
     fn compact(
@@ -317,7 +305,7 @@ impl Manager {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::pages)] pages: usize,
     ) -> PyResult<Vec<(usize, usize, usize)>> {
-        self.with(py, |manager| Ok(moves(manager.compact(pages)?)))
+        self.with(py, |manager| Ok(stats::moves(manager.compact(pages)?)))
     }
 
     /// Makes the copies that are queued, then rotates the keys whose positions have changed. A step does so by itself.
@@ -335,10 +323,7 @@ impl Manager {
     /// TypeError for what is no Append.
     fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
         let py = memory.py();
-        let appends = match appends.cast::<PyList>() {
-            Ok(list) => list.iter().map(append).collect::<PyResult<Vec<_>>>()?,
-            Err(_) => appends.try_iter()?.map(|item| append(item?)).collect::<PyResult<Vec<_>>>()?,
-        };
+        let appends = appends_of(appends)?;
         let (number, tensors) = self.shared.with_memory(py, memory, |manager, memory| {
             let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
             let step = manager.begin_step(&appends)?.apply(memory)?;

@@ -1,6 +1,6 @@
-//! How full a cache is, as Python has it.
+//! How full a cache is, and what moves in it, as Python has them.
 
-use kvcache_manager::Stats;
+use kvcache_manager::{RowCopy, Stats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -19,4 +19,9 @@ pub(crate) fn as_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py
     dict.set_item("sequences", stats.sequences)?;
     dict.set_item("prefix_hits", stats.prefix_hits)?;
     Ok(dict)
+}
+
+/// Copies as (src, dst, len), in slots.
+pub(crate) fn moves(copies: Vec<RowCopy>) -> Vec<(usize, usize, usize)> {
+    copies.into_iter().map(|RowCopy { src, dst, len }| (src, dst, len)).collect()
 }
