@@ -88,8 +88,7 @@ impl StateCache {
         self.size() * self.row_bytes
     }
 
-    /// Adds a sequence without tokens: that of this id, or one with an id that it gives. The two kinds do not mix: ids
-    /// of both look alike.
+    /// Adds a sequence without tokens: that of this id, or one with an id that no sequence here has.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::KnownSeq`]; [`Error::NoSlot`] for one more than there are cells.
@@ -117,7 +116,15 @@ impl StateCache {
         if self.states.len() >= self.size() {
             return Err(Error::NoSlot { need: 1, largest: 0, free: 0 });
         }
-        let seq = seq.unwrap_or_else(|| self.own.insert(()));
+        // An own id may be that of a manager's sequence that is here.
+        let seq = seq.unwrap_or_else(|| {
+            loop {
+                let own = self.own.insert(());
+                if !self.states.contains_key(&own) {
+                    break own;
+                }
+            }
+        });
         self.states.insert(seq, state);
         Ok(seq)
     }

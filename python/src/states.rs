@@ -71,8 +71,7 @@ impl StateCache {
         self.0.with(|states| Ok(states.nbytes()))
     }
 
-    /// A sequence without tokens; its id: `s`, that of a `Manager`, or an own one. The two kinds look alike: a cache has
-    /// either the one or the other.
+    /// A sequence without tokens; its id: `s`, that of a `Manager`, or one that no sequence here has.
     ///
     /// Raises ManagerError: known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s=None))]
@@ -80,7 +79,7 @@ impl StateCache {
         self.0.with(|states| Ok(Id(states.create(s.map(|s| s.0))?).number()))
     }
 
-    /// A sequence with the state of `s`; its id: `to`, that of a `Manager`'s fork, or an own one. No bytes move.
+    /// A sequence with the state of `s`; its id: `to`, that of a `Manager`'s fork, or a new one. No bytes move.
     ///
     /// Raises ManagerError: unknown_seq, lost, known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s, to=None))]

@@ -153,6 +153,20 @@ fn positions_change_without_the_state() -> Result<(), Error> {
 }
 
 #[test]
+fn an_own_id_is_not_that_of_a_managers_sequence() -> Result<(), Error> {
+    let given = StateCache::new(1, 8)?.create(None)?; // as a manager gives it
+    let mut states = StateCache::new(3, 8)?;
+    states.create(Some(given))?;
+    states.begin_step(&[(given, 2)])?.commit();
+    let own = states.create(None)?;
+    assert_ne!(own, given);
+    assert_eq!((states.pos_max(given)?, states.pos_max(own)?), (Some(1), None));
+    states.free(given)?;
+    assert!(![given, own].contains(&states.create(None)?));
+    Ok(())
+}
+
+#[test]
 fn refused_steps_change_nothing() -> Result<(), Error> {
     let mut states = StateCache::new(2, 8)?;
     let a = states.create(None)?;
