@@ -56,7 +56,7 @@ def test_appends_tell_what_they_append() -> None:
 
 
 def test_arguments_reach_the_planner() -> None:
-    """Each in its place. (What the planner makes of them, a model judges in the tests in Rust.)"""
+    """Each in its place. (What the planner makes of them is compared with the model of the tests in Rust.)"""
     manager, memory = make(max_tokens=128)
     a = sequence(manager, memory, 10)
     assert manager.seq_rm(a, 2, 5) == 3

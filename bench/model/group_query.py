@@ -17,7 +17,7 @@ from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._graph import MICROSOFT, Graph
 from onnx import TensorProto
 
-CHUNK = 512  # tokens of a prompt in a step, as ours
+from ours import Chunked
 
 
 class GroupQueryDecoder(Decoder):
@@ -60,7 +60,7 @@ class GroupQueryDecoder(Decoder):
         return graph.node("Reshape", [mixed, graph.constant("width", [-1, width])], f"{name}.mixed")
 
 
-class GroupQuery:
+class GroupQuery(Chunked):
     """A session of that decoder, with the tensors of `sequences` sequences and of one more."""
 
     def __init__(self, source: str, sequences: int, length: int, threads: int) -> None:
@@ -109,13 +109,6 @@ class GroupQuery:
         for sequence in tokens:
             self._lengths[sequence] += new
         return self._binding.get_outputs()[-1].numpy()
-
-    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
-        """Computes a prompt; the logits of its last token."""
-        self.clear(sequence)
-        for first in range(0, len(tokens), CHUNK):
-            logits = self.step({sequence: tokens[first : first + CHUNK]})
-        return logits[0]
 
     def place(self, sequences: int, source: int, tokens: list[int]) -> None:
         """Gives the first `sequences` copies of the source's first rows, which are those of `tokens`."""

@@ -16,7 +16,18 @@ from kvcache_ops.models import Model, build, load
 CHUNK = 512  # tokens of a prompt in a step, as the engine's budget
 
 
-class Ours:
+class Chunked:
+    """What computes prompts as its steps, `CHUNK` tokens at a time."""
+
+    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
+        """Computes a prompt; the logits of its last token."""
+        self.clear(sequence)
+        for first in range(0, len(tokens), CHUNK):
+            logits = self.step({sequence: tokens[first : first + CHUNK]})
+        return logits[0]
+
+
+class Ours(Chunked):
     """The model with a cache of `sequences` times `length` tokens, and of one sequence more, the source of the others.
 
     Sequences are in pages of their own: nothing is shared.
@@ -60,13 +71,6 @@ class Ours:
             self._binding.bind_output("logits", "cpu")
             self._session.run_with_iobinding(self._binding)
             return self._binding.get_outputs()[0].numpy()
-
-    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
-        """Computes a prompt; the logits of its last token."""
-        self.clear(sequence)
-        for first in range(0, len(tokens), CHUNK):
-            logits = self.step({sequence: tokens[first : first + CHUNK]})
-        return logits[0]
 
     def place(self, sequences: int, source: int, tokens: list[int]) -> None:
         """Gives the first `sequences` copies of the source's first rows, which are those of `tokens`."""

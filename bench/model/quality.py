@@ -21,6 +21,7 @@ from math import exp
 from pathlib import Path
 
 import numpy as np
+from kvcache_ops.models._perplexity import losses_of
 
 from figures import ROOT, markdown, provenance
 from ours import Ours
@@ -72,9 +73,7 @@ def losses(model: Ours, windows: list[list[int]]) -> list[float]:
         for first in range(0, len(window), CHUNK):
             following = window[first + 1 : first + CHUNK + 1]
             logits = model.step({0: window[first : first + CHUNK]}, every=True)[: len(following)]
-            largest = logits.max(axis=1)
-            sums = np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
-            total += float((np.log(sums) + largest - logits[np.arange(len(following)), following]).sum())
+            total += float(losses_of(logits, following).sum())
         found.append(total / (len(window) - 1))
     return found
 

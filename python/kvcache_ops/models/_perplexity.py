@@ -75,14 +75,14 @@ def perplexity(
                 if "attn_mask" in names:
                     indices["attn_mask"] = step.mask()
                 [logits] = session.run(None, indices | feeds)
-            losses.append(_losses(logits, [window[at + row + 1] for row in rows]))
+            losses.append(losses_of(logits, [window[at + row + 1] for row in rows]))
             if progress is not None:
                 progress(i * context + at + len(chunk), len(windows) * context)
         manager.free(sequence)
     return _summary(np.concatenate(losses), len(windows))
 
 
-def _losses(logits: NDArray[np.float32], following: list[int]) -> NDArray[np.float64]:
+def losses_of(logits: NDArray[np.float32], following: list[int]) -> NDArray[np.float64]:
     """-log p of the tokens that follow, (R), from logits (R, vocabulary)."""
     largest = logits.max(axis=1, initial=-np.inf)
     if not np.isfinite(largest).all():
