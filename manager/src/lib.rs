@@ -3,6 +3,7 @@
 
 mod append;
 mod bits;
+mod block;
 mod cells;
 mod check;
 mod defrag;
@@ -30,11 +31,13 @@ mod state;
 mod states;
 mod stats;
 mod step;
+mod store;
 mod tensors;
 mod update;
 mod zeros;
 
 pub use append::Append;
+pub use block::{Block, BlockError, BlockKind};
 pub use cells::{find_slot, fragmentation, n_kv};
 pub use details::Detail;
 pub use edit::{ContextShift, self_extend_positions};
@@ -54,6 +57,7 @@ pub use spec_builder::CacheSpecBuilder;
 pub use states::{StateCache, StateSplit, StateStep};
 pub use stats::Stats;
 pub use step::{Planned, Step};
+pub use store::{BlockKey, BlockStore, NoBlockKey, StoreError};
 
 /// The page for the manager's users, so that its examples run.
 #[cfg(doctest)]

@@ -1,0 +1,161 @@
+//! Where rows are kept outside the cache: blocks by key.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+/// The name of a block: a SHA-256 digest. Written as 64 hexadecimal digits.
+///
+/// The name of a page of known tokens is the digest of the page's tokens and of the page before it, whose first is a
+/// digest of all that makes rows of the same tokens differ. So it is the same in every process that stores such rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockKey([u8; 32]);
+
+impl BlockKey {
+    /// The digest of some parts, one after the other.
+    pub(crate) fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = Sha256::new();
+        parts.into_iter().for_each(|part| hash.update(part));
+        Self(hash.finalize().into())
+    }
+
+    /// A key of these bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A text that is no key: 64 lowercase hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected 64 lowercase hexadecimal digits")]
+pub struct NoBlockKey;
+
+impl FromStr for BlockKey {
+    type Err = NoBlockKey;
+
+    fn from_str(text: &str) -> Result<Self, NoBlockKey> {
+        let digit = |&byte: &u8| match byte {
+            b'0'..=b'9' => Ok(byte - b'0'),
+            b'a'..=b'f' => Ok(byte - b'a' + 10),
+            _ => Err(NoBlockKey),
+        };
+        let mut key = [0; 32];
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        if pairs.len() != key.len() || !rest.is_empty() {
+            return Err(NoBlockKey);
+        }
+        for (byte, [high, low]) in key.iter_mut().zip(pairs) {
+            *byte = digit(high)? << 4 | digit(low)?;
+        }
+        Ok(Self(key))
+    }
+}
+
+/// Why a store has not done what it was asked for. To a manager all of these are a miss.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// It did not answer in time.
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    /// It is not asked: it has not answered an earlier question yet, or has failed shortly before.
+    #[error("not asked: an earlier call has not ended or has failed")]
+    Busy,
+    /// The block is larger than what it may hold.
+    #[error("a block of {len} bytes is larger than the capacity, {capacity} bytes")]
+    Capacity {
+        /// The block's bytes.
+        len: u64,
+        /// The most that it may hold.
+        capacity: u64,
+    },
+    /// It failed.
+    #[error(transparent)]
+    Failed(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<std::io::Error> for StoreError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Blocks of rows by key, outside the cache: in host memory, in files, on another machine. A block is immutable: what
+/// is put under a key once is what any later `put` of the key has.
+///
+/// A manager calls it from one thread at a time, and other managers may at the same time. It waits for every answer:
+/// a store that may be slow needs a deadline of its own, as `kvcache-tiers` adds to any store. Whatever the store gives
+/// is verified before a row of it is used, and whatever goes wrong is a miss.
+pub trait BlockStore: fmt::Debug + Send + Sync {
+    /// The block of a key, if it is there.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError>;
+
+    /// Keeps a block, as long as there is room.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the block is not there then, or whole.
+    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError>;
+
+    /// Whether a block is there.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn contains(&self, key: &BlockKey) -> Result<bool, StoreError>;
+
+    /// Removes a block, if it is there.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn delete(&self, key: &BlockKey) -> Result<(), StoreError>;
+
+    /// The blocks of a chain, each of which is of no use without those before it: up to the first that is not there.
+    /// A store that evicts lets go of the last first. Gives what it has with the error that ended it.
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+        let mut blocks = Vec::new();
+        for key in keys {
+            match self.get(key) {
+                Ok(Some(block)) => blocks.push(block),
+                Ok(None) => break,
+                Err(error) => return (blocks, Some(error)),
+            }
+        }
+        (blocks, None)
+    }
+
+    /// Says that blocks will be asked for soon: a store that has them far away may bring them nearer meanwhile. Does
+    /// not wait.
+    fn prefetch(&self, _keys: &[BlockKey]) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_written() {
+        let key = BlockKey::digest([&b"a"[..], b"bc"]);
+        assert_eq!(key, BlockKey::digest([&b"abc"[..]]));
+        assert_eq!(key.to_string(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(key.to_string().parse(), Ok(key));
+        for text in ["", &key.to_string()[1..], &key.to_string().to_uppercase(), &format!("{key}00")] {
+            assert_eq!(text.parse::<BlockKey>(), Err(NoBlockKey), "{text}");
+        }
+    }
+}
