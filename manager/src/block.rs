@@ -104,16 +104,18 @@ impl Block {
         self.kind
     }
 
-    /// Its rows in canonical order, if they are so many of this size.
-    pub(crate) fn rows(&self, num_rows: usize, row_len: usize) -> Result<&[u8], BlockError> {
-        if (self.num_rows, self.row_len) != (num_rows, row_len) {
-            return Err(BlockError::Geometry);
-        }
-        Ok(&self.bytes[HEADER..self.bytes.len() - CHECKSUM])
+    /// Checks that it has so many rows of this size.
+    pub(crate) fn check(&self, num_rows: usize, row_len: usize) -> Result<(), BlockError> {
+        if (self.num_rows, self.row_len) == (num_rows, row_len) { Ok(()) } else { Err(BlockError::Geometry) }
+    }
+
+    /// Its rows in canonical order.
+    pub(crate) fn rows(&self) -> &[u8] {
+        &self.bytes[HEADER..self.bytes.len() - CHECKSUM]
     }
 
     /// The bytes that it was made of.
-    pub(crate) fn into_bytes(self) -> Bytes {
+    pub fn into_bytes(self) -> Bytes {
         self.bytes
     }
 }
@@ -129,8 +131,8 @@ mod tests {
         bytes[HEADER..HEADER + 15].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         Block::seal(&mut bytes, BlockKind::Private, &key, 3, 5);
         let block = Block::verify(&key, bytes.clone().into()).unwrap();
-        assert_eq!((block.kind(), block.rows(3, 5).unwrap()), (BlockKind::Private, &bytes[HEADER..HEADER + 15]));
-        assert_eq!(block.rows(5, 3), Err(BlockError::Geometry));
+        assert_eq!((block.kind(), block.rows()), (BlockKind::Private, &bytes[HEADER..HEADER + 15]));
+        assert_eq!((block.check(3, 5), block.check(5, 3)), (Ok(()), Err(BlockError::Geometry)));
         assert_eq!(Block::verify(&BlockKey::from_bytes([8; 32]), bytes.clone().into()), Err(BlockError::Key));
         for len in 0..bytes.len() {
             assert!(Block::verify(&key, bytes[..len].to_vec().into()).is_err(), "{len}");

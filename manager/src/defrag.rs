@@ -62,7 +62,7 @@ impl State {
     /// Slides runs down, in address order.
     fn slide_runs(&mut self, max_moves: usize) -> Vec<RowCopy> {
         let mut runs: Vec<(usize, SeqId)> = Vec::new();
-        for (seq, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.len() > 0) {
+        for (seq, sequence) in self.sequences.iter().filter(|(_, sequence)| !sequence.run().is_empty()) {
             runs.push((sequence.run().start, seq));
         }
         runs.sort_unstable();

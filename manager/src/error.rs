@@ -260,6 +260,38 @@ pub enum Error {
         seq: SeqId,
     },
 
+    /// A sequence whose rows are not in the cache: [`Manager::swap_in`](crate::Manager::swap_in) brings them back.
+    #[error("sequence {seq} is swapped out")]
+    Swapped {
+        /// The sequence.
+        seq: SeqId,
+    },
+
+    /// Rows of a sequence that is swapped out that cannot be had. It stays swapped out; where they will not come any
+    /// more, free it, and append its tokens to a new one.
+    #[error("sequence {seq}: {missing} of {rows} rows cannot be had ({reason})")]
+    RowsMissing {
+        /// The sequence.
+        seq: SeqId,
+        /// Its rows behind the last that can be had.
+        missing: usize,
+        /// Its rows.
+        rows: usize,
+        /// Why the first of them cannot: `absent`, or the name of an error of the store or of a block.
+        reason: &'static str,
+    },
+
+    /// An operation of tiers, of a manager without a store.
+    #[error("the manager has no tiers")]
+    NoTiers,
+
+    /// No random bytes from the operating system.
+    #[error("no random bytes: {source}")]
+    Random {
+        /// What the system said.
+        source: getrandom::Error,
+    },
+
     /// Rows that a memory has still to move or to rotate.
     #[error("{copies} copies and the keys of {sequences} sequences wait for an update")]
     UpdatePending {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use kvcache_kernels::RowCopy;
 
 use crate::pages::Source;
+use crate::prefix::PrefixKey;
 use crate::seq_id::SeqId;
 use crate::sequence::{Before, Place, Sequence};
 use crate::state::State;
@@ -27,7 +28,7 @@ enum Undo {
     /// The search for cells began there.
     Head(usize),
     /// A cached page was evicted and taken; it had the key, and the last tokens that are saved.
-    Evict(u32, u128),
+    Evict(u32, PrefixKey),
     /// A table entry more.
     Share(u32),
     /// A table entry less.
@@ -37,7 +38,7 @@ enum Undo {
     /// A page was sealed.
     Seal(u32),
     /// A live page that will be written was unsealed; it had the key, and the last tokens that are saved.
-    Unseal(u32, u128),
+    Unseal(u32, PrefixKey),
     /// Tokens of so many slots were overwritten; they are the last that are saved.
     Tokens(usize, usize),
 }
@@ -103,7 +104,8 @@ impl Journal {
             None => {
                 let page = state.cached.first()?;
                 state.cached.remove(page);
-                let key = self.take_from_index(state, page);
+                let key = self.take_from_index(state, page)?;
+                state.spill(page, key);
                 self.undo.push(Undo::Evict(page, key));
                 page
             }
@@ -158,14 +160,15 @@ impl Journal {
         }
     }
 
-    /// Unseals a page and saves its tokens; gives its key.
-    fn take_from_index(&mut self, state: &mut State, page: u32) -> u128 {
+    /// Unseals a page, if it is sealed, and saves its tokens; gives its key.
+    fn take_from_index(&mut self, state: &mut State, page: u32) -> Option<PrefixKey> {
+        let key = state.prefix.unseal(page)?;
         self.tokens.extend_from_slice(state.prefix.tokens(page));
-        state.prefix.unseal(page)
+        Some(key)
     }
 
     /// Undoes the latest [`take_from_index`](Self::take_from_index) that is not undone.
-    fn put_into_index(&mut self, state: &mut State, page: u32, key: u128) {
+    fn put_into_index(&mut self, state: &mut State, page: u32, key: PrefixKey) {
         self.restore_tokens(state.prefix.tokens_mut(page));
         let sealed = state.prefix.seal(page, key);
         debug_assert!(sealed, "the step's own pages are unsealed by now");
@@ -180,8 +183,7 @@ impl Journal {
 
     /// Unseals a page that its only owner will write, if it is sealed.
     pub(crate) fn unseal(&mut self, state: &mut State, page: u32) {
-        if state.prefix.key(page).is_some() {
-            let key = self.take_from_index(state, page);
+        if let Some(key) = self.take_from_index(state, page) {
             self.undo.push(Undo::Unseal(page, key));
         }
     }
@@ -224,7 +226,7 @@ impl Journal {
     }
 
     /// Seals a page, unless another has its key.
-    pub(crate) fn seal(&mut self, state: &mut State, page: u32, key: u128) {
+    pub(crate) fn seal(&mut self, state: &mut State, page: u32, key: PrefixKey) {
         if state.prefix.seal(page, key) {
             self.undo.push(Undo::Seal(page));
         }
@@ -269,6 +271,7 @@ impl Journal {
                 }
                 Undo::Head(head) => state.pages.set_head(head),
                 Undo::Evict(page, key) => {
+                    state.unspill(key);
                     self.put_into_index(state, page, key);
                     state.cached.restore(page);
                     if written(page) {

@@ -5,23 +5,18 @@ use std::sync::Arc;
 
 use kvcache_kernels::RowCopy;
 
-use crate::append::Append;
+use crate::blocks::{self, Blocks};
 use crate::edit::{ContextShift, Editor};
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::memory::CacheMemory;
-use crate::plan::{Plan, Planner};
+use crate::open::Open;
+use crate::plan::Plan;
 use crate::seq_id::SeqId;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
+use crate::store::BlockStore;
 use crate::tensors::Tensors;
-
-/// How far an open step is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
-    Planned,
-    Applied,
-}
 
 /// What a new sequence is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,13 +34,14 @@ pub struct Create<'a> {
 /// Ranges of positions may have any bounds: a start below 0 is 0, and an end below 0 is infinity.
 #[derive(Debug, Clone)]
 pub struct Manager {
-    spec: CacheSpec,
+    pub(crate) spec: CacheSpec,
     pub(crate) state: State,
-    open: Option<Open>,
-    journal: Journal,
+    pub(crate) open: Option<Open>,
+    pub(crate) journal: Journal,
     pub(crate) plan: Plan,
     pub(crate) tensors: Tensors,
     pub(crate) prefix_hits: usize,
+    pub(crate) blocks: Option<Blocks>,
 }
 
 /// A range of positions as the half-open one that it stands for.
@@ -77,7 +73,24 @@ impl Manager {
             plan: Plan::default(),
             tensors: Tensors::default(),
             prefix_hits: 0,
+            blocks: None,
         })
+    }
+
+    /// A manager of an empty cache that also has a store: sequences can be swapped out, and sealed pages that are
+    /// evicted are stored, to be found by prompts of the same tokens later, also by other managers that have the store.
+    ///
+    /// Blocks are shared by managers whose specifications agree in geometry, types, key form, rope, page size and
+    /// fingerprint. Where other models use the store, give a fingerprint of the model.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Random`].
+    pub fn with_store(spec: CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
+        let blocks = Blocks::new(&spec, store)?;
+        let mut manager = Self::new(spec)?;
+        manager.state.seed = Some(blocks::seed(&manager.spec));
+        manager.blocks = Some(blocks);
+        Ok(manager)
     }
 
     /// What it manages.
@@ -93,6 +106,12 @@ impl Manager {
         }
         self.state.settle(&self.spec);
         Ok(())
+    }
+
+    /// The parts of a manager that has a store.
+    pub(crate) fn stored(&mut self) -> Result<(&CacheSpec, &mut State, &mut Blocks), Error> {
+        let Self { spec, state, blocks, .. } = self;
+        blocks.as_mut().map(|blocks| (&*spec, state, blocks)).ok_or(Error::NoTiers)
     }
 
     /// An edit: all of it, or nothing.
@@ -138,7 +157,9 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
-        self.state.free(seq)
+        self.state.free(seq)?;
+        self.delete_dropped();
+        Ok(())
     }
 
     /// Removes the rows whose positions are in a range, of a sequence or of all that are not lost (`None`): the tokens
@@ -179,6 +200,7 @@ impl Manager {
         self.check_closed()?;
         self.state.intact(seq)?;
         self.state.keep(seq);
+        self.delete_dropped();
         Ok(())
     }
 
@@ -260,107 +282,9 @@ impl Manager {
     pub fn update(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
         self.state.prepare_update(&self.spec);
-        let updated = self.state.update(&self.spec, memory);
+        let updated = self.state.update(&self.spec, memory, self.blocks.as_mut());
         self.state.settle(&self.spec);
         updated
-    }
-
-    /// Plans a step, and opens it.
-    pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        self.check_closed()?;
-        let Self { spec, state, journal, plan, .. } = self;
-        state.prepare_update(spec);
-        let planned = (Planner { spec, state, journal, plan }).plan(appends);
-        let filled = planned.and_then(|()| self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends));
-        if let Err(error) = filled {
-            self.journal.rollback(&mut self.state, |_| false);
-            return Err(error);
-        }
-        self.open = Some(Open::Planned);
-        Ok(())
-    }
-
-    /// Rolls back the open step, if there is one: for a step that was leaked instead of dropped.
-    pub fn rollback_open_step(&mut self) {
-        if let Some(open) = self.open {
-            self.rollback(|_| open == Open::Applied);
-        }
-    }
-
-    /// Whether a step is open.
-    pub(crate) fn is_applied(&self) -> bool {
-        self.open == Some(Open::Applied)
-    }
-
-    fn rollback(&mut self, written: impl FnMut(u32) -> bool) {
-        self.journal.rollback(&mut self.state, written);
-        self.state.settle(&self.spec);
-        self.tensors.forget_rows();
-        self.open = None;
-    }
-
-    pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        self.drain(memory)?;
-        if let Err(source) = if self.plan.copies.is_empty() { Ok(()) } else { memory.copy_rows(&self.plan.copies) } {
-            let (written, page_size) = (std::mem::take(&mut self.plan.copies), self.spec.page_size());
-            self.rollback(|page| written.iter().any(|copy| copy.dst / page_size == page as usize));
-            return Err(Error::Memory { source });
-        }
-        Ok(())
-    }
-
-    /// Has the memory make what is queued, before it writes for what is open. After an error that is rolled back.
-    pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        // What an update rotates was live before the plan; pages that its copies were to write when they failed leave the
-        // prefix index when it is settled.
-        if let Err(error) = self.state.update(&self.spec, memory) {
-            self.rollback(|_| false);
-            return Err(error);
-        }
-        // Before the first write: where the memory panics, evicted pages may have been overwritten.
-        self.open = Some(Open::Applied);
-        Ok(())
-    }
-
-    /// Plans to add sequences whose rows a memory then writes, and opens that as a step is opened.
-    pub(crate) fn plan_load<T>(
-        &mut self,
-        plan: impl FnOnce(&CacheSpec, &mut State, &mut Journal) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        self.check_closed()?;
-        let Self { spec, state, journal, .. } = self;
-        state.prepare_update(spec);
-        let planned = plan(spec, state, journal);
-        match planned {
-            Ok(_) => self.open = Some(Open::Planned),
-            Err(_) => journal.rollback(state, |_| false),
-        }
-        planned
-    }
-
-    /// Ends what [`plan_load`](Self::plan_load) has opened: the sequences stay.
-    pub(crate) fn commit_load(&mut self) {
-        self.journal.commit(&mut self.state);
-        self.open = None;
-    }
-
-    pub(crate) fn commit(&mut self) {
-        self.journal.commit(&mut self.state);
-        self.prefix_hits += self.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
-        self.open = None;
-        let Self { spec, state, journal, plan, .. } = self;
-        if spec.window().is_some() {
-            let queued = state.queue.len();
-            let mut editor = Editor { spec, state, journal, queued };
-            plan.entries.iter().for_each(|entry| editor.trim(entry.seq));
-            journal.commit(state);
-        }
-        if let Some(threshold) = spec.defrag_threshold()
-            && state.pages.any_freed()
-            && state.fragmentation(spec) > threshold
-        {
-            state.defragment(spec, None);
-        }
     }
 }
 

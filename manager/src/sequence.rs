@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::positions::Positions;
+use crate::prefix::PrefixKey;
+use crate::store::BlockKey;
 
 /// Rows of a sequence in neighboring slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,25 @@ pub(crate) enum Place {
     Run(Range<usize>),
 }
 
+/// Rows of a sequence that is swapped out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SwappedRows {
+    /// The block that has them.
+    pub(crate) block: BlockKey,
+    pub(crate) len: usize,
+    /// If they were a sealed page: its key and the number of its sealing. As long as it is that page, it has the rows.
+    pub(crate) sealed: Option<(PrefixKey, u64)>,
+}
+
+/// What a sequence has outside the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Swapped {
+    /// Its rows, in order.
+    pub(crate) rows: Vec<SwappedRows>,
+    /// The tokens of known rows.
+    pub(crate) tokens: Vec<u32>,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     pub(crate) place: Place,
@@ -39,15 +60,17 @@ pub(crate) struct Sequence {
     pub(crate) known: usize,
     pub(crate) salt: Arc<[u8]>,
     /// The prefix key of no tokens, made of the salt.
-    pub(crate) root: u128,
+    pub(crate) root: PrefixKey,
     /// The prefix key of the last full page of known rows; without one, `root`.
-    pub(crate) key: u128,
+    pub(crate) key: PrefixKey,
     /// The cells that its run has at first, in the mode `runs`.
     pub(crate) reserve: usize,
     /// The last position that a window has removed.
     pub(crate) gone: Option<i64>,
     /// The first position that self-extend has not grouped.
     pub(crate) ga_i: i64,
+    /// Where its rows are, if it is swapped out. It has no slots then.
+    pub(crate) swapped: Option<Swapped>,
     /// A memory has failed while it moved rows of the sequence.
     pub(crate) lost: bool,
     /// Its number in order of creation.
@@ -62,11 +85,11 @@ pub(crate) struct Before {
     len: usize,
     pages: usize,
     known: usize,
-    key: u128,
+    key: PrefixKey,
 }
 
 impl Place {
-    fn empty(&self) -> Self {
+    pub(crate) fn empty(&self) -> Self {
         match self {
             Self::Table(_) => Self::Table(Vec::new()),
             Self::Run(_) => Self::Run(0..0),
@@ -76,7 +99,7 @@ impl Place {
 
 impl Sequence {
     /// A sequence without rows.
-    pub(crate) fn new(place: Place, salt: Arc<[u8]>, root: u128, reserve: usize, created: u64) -> Self {
+    pub(crate) fn new(place: Place, salt: Arc<[u8]>, root: PrefixKey, reserve: usize, created: u64) -> Self {
         Self {
             place,
             version: 0,
@@ -90,6 +113,7 @@ impl Sequence {
             reserve,
             gone: None,
             ga_i: 0,
+            swapped: None,
             lost: false,
             created,
             append: None,
@@ -104,6 +128,11 @@ impl Sequence {
     /// The number of rows.
     pub(crate) fn len(&self) -> usize {
         self.positions.len()
+    }
+
+    /// The rows that have slots: all, or none of a sequence that is swapped out.
+    fn resident(&self) -> usize {
+        if self.swapped.is_some() { 0 } else { self.len() }
     }
 
     /// The pages, or cells, of its rows; none in the mode `runs`.
@@ -158,12 +187,12 @@ impl Sequence {
 
     /// The slots of all rows.
     pub(crate) fn slots(&self, page_size: usize) -> impl Iterator<Item = usize> {
-        self.segments(0..self.len(), page_size).flat_map(|segment| segment.slot..segment.slot + segment.len)
+        self.segments(0..self.resident(), page_size).flat_map(|segment| segment.slot..segment.slot + segment.len)
     }
 
     /// Whether keys of its rows have to be rotated.
     pub(crate) fn is_pending(&self) -> bool {
-        self.rotated.is_some() && !self.lost
+        self.rotated.is_some() && !self.lost && self.swapped.is_none()
     }
 
     /// By row: how far its key has still to be rotated.
@@ -223,16 +252,21 @@ impl Sequence {
             return broken(what);
         }
         match &self.place {
-            Place::Table(table) if table.len() != len.div_ceil(page_size) => {
+            Place::Table(table) if table.len() != self.resident().div_ceil(page_size) => {
                 return broken("a sequence has the pages that its rows need");
             }
-            Place::Run(reserved) if len > reserved.len() => {
+            Place::Run(reserved) if self.resident() > reserved.len() => {
                 return broken("a sequence's run has its rows");
             }
-            Place::Run(reserved) if len == 0 && !reserved.is_empty() => {
+            Place::Run(reserved) if self.resident() == 0 && !reserved.is_empty() => {
                 return broken("a sequence without rows has no run");
             }
             _ => {}
+        }
+        if let Some(Swapped { rows, tokens }) = &self.swapped
+            && (rows.iter().map(|rows| rows.len).sum::<usize>() != len || tokens.len() != self.known)
+        {
+            return broken("a sequence that is swapped out has blocks of its rows, and its tokens");
         }
         if self.known > len {
             return broken("known rows are rows");
@@ -256,11 +290,11 @@ impl Sequence {
 impl PartialEq for Sequence {
     fn eq(&self, other: &Self) -> bool {
         let Self { place, version: _, positions, rotated, shifts, known, .. } = self;
-        let Self { salt, root, key, reserve, gone, ga_i, lost, created, append, .. } = self;
+        let Self { salt, root, key, reserve, gone, ga_i, swapped, lost, created, append, .. } = self;
         (place, positions, rotated, *shifts, *known)
             == (&other.place, &other.positions, &other.rotated, other.shifts, other.known)
             && (salt, *root, *key, *reserve) == (&other.salt, other.root, other.key, other.reserve)
-            && (*gone, *ga_i, *lost) == (other.gone, other.ga_i, other.lost)
+            && (*gone, *ga_i, swapped, *lost) == (other.gone, other.ga_i, &other.swapped, other.lost)
             && (*created, *append) == (other.created, other.append)
     }
 }
@@ -268,10 +302,12 @@ impl PartialEq for Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefix;
 
     #[test]
     fn segments_join_neighboring_pages() {
-        let mut sequence = Sequence::new(Place::Table(vec![3, 4, 1, 0]), Arc::from([]), 1, 0, 0);
+        let mut sequence =
+            Sequence::new(Place::Table(vec![3, 4, 1, 0]), Arc::from([]), prefix::root("", b"", None), 0, 0);
         sequence.push_rows(15, 0);
         let segments = |rows| sequence.segments(rows, 4).map(|s| (s.row, s.slot, s.len)).collect::<Vec<_>>();
         assert_eq!(segments(0..15), [(0, 12, 8), (8, 4, 4), (12, 0, 3)]);

@@ -1,25 +1,39 @@
 //! All that operations change: sequences, pages, prefix index, the list of cached pages, and what a memory has to do.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvcache_kernels::{Rotation, RowCopy};
 use slotmap::SlotMap;
 
 use crate::bits::Bits;
+use crate::block::BlockKind;
 use crate::cells;
 use crate::error::Error;
 use crate::lru::Lru;
 use crate::pages::Pages;
-use crate::prefix::{self, Prefix};
+use crate::prefix::{self, Prefix, PrefixKey};
 use crate::seq_id::SeqId;
 use crate::sequence::{Place, Sequence};
 use crate::spec::{CacheSpec, Mode};
+use crate::store::BlockKey;
 
 /// What a memory is at in an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    Copies,
+    /// Copies behind so many that are made.
+    Copies(usize),
     Rotations,
+}
+
+/// Rows that are to be stored as a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Spill {
+    /// The copies of the queue that are made before.
+    pub(crate) behind: usize,
+    pub(crate) key: BlockKey,
+    pub(crate) kind: BlockKind,
+    pub(crate) slots: Vec<usize>,
 }
 
 /// A page is *free*, *live* (table entries name it) or *cached* (sealed, and no table entry names it). In the mode
@@ -34,6 +48,12 @@ pub(crate) struct State {
     pub(crate) cached: Lru,
     /// Copies that a memory has still to make.
     pub(crate) queue: Vec<RowCopy>,
+    /// Rows that are to be stored as blocks before the copies behind them are made.
+    pub(crate) spills: Vec<Spill>,
+    /// Blocks that are of no use any more.
+    pub(crate) dropped: Vec<BlockKey>,
+    /// What the names of all blocks begin with, if the manager has a store.
+    pub(crate) seed: Option<BlockKey>,
     /// Whether an edit has left keys to rotate since an update has found none: spares steps the search for them.
     pub(crate) may_rotate: bool,
     /// The keys that the next update rotates.
@@ -64,6 +84,9 @@ impl State {
             prefix: Prefix::new(num_pages, spec.page_size())?,
             cached: Lru::new(num_pages)?,
             queue: Vec::new(),
+            spills: Vec::new(),
+            dropped: Vec::new(),
+            seed: None,
             may_rotate: false,
             rotations: Vec::new(),
             phase: None,
@@ -74,10 +97,14 @@ impl State {
         self.sequences.get(seq).ok_or(Error::UnknownSeq { seq })
     }
 
-    /// A sequence that may be used: one that no memory has damaged.
+    /// A sequence that may be used: one that no memory has damaged, and that is in the cache.
     pub(crate) fn intact(&self, seq: SeqId) -> Result<&Sequence, Error> {
         let sequence = self.sequence(seq)?;
-        if sequence.lost { Err(Error::Lost { seq }) } else { Ok(sequence) }
+        match sequence {
+            Sequence { lost: true, .. } => Err(Error::Lost { seq }),
+            Sequence { swapped: Some(_), .. } => Err(Error::Swapped { seq }),
+            _ => Ok(sequence),
+        }
     }
 
     /// The number of a sequence that is to be created.
@@ -92,20 +119,53 @@ impl State {
             Mode::Runs => Place::Run(0..0),
             Mode::Paged { .. } | Mode::Cells => Place::Table(Vec::new()),
         };
-        let root = prefix::root(spec.fingerprint(), &salt);
+        let root = self.root(spec, &salt);
         Sequence::new(place, salt, root, reserve, self.next_created())
+    }
+
+    /// The key of no tokens.
+    pub(crate) fn root(&self, spec: &CacheSpec, salt: &[u8]) -> PrefixKey {
+        prefix::root(spec.fingerprint(), salt, self.seed.as_ref())
+    }
+
+    /// Notes a sealed page that is evicted: where there is a store, its rows go there before anything overwrites them.
+    pub(crate) fn spill(&mut self, page: u32, PrefixKey { digest, .. }: PrefixKey) {
+        if let Some(key) = digest {
+            let page_size = self.prefix.tokens(page).len();
+            let slots = page as usize * page_size..(page as usize + 1) * page_size;
+            let behind = self.queue.len();
+            self.spills.push(Spill { behind, key, kind: BlockKind::Prefix, slots: slots.collect() });
+        }
+    }
+
+    /// Undoes the latest [`spill`](Self::spill), unless its rows are stored by now.
+    pub(crate) fn unspill(&mut self, PrefixKey { digest, .. }: PrefixKey) {
+        if self.spills.last().is_some_and(|spill| Some(spill.key) == digest) {
+            self.spills.pop();
+        }
+    }
+
+    /// Lets go of the blocks of a sequence that is swapped out, if it is.
+    pub(crate) fn drop_blocks(&mut self, sequence: &Sequence) {
+        let rows = sequence.swapped.iter().flat_map(|swapped| &swapped.rows);
+        let blocks: HashSet<BlockKey> = rows.map(|rows| rows.block).collect();
+        if !blocks.is_empty() {
+            self.spills.retain(|spill| !blocks.contains(&spill.key));
+            self.dropped.extend(blocks);
+        }
     }
 
     /// Removes a sequence.
     pub(crate) fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         let sequence = self.sequences.remove(seq).ok_or(Error::UnknownSeq { seq })?;
         self.release_place(&sequence.place);
+        self.drop_blocks(&sequence);
         Ok(())
     }
 
     /// Frees or caches what no other sequence has of a place. The last page goes first, so that it is evicted before
     /// those that it is of no use without.
-    fn release_place(&mut self, place: &Place) {
+    pub(crate) fn release_place(&mut self, place: &Place) {
         match place {
             Place::Table(table) => {
                 for &page in table.iter().rev() {
@@ -135,6 +195,7 @@ impl State {
             (emptied.lost, emptied.version) = (sequence.lost, sequence.version + 1);
             let sequence = std::mem::replace(sequence, emptied);
             self.release_place(&sequence.place);
+            self.drop_blocks(&sequence);
         }
     }
 
@@ -169,14 +230,15 @@ impl State {
 
     /// The known tokens of a sequence, page by page; the last ones may be fewer than a page.
     pub(crate) fn tokens<'a>(&'a self, sequence: &'a Sequence, page_size: usize) -> impl Iterator<Item = &'a [u32]> {
-        let segments = sequence.segments(0..sequence.known, page_size);
+        let known = if sequence.swapped.is_some() { 0 } else { sequence.known };
+        let segments = sequence.segments(0..known, page_size);
         segments.flat_map(move |segment| {
             self.prefix.slot_tokens()[segment.slot..segment.slot + segment.len].chunks(page_size)
         })
     }
 
     /// The prefix key of the full pages of known rows among a sequence's first `rows`.
-    pub(crate) fn prefix_key(&self, spec: &CacheSpec, sequence: &Sequence, rows: usize) -> u128 {
+    pub(crate) fn prefix_key(&self, spec: &CacheSpec, sequence: &Sequence, rows: usize) -> PrefixKey {
         let page_size = spec.page_size();
         let full = sequence.known.min(rows) / page_size;
         if !spec.prefix_sharing() {
@@ -202,7 +264,7 @@ impl PartialEq for State {
         self.pages == other.pages
             && self.prefix == other.prefix
             && self.cached.iter().eq(other.cached.iter())
-            && self.queue == other.queue
+            && (&self.queue, &self.spills) == (&other.queue, &other.spills)
             && self.sequences.iter().eq(other.sequences.iter())
             && self.sequences.values().zip(other.sequences.values()).all(|(a, b)| tokens(self, a) == tokens(other, b))
     }

@@ -27,7 +27,9 @@ pub struct Stats {
     pub n_kv: usize,
     /// Sequences.
     pub sequences: usize,
-    /// Rows that were found in the prefix index instead of computed, since the manager was made.
+    /// Those of them that are swapped out.
+    pub swapped: usize,
+    /// Rows that were found in the prefix index, or in the store, instead of computed, since the manager was made.
     pub prefix_hits: usize,
 }
 
@@ -57,6 +59,7 @@ impl Manager {
             head: state.pages.head(),
             n_kv: state.n_kv(self.spec()),
             sequences: state.sequences.len(),
+            swapped: state.sequences.values().filter(|sequence| sequence.swapped.is_some()).count(),
             prefix_hits: self.prefix_hits(),
         }
     }

@@ -66,7 +66,8 @@ impl FromStr for BlockKey {
 }
 
 /// Why a store has not done what it was asked for. To a manager all of these are a miss.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum StoreError {
     /// It did not answer in time.

@@ -2,13 +2,19 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use kvcache_kernels::Rotation;
+use kvcache_kernels::{Rotation, RowCopy};
 
+use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::sequence::Sequence;
 use crate::spec::CacheSpec;
 use crate::state::{Phase, State};
+
+/// Has a memory make copies, if there are any.
+pub(crate) fn copy(memory: &mut (impl CacheMemory + ?Sized), copies: &[RowCopy]) -> Result<(), Error> {
+    if copies.is_empty() { Ok(()) } else { memory.copy_rows(copies).map_err(|source| Error::Memory { source }) }
+}
 
 impl State {
     /// Notes the keys to rotate by where rows are now, for the next [`update`](Self::update): the plan of a step, which
@@ -21,13 +27,28 @@ impl State {
         }
     }
 
-    /// Has a memory make the copies that are queued, and rotate the keys that are noted. Where it fails or panics,
+    /// Has a memory make the copies that are queued, stores what they or later writes would overwrite, and has it rotate the keys that are noted. Where it fails or panics,
     /// [`settle`](Self::settle) has to follow.
-    pub(crate) fn update(&mut self, spec: &CacheSpec, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        if !self.queue.is_empty() {
-            self.phase = Some(Phase::Copies);
-            memory.copy_rows(&self.queue).map_err(|source| Error::Memory { source })?;
+    pub(crate) fn update(
+        &mut self,
+        spec: &CacheSpec,
+        memory: &mut (impl CacheMemory + ?Sized),
+        blocks: Option<&mut Blocks>,
+    ) -> Result<(), Error> {
+        if !self.queue.is_empty() || !self.spills.is_empty() {
+            let mut made = 0;
+            self.phase = Some(Phase::Copies(made));
+            if let Some(blocks) = blocks {
+                for spill in &self.spills {
+                    copy(memory, &self.queue[made..spill.behind])?;
+                    made = spill.behind;
+                    self.phase = Some(Phase::Copies(made));
+                    blocks.write(spill, memory);
+                }
+            }
+            copy(memory, &self.queue[made..])?;
             self.queue.clear();
+            self.spills.clear();
             self.phase = None;
         }
         if !self.rotations.is_empty()
@@ -49,9 +70,11 @@ impl State {
     pub(crate) fn settle(&mut self, spec: &CacheSpec) {
         match self.phase.take() {
             None => {}
-            Some(Phase::Copies) => {
+            Some(Phase::Copies(made)) => {
+                // What is not stored by now may be damaged, too.
+                self.spills.clear();
                 let written: HashSet<usize> =
-                    self.queue.drain(..).flat_map(|copy| copy.dst..copy.dst + copy.len).collect();
+                    self.queue.drain(..).skip(made).flat_map(|copy| copy.dst..copy.dst + copy.len).collect();
                 for sequence in self.sequences.values_mut() {
                     let touched = sequence.slots(spec.page_size()).any(|slot| written.contains(&slot));
                     sequence.lost |= touched;

@@ -7,6 +7,8 @@ mod runs;
 use kvcache_kernels::RowCopy;
 
 use crate::append::Append;
+use crate::block::Block;
+use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::prefix;
@@ -36,6 +38,8 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Plan {
     pub(crate) entries: Vec<Entry>,
+    /// Blocks to write before the copies are made, each with its page.
+    pub(crate) loads: Vec<(u32, Block)>,
     /// Copies to make before the step writes.
     pub(crate) copies: Vec<RowCopy>,
     /// Who writes into pages that several sequences have: the page, the rows that the writer has in it, and the append.
@@ -51,6 +55,7 @@ pub(crate) struct Planner<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) journal: &'a mut Journal,
     pub(crate) plan: &'a mut Plan,
+    pub(crate) blocks: Option<&'a mut Blocks>,
 }
 
 impl Planner<'_> {
@@ -58,6 +63,7 @@ impl Planner<'_> {
     pub(crate) fn plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.plan.entries.clear();
         self.plan.copies.clear();
+        self.plan.loads.clear();
         for (i, append) in appends.iter().enumerate() {
             append.check(i, self.spec, self.state)?;
             self.journal.mark(self.state, append.seq, i);

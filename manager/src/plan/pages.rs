@@ -51,8 +51,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Begins an empty sequence with the longest sealed chain of its tokens; gives how many they are. One token is
-    /// always computed.
+    /// Begins an empty sequence with the longest sealed chain of its tokens, and goes on with pages that the store has;
+    /// gives how many tokens they are. One token is always computed.
     fn map_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
         if !self.spec.prefix_sharing() {
             return 0;
@@ -71,7 +71,35 @@ impl Planner<'_> {
         }
         let sequence = &mut self.state.sequences[seq];
         (sequence.key, sequence.known) = (key, cached);
-        cached
+        cached + self.load_prefix(seq, &tokens[cached..])
+    }
+
+    /// Adds the pages of tokens that the store has to a sequence; gives how many tokens they are.
+    fn load_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
+        let page_size = self.spec.page_size();
+        let pages = tokens[..tokens.len() - 1].chunks_exact(page_size);
+        // A step that has no room for the sequence is refused in the end.
+        if self.plan.missing > 0 || tokens.len().div_ceil(page_size) > self.left() || pages.len() == 0 {
+            return 0;
+        }
+        let Some(blocks) = self.blocks.as_mut() else { return 0 };
+        let mut key = self.state.sequences[seq].key;
+        let mut chain = Vec::with_capacity(pages.len());
+        for tokens in pages.clone() {
+            key = prefix::child(key, tokens);
+            chain.extend(key.digest.map(|digest| (digest, page_size)));
+        }
+        let (blocks, _) = blocks.read(&chain);
+        let loaded = blocks.len() * page_size;
+        for (block, tokens) in blocks.into_iter().zip(pages) {
+            if let Some(page) = self.take() {
+                self.state.sequences[seq].table_mut().push(page);
+                self.plan.loads.push((page, block));
+                let row = self.state.sequences[seq].known;
+                self.remember(seq, row, tokens);
+            }
+        }
+        loaded
     }
 
     /// Notes who writes into pages that several sequences have.

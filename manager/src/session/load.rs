@@ -13,7 +13,7 @@ use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
 
 /// Rolls back what is open when it is dropped.
-struct Loading<'m>(&'m mut Manager);
+pub(crate) struct Loading<'m>(pub(crate) &'m mut Manager);
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {

@@ -6,11 +6,11 @@
 mod contents;
 pub(crate) mod error;
 mod header;
-mod load;
+pub(crate) mod load;
 mod place;
 mod read;
 mod save;
-mod spec;
+pub(crate) mod spec;
 mod write;
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ impl Placer<'_> {
             return table;
         }
         let page_size = self.spec.page_size();
-        let mut key = prefix::root(self.spec.fingerprint(), &sequence.salt);
+        let mut key = self.state.root(self.spec, &sequence.salt);
         let known = known(sequence).min(sequence.rows.len().saturating_sub(1));
         for tokens in sequence.tokens[..known].chunks_exact(page_size) {
             key = prefix::child(key, tokens);

@@ -12,4 +12,5 @@ mod self_extend;
 mod session;
 mod session_refusals;
 mod states;
+mod tiers;
 mod updates;

@@ -1,14 +1,20 @@
 //! Scripts of operations on a manager and its model, on caches of all modes.
 
+use std::sync::Arc;
+
 use kvcache_manager::Mode;
 use kvcache_testing::manager::run::Run;
 use kvcache_testing::manager::script::{Cache, Operation, drawn, operations};
+use kvcache_testing::manager::store::Store;
 use proptest::prelude::*;
 use proptest::sample::select;
 
 /// Does a script, with all checks after each operation.
 fn run(cache: &Cache, operations: &[Operation]) -> Run {
-    let mut run = Run::new(cache);
+    follow(Run::new(cache), operations)
+}
+
+fn follow(mut run: Run, operations: &[Operation]) -> Run {
     for operation in operations {
         run.apply(operation);
         run.check();
@@ -30,6 +36,21 @@ proptest! {
         operations in operations(Operation::draw_of_prefixes, 50),
     ) {
         run(&cache, &operations);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever a store does, rows are the model's.
+    #[test]
+    fn tiers_change_no_row(
+        cache in prop_oneof![drawn(Cache::draw), drawn(Cache::draw_of_prefixes)],
+        faults in proptest::option::of(any::<u64>()),
+        operations in operations(Operation::draw_with_store, 60),
+    ) {
+        let store = Store::new(faults.is_some(), faults.unwrap_or(0));
+        follow(Run::with_store(&cache, Arc::new(store)), &operations);
     }
 }
 

@@ -57,7 +57,8 @@ impl Run {
         assert_eq!(stats.used + stats.free + stats.cached, stats.slots);
         assert_eq!(stats.slots, self.cache.max_t / page_size * page_size);
         assert!(stats.largest_free_run <= stats.free);
-        assert_eq!(stats.sequences, self.ids.len());
+        assert_eq!(stats.sequences, self.ids.len() + self.swapped.len());
+        assert_eq!(stats.swapped, self.swapped.len());
         if self.cache.mode == Mode::Cells {
             let end = owners.keys().last().map_or(0, |last| last + 1);
             let n_kv = end.next_multiple_of(self.cache.pad).max(self.cache.pad).min(self.cache.max_t);
@@ -82,7 +83,7 @@ impl Run {
             }
             assert!(manager.pending(self.ids[seq]).unwrap().all(|pending| pending == 0));
         }
-        if memory.calls.get() == 0 && !self.cache.prefix_sharing {
+        if memory.calls.get() == 0 && memory.spilled.get() == 0 && !self.cache.prefix_sharing {
             // Nothing is waiting to be copied from slots that no row is in, and no page is cached.
             let live = self.live();
             let free: Vec<usize> = (0..self.cache.max_t).filter(|slot| !live.contains(slot)).collect();

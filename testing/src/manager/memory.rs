@@ -38,6 +38,9 @@ pub struct Memory {
     pub scale: Option<Tensor>,
     pub faults: Faults,
     pub calls: Cell<usize>,
+    /// Reads for a store, if it is read for one: these never fail.
+    pub spilled: Cell<usize>,
+    pub spills: bool,
     pub log: Log,
 }
 
@@ -46,7 +49,7 @@ impl Memory {
         let cache = Tensor::zeros(spec.cache_type(), spec.cache_shape().to_vec()).unwrap();
         let scale = spec.quant().map(|(_, _, t3)| Tensor::zeros(t3, spec.scale_shape().unwrap().to_vec()).unwrap());
         let (faults, calls, log) = Default::default();
-        Self { spec: spec.clone(), cache, scale, faults, calls, log }
+        Self { spec: spec.clone(), cache, scale, faults, calls, spilled: Cell::default(), spills: false, log }
     }
 
     /// Rows in canonical order.
@@ -120,7 +123,9 @@ impl CacheMemory for Memory {
     }
 
     fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
-        if self.fails() {
+        if self.spills {
+            self.spilled.set(self.spilled.get() + 1);
+        } else if self.fails() {
             return Err("injected".into());
         }
         self.clone().host().read_rows(slots, rows)

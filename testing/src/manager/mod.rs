@@ -17,4 +17,6 @@ pub mod sequences;
 pub mod sessions;
 pub mod specification;
 pub mod step;
+pub mod store;
+pub mod swaps;
 pub mod types;

@@ -49,6 +49,11 @@ pub struct Run {
     pub done: bool,
     /// The slots that the last step wrote.
     pub written: Vec<usize>,
+    pub has_store: bool,
+    /// Whether the store may lack blocks that were written to it.
+    pub may_miss: bool,
+    /// Sequences that are swapped out.
+    pub swapped: Vec<(SeqId, Sequence)>,
 }
 
 /// The operator on a cache.
@@ -74,6 +79,9 @@ impl Run {
             no_room: 0,
             done: true,
             written: vec![],
+            has_store: false,
+            may_miss: false,
+            swapped: vec![],
         }
     }
 
@@ -119,12 +127,20 @@ impl Run {
             let seq = self.ids.len() - 1;
             return self.step(&[NewRows { seq, n: (0, n), tokens, gap: None }], End::Commit);
         }
+        if let Operation::SwapIn(which) = *operation {
+            return self.swap_in(which);
+        }
         let live = self.ids.len();
         if live == 0 {
             return;
         }
         match *operation {
-            Operation::Create { .. } | Operation::Prompt(..) => {}
+            Operation::Create { .. } | Operation::Prompt(..) | Operation::SwapIn(_) => {}
+            Operation::SwapOut(seq) => self.swap_out(seq % live),
+            Operation::OffloadPrefix => {
+                let offloaded = self.manager.offload_prefix();
+                assert_eq!(offloaded.is_ok(), self.has_store);
+            }
             Operation::Fork(seq) => self.fork(seq % live),
             Operation::Free(seq) => self.free(seq % live),
             Operation::Rm(which, seq, span) => {
@@ -159,6 +175,7 @@ impl Run {
                 let id = self.ids[seq % live];
                 self.manager.seq_keep(id).unwrap();
                 self.model.keep(seq % live);
+                self.empty_swapped();
             }
             Operation::ContextShift { seq, n_keep, n_discard } => {
                 let n_ctx = self.model.seqs[seq % live].next() + 1 - n_keep % 2;
@@ -221,6 +238,12 @@ impl Run {
 
     pub fn rm(&mut self, seq: Option<usize>, p0: i64, p1: i64) {
         let id = seq.map(|seq| self.ids[seq]);
+        if id.is_none() && !self.swapped.is_empty() {
+            // The first sequence that refuses says why.
+            let (before, error) = (self.manager.clone(), self.manager.seq_rm(id, p0..p1).unwrap_err());
+            assert!(["swapped", "window_lost"].contains(&error.kind()) || NO_ROOM.contains(&error.kind()), "{error}");
+            return assert!(self.manager == before, "{error} has changed the manager");
+        }
         let edit = self.model.rm(seq, p0, p1);
         self.edit(edit, |manager| {
             let removed = if p1 == -1 { manager.seq_rm(id, p0..)? } else { manager.seq_rm(id, p0..p1)? };
@@ -302,12 +325,23 @@ impl Run {
         self.model.drain();
         let before = self.memory.clone();
         self.manager.update(&mut self.memory).unwrap();
-        assert_eq!(self.memory.calls, before.calls, "an update of nothing asks for nothing");
+        assert_eq!(
+            (&self.memory.calls, &self.memory.spilled),
+            (&before.calls, &before.spilled),
+            "an update of nothing asks for nothing"
+        );
     }
 
     /// The memory with nothing asked for yet.
     pub fn fresh_memory(&self) -> Memory {
-        Memory { faults: self.faults, calls: Cell::default(), log: Log::default(), ..self.memory.clone() }
+        Memory {
+            faults: self.faults,
+            calls: Cell::default(),
+            spilled: Cell::default(),
+            spills: self.has_store,
+            log: Log::default(),
+            ..self.memory.clone()
+        }
     }
 
     /// How many calls of the memory an update makes.

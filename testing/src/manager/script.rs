@@ -121,6 +121,10 @@ pub enum Operation {
     FailUpdate(usize),
     Stale(usize),
     Step(Vec<NewRows>, End),
+    SwapOut(usize),
+    /// Of those that are swapped out.
+    SwapIn(usize),
+    OffloadPrefix,
     /// So many rows for a new sequence, with the seed of their tokens.
     Prompt(usize, Option<u32>),
     /// Saves all, and goes on with a new manager of another mode and layout that has loaded it.
@@ -287,6 +291,22 @@ impl Operation {
                 Self::Step(rows, end)
             }
             _ => Self::Copy(seq, entropy.below(3) as i64, some(entropy, 1, 2, |entropy| entropy.below(3))),
+        }
+    }
+}
+
+impl Operation {
+    /// Operations of a manager with a store: as `draw`, but for reloads, and swaps.
+    pub fn draw_with_store(entropy: &mut Entropy) -> Self {
+        match entropy.below(12) {
+            0 | 1 => Self::SwapOut(entropy.below(8)),
+            2 | 3 => Self::SwapIn(entropy.below(8)),
+            4 if entropy.one_in(4) => Self::OffloadPrefix,
+            4..9 => Self::draw_of_prefixes(entropy),
+            _ => match Self::draw(entropy) {
+                Self::Reload(..) => Self::Update,
+                operation => operation,
+            },
         }
     }
 }

@@ -1,0 +1,208 @@
+//! A manager's blocks in its store: their names, what is written and what is read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::BytesMut;
+
+use crate::block::{Block, BlockError, HEADER};
+use crate::error::Error;
+use crate::memory::CacheMemory;
+use crate::session::spec::SessionSpec;
+use crate::spec::CacheSpec;
+use crate::state::Spill;
+use crate::store::{BlockKey, BlockStore, StoreError};
+
+/// The most bytes of blocks that were read which are kept for blocks that are written.
+const MOST_KEPT: usize = 64 << 20;
+
+/// What a manager has written to its store and read from it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStats {
+    /// Blocks that were read and used.
+    pub hits: u64,
+    /// Reads that ended without a block, by reason: `absent`, `late`, `busy`, `failed`, `length`, `format`, `checksum`,
+    /// `key`, `geometry`. The rows are computed again.
+    pub misses: BTreeMap<&'static str, u64>,
+    /// Bytes of their rows.
+    pub bytes_read: u64,
+    /// Blocks that were written.
+    pub writes: u64,
+    /// Blocks that could not be written, by reason: as `misses`, and `capacity`; `unread` where the memory failed.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Bytes of their rows.
+    pub bytes_written: u64,
+}
+
+/// Makes names that no other manager gives, in this process, in another or in a copy of this one.
+#[derive(Debug)]
+struct Names {
+    random: [u8; 16],
+    instance: u64,
+    next: u64,
+}
+
+impl Names {
+    fn new(random: [u8; 16]) -> Self {
+        static INSTANCES: AtomicU64 = AtomicU64::new(0);
+        Self { random, instance: INSTANCES.fetch_add(1, Ordering::Relaxed), next: 0 }
+    }
+}
+
+impl Clone for Names {
+    fn clone(&self) -> Self {
+        Self::new(self.random)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Blocks {
+    store: Arc<dyn BlockStore>,
+    names: Names,
+    row_len: usize,
+    /// Memory of blocks that were read, for those that are written.
+    kept: Vec<BytesMut>,
+    pub(crate) stats: StoreStats,
+}
+
+/// What the names of all blocks of managers of such a cache begin with.
+pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
+    let SessionSpec {
+        num_layer,
+        num_heads,
+        head_dim,
+        cache_type,
+        scale_type,
+        quant_bit,
+        quant_group,
+        key_form,
+        rope,
+        fingerprint,
+        row_len,
+    } = SessionSpec::from(spec);
+    let rope = rope.map(|rope| {
+        let bits: Vec<u64> = rope.frequencies.iter().map(|frequency| frequency.to_bits()).collect();
+        (rope.style, rope.n_rot, bits)
+    });
+    let quantization = (cache_type, scale_type, quant_bit, quant_group);
+    let text = serde_json::json!([
+        "kvcache-block",
+        (num_layer, num_heads, head_dim),
+        quantization,
+        (key_form, rope),
+        fingerprint,
+        row_len,
+        spec.page_size(),
+    ]);
+    BlockKey::digest([text.to_string().as_bytes()])
+}
+
+impl Blocks {
+    pub(crate) fn new(spec: &CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|source| Error::Random { source })?;
+        let (names, row_len) = (Names::new(random), spec.bytes_per_token());
+        Ok(Self { store, names, row_len, kept: Vec::new(), stats: StoreStats::default() })
+    }
+
+    /// A name for a block of one sequence.
+    pub(crate) fn private_key(&mut self) -> BlockKey {
+        let Names { random, instance, next } = &mut self.names;
+        *next += 1;
+        // A process that is a fork of this one goes on with the same numbers.
+        let numbers = [*instance, *next, u64::from(std::process::id())].map(u64::to_le_bytes);
+        BlockKey::digest([&b"private"[..], random, numbers.as_flattened()])
+    }
+
+    /// Writes rows as a block, before they are overwritten. What fails is missed when it is read.
+    pub(crate) fn write(&mut self, spill: &Spill, memory: &(impl CacheMemory + ?Sized)) {
+        let Spill { key, kind, slots, .. } = spill;
+        let len = Block::len(slots.len(), self.row_len);
+        let mut bytes = self.kept.pop().unwrap_or_default();
+        bytes.resize(len, 0);
+        let rows = HEADER..HEADER + slots.len() * self.row_len;
+        let refused = match memory.read_rows(slots, &mut bytes[rows]) {
+            Ok(()) => {
+                Block::seal(&mut bytes, *kind, key, slots.len(), self.row_len);
+                self.store.put(key, bytes.freeze()).err().map(|error| reason(&error))
+            }
+            Err(_) => Some("unread"),
+        };
+        match refused {
+            Some(reason) => *self.stats.refused.entry(reason).or_default() += 1,
+            None => {
+                (self.stats.writes, self.stats.bytes_written) =
+                    (self.stats.writes + 1, self.stats.bytes_written + (slots.len() * self.row_len) as u64)
+            }
+        }
+    }
+
+    /// The blocks of a chain, each with its key and number of rows: up to the first that cannot be had, and why it
+    /// cannot.
+    pub(crate) fn read(&mut self, chain: &[(BlockKey, usize)]) -> (Vec<Block>, Option<&'static str>) {
+        let keys: Vec<BlockKey> = chain.iter().map(|link| link.0).collect();
+        let (got, error) = self.store.get_chain(&keys);
+        let mut missed = match error {
+            Some(error) => Some(reason(&error)),
+            None if got.len() < chain.len() => Some("absent"),
+            None => None,
+        };
+        let mut blocks = Vec::with_capacity(got.len());
+        for (bytes, (key, rows)) in got.into_iter().zip(chain) {
+            let verified = Block::verify(key, bytes).and_then(|block| block.check(*rows, self.row_len).map(|()| block));
+            match verified {
+                Ok(block) => blocks.push(block),
+                Err(error) => {
+                    if !matches!(error, BlockError::Geometry) {
+                        // What is damaged is of no use to anybody.
+                        let _ = self.store.delete(key);
+                    }
+                    missed = Some(error.into());
+                    break;
+                }
+            }
+        }
+        self.stats.hits += blocks.len() as u64;
+        self.stats.bytes_read += blocks.iter().map(|block| block.rows().len() as u64).sum::<u64>();
+        if let Some(reason) = missed {
+            *self.stats.misses.entry(reason).or_default() += 1;
+        }
+        (blocks, missed)
+    }
+
+    /// Lets go of blocks that nobody names any more.
+    pub(crate) fn delete(&self, keys: impl IntoIterator<Item = BlockKey>) {
+        for key in keys {
+            // One that stays is of no harm but the room it takes.
+            let _ = self.store.delete(&key);
+        }
+    }
+
+    /// Keeps the memory of blocks for later ones, where nobody else has it.
+    pub(crate) fn keep(&mut self, blocks: impl IntoIterator<Item = Block>) {
+        for block in blocks {
+            if let Ok(bytes) = block.into_bytes().try_into_mut()
+                && self.kept.len() * bytes.capacity() < MOST_KEPT
+            {
+                self.kept.push(bytes);
+            }
+        }
+    }
+
+    /// Says that blocks will be read soon.
+    pub(crate) fn prefetch(&self, keys: &[BlockKey]) {
+        self.store.prefetch(keys);
+    }
+}
+
+/// Writes the rows of a block to slots.
+pub(crate) fn load(block: &Block, slots: &[usize], memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
+    memory.write_rows(slots, block.rows()).map_err(|source| Error::Memory { source })
+}
+
+/// The name of an error.
+fn reason(error: &StoreError) -> &'static str {
+    error.into()
+}

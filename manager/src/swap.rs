@@ -1,0 +1,266 @@
+//! Sequences that leave the cache for the store and come back, and pages that are stored for others.
+
+use std::ops::Range;
+
+use crate::block::{Block, BlockKind};
+use crate::blocks;
+use crate::error::Error;
+use crate::journal::Journal;
+use crate::manager::Manager;
+use crate::memory::CacheMemory;
+use crate::seq_id::SeqId;
+use crate::sequence::{Place, Swapped, SwappedRows};
+use crate::session::load::Loading;
+use crate::spec::{CacheSpec, Mode};
+use crate::state::{Spill, State};
+use crate::store::BlockKey;
+
+/// The rows of a block where a page is a single slot.
+const BLOCK_ROWS: usize = 64;
+
+/// Slots for a sequence that is swapped in.
+struct Landing {
+    place: Place,
+    /// By row: its slot.
+    slots: Vec<usize>,
+    /// The blocks whose rows are not in the cache: the index, and the rows.
+    missing: Vec<(usize, Range<usize>)>,
+}
+
+impl Manager {
+    /// Lets a sequence leave the cache: its slots are free, and its rows are in the store once the next step or
+    /// [`update`](Self::update) has begun. It keeps its id, its positions and its tokens, and can be swapped in or
+    /// freed; all else is refused meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
+    pub fn swap_out(&mut self, seq: SeqId) -> Result<(), Error> {
+        self.check_closed()?;
+        let (spec, state, blocks) = self.stored()?;
+        let sequence = state.intact(seq)?;
+        let page_size = spec.page_size();
+        let behind = state.queue.len();
+        let slots: Vec<usize> = sequence.slots(page_size).collect();
+        let tokens = state.tokens(sequence, page_size).flatten().copied().collect();
+        let (mut rows, mut spills) = (Vec::new(), Vec::new());
+        for slots in slots.chunks(rows_of_a_block(spec)) {
+            let page = (slots.len() == page_size).then_some((slots[0] / page_size) as u32);
+            let sealed = page.and_then(|page| Some((state.prefix.key(page)?, state.prefix.seal_of(page))));
+            let block = blocks.private_key();
+            rows.push(SwappedRows { block, len: slots.len(), sealed });
+            spills.push(Spill { behind, key: block, kind: BlockKind::Private, slots: slots.to_vec() });
+        }
+        state.spills.extend(spills);
+        let sequence = &mut state.sequences[seq];
+        sequence.swapped = Some(Swapped { rows, tokens });
+        sequence.version += 1;
+        let empty = sequence.place.empty();
+        let place = std::mem::replace(&mut sequence.place, empty);
+        state.release_place(&place);
+        Ok(())
+    }
+
+    /// Brings a sequence that is swapped out back into the cache, with every bit. Rows that are still there, in pages
+    /// that other sequences have or that stay cached, are not read from the store. What is queued is done first, as by
+    /// [`update`](Self::update). Gives how many rows were read; of a sequence that is in the cache, 0.
+    ///
+    /// # Errors
+    /// [`Error::RowsMissing`]: the store has not all rows, or not in time; [`Error::OutOfPages`], [`Error::NoSlot`],
+    /// [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]. The sequence
+    /// stays swapped out then.
+    ///
+    /// # Panics
+    /// If the memory does. The sequence stays swapped out then.
+    pub fn swap_in(&mut self, seq: SeqId, memory: &mut (impl CacheMemory + ?Sized)) -> Result<usize, Error> {
+        self.check_closed()?;
+        self.stored()?;
+        let Some(swapped) = self.state.sequence(seq)?.swapped.clone() else {
+            return self.state.intact(seq).map(|_| 0);
+        };
+        self.update(memory)?;
+        let reserve = self.state.sequences[seq].reserve;
+        let Landing { place, slots, missing } =
+            self.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))?;
+        let loading = Loading(self);
+        let read = loading.0.read_missing(seq, &swapped.rows, &missing)?;
+        loading.0.drain(memory)?;
+        let mut rows = 0;
+        for (block, (_, range)) in read.iter().zip(&missing) {
+            blocks::load(block, &slots[range.clone()], memory)?;
+            rows += range.len();
+        }
+        loading.0.land(seq, place, &slots, &swapped);
+        loading.0.commit_load();
+        drop(loading);
+        self.state.dropped.extend(swapped.rows.iter().map(|rows| rows.block));
+        self.delete_dropped();
+        if let Some(blocks) = &mut self.blocks {
+            blocks.keep(read);
+        }
+        Ok(rows)
+    }
+
+    /// Says that sequences will be swapped in soon, so that a store which has their rows far away may bring them nearer
+    /// meanwhile. Does not wait. What has not been stored yet is stored by the next step or update first.
+    ///
+    /// # Errors
+    /// [`Error::NoTiers`], [`Error::UnknownSeq`].
+    pub fn prefetch(&mut self, seqs: &[SeqId]) -> Result<(), Error> {
+        let (_, state, blocks) = self.stored()?;
+        let mut keys = Vec::new();
+        for &seq in seqs {
+            let rows = state.sequence(seq)?.swapped.iter().flat_map(|swapped| &swapped.rows);
+            let missing = rows.filter(|rows| in_cache(state, rows).is_none());
+            keys.extend(missing.map(|rows| rows.block));
+        }
+        blocks.prefetch(&keys);
+        Ok(())
+    }
+
+    /// Has the next step or [`update`](Self::update) store all sealed pages, so that other managers find prompts that
+    /// begin with their tokens. Without it a page is stored when it is evicted.
+    ///
+    /// # Errors
+    /// [`Error::NoTiers`], [`Error::StepOpen`].
+    pub fn offload_prefix(&mut self) -> Result<(), Error> {
+        self.check_closed()?;
+        let (_, state, _) = self.stored()?;
+        // The pages of a chain were sealed one after the other: the last is stored first, so that it is the first to go.
+        let mut pages: Vec<u32> = state.prefix.sealed().map(|(page, _)| page).collect();
+        pages.sort_unstable_by_key(|&page| std::cmp::Reverse(state.prefix.seal_of(page)));
+        for page in pages {
+            if let Some(key) = state.prefix.key(page) {
+                state.spill(page, key);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was written to the store and read from it; nothing without one.
+    pub fn store_stats(&self) -> Option<&blocks::StoreStats> {
+        self.blocks.as_ref().map(|blocks| &blocks.stats)
+    }
+
+    /// Deletes the blocks that no sequence names any more.
+    pub(crate) fn delete_dropped(&mut self) {
+        let dropped = std::mem::take(&mut self.state.dropped);
+        if let Some(blocks) = &self.blocks {
+            blocks.delete(dropped);
+        }
+    }
+
+    /// Reads the blocks that are missing; all of them.
+    fn read_missing(
+        &mut self,
+        seq: SeqId,
+        rows: &[SwappedRows],
+        missing: &[(usize, Range<usize>)],
+    ) -> Result<Vec<Block>, Error> {
+        let (_, state, blocks) = self.stored()?;
+        let chain: Vec<(BlockKey, usize)> = missing.iter().map(|&(i, _)| (rows[i].block, rows[i].len)).collect();
+        let (read, missed) = blocks.read(&chain);
+        match (missing.get(read.len()), missed) {
+            (Some((_, range)), reason) => {
+                let rows = state.sequences[seq].len();
+                let reason = reason.unwrap_or("absent");
+                Err(Error::RowsMissing { seq, missing: rows - range.start, rows, reason })
+            }
+            (None, _) => Ok(read),
+        }
+    }
+
+    /// Gives a sequence its place, whose rows are written.
+    fn land(&mut self, seq: SeqId, place: Place, slots: &[usize], swapped: &Swapped) {
+        let (state, page_size) = (&mut self.state, self.spec.page_size());
+        for (&slot, &token) in slots.iter().zip(&swapped.tokens) {
+            state.prefix.slot_tokens_mut()[slot] = token;
+        }
+        let mut row = 0;
+        for rows in &swapped.rows {
+            let page = (slots[row] / page_size) as u32;
+            row += rows.len;
+            if let Some((key, _)) = rows.sealed
+                && row <= swapped.tokens.len()
+                && state.prefix.key(page).is_none()
+            {
+                self.journal.seal(state, page, key);
+            }
+        }
+        let sequence = &mut state.sequences[seq];
+        (sequence.place, sequence.swapped) = (place, None);
+        sequence.version += 1;
+        state.may_rotate |= sequence.rotated.is_some();
+    }
+}
+
+/// How many rows a block has, unless it is a sequence's last.
+fn rows_of_a_block(spec: &CacheSpec) -> usize {
+    if spec.page_size() > 1 { spec.page_size() } else { BLOCK_ROWS }
+}
+
+/// The page that has rows which were swapped out, if it still does.
+fn in_cache(state: &State, rows: &SwappedRows) -> Option<u32> {
+    rows.sealed.and_then(|(key, seal)| state.prefix.same(key, seal))
+}
+
+/// Gives rows that are swapped out slots. All changes are in the journal; after an error they have to be rolled back.
+fn land(
+    spec: &CacheSpec,
+    state: &mut State,
+    journal: &mut Journal,
+    rows: &[SwappedRows],
+    reserve: usize,
+) -> Result<Landing, Error> {
+    let (page_size, len) = (spec.page_size(), rows.iter().map(|rows| rows.len).sum::<usize>());
+    let mut missing = Vec::new();
+    if spec.mode() == Mode::Runs {
+        let run = if len == 0 { Some((0, 0)) } else { journal.take_run(state, len, reserve) };
+        let (start, reserved) = run.ok_or_else(|| state.no_slot(len))?;
+        missing.extend(ranges(rows));
+        return Ok(Landing {
+            place: Place::Run(start..start + reserved),
+            slots: (start..start + len).collect(),
+            missing,
+        });
+    }
+    // Before any page is taken, which might be one of these.
+    let kept: Vec<Option<u32>> = rows.iter().map(|rows| in_cache(state, rows)).collect();
+    kept.iter().flatten().for_each(|&page| journal.map(state, page));
+    let pages_of = |rows: usize| rows.div_ceil(page_size);
+    let need = rows.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(rows, _)| pages_of(rows.len)).sum();
+    let free = state.pages.num_free() + state.cached.len();
+    let cells = spec.mode() == Mode::Cells;
+    if need > free {
+        return Err(if cells { state.no_slot(need) } else { Error::OutOfPages { need, free } });
+    }
+    let run = if cells && need > 0 { journal.take_cells(state, need) } else { None };
+    let mut neighbors = run.map(|start| start as u32..);
+    let mut table = Vec::new();
+    for ((i, range), kept) in ranges(rows).zip(kept) {
+        if let Some(page) = kept {
+            table.push(page);
+            continue;
+        }
+        for _ in 0..pages_of(range.len()) {
+            table.push(match neighbors.as_mut().and_then(Iterator::next) {
+                Some(cell) => {
+                    journal.share(state, cell);
+                    cell
+                }
+                None => journal.take(state).unwrap_or_else(|| unreachable!("pages are counted before")),
+            });
+        }
+        missing.push((i, range));
+    }
+    let slots = (0..len).map(|row| table[row / page_size] as usize * page_size + row % page_size).collect();
+    Ok(Landing { place: Place::Table(table), slots, missing })
+}
+
+/// The rows of each block.
+fn ranges(rows: &[SwappedRows]) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut end = 0;
+    rows.iter().enumerate().map(move |(i, rows)| {
+        end += rows.len;
+        (i, end - rows.len..end)
+    })
+}
