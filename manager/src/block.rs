@@ -56,6 +56,30 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Block {
+    /// A block of rows of `row_len` bytes each.
+    ///
+    /// # Errors
+    /// [`BlockError::Geometry`] if these are not whole rows.
+    pub fn new(kind: BlockKind, key: &BlockKey, rows: &[u8], row_len: usize) -> Result<Self, BlockError> {
+        if row_len == 0 || !rows.len().is_multiple_of(row_len) {
+            return Err(BlockError::Geometry);
+        }
+        let num_rows = rows.len() / row_len;
+        let mut bytes = vec![0; Self::len(num_rows, row_len)];
+        bytes[HEADER..HEADER + rows.len()].copy_from_slice(rows);
+        Self::seal(&mut bytes, kind, key, num_rows, row_len);
+        Ok(Self { bytes: bytes.into(), kind, num_rows, row_len })
+    }
+
+    /// What these bytes say that they hold, if they begin as a block does. They are not verified.
+    pub fn kind_of(bytes: &[u8]) -> Option<BlockKind> {
+        match (bytes.get(..8)? == MAGIC, number(bytes.get(8..16)?)) {
+            (true, 0) => Some(BlockKind::Prefix),
+            (true, 1) => Some(BlockKind::Private),
+            _ => None,
+        }
+    }
+
     /// The length of a block, in bytes.
     pub(crate) fn len(num_rows: usize, row_len: usize) -> usize {
         HEADER + num_rows * row_len + CHECKSUM
@@ -81,11 +105,7 @@ impl Block {
         let Some(end) = bytes.len().checked_sub(CHECKSUM).filter(|&end| end >= HEADER) else {
             return Err(BlockError::Length);
         };
-        let kind = match (bytes[..8] == MAGIC, number(&bytes[8..16])) {
-            (true, 0) => BlockKind::Prefix,
-            (true, 1) => BlockKind::Private,
-            _ => return Err(BlockError::Format),
-        };
+        let kind = Self::kind_of(&bytes).ok_or(BlockError::Format)?;
         let (num_rows, row_len) = (number(&bytes[48..56]), number(&bytes[56..HEADER]));
         if num_rows.checked_mul(row_len) != Some((end - HEADER) as u64) {
             return Err(BlockError::Length);

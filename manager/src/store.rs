@@ -95,6 +95,17 @@ impl From<std::io::Error> for StoreError {
     }
 }
 
+/// What a store holds, as far as it knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// How many blocks.
+    pub blocks: Option<u64>,
+    /// Their bytes.
+    pub nbytes: Option<u64>,
+    /// The blocks that it has removed to stay within its capacity.
+    pub evicted: u64,
+}
+
 /// Blocks of rows by key, outside the cache: in host memory, in files, on another machine. A block is immutable: what
 /// is put under a key once is what any later `put` of the key has.
 ///
@@ -143,6 +154,11 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// Says that blocks will be asked for soon: a store that has them far away may bring them nearer meanwhile. Does
     /// not wait.
     fn prefetch(&self, _keys: &[BlockKey]) {}
+
+    /// What it holds. Does not wait.
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
 }
 
 #[cfg(test)]
