@@ -1,0 +1,349 @@
+//! Stores one behind the other, the nearest first.
+
+use std::io;
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
+
+use crate::far::{Far, Tier};
+use crate::host::HostTier;
+use crate::stats::TierStats;
+use crate::writes::Queued;
+
+/// So many blocks of a chain are asked for at once.
+const CHUNK: usize = 16;
+/// For so long dropped tiers wait for queued writes.
+const FINISH: Duration = Duration::from_secs(5);
+
+/// A host tier and farther ones as one [`BlockStore`] that never waits longer than their deadlines.
+///
+/// - `put` keeps a block in the host tier and returns. A block of [`BlockKind::Prefix`] is then written to every other
+///   tier, behind; one of [`BlockKind::Private`] to the next tier once the host tier evicts it.
+/// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is verified, deleted there if it is
+///   bad, and kept in the host tier.
+/// - `prefetch` does that in the background.
+/// - A tier that does not answer within its deadline is a miss, and not asked while the call hangs. A tier that fails
+///   three times in a row is left alone for a second, then, while it still fails, for twice as long each time, up to
+///   64 seconds.
+///
+/// Dropping it waits up to 5 seconds for queued writes, but not for a tier that fails; [`flush`](Self::flush) waits as
+/// long as it is told.
+#[derive(Debug)]
+pub struct Tiers(Arc<Shared>);
+
+/// What a chain, or a chunk of it, has given.
+type Answer = (Vec<Bytes>, Option<StoreError>);
+
+/// What is known of a tier while it is asked for the blocks of a chain.
+struct Asked {
+    /// Of its deadline.
+    left: Duration,
+    /// A block that it has not.
+    absent: Option<BlockKey>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    host: HostTier,
+    host_stats: Mutex<TierStats>,
+    far: Vec<Arc<Far>>,
+    /// The bits of a float: bytes of rows that computing gives in a second; 0 if nobody has said so.
+    compute_rate: AtomicU64,
+}
+
+impl Tiers {
+    /// Tiers, the nearest of `far` first. Each of these gets two threads.
+    ///
+    /// # Errors
+    /// What the system says if it starts no thread.
+    pub fn new(host: HostTier, far: impl IntoIterator<Item = Tier>) -> io::Result<Self> {
+        let far = far.into_iter().map(|tier| Far::spawn(tier).map(Arc::new)).collect::<io::Result<_>>()?;
+        let host_stats = TierStats { name: "host".into(), ..TierStats::default() };
+        let compute_rate = AtomicU64::new(0f64.to_bits());
+        Ok(Self(Arc::new(Shared { host, host_stats: Mutex::new(host_stats), far, compute_rate })))
+    }
+
+    /// Says how many bytes of rows computing gives in a second. From then on a tier whose measured rate is lower is not
+    /// asked, but for now and then, to measure it again. At first everything is fetched.
+    pub fn set_compute_rate(&self, bytes_per_second: f64) {
+        self.0.compute_rate.store(bytes_per_second.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Waits until all queued writes are done, for at most `timeout`. Whether they are.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        let now = Instant::now();
+        let end = now.checked_add(timeout).unwrap_or(now + FINISH);
+        self.0.far.iter().all(|far| far.writes.flush(end))
+    }
+
+    /// What each tier has done, the nearest first; the host tier's name is `host`.
+    pub fn stats(&self) -> Vec<TierStats> {
+        let usage = self.0.host.usage();
+        let host = self.0.host_stats().clone();
+        let host = TierStats { evicted: usage.evicted, blocks: usage.blocks, nbytes: usage.nbytes, ..host };
+        [host].into_iter().chain(self.0.far.iter().map(|far| far.stats())).collect()
+    }
+}
+
+impl Drop for Tiers {
+    fn drop(&mut self) {
+        self.0.far.iter().for_each(|far| far.writes.finish());
+        self.flush(FINISH);
+        self.0.far.iter().for_each(|far| far.close());
+    }
+}
+
+impl Shared {
+    fn host_stats(&self) -> MutexGuard<'_, TierStats> {
+        self.host_stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn compute_rate(&self) -> f64 {
+        f64::from_bits(self.compute_rate.load(Ordering::Relaxed))
+    }
+
+    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier.
+    fn keep(&self, key: BlockKey, block: Bytes) -> Result<(), StoreError> {
+        for (key, block) in self.host.insert(key, block)? {
+            if Block::kind_of(&block) == Some(BlockKind::Private) {
+                self.pass_on(key, block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a block for the tier behind the host tier.
+    fn pass_on(&self, key: BlockKey, block: Bytes) -> bool {
+        self.far.first().is_some_and(|far| far.writes.push(key, Some(block)))
+    }
+
+    /// The first blocks of a chain from a far tier, while its deadline lasts.
+    fn ask(self: &Arc<Self>, far: &Arc<Far>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
+        let queued: Vec<_> = keys.iter().map_while(|key| far.writes.queued(key)).collect();
+        if !queued.is_empty() {
+            let put = |queued| if let Queued::Put(block) = queued { Some(block) } else { None };
+            let blocks: Vec<_> = queued.into_iter().map_while(put).collect();
+            far.hits(blocks.len());
+            return (blocks, None);
+        }
+        if asked.left.is_zero() {
+            return (Vec::new(), Some(StoreError::Late(far.deadline)));
+        }
+        if keys.first() == asked.absent.as_ref() {
+            return (Vec::new(), None);
+        }
+        if far.is_paused() {
+            return (Vec::new(), Some(StoreError::Busy));
+        }
+        if far.is_slower(self.compute_rate()) {
+            return (Vec::new(), None);
+        }
+        let began = Instant::now();
+        let (blocks, error) = self.wait(far, keys, began + asked.left);
+        asked.left = asked.left.saturating_sub(began.elapsed());
+        asked.absent = keys.get(blocks.len()).copied().filter(|_| error.is_none());
+        (blocks, error)
+    }
+
+    fn wait(self: &Arc<Self>, far: &Arc<Far>, keys: &[BlockKey], end: Instant) -> Answer {
+        let (sender, receiver) = channel();
+        let (shared, of_job) = (self.clone(), far.clone());
+        let keys: Vec<_> = keys.iter().take_while(|key| far.writes.queued(key).is_none()).copied().collect();
+        let asked = keys.len();
+        let job = move || shared.read_chain(&of_job, &keys, end, &sender);
+        if !far.reads.submit(Box::new(job), end, far.deadline) {
+            far.miss(|misses| misses.busy += 1);
+            return (Vec::new(), Some(StoreError::Busy));
+        }
+        let mut blocks = Vec::new();
+        while blocks.len() < asked {
+            let left = end.saturating_duration_since(Instant::now());
+            match receiver.recv_timeout(left) {
+                Ok((more, error)) => {
+                    blocks.extend(more);
+                    if error.is_some() {
+                        return (blocks, error);
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) if Instant::now() < end => return (blocks, None),
+                Err(_) => {
+                    far.miss(|misses| misses.late += 1);
+                    return (blocks, Some(StoreError::Late(far.deadline)));
+                }
+            }
+        }
+        (blocks, None)
+    }
+
+    /// Sends the blocks of a chain, chunk by chunk, as long as somebody waits for them.
+    fn read_chain(&self, far: &Far, keys: &[BlockKey], end: Instant, answers: &Sender<Answer>) {
+        for keys in keys.chunks(CHUNK) {
+            // An earlier read may have brought them meanwhile.
+            let (mut blocks, _) = self.host.get_chain(keys);
+            let mut error = None;
+            if blocks.len() < keys.len() {
+                let (more, failure) = self.fetch(far, &keys[blocks.len()..]);
+                blocks.extend(more);
+                error = failure;
+            }
+            let is_all = blocks.len() == keys.len() && error.is_none();
+            if answers.send((blocks, error)).is_err() || !is_all || Instant::now() >= end {
+                return;
+            }
+        }
+    }
+
+    /// Reads from a far tier and keeps what it gives.
+    fn fetch(&self, far: &Far, keys: &[BlockKey]) -> Answer {
+        let (blocks, error) = far.fetch(keys);
+        for (key, block) in keys.iter().zip(&blocks) {
+            // One that the host tier has no room for is given all the same.
+            let _ = self.keep(*key, block.clone());
+        }
+        (blocks, error)
+    }
+
+    /// Brings blocks to the host tier, in the background: from this tier, and what it has not from those behind.
+    fn prefetch(self: &Arc<Self>, tier: usize, keys: &[BlockKey]) {
+        let Some(far) = self.far.get(tier) else { return };
+        for keys in keys.chunks(CHUNK) {
+            let (shared, of_job, keys) = (self.clone(), far.clone(), keys.to_vec());
+            let job = move || {
+                let absent = shared.prefetch_now(&of_job, keys);
+                shared.prefetch(tier + 1, &absent);
+            };
+            far.reads.submit_background(Box::new(job));
+        }
+    }
+
+    /// Gives the keys that were not there.
+    fn prefetch_now(&self, far: &Far, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
+        keys.retain(|key| match far.writes.queued(key) {
+            Some(Queued::Put(block)) => self.keep(*key, block).is_err(),
+            Some(Queued::Delete) => false,
+            None => !self.host.has(key),
+        });
+        if far.is_paused() || far.is_slower(self.compute_rate()) {
+            return keys;
+        }
+        let (mut absent, mut rest) = (Vec::new(), &keys[..]);
+        while !rest.is_empty() {
+            // As a chain up to the first that is absent, then one by one.
+            let asked = if absent.is_empty() { rest } else { &rest[..1] };
+            let (blocks, error) = self.fetch(far, asked);
+            rest = &rest[blocks.len()..];
+            if error.is_some() {
+                absent.extend(rest);
+                break;
+            }
+            if blocks.len() < asked.len() {
+                absent.push(rest[0]);
+                rest = &rest[1..];
+            }
+        }
+        absent
+    }
+}
+
+impl BlockStore for Tiers {
+    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        let (mut blocks, error) = self.get_chain(slice::from_ref(key));
+        match (blocks.pop(), error) {
+            (None, Some(error)) => Err(error),
+            (block, _) => Ok(block),
+        }
+    }
+
+    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+        let Some(kind) = Block::kind_of(&block) else {
+            return Err(StoreError::Failed(BlockError::Format.into()));
+        };
+        let kept = self.0.keep(*key, block.clone());
+        if kept.is_ok() {
+            let mut stats = self.0.host_stats();
+            stats.puts += 1;
+            stats.bytes_written += block.len() as u64;
+        }
+        let queued = match kind {
+            BlockKind::Prefix => self.0.far.iter().filter(|far| far.writes.push(*key, Some(block.clone()))).count() > 0,
+            BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block),
+        };
+        if queued { Ok(()) } else { kept }
+    }
+
+    fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
+        if self.0.host.has(key) {
+            return Ok(true);
+        }
+        let mut failure = None;
+        for far in &self.0.far {
+            let found = match far.writes.queued(key) {
+                Some(Queued::Put(_)) => Ok(true),
+                Some(Queued::Delete) => Ok(false),
+                None => far.contains(*key),
+            };
+            match found {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        failure.map_or(Ok(false), Err)
+    }
+
+    fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
+        self.0.host.delete(key)?;
+        let queued = self.0.far.iter().filter(|far| far.writes.push(*key, None)).count();
+        if queued == self.0.far.len() { Ok(()) } else { Err(StoreError::Busy) }
+    }
+
+    /// What is not in the host tier is asked of each other tier in turn, as far as the deadline of each, for the whole
+    /// chain, lasts.
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+        let mut asked: Vec<_> = self.0.far.iter().map(|far| Asked { left: far.deadline, absent: None }).collect();
+        let mut blocks: Vec<Bytes> = Vec::new();
+        let mut error = None;
+        while blocks.len() < keys.len() {
+            let rest = &keys[blocks.len()..];
+            let (near, _) = self.0.host.get_chain(rest);
+            let mut stats = self.0.host_stats();
+            stats.hits += near.len() as u64;
+            stats.bytes_read += near.iter().map(|block| block.len() as u64).sum::<u64>();
+            stats.misses.absent += u64::from(near.len() < rest.len());
+            drop(stats);
+            if !near.is_empty() {
+                blocks.extend(near);
+                continue;
+            }
+            let until = rest.iter().position(|key| self.0.host.has(key)).unwrap_or(rest.len());
+            // A block may have come to the host tier since.
+            let rest = &rest[..until.max(1)];
+            error = None;
+            let before = blocks.len();
+            for (far, asked) in self.0.far.iter().zip(&mut asked) {
+                let (more, failure) = self.0.ask(far, rest, asked);
+                error = error.or(failure);
+                blocks.extend(more);
+                if blocks.len() > before {
+                    break;
+                }
+            }
+            if blocks.len() == before {
+                break;
+            }
+        }
+        self.0.host.touch_chain(&keys[..blocks.len()]);
+        let error = error.filter(|_| blocks.len() < keys.len());
+        (blocks, error)
+    }
+
+    fn prefetch(&self, keys: &[BlockKey]) {
+        let absent: Vec<_> = keys.iter().filter(|key| !self.0.host.has(key)).copied().collect();
+        self.0.prefetch(0, &absent);
+    }
+}

@@ -1,0 +1,176 @@
+//! Files of writers that were killed, of other processes, of others altogether; folders that take no more.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
+use kvcache_tiers::FileTier;
+
+use crate::{NEVER, key, prefix};
+
+const FOLDER: &str = "KVCACHE_TIERS_FOLDER";
+/// The bytes of a block's rows: so many that a kill meets a write.
+const LEN: usize = 1 << 20;
+const LARGE: u64 = 1 << 30;
+
+fn large(i: u8) -> bytes::Bytes {
+    Block::new(BlockKind::Prefix, &key(i), &vec![i; LEN], LEN).unwrap().into_bytes()
+}
+
+#[test]
+#[ignore = "what others run in a process of its own"]
+fn put_blocks_until_killed() {
+    let tier = FileTier::open(std::env::var_os(FOLDER).unwrap(), LARGE).unwrap();
+    loop {
+        for i in 0..=255 {
+            tier.put(&key(i), large(i)).unwrap();
+            tier.delete(&key(i.wrapping_sub(8))).unwrap();
+        }
+    }
+}
+
+#[test]
+#[ignore = "what others run in a process of its own"]
+fn put_a_block_on_a_full_disk() {
+    let tier = FileTier::open(std::env::var_os(FOLDER).unwrap(), LARGE).unwrap();
+    tier.put(&key(1), prefix(1)).unwrap();
+    assert!(tier.put(&key(2), large(2)).is_err());
+    assert_eq!(tier.get(&key(1)).unwrap(), Some(prefix(1)));
+    assert_eq!(tier.get(&key(2)).unwrap(), None);
+}
+
+/// This program, to run one of the two above.
+fn this(test: &str, folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture"]).env(FOLDER, folder).stdout(Stdio::null());
+    command
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    entries(folder).iter().flat_map(|sub| entries(sub)).collect()
+}
+
+fn wait_for(mut what: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < NEVER);
+        sleep(Duration::from_micros(200));
+    }
+}
+
+/// A writer is killed in the middle of puts: each file is whole, or removed by the next scan.
+#[test]
+fn what_a_killed_writer_leaves_is_whole_or_gone() {
+    let mut half_written = 0;
+    for _ in 0..40 {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = Killed(this("files::put_blocks_until_killed", folder.path()).spawn().unwrap());
+        let is_half = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "tmp");
+        wait_for(|| files(folder.path()).iter().any(is_half));
+        drop(writer);
+        half_written += files(folder.path()).iter().filter(|path| is_half(path)).count();
+        let tier = FileTier::open(folder.path(), LARGE).unwrap();
+        let left = files(folder.path());
+        assert_eq!(tier.usage().blocks, Some(left.len() as u64));
+        for path in left {
+            let key: BlockKey = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+            Block::verify(&key, tier.get(&key).unwrap().unwrap()).unwrap();
+        }
+        if half_written > 2 {
+            return;
+        }
+    }
+    panic!("of 40 kills only {half_written} have met a write");
+}
+
+/// The file of a writer that lives is not removed by others' scans.
+#[test]
+fn a_living_writer_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = Killed(this("files::put_blocks_until_killed", folder.path()).spawn().unwrap());
+    let mut scans = 0;
+    wait_for(|| {
+        // It panics where a put fails.
+        assert!(writer.0.try_wait().unwrap().is_none());
+        scans += u32::from(FileTier::open(folder.path(), LARGE).unwrap().usage().blocks > Some(0));
+        scans > 500
+    });
+}
+
+/// A limit of the size of files is met in the middle of a write, as a full disk is.
+#[cfg(unix)]
+#[test]
+fn on_a_full_disk_old_blocks_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = this("files::put_a_block_on_a_full_disk", folder.path());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh"]).arg(program.get_program());
+    let status = shell.args(program.get_args()).env(FOLDER, folder.path()).stdout(Stdio::null()).status().unwrap();
+    assert!(status.success());
+    assert_eq!(files(folder.path()).len(), 1);
+}
+
+/// Where a subfolder cannot be made, nothing is written and the rest is as it was.
+#[test]
+fn a_put_that_fails_leaves_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = FileTier::open(folder.path(), LARGE).unwrap();
+    tier.put(&key(1), prefix(1)).unwrap();
+    fs::write(folder.path().join("02"), "no folder").unwrap();
+    assert!(tier.put(&key(2), prefix(2)).is_err());
+    assert!(tier.get(&key(2)).is_err());
+    assert_eq!(tier.get(&key(1)).unwrap(), Some(prefix(1)));
+    assert_eq!(tier.usage().blocks, Some(1));
+}
+
+/// Two tiers on one folder, as of two processes: each finds what the other has put after the scan, and neither evicts
+/// what the other has used since.
+#[test]
+fn two_tiers_on_one_folder_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    // All of one length.
+    let alike: Vec<u8> = (0..45).map(|i| 5 * i).collect();
+    let open = || FileTier::open(folder.path(), 40 * prefix(0).len() as u64).unwrap();
+    let put = |tier: &FileTier, i: u8| tier.put(&key(i), prefix(i)).unwrap();
+    alike[..40].iter().for_each(|&i| put(&open(), i));
+    let [a, b] = [open(), open()];
+    assert_eq!(b.get(&key(0)).unwrap(), Some(prefix(0)));
+    put(&a, alike[40]);
+    assert_eq!(b.get(&key(alike[40])).unwrap(), Some(prefix(alike[40])));
+    let gone = |tier: &FileTier| alike[..41].iter().filter(|&&i| !tier.contains(&key(i)).unwrap()).count();
+    assert_eq!((gone(&a), gone(&b)), (1, 1));
+    assert_eq!(a.get(&key(alike[1])).unwrap(), None);
+    // What others have put counts from the next scan on, which a sixteenth of the capacity calls for.
+    alike[41..].iter().for_each(|&i| put(&b, i));
+    assert_eq!(files(folder.path()).len(), 40);
+}
+
+#[test]
+fn other_files_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let others = ["notes", "01/notes", "01/.kvblock-1.txt", "zz/notes"].map(|name| folder.path().join(name));
+    let misplaced = folder.path().join("01").join(key(2).to_string());
+    for path in others.iter().chain([&misplaced]) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, vec![0; 10_000]).unwrap();
+    }
+    let tier = FileTier::open(folder.path(), 200).unwrap();
+    for i in 0..10 {
+        tier.put(&key(i), prefix(i)).unwrap();
+    }
+    assert!(tier.usage().nbytes <= Some(200));
+    assert!(others.iter().chain([&misplaced]).all(|path| fs::metadata(path).unwrap().len() == 10_000));
+}

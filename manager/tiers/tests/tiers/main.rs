@@ -1,0 +1,48 @@
+//! Tiers that are slow, fail and lie; bounds; files that several processes share.
+
+mod bounds;
+mod faults;
+mod faulty;
+mod files;
+mod order;
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvcache_manager::{Block, BlockKey, BlockKind};
+
+/// What no call waits for, however loaded the machine is.
+const NEVER: Duration = Duration::from_secs(60);
+
+fn key(i: u8) -> BlockKey {
+    BlockKey::from_bytes([i; 32])
+}
+
+fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
+    range.map(key).collect()
+}
+
+/// The block of a key, of a length of its own.
+fn block_of(kind: BlockKind, i: u8) -> Bytes {
+    let rows: Vec<u8> = (0..16 * (1 + i % 5)).map(|at| at ^ i).collect();
+    Block::new(kind, &key(i), &rows, 16).unwrap().into_bytes()
+}
+
+fn prefix(i: u8) -> Bytes {
+    block_of(BlockKind::Prefix, i)
+}
+
+/// Fails if a function does not end.
+fn ends<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    let thread = thread::spawn(move || sender.send(function()));
+    match receiver.recv_timeout(NEVER) {
+        Ok(value) => value,
+        Err(error) => match thread.is_finished().then(|| thread.join()) {
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            _ => panic!("it waits: {error}"),
+        },
+    }
+}

@@ -1,0 +1,241 @@
+//! What goes where, when, and what is counted.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvcache_manager::{BlockKind, BlockStore, StoreError};
+use kvcache_tiers::{FileTier, HostTier, Tier, TierStats, Tiers};
+
+use crate::faulty::{Fault, Faulty};
+use crate::{NEVER, block_of, ends, key, keys, prefix};
+
+const LARGE: u64 = 1 << 30;
+
+/// A host tier of so many bytes, and far ones.
+fn tiers(nbytes: u64, far: &[&Arc<Faulty>]) -> Tiers {
+    let far = far.iter().enumerate().map(|(i, &store)| Tier::new(i.to_string(), store.clone()).deadline(NEVER));
+    Tiers::new(HostTier::new(nbytes), far).unwrap()
+}
+
+fn wait_for(mut what: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < NEVER);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn stats(tiers: &Tiers, tier: usize) -> TierStats {
+    tiers.stats().swap_remove(tier)
+}
+
+#[test]
+fn prefixes_go_to_all_tiers_and_private_blocks_to_the_next_when_evicted() {
+    let [a, b] = [0; 2].map(|_| Faulty::new(&[]));
+    let private = |i| block_of(BlockKind::Private, i);
+    let tiers = tiers(3 * private(0).len() as u64, &[&a, &b]);
+    let held = |store: &Faulty| {
+        let mut held: Vec<_> = store.blocks.lock().unwrap().keys().map(|key| key.as_bytes()[0]).collect();
+        held.sort();
+        held
+    };
+    tiers.put(&key(5), prefix(5)).unwrap();
+    for i in [10, 15] {
+        tiers.put(&key(i), private(i)).unwrap();
+    }
+    assert!(tiers.flush(NEVER));
+    assert_eq!((held(&a), held(&b)), (vec![5], vec![5]));
+    for i in [20, 25] {
+        tiers.put(&key(i), private(i)).unwrap();
+    }
+    assert!(tiers.flush(NEVER));
+    assert_eq!((held(&a), held(&b)), (vec![5, 10], vec![5]));
+    // Back in the host tier, another one goes.
+    assert_eq!(tiers.get(&key(10)).unwrap(), Some(private(10)));
+    assert!(tiers.flush(NEVER));
+    assert_eq!((held(&a), stats(&tiers, 0).blocks), (vec![5, 10, 15], Some(3)));
+    // Deleted everywhere.
+    tiers.delete(&key(5)).unwrap();
+    assert_eq!(tiers.get(&key(5)).unwrap(), None);
+    assert!(tiers.flush(NEVER));
+    assert_eq!((held(&a), held(&b)), (vec![10, 15], vec![]));
+    // Larger than the host tier: to the next one at once.
+    let large = block_of(BlockKind::Private, 4);
+    let small = self::tiers(large.len() as u64 - 1, &[&a]);
+    small.put(&key(4), large.clone()).unwrap();
+    assert_eq!(small.get(&key(4)).unwrap(), Some(large));
+    // Larger than all that is there, or no block.
+    let alone = self::tiers(10, &[]);
+    assert!(matches!(alone.put(&key(0), prefix(0)), Err(StoreError::Capacity { len: 96, capacity: 10 })));
+    assert!(matches!(alone.put(&key(0), "text".into()), Err(StoreError::Failed(_))));
+}
+
+#[test]
+fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
+    let [a, b] = [0; 2].map(|_| Faulty::new(&[]));
+    let host = HostTier::new((0..41).map(|i| prefix(i).len() as u64).sum());
+    for i in [0, 1, 40] {
+        host.put(&key(i), prefix(i)).unwrap();
+    }
+    for (store, range) in [(&a, 2..20), (&b, 20..40)] {
+        range.for_each(|i| store.put(&key(i), prefix(i)).unwrap());
+    }
+    let far = [&a, &b].map(|store| Tier::new("far", store.clone()).deadline(NEVER));
+    let tiers = Tiers::new(host, far).unwrap();
+    let (blocks, error) = tiers.get_chain(&keys(0..50));
+    assert!(error.is_none());
+    assert_eq!(blocks, (0..41).map(prefix).collect::<Vec<_>>());
+    // All are in the host tier now. What is put evicts the last first.
+    assert_eq!(stats(&tiers, 0).blocks, Some(41));
+    tiers.put(&key(45), prefix(45)).unwrap();
+    assert!(tiers.flush(NEVER));
+    a.set(&[Fault::Lose]);
+    b.set(&[Fault::Lose]);
+    assert_eq!(tiers.get_chain(&keys(0..41)).0.len(), 40);
+}
+
+#[test]
+fn bad_blocks_are_counted_and_deleted_where_they_are() {
+    let store = Faulty::new(&[]);
+    let tiers = tiers(LARGE, &[&store]);
+    let mut other_version = prefix(1).to_vec();
+    other_version[7] += 1;
+    let mut altered = prefix(2).to_vec();
+    altered[70] ^= 1;
+    let bad = [prefix(0).slice(..90), other_version.into(), altered.into(), prefix(4)];
+    for (i, bad) in (0..).zip(bad) {
+        store.blocks.lock().unwrap().insert(key(i), bad);
+        assert_eq!(tiers.get(&key(i)).unwrap(), None);
+    }
+    assert!(tiers.flush(NEVER));
+    assert!(store.blocks.lock().unwrap().is_empty());
+    let misses = stats(&tiers, 1).misses;
+    assert_eq!((misses.length, misses.format, misses.checksum, misses.key, misses.total()), (1, 1, 1, 1, 4));
+}
+
+#[test]
+fn queued_blocks_are_found_and_their_bytes_are_bounded() {
+    let store = Faulty::new(&[Fault::Hang]);
+    // Of each queued write 256 bytes count beside the block.
+    let tier = Tier::new("far", store.clone()).max_queued(3 * (256 + 96));
+    let tiers = Tiers::new(HostTier::new(96), [tier]).unwrap();
+    for i in [0, 5, 10, 15] {
+        tiers.put(&key(i), prefix(i)).unwrap();
+    }
+    assert!(!tiers.flush(Duration::from_millis(1)));
+    for i in [0, 5, 10, 15] {
+        assert_eq!(tiers.get(&key(i)).unwrap(), Some(prefix(i)));
+    }
+    let far = stats(&tiers, 1);
+    assert_eq!((far.hits, far.puts, far.writes_dropped), (3, 0, 1));
+    store.gate.open();
+    assert!(tiers.flush(NEVER));
+    let far = stats(&tiers, 1);
+    assert_eq!((far.puts, far.bytes_written, store.blocks.lock().unwrap().len()), (3, 3 * 96, 3));
+}
+
+#[test]
+fn a_tier_that_hangs_is_late_once_and_then_busy() {
+    let store = Faulty::new(&[Fault::Hang]);
+    let tier = Tier::new("far", store.clone()).deadline(Duration::from_millis(20));
+    let tiers = Tiers::new(HostTier::new(LARGE), [tier]).unwrap();
+    let tiers = ends(move || {
+        assert!(matches!(tiers.get(&key(0)), Err(StoreError::Late(_))));
+        // Once its thread has been in the call for as long as the deadline.
+        wait_for(|| matches!(tiers.get(&key(0)), Err(StoreError::Busy)));
+        for _ in 0..10 {
+            assert!(matches!(tiers.get(&key(0)), Err(StoreError::Busy)));
+            assert!(matches!(tiers.contains(&key(0)), Err(StoreError::Busy)));
+        }
+        tiers
+    });
+    assert_eq!(store.calls(), 1);
+    let misses = stats(&tiers, 1).misses;
+    assert!(misses.late >= 1 && misses.busy >= 11, "{misses:?}");
+    // What comes too late is kept.
+    store.blocks.lock().unwrap().insert(key(0), prefix(0));
+    store.gate.open();
+    wait_for(|| tiers.get(&key(0)).is_ok_and(|block| block == Some(prefix(0))));
+    assert_eq!(stats(&tiers, 0).hits, 1);
+}
+
+#[test]
+fn a_tier_that_fails_is_left_alone_and_tried_again() {
+    let store = Faulty::new(&[Fault::Fail]);
+    let tiers = tiers(LARGE, &[&store]);
+    for _ in 0..3 {
+        assert!(matches!(tiers.get(&key(0)), Err(StoreError::Failed(_))));
+    }
+    assert!(matches!(tiers.get(&key(0)), Err(StoreError::Busy)));
+    assert_eq!(store.calls(), 3);
+    // Writes have a pause of their own, and wait for its end.
+    store.set(&[]);
+    tiers.put(&key(1), prefix(1)).unwrap();
+    assert!(tiers.flush(NEVER));
+    store.blocks.lock().unwrap().insert(key(0), prefix(0));
+    wait_for(|| tiers.get(&key(0)).is_ok());
+    assert_eq!(tiers.get(&key(0)).unwrap(), Some(prefix(0)));
+}
+
+/// Dropped, tiers do not wait for a store that fails.
+#[test]
+fn dropped_tiers_finish_their_writes() {
+    let store = Faulty::new(&[Fault::Slow(1)]);
+    let tiers = tiers(LARGE, &[&store]);
+    (0..20).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
+    drop(tiers);
+    assert_eq!(store.blocks.lock().unwrap().len(), 20);
+    let store = Faulty::new(&[Fault::Fail]);
+    let tiers = self::tiers(LARGE, &[&store]);
+    (0..200).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
+    drop(tiers);
+    assert!(store.calls() < 10, "{} calls", store.calls());
+}
+
+#[test]
+fn prefetched_blocks_come_to_the_host_tier_from_whichever_has_them() {
+    let [a, b] = [0; 2].map(|_| Faulty::new(&[]));
+    for i in 0..40 {
+        let store = if i % 7 == 3 { &b } else { &a };
+        store.put(&key(i), prefix(i)).unwrap();
+    }
+    let tiers = tiers(LARGE, &[&a, &b]);
+    tiers.prefetch(&keys(0..45));
+    wait_for(|| stats(&tiers, 0).blocks == Some(40));
+    for i in 0..40 {
+        assert_eq!(tiers.get(&key(i)).unwrap(), Some(prefix(i)));
+    }
+    assert_eq!((stats(&tiers, 0).hits, stats(&tiers, 0).misses.total()), (40, 0));
+}
+
+#[test]
+fn a_tier_slower_than_computing_is_a_miss() {
+    let store = Faulty::new(&[Fault::Slow(2)]);
+    (0..100).for_each(|i| drop(store.blocks.lock().unwrap().insert(key(i), prefix(i))));
+    let tiers = tiers(0, &[&store]);
+    let hits = |tiers: &Tiers| (0..100).filter(|&i| tiers.get(&key(i)).unwrap().is_some()).count();
+    assert_eq!(hits(&tiers), 100);
+    assert!(stats(&tiers, 1).read_rate < Some(160.0 / 2e-3));
+    // 160 bytes in 2 milliseconds at most. One in 32 is read to measure it again.
+    tiers.set_compute_rate(1e9);
+    assert_eq!((hits(&tiers), stats(&tiers, 1).misses.slower), (3, 97));
+    tiers.set_compute_rate(1.0);
+    assert_eq!(hits(&tiers), 100);
+}
+
+/// Two processes, one after the other: the second has the blocks of the first.
+#[test]
+fn files_outlive_their_tiers() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let files = FileTier::open(folder.path(), LARGE).unwrap();
+        Tiers::new(HostTier::new(LARGE), [Tier::new("files", Arc::new(files)).deadline(NEVER)]).unwrap()
+    };
+    let tiers = open();
+    (0..30).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
+    drop(tiers);
+    let tiers = open();
+    assert_eq!(tiers.get_chain(&keys(0..31)).0, (0..30).map(prefix).collect::<Vec<_>>());
+    let files = stats(&tiers, 1);
+    assert_eq!((files.hits, files.misses.absent, files.blocks), (30, 1, Some(30)));
+}
