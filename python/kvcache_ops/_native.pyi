@@ -1,7 +1,7 @@
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict, final
+from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,9 @@ from kvcache_ops._cache import T1, T2, T3, CacheSpec
 
 __all__ = [
     "Append",
+    "FileTier",
     "HostMemory",
+    "HostTier",
     "Manager",
     "Rope",
     "StateCache",
@@ -50,6 +52,19 @@ _KeyForm = Literal["roped", "raw"]
 _Style = Literal["neox", "gptj"]
 _Path = str | os.PathLike[str]
 
+class _TierStats(TypedDict):
+    name: str
+    hits: int
+    misses: dict[str, int]
+    bytes_read: int
+    bytes_written: int
+    puts: int
+    writes_dropped: int
+    evicted: int
+    blocks: int | None
+    nbytes: int | None
+    read_rate: float | None
+
 class _Stats(TypedDict):
     slots: int
     used: int
@@ -61,6 +76,7 @@ class _Stats(TypedDict):
     head: int
     n_kv: int
     sequences: int
+    swapped: int
     prefix_hits: int
 
 @final
@@ -152,6 +168,20 @@ class Step:
         /,
     ) -> None: ...
 
+class _Tier(Protocol):
+    def get(self, key: str, /) -> bytes | None: ...
+    def put(self, key: str, block: bytes, /) -> object: ...
+    def contains(self, key: str, /) -> bool: ...
+    def delete(self, key: str, /) -> object: ...
+
+@final
+class HostTier:
+    def __new__(cls, nbytes: SupportsIndex) -> HostTier: ...
+
+@final
+class FileTier:
+    def __new__(cls, path: _Path, nbytes: SupportsIndex, *, deadline: float = 2.0) -> FileTier: ...
+
 @final
 class Manager:
     def __new__(
@@ -170,6 +200,7 @@ class Manager:
         shift_limit: SupportsIndex | Literal["default"] | None = "default",
         prefix_sharing: bool = True,
         fingerprint: str = "",
+        tiers: Iterable[HostTier | FileTier | _Tier] | None = None,
     ) -> Manager: ...
     @property
     def spec(self) -> CacheSpec: ...
@@ -204,6 +235,13 @@ class Manager:
     def save_seq(self, path: _Path, memory: HostMemory, s: int) -> None: ...
     def load(self, path: _Path, memory: HostMemory) -> list[int]: ...
     def load_seq(self, path: _Path, memory: HostMemory, index: SupportsIndex = 0) -> int: ...
+    def swap_out(self, s: int) -> None: ...
+    def swap_in(self, s: int, memory: HostMemory) -> int: ...
+    def prefetch(self, seqs: Sequence[int], memory: HostMemory | None = None) -> None: ...
+    def offload_prefix(self) -> None: ...
+    def flush(self, timeout: float = 2.0) -> bool: ...
+    def set_compute_rate(self, tokens_per_second: float) -> None: ...
+    def tiers(self) -> list[_TierStats]: ...
     def check(self) -> None: ...
     def stats(self) -> _Stats: ...
 

@@ -15,7 +15,9 @@ from kvcache_ops._cache import CacheSpec
 from kvcache_ops._errors import CapacityError, ManagerError
 from kvcache_ops._native import (
     Append,
+    FileTier,
     HostMemory,
+    HostTier,
     Manager,
     Rope,
     StateCache,
@@ -30,7 +32,9 @@ __all__ = [
     "Append",
     "CacheSpec",
     "CapacityError",
+    "FileTier",
     "HostMemory",
+    "HostTier",
     "Manager",
     "ManagerError",
     "Rope",

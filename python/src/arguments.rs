@@ -32,6 +32,7 @@ numbers! {
         pad: usize = count,
     }
     "range" {
+        nbytes: usize = count,
         reserve: usize = count,
         pages: usize = count,
         index: usize = count,

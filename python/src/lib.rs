@@ -14,12 +14,14 @@ mod numbers;
 mod operator;
 mod refusal;
 mod rope;
+mod sessions;
 mod shared;
 mod spec;
 mod states;
 mod stats;
 mod step;
 mod threads;
+mod tiers;
 
 use pyo3::pymodule;
 
@@ -52,6 +54,8 @@ mod _native {
     use super::states::{StateCache, StateStep};
     #[pymodule_export]
     use super::step::Step;
+    #[pymodule_export]
+    use super::tiers::{FileTier, HostTier};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

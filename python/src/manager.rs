@@ -1,6 +1,5 @@
 //! `Manager`: sequences come and go, steps append to them.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvcache_manager as core;
@@ -12,12 +11,13 @@ use pyo3::types::PyDict;
 use crate::append::appends_of;
 use crate::arguments::ShiftLimit;
 use crate::id::Id;
-use crate::memory::{Detaching, HostMemory};
+use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
 use crate::shared::Shared;
 use crate::spec::given;
 use crate::step::{Step, Tensors};
+use crate::tiers::tiers_of;
 use crate::{arguments, spec, stats};
 
 /// Decides which slots of the cache of a `CacheSpec` hold which tokens of which sequence. It has metadata only.
@@ -32,6 +32,10 @@ use crate::{arguments, spec, stats};
 /// shift_limit: how many updates may rotate a sequence's rows: a number, None (any), "default" (int4: 4, else any).
 /// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: what makes keys and values of the
 /// same tokens differ: the model, its adapters.
+/// tiers: where rows go when the cache is full, the nearest first: a HostTier, then FileTier, ObjectTier, RedisTier, or
+/// objects with get(key) -> bytes | None, put(key, block), contains(key) -> bool and delete(key), whose keys are texts of
+/// 64 hexadecimal digits. What a tier fails to give, or not in time, is computed again. Managers of one model share
+/// tiers: give a fingerprint of it.
 ///
 /// Sequences are named by ints. A refused call changes nothing; while a step is open, every change is refused
 /// (step_open). Threads may share a manager: calls wait for each other, without the GIL while bytes are moved.
@@ -41,11 +45,15 @@ use crate::{arguments, spec, stats};
 #[derive(Debug)]
 pub struct Manager {
     spec: Py<PyAny>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Manager {
-    fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::Manager) -> Result<R, core::Error>) -> PyResult<R> {
+    pub(crate) fn with<R>(
+        &self,
+        py: Python<'_>,
+        used: impl FnOnce(&mut core::Manager) -> Result<R, core::Error>,
+    ) -> PyResult<R> {
         self.shared.with(py, |manager| Ok(used(manager)?))
     }
 
@@ -65,10 +73,10 @@ impl Manager {
     #[pyo3(
         signature = (
             spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=0, slack=0, pad=32,
-            defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint=""
+            defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint="", tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
-            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='')"
+            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', tiers=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(
@@ -85,6 +93,7 @@ impl Manager {
         #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
         prefix_sharing: bool,
         fingerprint: &str,
+        tiers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut builder = spec::builder(&spec)?
             .mode(spec::mode(&spec, mode)?)
@@ -99,8 +108,14 @@ impl Manager {
         builder = given(builder, window, CacheSpecBuilder::window);
         builder = given(builder, defrag_threshold, CacheSpecBuilder::defrag_threshold);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
-        let manager = builder.build().and_then(core::Manager::new).map_err(Refusal::from)?;
-        Ok(Self { spec: spec.unbind(), shared: Arc::new(Shared::new(manager)) })
+        let core_spec = builder.build().map_err(Refusal::from)?;
+        let tiers = tiers.map(tiers_of).transpose()?;
+        let manager = match &tiers {
+            None => core::Manager::new(core_spec),
+            Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),
+        };
+        let shared = Shared::new(manager.map_err(Refusal::from)?, tiers);
+        Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 
     /// The cache that it manages.
@@ -133,7 +148,7 @@ impl Manager {
     ///
     /// Raises ManagerError: unknown_seq, step_open.
     fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
-        self.with(py, |manager| manager.free(s.0))
+        self.with(py, |manager| py.detach(|| manager.free(s.0)))
     }
 
     /// A new sequence with the rows of `s`, shared until one of the two changes them, in mode "runs" copied; its id.
@@ -177,7 +192,7 @@ impl Manager {
     ///
     /// Raises ManagerError: unknown_seq, step_open.
     fn seq_keep(&self, py: Python<'_>, s: Id) -> PyResult<()> {
-        self.with(py, |manager| manager.seq_keep(s.0))
+        self.with(py, |manager| py.detach(|| manager.seq_keep(s.0)))
     }
 
     /// Adds `delta` to the positions [p0, p1) of `s`, as in `seq_rm`; rows whose position would be below 0 are removed.
@@ -312,7 +327,7 @@ impl Manager {
     ///
     /// Raises ManagerError: step_open, memory_spec, and those of `HostMemory`.
     fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
-        self.shared.with_memory(py, memory, |manager, memory| manager.update(memory))
+        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.update(memory)))
     }
 
     /// Plans a step that appends rows to sequences, all of them or none, and makes it ready to be run: makes queued
@@ -326,60 +341,13 @@ impl Manager {
         let appends = appends_of(appends)?;
         let (number, tensors) = self.shared.with_memory(py, memory, |manager, memory| {
             let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
-            let step = manager.begin_step(&appends)?.apply(memory)?;
+            // Without the GIL: tiers may be Python's.
+            let step = memory.detached(|memory| manager.begin_step(&appends)?.apply(memory))?;
             let tensors = Tensors::copy(&step, &self.shared.pools)?;
             step.detach();
             Ok((self.shared.opened(), tensors))
         })?;
         Ok(Step::new(Arc::clone(&self.shared), number, tensors))
-    }
-
-    /// Saves all sequences, in order of creation, with their rows, positions and known tokens: a safetensors file that
-    /// replaces an earlier one once it is whole on disk.
-    ///
-    /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and those of
-    /// `HostMemory`.
-    fn save(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
-        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save(path, memory)))
-    }
-
-    /// Saves one sequence, as `save` saves all.
-    ///
-    /// Raises ManagerError: unknown_seq, and as `save`.
-    fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
-        self.shared
-            .with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save_seq(path, memory, s.0)))
-    }
-
-    /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of
-    /// slots may be others than those of the cache that was saved. The whole file is checked before a slot is written.
-    ///
-    /// Raises ManagerError with the file's defect or difference as its kind (format, version, digest, truncated,
-    /// trailing, dimensions, types, quantization, key_form, rope, fingerprint, row_index, io ...), not_empty,
-    /// step_open, memory_spec, and those of `HostMemory`; CapacityError: no_room, no_slot.
-    fn load(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<Vec<u64>> {
-        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
-            memory.detached(|memory| manager.load(path, memory))
-        };
-        let seqs = self.shared.with_memory(py, memory, load)?;
-        Ok(seqs.into_iter().map(|seq| Id(seq).number()).collect())
-    }
-
-    /// Loads one saved sequence, by its index in the file, beside those that there are; its id.
-    ///
-    /// Raises ManagerError: no_sequence, and as `load`.
-    #[pyo3(signature = (path, memory, index=0))]
-    fn load_seq(
-        &self,
-        py: Python<'_>,
-        path: PathBuf,
-        memory: &Bound<'_, HostMemory>,
-        #[pyo3(from_py_with = arguments::index)] index: usize,
-    ) -> PyResult<u64> {
-        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
-            memory.detached(|memory| manager.load_seq(path, memory, index))
-        };
-        Ok(Id(self.shared.with_memory(py, memory, load)?).number())
     }
 
     /// Verifies every invariant of the manager.

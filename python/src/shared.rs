@@ -1,9 +1,11 @@
 //! What a manager and its steps have in common.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kvcache_manager::{CacheSpec, Error, Manager};
+use kvcache_tiers::Tiers;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
@@ -23,6 +25,7 @@ pub struct Shared {
     /// and not when it is collected: that may be while the manager is locked.
     abandoned: AtomicU64,
     pub pools: Pools,
+    pub tiers: Option<Arc<Tiers>>,
 }
 
 /// Memory of the arrays of steps.
@@ -35,13 +38,14 @@ pub struct Pools {
 }
 
 impl Shared {
-    pub fn new(manager: Manager) -> Self {
+    pub fn new(manager: Manager, tiers: Option<Arc<Tiers>>) -> Self {
         Self {
             spec: manager.spec().clone(),
             manager: Mutex::new(manager),
             latest: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),
             pools: Pools::default(),
+            tiers,
         }
     }
 
@@ -97,5 +101,14 @@ impl Shared {
     pub fn abandon(&self, step: u64) {
         // An older one is not open.
         self.abandoned.fetch_max(step, Ordering::Relaxed);
+    }
+}
+
+/// Waits for what is to be written, without the GIL, which tiers of Python need.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(tiers) = self.tiers.take() {
+            let _ = Python::try_attach(|py| py.detach(|| tiers.flush(Duration::from_secs(5))));
+        }
     }
 }

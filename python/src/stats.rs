@@ -17,6 +17,7 @@ pub(crate) fn as_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py
     dict.set_item("head", stats.head)?;
     dict.set_item("n_kv", stats.n_kv)?;
     dict.set_item("sequences", stats.sequences)?;
+    dict.set_item("swapped", stats.swapped)?;
     dict.set_item("prefix_hits", stats.prefix_hits)?;
     Ok(dict)
 }

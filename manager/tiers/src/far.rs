@@ -12,7 +12,7 @@ use crate::breaker::Breaker;
 use crate::rate::Rate;
 use crate::stats::{Misses, TierStats};
 use crate::worker::Worker;
-use crate::writes::Writes;
+use crate::writes::{Queued, Writes};
 
 const DEADLINE: Duration = Duration::from_secs(2);
 /// A longer deadline is cut to this.
@@ -85,9 +85,12 @@ impl Far {
         count(&mut self.state().misses);
     }
 
-    /// Counts blocks that were found in the queue of writes.
-    pub(crate) fn hits(&self, hits: usize) {
-        self.state().hits += hits as u64;
+    /// The first blocks of a chain that are queued to be written.
+    pub(crate) fn queued_chain(&self, keys: &[BlockKey]) -> Vec<Bytes> {
+        let put = |key| if let Some(Queued::Put(block)) = self.writes.queued(key) { Some(block) } else { None };
+        let blocks: Vec<_> = keys.iter().map_while(put).collect();
+        self.state().hits += blocks.len() as u64;
+        blocks
     }
 
     /// Whether the store is not to be read at present, since reads have failed. Counts the miss.

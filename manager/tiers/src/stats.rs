@@ -55,10 +55,25 @@ pub struct Misses {
 }
 
 impl Misses {
+    /// Each reason by its name.
+    pub fn by_reason(&self) -> [(&'static str, u64); 9] {
+        let Self { absent, late, busy, failed, slower, length, format, checksum, key } = *self;
+        [
+            ("absent", absent),
+            ("late", late),
+            ("busy", busy),
+            ("failed", failed),
+            ("slower", slower),
+            ("length", length),
+            ("format", format),
+            ("checksum", checksum),
+            ("key", key),
+        ]
+    }
+
     /// The sum of all reasons.
     pub fn total(&self) -> u64 {
-        let Self { absent, late, busy, failed, slower, length, format, checksum, key } = self;
-        absent + late + busy + failed + slower + length + format + checksum + key
+        self.by_reason().iter().map(|reason| reason.1).sum()
     }
 
     pub(crate) fn error(&mut self, error: &StoreError) {

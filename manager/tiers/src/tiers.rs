@@ -43,8 +43,8 @@ type Answer = (Vec<Bytes>, Option<StoreError>);
 struct Asked {
     /// Of its deadline.
     left: Duration,
-    /// A block that it has not.
-    absent: Option<BlockKey>,
+    /// A block that it has not, as long as it has not been given more blocks than these.
+    absent: Option<(BlockKey, u64)>,
 }
 
 #[derive(Debug)]
@@ -124,17 +124,16 @@ impl Shared {
 
     /// The first blocks of a chain from a far tier, while its deadline lasts.
     fn ask(self: &Arc<Self>, far: &Arc<Far>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
-        let queued: Vec<_> = keys.iter().map_while(|key| far.writes.queued(key)).collect();
-        if !queued.is_empty() {
-            let put = |queued| if let Queued::Put(block) = queued { Some(block) } else { None };
-            let blocks: Vec<_> = queued.into_iter().map_while(put).collect();
-            far.hits(blocks.len());
+        let blocks = far.queued_chain(keys);
+        if !blocks.is_empty() || matches!(keys, [key, ..] if matches!(far.writes.queued(key), Some(Queued::Delete))) {
             return (blocks, None);
         }
         if asked.left.is_zero() {
             return (Vec::new(), Some(StoreError::Late(far.deadline)));
         }
-        if keys.first() == asked.absent.as_ref() {
+        // Before it is asked: what the host tier evicts meanwhile comes to it.
+        let puts = far.writes.counts().puts;
+        if asked.absent.is_some_and(|(key, before)| keys.first() == Some(&key) && before == puts) {
             return (Vec::new(), None);
         }
         if far.is_paused() {
@@ -146,14 +145,15 @@ impl Shared {
         let began = Instant::now();
         let (blocks, error) = self.wait(far, keys, began + asked.left);
         asked.left = asked.left.saturating_sub(began.elapsed());
-        asked.absent = keys.get(blocks.len()).copied().filter(|_| error.is_none());
+        asked.absent = keys.get(blocks.len()).filter(|_| error.is_none()).map(|key| (*key, puts));
         (blocks, error)
     }
 
     fn wait(self: &Arc<Self>, far: &Arc<Far>, keys: &[BlockKey], end: Instant) -> Answer {
         let (sender, receiver) = channel();
         let (shared, of_job) = (self.clone(), far.clone());
-        let keys: Vec<_> = keys.iter().take_while(|key| far.writes.queued(key).is_none()).copied().collect();
+        let is_kept = |key: &&BlockKey| !matches!(far.writes.queued(key), Some(Queued::Delete));
+        let keys: Vec<_> = keys.iter().take_while(is_kept).copied().collect();
         let asked = keys.len();
         let job = move || shared.read_chain(&of_job, &keys, end, &sender);
         if !far.reads.submit(Box::new(job), end, far.deadline) {
@@ -185,6 +185,8 @@ impl Shared {
         for keys in keys.chunks(CHUNK) {
             // An earlier read may have brought them meanwhile.
             let (mut blocks, _) = self.host.get_chain(keys);
+            // And a read before this one may have moved them on to the queue of writes.
+            blocks.extend(far.queued_chain(&keys[blocks.len()..]));
             let mut error = None;
             if blocks.len() < keys.len() {
                 let (more, failure) = self.fetch(far, &keys[blocks.len()..]);

@@ -1,0 +1,62 @@
+//! `Manager`'s sessions: sequences that are saved to a file and loaded again.
+
+use std::path::PathBuf;
+
+use kvcache_manager as core;
+use pyo3::prelude::*;
+
+use crate::arguments;
+use crate::id::Id;
+use crate::manager::Manager;
+use crate::memory::{Detaching, HostMemory};
+
+#[pymethods]
+impl Manager {
+    /// Saves all sequences, in order of creation, with their rows, positions and known tokens: a safetensors file that
+    /// replaces an earlier one once it is whole on disk.
+    ///
+    /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and those of
+    /// `HostMemory`.
+    fn save(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
+        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save(path, memory)))
+    }
+
+    /// Saves one sequence, as `save` saves all.
+    ///
+    /// Raises ManagerError: unknown_seq, and as `save`.
+    fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
+        self.shared
+            .with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save_seq(path, memory, s.0)))
+    }
+
+    /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of
+    /// slots may be others than those of the cache that was saved. The whole file is checked before a slot is written.
+    ///
+    /// Raises ManagerError with the file's defect or difference as its kind (format, version, digest, truncated,
+    /// trailing, dimensions, types, quantization, key_form, rope, fingerprint, row_index, io ...), not_empty,
+    /// step_open, memory_spec, and those of `HostMemory`; CapacityError: no_room, no_slot.
+    fn load(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<Vec<u64>> {
+        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
+            memory.detached(|memory| manager.load(path, memory))
+        };
+        let seqs = self.shared.with_memory(py, memory, load)?;
+        Ok(seqs.into_iter().map(|seq| Id(seq).number()).collect())
+    }
+
+    /// Loads one saved sequence, by its index in the file, beside those that there are; its id.
+    ///
+    /// Raises ManagerError: no_sequence, and as `load`.
+    #[pyo3(signature = (path, memory, index=0))]
+    fn load_seq(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        memory: &Bound<'_, HostMemory>,
+        #[pyo3(from_py_with = arguments::index)] index: usize,
+    ) -> PyResult<u64> {
+        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
+            memory.detached(|memory| manager.load_seq(path, memory, index))
+        };
+        Ok(Id(self.shared.with_memory(py, memory, load)?).number())
+    }
+}
