@@ -1,6 +1,7 @@
 # `make test-whole`: what takes long, or proves what few changes can break. .ci/run chooses from WHOLE by what has changed.
 
-WHOLE := lint test-sanitize test-fuzz test-mutants test-layout test-ptx test-capi test-float16 test-wheel test-oldest
+WHOLE := lint test-sanitize test-fuzz test-mutants test-layout test-ptx test-capi test-float16 test-wheel test-oldest \
+	test-tiers
 .PHONY: test-whole
 test-whole: test $(WHOLE)
 
@@ -86,3 +87,11 @@ test-wheel: wheel-release
 test-oldest: .venv-oldest/ready .venv-middle/ready package
 	$(ON_PACKAGE) .venv-oldest/bin/python -m pytest -q -m runtime python_tests
 	$(ON_PACKAGE) .venv-middle/bin/python -m pytest -q python_tests/test_retyping.py
+
+# Object stores and Redis: a server of each, which comes from PyPI, is started, stopped and killed.
+TIERS := --features kvcache-tiers/object_store,kvcache-tiers/redis
+.PHONY: test-tiers
+test-tiers: .venv-tiers/ready
+	KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
+		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" cargo test $(WORKSPACE) $(TIERS) --test servers
+	cargo clippy --locked -p kvcache-tiers --all-features --all-targets -- -D warnings

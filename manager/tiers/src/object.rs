@@ -1,0 +1,195 @@
+//! Blocks in an object store.
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use object_store::aws::AmazonS3ConfigKey;
+use object_store::azure::AzureConfigKey;
+use object_store::gcp::GoogleConfigKey;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, PutOptions, parse_url_opts};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+use url::Url;
+
+/// So many blocks of a chain are asked for at once.
+const CONCURRENT: usize = 16;
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Of the environment, what begins so is an option of its object store.
+const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+
+/// What all object stores of the process run on.
+static RUNTIME: LazyLock<io::Result<Runtime>> =
+    LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).thread_name("kvcache tiers").enable_all().build());
+
+/// Blocks in an object store: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
+/// `file:///folder` or `memory:///`. A block is an object named by its key.
+///
+/// It never evicts: bound it by a rule of the bucket that expires objects. Whoever may write to the bucket decides what
+/// is found there; a block that was altered does not verify, but one that was made on purpose does.
+pub struct ObjectTier {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    timeout: Duration,
+}
+
+impl fmt::Debug for ObjectTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectTier({}, {})", self.store, self.prefix)
+    }
+}
+
+fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
+    StoreError::Failed(error.into())
+}
+
+impl ObjectTier {
+    /// A store by its address, with options as crate `object_store` names them: `aws_endpoint`, `aws_access_key_id`,
+    /// `allow_http` and so on. Those that are not given are read from the environment, as `AWS_ACCESS_KEY_ID`. Nothing
+    /// is asked of the store yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`]: an address or an option that is not known, or lacks something.
+    pub fn open<K, V>(url: &str, options: impl IntoIterator<Item = (K, V)>) -> Result<Self, StoreError>
+    where
+        K: Into<String>,
+        V: Into<String>,
+    {
+        let url = Url::parse(url).map_err(failed)?;
+        let (scheme, _) = ObjectStoreScheme::parse(&url).map_err(failed)?;
+        let is_option = |name: &str| match scheme {
+            ObjectStoreScheme::AmazonS3 => name.parse::<AmazonS3ConfigKey>().is_ok(),
+            ObjectStoreScheme::GoogleCloudStorage => name.parse::<GoogleConfigKey>().is_ok(),
+            ObjectStoreScheme::MicrosoftAzure => name.parse::<AzureConfigKey>().is_ok(),
+            _ => false,
+        };
+        let mut all: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| VARIABLES.iter().any(|&variable| name.starts_with(variable)))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value))
+            .filter(|(name, _)| is_option(name))
+            .collect();
+        for (name, value) in options {
+            let name = name.into().to_ascii_lowercase();
+            if !is_option(&name) {
+                return Err(failed(format!("{name:?} is no option of {}", url.scheme())));
+            }
+            all.push((name, value.into()));
+        }
+        let (store, prefix) = parse_url_opts(&url, all).map_err(failed)?;
+        Ok(Self { store: store.into(), prefix, timeout: TIMEOUT })
+    }
+
+    /// How long a call takes at most, all its attempts included: a chunk of 16 blocks of a chain, or a put. It is 2
+    /// seconds unless this is called, as a [`Tier`](crate::Tier)'s deadline is.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    fn path(&self, key: &BlockKey) -> Path {
+        let name = key.to_string();
+        self.prefix.clone().join(&name[..2]).join(name)
+    }
+
+    /// Runs a call on the runtime, and waits for it. That is possible on every thread, even on one of a runtime.
+    fn call<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let runtime = RUNTIME.as_ref().map_err(|error| failed(error.to_string()))?;
+        let (sender, receiver) = sync_channel(1);
+        let limit = self.timeout;
+        runtime.spawn(async move {
+            // The one who waits is there until this is sent.
+            let _ = sender.send(timeout(limit, call).await);
+        });
+        match receiver.recv() {
+            Ok(Ok(answer)) => answer.map_err(failed),
+            Ok(Err(_)) => Err(StoreError::Late(limit)),
+            Err(_) => Err(failed("the call has panicked")),
+        }
+    }
+}
+
+/// None if there is no such object.
+fn existing<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn read(store: Arc<dyn ObjectStore>, path: Path) -> Result<Option<Bytes>, Error> {
+    match existing(store.get(&path).await)? {
+        Some(found) => Ok(Some(found.bytes().await?)),
+        None => Ok(None),
+    }
+}
+
+impl BlockStore for ObjectTier {
+    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        self.call(read(self.store.clone(), self.path(key)))
+    }
+
+    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+        let (store, path) = (self.store.clone(), self.path(key));
+        self.call(async move {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            match store.put_opts(&path, block.into(), options).await {
+                Ok(_) | Err(Error::AlreadyExists { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
+        let (store, path) = (self.store.clone(), self.path(key));
+        self.call(async move { Ok(existing(store.head(&path).await)?.is_some()) })
+    }
+
+    fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
+        let (store, path) = (self.store.clone(), self.path(key));
+        self.call(async move { existing(store.delete(&path).await).map(drop) })
+    }
+
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+        let mut blocks = Vec::new();
+        for keys in keys.chunks(CONCURRENT) {
+            let reads: Vec<_> = keys.iter().map(|key| read(self.store.clone(), self.path(key))).collect();
+            let found = self.call(async move {
+                let (mut found, mut failure) = (Vec::new(), None);
+                let mut reads = stream::iter(reads).buffered(CONCURRENT);
+                while let Some(block) = reads.next().await {
+                    match block {
+                        Ok(Some(block)) => found.push(block),
+                        Ok(None) => break,
+                        Err(error) => {
+                            failure = Some(error);
+                            break;
+                        }
+                    }
+                }
+                Ok((found, failure))
+            });
+            match found {
+                Ok((found, failure)) => {
+                    let ended = found.len() < keys.len();
+                    blocks.extend(found);
+                    if ended {
+                        return (blocks, failure.map(failed));
+                    }
+                }
+                Err(error) => return (blocks, Some(error)),
+            }
+        }
+        (blocks, None)
+    }
+}

@@ -1,0 +1,137 @@
+//! Blocks in a Redis server.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, cmd};
+
+/// So many blocks of a chain are asked for at once.
+const CHUNK: usize = 16;
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Blocks in a Redis server, or in one that speaks its protocol, as Valkey. A block is a string named `kvcache:` and its
+/// key.
+///
+/// The server's `maxmemory` is its bound, and `maxmemory-policy allkeys-lru` makes it evict; with `noeviction`, its
+/// default, a full server refuses puts. It knows the time of a use by seconds, so it does not evict tails first.
+/// Connections are not encrypted.
+pub struct RedisTier {
+    client: Client,
+    timeout: Duration,
+    expiry: Option<Duration>,
+    /// Connections whose last call has succeeded.
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl fmt::Debug for RedisTier {
+    /// Without the password that the address may have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RedisTier({})", self.client.get_connection_info().addr())
+    }
+}
+
+impl RedisTier {
+    /// A server by its address, `redis://host:port/db` or `unix:///path`. It is not connected to yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`]: an address that is not of this form.
+    pub fn open(url: &str) -> Result<Self, StoreError> {
+        let client = Client::open(url).map_err(|error| StoreError::Failed(error.into()))?;
+        Ok(Self { client, timeout: TIMEOUT, expiry: None, idle: Mutex::default() })
+    }
+
+    /// How long connecting, writing and reading may stall, each; 2 seconds unless this is called.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The server removes a block so long after it was put; never unless this is called.
+    pub fn expiry(mut self, expiry: Duration) -> Self {
+        self.expiry = Some(expiry.max(Duration::from_millis(1)));
+        self
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connect(&self) -> Result<Connection, RedisError> {
+        let connection = self.client.get_connection_with_timeout(self.timeout)?;
+        connection.set_read_timeout(Some(self.timeout))?;
+        connection.set_write_timeout(Some(self.timeout))?;
+        Ok(connection)
+    }
+
+    fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+        loop {
+            let idle = self.idle().pop();
+            let is_old = idle.is_some();
+            let mut connection = idle.map_or_else(|| self.connect(), Ok)?;
+            match command.query(&mut connection) {
+                Ok(answer) => {
+                    self.idle().push(connection);
+                    return Ok(answer);
+                }
+                // The server may have closed it, as when it was started anew: another one, at last a new one.
+                Err(error) if is_old && error.is_connection_dropped() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+        self.query(command).map_err(|error: RedisError| match error.is_timeout() {
+            true => StoreError::Late(self.timeout),
+            false => StoreError::Failed(error.into()),
+        })
+    }
+}
+
+fn name(key: &BlockKey) -> String {
+    format!("kvcache:{key}")
+}
+
+impl BlockStore for RedisTier {
+    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        self.call(cmd("GET").arg(name(key)))
+    }
+
+    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+        let mut set = cmd("SET");
+        set.arg(name(key)).arg(&block[..]).arg("NX");
+        if let Some(expiry) = self.expiry {
+            set.arg("PX").arg(u64::try_from(expiry.as_millis()).unwrap_or(i64::MAX as u64));
+        }
+        // Nothing is answered if it is there already.
+        self.call::<Option<String>>(&set).map(drop)
+    }
+
+    fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
+        self.call(cmd("EXISTS").arg(name(key)))
+    }
+
+    fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
+        self.call(cmd("DEL").arg(name(key)))
+    }
+
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+        let mut blocks = Vec::new();
+        for keys in keys.chunks(CHUNK) {
+            let names: Vec<_> = keys.iter().map(name).collect();
+            let found: Vec<Option<Bytes>> = match self.call(cmd("MGET").arg(names)) {
+                Ok(found) => found,
+                Err(error) => return (blocks, Some(error)),
+            };
+            let before = blocks.len();
+            blocks.extend(found.into_iter().map_while(|block| block));
+            if blocks.len() < before + keys.len() {
+                break;
+            }
+        }
+        (blocks, None)
+    }
+}

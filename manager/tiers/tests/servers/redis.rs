@@ -1,0 +1,80 @@
+//! `RedisTier` on a Redis server.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvcache_manager::{BlockStore, StoreError};
+use kvcache_tiers::RedisTier;
+
+use crate::{NEVER, Server, block, keeps_blocks, key, wait_for};
+
+/// A server on a socket in a folder, with 4 MB for blocks.
+fn start(folder: &Path) -> Server {
+    let socket = folder.join("socket");
+    let socket = socket.to_str().unwrap();
+    let memory = ["--maxmemory", "4mb", "--maxmemory-policy", "noeviction", "--save", "", "--appendonly", "no"];
+    let server = Server::start(
+        "KVCACHE_REDIS_SERVER",
+        &[&["--port", "0", "--unixsocket", socket, "--dir", folder.to_str().unwrap()], &memory[..]].concat(),
+    );
+    let tier = open(folder);
+    wait_for(|| tier.contains(&key(0)).is_ok());
+    server
+}
+
+fn open(folder: &Path) -> RedisTier {
+    RedisTier::open(&format!("unix://{}", folder.join("socket").display())).unwrap().timeout(NEVER)
+}
+
+#[test]
+fn redis_keeps_blocks_until_it_is_full() {
+    let folder = tempfile::tempdir().unwrap();
+    let _server = start(folder.path());
+    let tier = open(folder.path());
+    keeps_blocks(&tier);
+    let refused = (0..200).find(|&i| tier.put(&key(i), block(i)).is_err()).unwrap();
+    assert!(refused > 10, "{refused}");
+    assert_eq!(tier.get(&key(0)).unwrap(), Some(block(0)));
+    assert_eq!(tier.get(&key(refused)).unwrap(), None);
+    (0..10).for_each(|i| tier.delete(&key(i)).unwrap());
+    let tier = tier.expiry(Duration::from_millis(50));
+    tier.put(&key(0), block(0)).unwrap();
+    wait_for(|| !tier.contains(&key(0)).unwrap());
+}
+
+/// Killed and started anew, or stopped for a while: what is given afterwards is what was asked for.
+#[test]
+fn it_connects_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(folder.path());
+    let tier = open(folder.path());
+    tier.put(&key(1), block(1)).unwrap();
+    drop(server);
+    assert!(matches!(tier.get(&key(1)), Err(StoreError::Failed(_))));
+    let server = start(folder.path());
+    assert_eq!(tier.get(&key(1)).unwrap(), None);
+    tier.put(&key(2), block(2)).unwrap();
+    drop(server);
+    let server = start(folder.path());
+    // An old connection, of which it does not know yet that it is closed.
+    tier.put(&key(3), block(3)).unwrap();
+    let hasty = open(folder.path()).timeout(Duration::from_millis(100));
+    hasty.put(&key(2), block(2)).unwrap();
+    server.signal("-STOP");
+    assert!(matches!(hasty.get(&key(2)), Err(StoreError::Late(_))));
+    server.signal("-CONT");
+    wait_for(|| hasty.get(&key(3)).is_ok());
+    let hasty = hasty.timeout(NEVER);
+    for i in [3, 2] {
+        assert_eq!(hasty.get(&key(i)).unwrap(), Some(block(i)));
+    }
+}
+
+#[test]
+fn an_address_of_another_kind_is_refused() {
+    for url in ["redis", "http://host", "rediss://host"] {
+        assert!(matches!(RedisTier::open(url), Err(StoreError::Failed(_))), "{url}");
+    }
+    let tier = RedisTier::open("redis://:secret@127.0.0.1:1").unwrap();
+    assert_eq!(format!("{tier:?}"), "RedisTier(127.0.0.1:1)");
+}
