@@ -26,12 +26,15 @@ class Store(dict[str, bytes]):
     """Blocks in a dict."""
 
     def put(self, key: str, block: bytes) -> None:
+        """Keeps a block."""
         self[key] = bytes(block)
 
     def contains(self, key: str) -> bool:
+        """Whether it is there."""
         return key in self
 
     def delete(self, key: str) -> None:
+        """Removes it."""
         self.pop(key, None)
 
 
@@ -42,6 +45,7 @@ class Misbehaving(Store):
         self.random = random.Random(seed)
 
     def get(self, key: str, default: Any = None) -> Any:
+        """A block, or what else comes to its mind."""
         block = super().get(key)
         match self.random.randrange(10):
             case 0:
@@ -60,6 +64,7 @@ class Misbehaving(Store):
         return block
 
     def put(self, key: str, block: bytes) -> None:
+        """Keeps most blocks."""
         if self.random.random() < 0.1:
             raise OSError("full")
         super().put(key, block)
@@ -176,6 +181,7 @@ def test_a_store_that_hangs_is_a_miss() -> None:
 
     class Hanging(Store):
         def get(self, key: str, default: Any = None) -> Any:
+            """Does not answer."""
             let_go.wait(60)
 
     manager, memory = made([Hanging()])

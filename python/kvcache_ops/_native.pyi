@@ -14,6 +14,8 @@ __all__ = [
     "HostMemory",
     "HostTier",
     "Manager",
+    "ObjectTier",
+    "RedisTier",
     "Rope",
     "StateCache",
     "StateStep",
@@ -183,6 +185,14 @@ class FileTier:
     def __new__(cls, path: _Path, nbytes: SupportsIndex, *, deadline: float = 2.0) -> FileTier: ...
 
 @final
+class ObjectTier:
+    def __new__(cls, url: str, *, deadline: float = 2.0, **options: object) -> ObjectTier: ...
+
+@final
+class RedisTier:
+    def __new__(cls, url: str, *, deadline: float = 2.0) -> RedisTier: ...
+
+@final
 class Manager:
     def __new__(
         cls,
@@ -200,7 +210,7 @@ class Manager:
         shift_limit: SupportsIndex | Literal["default"] | None = "default",
         prefix_sharing: bool = True,
         fingerprint: str = "",
-        tiers: Iterable[HostTier | FileTier | _Tier] | None = None,
+        tiers: Iterable[HostTier | FileTier | ObjectTier | RedisTier | _Tier] | None = None,
     ) -> Manager: ...
     @property
     def spec(self) -> CacheSpec: ...

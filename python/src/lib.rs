@@ -55,7 +55,7 @@ mod _native {
     #[pymodule_export]
     use super::step::Step;
     #[pymodule_export]
-    use super::tiers::{FileTier, HostTier};
+    use super::tiers::{FileTier, HostTier, ObjectTier, RedisTier};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

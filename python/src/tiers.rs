@@ -62,6 +62,86 @@ impl FileTier {
     }
 }
 
+/// Blocks in an object store: "s3://bucket/prefix", "gs://...", "az://...", or "file:///folder". Further options are
+/// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what is not given is
+/// read from the environment. What is there
+/// is bounded by the store's own rules (a lifecycle of the bucket).
+///
+/// deadline: the seconds after which a call of the tier is given up.
+///
+/// Raises ManagerError: range, tier (a url or an option that is none, or a build without object stores).
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct ObjectTier(Tier);
+
+#[pymethods]
+impl ObjectTier {
+    #[new]
+    #[pyo3(
+        signature = (url, *, deadline=DEADLINE, **options),
+        text_signature = "(url, *, deadline=2.0, **options)"
+    )]
+    fn new(url: &str, deadline: f64, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut named = Vec::new();
+        for (name, value) in options.into_iter().flatten() {
+            // True is "true" to the store.
+            let value = match value.extract::<bool>() {
+                Ok(flag) => flag.to_string(),
+                Err(_) => value.str()?.to_string(),
+            };
+            named.push((name.to_string(), value));
+        }
+        far_away::objects(url, named, seconds("deadline", deadline)?).map(Self)
+    }
+}
+
+/// Blocks in a Redis server: "redis://host:port/database". What is there is bounded by the server's `maxmemory`.
+///
+/// deadline: the seconds after which a call of the tier is given up.
+///
+/// Raises ManagerError: range, tier (a url that is none, or a build without Redis).
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct RedisTier(Tier);
+
+#[pymethods]
+impl RedisTier {
+    #[new]
+    #[pyo3(signature = (url, *, deadline=DEADLINE), text_signature = "(url, *, deadline=2.0)")]
+    fn new(url: &str, deadline: f64) -> PyResult<Self> {
+        far_away::redis(url, seconds("deadline", deadline)?).map(Self)
+    }
+}
+
+/// Tiers on other machines, which wheels have; builds for tests do without their dependencies.
+#[cfg(feature = "remote")]
+mod far_away {
+    use super::{Arc, Duration, PyResult, Tier, core, unusable};
+
+    pub(super) fn objects(url: &str, options: Vec<(String, String)>, deadline: Duration) -> PyResult<Tier> {
+        let store = core::ObjectTier::open(url, options).map_err(|error| unusable(format!("{url}: {error}")))?;
+        Ok(Tier::new("object", Arc::new(store.timeout(deadline))).deadline(deadline))
+    }
+
+    pub(super) fn redis(url: &str, deadline: Duration) -> PyResult<Tier> {
+        let store = core::RedisTier::open(url).map_err(|error| unusable(error.to_string()))?;
+        Ok(Tier::new("redis", Arc::new(store.timeout(deadline))).deadline(deadline))
+    }
+}
+
+#[cfg(not(feature = "remote"))]
+mod far_away {
+    use super::{Duration, PyResult, Tier, unusable};
+
+    pub(super) fn objects(url: &str, _: Vec<(String, String)>, _: Duration) -> PyResult<Tier> {
+        Err(unusable(format!("{url}: this build has no object stores, the feature `remote`")))
+    }
+
+    pub(super) fn redis(_: &str, _: Duration) -> PyResult<Tier> {
+        Err(unusable("this build has no Redis, the feature `remote`".to_owned()))
+    }
+}
+
 /// A number of seconds.
 fn seconds(name: &'static str, got: f64) -> PyResult<Duration> {
     match Duration::try_from_secs_f64(got) {
@@ -127,6 +207,10 @@ pub fn tiers_of(tiers: &Bound<'_, PyAny>) -> PyResult<Arc<Tiers>> {
             }
             nbytes = tier.get().nbytes;
         } else if let Ok(tier) = tier.cast::<FileTier>() {
+            far.push(tier.get().0.clone());
+        } else if let Ok(tier) = tier.cast::<ObjectTier>() {
+            far.push(tier.get().0.clone());
+        } else if let Ok(tier) = tier.cast::<RedisTier>() {
             far.push(tier.get().0.clone());
         } else {
             for method in PythonStore::METHODS {
