@@ -15,8 +15,8 @@ use crate::worker::Worker;
 use crate::writes::{Queued, Writes};
 
 const DEADLINE: Duration = Duration::from_secs(2);
-/// A longer deadline is cut to this.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// Nobody waits longer, so that every clock can tell the end.
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 const MAX_QUEUED: u64 = 256 << 20;
 
 /// A store that may be slow or fail, as [`Tiers`](crate::Tiers) uses it: from two threads of its own.
@@ -41,7 +41,7 @@ impl Tier {
         self
     }
 
-    /// The most bytes of blocks that wait to be written. Further ones are dropped and counted.
+    /// The most bytes of blocks that wait to be written, each with 256 bytes more. Further ones are dropped and counted.
     pub fn max_queued(mut self, nbytes: u64) -> Self {
         self.max_queued = nbytes;
         self

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
 
-use crate::far::{Far, Tier};
+use crate::far::{Far, LONGEST, Tier};
 use crate::host::HostTier;
 use crate::stats::TierStats;
 use crate::writes::Queued;
@@ -29,7 +29,7 @@ const FINISH: Duration = Duration::from_secs(5);
 /// - `prefetch` does that in the background.
 /// - A tier that does not answer within its deadline is a miss, and not asked while the call hangs. A tier that fails
 ///   three times in a row is left alone for a second, then, while it still fails, for twice as long each time, up to
-///   64 seconds.
+///   64 seconds. One that panics is not asked again.
 ///
 /// Dropping it waits up to 5 seconds for queued writes, but not for a tier that fails; [`flush`](Self::flush) waits as
 /// long as it is told.
@@ -76,8 +76,7 @@ impl Tiers {
 
     /// Waits until all queued writes are done, for at most `timeout`. Whether they are.
     pub fn flush(&self, timeout: Duration) -> bool {
-        let now = Instant::now();
-        let end = now.checked_add(timeout).unwrap_or(now + FINISH);
+        let end = Instant::now() + timeout.min(LONGEST);
         self.0.far.iter().all(|far| far.writes.flush(end))
     }
 
