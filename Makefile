@@ -37,6 +37,7 @@
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
 # make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
+# make bench-tiers      pages in host memory, files and S3 against copies and files of the same bytes
 # make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
 #
 # make golden           writes the golden cases anew             make header    writes the C header anew

@@ -23,6 +23,14 @@ bench-manager: .venv/wheel
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
 		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
+# Blocks of pages in host memory, files and S3, on a server that is started here.
+.PHONY: bench-tiers
+bench-tiers: .venv/wheel .venv-tiers/ready
+	cargo build --release --locked -p kvcache-bench --features tiers
+	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
+		KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
+		$(VENV) bench/tiers/bench_tiers.py $(filter --quick,$(BENCH))
+
 # A whole model, of 92 MB, against llama.cpp, whose libraries come compiled in an npm package, and against ONNX Runtime's
 # GroupQueryAttention. Without npm the benchmark says that llama.cpp is missing.
 LLAMA_CPP := $(TARGET)/llama_cpp

@@ -13,6 +13,8 @@ mod manager;
 mod moved;
 mod team;
 mod tensor;
+#[cfg(feature = "tiers")]
+mod tiers;
 
 use std::fmt::Display;
 
@@ -32,6 +34,9 @@ mod kvcache_bench {
     use super::manager::Steps;
     #[pymodule_export]
     use super::team::Team;
+    #[cfg(feature = "tiers")]
+    #[pymodule_export]
+    use super::tiers::Blocks;
 }
 
 /// Python's exception for whatever cannot be done.
