@@ -94,4 +94,4 @@ TIERS := --features kvcache-tiers/object_store,kvcache-tiers/redis
 test-tiers: .venv-tiers/ready
 	KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
 		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" cargo test $(WORKSPACE) $(TIERS) --test servers
-	cargo clippy --locked -p kvcache-tiers --all-features --all-targets -- -D warnings
+	cargo clippy --locked --no-deps -p kvcache-tiers --all-features --all-targets -- -D warnings

@@ -42,7 +42,18 @@ fn put_a_block_on_a_full_disk() {
     assert_eq!(tier.get(&key(2)).unwrap(), None);
 }
 
-/// This program, to run one of the two above.
+#[test]
+#[ignore = "what others run in a process of its own"]
+fn read_only() {
+    let tier = FileTier::open(std::env::var_os(FOLDER).unwrap(), prefix(0).len() as u64).unwrap();
+    assert!(tier.put(&key(2), prefix(0)).is_err());
+    assert!(tier.put(&key(3), prefix(0)).is_err());
+    for i in [0, 1] {
+        assert_eq!(tier.get(&key(i)).unwrap(), Some(prefix(i)));
+    }
+}
+
+/// This program, to run one of these.
 fn this(test: &str, folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]).env(FOLDER, folder).stdout(Stdio::null());
@@ -121,6 +132,37 @@ fn on_a_full_disk_old_blocks_stay() {
     let status = shell.args(program.get_args()).env(FOLDER, folder.path()).stdout(Stdio::null()).status().unwrap();
     assert!(status.success());
     assert_eq!(files(folder.path()).len(), 1);
+}
+
+/// Opened with a capacity that calls for an eviction, which is not possible either.
+#[cfg(unix)]
+#[test]
+fn a_folder_that_is_only_readable_gives_its_blocks() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let tier = FileTier::open(folder.path(), LARGE).unwrap();
+    (0..3).for_each(|i| tier.put(&key(i), prefix(i)).unwrap());
+    tier.delete(&key(2)).unwrap();
+    let set_mode = |mode: u32| {
+        let subfolders = ["00", "01", "02"].map(|name| folder.path().join(name));
+        let set = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        subfolders.iter().for_each(|path| set(path));
+        set(folder.path());
+    };
+    set_mode(0o555);
+    let program = this("files::read_only", folder.path());
+    // Root may write wherever it likes, but for root without capabilities.
+    let mut command = match tempfile::tempfile_in(folder.path()) {
+        Ok(_) => Command::new("setpriv"),
+        Err(_) => Command::new("env"),
+    };
+    if command.get_program() == "setpriv" {
+        command.arg("--bounding-set=-all");
+    }
+    command.arg(program.get_program()).args(program.get_args()).env(FOLDER, folder.path());
+    let status = command.stdout(Stdio::null()).status();
+    set_mode(0o755);
+    assert!(status.unwrap().success());
 }
 
 /// Where a subfolder cannot be made, nothing is written and the rest is as it was.

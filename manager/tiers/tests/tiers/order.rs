@@ -159,6 +159,34 @@ fn a_tier_that_hangs_is_late_once_and_then_busy() {
     assert_eq!(stats(&tiers, 0).hits, 1);
 }
 
+/// Of a chain that takes longer than the deadline there is what has come in time, and all of it later on.
+#[test]
+fn a_slow_chain_comes_piece_by_piece() {
+    let store = Faulty::new(&[Fault::Slow(50)]);
+    (0..160).for_each(|i| drop(store.blocks.lock().unwrap().insert(key(i), prefix(i))));
+    let tier = Tier::new("far", store.clone()).deadline(Duration::from_millis(100));
+    let tiers = Tiers::new(HostTier::new(LARGE), [tier]).unwrap();
+    let (blocks, error) = tiers.get_chain(&keys(0..160));
+    assert!(matches!(error, Some(StoreError::Late(_))), "{error:?}");
+    assert!([0, 16, 32].contains(&blocks.len()), "{}", blocks.len());
+    wait_for(|| tiers.get_chain(&keys(0..160)).0.len() == 160);
+}
+
+/// Who comes while another's call runs waits for it, and is not sent away.
+#[test]
+fn several_callers_take_turns() {
+    let store = Faulty::new(&[Fault::Slow(5)]);
+    (0..32).for_each(|i| drop(store.blocks.lock().unwrap().insert(key(i), prefix(i))));
+    let tiers = tiers(LARGE, &[&store]);
+    std::thread::scope(|scope| {
+        for i in 0..32 {
+            let tiers = &tiers;
+            scope.spawn(move || assert_eq!(tiers.get(&key(i)).unwrap(), Some(prefix(i))));
+        }
+    });
+    assert_eq!((stats(&tiers, 1).hits, stats(&tiers, 1).misses.total()), (32, 0));
+}
+
 #[test]
 fn a_tier_that_fails_is_left_alone_and_tried_again() {
     let store = Faulty::new(&[Fault::Fail]);
