@@ -98,6 +98,10 @@ impl CacheMemory for Rows {
         rows.as_chunks().0.iter().zip(slots).for_each(|(row, &slot)| self.0[slot] = *row);
         Ok(())
     }
+
+    fn write_layer_rows(&mut self, layer: usize, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        unreachable!("sessions have whole rows, not layer {layer}")
+    }
 }
 
 /// Loads one sequence, or all; then what was loaded can be saved, loaded again, and appended to.

@@ -53,6 +53,8 @@ pub(crate) struct RowQuant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct TensorRows {
     bytes: TensorBytes,
+    /// Where layer 0 begins, for slot 0.
+    start: usize,
     /// The lengths of the axes layer, key/value and head.
     dims: [usize; 3],
     /// Bytes of the tensor.
@@ -194,6 +196,16 @@ impl CacheRows {
         Ok(())
     }
 
+    /// The rows of a layer that the cache has, in the memory of the whole cache.
+    pub(crate) fn of_layer(&self, layer: usize) -> Self {
+        Self { num_layer: 1, cache: self.cache.layer(layer), scale: self.scale.layer(layer), ..*self }
+    }
+
+    /// The bytes of a row in `cache` and in `scale`.
+    pub(crate) fn row_lens(&self) -> [usize; 2] {
+        [self.cache.row_len(), self.scale.row_len()]
+    }
+
     /// The lengths of the axes.
     pub(crate) fn dims(&self) -> CacheDims {
         let Self { max_t, num_layer, num_heads, head_dim: inner, .. } = *self;
@@ -234,7 +246,7 @@ impl CacheRows {
     }
 }
 
-fn check_len(memory: &'static str, expected: usize, bytes: &[u8]) -> Result<(), RowsError> {
+pub(crate) fn check_len(memory: &'static str, expected: usize, bytes: &[u8]) -> Result<(), RowsError> {
     match bytes.len() {
         got if got == expected => Ok(()),
         got => Err(RowsError::Length { memory, expected, got }),
@@ -255,7 +267,14 @@ impl TensorRows {
         let elements = shape.iter().rev().product();
         let len = element.bytes(elements).ok_or(overflow)?;
         let bytes = TensorBytes::new(element, dims.inner, strides, elements);
-        Ok(Self { bytes, dims: [dims.num_layer, 2, dims.num_heads], len, plane_len: dims.max_t * bytes.token })
+        let axes = [dims.num_layer, 2, dims.num_heads];
+        Ok(Self { bytes, start: 0, dims: axes, len, plane_len: dims.max_t * bytes.token })
+    }
+
+    /// One of its layers. Only [`visit`](Self::visit) sees that.
+    fn layer(&self, layer: usize) -> Self {
+        let [_, kvs, heads] = self.dims;
+        Self { start: layer * self.bytes.layer, dims: [1, kvs, heads], ..*self }
     }
 
     /// The bytes that a slot has here.
@@ -308,6 +327,7 @@ impl TensorRows {
     /// The longest contiguous parts of a row, in canonical order.
     fn pieces(&self) -> impl Iterator<Item = Piece> {
         let TensorBytes { head_len, layer, kv, head, .. } = self.bytes;
+        let start = self.start;
         let mut len = head_len;
         let mut dims = self.dims;
         for (dim, stride) in dims.iter_mut().zip([layer, kv, head]).rev() {
@@ -321,6 +341,6 @@ impl TensorRows {
         let starts = (0..layers).flat_map(move |l| (0..kvs).flat_map(move |k| (0..heads).map(move |h| [l, k, h])));
         starts
             .enumerate()
-            .map(move |(i, [l, k, h])| Piece { at: l * layer + k * kv + h * head, row: i * len..(i + 1) * len })
+            .map(move |(i, [l, k, h])| Piece { at: start + l * layer + k * kv + h * head, row: i * len..(i + 1) * len })
     }
 }

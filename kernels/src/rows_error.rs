@@ -36,7 +36,7 @@ pub enum RowsError {
     /// Memory of another length than what it should hold.
     #[error("{memory} has {got} bytes, expected {expected}")]
     Length {
-        /// `cache`, `scale` or `rows`.
+        /// `cache`, `scale`, `rows` or `keys`.
         memory: &'static str,
         /// The length that it should have.
         expected: usize,
@@ -52,6 +52,14 @@ pub enum RowsError {
         len: usize,
         /// Slots of the cache.
         max_t: usize,
+    },
+    /// A layer that the cache does not have.
+    #[error("layer {layer} is not one of {num_layer}")]
+    Layer {
+        /// The layer.
+        layer: usize,
+        /// Layers of the cache.
+        num_layer: usize,
     },
     /// Memory that is not aligned for its type.
     #[error("{memory} is at address {address:#x}, expected a multiple of {expected}")]

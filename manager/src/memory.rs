@@ -39,6 +39,13 @@ pub trait CacheMemory {
     /// # Errors
     /// See [`CacheMemory`].
     fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError>;
+
+    /// Writes rows of one layer, and leaves the other layers of the slots: as
+    /// [`LayerRows::write`](kvcache_kernels::LayerRows::write).
+    ///
+    /// # Errors
+    /// See [`CacheMemory`].
+    fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError>;
 }
 
 /// A cache in memory of this process: the tensors that the operator takes, borrowed.
@@ -114,6 +121,11 @@ impl CacheMemory for HostMemory<'_> {
     fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
         let (cache, scale) = bytes_mut(&mut self.cache, self.scale.as_mut())?;
         Ok(self.rows.write(cache, scale, slots, rows)?)
+    }
+
+    fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        let (cache, scale) = bytes_mut(&mut self.cache, self.scale.as_mut())?;
+        Ok(self.rows.layer(layer)?.write(cache, scale, slots, rows)?)
     }
 }
 

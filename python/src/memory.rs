@@ -200,6 +200,11 @@ impl CacheMemory for Detaching<'_, '_> {
         let memory = &mut self.memory;
         self.py.detach(|| memory.write_rows(slots, rows))
     }
+
+    fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        let memory = &mut self.memory;
+        self.py.detach(|| memory.write_layer_rows(layer, slots, rows))
+    }
 }
 
 #[pymethods]

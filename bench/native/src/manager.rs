@@ -33,6 +33,10 @@ impl CacheMemory for NoBytes {
     fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
         Err("there are no rows".into())
     }
+
+    fn write_layer_rows(&mut self, _: usize, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
 }
 
 /// Sequences of about equal length. After each measurement they are cut back.

@@ -1,11 +1,11 @@
 //! Rotates keys, head by head.
 
-use bytemuck::{cast_slice, pod_read_unaligned};
+use bytemuck::cast_slice;
 
 use super::kernel::Reference;
 use crate::cache_rows::{CacheRows, RowQuant};
 use crate::float_type;
-use crate::float_type::{read_floats, write_floats};
+use crate::float_type::write_floats;
 use crate::key_rotation::KeyRotation;
 use crate::quantize::HeadCodec;
 use crate::rotary::{Rope, Rotation};
@@ -35,7 +35,7 @@ impl Reference {
                     for h in 0..dims.num_heads {
                         let cells = &mut cache[cache_bytes.offset(slot, layer, 0, h)..][..cache_bytes.head_len];
                         let scales = &mut scale[scale_bytes.offset(slot, layer, 0, h)..][..scale_bytes.head_len];
-                        load(rows, cells, scales, &mut values);
+                        rows.load_head(cells, scales, &mut values);
                         rope.rotate(delta, &mut values);
                         store(rows, cells, scales, &values, rope.n_rot());
                     }
@@ -43,17 +43,6 @@ impl Reference {
             }
         }
         Ok(())
-    }
-}
-
-/// The values of a head.
-fn load(rows: &CacheRows, cells: &[u8], scales: &[u8], values: &mut [f32]) {
-    match rows.quant() {
-        None => read_floats(rows.t2(), cells, values),
-        Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
-            let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
-            HeadCodec { bits, group }.decode(cells, &scales, values);
-        }),
     }
 }
 

@@ -169,6 +169,65 @@ proptest! {
         prop_assert_eq!(written.memory, target.memory(&written.rows));
     }
 
+    /// Rows of one layer are parts of canonical rows, and leave the bytes of other layers.
+    #[test]
+    fn rows_of_a_layer_are_written_alone((cache, slots) in with(slots), layer: prop::sample::Index, seed: u32) {
+        let layer = layer.index(cache.dims.num_layer);
+        let (from, mut to) = (cache.filled(seed), cache.filled(seed ^ 0x5555_5555));
+        let of_layer = cache.rows().layer(layer).unwrap();
+        let mut rows = Vec::new();
+        for &slot in &slots {
+            let row = cache.canonical(&from.rows, slot);
+            // A cache without slots has rows without bytes.
+            of_layer.in_row().into_iter().for_each(|part| rows.extend_from_slice(&row[part]));
+        }
+        prop_assert_eq!(rows.len(), slots.len() * of_layer.row_len());
+        let [memory, scale] = &mut to.memory;
+        of_layer.write(memory, scale, &slots, &rows).unwrap();
+        for (to, from) in to.rows.iter_mut().zip(&from.rows) {
+            for &slot in &slots {
+                let len = from[slot].len() / cache.dims.num_layer;
+                to[slot][layer * len..(layer + 1) * len].copy_from_slice(&from[slot][layer * len..(layer + 1) * len]);
+            }
+        }
+        prop_assert_eq!(to.memory, cache.memory(&to.rows));
+    }
+
+    /// Keys are the decoded heads of their layer in canonical rows.
+    #[test]
+    fn keys_are_decoded_from_canonical_rows(
+        (cache, layer, seed) in (caches(), any::<prop::sample::Index>(), any::<u32>())
+    ) {
+        prop_assume!(cache.dims.max_t > 0 && cache.t2 != ElementType::Float16);
+        let model = cache.filled(seed);
+        let CacheDims { num_layer, num_heads, inner, .. } = cache.dims;
+        let layer = layer.index(num_layer);
+        let mut keys = vec![0.0; num_heads * inner];
+        cache.rows().keys(layer, &cache.canonical(&model.rows, 0), &mut keys).unwrap();
+        for (i, key) in keys.into_iter().enumerate() {
+            let number = model.rows[0][0][layer * 2 * num_heads * inner + i];
+            let code = match cache.t2 {
+                ElementType::Int4 => f32::from((number << 4) as i8 >> 4),
+                ElementType::Int8 => f32::from(number as i8),
+                _ => f32::from_bits(number),
+            };
+            let expected = match cache.quant {
+                None => code,
+                Some((group, t3)) => {
+                    let scales = inner / group;
+                    let scale = model.rows[1][0][layer * 2 * num_heads * scales + i / group];
+                    match t3 {
+                        ElementType::Float16 => {
+                            f16::from_f32(code * f16::from_bits(scale as u16).to_f32()).to_f32()
+                        }
+                        _ => code * f32::from_bits(scale),
+                    }
+                }
+            };
+            prop_assert!(key.to_bits() == expected.to_bits() || key.is_nan() && expected.is_nan(), "{i}");
+        }
+    }
+
     /// The ranges of some slots are in order, do not touch, and hold just what the slots' heads hold.
     #[test]
     fn ranges_are_the_longest_that_hold_the_slots((cache, slots) in with(runs)) {
@@ -248,6 +307,7 @@ fn what_is_refused_changes_nothing() {
     let before = model.memory.clone();
     let [memory, scale] = &mut model.memory;
     let copy = |src, dst, len| RowCopy { src, dst, len };
+    assert_eq!(rows.layer(2), Err(RowsError::Layer { layer: 2, num_layer: 2 }));
     let slots = |start, len| Err(RowsError::Slots { start, len, max_t: 8 });
     // The first copy alone would do.
     assert_eq!(rows.copy(memory, scale, &[copy(0, 4, 4), copy(5, 0, 4)], &Serial), slots(5, 4));

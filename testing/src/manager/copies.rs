@@ -23,4 +23,8 @@ impl CacheMemory for Copies {
     fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
         Err("there are no rows".into())
     }
+
+    fn write_layer_rows(&mut self, _: usize, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
 }

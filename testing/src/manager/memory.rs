@@ -138,6 +138,14 @@ impl CacheMemory for Memory {
         self.log.written.extend_from_slice(slots);
         self.host().write_rows(slots, rows)
     }
+
+    fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        if self.fails() {
+            return self.fail(slots.iter().copied());
+        }
+        self.log.written.extend_from_slice(slots);
+        self.host().write_layer_rows(layer, slots, rows)
+    }
 }
 
 /// A golden tensor as the operator writes it.
