@@ -8,6 +8,7 @@ use kvcache_schema::ElementType;
 use slotmap::Key;
 
 use crate::error::Error;
+use crate::infllm::error::InfLlmError;
 use crate::seq_id::SeqId;
 use crate::session::error::SessionError;
 
@@ -52,6 +53,7 @@ detail! {
     ElementType => |value| Self::Text(value.name().into()),
     [usize; 3] => |value| Self::Numbers(value.into()),
     [usize; 5] => |value| Self::Numbers(value.into()),
+    Vec<usize> => |value| Self::Numbers(value),
     Shape => |value| Self::Numbers(value.to_vec()),
     [u32; 2] => |value| Self::Numbers(value.map(|number| number as usize).into()),
 }
@@ -116,10 +118,38 @@ impl Error {
             Self::ScaleUnexpected { got, shape } => fields![got, shape],
             Self::MaskLength { shape, expected, got } => fields![shape, expected, got],
             Self::Session(source) => source.details(),
+            Self::InfLlm(source) => source.details(),
             Self::Rope(source) => said(source),
             Self::Tensor(source) => said(source),
             Self::Memory { source } => said(source),
             Self::Broken { what, at } => fields![what, at],
+        }
+    }
+}
+
+impl InfLlmError {
+    /// The variant's fields by their names, as [`Error::details`] gives them.
+    pub fn details(&self) -> Vec<(&'static str, Detail)> {
+        match self {
+            Self::NotPaged | Self::RotatedKeys => fields![],
+            Self::Multiple { name, got, page_size } => fields![name, got, page_size],
+            Self::Fraction { name, got } => fields![name, got],
+            Self::DuplicateBlock { name, block } => fields![name, block],
+            Self::Layer { layer, num_layer } => fields![layer, num_layer],
+            Self::Shape { name, expected, got } => fields![name, expected, got],
+            Self::Mass { layer, index, got } => fields![layer, index, got],
+            Self::ObservedTwice { layer } | Self::NotObserved { layer } | Self::SelectedTwice { layer } => {
+                fields![layer]
+            }
+            Self::NotSelected { seq, layer, blocks, topk } => fields![seq, layer, blocks, topk],
+            Self::BlockLost { seq, block, why } => {
+                vec![
+                    ("seq", Detail::from(*seq)),
+                    ("block", Detail::from(*block)),
+                    ("why", Detail::Text(why.to_string())),
+                ]
+            }
+            Self::Store(source) => said(source),
         }
     }
 }

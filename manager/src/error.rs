@@ -6,6 +6,7 @@ use kvcache_schema::ElementType;
 use strum::IntoStaticStr;
 use thiserror::Error;
 
+use crate::infllm::error::InfLlmError;
 use crate::seq_id::SeqId;
 use crate::session::error::SessionError;
 
@@ -313,6 +314,10 @@ pub enum Error {
     #[error(transparent)]
     Session(#[from] SessionError),
 
+    /// What InfLLM refuses.
+    #[error(transparent)]
+    InfLlm(#[from] InfLlmError),
+
     /// An invariant that does not hold: an error of this crate.
     #[error("invariant broken: {what} ({at})")]
     Broken {
@@ -393,6 +398,7 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Session(error) => error.kind(),
+            Self::InfLlm(error) => error.kind(),
             Self::Tensor(error) => error.kind(),
             error => error.into(),
         }

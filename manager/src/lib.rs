@@ -11,6 +11,7 @@ mod defrag;
 mod details;
 mod edit;
 mod error;
+mod infllm;
 mod journal;
 mod keys;
 mod lru;
@@ -46,6 +47,9 @@ pub use cells::{find_slot, fragmentation, n_kv};
 pub use details::Detail;
 pub use edit::{ContextShift, self_extend_positions};
 pub use error::{Error, MemoryError};
+pub use infllm::{
+    BlockScore, Eviction, FarPositions, InfLlmConfig, InfLlmError, Lost, Partition, infllm_partition, slot_stable,
+};
 pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;

@@ -1,0 +1,12 @@
+//! InfLLM: attention over the first tokens, the last tokens and a few blocks in between, which queries select.
+
+pub(crate) mod config;
+pub(crate) mod error;
+mod partition;
+mod residency;
+mod scores;
+
+pub use config::{BlockScore, Eviction, FarPositions, InfLlmConfig};
+pub use error::{InfLlmError, Lost};
+pub use partition::{Partition, infllm_partition};
+pub use residency::slot_stable;
