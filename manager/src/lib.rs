@@ -48,7 +48,8 @@ pub use details::Detail;
 pub use edit::{ContextShift, self_extend_positions};
 pub use error::{Error, MemoryError};
 pub use infllm::{
-    BlockScore, Eviction, FarPositions, InfLlmConfig, InfLlmError, Lost, Partition, infllm_partition, slot_stable,
+    BlockScore, Eviction, FarPositions, InfLlm, InfLlmConfig, InfLlmError, InfLlmStep, Lost, Partition,
+    infllm_partition, slot_stable,
 };
 pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};
 pub use kvcache_op as op;

@@ -2,11 +2,21 @@
 
 pub(crate) mod config;
 pub(crate) mod error;
+mod form;
+mod load;
 mod partition;
+mod plan;
 mod residency;
 mod scores;
+mod select;
+mod sequence;
+mod sequences;
+mod step;
+mod tensors;
 
 pub use config::{BlockScore, Eviction, FarPositions, InfLlmConfig};
 pub use error::{InfLlmError, Lost};
 pub use partition::{Partition, infllm_partition};
 pub use residency::slot_stable;
+pub use sequences::InfLlm;
+pub use step::InfLlmStep;

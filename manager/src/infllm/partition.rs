@@ -51,4 +51,12 @@ mod tests {
             prop_assert_eq!(init + blocks * block + rest, n);
         }
     }
+    #[test]
+    fn golden_g22() -> Result<(), Error> {
+        let parts = |init, blocks, rest| Partition { init, blocks, rest };
+        assert_eq!(infllm_partition(11, 2, 4, 2)?, parts(2, 2, 5));
+        assert_eq!(infllm_partition(6000, 128, 4096, 128)?, parts(128, 13, 4208));
+        assert_eq!(infllm_partition(1, 2, 4, 0).unwrap_err().kind(), "range");
+        Ok(())
+    }
 }

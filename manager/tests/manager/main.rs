@@ -1,8 +1,11 @@
 //! The manager through its public interface: against a naive model, by the specification's golden numbers, and where
 //! what it does is subtle.
 
+mod block_map;
 mod edits;
 mod golden;
+mod infllm;
+mod infllm_cases;
 mod mutations;
 mod prefix;
 mod refusals;

@@ -1,0 +1,167 @@
+//! Blocks that form: their rows go to the store, and what queries are compared with stays.
+
+use bytemuck::cast_slice_mut;
+use kvcache_kernels::{CacheRows, Rotation};
+use kvcache_op::Serial;
+use kvcache_schema::{CacheDims, CacheLayout};
+use ndarray::ArrayView2;
+
+use super::config::{BlockScore, FarPositions};
+use super::plan::Entry;
+use super::scores::{bounds, representative};
+use super::sequence::{Formed, Sequence, Setup};
+use super::sequences::InfLlm;
+use crate::block::{Block, BlockKind, HEADER};
+use crate::error::{Error, MemoryError};
+use crate::memory::CacheMemory;
+use crate::spec::{Geometry, KeyForm};
+use crate::store::BlockKey;
+
+impl Setup {
+    /// The attention mass of tokens behind the blocks, with that of a step: shape (tokens, heads of queries). `observed` has
+    /// the scores of the entry's keys.
+    pub(crate) fn merged(
+        &self,
+        sequence: &Sequence,
+        entry: &Entry,
+        layer: usize,
+        observed: ArrayView2<'_, f32>,
+        tokens: std::ops::Range<usize>,
+    ) -> Vec<f32> {
+        let (heads, mass) = (self.query_heads(), &sequence.layers[layer].mass);
+        // In front of these keys are the first tokens and the blocks.
+        let first = self.config.init + entry.blocks[0].len() * self.config.block;
+        let of_token = |token: usize| {
+            let before = move |h: usize| mass.get(token * heads + h).copied().unwrap_or(0.0);
+            (0..heads).map(move |h| before(h) + observed[[h, first + token]])
+        };
+        tokens.flat_map(of_token).collect()
+    }
+
+    /// What queries are compared with, of a block whose rows and whose tokens' mass by layer these are.
+    fn index(&self, rows: &[u8], mass: &[Vec<f32>]) -> Result<Vec<f32>, Error> {
+        let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry();
+        let (len, row_len) = (self.index_len(), self.spec.bytes_per_token());
+        let (heads, width) = (self.query_heads(), num_heads * head_dim);
+        let mut index = vec![0.0; num_layer * len];
+        let mut keys = vec![0.0; self.config.block * width];
+        for (layer, index) in index.chunks_exact_mut(len.max(1)).enumerate() {
+            for (row, keys) in rows.chunks_exact(row_len).zip(keys.chunks_exact_mut(width)) {
+                let failed = |error| Error::Memory { source: MemoryError::from(error) };
+                self.spec.rows().keys(layer, row, keys).map_err(failed)?;
+            }
+            let key = |token: usize, h: usize| &keys[token * width + h * head_dim..][..head_dim];
+            match self.config.score {
+                BlockScore::Representatives => {
+                    for (h, mean) in index.chunks_exact_mut(head_dim).enumerate() {
+                        let scores: Vec<f32> = mass[layer].iter().skip(h).step_by(heads).copied().collect();
+                        let of_head = |token| key(token, h / self.config.num_repeat);
+                        representative(of_head, &scores, self.config.repr_topk, mean);
+                    }
+                }
+                BlockScore::PageBounds => {
+                    for (h, pair) in index.chunks_exact_mut(2 * head_dim).enumerate() {
+                        let (min, max) = pair.split_at_mut(head_dim);
+                        bounds((0..self.config.block).map(|token| key(token, h)), min, max);
+                    }
+                }
+                BlockScore::None => {}
+            }
+        }
+        Ok(index)
+    }
+
+    /// Rotates the keys of a block by `delta` positions.
+    fn rotate(&self, rows: &mut [u8], delta: i64) -> Result<(), MemoryError> {
+        let (Some(rope), true) = (self.spec.rope(), delta != 0) else { return Ok(()) };
+        let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry();
+        let dims = CacheDims { max_t: self.config.block, num_layer, num_heads, inner: head_dim };
+        let quant = self.spec.quant().map(|(_, group, t3)| (group, t3));
+        let cache_rows = CacheRows::new(CacheLayout::TokenMajor, dims, self.spec.cache_type(), quant)?;
+        // Aligned for every type.
+        let memory = |len: usize| vec![0_u64; len.div_ceil(8)];
+        let (mut cache, mut scale) = (memory(cache_rows.cache_len()), memory(cache_rows.scale_len()));
+        let cache = &mut cast_slice_mut(&mut cache)[..cache_rows.cache_len()];
+        let scale = &mut cast_slice_mut(&mut scale)[..cache_rows.scale_len()];
+        let slots: Vec<usize> = (0..self.config.block).collect();
+        cache_rows.write(cache, scale, &slots, rows)?;
+        let rotation = Rotation { slot: 0, len: self.config.block, delta };
+        cache_rows.rotate_keys(cache, scale, &[rotation], rope, &Serial)?;
+        Ok(cache_rows.read(cache, scale, &slots, rows)?)
+    }
+
+    /// The rows of a selection's layers in canonical rows.
+    fn group_rows(&self, group: usize, rows: &[u8], to: &mut [u8]) -> Result<(), MemoryError> {
+        if !self.config.per_layer {
+            to.copy_from_slice(rows);
+            return Ok(());
+        }
+        let layer = self.spec.rows().layer(group)?;
+        let row_len = self.spec.bytes_per_token();
+        for (row, to) in rows.chunks_exact(row_len).zip(to.chunks_exact_mut(layer.row_len())) {
+            let [cache, scale] = layer.in_row();
+            let (to_cache, to_scale) = to.split_at_mut(cache.len());
+            to_cache.copy_from_slice(&row[cache]);
+            to_scale.copy_from_slice(&row[scale]);
+        }
+        Ok(())
+    }
+}
+
+impl InfLlm {
+    /// Forms the first block behind those that the sequence of an entry had, or the `nth` behind these, and puts it into the
+    /// store. `observed` has the scores of the entry's keys by layer, where mass is needed.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; [`InfLlmError::Store`](super::InfLlmError::Store). Nothing of it is in the store then.
+    pub(crate) fn form(
+        &mut self,
+        memory: &(impl CacheMemory + ?Sized),
+        entry: &Entry,
+        nth: usize,
+        observed: &[ArrayView2<'_, f32>],
+    ) -> Result<Formed, Error> {
+        let Self { setup, sequences, .. } = &*self;
+        let sequence = &sequences[&entry.seq];
+        let (block, page_size) = (setup.config.block, setup.page_size());
+        let first_page = setup.pages(setup.config.init + nth * block);
+        let pages = sequence.device.pages.iter().chain(&entry.tail).skip(first_page).take(setup.pages(block));
+        let slots: Vec<usize> =
+            pages.flat_map(|&page| (0..page_size).map(move |i| page as usize * page_size + i)).collect();
+        let mut rows = vec![0; block * setup.spec.bytes_per_token()];
+        let failed = |source| Error::Memory { source };
+        memory.read_rows(&slots, &mut rows).map_err(failed)?;
+        if let (FarPositions::FarFixed { .. }, KeyForm::Roped) = (setup.config.positions, setup.spec.key_form()) {
+            let position = setup.rest_start(sequence.n) + nth * block - sequence.device.shift;
+            setup.rotate(&mut rows, setup.config.init as i64 - position as i64).map_err(failed)?;
+        }
+        let tokens = nth * block..(nth + 1) * block;
+        let mass = |(layer, observed): (usize, &ArrayView2<'_, f32>)| {
+            setup.merged(sequence, entry, layer, observed.view(), tokens.clone())
+        };
+        let mass: Vec<_> = observed.iter().enumerate().map(mass).collect();
+        let index = setup.index(&rows, &mass)?;
+        let (groups, row_len) = (setup.groups(), setup.group_row_len());
+        let mut formed = Formed { keys: Vec::with_capacity(groups), index };
+        for group in 0..groups {
+            let mut bytes = vec![0; Block::len(block, row_len)];
+            self.setup.group_rows(group, &rows, &mut bytes[HEADER..HEADER + block * row_len]).map_err(failed)?;
+            self.keys += 1;
+            let key = BlockKey::digest([&self.secret[..], &self.keys.to_le_bytes()]);
+            Block::seal(&mut bytes, BlockKind::Private, &key, block, row_len);
+            if let Err(error) = self.store.put(&key, bytes.into()) {
+                self.forget(formed);
+                return Err(super::InfLlmError::Store(error).into());
+            }
+            formed.keys.push(key);
+        }
+        Ok(formed)
+    }
+
+    /// Removes a block from the store that no sequence has. Where the store fails, it keeps bytes that nobody asks for.
+    pub(crate) fn forget(&self, formed: Formed) {
+        for key in formed.keys {
+            let _ = self.store.delete(&key);
+        }
+    }
+}

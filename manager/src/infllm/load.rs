@@ -1,0 +1,107 @@
+//! Blocks on their way from the store into the cache.
+
+use std::collections::HashMap;
+
+use kvcache_kernels::Rotation;
+
+use super::error::{InfLlmError, Lost};
+use super::plan::Entry;
+use super::residency::Load;
+use super::sequence::{Device, Sequence, Setup};
+use super::sequences::InfLlm;
+use crate::block::Block;
+use crate::error::Error;
+use crate::memory::CacheMemory;
+use crate::seq_id::SeqId;
+use crate::store::BlockStore;
+
+/// Blocks that were fetched and verified.
+#[derive(Debug)]
+pub(crate) struct Loads(Vec<(SeqId, usize, Load, Block)>);
+
+impl Loads {
+    /// Fetches the blocks of the entries of a step, by entry and selection.
+    ///
+    /// # Errors
+    /// [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
+    pub(crate) fn fetch(
+        setup: &Setup,
+        store: &dyn BlockStore,
+        entries: &[Entry],
+        sequences: &HashMap<SeqId, Sequence>,
+        planned: &[(Device, Vec<Vec<Load>>, bool)],
+    ) -> Result<Self, InfLlmError> {
+        let mut fetched = Vec::new();
+        for (&Entry { seq, .. }, (_, loads, _)) in entries.iter().zip(planned) {
+            for (group, loads) in loads.iter().enumerate() {
+                for &load in loads {
+                    let key = &sequences[&seq].blocks[load.block as usize].keys[group];
+                    let lost = |why| InfLlmError::BlockLost { seq, block: load.block, why };
+                    let bytes = store.get(key)?.ok_or(lost(Lost::Missing))?;
+                    let block = Block::verify(key, bytes).map_err(|error| lost(error.into()))?;
+                    block.rows(setup.config.block, setup.group_row_len()).map_err(|error| lost(error.into()))?;
+                    fetched.push((seq, group, load, block));
+                }
+            }
+        }
+        Ok(Self(fetched))
+    }
+
+    /// How many they are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl InfLlm {
+    /// Rotates keys, and writes blocks into their slots. After an error the sequences whose keys were to be rotated are
+    /// lost if that failed, and else the blocks are not resident.
+    pub(crate) fn write(
+        &mut self,
+        memory: &mut (impl CacheMemory + ?Sized),
+        rotations: &[Rotation],
+        rotated: &[SeqId],
+        loads: &Loads,
+    ) -> Result<(), Error> {
+        let failed = |source| Error::Memory { source };
+        let result = match self.setup.spec.rope() {
+            Some(rope) if !rotations.is_empty() => memory.rotate_keys(rotations, rope).map_err(failed),
+            _ => Ok(()),
+        };
+        if result.is_err() {
+            for seq in rotated {
+                self.sequences.entry(*seq).and_modify(|sequence| sequence.lost = true);
+            }
+        }
+        let result = result.and_then(|()| self.write_blocks(memory, loads));
+        if result.is_err() {
+            for (seq, group, load, _) in &loads.0 {
+                let forget = |sequence: &mut Sequence| sequence.device.residency[*group].forget(&[*load]);
+                self.sequences.entry(*seq).and_modify(forget);
+            }
+        }
+        result
+    }
+
+    fn write_blocks(&self, memory: &mut (impl CacheMemory + ?Sized), loads: &Loads) -> Result<(), Error> {
+        let (setup, page_size) = (&self.setup, self.setup.page_size());
+        for (seq, group, load, block) in &loads.0 {
+            let pages = &self.sequences[seq].device.slots[load.slot];
+            let slots: Vec<usize> =
+                pages.iter().flat_map(|&page| (0..page_size).map(move |i| page as usize * page_size + i)).collect();
+            let lost = |why: crate::block::BlockError| InfLlmError::BlockLost {
+                seq: *seq,
+                block: load.block,
+                why: why.into(),
+            };
+            let rows = block.rows(setup.config.block, setup.group_row_len()).map_err(lost)?;
+            let written = if setup.config.per_layer {
+                memory.write_layer_rows(*group, &slots, rows)
+            } else {
+                memory.write_rows(&slots, rows)
+            };
+            written.map_err(|source| Error::Memory { source })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! The state of a sequence.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::config::{BlockScore, FarPositions, InfLlmConfig};
+use super::error::InfLlmError;
+use super::partition::Partition;
+use super::residency::Residency;
+use crate::error::Error;
+use crate::seq_id::SeqId;
+use crate::spec::CacheSpec;
+use crate::store::BlockKey;
+
+/// What every sequence of an `InfLlm` has in common.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) spec: CacheSpec,
+    pub(crate) config: InfLlmConfig,
+}
+
+/// A block, which never changes. Sequences share it.
+#[derive(Debug)]
+pub(crate) struct Formed {
+    /// Where the store has its rows: all layers under one key, or each layer under its own.
+    pub(crate) keys: Vec<BlockKey>,
+    /// What queries are compared with, shape (num_layer, `Setup::index_len`): a representative for each head of queries, or
+    /// for each head of the cache the least and the largest elements of its keys.
+    pub(crate) index: Vec<f32>,
+}
+
+/// What a layer of a sequence has got.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Layer {
+    /// The attention mass of the tokens behind the blocks, shape (tokens, heads of queries), for representatives.
+    pub(crate) mass: Vec<f32>,
+    /// The scores of blocks, smoothed. Newer blocks may have none yet.
+    pub(crate) scores: Vec<f32>,
+}
+
+/// The rows of a sequence that are in the cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Device {
+    /// The pages of the first tokens and of those behind the blocks.
+    pub(crate) pages: Vec<u32>,
+    /// By slot for a block: its pages, or none before it was used.
+    pub(crate) slots: Vec<Vec<u32>>,
+    /// Which blocks are in the slots: of all layers, or by layer.
+    pub(crate) residency: Vec<Residency>,
+    /// How far the tokens behind the blocks are moved back.
+    pub(crate) shift: usize,
+    /// For each shift that moved one of these tokens: the tokens that there were.
+    pub(crate) shifts: Vec<usize>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Sequence {
+    /// Tokens.
+    pub(crate) n: usize,
+    /// All blocks, as far as they are kept.
+    pub(crate) blocks: Vec<Arc<Formed>>,
+    pub(crate) layers: Vec<Layer>,
+    /// The latest selection: of all layers, or by layer.
+    pub(crate) chosen: Vec<Option<Vec<u32>>>,
+    pub(crate) device: Device,
+    /// Rows were damaged when a memory failed.
+    pub(crate) lost: bool,
+}
+
+impl Setup {
+    pub(crate) fn page_size(&self) -> usize {
+        self.spec.page_size()
+    }
+
+    /// The pages of so many tokens, which are whole pages.
+    pub(crate) fn pages(&self, tokens: usize) -> usize {
+        tokens / self.page_size()
+    }
+
+    /// Selections: one, or one for each layer.
+    pub(crate) fn groups(&self) -> usize {
+        if self.config.per_layer { self.spec.geometry().num_layer } else { 1 }
+    }
+
+    /// The selection of a layer.
+    pub(crate) fn group(&self, layer: usize) -> usize {
+        if self.config.per_layer { layer } else { 0 }
+    }
+
+    /// The layers of a selection.
+    pub(crate) fn layers(&self, group: usize) -> Range<usize> {
+        if self.config.per_layer { group..group + 1 } else { 0..self.spec.geometry().num_layer }
+    }
+
+    /// Heads of queries.
+    pub(crate) fn query_heads(&self) -> usize {
+        self.spec.geometry().num_heads * self.config.num_repeat
+    }
+
+    /// The numbers that queries are compared with, of a block in a layer.
+    pub(crate) fn index_len(&self) -> usize {
+        let geometry = self.spec.geometry();
+        match self.config.score {
+            BlockScore::Representatives => self.query_heads() * geometry.head_dim,
+            BlockScore::PageBounds => 2 * geometry.num_heads * geometry.head_dim,
+            BlockScore::None => 0,
+        }
+    }
+
+    pub(crate) fn partition(&self, n: usize) -> Partition {
+        let InfLlmConfig { init, local, block, .. } = self.config;
+        super::partition::infllm_partition(n, init, local, block)
+            .unwrap_or_else(|_| unreachable!("a block is a page or more"))
+    }
+
+    /// The first token that is in no block and behind the first ones, if `n` tokens have formed their blocks.
+    pub(crate) fn rest_start(&self, n: usize) -> usize {
+        self.config.init + self.partition(n).blocks * self.config.block
+    }
+
+    /// The rows of a layer, or of all.
+    pub(crate) fn group_row_len(&self) -> usize {
+        self.spec.bytes_per_token() / self.groups()
+    }
+}
+
+impl Sequence {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        let residency = Residency::new(setup.config.max_cached, setup.config.eviction);
+        Self {
+            n: 0,
+            blocks: Vec::new(),
+            layers: vec![Layer::default(); setup.spec.geometry().num_layer],
+            chosen: vec![None; setup.groups()],
+            device: Device {
+                pages: Vec::new(),
+                slots: vec![Vec::new(); setup.config.max_cached],
+                residency: vec![residency; setup.groups()],
+                shift: 0,
+                shifts: Vec::new(),
+            },
+            lost: false,
+        }
+    }
+
+    /// The rows that every layer has in the cache: those of the first tokens and behind the blocks.
+    pub(crate) fn rows(&self, setup: &Setup) -> usize {
+        self.n - setup.partition(self.n).blocks * setup.config.block
+    }
+
+    /// The position of the next token.
+    pub(crate) fn next_position(&self) -> usize {
+        self.n - self.device.shift
+    }
+
+    /// The blocks that the next step sees, in ascending order.
+    pub(crate) fn wanted(&self, setup: &Setup, seq: SeqId, group: usize) -> Result<Vec<u32>, Error> {
+        let (blocks, topk) = (self.blocks.len(), setup.config.topk);
+        if blocks <= topk {
+            return Ok((0..blocks as u32).collect());
+        }
+        let layer = setup.layers(group).start;
+        self.chosen[group].clone().ok_or_else(|| InfLlmError::NotSelected { seq, layer, blocks, topk }.into())
+    }
+
+    /// The position of the first row of a block.
+    pub(crate) fn block_position(&self, setup: &Setup, block: u32) -> usize {
+        match setup.config.positions {
+            FarPositions::FarFixed { .. } => setup.config.init,
+            FarPositions::TrueDistance | FarPositions::FarConstant => {
+                setup.config.init + block as usize * setup.config.block
+            }
+        }
+    }
+
+    /// The positions of the keys of a step that adds `n` tokens and sees these blocks, in order.
+    pub(crate) fn key_positions<'a>(
+        &'a self,
+        setup: &'a Setup,
+        blocks: &'a [u32],
+        n: usize,
+    ) -> impl Iterator<Item = i64> + 'a {
+        let end = self.n + n;
+        let init = end.min(setup.config.init);
+        let of_block = move |&block: &u32| {
+            let first = self.block_position(setup, block);
+            first..first + setup.config.block
+        };
+        let rest = (setup.rest_start(self.n).min(end) - self.device.shift)..end - self.device.shift;
+        let nearest = match setup.config.positions {
+            FarPositions::FarConstant => (self.n + 1).saturating_sub(setup.config.local),
+            FarPositions::TrueDistance | FarPositions::FarFixed { .. } => 0,
+        };
+        let positions = (0..init).chain(blocks.iter().flat_map(of_block)).chain(rest);
+        positions.map(move |position| position.max(nearest) as i64)
+    }
+}

@@ -1,0 +1,52 @@
+//! A store in memory that counts, and fails on request.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use kvcache_manager::{BlockKey, BlockStore, StoreError};
+
+#[derive(Debug, Default)]
+pub struct BlockMap {
+    pub blocks: Mutex<HashMap<BlockKey, Bytes>>,
+    gets: AtomicUsize,
+    /// Calls of `put` that succeed before all fail, less one; 0: none fails.
+    pub puts_left: AtomicUsize,
+}
+
+impl BlockMap {
+    pub fn gets(&self) -> usize {
+        self.gets.load(Ordering::Relaxed)
+    }
+
+    pub fn len(&self) -> usize {
+        self.blocks.lock().unwrap().len()
+    }
+}
+
+impl BlockStore for BlockMap {
+    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        self.gets.fetch_add(1, Ordering::Relaxed);
+        Ok(self.blocks.lock().unwrap().get(key).cloned())
+    }
+
+    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+        match self.puts_left.load(Ordering::Relaxed) {
+            0 => {}
+            1 => return Err(StoreError::Failed("injected".into())),
+            left => self.puts_left.store(left - 1, Ordering::Relaxed),
+        }
+        assert!(self.blocks.lock().unwrap().insert(*key, block).is_none(), "a key is used once");
+        Ok(())
+    }
+
+    fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
+        Ok(self.blocks.lock().unwrap().contains_key(key))
+    }
+
+    fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
+        self.blocks.lock().unwrap().remove(key);
+        Ok(())
+    }
+}

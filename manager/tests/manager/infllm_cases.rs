@@ -1,0 +1,399 @@
+//! InfLLM where single cases say most: positions, failures, forks by layer, a needle, a long sequence, refusals.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvcache_manager::schema::{ElementType, QuantBit};
+use kvcache_manager::{
+    BlockScore, CacheMemory, CacheSpec, CacheSpecBuilder, Error, Eviction, FarPositions, Geometry, InfLlm,
+    InfLlmConfig, KeyForm, Mode, Rope, Rotation, SeqId, infllm_partition,
+};
+use kvcache_testing::manager::memory::{Faults, Memory};
+use ndarray::{Array2, Array3};
+
+use crate::block_map::BlockMap;
+
+const LAYERS: usize = 2;
+const HEAD_DIM: usize = 4;
+/// The bytes of a layer in a row of float32: one head of keys, then of values.
+const LAYER: usize = 2 * HEAD_DIM * 4;
+
+fn builder() -> CacheSpecBuilder {
+    let geometry = Geometry { num_layer: LAYERS, num_heads: 1, head_dim: HEAD_DIM, max_t: 256 };
+    CacheSpec::builder(geometry).mode(Mode::Paged { page_size: 2 }).cache_type(ElementType::Float32)
+}
+
+/// Two first tokens, four last ones, blocks of two by the bounds of their keys.
+fn quest(topk: usize) -> InfLlmConfig {
+    InfLlmConfig { score: BlockScore::PageBounds, ..InfLlmConfig::new(2, 4, 2, topk) }
+}
+
+/// The row of a token: the same numbers in keys and values of a layer.
+fn row(token: usize) -> Vec<u8> {
+    let numbers =
+        (0..LAYERS * 2).flat_map(|part| (0..HEAD_DIM).map(move |d| ((token * 7 + part * 3 + d * 5) % 11) as f32 - 5.0));
+    numbers.flat_map(f32::to_le_bytes).collect()
+}
+
+struct Cache {
+    memory: Memory,
+    store: Arc<BlockMap>,
+    infllm: InfLlm,
+}
+
+impl Cache {
+    fn new(spec: CacheSpecBuilder, config: InfLlmConfig) -> Self {
+        let (spec, store) = (spec.build().unwrap(), Arc::new(BlockMap::default()));
+        let infllm = InfLlm::new(spec.clone(), config, store.clone()).unwrap();
+        Self { memory: Memory::new(&spec), store, infllm }
+    }
+
+    /// Appends rows to a sequence; gives the slots that each layer sees, and the loads.
+    fn append(&mut self, seq: SeqId, rows: &[Vec<u8>]) -> Result<([Vec<usize>; LAYERS], usize), Error> {
+        let step = self.infllm.begin_step(&[(seq, rows.len())], &mut self.memory)?;
+        let slots = [0, 1].map(|layer| {
+            let table = step.cachestarts(layer).unwrap();
+            (0..step.kvstarts()[1] as usize).map(|row| table[[0, row / 2]] as usize + row % 2).collect::<Vec<_>>()
+        });
+        self.memory.write(&slots[0][step.start_pos()[0] as usize..], &rows.concat());
+        let loads = step.loads();
+        step.commit(&self.memory)?;
+        self.infllm.check()?;
+        Ok((slots, loads))
+    }
+
+    /// Appends tokens by their numbers, one by one, and selects nothing.
+    fn fill(&mut self, seq: SeqId, tokens: std::ops::Range<usize>) -> Result<(), Error> {
+        tokens.into_iter().try_for_each(|token| self.append(seq, &[row(token)]).map(drop))
+    }
+
+    fn select(&mut self, layer: usize, query: [f32; HEAD_DIM]) -> Result<(), Error> {
+        self.infllm.select(layer, Array3::from_shape_fn((1, 1, HEAD_DIM), |(_, _, d)| query[d]).view())
+    }
+
+    fn layer_row(&self, layer: usize, slot: usize) -> Vec<u8> {
+        self.memory.read(&[slot])[layer * LAYER..(layer + 1) * LAYER].to_vec()
+    }
+}
+
+/// Whatever else is in the context, the block of a key that fits the query is chosen, and stays resident.
+#[test]
+fn a_needle_is_chosen_at_every_step() -> Result<(), Error> {
+    for score in [BlockScore::PageBounds, BlockScore::Representatives] {
+        for per_layer in [false, true] {
+            let mut cache = Cache::new(builder(), InfLlmConfig { score, per_layer, repr_topk: 1, ..quest(2) });
+            let seq = cache.infllm.create(None)?;
+            let needle = [100.0_f32, -100.0, 100.0, -100.0].map(f32::to_le_bytes).concat();
+            for token in 0..60 {
+                let mut new = row(token);
+                if token == 9 {
+                    (0..2 * LAYERS).for_each(|part| new[part * 16..][..16].copy_from_slice(&needle));
+                }
+                let slots = {
+                    let step = cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?;
+                    let start = step.start_pos()[0] as usize;
+                    let slots = [0, 1].map(|layer| {
+                        let table = step.cachestarts(layer).unwrap();
+                        (0..=start).map(|row| table[[0, row / 2]] as usize + row % 2).collect::<Vec<_>>()
+                    });
+                    cache.memory.write(&slots[0][start..], &new);
+                    step.detach();
+                    let mut step = cache.infllm.open_step().expect("it was detached");
+                    for (layer, slots) in slots.iter().enumerate() {
+                        // The needle gets attention while it is local.
+                        let mass = |row: usize| f32::from(cache.memory.read(&[slots[row]])[..16] == needle);
+                        step.observe(layer, Array2::from_shape_fn((1, start + 1), |(_, row)| mass(row)).view())?;
+                    }
+                    step.commit(&cache.memory)?;
+                    slots
+                };
+                (0..LAYERS).try_for_each(|layer| cache.select(layer, [1.0, -1.0, 1.0, -1.0]))?;
+                if token >= 16 {
+                    for (layer, slots) in slots.iter().enumerate() {
+                        let seen = slots.iter().any(|&slot| cache.layer_row(layer, slot)[..16] == needle);
+                        assert!(seen, "{score:?}, token {token}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A fork has the blocks that are resident. One of the two may replace that of a layer, whose slot has another layer's
+/// rows, too.
+#[test]
+fn forks_share_slots_by_layer() -> Result<(), Error> {
+    let mut cache = Cache::new(builder(), InfLlmConfig { per_layer: true, ..quest(1) });
+    let a = cache.infllm.create(None)?;
+    cache.append(a, &(0..20).map(row).collect::<Vec<_>>())?;
+    let select = |cache: &mut Cache, queries: [[f32; HEAD_DIM]; LAYERS]| {
+        (0..LAYERS).try_for_each(|layer| cache.select(layer, queries[layer]))
+    };
+    let queries = Array3::zeros((20, 1, HEAD_DIM));
+    (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, queries.view()))?; // block 0 of equal ones
+    assert_eq!(cache.append(a, &[row(20)])?.1, LAYERS);
+    let b = cache.infllm.fork(a, None)?;
+    assert_eq!(cache.append(b, &[row(21)])?.1, 0);
+    // In layer 0 b goes on with another block.
+    let (mut best, mut query) = (0, [0.0; HEAD_DIM]);
+    for d in 0..HEAD_DIM {
+        query = [0.0; HEAD_DIM];
+        query[d] = 1.0;
+        let key = |token: usize| f32::from_le_bytes(row(token)[4 * d..][..4].try_into().unwrap());
+        let of_block = |block: usize| key(2 + 2 * block).max(key(3 + 2 * block));
+        best = (0..7).fold(0, |best, block| if of_block(block) > of_block(best) { block } else { best });
+        if best > 0 {
+            break;
+        }
+    }
+    select(&mut cache, [query, [0.0; HEAD_DIM]])?;
+    assert_eq!((cache.infllm.blocks(b, 0)?, cache.infllm.blocks(b, 1)?), (vec![best as u32], vec![0]));
+    let (slots, loads) = cache.append(b, &[row(22)])?;
+    assert_eq!(loads, 1);
+    for (seq, [first, second]) in [(b, [best, 0]), (a, [0, 0])] {
+        let slots = if seq == b { slots.clone() } else { cache.append(a, &[row(30)])?.0 };
+        assert_eq!(cache.layer_row(0, slots[0][2]), row(2 + 2 * first)[..LAYER], "{seq}");
+        assert_eq!(cache.layer_row(1, slots[1][2]), row(2 + 2 * second)[LAYER..], "{seq}");
+    }
+    Ok(())
+}
+
+/// Every row is where its key is rotated to, and no position reaches `n_ctx`, however long the sequence is.
+#[test]
+fn far_fixed_positions_stay_below_n_ctx() -> Result<(), Error> {
+    let rope = Rope::neox(HEAD_DIM, 100.0);
+    for (form, n_ctx) in [(KeyForm::Roped, 16), (KeyForm::Raw, 16), (KeyForm::Roped, 40)] {
+        let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx }, ..quest(3) };
+        let mut cache = Cache::new(builder().rope(rope.clone()).key_form(form), config);
+        let mut scratch = Memory::new(&cache.memory.spec);
+        let seq = cache.infllm.create(None)?;
+        let mut shifted = false;
+        for token in 0..90 {
+            let seen = cache.infllm.blocks(seq, 0)?;
+            let step = cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?;
+            let (table, start) = (step.cachestarts(0)?.row(0).to_vec(), step.start_pos()[0] as usize);
+            let slots: Vec<_> = (0..=start).map(|row| table[row / 2] as usize + row % 2).collect();
+            let mut positions = Vec::new();
+            step.key_positions_into(0, &mut positions)?;
+            assert_eq!(step.positions(), &positions[start..]);
+            assert!(positions.iter().all(|&position| position < n_ctx as i64), "{positions:?}");
+            shifted |= positions[start] < token as i64;
+            cache.memory.write(&slots[start..], &row(token));
+            if form == KeyForm::Roped {
+                cache
+                    .memory
+                    .rotate_keys(&[Rotation { slot: slots[start], len: 1, delta: positions[start] }], &rope)
+                    .unwrap();
+            }
+            step.detach();
+            let step = cache.infllm.open_step().expect("it was detached");
+            step.commit(&cache.memory)?;
+            // Tokens of first rows, blocks and the rest.
+            let parts = infllm_partition(token, 2, 4, 2)?;
+            let blocks = seen.iter().flat_map(|&block| [2 + 2 * block as usize, 3 + 2 * block as usize]);
+            let init = if parts.blocks > 0 { 2 } else { 0 };
+            let tokens: Vec<_> = (0..init).chain(blocks).chain(init + 2 * parts.blocks..=token).collect();
+            assert_eq!(tokens.len(), slots.len());
+            for ((&slot, &position), token) in slots.iter().zip(&positions).zip(tokens) {
+                scratch.write(&[0], &cache.memory.read(&[slot]));
+                if form == KeyForm::Roped {
+                    scratch.rotate_keys(&[Rotation { slot: 0, len: 1, delta: -position }], &rope).unwrap();
+                }
+                let floats = |row: &[u8]| row.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect::<Vec<_>>();
+                let pairs = floats(&scratch.read(&[0])).into_iter().zip(floats(&row(token)));
+                pairs.for_each(|(got, expected)| assert!((got - expected).abs() < 1e-4, "token {token} at {position}"));
+            }
+            cache.select(0, [1.0, 0.5, -0.25, token as f32 % 5.0 - 2.0])?;
+            cache.select(1, [0.0; HEAD_DIM])?;
+        }
+        assert!(shifted);
+    }
+    Ok(())
+}
+
+/// Far rows are at the distance of the oldest local one, near ones at their own.
+#[test]
+fn far_constant_positions_are_no_further_than_local_ones() -> Result<(), Error> {
+    let config = InfLlmConfig { positions: FarPositions::FarConstant, ..quest(20) };
+    let mut cache = Cache::new(builder().key_form(KeyForm::Raw), config);
+    let seq = cache.infllm.create(None)?;
+    cache.append(seq, &(0..9).map(row).collect::<Vec<_>>())?;
+    let step = cache.infllm.begin_step(&[(seq, 2)], &mut cache.memory)?;
+    let mut positions = Vec::new();
+    step.key_positions_into(1, &mut positions)?;
+    assert_eq!((step.positions(), &positions[..]), (&[9, 10][..], &[6, 6, 6, 6, 6, 6, 6, 7, 8, 9, 10][..]));
+    Ok(())
+}
+
+/// What is in the cache stays the same, and what is loaded is what was not there.
+#[test]
+fn a_million_tokens_take_as_many_pages_as_a_thousand() -> Result<(), Error> {
+    let mut cache = Cache::new(
+        CacheSpec::builder(Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 1024 })
+            .mode(Mode::Paged { page_size: 16 })
+            .cache_type(ElementType::Float16),
+        InfLlmConfig { score: BlockScore::PageBounds, ..InfLlmConfig::new(16, 64, 64, 2) },
+    );
+    let seq = cache.infllm.create(None)?;
+    let mut pages = Vec::new();
+    for step in 0..1 << 11 {
+        cache.infllm.begin_step(&[(seq, 512)], &mut cache.memory)?.commit(&cache.memory)?;
+        if step % 256 == 0 {
+            cache.infllm.select(0, Array3::from_elem((512, 1, 2), 1.0).view())?;
+        }
+        if step > 1 {
+            pages.push(cache.infllm.num_pages(seq)?);
+        }
+    }
+    assert_eq!(cache.infllm.partition(seq)?, infllm_partition(1 << 20, 16, 64, 64)?);
+    assert!(
+        pages.iter().all(|&n| n == pages[0] && n <= cache.infllm.config().max_pages(16, 512).unwrap()),
+        "{pages:?}"
+    );
+    Ok(())
+}
+
+/// A step that fails has not been.
+#[test]
+fn failures_change_nothing() -> Result<(), Error> {
+    let config = InfLlmConfig { score: BlockScore::PageBounds, ..InfLlmConfig::new(2, 4, 4, 1) };
+    let mut cache = Cache::new(builder(), config);
+    let seq = cache.infllm.create(None)?;
+    cache.fill(seq, 0..9)?;
+    // Two blocks would form; the second does not reach the store.
+    cache.store.puts_left.store(2, Ordering::Relaxed);
+    assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "store");
+    cache.infllm.check()?;
+    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    cache.store.puts_left.store(0, Ordering::Relaxed);
+    // Nor are rows read.
+    cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
+    assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "memory");
+    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    cache.append(seq, &(9..18).map(row).collect::<Vec<_>>())?;
+    (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, Array3::ones((9, 1, HEAD_DIM)).view()))?;
+    let wanted = cache.infllm.blocks(seq, 0)?;
+    // The memory fails to write the block: it is loaded again.
+    cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
+    assert_eq!(cache.append(seq, &[row(18)]).unwrap_err().kind(), "memory");
+    cache.infllm.check()?;
+    // The store gives back other bytes, or nothing.
+    let blocks = cache.store.blocks.lock().unwrap().clone();
+    for (key, block) in &blocks {
+        let mut bad = block.to_vec();
+        bad[70] ^= 1;
+        cache.store.blocks.lock().unwrap().insert(*key, bad.into());
+    }
+    let bad = cache.append(seq, &[row(18)]).unwrap_err();
+    assert_eq!(bad.to_string(), format!("block {} of sequence {seq} is lost: the checksum differs", wanted[0]));
+    cache.store.blocks.lock().unwrap().clear();
+    let missing = cache.append(seq, &[row(18)]).unwrap_err();
+    assert_eq!(
+        missing.to_string(),
+        format!("block {} of sequence {seq} is lost: the store does not have it", wanted[0])
+    );
+    *cache.store.blocks.lock().unwrap() = blocks;
+    let (slots, loads) = cache.append(seq, &[row(18)])?;
+    assert_eq!(loads, 1);
+    let first = 2 + 4 * wanted[0] as usize;
+    (0..4).for_each(|i| assert_eq!(cache.memory.read(&[slots[0][2 + i]]), row(first + i)));
+    Ok(())
+}
+
+#[test]
+fn keys_whose_rotation_fails_are_lost() -> Result<(), Error> {
+    let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx: 12 }, ..quest(30) };
+    let mut cache = Cache::new(builder().rope(Rope::neox(HEAD_DIM, 100.0)), config);
+    let (a, b) = (cache.infllm.create(None)?, cache.infllm.create(None)?);
+    cache.fill(a, 0..12)?;
+    cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
+    // A fork's rows are copied before they are rotated.
+    assert_eq!(cache.append(a, &[row(12)]).unwrap_err().kind(), "memory");
+    assert_eq!(cache.append(a, &[row(12)]).unwrap_err().kind(), "lost");
+    cache.infllm.check()?;
+    cache.append(b, &[row(0)])?;
+    cache.infllm.free(a)?;
+    cache.infllm.check()?;
+    assert_eq!(cache.store.len(), 0);
+    Ok(())
+}
+
+#[test]
+fn int4_keys_are_rotated_no_more_often_than_they_may() -> Result<(), Error> {
+    let spec = builder().quantized(QuantBit::Four, 2, ElementType::Float32).rope(Rope::neox(HEAD_DIM, 100.0));
+    let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx: 10 }, topk: 1, ..quest(1) };
+    let mut cache = Cache::new(spec.shift_limit(Some(2)), config);
+    let seq = cache.infllm.create(None)?;
+    let tokens = (0..40).try_for_each(|_| {
+        cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?.commit(&cache.memory)?;
+        (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, Array3::zeros((1, 1, HEAD_DIM)).view()))
+    });
+    assert!(matches!(tokens, Err(Error::ShiftLimit { shifts: 3, limit: 2 })), "{tokens:?}");
+    Ok(())
+}
+
+#[test]
+fn refusals() -> Result<(), Error> {
+    let kind = |spec: CacheSpecBuilder, config| {
+        InfLlm::new(spec.build().unwrap(), config, Arc::new(BlockMap::default())).unwrap_err().kind()
+    };
+    let far = |positions| InfLlmConfig { positions, ..quest(1) };
+    for (expected, spec, config) in [
+        ("not_paged", builder().mode(Mode::Runs), quest(1)),
+        ("multiple", builder(), InfLlmConfig { local: 5, ..quest(1) }),
+        ("spec_range", builder(), quest(0)),
+        ("spec_range", builder(), InfLlmConfig { score: BlockScore::None, ..quest(1) }),
+        ("spec_range", builder(), InfLlmConfig { max_cached: 1, ..quest(2) }),
+        ("spec_range", builder(), InfLlmConfig { repr_topk: 3, ..quest(2) }),
+        ("spec_range", builder(), InfLlmConfig { num_repeat: 0, ..quest(2) }),
+        ("spec_range", builder(), InfLlmConfig { block: 0, ..quest(2) }),
+        ("fraction", builder(), InfLlmConfig { alpha: f32::NAN, ..quest(2) }),
+        ("fraction", builder(), InfLlmConfig { eviction: Eviction::Decayed { decay: 1.5 }, ..quest(2) }),
+        ("rotated_keys", builder(), far(FarPositions::FarConstant)),
+        ("not_shiftable", builder(), far(FarPositions::FarFixed { n_ctx: 99 })),
+        ("spec_range", builder().key_form(KeyForm::Raw), far(FarPositions::FarFixed { n_ctx: 9 })),
+    ] {
+        assert_eq!(kind(spec, config), expected);
+    }
+    let config = InfLlmConfig { repr_topk: 1, ..InfLlmConfig::new(2, 4, 2, 1) };
+    let mut cache = Cache::new(builder().max_pages(9), config);
+    let seq = cache.infllm.create(None)?;
+    let mass = |rows: usize, x: f32| Array2::from_elem((1, rows), x);
+    let mut step = cache.infllm.begin_step(&[(seq, 3)], &mut cache.memory)?;
+    for (layer, scores, expected) in [
+        (2, mass(3, 0.0), "layer"),
+        (0, mass(4, 0.0), "shape"),
+        (0, mass(3, f32::NAN), "mass"),
+        (0, mass(3, -1.0), "mass"),
+    ] {
+        assert_eq!(step.observe(layer, scores.view()).unwrap_err().kind(), expected);
+    }
+    step.observe(0, mass(3, 0.5).view())?;
+    assert_eq!(step.observe(0, mass(3, 0.5).view()).unwrap_err().kind(), "observed_twice");
+    step.detach();
+    let queries = |n: usize| Array3::<f32>::zeros((n, 1, HEAD_DIM));
+    assert_eq!(cache.infllm.select(0, queries(3).view()).unwrap_err().kind(), "step_open");
+    assert_eq!(cache.infllm.fork(seq, None).unwrap_err().kind(), "step_open");
+    let step = cache.infllm.open_step().expect("it was detached");
+    assert_eq!(step.commit(&cache.memory).unwrap_err().kind(), "not_observed");
+    assert_eq!(cache.infllm.seq_len(seq)?, 0);
+    cache.infllm.select(0, queries(0).view())?; // no step was committed
+    assert_eq!(cache.infllm.select(0, queries(0).view()).unwrap_err().kind(), "selected_twice");
+    assert_eq!(cache.infllm.select(2, queries(0).view()).unwrap_err().kind(), "layer");
+    assert_eq!(cache.infllm.select(1, queries(1).view()).unwrap_err().kind(), "shape");
+    let other = cache.infllm.create(None)?;
+    let mut refused =
+        |appends: &[(SeqId, usize)]| cache.infllm.begin_step(appends, &mut cache.memory).unwrap_err().kind();
+    assert_eq!(refused(&[(seq, 1), (seq, 1)]), "duplicate_seq");
+    assert_eq!(refused(&[(seq, 0)]), "empty_append");
+    assert_eq!(refused(&[(SeqId::default(), 1)]), "unknown_seq");
+    assert_eq!(refused(&[(seq, usize::MAX)]), "position_overflow");
+    assert_eq!(refused(&[(seq, 19)]), "too_many_pages");
+    let mut cache = Cache::new(builder(), quest(1));
+    let seqs = [cache.infllm.create(None)?, cache.infllm.create(Some(other))?];
+    assert_eq!(cache.infllm.create(Some(other)).unwrap_err().kind(), "known_seq");
+    let refused = cache.infllm.begin_step(&[(seqs[0], 200), (seqs[1], 57)], &mut cache.memory).unwrap_err();
+    assert!(matches!(refused, Error::OutOfPages { need: 129, free: 128 }), "{refused}");
+    cache.infllm.check()
+}
