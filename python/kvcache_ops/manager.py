@@ -18,6 +18,8 @@ from kvcache_ops._native import (
     FileTier,
     HostMemory,
     HostTier,
+    InfLlm,
+    InfLlmStep,
     Manager,
     ObjectTier,
     RedisTier,
@@ -26,8 +28,10 @@ from kvcache_ops._native import (
     StateStep,
     Step,
     find_slot,
+    infllm_partition,
     n_kv,
     self_extend_positions,
+    slot_stable,
 )
 
 __all__ = [
@@ -37,6 +41,8 @@ __all__ = [
     "FileTier",
     "HostMemory",
     "HostTier",
+    "InfLlm",
+    "InfLlmStep",
     "Manager",
     "ManagerError",
     "ObjectTier",
@@ -46,6 +52,8 @@ __all__ = [
     "StateStep",
     "Step",
     "find_slot",
+    "infllm_partition",
     "n_kv",
     "self_extend_positions",
+    "slot_stable",
 ]

@@ -1,4 +1,4 @@
-//! `n_kv`, `find_slot` and `self_extend_positions`: pure functions, for tests and teaching.
+//! `n_kv`, `find_slot`, `self_extend_positions`, `infllm_partition` and `slot_stable`: pure functions, for tests and teaching.
 
 use kvcache_manager as core;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -62,4 +62,36 @@ pub fn self_extend_positions<'py>(
     let (positions, n_past, ga_i) =
         core::self_extend_positions(count("range", "n", n)?, ga_n, ga_w).map_err(Refusal::from)?;
     Ok((positions.into_pyarray(n.py()), n_past, ga_i))
+}
+
+/// How `n` tokens are divided: the first ones, at most `n_init`; whole blocks; and the rest, which is `n_local` tokens or
+/// more where there are any before it.
+///
+/// >>> infllm_partition(11, 2, 4, 2)
+/// (2, 2, 5)
+///
+/// Raises ManagerError: range.
+#[pyfunction]
+pub fn infllm_partition(
+    n: &Bound<'_, PyAny>,
+    n_init: &Bound<'_, PyAny>,
+    n_local: &Bound<'_, PyAny>,
+    block: &Bound<'_, PyAny>,
+) -> PyResult<(usize, usize, usize)> {
+    let number = |name, value| count("range", name, value);
+    let (n, n_init, n_local) = (number("n", n)?, number("n_init", n_init)?, number("n_local", n_local)?);
+    let parts = core::infllm_partition(n, n_init, n_local, number("block", block)?).map_err(Refusal::from)?;
+    Ok((parts.init, parts.blocks, parts.rest))
+}
+
+/// Where blocks go in a table: those of `last` that are wanted keep their slots, and the others take those of the ones
+/// that are not. Gives the table, and the slots that have to be loaded.
+///
+/// >>> slot_stable([7, 3, 9, 5], [9, 7, 2, 4])
+/// ([7, 2, 9, 4], [1, 3])
+///
+/// Raises ManagerError: duplicate_block.
+#[pyfunction]
+pub fn slot_stable(last: Vec<u32>, want: Vec<u32>) -> PyResult<(Vec<u32>, Vec<usize>)> {
+    Ok(core::slot_stable(&last, &want).map_err(|error| Refusal::from(core::Error::from(error)))?)
 }

@@ -6,7 +6,10 @@ mod arguments;
 mod buffers;
 mod conformance;
 mod figures;
+mod host_blocks;
 mod id;
+mod infllm;
+mod infllm_step;
 mod manager;
 mod mask;
 mod memory;
@@ -38,7 +41,11 @@ mod _native {
     #[pymodule_export]
     use super::conformance::{conformance_cases, error_kinds, run_suites};
     #[pymodule_export]
-    use super::figures::{find_slot, n_kv, self_extend_positions};
+    use super::figures::{find_slot, infllm_partition, n_kv, self_extend_positions, slot_stable};
+    #[pymodule_export]
+    use super::infllm::InfLlm;
+    #[pymodule_export]
+    use super::infllm_step::InfLlmStep;
     #[pymodule_export]
     use super::manager::Manager;
     #[pymodule_export]

@@ -1,0 +1,346 @@
+//! `InfLlm`: attention over the first tokens, the last tokens, and blocks that queries select.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use kvcache_manager as core;
+use kvcache_manager::{
+    BlockScore, CacheSpec, CacheSpecBuilder, Eviction, FarPositions, InfLlmConfig, InfLlmStep as CoreStep, Mode,
+};
+use numpy::ndarray::Dimension;
+use numpy::{IntoPyArray, PyArray1, PyReadonlyArray, PyReadonlyArray2, PyReadonlyArray3};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+use pyo3::types::PyDict;
+
+use crate::arguments::{self, ShiftLimit};
+use crate::host_blocks::HostBlocks;
+use crate::id::Id;
+use crate::infllm_step::InfLlmStep;
+use crate::memory::{Detaching, HostMemory};
+use crate::numbers::{choice, count, type_error};
+use crate::refusal::Refusal;
+use crate::rope::Rope;
+use crate::spec::{self, given};
+
+/// An `InfLlm` and what its steps have of it. One thread at a time has it; meanwhile it runs no Python code.
+#[derive(Debug)]
+pub struct SharedInfLlm {
+    spec: CacheSpec,
+    infllm: Mutex<core::InfLlm>,
+    /// The number of the open step, or of the last one.
+    latest: AtomicU64,
+    /// The number of a step that Python has no longer: if it is open, it is rolled back before anything else is done.
+    abandoned: AtomicU64,
+    /// Of the last step.
+    loads: AtomicUsize,
+}
+
+impl SharedInfLlm {
+    /// Has `used` use it, while no other thread does.
+    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::InfLlm) -> Result<R, Refusal>) -> PyResult<R> {
+        let locked = || {
+            let Ok(mut infllm) = self.infllm.lock_py_attached(py) else {
+                let message = "the InfLlm cannot be used any more: an earlier call of it panicked".to_owned();
+                return Err(Refusal::new("broken", message, Vec::new()));
+            };
+            let abandoned = self.abandoned.swap(0, Ordering::Relaxed);
+            if abandoned != 0
+                && abandoned == self.latest.load(Ordering::Relaxed)
+                && let Some(step) = infllm.open_step()
+            {
+                step.rollback();
+            }
+            used(&mut infllm)
+        };
+        Ok(locked()?)
+    }
+
+    /// As [`with`](Self::with), for what moves bytes of the cache.
+    pub fn with_memory<R>(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, HostMemory>,
+        used: impl FnOnce(&mut core::InfLlm, &mut Detaching<'_, '_>) -> Result<R, Refusal>,
+    ) -> PyResult<R> {
+        let arrays = memory.get().arrays(py, &self.spec)?;
+        self.with(py, |infllm| arrays.using(py, |memory| used(infllm, memory)))
+    }
+
+    /// The open step, if it is this one.
+    pub fn step<'m>(&self, infllm: &'m mut core::InfLlm, number: u64) -> Option<CoreStep<'m>> {
+        if number == self.latest.load(Ordering::Relaxed) { infllm.open_step() } else { None }
+    }
+
+    /// Python has this step no longer.
+    pub fn abandon(&self, number: u64) {
+        self.abandoned.fetch_max(number, Ordering::Relaxed);
+    }
+}
+
+/// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
+/// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of blocks
+/// are kept in this process' memory, and selected ones are loaded. It owns all slots of a cache with `cache_mode` 1.
+///
+/// init, local: the first and the last tokens, which attention always sees. block: the tokens of a block. These three are
+/// multiples of the page size. topk: the blocks that attention sees.
+/// score: what queries are compared with, as mean over heads: "representatives", the mean key of the `repr_topk` tokens
+/// that got the most attention while they were local; "page_bounds", the largest product that a key within the block's
+/// bounds can have (Quest); "none" keeps no blocks (topk is 0 then). alpha: how much of a block's score is new; the rest is
+/// its score before.
+/// max_cached: the blocks of a sequence that stay in the cache, at most; topk if None. eviction: of those that are not
+/// wanted the least recently wanted goes ("lru"), or the one with the least attention mass, which is multiplied by `decay`
+/// in every step ("decayed").
+/// positions: "true_distance"; "far_constant", far keys are local - 1 in front of the first new token, in a cache of
+/// key_form "raw"; "far_fixed", blocks are rotated once to the positions behind the first tokens, and the others stay below
+/// `n_ctx`, moved back in time (K-shift), by `rope`.
+/// per_layer: each layer selects for itself; else all see the same blocks, by the mean score of the layers that selected.
+/// num_repeat: heads of queries for each head of the cache.
+/// key_form, rope, max_pages, shift_limit: as those of `Manager`.
+///
+/// A step: `begin_step` loads blocks, the model runs, `observe` takes the attention mass of every layer (for
+/// "representatives" and "decayed" alone), the step is committed, which forms blocks, and `select` takes the queries of the
+/// layers. So a selection lags one step behind. It holds until the next one.
+///
+/// Raises ManagerError: spec_range, spec_name, not_paged, multiple, fraction, rotated_keys, not_shiftable, out_of_memory.
+#[pyclass(frozen, module = "kvcache_ops.manager")]
+#[derive(Debug)]
+pub struct InfLlm {
+    spec: Py<PyAny>,
+    shared: Arc<SharedInfLlm>,
+}
+
+/// An array of float32.
+fn floats<'py, D: Dimension>(name: &str, array: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArray<'py, f32, D>> {
+    let expected = || format!("a numpy array of float32 with {} axes", D::NDIM.unwrap_or_default());
+    array.extract().map_err(|_| type_error(name, &expected(), array))
+}
+
+fn optional(name: &'static str, value: Option<&Bound<'_, PyAny>>, default: usize) -> PyResult<usize> {
+    value.map_or(Ok(default), |value| count("spec_range", name, value))
+}
+
+#[pymethods]
+impl InfLlm {
+    #[new]
+    #[pyo3(
+        signature = (
+            spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, score="representatives",
+            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=None,
+            key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None)
+        ),
+        text_signature = "(spec, *, init, local, block, topk, repr_topk=4, max_cached=None, alpha=1.0, \
+            score='representatives', positions='true_distance', n_ctx=None, eviction='lru', decay=0.1, \
+            per_layer=False, num_repeat=1, key_form='roped', rope=None, max_pages=None, shift_limit='default')"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
+    fn new(
+        spec: Bound<'_, PyAny>,
+        init: &Bound<'_, PyAny>,
+        local: &Bound<'_, PyAny>,
+        block: &Bound<'_, PyAny>,
+        topk: &Bound<'_, PyAny>,
+        repr_topk: Option<&Bound<'_, PyAny>>,
+        max_cached: Option<&Bound<'_, PyAny>>,
+        alpha: f32,
+        score: &str,
+        positions: &str,
+        n_ctx: Option<&Bound<'_, PyAny>>,
+        eviction: &str,
+        decay: f32,
+        per_layer: bool,
+        num_repeat: Option<&Bound<'_, PyAny>>,
+        key_form: &str,
+        rope: Option<&Bound<'_, Rope>>,
+        #[pyo3(from_py_with = arguments::max_pages)] max_pages: Option<usize>,
+        #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
+    ) -> PyResult<Self> {
+        let number = |name, value| count("spec_range", name, value);
+        let topk = number("topk", topk)?;
+        let scores = [
+            ("representatives", BlockScore::Representatives),
+            ("page_bounds", BlockScore::PageBounds),
+            ("none", BlockScore::None),
+        ];
+        // Without it no position is legal.
+        let n_ctx = optional("n_ctx", n_ctx, 0)?;
+        let all_positions = [
+            ("true_distance", FarPositions::TrueDistance),
+            ("far_constant", FarPositions::FarConstant),
+            ("far_fixed", FarPositions::FarFixed { n_ctx }),
+        ];
+        let config = InfLlmConfig {
+            repr_topk: optional("repr_topk", repr_topk, 4)?,
+            max_cached: optional("max_cached", max_cached, topk)?,
+            alpha,
+            score: choice("score", score, &scores)?,
+            positions: choice("positions", positions, &all_positions)?,
+            eviction: choice(
+                "eviction",
+                eviction,
+                &[("lru", Eviction::Lru), ("decayed", Eviction::Decayed { decay })],
+            )?,
+            per_layer,
+            num_repeat: optional("num_repeat", num_repeat, 1)?,
+            ..InfLlmConfig::new(number("init", init)?, number("local", local)?, number("block", block)?, topk)
+        };
+        let paged = spec.getattr("cache_mode")?.extract::<i64>()? == 1;
+        let mode = if paged { spec::mode(&spec, None)? } else { Mode::Runs };
+        let mut builder = spec::builder(&spec)?.mode(mode).key_form(spec::key_form(key_form)?);
+        builder = given(builder, max_pages, CacheSpecBuilder::max_pages);
+        builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
+        builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
+        let cache = builder.build().map_err(Refusal::from)?;
+        let infllm = core::InfLlm::new(cache.clone(), config, Arc::new(HostBlocks::default()));
+        let shared = SharedInfLlm {
+            spec: cache,
+            infllm: Mutex::new(infllm.map_err(Refusal::from)?),
+            latest: AtomicU64::new(0),
+            abandoned: AtomicU64::new(0),
+            loads: AtomicUsize::new(0),
+        };
+        Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
+    }
+
+    /// The cache whose slots it owns.
+    #[getter]
+    fn spec(&self, py: Python<'_>) -> Py<PyAny> {
+        self.spec.clone_ref(py)
+    }
+
+    /// A sequence without tokens; its id: `s`, that of a `Manager`, or one that no sequence here has.
+    ///
+    /// Raises ManagerError: known_seq, step_open.
+    #[pyo3(signature = (s=None))]
+    fn create(&self, py: Python<'_>, s: Option<Id>) -> PyResult<u64> {
+        self.with(py, |infllm| Ok(Id(infllm.create(s.map(|s| s.0))?).number()))
+    }
+
+    /// A sequence with all that `s` has; its id: `to`, or a new one. No bytes move.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, known_seq, step_open.
+    #[pyo3(signature = (s, to=None))]
+    fn fork(&self, py: Python<'_>, s: Id, to: Option<Id>) -> PyResult<u64> {
+        self.with(py, |infllm| Ok(Id(infllm.fork(s.0, to.map(|to| to.0))?).number()))
+    }
+
+    /// Removes a sequence, and the blocks that no other one has.
+    ///
+    /// Raises ManagerError: unknown_seq, step_open.
+    fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+        self.with(py, |infllm| infllm.free(s.0))
+    }
+
+    /// Opens a step that appends `n` tokens to each sequence of `appends`, a dict {s: n}: all of them or none. Loads the
+    /// blocks that they see and that are not in the cache.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, too_many_pages, shift_limit, not_selected,
+    /// block_lost, memory, step_open; CapacityError: out_of_pages.
+    fn begin_step(
+        &self,
+        py: Python<'_>,
+        appends: &Bound<'_, PyDict>,
+        memory: &Bound<'_, HostMemory>,
+    ) -> PyResult<InfLlmStep> {
+        let appends = appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?)));
+        let appends = appends.collect::<PyResult<Vec<_>>>()?;
+        self.shared.with_memory(py, memory, |infllm, bytes| {
+            let step = infllm.begin_step(&appends, bytes)?;
+            self.shared.loads.store(step.loads(), Ordering::Relaxed);
+            let number = 1 + self.shared.latest.fetch_add(1, Ordering::Relaxed);
+            let step_of = InfLlmStep::new(Arc::clone(&self.shared), number, memory.clone().unbind(), &step);
+            step.detach();
+            Ok(step_of)
+        })
+    }
+
+    /// Takes the attention mass of a layer in the open step: float32 of shape (heads of queries, kvstarts[B]), for each
+    /// key the sum of the softmax's probabilities over the queries of its own entry.
+    ///
+    /// Raises ManagerError: layer, shape, mass (NaN, infinite or negative), observed_twice; step_closed, if no step is open.
+    fn observe(&self, py: Python<'_>, layer: &Bound<'_, PyAny>, scores: &Bound<'_, PyAny>) -> PyResult<()> {
+        let layer = count("range", "layer", layer)?;
+        let scores: PyReadonlyArray2<'_, f32> = floats("scores", scores)?;
+        self.shared.with(py, |infllm| {
+            let mut step = infllm.open_step().ok_or_else(crate::infllm_step::closed)?;
+            let observed = step.observe(layer, scores.as_array());
+            step.detach();
+            Ok(observed?)
+        })
+    }
+
+    /// Takes the queries of a layer in the last step: float32 of shape (its tokens, heads of queries, head_dim), as
+    /// attention multiplies them with the keys of blocks. The next step sees the blocks that fit them best.
+    ///
+    /// Raises ManagerError: layer, shape, selected_twice, step_open.
+    fn select(&self, py: Python<'_>, layer: &Bound<'_, PyAny>, queries: &Bound<'_, PyAny>) -> PyResult<()> {
+        let layer = count("range", "layer", layer)?;
+        let queries: PyReadonlyArray3<'_, f32> = floats("queries", queries)?;
+        let queries = queries.as_array();
+        self.with(py, |infllm| py.detach(|| infllm.select(layer, queries)))
+    }
+
+    /// The blocks that the next step of a sequence sees in a layer, int64 in ascending order.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, layer, not_selected.
+    #[pyo3(signature = (s, layer=None), text_signature = "($self, s, layer=0)")]
+    fn blocks<'py>(
+        &self,
+        py: Python<'py>,
+        s: Id,
+        layer: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let layer = layer.map_or(Ok(0), |layer| count("range", "layer", layer))?;
+        let blocks = self.with(py, |infllm| infllm.blocks(s.0, layer))?;
+        Ok(blocks.into_iter().map(i64::from).collect::<Vec<_>>().into_pyarray(py))
+    }
+
+    /// The parts of a sequence: its first tokens, its blocks, and the tokens behind these.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn partition(&self, py: Python<'_>, s: Id) -> PyResult<(usize, usize, usize)> {
+        let parts = self.with(py, |infllm| infllm.partition(s.0))?;
+        Ok((parts.init, parts.blocks, parts.rest))
+    }
+
+    /// The tokens of a sequence.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn seq_len(&self, py: Python<'_>, s: Id) -> PyResult<usize> {
+        self.with(py, |infllm| infllm.seq_len(s.0))
+    }
+
+    /// The pages of the cache that a sequence has.
+    ///
+    /// Raises ManagerError: unknown_seq.
+    fn num_pages(&self, py: Python<'_>, s: Id) -> PyResult<usize> {
+        self.with(py, |infllm| infllm.num_pages(s.0))
+    }
+
+    /// The pages that a sequence has at most, when no step gives it more than `n` tokens.
+    ///
+    /// Raises ManagerError: spec_range.
+    fn max_pages(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let n = count("range", "n", n)?;
+        self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n))
+    }
+
+    /// The blocks that were loaded for the last step: those that it sees and that were not in the cache.
+    #[getter]
+    fn loads(&self) -> usize {
+        self.shared.loads.load(Ordering::Relaxed)
+    }
+
+    /// Verifies the invariants.
+    ///
+    /// Raises ManagerError: broken.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |infllm| infllm.check())
+    }
+}
+
+impl InfLlm {
+    fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::InfLlm) -> Result<R, core::Error>) -> PyResult<R> {
+        self.shared.with(py, |infllm| Ok(used(infllm)?))
+    }
+}

@@ -1,0 +1,283 @@
+"""InfLlm over the operator: against attention over all rows, and against the authors' formulas in numpy."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+import kvcache_ops
+import numpy as np
+import pytest
+from kvcache_ops import CacheSpec
+from kvcache_ops.manager import (
+    CapacityError,
+    HostMemory,
+    InfLlm,
+    InfLlmStep,
+    ManagerError,
+    Rope,
+    infllm_partition,
+    slot_stable,
+)
+
+LAYERS, HEADS, REPEAT, DIM = 2, 2, 2, 8
+SIZES = {"init": 4, "local": 8, "block": 4}
+CONFIG = SIZES | {"num_repeat": REPEAT}
+
+
+def rotated(x: np.ndarray, positions: Any) -> np.ndarray:
+    """(tokens, heads, Dh) at positions, by frequencies of base 100; elements d and d + Dh / 2 are a pair."""
+    half = x.shape[-1] // 2
+    angles = np.asarray(positions, np.float64).reshape(-1, 1, 1) * 100.0 ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    turned = (a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles))
+    return np.concatenate(turned, axis=-1).astype(np.float32)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Along the last axis."""
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+class Model:
+    """Layers of attention whose queries, keys and values are random; the rows of each are kept."""
+
+    def __init__(self, spec: CacheSpec, seed: int = 0):
+        self.spec, self.rng = spec, np.random.default_rng(seed)
+        self.memory = HostMemory(spec, *spec.allocate())
+        # By layer: queries, keys, values of all tokens.
+        empty = [np.zeros((0, heads, DIM), np.float32) for heads in (HEADS * REPEAT, HEADS, HEADS)]
+        self.rows = [list(empty) for _ in range(LAYERS)]
+
+    def run(self, step: InfLlmStep, *, raw: bool = False) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """By layer: new queries, and the keys and values that attention sees, as the operator gives them."""
+        n, outputs = int(step.max_seqlen), []
+        assert step.positions.shape == (n,)
+        for layer, rows in enumerate(self.rows):
+            new = [self.rng.standard_normal((n, *x.shape[1:])).astype(np.float32) for x in rows]
+            self.rows[layer] = [np.concatenate(pair) for pair in zip(rows, new, strict=True)]
+            query, key, value = new
+            if not raw:
+                query, key = rotated(query, step.positions), rotated(key, step.positions)
+            index = [step.seqstarts, step.kvstarts, step.cachestarts(layer), step.start_pos]
+            sizes = [step.max_seqlen, step.max_kvlen]
+            arrays = [self.memory.cache, self.memory.scale]
+            keys, values = kvcache_ops.run(self.spec, key, value, *index, *sizes, *arrays, layer_idx=layer)
+            outputs.append((query, keys, values))
+        return outputs
+
+
+def attend(query: np.ndarray, key: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """The probabilities of queries over keys, (heads, queries, keys), where they are visible."""
+    key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
+    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(DIM)
+    return softmax(np.where(visible, scores, -np.inf))
+
+
+def paged(**more: Any) -> CacheSpec:
+    """A cache of pages of four rows."""
+    sizes = {"max_tokens": 512, "num_kv_heads": HEADS, "head_dim": DIM, "num_layers": LAYERS}
+    return CacheSpec(**sizes | {"dtype": "float32", "cache_mode": 1, "page_size": 4} | more)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("score", ["representatives", "page_bounds"])
+def test_with_all_blocks_it_is_full_attention(score: str, per_layer: bool) -> None:
+    """The operator gives all rows in order, in the bits that were stored."""
+    infllm = InfLlm(paged(), **CONFIG, topk=20, score=score, per_layer=per_layer, max_cached=24)
+    model = Model(infllm.spec)
+    s = infllm.create()
+    for n in [7, 1, 20, 1, 1, 13, *[1] * 20]:
+        with infllm.begin_step({s: n}, model.memory) as step:
+            past = infllm.seq_len(s)
+            assert step.positions.tolist() == [*range(past, past + n)]
+            for layer, (query, key, value) in enumerate(model.run(step)):
+                _, all_keys, all_values = model.rows[layer]
+                np.testing.assert_array_equal(key, rotated(all_keys, range(past + n)))
+                np.testing.assert_array_equal(value, all_values)
+                assert step.key_positions(layer).tolist() == [*range(past + n)]
+                visible = step.positions[:, None] >= step.key_positions(layer)
+                infllm.observe(layer, attend(query, key, visible).sum(1).astype(np.float32))
+        infllm.check()
+    assert infllm.partition(s) == infllm_partition(63, 4, 8, 4) == (4, 12, 11)
+    assert infllm.num_pages(s) <= infllm.max_pages(20)
+
+
+class Authors:
+    """The authors' selection of one layer for one token a step, in numpy."""
+
+    def __init__(self, topk: int, alpha: float):
+        self.topk, self.alpha = topk, alpha
+        self.representatives: list[np.ndarray] = []
+        self.mass = np.zeros((HEADS * REPEAT, 0))
+        self.scores: np.ndarray | None = None
+
+    def step(self, keys: np.ndarray, probabilities: np.ndarray, tokens: list[int]) -> None:
+        """Adds the attention of a step over `tokens`, forms blocks of what left the window; keys are all so far."""
+        self.mass = np.pad(self.mass, [(0, 0), (0, len(keys) - self.mass.shape[1])])
+        self.mass[:, tokens] += probabilities[:, 0]
+        blocks = infllm_partition(len(keys), *SIZES.values())[1]
+        for block in range(len(self.representatives), blocks):
+            own = np.arange(SIZES["block"]) + SIZES["init"] + block * SIZES["block"]
+            heads = []
+            for head in range(HEADS * REPEAT):
+                best = own[np.argsort(-self.mass[head, own], kind="stable")[:4]][:2]
+                heads.append(keys[np.sort(best), head // REPEAT].mean(0))
+            self.representatives.append(np.stack(heads))
+
+    def select(self, query: np.ndarray) -> list[int]:
+        """The blocks of the next step."""
+        new = np.array([(query[0] * block).sum() / len(block) for block in self.representatives])
+        if self.scores is not None:
+            new[: len(self.scores)] = self.alpha * new[: len(self.scores)] + (1 - self.alpha) * self.scores
+        self.scores = new
+        return sorted(np.argsort(-new, kind="stable")[: self.topk].tolist())
+
+
+@pytest.mark.parametrize(("eviction", "max_cached"), [("lru", 3), ("decayed", 5)])
+def test_representatives_and_far_constant_are_the_authors(eviction: str, max_cached: int) -> None:
+    """Which blocks each layer selects; and one softmax over local keys and keys at the distance of the oldest one."""
+    sizes = {"topk": 3, "repr_topk": 2, "max_cached": max_cached, "alpha": 0.5}
+    more = {"positions": "far_constant", "key_form": "raw", "per_layer": True, "eviction": eviction}
+    infllm = InfLlm(paged(), **CONFIG, **sizes, **more)
+    model, authors = Model(infllm.spec, 1), [Authors(3, 0.5) for _ in range(LAYERS)]
+    s, chosen = infllm.create(), [[] for _ in range(LAYERS)]
+    resident: list[set[int]] = [set() for _ in range(LAYERS)]
+    for token in range(70):
+        init, blocks, _ = infllm_partition(token, *SIZES.values())
+        wanted = [picked if blocks > 3 else [*range(blocks)] for picked in chosen]
+        with infllm.begin_step({s: 1}, model.memory) as step:
+            missing = sum(len({*a} - b) for a, b in zip(wanted, resident, strict=True))
+            assert infllm.loads == step.loads <= missing
+            assert max_cached > 3 or step.loads == missing
+            queries = []
+            for layer, (query, key, value) in enumerate(model.run(step, raw=True)):
+                rest = [*range(init + blocks * 4, token + 1)]
+                tokens = [*range(init), *(4 + 4 * b + i for b in wanted[layer] for i in range(4)), *rest]
+                _, all_keys, all_values = model.rows[layer]
+                np.testing.assert_array_equal(key, all_keys[tokens])
+                np.testing.assert_array_equal(value, all_values[tokens])
+                # The authors: local keys at their distance; the query is rotated by n_local - 1 for keys as they are.
+                near = np.array([token - i < SIZES["local"] for i in tokens])
+                local = rotated(query, [token]), rotated(all_keys[tokens], tokens)
+                far = rotated(query, [SIZES["local"] - 1]), all_keys[tokens]
+                scores = [np.einsum("qhd,khd->hqk", q, np.repeat(k, REPEAT, axis=1)) for q, k in (local, far)]
+                expected = softmax(np.where(near, *scores) / np.sqrt(DIM))
+                positions = step.key_positions(layer)
+                probabilities = attend(rotated(query, step.positions), rotated(key, positions), np.bool_(True))
+                np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+                infllm.observe(layer, probabilities.sum(1).astype(np.float32))
+                authors[layer].step(all_keys, probabilities.astype(np.float32), tokens)
+                queries.append(query)
+        for layer, query in enumerate(queries):
+            infllm.select(layer, query)
+            chosen[layer] = authors[layer].select(query)
+            if infllm_partition(token + 1, *SIZES.values())[1] > 3:
+                assert infllm.blocks(s, layer).tolist() == chosen[layer], token
+        resident = [{*picked} for picked in wanted]  # in slots beside these there are others
+
+
+def test_far_fixed_reads_beyond_the_context() -> None:
+    """Positions stay below n_ctx; rows of blocks and moved ones are where their keys are rotated to."""
+    spec = paged(quant_bit=8, quant_group=8, scale_dtype="float32")
+    far = {"positions": "far_fixed", "n_ctx": 32, "rope": Rope(DIM, base=100.0)}
+    infllm = InfLlm(spec, **CONFIG, topk=2, score="page_bounds", **far)
+    model, s = Model(spec, 2), infllm.create()
+    for _ in range(100):
+        with infllm.begin_step({s: 1}, model.memory) as step:
+            outputs = model.run(step)
+            chosen = infllm.partition(s)[1]
+            for layer, (_, key, value) in enumerate(outputs):
+                positions = step.key_positions(layer)
+                assert positions.max() < 32
+                # Values say which tokens these are.
+                _, all_keys, all_values = model.rows[layer]
+                tokens = [int(np.abs(all_values - row).sum((1, 2)).argmin()) for row in value]
+                assert tokens[-1] == len(all_keys) - 1 and len(tokens) <= 4 + 8 + 8 + 4
+                np.testing.assert_allclose(key, rotated(all_keys[tokens], positions), atol=0.15)
+        for layer in range(LAYERS):
+            infllm.select(layer, outputs[layer][0])
+    assert chosen == infllm_partition(99, *SIZES.values())[1]
+
+
+def test_streaming_llm_keeps_no_blocks() -> None:
+    """What has left the window is gone."""
+    infllm = InfLlm(paged(), **CONFIG, topk=0, score="none")
+    model, s = Model(infllm.spec, 3), infllm.create()
+    for token in range(40):
+        with infllm.begin_step({s: 1}, model.memory) as step:
+            (_, key, _), _ = model.run(step)
+            rest = infllm_partition(token, *SIZES.values())[2]
+            kept = [*range(min(4, token - rest)), *range(token - rest, token + 1)]
+            np.testing.assert_array_equal(key, rotated(model.rows[0][1][kept], kept))
+        assert infllm.blocks(s).tolist() == []
+
+
+def test_steps_end_as_those_of_a_manager() -> None:
+    """Committed at the end of `with`, rolled back on an exception or when dropped; forks and refusals between."""
+    infllm = InfLlm(paged(), **CONFIG, topk=1, score="page_bounds")
+    memory = HostMemory(infllm.spec, *infllm.spec.allocate())
+    s = infllm.create()
+    with infllm.begin_step({s: 3}, memory) as step:
+        for call in (infllm.create, lambda: infllm.fork(s), lambda: infllm.begin_step({}, memory)):
+            with pytest.raises(ManagerError) as refused:
+                call()
+            assert refused.value.kind == "step_open"
+    with pytest.raises(RuntimeError), infllm.begin_step({s: 3}, memory):
+        raise RuntimeError
+    del step
+    dropped = infllm.begin_step({s: 3}, memory)
+    del dropped
+    assert infllm.seq_len(s) == 3
+    fork = infllm.fork(s)
+    with infllm.begin_step({s: 1, fork: 30}, memory) as step:
+        assert (step.order.tolist(), step.decoding_batches, step.start_pos.tolist()) == ([0, 1], 1, [3, 3])
+        assert step.seqstarts.tolist() == [0, 1, 31] and step.kvstarts.tolist() == [0, 4, 37]
+    queries = np.zeros((31, HEADS * REPEAT, DIM), np.float32)
+    with pytest.raises(ManagerError) as refused:
+        infllm.begin_step({fork: 1}, memory)  # it has blocks, and none is selected
+    assert refused.value.kind == "not_selected" and refused.value.details["blocks"] == 5
+    infllm.select(0, queries)
+    kinds = {
+        "selected_twice": lambda: infllm.select(0, queries),
+        "shape": lambda: infllm.select(1, queries[1:]),
+        "layer": lambda: infllm.select(2, queries),
+        "step_closed": step.commit,
+        "unknown_seq": lambda: infllm.blocks(7),
+        "known_seq": lambda: infllm.create(fork),
+        "empty_append": lambda: infllm.begin_step({s: 0}, memory),
+        "range": lambda: infllm.begin_step({s: -1}, memory),
+        "duplicate_block": lambda: slot_stable([1, 2], [3, 3]),
+        "not_paged": lambda: InfLlm(paged(cache_mode=0), **CONFIG, topk=1),
+        "multiple": lambda: InfLlm(paged(), **CONFIG | {"local": 6}, topk=1),
+        "spec_range": lambda: InfLlm(paged(), **CONFIG, topk=1, positions="far_fixed", rope=Rope(DIM)),
+        "spec_name": lambda: InfLlm(paged(), **CONFIG, topk=1, score="mean"),
+        "fraction": lambda: InfLlm(paged(), **CONFIG, topk=1, alpha=0.0),
+        "rotated_keys": lambda: InfLlm(paged(), **CONFIG, topk=1, positions="far_constant"),
+    }
+    for kind, call in kinds.items():
+        with pytest.raises(ManagerError) as refused:
+            call()
+        assert refused.value.kind == kind
+    with infllm.begin_step({fork: 1}, memory) as step:
+        for scores in (np.full((4, 1), np.nan), np.zeros((4, 1))):
+            with pytest.raises(ManagerError) as refused:
+                infllm.observe(0, scores.astype(np.float32))
+            assert refused.value.kind == "shape"
+        keys = int(step.kvstarts[-1])
+        with pytest.raises(ManagerError) as refused:
+            infllm.observe(1, np.full((4, keys), np.nan, np.float32))
+        assert refused.value.kind == "mass" and np.isnan(refused.value.details["got"])
+        assert infllm.loads == 1
+    with pytest.raises(TypeError, match="scores: expected a numpy array of float32 with 2 axes, got list"):
+        infllm.observe(0, [[0.0]])
+    with pytest.raises(CapacityError):
+        infllm.begin_step({s: 600}, memory)
+    with pytest.raises(TypeError):
+        pickle.dumps(infllm)
+    infllm.free(s)
+    infllm.check()
+    for kind in (InfLlm, InfLlmStep):
+        assert all(inspect.getdoc(getattr(kind, name)) for name in dir(kind) if not name.startswith("_"))
