@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import kvcache_ops
@@ -179,13 +180,17 @@ def test_representatives_and_far_constant_are_the_authors(eviction: str, max_cac
         resident = [{*picked} for picked in wanted]  # in slots beside these there are others
 
 
-def test_far_fixed_reads_beyond_the_context() -> None:
+def test_far_fixed_reads_beyond_the_context(tmp_path: Path) -> None:
     """Positions stay below n_ctx; rows of blocks and moved ones are where their keys are rotated to."""
     spec = paged(quant_bit=8, quant_group=8, scale_dtype="float32")
     far = {"positions": "far_fixed", "n_ctx": 32, "rope": Rope(DIM, base=100.0)}
     infllm = InfLlm(spec, **CONFIG, topk=2, score="page_bounds", **far)
     model, s = Model(spec, 2), infllm.create()
-    for _ in range(100):
+    for token in range(100):
+        if token == 50:  # in another process, say
+            infllm.save_seq(tmp_path / "session", model.memory, s)
+            infllm = InfLlm(spec, **CONFIG, topk=2, score="page_bounds", **far)
+            s = infllm.load_seq(tmp_path / "session", model.memory)
         with infllm.begin_step({s: 1}, model.memory) as step:
             outputs = model.run(step)
             chosen = infllm.partition(s)[1]

@@ -1,4 +1,5 @@
-//! `n_kv`, `find_slot`, `self_extend_positions`, `infllm_partition` and `slot_stable`: pure functions, for tests and teaching.
+//! `n_kv`, `find_slot`, `self_extend_positions`, `infllm_partition` and `slot_stable`: pure functions, for tests and
+//! teaching.
 
 use kvcache_manager as core;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -22,8 +23,8 @@ pub fn n_kv(used_max: &Bound<'_, PyAny>, size: &Bound<'_, PyAny>, pad: &Bound<'_
 /// Searches `n` neighboring free cells, from `head` on and then from 0 on, where `used` cells are busy; if `head` is
 /// past used + 2 * n, from 0 at once.
 ///
-/// `busy` is an array of bool or any iterable of truth values, by cell. Gives the first cell found and the new head: this
-/// cell, or (None, head) where there are no such cells.
+/// `busy` is an array of bool or any iterable of truth values, by cell. Gives the first cell found and the new head:
+/// this cell, or (None, head) where there are no such cells.
 ///
 /// >>> find_slot([True, True, False, False, True, False, False, False], head=6, used=3, n=3)
 /// (5, 5)
@@ -64,8 +65,8 @@ pub fn self_extend_positions<'py>(
     Ok((positions.into_pyarray(n.py()), n_past, ga_i))
 }
 
-/// How `n` tokens are divided: the first ones, at most `n_init`; whole blocks; and the rest, which is `n_local` tokens or
-/// more where there are any before it.
+/// How `n` tokens are divided: the first ones, at most `n_init`; whole blocks; and the rest, which is `n_local` tokens
+/// or more where there are any before it.
 ///
 /// >>> infllm_partition(11, 2, 4, 2)
 /// (2, 2, 5)

@@ -1,5 +1,6 @@
 //! `InfLlm`: attention over the first tokens, the last tokens, and blocks that queries select.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -79,30 +80,33 @@ impl SharedInfLlm {
 }
 
 /// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
-/// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of blocks
-/// are kept in this process' memory, and selected ones are loaded. It owns all slots of a cache with `cache_mode` 1.
+/// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of
+/// blocks are kept in this process' memory, and selected ones are loaded. It owns all slots of a cache with
+/// `cache_mode` 1.
 ///
-/// init, local: the first and the last tokens, which attention always sees. block: the tokens of a block. These three are
-/// multiples of the page size. topk: the blocks that attention sees.
+/// init, local: the first and the last tokens, which attention always sees. block: the tokens of a block. These three
+/// are multiples of the page size. topk: the blocks that attention sees.
 /// score: what queries are compared with, as mean over heads: "representatives", the mean key of the `repr_topk` tokens
 /// that got the most attention while they were local; "page_bounds", the largest product that a key within the block's
-/// bounds can have (Quest); "none" keeps no blocks (topk is 0 then). alpha: how much of a block's score is new; the rest is
-/// its score before.
+/// bounds can have (Quest); "none" keeps no blocks (topk is 0 then). alpha: how much of a block's score is new; the
+/// rest is its score before.
 /// max_cached: the blocks of a sequence that stay in the cache, at most; topk if None. eviction: of those that are not
-/// wanted the least recently wanted goes ("lru"), or the one with the least attention mass, which is multiplied by `decay`
-/// in every step ("decayed").
+/// wanted the least recently wanted goes ("lru"), or the one with the least attention mass, which is multiplied by
+/// `decay` in every step ("decayed").
 /// positions: "true_distance"; "far_constant", far keys are local - 1 in front of the first new token, in a cache of
-/// key_form "raw"; "far_fixed", blocks are rotated once to the positions behind the first tokens, and the others stay below
-/// `n_ctx`, moved back in time (K-shift), by `rope`.
-/// per_layer: each layer selects for itself; else all see the same blocks, by the mean score of the layers that selected.
+/// key_form "raw"; "far_fixed", blocks are rotated once to the positions behind the first tokens, and the others stay
+/// below `n_ctx`, moved back in time (K-shift), by `rope`.
+/// per_layer: each layer selects for itself; else all see the same blocks, by the mean score of the layers that
+/// selected.
 /// num_repeat: heads of queries for each head of the cache.
 /// key_form, rope, max_pages, shift_limit: as those of `Manager`.
 ///
 /// A step: `begin_step` loads blocks, the model runs, `observe` takes the attention mass of every layer (for
-/// "representatives" and "decayed" alone), the step is committed, which forms blocks, and `select` takes the queries of the
-/// layers. So a selection lags one step behind. It holds until the next one.
+/// "representatives" and "decayed" alone), the step is committed, which forms blocks, and `select` takes the queries of
+/// the layers. So a selection lags one step behind. It holds until the next one.
 ///
-/// Raises ManagerError: spec_range, spec_name, not_paged, multiple, fraction, rotated_keys, not_shiftable, out_of_memory.
+/// Raises ManagerError: spec_range, spec_name, not_paged, multiple, fraction, rotated_keys, not_shiftable,
+/// out_of_memory.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct InfLlm {
@@ -231,11 +235,11 @@ impl InfLlm {
         self.with(py, |infllm| infllm.free(s.0))
     }
 
-    /// Opens a step that appends `n` tokens to each sequence of `appends`, a dict {s: n}: all of them or none. Loads the
-    /// blocks that they see and that are not in the cache.
+    /// Opens a step that appends `n` tokens to each sequence of `appends`, a dict {s: n}: all of them or none. Loads
+    /// the blocks that they see and that are not in the cache.
     ///
-    /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, too_many_pages, shift_limit, not_selected,
-    /// block_lost, memory, step_open; CapacityError: out_of_pages.
+    /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, too_many_pages, shift_limit,
+    /// not_selected, block_lost, memory, step_open; CapacityError: out_of_pages.
     fn begin_step(
         &self,
         py: Python<'_>,
@@ -257,7 +261,8 @@ impl InfLlm {
     /// Takes the attention mass of a layer in the open step: float32 of shape (heads of queries, kvstarts[B]), for each
     /// key the sum of the softmax's probabilities over the queries of its own entry.
     ///
-    /// Raises ManagerError: layer, shape, mass (NaN, infinite or negative), observed_twice; step_closed, if no step is open.
+    /// Raises ManagerError: layer, shape, mass (NaN, infinite or negative), observed_twice; step_closed, if no step is
+    /// open.
     fn observe(&self, py: Python<'_>, layer: &Bound<'_, PyAny>, scores: &Bound<'_, PyAny>) -> PyResult<()> {
         let layer = count("range", "layer", layer)?;
         let scores: PyReadonlyArray2<'_, f32> = floats("scores", scores)?;
@@ -323,6 +328,29 @@ impl InfLlm {
     fn max_pages(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<usize> {
         let n = count("range", "n", n)?;
         self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n))
+    }
+
+    /// Saves a sequence with all of its blocks, to be loaded by `load_seq`. The file is replaced once it is whole on
+    /// disk.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, block_lost, memory, step_open, io.
+    fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
+        self.shared.with_memory(py, memory, |infllm, memory| {
+            Ok(memory.detached(|memory| infllm.save_seq(&path, memory, s.0))?)
+        })
+    }
+
+    /// Adds the sequence of a file, saved with the same configuration of blocks, in the same types; its id: `s`, or a
+    /// new one. A selection of another topk is forgotten.
+    ///
+    /// Raises ManagerError: known_seq, memory, step_open, and what is wrong with the file: io, digest, metadata, ...;
+    /// CapacityError: out_of_pages.
+    #[pyo3(signature = (path, memory, s=None))]
+    fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Option<Id>) -> PyResult<u64> {
+        self.shared.with_memory(py, memory, |infllm, memory| {
+            let loaded = memory.detached(|memory| infllm.load_seq(&path, memory, s.map(|s| s.0)));
+            Ok(Id(loaded?).number())
+        })
     }
 
     /// The blocks that were loaded for the last step: those that it sees and that were not in the cache.

@@ -13,11 +13,11 @@ use crate::memory::HostMemory;
 use crate::numbers::count;
 use crate::refusal::Refusal;
 
-/// An open step of an `InfLlm`: the inputs of the operator and of the model, as int64 arrays, for B batch entries with s new
-/// rows and k rows in all.
+/// An open step of an `InfLlm`: the inputs of the operator and of the model, as int64 arrays, for B batch entries with
+/// s new rows and k rows in all.
 ///
-/// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open is
-/// rolled back. While it is open every change but `observe` is refused.
+/// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open
+/// is rolled back. While it is open every change but `observe` is refused.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct InfLlmStep {

@@ -23,8 +23,8 @@ pub enum BlockScore {
 pub enum FarPositions {
     /// At their own.
     TrueDistance,
-    /// At distance `local` - 1 from the first new token of the step, as the authors do it. Keys are stored before rotary
-    /// embedding ([`KeyForm::Raw`]), which the graph applies by `key_positions`.
+    /// At distance `local` - 1 from the first new token of the step, as the authors do it. Keys are stored before
+    /// rotary embedding ([`KeyForm::Raw`]), which the graph applies by `key_positions`.
     FarConstant,
     /// Every block is rotated once to the positions right behind the first tokens, and the other rows are kept below
     /// `n_ctx`: where these would pass it, they move back, right behind the positions of blocks (K-shift).
@@ -39,8 +39,8 @@ pub enum FarPositions {
 pub enum Eviction {
     /// The least recently wanted.
     Lru,
-    /// The one with the least attention mass. In every step the mass is multiplied by `decay`, and what the block got is
-    /// added. Steps have to be [observed](super::InfLlmStep::observe).
+    /// The one with the least attention mass. In every step the mass is multiplied by `decay`, and what the block got
+    /// is added. Steps have to be [observed](super::InfLlmStep::observe).
     Decayed {
         /// 0 to 1; the authors use 0.1.
         decay: f32,

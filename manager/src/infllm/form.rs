@@ -7,7 +7,8 @@ use kvcache_schema::{CacheDims, CacheLayout};
 use ndarray::ArrayView2;
 
 use super::config::{BlockScore, FarPositions};
-use super::plan::Entry;
+use super::error::InfLlmError;
+use super::plan::{Entry, slots};
 use super::scores::{bounds, representative};
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
@@ -18,8 +19,8 @@ use crate::spec::{Geometry, KeyForm};
 use crate::store::BlockKey;
 
 impl Setup {
-    /// The attention mass of tokens behind the blocks, with that of a step: shape (tokens, heads of queries). `observed` has
-    /// the scores of the entry's keys.
+    /// The attention mass of tokens behind the blocks, with that of a step: shape (tokens, heads of queries).
+    /// `observed` has the scores of the entry's keys.
     pub(crate) fn merged(
         &self,
         sequence: &Sequence,
@@ -109,11 +110,11 @@ impl Setup {
 }
 
 impl InfLlm {
-    /// Forms the first block behind those that the sequence of an entry had, or the `nth` behind these, and puts it into the
-    /// store. `observed` has the scores of the entry's keys by layer, where mass is needed.
+    /// Forms the first block behind those that the sequence of an entry had, or the `nth` behind these, and puts it
+    /// into the store. `observed` has the scores of the entry's keys by layer, where mass is needed.
     ///
     /// # Errors
-    /// [`Error::Memory`]; [`InfLlmError::Store`](super::InfLlmError::Store). Nothing of it is in the store then.
+    /// [`Error::Memory`]; [`InfLlmError::Store`]. Nothing of it is in the store then.
     pub(crate) fn form(
         &mut self,
         memory: &(impl CacheMemory + ?Sized),
@@ -123,11 +124,10 @@ impl InfLlm {
     ) -> Result<Formed, Error> {
         let Self { setup, sequences, .. } = &*self;
         let sequence = &sequences[&entry.seq];
-        let (block, page_size) = (setup.config.block, setup.page_size());
+        let block = setup.config.block;
         let first_page = setup.pages(setup.config.init + nth * block);
         let pages = sequence.device.pages.iter().chain(&entry.tail).skip(first_page).take(setup.pages(block));
-        let slots: Vec<usize> =
-            pages.flat_map(|&page| (0..page_size).map(move |i| page as usize * page_size + i)).collect();
+        let slots: Vec<usize> = slots(&pages.copied().collect::<Vec<_>>(), setup.page_size()).collect();
         let mut rows = vec![0; block * setup.spec.bytes_per_token()];
         let failed = |source| Error::Memory { source };
         memory.read_rows(&slots, &mut rows).map_err(failed)?;
@@ -144,18 +144,32 @@ impl InfLlm {
         let (groups, row_len) = (setup.groups(), setup.group_row_len());
         let mut formed = Formed { keys: Vec::with_capacity(groups), index };
         for group in 0..groups {
-            let mut bytes = vec![0; Block::len(block, row_len)];
-            self.setup.group_rows(group, &rows, &mut bytes[HEADER..HEADER + block * row_len]).map_err(failed)?;
-            self.keys += 1;
-            let key = BlockKey::digest([&self.secret[..], &self.keys.to_le_bytes()]);
-            Block::seal(&mut bytes, BlockKind::Private, &key, block, row_len);
-            if let Err(error) = self.store.put(&key, bytes.into()) {
-                self.forget(formed);
-                return Err(super::InfLlmError::Store(error).into());
+            let mut of_group = vec![0; block * row_len];
+            self.setup.group_rows(group, &rows, &mut of_group).map_err(failed)?;
+            match self.put(&of_group) {
+                Ok(key) => formed.keys.push(key),
+                Err(error) => {
+                    self.forget(formed);
+                    return Err(error.into());
+                }
             }
-            formed.keys.push(key);
         }
         Ok(formed)
+    }
+
+    /// Puts rows of a block into the store, under a key that nobody else has: those of all layers, or of one.
+    ///
+    /// # Errors
+    /// [`InfLlmError::Store`].
+    pub(crate) fn put(&mut self, rows: &[u8]) -> Result<BlockKey, InfLlmError> {
+        let (block, row_len) = (self.setup.config.block, self.setup.group_row_len());
+        let mut bytes = vec![0; Block::len(block, row_len)];
+        bytes[HEADER..HEADER + rows.len()].copy_from_slice(rows);
+        self.keys += 1;
+        let key = BlockKey::digest([&self.secret[..], &self.keys.to_le_bytes()]);
+        Block::seal(&mut bytes, BlockKind::Private, &key, block, row_len);
+        self.store.put(&key, bytes.into())?;
+        Ok(key)
     }
 
     /// Removes a block from the store that no sequence has. Where the store fails, it keeps bytes that nobody asks for.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kvcache_kernels::Rotation;
 
 use super::error::{InfLlmError, Lost};
-use super::plan::Entry;
+use super::plan::{Entry, slots};
 use super::residency::Load;
 use super::sequence::{Device, Sequence, Setup};
 use super::sequences::InfLlm;
@@ -84,11 +84,9 @@ impl InfLlm {
     }
 
     fn write_blocks(&self, memory: &mut (impl CacheMemory + ?Sized), loads: &Loads) -> Result<(), Error> {
-        let (setup, page_size) = (&self.setup, self.setup.page_size());
+        let setup = &self.setup;
         for (seq, group, load, block) in &loads.0 {
-            let pages = &self.sequences[seq].device.slots[load.slot];
-            let slots: Vec<usize> =
-                pages.iter().flat_map(|&page| (0..page_size).map(move |i| page as usize * page_size + i)).collect();
+            let slots: Vec<usize> = slots(&self.sequences[seq].device.slots[load.slot], setup.page_size()).collect();
             let lost = |why: crate::block::BlockError| InfLlmError::BlockLost {
                 seq: *seq,
                 block: load.block,

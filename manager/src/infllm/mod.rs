@@ -11,6 +11,7 @@ mod scores;
 mod select;
 mod sequence;
 mod sequences;
+mod session;
 mod step;
 mod tensors;
 

@@ -36,7 +36,12 @@ mod tests {
     proptest! {
         /// Token by token, as the authors do it.
         #[test]
-        fn tokens_leave_the_window_one_by_one(n in 0_usize..300, n_init in 0_usize..20, n_local in 0_usize..40, block in 1_usize..9) {
+        fn tokens_leave_the_window_one_by_one(
+            n in 0_usize..300,
+            n_init in 0_usize..20,
+            n_local in 0_usize..40,
+            block in 1_usize..9,
+        ) {
             let (mut init, mut blocks, mut rest) = (0, 0, 0);
             for _ in 0..n {
                 rest += 1;

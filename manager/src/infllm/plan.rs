@@ -73,8 +73,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Plans one entry: its sequence's rows in the cache, the blocks to load by selection, and whether keys are rotated.
-    /// Its tail gets the pages of new tokens. What was planned after a page was missing is good for counting alone.
+    /// Plans one entry: its sequence's rows in the cache, the blocks to load by selection, and whether keys are
+    /// rotated. Its tail gets the pages of new tokens. What was planned after a page was missing is good for counting
+    /// alone.
     ///
     /// # Errors
     /// [`Error::TooManyPages`], [`Error::PositionOverflow`], [`Error::ShiftLimit`].
@@ -135,8 +136,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Moves the rows behind the blocks back, right behind the positions of blocks, if the new tokens would not be below
-    /// `n_ctx` otherwise. Whether keys are rotated.
+    /// Moves the rows behind the blocks back, right behind the positions of blocks, if the new tokens would not be
+    /// below `n_ctx` otherwise. Whether keys are rotated.
     fn shift(&mut self, entry: &Entry, sequence: &Sequence, device: &mut Device) -> Result<bool, Error> {
         let FarPositions::FarFixed { n_ctx } = self.setup.config.positions else { return Ok(false) };
         let first = sequence.next_position();
@@ -204,4 +205,9 @@ impl Device {
     pub(crate) fn all_pages(&self) -> impl Iterator<Item = u32> {
         self.pages.iter().chain(self.slots.iter().flatten()).copied()
     }
+}
+
+/// The slots of pages, in order.
+pub(crate) fn slots(pages: &[u32], page_size: usize) -> impl Iterator<Item = usize> {
+    pages.iter().flat_map(move |&page| (0..page_size).map(move |i| page as usize * page_size + i))
 }

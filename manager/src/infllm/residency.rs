@@ -158,7 +158,7 @@ mod tests {
                         let worth = |entry: &(u32, u64, f32)| {
                             (if decayed { entry.2.to_bits() } else { 0 }, if decayed { 0 } else { entry.1 })
                         };
-                        let goes = unwanted.min_by_key(|entry| (worth(entry), residency_slot(&naive, entry.0))).unwrap().0;
+                        let goes = unwanted.min_by_key(|entry| worth(entry)).unwrap().0;
                         naive.retain(|entry| entry.0 != goes);
                     }
                     naive.push((block, step, 0.0));
@@ -168,7 +168,8 @@ mod tests {
                 prop_assert_eq!(resident.len(), naive.len());
                 prop_assert!(wanted.iter().all(|block| resident.contains(block)));
                 let worths = |blocks: &mut dyn Iterator<Item = &(u32, u64, f32)>| {
-                    let mut worths: Vec<_> = blocks.map(|e| if decayed { u64::from(e.2.to_bits()) } else { e.1 }).collect();
+                    let worth = |e: &(u32, u64, f32)| if decayed { u64::from(e.2.to_bits()) } else { e.1 };
+                    let mut worths: Vec<_> = blocks.map(worth).collect();
                     worths.sort_unstable();
                     worths
                 };
@@ -199,10 +200,6 @@ mod tests {
                 prop_assert_eq!(before != after, loads.contains(&slot));
             }
         }
-    }
-
-    fn residency_slot(naive: &[(u32, u64, f32)], block: u32) -> usize {
-        naive.iter().position(|entry| entry.0 == block).unwrap_or(usize::MAX)
     }
 
     #[test]

@@ -12,12 +12,12 @@ use crate::store::BlockKey;
 
 impl InfLlm {
     /// Takes the queries of the last step in a layer, shape (its tokens in order of its entries, heads of queries,
-    /// head_dim), as attention multiplies them with the keys of blocks. For each sequence of the step the blocks that fit
-    /// the mean of its queries best are chosen. An entry of the step whose sequence was freed is passed over. Without
-    /// blocks that are compared ([`BlockScore::None`]) nothing is chosen.
+    /// head_dim), as attention multiplies them with the keys of blocks. For each sequence of the step the blocks that
+    /// fit the mean of its queries best are chosen. An entry of the step whose sequence was freed is passed over.
+    /// Without blocks that are compared ([`BlockScore::None`]) nothing is chosen.
     ///
-    /// A block's score is the mean over heads of the dot product of query and representative, or of the bound, smoothed:
-    /// `alpha` of it is new. NaN is worse than any number; of equal blocks the older is better.
+    /// A block's score is the mean over heads of the dot product of query and representative, or of the bound,
+    /// smoothed: `alpha` of it is new. NaN is worse than any number; of equal blocks the older is better.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`InfLlmError::Layer`], [`InfLlmError::Shape`], [`InfLlmError::SelectedTwice`].
@@ -53,7 +53,8 @@ impl InfLlm {
             let missing = chosen.iter().filter(|&&block| residency.slot(block).is_none());
             let keys: Vec<BlockKey> = missing.map(|&block| sequence.blocks[block as usize].keys[group]).collect();
             self.store.prefetch(&keys);
-            sequence.chosen[group] = Some(chosen);
+            // Fewer are all there are; when there are more, others may fit better.
+            sequence.chosen[group] = Some(chosen).filter(|chosen| chosen.len() == self.setup.config.topk);
         }
         Ok(())
     }

@@ -24,8 +24,8 @@ pub(crate) struct Setup {
 pub(crate) struct Formed {
     /// Where the store has its rows: all layers under one key, or each layer under its own.
     pub(crate) keys: Vec<BlockKey>,
-    /// What queries are compared with, shape (num_layer, `Setup::index_len`): a representative for each head of queries, or
-    /// for each head of the cache the least and the largest elements of its keys.
+    /// What queries are compared with, shape (num_layer, `Setup::index_len`): a representative for each head of
+    /// queries, or for each head of the cache the least and the largest elements of its keys.
     pub(crate) index: Vec<f32>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Sequence {
     /// All blocks, as far as they are kept.
     pub(crate) blocks: Vec<Arc<Formed>>,
     pub(crate) layers: Vec<Layer>,
-    /// The latest selection: of all layers, or by layer.
+    /// The latest selection of `topk` blocks, in ascending order: of all layers, or by layer.
     pub(crate) chosen: Vec<Option<Vec<u32>>>,
     pub(crate) device: Device,
     /// Rows were damaged when a memory failed.

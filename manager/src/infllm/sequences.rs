@@ -17,16 +17,19 @@ use crate::spec::CacheSpec;
 use crate::store::{BlockStore, StoreError};
 
 /// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
-/// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of blocks
-/// are in a store, and selected ones are loaded.
+/// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of
+/// blocks are in a store, and selected ones are loaded.
 ///
-/// It owns all slots of a cache of mode `paged`. Sequences are named by the ids of a [`Manager`](crate::Manager), as those
-/// of a [`StateCache`](crate::StateCache), or by its own.
+/// It owns all slots of a cache of mode `paged`. Sequences are named by the ids of a [`Manager`](crate::Manager), as
+/// those of a [`StateCache`](crate::StateCache), or by its own.
 ///
-/// A step: [`begin_step`](Self::begin_step) loads blocks and gives the index tensors; the model runs; where attention mass
-/// is needed, [`InfLlmStep::observe`] takes it; [`InfLlmStep::commit`] forms blocks of what has left the last tokens. Then
-/// [`select`](Self::select) takes the step's queries, and the next step sees the blocks that fit them: a selection lags one
-/// step behind. It holds until the next one.
+/// A step: [`begin_step`](Self::begin_step) loads blocks and gives the index tensors; the model runs; where attention
+/// mass is needed, [`InfLlmStep::observe`] takes it; [`InfLlmStep::commit`] forms blocks of what has left the last
+/// tokens. Then [`select`](Self::select) takes the step's queries, and the next step sees the blocks that fit them: a
+/// selection lags one step behind. It holds until the next one.
+///
+/// State belongs to the sequence: a [`fork`](Self::fork) shares it, a rollback restores it, and
+/// [`save_seq`](Self::save_seq) puts it into a file.
 #[derive(Debug)]
 pub struct InfLlm {
     pub(crate) setup: Setup,
@@ -47,10 +50,9 @@ pub struct InfLlm {
 impl InfLlm {
     /// For a cache, whose blocks are kept in a store.
     ///
-    /// # Errors
-    /// [`Error::SpecRange`], [`Error::NotShiftable`], [`Error::OutOfMemory`]; [`InfLlmError::NotPaged`],
-    /// [`InfLlmError::Multiple`], [`InfLlmError::Fraction`], [`InfLlmError::RotatedKeys`], and [`InfLlmError::Store`] where
-    /// the system has no random numbers.
+    /// # Errors [`Error::SpecRange`], [`Error::NotShiftable`], [`Error::OutOfMemory`]; [`InfLlmError::NotPaged`],
+    /// [`InfLlmError::Multiple`], [`InfLlmError::Fraction`], [`InfLlmError::RotatedKeys`], and [`InfLlmError::Store`]
+    /// where the system has no random numbers.
     pub fn new(spec: CacheSpec, config: InfLlmConfig, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         config.check(&spec)?;
         let mut secret = [0; 32];
@@ -89,8 +91,8 @@ impl InfLlm {
         self.insert(seq, sequence)
     }
 
-    /// Adds a sequence, as [`create`](Self::create), with all that another one has. They share blocks, and pages until one
-    /// of the two writes into them. No bytes move.
+    /// Adds a sequence, as [`create`](Self::create), with all that another one has. They share blocks, and pages until
+    /// one of the two writes into them. No bytes move.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`], [`Error::Lost`], and those of [`create`](Self::create).
@@ -141,8 +143,8 @@ impl InfLlm {
         result
     }
 
-    /// The blocks that the next step of a sequence sees in a layer, in ascending order: all, as long as they are no more
-    /// than `topk`, and then the latest selection.
+    /// The blocks that the next step of a sequence sees in a layer, in ascending order: all, as long as they are no
+    /// more than `topk`, and then the latest selection.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`], [`Error::Lost`], [`InfLlmError::Layer`], [`InfLlmError::NotSelected`].

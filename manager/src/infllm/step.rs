@@ -124,8 +124,8 @@ impl InfLlm {
     }
 }
 
-/// An open step: its index tensors, for a batch of B sequences, layer by layer where layers see different blocks. Dropped,
-/// it is rolled back.
+/// An open step: its index tensors, for a batch of B sequences, layer by layer where layers see different blocks.
+/// Dropped, it is rolled back.
 #[derive(Debug)]
 #[must_use = "a dropped step is rolled back"]
 pub struct InfLlmStep<'m>(pub(super) &'m mut InfLlm);
@@ -193,8 +193,8 @@ impl InfLlmStep<'_> {
         self.open().tensors.decoding_batches
     }
 
-    /// Replaces what is in `positions` by the positions of all rows of a layer, in the order of `key` and `value`: shape
-    /// (`kvstarts[B]`).
+    /// Replaces what is in `positions` by the positions of all rows of a layer, in the order of `key` and `value`:
+    /// shape (`kvstarts[B]`).
     ///
     /// # Errors
     /// [`InfLlmError::Layer`].
@@ -214,9 +214,9 @@ impl InfLlmStep<'_> {
         self.open().loads
     }
 
-    /// Takes the attention mass of a layer in this step, shape (heads of queries, `kvstarts[B]`): for each key the sum of
-    /// the softmax's probabilities over the queries of its own entry. Where neither representatives nor decayed masses
-    /// need it, it is only checked.
+    /// Takes the attention mass of a layer in this step, shape (heads of queries, `kvstarts[B]`): for each key the sum
+    /// of the softmax's probabilities over the queries of its own entry. Where neither representatives nor decayed
+    /// masses need it, it is only checked.
     ///
     /// # Errors
     /// [`InfLlmError::Layer`], [`InfLlmError::Shape`], [`InfLlmError::Mass`], [`InfLlmError::ObservedTwice`].
@@ -242,8 +242,8 @@ impl InfLlmStep<'_> {
         }
     }
 
-    /// Ends the step: its tokens are those of its sequences, and what has left the last tokens becomes blocks, whose rows
-    /// are read from the memory and put into the store.
+    /// Ends the step: its tokens are those of its sequences, and what has left the last tokens becomes blocks, whose
+    /// rows are read from the memory and put into the store.
     ///
     /// # Errors
     /// [`InfLlmError::NotObserved`], [`InfLlmError::Store`], [`Error::Memory`]. The step is rolled back then.

@@ -100,15 +100,8 @@ impl Part {
     }
 }
 
-/// The header of a session, with a digest of zeros.
-pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: usize) -> Result<Header, SessionError> {
-    let entry = |sequence: &SavedSequence| {
-        let SavedSequence { shifts, gone, ga_i, .. } = *sequence;
-        Entry { salt: to_hex(&sequence.salt), shifts, gone, ga_i }
-    };
-    let entries: Vec<_> = sequences.iter().map(entry).collect();
-    let entries =
-        serde_json::to_string(&entries).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+/// What a header says of a file and its cache, with a digest of zeros.
+pub(crate) fn metadata(spec: &SessionSpec) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::new();
     let mut put = |key: &str, value: String| metadata.insert(key.to_owned(), value);
     put("format", FORMAT.to_owned());
@@ -132,7 +125,20 @@ pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: 
         put("rope_frequencies", frequencies.join(","));
     }
     put("fingerprint", spec.fingerprint.clone());
-    put("sequences", entries);
+    metadata
+}
+
+/// The header of a session, with a digest of zeros.
+pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: usize) -> Result<Header, SessionError> {
+    let entry = |sequence: &SavedSequence| {
+        let SavedSequence { shifts, gone, ga_i, .. } = *sequence;
+        Entry { salt: to_hex(&sequence.salt), shifts, gone, ga_i }
+    };
+    let entries: Vec<_> = sequences.iter().map(entry).collect();
+    let entries =
+        serde_json::to_string(&entries).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+    let mut metadata = metadata(spec);
+    metadata.insert("sequences".to_owned(), entries);
 
     let mut tensors = Vec::with_capacity(sequences.len() * Part::ALL.len() + 1);
     let mut end = 0;
@@ -226,14 +232,14 @@ fn place(tensor: &TensorInfo) -> String {
 }
 
 /// The metadata of a file.
-struct Metadata<'a>(&'a BTreeMap<String, String>);
+pub(crate) struct Metadata<'a>(pub(crate) &'a BTreeMap<String, String>);
 
 impl Metadata<'_> {
-    fn get(&self, key: &'static str) -> Option<&str> {
+    pub(crate) fn get(&self, key: &'static str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
 
-    fn error(&self, key: &'static str, expected: &'static str) -> SessionError {
+    pub(crate) fn error(&self, key: &'static str, expected: &'static str) -> SessionError {
         SessionError::Metadata { key, expected, got: self.get(key).map(clip) }
     }
 
@@ -245,7 +251,7 @@ impl Metadata<'_> {
         self.get(key).and_then(|value| value.parse().ok()).ok_or_else(|| self.error(key, "a number"))
     }
 
-    fn spec(&self, row_len: usize) -> Result<SessionSpec, SessionError> {
+    pub(crate) fn spec(&self, row_len: usize) -> Result<SessionSpec, SessionError> {
         let rope = match self.get("rope_style") {
             None => None,
             Some(style) => {

@@ -29,9 +29,9 @@ pub(super) const DIGEST: usize = 32;
 
 /// Metadata and tensors, these by their place in the data.
 #[derive(Debug)]
-pub(super) struct Header {
-    pub(super) metadata: BTreeMap<String, String>,
-    pub(super) tensors: Vec<(String, TensorInfo)>,
+pub(crate) struct Header {
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) tensors: Vec<(String, TensorInfo)>,
 }
 
 /// A header that was read, and where in its text the characters of the digest are.

@@ -24,7 +24,7 @@ pub(super) const BLOCK: usize = 1 << 20;
 const IN_MEMORY: u64 = 32 << 20;
 
 /// An error of the file system.
-pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
+pub(crate) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
     move |source| SessionError::Io { action, source }
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct RowReader<R> {
 }
 
 /// Reads bytes and hashes them.
-struct Reader<R> {
+pub(crate) struct Reader<R> {
     file: R,
     hash: Xxh3,
     digest: String,
@@ -51,14 +51,13 @@ struct Reader<R> {
     at: Option<usize>,
 }
 
-impl<R: Read + Seek> SessionFile<R> {
-    /// Reads the header of a file and hashes the file whole.
-    pub(crate) fn open(file: R) -> Result<Self, SessionError> {
+impl<R: Read + Seek> Reader<R> {
+    /// Hashes a file whole, and gives its header, and what reads its data.
+    pub(crate) fn open(file: R) -> Result<(Header, Self), SessionError> {
         Self::open_within(file, IN_MEMORY)
     }
 
-    /// Opens a file of which so many bytes of data may be kept in memory.
-    pub(super) fn open_within(mut file: R, in_memory: u64) -> Result<Self, SessionError> {
+    fn open_within(mut file: R, in_memory: u64) -> Result<(Header, Self), SessionError> {
         let read = io("read the file");
         let len = file.seek(SeekFrom::End(0)).map_err(&read)?;
         file.seek(SeekFrom::Start(0)).map_err(&read)?;
@@ -108,7 +107,20 @@ impl<R: Read + Seek> SessionFile<R> {
             reader.hash = hash;
             reader.file.seek(SeekFrom::Start(start)).map_err(read)?;
         }
-        Ok(Self { contents: Contents::new(&parsed)?, reader })
+        Ok((parsed, reader))
+    }
+}
+
+impl<R: Read + Seek> SessionFile<R> {
+    /// Reads the header of a file and hashes the file whole.
+    pub(crate) fn open(file: R) -> Result<Self, SessionError> {
+        Self::open_within(file, IN_MEMORY)
+    }
+
+    /// Opens a file of which so many bytes of data may be kept in memory.
+    pub(super) fn open_within(file: R, in_memory: u64) -> Result<Self, SessionError> {
+        let (header, reader) = Reader::open_within(file, in_memory)?;
+        Ok(Self { contents: Contents::new(&header)?, reader })
     }
 
     /// Of what cache the rows are.
@@ -203,16 +215,13 @@ impl<R: Read> RowReader<R> {
             let len = step.min(self.num_rows - start) * self.row_len;
             write(start, self.reader.block(len)?)?;
         }
-        if self.reader.at.is_none() {
-            self.reader.check_digest()?;
-        }
-        Ok(())
+        Ok(self.reader.end()?)
     }
 }
 
 impl<R: Read> Reader<R> {
     /// The next bytes, which the file has.
-    fn block(&mut self, len: usize) -> Result<&[u8], SessionError> {
+    pub(crate) fn block(&mut self, len: usize) -> Result<&[u8], SessionError> {
         if let Some(at) = &mut self.at {
             let start = *at;
             *at += len;
@@ -237,7 +246,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next numbers, their lowest byte first.
-    fn values<T, const N: usize>(
+    pub(crate) fn values<T, const N: usize>(
         &mut self,
         mut len: usize,
         value: impl Fn([u8; N]) -> T,
@@ -250,6 +259,11 @@ impl<R: Read> Reader<R> {
             len -= step;
         }
         Ok(values)
+    }
+
+    /// All data was read: what was read a second time has the same digest.
+    pub(crate) fn end(&self) -> Result<(), SessionError> {
+        if self.at.is_some() { Ok(()) } else { self.check_digest() }
     }
 
     fn check_digest(&self) -> Result<(), SessionError> {

@@ -1,5 +1,6 @@
 //! Writing a session.
 
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
@@ -28,10 +29,18 @@ pub(crate) fn write<E: From<SessionError>>(
     session: &Session,
     read_rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
+    replace(path, |file| write_to(file, session, read_rows))
+}
+
+/// Writes a file, which then has all that `fill` has written or is as it was before.
+pub(crate) fn replace<E: From<SessionError>>(
+    path: &Path,
+    fill: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
     // The directory, without which a file name is in the current one.
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(directory).map_err(io("create a file"))?;
-    write_to(file.as_file_mut(), session, read_rows)?;
+    fill(file.as_file_mut())?;
     file.as_file().sync_all().map_err(io("write the file to disk"))?;
     file.persist(path).map_err(|error| io("rename the file")(error.error))?;
     sync_directory(directory)?;
@@ -41,7 +50,7 @@ pub(crate) fn write<E: From<SessionError>>(
 /// Writes the entry of a renamed file to disk.
 #[cfg(unix)]
 fn sync_directory(directory: &Path) -> Result<(), SessionError> {
-    std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(io("write the directory to disk"))
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io("write the directory to disk"))
 }
 
 /// Other systems have no such call.
@@ -57,10 +66,7 @@ pub(super) fn write_to<E: From<SessionError>>(
     mut read_rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let Session { spec, sequences, num_rows } = session;
-    let header = header(spec, sequences, *num_rows)?.to_bytes()?;
-    let digest = Header::parse(&header[PREFIX..])?.digest;
-    let mut writer = Writer { file, hash: Xxh3::new(), block: Vec::new() };
-    writer.write(&header)?;
+    let mut writer = Writer::new(file, &header(spec, sequences, *num_rows)?)?;
     for sequence in sequences {
         writer.write_all(&sequence.rows, |row| row.to_le_bytes())?;
     }
@@ -78,25 +84,36 @@ pub(super) fn write_to<E: From<SessionError>>(
         read_rows(start..end, rows)?;
         writer.write(rows)?;
     }
-    writer.finish((PREFIX + digest.start) as u64)?;
+    writer.finish()?;
     Ok(())
 }
 
 /// Writes bytes and hashes them.
-struct Writer<'a, W> {
+pub(crate) struct Writer<'a, W> {
     file: &'a mut W,
     hash: Xxh3,
     block: Vec<u8>,
+    /// Where the digest goes.
+    digest: u64,
 }
 
-impl<W: Write + Seek> Writer<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+impl<'a, W: Write + Seek> Writer<'a, W> {
+    /// Begins a file with a header, whose digest is zeros.
+    pub(crate) fn new(file: &'a mut W, header: &Header) -> Result<Self, SessionError> {
+        let header = header.to_bytes()?;
+        let digest = (PREFIX + Header::parse(&header[PREFIX..])?.digest.start) as u64;
+        let mut writer = Self { file, hash: Xxh3::new(), block: Vec::new(), digest };
+        writer.write(&header)?;
+        Ok(writer)
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         self.hash.update(bytes);
         self.file.write_all(bytes).map_err(io("write the file"))
     }
 
     /// Writes numbers, their lowest byte first.
-    fn write_all<T: Copy, const N: usize>(
+    pub(crate) fn write_all<T: Copy, const N: usize>(
         &mut self,
         values: &[T],
         bytes: impl Fn(T) -> [u8; N],
@@ -112,9 +129,9 @@ impl<W: Write + Seek> Writer<'_, W> {
     }
 
     /// Puts the digest into its place.
-    fn finish(self, place: u64) -> Result<(), SessionError> {
+    pub(crate) fn finish(self) -> Result<(), SessionError> {
         let digest = format!("{:032x}", self.hash.digest128());
-        self.file.seek(SeekFrom::Start(place)).map_err(io("write the file"))?;
+        self.file.seek(SeekFrom::Start(self.digest)).map_err(io("write the file"))?;
         self.file.write_all(digest.as_bytes()).map_err(io("write the file"))
     }
 }

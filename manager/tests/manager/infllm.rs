@@ -151,8 +151,8 @@ impl Naive {
         best.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
         best.truncate(config.topk);
         best.sort_unstable();
-        let best = best.into_iter().map(|b| b as u32).collect();
-        self.chosen[if config.per_layer { layer } else { 0 }] = Some(best);
+        let best: Vec<_> = best.into_iter().map(|b| b as u32).collect();
+        self.chosen[if config.per_layer { layer } else { 0 }] = Some(best).filter(|best| best.len() == config.topk);
     }
 }
 
@@ -186,7 +186,7 @@ impl Machine {
     }
 
     /// Runs a step, and selects by its queries if it is committed.
-    fn step(&mut self, appends: &[(usize, usize)], commit: bool, select: bool) -> Result<(), Error> {
+    fn step(&mut self, appends: &[(usize, usize)], commit: bool, select: usize) -> Result<(), Error> {
         let counts: Vec<_> = appends.iter().map(|&(i, n)| (self.naive[i].0, n)).collect();
         let gets = self.store.gets();
         let (mut numbers, groups) = (self.numbers(), self.groups());
@@ -243,7 +243,7 @@ impl Machine {
         }
         assert_eq!(first, keys);
         let mut selected = Vec::new();
-        for layer in (0..LAYERS).filter(|_| select) {
+        for layer in 0..select {
             let queries = Array3::from_shape_simple_fn((starts[entries.len()], heads, HEAD_DIM), &mut numbers);
             self.infllm.select(layer, queries.view())?;
             selected.push(layer);
@@ -286,8 +286,10 @@ enum Op {
     Create,
     Fork(usize),
     Free(usize),
-    /// Appends so many tokens to sequences; whether it is committed, and whether blocks are selected then.
-    Step(Vec<(usize, usize)>, bool, bool),
+    /// Appends so many tokens to sequences; whether it is committed, and how many layers select then.
+    Step(Vec<(usize, usize)>, bool, usize),
+    /// Adds a sequence from a file that another one is saved in.
+    Load(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -297,7 +299,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Create),
         1 => (0..SEQUENCES).prop_map(Op::Fork),
         1 => (0..SEQUENCES).prop_map(Op::Free),
-        12 => (appends.prop_shuffle(), prop::bool::weighted(0.85), prop::bool::weighted(0.7))
+        1 => (0..SEQUENCES).prop_map(Op::Load),
+        12 => (appends.prop_shuffle(), prop::bool::weighted(0.85), prop::sample::select(&[0, 1, 2, 2, 2, 2][..]))
             .prop_map(|(appends, commit, select)| Op::Step(appends, commit, select)),
     ]
 }
@@ -343,6 +346,13 @@ proptest! {
                     let (src, naive) = machine.naive[i].clone();
                     machine.naive.push((machine.infllm.fork(src, None)?, naive));
                 }
+                Op::Load(i) if i < machine.naive.len() && machine.naive.len() < SEQUENCES => {
+                    let (src, naive) = machine.naive[i].clone();
+                    let file = tempfile::NamedTempFile::new().unwrap();
+                    machine.infllm.save_seq(file.path(), &machine.memory, src)?;
+                    let seq = machine.infllm.load_seq(file.path(), &mut machine.memory, None)?;
+                    machine.naive.push((seq, naive));
+                }
                 Op::Free(i) if i < machine.naive.len() => machine.infllm.free(machine.naive.remove(i).0)?,
                 Op::Step(appends, commit, select) => {
                     let appends: Vec<_> = appends.into_iter().filter(|(i, _)| *i < machine.naive.len()).collect();
@@ -363,7 +373,7 @@ proptest! {
                         prop_assert_eq!(refused.kind(), "not_selected");
                     }
                 }
-                Op::Create | Op::Fork(_) | Op::Free(_) => {}
+                Op::Create | Op::Fork(_) | Op::Free(_) | Op::Load(_) => {}
             }
             machine.check()?;
         }

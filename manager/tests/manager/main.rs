@@ -6,6 +6,7 @@ mod edits;
 mod golden;
 mod infllm;
 mod infllm_cases;
+mod infllm_sessions;
 mod mutations;
 mod prefix;
 mod refusals;

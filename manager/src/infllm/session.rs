@@ -1,0 +1,325 @@
+//! Sequences in files: their rows, their blocks and what queries are compared with.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::{Deserialize, Serialize};
+
+use super::config::{BlockScore, FarPositions, InfLlmConfig};
+use super::error::{InfLlmError, Lost};
+use super::plan::slots;
+use super::sequence::{Formed, Sequence, Setup};
+use super::sequences::InfLlm;
+use crate::block::Block;
+use crate::error::Error;
+use crate::memory::CacheMemory;
+use crate::positions::MAX_POSITION;
+use crate::seq_id::SeqId;
+use crate::session::contents::{Metadata, metadata};
+use crate::session::error::SessionError;
+use crate::session::header::Header;
+use crate::session::read::{Reader, io};
+use crate::session::spec::SessionSpec;
+use crate::session::write::{Writer, replace};
+
+/// The metadata's entry.
+const KEY: &str = "infllm";
+
+/// What the metadata says of a sequence. What its blocks are made by has to be the same where it is loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Saved {
+    init: usize,
+    local: usize,
+    block: usize,
+    repr_topk: usize,
+    score: String,
+    positions: String,
+    per_layer: bool,
+    num_repeat: usize,
+    n: usize,
+    shift: usize,
+    shifts: Vec<usize>,
+    /// By layer: how many blocks have a score.
+    scores: Vec<usize>,
+    chosen: Vec<Option<Vec<u32>>>,
+}
+
+impl Saved {
+    /// What has to be the same.
+    fn new(config: &InfLlmConfig) -> Self {
+        let score = match config.score {
+            BlockScore::Representatives => "representatives",
+            BlockScore::PageBounds => "page_bounds",
+            BlockScore::None => "none",
+        };
+        let positions = match config.positions {
+            FarPositions::TrueDistance => "true_distance".to_owned(),
+            FarPositions::FarConstant => "far_constant".to_owned(),
+            FarPositions::FarFixed { n_ctx } => format!("far_fixed {n_ctx}"),
+        };
+        let &InfLlmConfig { init, local, block, repr_topk, per_layer, num_repeat, .. } = config;
+        Self {
+            init,
+            local,
+            block,
+            repr_topk,
+            score: score.to_owned(),
+            positions,
+            per_layer,
+            num_repeat,
+            n: 0,
+            shift: 0,
+            shifts: Vec::new(),
+            scores: Vec::new(),
+            chosen: Vec::new(),
+        }
+    }
+
+    /// Whether this can be a sequence of the set-up.
+    fn fits(&self, setup: &Setup) -> bool {
+        let Self { n, shift, shifts, scores, chosen, .. } = self;
+        let same = Self { n: 0, shift: 0, shifts: Vec::new(), scores: Vec::new(), chosen: Vec::new(), ..self.clone() };
+        if same != Self::new(&setup.config) || *n as u64 > MAX_POSITION as u64 + 1 {
+            return false;
+        }
+        let blocks = setup.blocks(*n);
+        // Only rows behind the second block can have been moved, and not in front of the place of blocks.
+        let most = setup.partition(*n).blocks.saturating_sub(1) * setup.config.block;
+        let fixed = matches!(setup.config.positions, FarPositions::FarFixed { .. });
+        let ascending = |blocks: &Vec<u32>| blocks.windows(2).all(|pair| pair[0] < pair[1]);
+        let right = |chosen: &Vec<u32>| {
+            chosen.len() <= setup.config.topk
+                && ascending(chosen)
+                && chosen.last().is_none_or(|&b| (b as usize) < blocks)
+        };
+        *shift <= if fixed { most } else { 0 }
+            && shifts.is_sorted()
+            && shifts.last().is_none_or(|last| last <= n)
+            && scores.len() == setup.spec.geometry().num_layer
+            && scores.iter().all(|&len| len <= blocks)
+            && chosen.len() == setup.groups()
+            && chosen.iter().flatten().all(right)
+    }
+}
+
+impl Setup {
+    /// The blocks that are kept of a sequence.
+    fn blocks(&self, n: usize) -> usize {
+        if self.config.has_blocks() { self.partition(n).blocks } else { 0 }
+    }
+
+    /// The tensors of a sequence, one behind the other.
+    fn header(&self, saved: &Saved) -> Result<Header, SessionError> {
+        let mut metadata = metadata(&SessionSpec::from(&self.spec));
+        let text = serde_json::to_string(saved).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+        metadata.insert(KEY.to_owned(), text);
+        let (layers, blocks) = (self.spec.geometry().num_layer, self.blocks(saved.n));
+        let tokens = if self.config.score == BlockScore::Representatives {
+            saved.n.saturating_sub(self.rest_start(saved.n))
+        } else {
+            0
+        };
+        let rows = saved.n - self.partition(saved.n).blocks * self.config.block;
+        let row_len = self.spec.bytes_per_token();
+        let all_scores = saved.scores.iter().sum();
+        let mut tensors = Vec::new();
+        let mut end = 0;
+        for (name, dtype, shape) in [
+            ("index", Dtype::F32, vec![blocks, layers, self.index_len()]),
+            ("mass", Dtype::F32, vec![layers, tokens, self.query_heads()]),
+            ("scores", Dtype::F32, vec![all_scores]),
+            ("blocks", Dtype::U8, vec![blocks, self.config.block, row_len]),
+            ("rows", Dtype::U8, vec![rows, row_len]),
+        ] {
+            let overflow = || SessionError::Header { reason: format!("{name} is too large") };
+            let len = shape.iter().try_fold(dtype.bitsize() / 8, |len: usize, &dim| len.checked_mul(dim));
+            let next = len.and_then(|len| len.checked_add(end)).ok_or_else(overflow)?;
+            tensors.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (end, next) }));
+            end = next;
+        }
+        Ok(Header { metadata, tensors })
+    }
+}
+
+impl InfLlm {
+    /// Saves a sequence with all of its blocks, which are read from the store one by one. The file is a safetensors
+    /// file that only its owner can read; what was there before is replaced once the new one is whole on disk.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]; [`Error::Session`] with
+    /// [`SessionError::Io`]; [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
+    pub fn save_seq(
+        &self,
+        path: impl AsRef<Path>,
+        memory: &(impl CacheMemory + ?Sized),
+        seq: SeqId,
+    ) -> Result<(), Error> {
+        self.check_closed()?;
+        let sequence = self.intact(seq)?;
+        let saved = Saved {
+            n: sequence.n,
+            shift: sequence.device.shift,
+            shifts: sequence.device.shifts.clone(),
+            scores: sequence.layers.iter().map(|layer| layer.scores.len()).collect(),
+            chosen: sequence.chosen.clone(),
+            ..Saved::new(&self.setup.config)
+        };
+        let header = self.setup.header(&saved)?;
+        replace(path.as_ref(), |file| self.write_seq(file, &header, memory, seq, sequence))
+    }
+
+    fn write_seq(
+        &self,
+        file: &mut (impl Write + Seek),
+        header: &Header,
+        memory: &(impl CacheMemory + ?Sized),
+        seq: SeqId,
+        sequence: &Sequence,
+    ) -> Result<(), Error> {
+        let mut writer = Writer::new(file, header)?;
+        let index = sequence.blocks.iter().map(|block| &block.index);
+        let mass = sequence.layers.iter().map(|layer| &layer.mass);
+        let scores = sequence.layers.iter().map(|layer| &layer.scores);
+        for numbers in index.chain(mass).chain(scores) {
+            writer.write_all(numbers, |x: f32| x.to_le_bytes())?;
+        }
+        for (i, block) in (0..).zip(&sequence.blocks) {
+            for key in &block.keys {
+                let lost = |why: Lost| InfLlmError::BlockLost { seq, block: i, why };
+                let bytes = self.store.get(key).map_err(InfLlmError::Store)?.ok_or_else(|| lost(Lost::Missing))?;
+                let verified = Block::verify(key, bytes).map_err(|error| lost(error.into()))?;
+                let rows = verified.rows(self.setup.config.block, self.setup.group_row_len());
+                writer.write(rows.map_err(|error| lost(error.into()))?)?;
+            }
+        }
+        let (page_size, rows) = (self.setup.page_size(), sequence.rows(&self.setup));
+        let slots: Vec<usize> = slots(&sequence.device.pages, page_size).take(rows).collect();
+        let mut bytes = vec![0; page_size * self.setup.spec.bytes_per_token()];
+        for slots in slots.chunks(page_size) {
+            let bytes = &mut bytes[..slots.len() * self.setup.spec.bytes_per_token()];
+            memory.read_rows(slots, bytes).map_err(|source| Error::Memory { source })?;
+            writer.write(bytes)?;
+        }
+        Ok(writer.finish()?)
+    }
+
+    /// Adds the sequence of a file, as [`create`](Self::create): its blocks go into the store, its rows into the cache.
+    /// Types, dimensions, key form, RoPE and fingerprint of the cache are those that it was saved with, and so are
+    /// `init`, `local`, `block`, `repr_topk`, `score`, `positions`, `per_layer` and `num_repeat`. The selection of
+    /// another `topk` is forgotten.
+    ///
+    /// # Errors
+    /// [`Error::StepOpen`], [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::Memory`],
+    /// [`InfLlmError::Store`]. No sequence has changed then.
+    pub fn load_seq(
+        &mut self,
+        path: impl AsRef<Path>,
+        memory: &mut (impl CacheMemory + ?Sized),
+        seq: Option<SeqId>,
+    ) -> Result<SeqId, Error> {
+        self.check_closed()?;
+        if let Some(seq) = seq.filter(|seq| self.sequences.contains_key(seq)) {
+            return Err(Error::KnownSeq { seq });
+        }
+        let file = File::open(path.as_ref()).map_err(io("open the file"))?;
+        let (header, mut reader) = Reader::open(file)?;
+        let facts = Metadata(&header.metadata);
+        let spec = SessionSpec::from(&self.setup.spec);
+        spec.check(&facts.spec(spec.row_len)?)?;
+        let other = || facts.error(KEY, "a sequence of the same configuration");
+        let saved: Saved = facts.get(KEY).and_then(|text| serde_json::from_str(text).ok()).ok_or_else(other)?;
+        if !saved.fits(&self.setup) {
+            return Err(other().into());
+        }
+        check_tensors(&self.setup.header(&saved)?, &header)?;
+        let rows = saved.n - self.setup.partition(saved.n).blocks * self.setup.config.block;
+        let (need, free) = (rows.div_ceil(self.setup.page_size()), self.pages.num_free());
+        if need > free {
+            return Err(Error::OutOfPages { need, free });
+        }
+        let mut sequence = Sequence::new(&self.setup);
+        let mut blocks = Vec::new();
+        let read = self.read_seq(&mut reader, memory, &saved, &mut sequence, &mut blocks);
+        if let Err(error) = read.and_then(|()| Ok(reader.end()?)) {
+            blocks.into_iter().for_each(|block| self.forget(block));
+            sequence.device.pages.into_iter().for_each(|page| self.release(page));
+            return Err(error);
+        }
+        sequence.blocks = blocks.into_iter().map(Arc::new).collect();
+        self.insert(seq, sequence)
+    }
+
+    fn read_seq(
+        &mut self,
+        reader: &mut Reader<impl Read + Seek>,
+        memory: &mut (impl CacheMemory + ?Sized),
+        saved: &Saved,
+        sequence: &mut Sequence,
+        blocks: &mut Vec<Formed>,
+    ) -> Result<(), Error> {
+        let (layers, block) = (self.setup.spec.geometry().num_layer, self.setup.config.block);
+        let (rest, page_size) = (saved.n.saturating_sub(self.setup.rest_start(saved.n)), self.setup.page_size());
+        let row_len = self.setup.spec.bytes_per_token();
+        let mut floats = |len: usize| reader.values(len, f32::from_le_bytes);
+        let indexes = (0..self.setup.blocks(saved.n)).map(|_| floats(layers * self.setup.index_len()));
+        let indexes = indexes.collect::<Result<Vec<_>, _>>()?;
+        if self.setup.config.score == BlockScore::Representatives {
+            for layer in &mut sequence.layers {
+                layer.mass = floats(rest * self.setup.query_heads())?;
+            }
+        }
+        for (layer, &len) in sequence.layers.iter_mut().zip(&saved.scores) {
+            layer.scores = floats(len)?;
+        }
+        for index in indexes {
+            let mut formed = Formed { keys: Vec::new(), index };
+            let bytes = reader.block(block * row_len)?;
+            let stored = bytes.chunks_exact(block * self.setup.group_row_len()).try_for_each(|rows| {
+                formed.keys.push(self.put(rows)?);
+                Ok::<_, Error>(())
+            });
+            blocks.push(formed);
+            stored?;
+        }
+        let rows = saved.n - self.setup.partition(saved.n).blocks * block;
+        for _ in 0..rows.div_ceil(page_size) {
+            // There are enough, checked before.
+            let Some((page, _)) = self.pages.take(0) else { break };
+            self.pages.share(page);
+            sequence.device.pages.push(page);
+        }
+        let slots: Vec<usize> = slots(&sequence.device.pages, page_size).take(rows).collect();
+        for slots in slots.chunks(page_size) {
+            let rows = reader.block(slots.len() * row_len)?;
+            memory.write_rows(slots, rows).map_err(|source| Error::Memory { source })?;
+        }
+        sequence.n = saved.n;
+        let selection =
+            |chosen: &Option<Vec<u32>>| chosen.clone().filter(|blocks| blocks.len() == self.setup.config.topk);
+        sequence.chosen = saved.chosen.iter().map(selection).collect();
+        (sequence.device.shift, sequence.device.shifts) = (saved.shift, saved.shifts.clone());
+        Ok(())
+    }
+}
+
+/// The tensors of a file are just these.
+fn check_tensors(expected: &Header, got: &Header) -> Result<(), SessionError> {
+    let describe = |(name, tensor): &(String, TensorInfo)| {
+        format!("{name}: {:?} {:?} at {:?}", tensor.dtype, tensor.shape, tensor.data_offsets)
+    };
+    for (i, tensor) in expected.tensors.iter().enumerate() {
+        let (expected, got) = (describe(tensor), got.tensors.get(i).map_or_else(String::new, describe));
+        if expected != got {
+            return Err(SessionError::Tensor { name: tensor.0.clone(), expected, got });
+        }
+    }
+    match got.tensors.get(expected.tensors.len()) {
+        Some((name, _)) => Err(SessionError::UnknownTensor { name: name.clone() }),
+        None => Ok(()),
+    }
+}
