@@ -121,7 +121,7 @@ impl InfLlm {
         entry: &Entry,
         nth: usize,
         observed: &[ArrayView2<'_, f32>],
-    ) -> Result<Formed, Error> {
+    ) -> Result<(Formed, Vec<f32>), Error> {
         let Self { setup, sequences, .. } = &*self;
         let sequence = &sequences[&entry.seq];
         let block = setup.config.block;
@@ -142,7 +142,7 @@ impl InfLlm {
         let mass: Vec<_> = observed.iter().enumerate().map(mass).collect();
         let index = setup.index(&rows, &mass)?;
         let (groups, row_len) = (setup.groups(), setup.group_row_len());
-        let mut formed = Formed { keys: Vec::with_capacity(groups), index };
+        let mut formed = Formed { keys: Vec::with_capacity(groups) };
         for group in 0..groups {
             let mut of_group = vec![0; block * row_len];
             self.setup.group_rows(group, &rows, &mut of_group).map_err(failed)?;
@@ -154,7 +154,7 @@ impl InfLlm {
                 }
             }
         }
-        Ok(formed)
+        Ok((formed, index))
     }
 
     /// Puts rows of a block into the store, under a key that nobody else has: those of all layers, or of one.

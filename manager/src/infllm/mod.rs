@@ -3,6 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod error;
 mod form;
+mod index;
 mod load;
 mod partition;
 mod plan;

@@ -5,7 +5,7 @@ use ndarray::{ArrayView3, Axis};
 use super::config::BlockScore;
 use super::error::InfLlmError;
 use super::scores::{bound, dot, smooth, top_k};
-use super::sequence::{Formed, Sequence, Setup};
+use super::sequence::{Layer, Sequence, Setup};
 use super::sequences::InfLlm;
 use crate::error::Error;
 use crate::store::BlockKey;
@@ -62,9 +62,7 @@ impl InfLlm {
 
 impl Setup {
     /// The similarity of a query, of all heads, and a block.
-    fn similarity(&self, layer: usize, block: &Formed, query: &[f32]) -> f32 {
-        let len = self.index_len();
-        let index = &block.index[layer * len..(layer + 1) * len];
+    fn similarity(&self, index: &[f32], query: &[f32]) -> f32 {
         let head_dim = self.spec.geometry().head_dim;
         let sum = match self.config.score {
             BlockScore::Representatives => dot(query, index),
@@ -88,9 +86,9 @@ impl Setup {
 impl Sequence {
     /// Scores all blocks in a layer.
     fn score(&mut self, setup: &Setup, layer: usize, query: &[f32]) {
-        let scores = &mut self.layers[layer].scores;
-        for (i, block) in self.blocks.iter().enumerate() {
-            let new = setup.similarity(layer, block, query);
+        let Layer { scores, index, .. } = &mut self.layers[layer];
+        for (i, numbers) in index.blocks(setup.index_len()).enumerate() {
+            let new = setup.similarity(numbers, query);
             match scores.get_mut(i) {
                 Some(score) => *score = smooth(setup.config.alpha, Some(*score), new),
                 None => scores.push(smooth(setup.config.alpha, None, new)),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::config::{BlockScore, FarPositions, InfLlmConfig};
 use super::error::InfLlmError;
+use super::index::Index;
 use super::partition::Partition;
 use super::residency::Residency;
 use crate::error::Error;
@@ -24,9 +25,6 @@ pub(crate) struct Setup {
 pub(crate) struct Formed {
     /// Where the store has its rows: all layers under one key, or each layer under its own.
     pub(crate) keys: Vec<BlockKey>,
-    /// What queries are compared with, shape (num_layer, `Setup::index_len`): a representative for each head of
-    /// queries, or for each head of the cache the least and the largest elements of its keys.
-    pub(crate) index: Vec<f32>,
 }
 
 /// What a layer of a sequence has got.
@@ -34,6 +32,9 @@ pub(crate) struct Formed {
 pub(crate) struct Layer {
     /// The attention mass of the tokens behind the blocks, shape (tokens, heads of queries), for representatives.
     pub(crate) mass: Vec<f32>,
+    /// What queries are compared with, [`Setup::index_len`] numbers of a block: a representative for each head of queries,
+    /// or for each head of the cache the least and the largest elements of its keys.
+    pub(crate) index: Index,
     /// The scores of blocks, smoothed. Newer blocks may have none yet.
     pub(crate) scores: Vec<f32>,
 }
@@ -125,6 +126,14 @@ impl Setup {
 }
 
 impl Sequence {
+    /// Adds a block, and by layer what queries are compared with.
+    pub(crate) fn push(&mut self, setup: &Setup, (formed, index): (Formed, Vec<f32>)) {
+        for (layer, numbers) in self.layers.iter_mut().zip(index.chunks_exact(setup.index_len())) {
+            layer.index.push(numbers);
+        }
+        self.blocks.push(Arc::new(formed));
+    }
+
     pub(crate) fn new(setup: &Setup) -> Self {
         let residency = Residency::new(setup.config.max_cached, setup.config.eviction);
         Self {

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
-use std::sync::Arc;
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
@@ -182,10 +181,16 @@ impl InfLlm {
         sequence: &Sequence,
     ) -> Result<(), Error> {
         let mut writer = Writer::new(file, header)?;
-        let index = sequence.blocks.iter().map(|block| &block.index);
+        let index_len = self.setup.index_len();
+        let mut layers: Vec<_> = sequence.layers.iter().map(|layer| layer.index.blocks(index_len)).collect();
+        for _ in &sequence.blocks {
+            for numbers in layers.iter_mut().filter_map(Iterator::next) {
+                writer.write_all(numbers, |x: f32| x.to_le_bytes())?;
+            }
+        }
         let mass = sequence.layers.iter().map(|layer| &layer.mass);
         let scores = sequence.layers.iter().map(|layer| &layer.scores);
-        for numbers in index.chain(mass).chain(scores) {
+        for numbers in mass.chain(scores) {
             writer.write_all(numbers, |x: f32| x.to_le_bytes())?;
         }
         for (i, block) in (0..).zip(&sequence.blocks) {
@@ -246,11 +251,11 @@ impl InfLlm {
         let mut blocks = Vec::new();
         let read = self.read_seq(&mut reader, memory, &saved, &mut sequence, &mut blocks);
         if let Err(error) = read.and_then(|()| Ok(reader.end()?)) {
-            blocks.into_iter().for_each(|block| self.forget(block));
+            blocks.into_iter().for_each(|(block, _)| self.forget(block));
             sequence.device.pages.into_iter().for_each(|page| self.release(page));
             return Err(error);
         }
-        sequence.blocks = blocks.into_iter().map(Arc::new).collect();
+        blocks.into_iter().for_each(|block| sequence.push(&self.setup, block));
         self.insert(seq, sequence)
     }
 
@@ -260,7 +265,7 @@ impl InfLlm {
         memory: &mut (impl CacheMemory + ?Sized),
         saved: &Saved,
         sequence: &mut Sequence,
-        blocks: &mut Vec<Formed>,
+        blocks: &mut Vec<(Formed, Vec<f32>)>,
     ) -> Result<(), Error> {
         let (layers, block) = (self.setup.spec.geometry().num_layer, self.setup.config.block);
         let (rest, page_size) = (saved.n.saturating_sub(self.setup.rest_start(saved.n)), self.setup.page_size());
@@ -277,13 +282,13 @@ impl InfLlm {
             layer.scores = floats(len)?;
         }
         for index in indexes {
-            let mut formed = Formed { keys: Vec::new(), index };
+            let mut formed = Formed { keys: Vec::new() };
             let bytes = reader.block(block * row_len)?;
             let stored = bytes.chunks_exact(block * self.setup.group_row_len()).try_for_each(|rows| {
                 formed.keys.push(self.put(rows)?);
                 Ok::<_, Error>(())
             });
-            blocks.push(formed);
+            blocks.push((formed, index));
             stored?;
         }
         let rows = saved.n - self.setup.partition(saved.n).blocks * block;

@@ -1,7 +1,6 @@
 //! Steps: what is loaded before one, its index tensors, and what is formed behind it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use kvcache_op::IndexInputs;
 use ndarray::{Array2, ArrayView2, Axis, Slice};
@@ -11,12 +10,16 @@ use super::error::InfLlmError;
 use super::load::Loads;
 use super::plan::{Entry, Plan};
 use super::residency::Residency;
+use super::sequence::Formed;
 use super::sequences::InfLlm;
 use super::tensors::Tensors;
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
+
+/// A block that was formed, and what queries are compared with: shape (num_layer, `Setup::index_len`).
+type NewBlock = (Formed, Vec<f32>);
 
 /// An open step.
 #[derive(Debug)]
@@ -288,7 +291,7 @@ impl InfLlm {
             formed.push((of_entry, blocks));
         }
         if let Err(error) = result {
-            formed.into_iter().flat_map(|(_, blocks)| blocks).for_each(|block| self.forget(block));
+            formed.into_iter().flat_map(|(_, blocks)| blocks).for_each(|(block, _)| self.forget(block));
             drop(observed);
             self.open = Some(open);
             return Err(error);
@@ -306,7 +309,7 @@ impl InfLlm {
         memory: &(impl CacheMemory + ?Sized),
         entry: &Entry,
         observed: &[ArrayView2<'_, f32>],
-        blocks: &mut Vec<super::sequence::Formed>,
+        blocks: &mut Vec<NewBlock>,
     ) -> Result<(), Error> {
         if self.setup.config.has_blocks() {
             for nth in 0..self.new_blocks(entry) {
@@ -322,7 +325,7 @@ impl InfLlm {
         self.setup.partition(n + entry.n).blocks - self.setup.partition(n).blocks
     }
 
-    fn commit_entry(&mut self, entry: &Entry, observed: &[ArrayView2<'_, f32>], blocks: Vec<super::sequence::Formed>) {
+    fn commit_entry(&mut self, entry: &Entry, observed: &[ArrayView2<'_, f32>], blocks: Vec<NewBlock>) {
         let new = self.new_blocks(entry);
         let Self { setup, sequences, .. } = &mut *self;
         let Some(sequence) = sequences.get_mut(&entry.seq) else { return };
@@ -339,7 +342,7 @@ impl InfLlm {
             }
         }
         sequence.n += entry.n;
-        sequence.blocks.extend(blocks.into_iter().map(Arc::new));
+        blocks.into_iter().for_each(|block| sequence.push(setup, block));
         sequence.device.pages.extend_from_slice(&entry.tail);
         let first = setup.pages(setup.config.init);
         let gone: Vec<u32> = if new == 0 {
