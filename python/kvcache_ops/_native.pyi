@@ -316,6 +316,7 @@ class InfLlm:
         rope: Rope | None = None,
         max_pages: SupportsIndex | None = None,
         shift_limit: SupportsIndex | Literal["default"] | None = "default",
+        tiers: Iterable[HostTier | FileTier | ObjectTier | RedisTier | _Tier] | None = None,
     ) -> InfLlm: ...
     @property
     def spec(self) -> CacheSpec: ...

@@ -15,7 +15,6 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
 
 use crate::arguments::{self, ShiftLimit};
-use crate::host_blocks::HostBlocks;
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
 use crate::memory::{Detaching, HostMemory};
@@ -23,6 +22,7 @@ use crate::numbers::{choice, count, type_error};
 use crate::refusal::Refusal;
 use crate::rope::Rope;
 use crate::spec::{self, given};
+use crate::tiers::tiers_of;
 
 /// An `InfLlm` and what its steps have of it. One thread at a time has it; meanwhile it runs no Python code.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl SharedInfLlm {
 
 /// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
 /// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of
-/// blocks are kept in this process' memory, and selected ones are loaded. It owns all slots of a cache with
+/// blocks are kept in tiers, and selected ones are loaded. It owns all slots of a cache with
 /// `cache_mode` 1.
 ///
 /// init, local: the first and the last tokens, which attention always sees. block: the tokens of a block. These three
@@ -100,6 +100,7 @@ impl SharedInfLlm {
 /// selected.
 /// num_repeat: heads of queries for each head of the cache.
 /// key_form, rope, max_pages, shift_limit: as those of `Manager`.
+/// tiers: where blocks are kept, as those of `Manager`; by default in this process' memory, as much as they need.
 ///
 /// A step: `begin_step` loads blocks, the model runs, `observe` takes the attention mass of every layer (for
 /// "representatives" and "decayed" alone), the step is committed, which forms blocks, and `select` takes the queries of
@@ -131,11 +132,12 @@ impl InfLlm {
         signature = (
             spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, score="representatives",
             positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=None,
-            key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None)
+            key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None), tiers=None
         ),
         text_signature = "(spec, *, init, local, block, topk, repr_topk=4, max_cached=None, alpha=1.0, \
             score='representatives', positions='true_distance', n_ctx=None, eviction='lru', decay=0.1, \
-            per_layer=False, num_repeat=1, key_form='roped', rope=None, max_pages=None, shift_limit='default')"
+            per_layer=False, num_repeat=1, key_form='roped', rope=None, max_pages=None, shift_limit='default', \
+            tiers=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(
@@ -158,6 +160,7 @@ impl InfLlm {
         rope: Option<&Bound<'_, Rope>>,
         #[pyo3(from_py_with = arguments::max_pages)] max_pages: Option<usize>,
         #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
+        tiers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let number = |name, value| count("spec_range", name, value);
         let topk = number("topk", topk)?;
@@ -195,7 +198,7 @@ impl InfLlm {
         builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let cache = builder.build().map_err(Refusal::from)?;
-        let infllm = core::InfLlm::new(cache.clone(), config, Arc::new(HostBlocks::default()));
+        let infllm = core::InfLlm::new(cache.clone(), config, tiers_of(tiers)?);
         let shared = SharedInfLlm {
             spec: cache,
             infllm: Mutex::new(infllm.map_err(Refusal::from)?),
@@ -249,7 +252,8 @@ impl InfLlm {
         let appends = appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?)));
         let appends = appends.collect::<PyResult<Vec<_>>>()?;
         self.shared.with_memory(py, memory, |infllm, bytes| {
-            let step = infllm.begin_step(&appends, bytes)?;
+            // Without the GIL: tiers may be Python's.
+            let step = bytes.detached(|bytes| infllm.begin_step(&appends, bytes))?;
             self.shared.loads.store(step.loads(), Ordering::Relaxed);
             let number = 1 + self.shared.latest.fetch_add(1, Ordering::Relaxed);
             let step_of = InfLlmStep::new(Arc::clone(&self.shared), number, memory.clone().unbind(), &step);

@@ -6,7 +6,6 @@ mod arguments;
 mod buffers;
 mod conformance;
 mod figures;
-mod host_blocks;
 mod id;
 mod infllm;
 mod infllm_step;

@@ -109,7 +109,7 @@ impl Manager {
         builder = given(builder, defrag_threshold, CacheSpecBuilder::defrag_threshold);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let core_spec = builder.build().map_err(Refusal::from)?;
-        let tiers = tiers.map(tiers_of).transpose()?;
+        let tiers = tiers.map(|tiers| tiers_of(Some(tiers))).transpose()?;
         let manager = match &tiers {
             None => core::Manager::new(core_spec),
             Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),

@@ -193,11 +193,15 @@ impl BlockStore for PythonStore {
     }
 }
 
-/// The tiers of a manager.
+/// The tiers of a manager; without any, this process' memory.
 ///
 /// # Errors
 /// `TypeError` for what is no list of tiers, or for a HostTier behind another one.
-pub fn tiers_of(tiers: &Bound<'_, PyAny>) -> PyResult<Arc<Tiers>> {
+pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Tiers>> {
+    let Some(tiers) = tiers else {
+        let all = Tiers::new(core::HostTier::new(u64::MAX), []);
+        return Ok(Arc::new(all.map_err(|error| unusable(error.to_string()))?));
+    };
     let (mut nbytes, mut far) = (0, Vec::new());
     for (i, tier) in tiers.try_iter()?.enumerate() {
         let tier = tier?;

@@ -39,7 +39,7 @@ impl Loads {
                     let lost = |why| InfLlmError::BlockLost { seq, block: load.block, why };
                     let bytes = store.get(key)?.ok_or(lost(Lost::Missing))?;
                     let block = Block::verify(key, bytes).map_err(|error| lost(error.into()))?;
-                    block.rows(setup.config.block, setup.group_row_len()).map_err(|error| lost(error.into()))?;
+                    block.check(setup.config.block, setup.group_row_len()).map_err(|error| lost(error.into()))?;
                     fetched.push((seq, group, load, block));
                 }
             }
@@ -87,16 +87,10 @@ impl InfLlm {
         let setup = &self.setup;
         for (seq, group, load, block) in &loads.0 {
             let slots: Vec<usize> = slots(&self.sequences[seq].device.slots[load.slot], setup.page_size()).collect();
-            let lost = |why: crate::block::BlockError| InfLlmError::BlockLost {
-                seq: *seq,
-                block: load.block,
-                why: why.into(),
-            };
-            let rows = block.rows(setup.config.block, setup.group_row_len()).map_err(lost)?;
             let written = if setup.config.per_layer {
-                memory.write_layer_rows(*group, &slots, rows)
+                memory.write_layer_rows(*group, &slots, block.rows())
             } else {
-                memory.write_rows(&slots, rows)
+                memory.write_rows(&slots, block.rows())
             };
             written.map_err(|source| Error::Memory { source })?;
         }

@@ -198,8 +198,9 @@ impl InfLlm {
                 let lost = |why: Lost| InfLlmError::BlockLost { seq, block: i, why };
                 let bytes = self.store.get(key).map_err(InfLlmError::Store)?.ok_or_else(|| lost(Lost::Missing))?;
                 let verified = Block::verify(key, bytes).map_err(|error| lost(error.into()))?;
-                let rows = verified.rows(self.setup.config.block, self.setup.group_row_len());
-                writer.write(rows.map_err(|error| lost(error.into()))?)?;
+                let geometry = verified.check(self.setup.config.block, self.setup.group_row_len());
+                geometry.map_err(|error| lost(error.into()))?;
+                writer.write(verified.rows())?;
             }
         }
         let (page_size, rows) = (self.setup.page_size(), sequence.rows(&self.setup));
