@@ -172,7 +172,7 @@ def test_whatever_a_store_does_rows_are_right(seed: int) -> None:
             assert rows(manager, memory, s) == expected
         manager.check()
     misses = manager.tiers()[-1]["misses"]
-    assert lost and sum(misses.values()) > lost
+    assert sum(misses.values()) >= max(lost, 1)
 
 
 def test_a_store_that_hangs_is_a_miss() -> None:
