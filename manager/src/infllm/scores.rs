@@ -1,12 +1,12 @@
 //! What a block is worth to a query: representatives of its keys, bounds of its keys, and the best of all blocks.
 //!
-//! Sums have a fixed order, so that they are the same on every machine: element i is added to the partial sum i mod 16,
-//! in float32 and without fused operations; then the upper half of the partial sums is added to the lower one, four
+//! Sums have a fixed order, so that they are the same on every machine: element i is added to the partial sum i mod 64,
+//! in float32 and without fused operations; then the upper half of the partial sums is added to the lower one, six
 //! times. Compilers make vectors of that.
 
 use std::cmp::Ordering;
 
-const LANES: usize = 16;
+const LANES: usize = 64;
 
 /// The sum of `term(a, b, c)` over the elements.
 fn sum(a: &[f32], b: &[f32], c: &[f32], term: impl Fn(f32, f32, f32) -> f32) -> f32 {
@@ -32,11 +32,13 @@ fn sum(a: &[f32], b: &[f32], c: &[f32], term: impl Fn(f32, f32, f32) -> f32) -> 
 }
 
 /// The dot product of a query with a representative.
+#[inline(never)] // by itself it becomes vectors
 pub(crate) fn dot(query: &[f32], representative: &[f32]) -> f32 {
     sum(query, representative, representative, |q, k, _| q * k)
 }
 
 /// The largest dot product that a query can have with a key whose elements are between these bounds.
+#[inline(never)] // by itself it becomes vectors
 pub(crate) fn bound(query: &[f32], min: &[f32], max: &[f32]) -> f32 {
     sum(query, min, max, |q, min, max| {
         let (a, b) = (q * min, q * max);
@@ -101,16 +103,16 @@ mod tests {
 
     fn vectors() -> impl Strategy<Value = (Vec<f32>, Vec<f32>, Vec<f32>)> {
         let vector = |len| prop::collection::vec(-4.0_f32..4.0, len);
-        (0_usize..70).prop_flat_map(move |len| (vector(len), vector(len), vector(len)))
+        (0_usize..200).prop_flat_map(move |len| (vector(len), vector(len), vector(len)))
     }
 
     proptest! {
         #[test]
         fn sums_are_in_the_stated_order((q, a, b) in vectors()) {
             let naive = |term: &dyn Fn(usize) -> f32| {
-                let mut sums = [0.0_f32; 16];
-                (0..q.len()).for_each(|i| sums[i % 16] += term(i));
-                for width in [8, 4, 2, 1] {
+                let mut sums = [0.0_f32; 64];
+                (0..q.len()).for_each(|i| sums[i % 64] += term(i));
+                for width in [32, 16, 8, 4, 2, 1] {
                     (0..width).for_each(|i| sums[i] += sums[i + width]);
                 }
                 sums[0]
