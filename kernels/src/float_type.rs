@@ -3,7 +3,6 @@
 use bytemuck::{bytes_of, pod_read_unaligned};
 use kvcache_schema::ElementType;
 use kvcache_simd::Float;
-use num_traits::AsPrimitive;
 
 /// Evaluates an expression in which `T` is the Rust type of a float element type: `float_type!(t1, T => f::<T>())`.
 ///
@@ -29,7 +28,7 @@ macro_rules! float_type {
 pub fn read_floats(element: ElementType, bytes: &[u8], values: &mut [f32]) {
     float_type!(element, T => {
         for (x, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
-            *x = pod_read_unaligned::<T>(bytes).as_();
+            *x = pod_read_unaligned::<T>(bytes).to_f32();
         }
     });
 }

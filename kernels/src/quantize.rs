@@ -49,7 +49,7 @@ impl HeadCodec {
         self.check(values.len(), codes.len(), scales.len());
         for (g, (group, stored)) in values.chunks_exact(self.group).zip(scales).enumerate() {
             let s = scale(group, self.bits);
-            *stored = T3::from_f32(s.as_());
+            *stored = T3::from_f32(s.to_f32());
             for (i, &x) in (g * self.group..).zip(group) {
                 let q = code(x, s, self.bits);
                 match self.bits {
@@ -90,22 +90,22 @@ impl HeadCodec {
 pub fn scale<T1: Float>(group: &[T1], bits: QuantBit) -> T1 {
     // In total order a NaN is above infinity, and of several the one of the largest payload counts: the order of the
     // elements does not matter, so kernels may take maxima in any.
-    let amax = group.iter().map(|x| x.as_().abs()).max_by(f32::total_cmp).unwrap_or(0.0);
+    let amax = group.iter().map(|x| x.to_f32().abs()).max_by(f32::total_cmp).unwrap_or(0.0);
     let quotient = T1::from_f32(amax / f32::from(bits.qmax()));
     let floor = T1::from_f32(SCALE_FLOOR);
-    if quotient.as_() < floor.as_() { floor } else { quotient }
+    if quotient.to_f32() < floor.to_f32() { floor } else { quotient }
 }
 
 /// The code of `x` in a group with scale `s` (of [`scale`]), in `-qmax..=qmax`; 0 if `x / s` is NaN.
 pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
-    let quotient: f32 = T1::from_f32(x.as_() / s.as_()).as_();
+    let quotient: f32 = T1::from_f32(x.to_f32() / s.to_f32()).to_f32();
     let qmax = f32::from(bits.qmax());
     quotient.round_ties_even().clamp(-qmax, qmax) as i8
 }
 
 /// The value of code `q` in a group whose stored scale is `scale`.
 pub fn value<T1: Float, T3: Float>(q: i8, scale: T3) -> T1 {
-    T1::from_f32(T3::from_f32(f32::from(q) * scale.as_()).as_())
+    T1::from_f32(T3::from_f32(f32::from(q) * scale.to_f32()).to_f32())
 }
 
 /// Code `i` of packed int4, from the byte that holds it: the low nibble if `i` is even, else the high one.

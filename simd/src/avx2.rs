@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
 use crate::simd::Simd;
@@ -26,6 +26,16 @@ unsafe fn first(n: usize) -> __m256i {
     const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
     // SAFETY: AVX2 is enabled (see Simd); n <= 8 leaves a register's lanes.
     unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
+}
+
+/// The high halves of eight float32.
+#[inline(always)]
+unsafe fn high_halves(x: __m256) -> __m128i {
+    // SAFETY: AVX2 is enabled (see Simd).
+    unsafe {
+        let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(x));
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high))
+    }
 }
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
@@ -81,6 +91,37 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn round_f16(x: __m256) -> __m256 {
         unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(from: *const bf16) -> __m256 {
+        unsafe {
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_bf16(to: *mut bf16, x: __m256) {
+        unsafe { _mm_storeu_si128(to.cast(), high_halves(Self::round_bf16(x))) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(to: *mut bf16, x: __m256) {
+        unsafe { _mm_stream_si128(to.cast(), high_halves(Self::round_bf16(x))) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(x: __m256) -> __m256 {
+        unsafe {
+            let bits = _mm256_castps_si256(x);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+            let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+            let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
+            _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(-0x1_0000)))
+        }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
 use crate::prefetch::{prefetch_l1, prefetch_l2};
@@ -33,6 +33,13 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
+}
+
+/// The high halves of sixteen float32.
+#[inline(always)]
+unsafe fn high_halves(x: __m512) -> __m256i {
+    // SAFETY: AVX-512 F is enabled (see Simd).
+    unsafe { _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(x))) }
 }
 
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
@@ -96,6 +103,36 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     #[inline(always)]
     unsafe fn round_f16(x: __m512) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(from: *const bf16) -> __m512 {
+        unsafe {
+            let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_bf16(to: *mut bf16, x: __m512) {
+        unsafe { _mm256_storeu_si256(to.cast(), high_halves(Self::round_bf16(x))) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(to: *mut bf16, x: __m512) {
+        unsafe { _mm256_stream_si256(to.cast(), high_halves(Self::round_bf16(x))) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(x: __m512) -> __m512 {
+        unsafe {
+            let bits = _mm512_castps_si512(x);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            let rounded = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+            _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x1_0000)))
+        }
     }
 
     #[inline(always)]

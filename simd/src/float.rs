@@ -3,8 +3,8 @@
 //! A type needs its rounding alone; what is written for one beside that is faster.
 
 use bytemuck::Pod;
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use num_traits::AsPrimitive;
 
 use crate::simd::{MOST_LANES, Simd};
@@ -14,6 +14,7 @@ mod sealed {
 
     impl Sealed for f32 {}
     impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
 }
 
 /// Elements that are converted together on the stack.
@@ -28,20 +29,29 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     /// Whether this is float16.
     const IS_F16: bool = false;
 
+    /// Bits of the significand, with the one that is not stored.
+    const DIGITS: u32;
+
+    /// The value; a NaN of float16 becomes quiet, that of another type keeps its bits.
+    #[inline]
+    fn to_f32(self) -> f32 {
+        self.as_()
+    }
+
     /// `x`, rounded to this type.
     fn from_f32(x: f32) -> Self;
 
     /// Fills `to` with as many values.
     fn read_slice(from: &[Self], to: &mut [f32]) {
         for (to, &x) in to.iter_mut().zip(from) {
-            *to = x.as_();
+            *to = x.to_f32();
         }
     }
 
     /// Rounds each value to this type.
     fn round_slice(values: &mut [f32]) {
         for x in values {
-            *x = Self::from_f32(*x).as_();
+            *x = Self::from_f32(*x).to_f32();
         }
     }
 
@@ -70,7 +80,7 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
         // SAFETY: n elements can be read; the array has a register's lanes.
         unsafe {
             for (i, lane) in lanes.iter_mut().enumerate().take(n) {
-                *lane = from.add(i).read().as_();
+                *lane = from.add(i).read().to_f32();
             }
             S::read_f32(lanes.as_ptr())
         }
@@ -130,6 +140,8 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
 // SAFETY of every block: the function's own conditions are those of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for f32 {
+    const DIGITS: u32 = Self::MANTISSA_DIGITS;
+
     #[inline]
     fn from_f32(x: f32) -> Self {
         x
@@ -165,6 +177,7 @@ impl Float for f32 {
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for f16 {
     const IS_F16: bool = true;
+    const DIGITS: u32 = Self::MANTISSA_DIGITS;
 
     #[inline]
     fn from_f32(x: f32) -> Self {
@@ -214,23 +227,46 @@ impl Float for f16 {
     }
 }
 
+/// The high half of float32, which no instruction set needs to have: a shift gives the value, and additions of integers
+/// round, so that all machines give the same bits. A NaN that is rounded becomes quiet and keeps its sign and the payload
+/// that fits, as with float16.
+// SAFETY of every block: the function's own conditions are those of the one that it calls.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl Float for bf16 {
+    const DIGITS: u32 = Self::MANTISSA_DIGITS;
+
+    #[inline]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline]
+    fn from_f32(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        unsafe { S::read_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
+        unsafe { if STREAM { S::stream_bf16(to, x) } else { S::write_bf16(to, x) } }
+    }
+
+    #[inline(always)]
+    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
+        unsafe { S::round_bf16(x) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::marker::PhantomData;
 
-    use half::bf16;
-
     use super::*;
     use crate::{Function, InstructionSet, Portable};
-
-    impl sealed::Sealed for bf16 {}
-
-    /// A type with its rounding alone.
-    impl Float for bf16 {
-        fn from_f32(x: f32) -> Self {
-            Self::from_f32(x)
-        }
-    }
 
     /// Rounds fewer values than a register has, or as many, in a register and through memory.
     struct Rounded<T>(PhantomData<T>);
@@ -256,14 +292,40 @@ mod tests {
     fn check<S: Simd, T: Float>() {
         for n in 1..=S::LANES {
             let values: Vec<f32> = (0..n).map(|i| (i as f32 - 5.5) / 3.0 * 10f32.powi(i as i32 - 8)).collect();
-            let mut expected = [0.0; MOST_LANES];
-            for (expected, &x) in expected.iter_mut().zip(&values) {
-                *expected = T::from_f32(x).as_();
-            }
-            // SAFETY: the instruction set is supported, checked by the caller.
-            let rounded = unsafe { S::outlined::<Rounded<T>>()(&values.as_slice()) };
-            assert_eq!(rounded, [expected; 2], "{n} of {} lanes", S::LANES);
+            check_values::<S, T>(&values);
+            check_values::<S, T>(&BORDERS[..n]);
         }
+    }
+
+    /// Ties of bfloat16, what rounds to infinity and what just does not, subnormals, and NaNs, signaling and quiet.
+    const BORDERS: [f32; MOST_LANES] = [
+        f32::from_bits(0x3f80_8000),
+        f32::from_bits(0x3f81_8000),
+        f32::from_bits(0xbf80_8001),
+        f32::from_bits(0x7f80_0001),
+        f32::from_bits(0xffa1_2345),
+        f32::from_bits(0x7fff_ffff),
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::from_bits(0x7f7f_7fff),
+        65520.0,
+        -65519.0,
+        1e-40,
+        -0.0,
+        f32::from_bits(0x0000_8000),
+        f32::from_bits(0x8001_8000),
+    ];
+
+    fn check_values<S: Simd, T: Float>(values: &[f32]) {
+        let mut expected = [0.0; MOST_LANES];
+        for (expected, &x) in expected.iter_mut().zip(values) {
+            *expected = T::from_f32(x).to_f32();
+        }
+        // SAFETY: the instruction set is supported, checked by the caller.
+        let rounded = unsafe { S::outlined::<Rounded<T>>()(&values) };
+        let bits = rounded.map(|lanes| lanes.map(f32::to_bits));
+        assert_eq!(bits, [expected.map(f32::to_bits); 2], "{} of {} lanes", values.len(), S::LANES);
     }
 
     fn check_types<S: Simd>(instructions: InstructionSet) {

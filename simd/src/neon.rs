@@ -5,7 +5,7 @@
 
 use std::arch::aarch64::*;
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
 use crate::simd::Simd;
@@ -38,6 +38,20 @@ unsafe fn values(halves: uint16x8_t) -> [float32x4_t; 2] {
     unsafe {
         let [low, high] = [vreinterpret_f16_u16(vget_low_u16(halves)), vreinterpret_f16_u16(vget_high_u16(halves))];
         [vcvt_f32_f16(low), vcvt_f32_f16(high)]
+    }
+}
+
+/// Four float32, rounded to bfloat16; a NaN becomes quiet.
+#[inline(always)]
+unsafe fn nearest_bf16(x: float32x4_t) -> float32x4_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let bits = vreinterpretq_u32_f32(x);
+        let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+        let nearest = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+        let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+        let rounded = vbslq_u32(vceqq_f32(x, x), nearest, quiet);
+        vreinterpretq_f32_u32(vandq_u32(rounded, vdupq_n_u32(0xffff_0000)))
     }
 }
 
@@ -82,6 +96,30 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn round_f16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
         unsafe { values(halves(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(from: *const bf16) -> [float32x4_t; 2] {
+        unsafe {
+            let high = vld1q_u16(from.cast());
+            let [low, high] = [vshll_n_u16::<16>(vget_low_u16(high)), vshll_n_u16::<16>(vget_high_u16(high))];
+            [vreinterpretq_f32_u32(low), vreinterpretq_f32_u32(high)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_bf16(to: *mut bf16, x: [float32x4_t; 2]) {
+        unsafe {
+            let [low, high] = Self::round_bf16(x);
+            let low = vshrn_n_u32::<16>(vreinterpretq_u32_f32(low));
+            let high = vshrn_n_u32::<16>(vreinterpretq_u32_f32(high));
+            vst1q_u16(to.cast(), vcombine_u16(low, high));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        unsafe { [nearest_bf16(x[0]), nearest_bf16(x[1])] }
     }
 
     #[inline(always)]

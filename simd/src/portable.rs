@@ -1,6 +1,6 @@
 //! Plain Rust, for every machine: registers of eight float32 that the compiler makes of what there is.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
 use crate::simd::Simd;
@@ -67,6 +67,26 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn round_f16(x: [f32; LANES]) -> [f32; LANES] {
         each!(|i| f16::from_f32_const(x[i]).to_f32_const())
+    }
+
+    #[inline(always)]
+    unsafe fn read_bf16(from: *const bf16) -> [f32; LANES] {
+        let high = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        each!(|i| f32::from_bits((high[i] as u32) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn write_bf16(to: *mut bf16, x: [f32; LANES]) {
+        let mut high = [bf16::ZERO; LANES];
+        for (i, high) in high.iter_mut().enumerate() {
+            *high = bf16::from_f32_const(x[i]);
+        }
+        unsafe { to.cast::<[bf16; LANES]>().write_unaligned(high) }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(x: [f32; LANES]) -> [f32; LANES] {
+        each!(|i| bf16::from_f32_const(x[i]).to_f32_const())
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! What an instruction set can do with a register of float32.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
 use crate::prefetch::prefetch_l1;
@@ -61,6 +61,19 @@ pub trait Simd: Sized {
     }
     /// Rounds to float16, to nearest, ties to even.
     unsafe fn round_f16(x: Self::F32) -> Self::F32;
+
+    /// Reads a register of bfloat16.
+    unsafe fn read_bf16(from: *const bf16) -> Self::F32;
+    /// Writes a register as bfloat16, rounded as by [`round_bf16`](Self::round_bf16).
+    unsafe fn write_bf16(to: *mut bf16, x: Self::F32);
+    /// Writes a register as bfloat16, rounded as by [`round_bf16`](Self::round_bf16), by a non-temporal store.
+    #[inline(always)]
+    unsafe fn stream_bf16(to: *mut bf16, x: Self::F32) {
+        // SAFETY: the conditions of `write_bf16` are among those of this function.
+        unsafe { Self::write_bf16(to, x) }
+    }
+    /// Rounds to bfloat16, to nearest, ties to even; a NaN becomes quiet and keeps its sign and the payload that fits.
+    unsafe fn round_bf16(x: Self::F32) -> Self::F32;
 
     /// `a + b`
     unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;

@@ -63,7 +63,7 @@ pub(crate) unsafe fn quantize_row<Q: CodeType, V: Float, T: Float>(
         let s = quantize::scale(values, Q::BITS);
         // SAFETY: g < len / group, so the row has this scale and these codes; a group is whole bytes.
         unsafe {
-            scales.add(g).write(T::from_f32(s.as_()));
+            scales.add(g).write(T::from_f32(s.to_f32()));
             Q::pack(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
         }
     }
@@ -98,7 +98,7 @@ fn multiply<T: Float>(values: &mut [f32], scales: &[T], at: usize, group: usize)
     let mut rest = values;
     let mut at = at;
     while !rest.is_empty() {
-        let s: f32 = scales[at / group].as_();
+        let s: f32 = scales[at / group].to_f32();
         let (of_group, others) = rest.split_at_mut((group - at % group).min(rest.len()));
         of_group.iter_mut().for_each(|x| *x *= s);
         at += of_group.len();

@@ -170,13 +170,13 @@ struct Cast;
 impl<V: Float, C: Float> Format<V, C, ()> for Cast {
     fn store(&self, values: &[V], cells: &mut [C], _: &mut [()]) {
         for (cell, &x) in cells.iter_mut().zip(values) {
-            *cell = C::from_f32(x.as_());
+            *cell = C::from_f32(x.to_f32());
         }
     }
 
     fn load(&self, cells: &[C], _: &[()], values: &mut [V]) {
         for (x, &cell) in values.iter_mut().zip(cells) {
-            *x = V::from_f32(cell.as_());
+            *x = V::from_f32(cell.to_f32());
         }
     }
 }
