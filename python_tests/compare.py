@@ -16,7 +16,7 @@ def assert_same_bits(name: str, got: np.ndarray, expected: np.ndarray, any_nan: 
     got, expected = np.atleast_1d(got), np.atleast_1d(expected)
     bits = np.dtype(f"u{got.dtype.itemsize}")
     same = got.view(bits) == expected.view(bits)
-    if any_nan and got.dtype.kind == "f":
+    if any_nan and got.dtype.kind in "fV":  # V: bfloat16
         same |= np.isnan(got) & np.isnan(expected)
     _assert_all(name, same, got, expected)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from functools import lru_cache
 
 import numpy as np
 import onnxruntime
 import pytest
 from kvcache_ops import _native
+from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 
 from compare import Arrays
 from graph import IR_VERSION, OPSET
-from kvcache import DOMAIN, ELEMENT_TYPES, create_session
+from kvcache import DOMAIN, create_session
+from kvcache import ELEMENT_TYPES as OF_NUMPY
 
+ELEMENT_TYPES = OF_NUMPY | {np.dtype(bfloat16): TensorProto.BFLOAT16}
 RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 DOMAINS = (DOMAIN, "pmx.dynamic_batching")
 # The domains of static batching, in which `KeyValueCache` has other inputs.
@@ -103,12 +108,23 @@ def run_node(
     for name, array in inputs.items():
         if name == "cache" and int4_shape is not None:
             binding.bind_input(name, "cpu", 0, TensorProto.INT4, int4_shape, array.ctypes.data)
+        elif array.dtype == bfloat16:  # ONNX Runtime takes no such array
+            binding.bind_input(name, "cpu", 0, TensorProto.BFLOAT16, array.shape, array.ctypes.data)
         else:
             binding.bind_cpu_input(name, array)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     session.run_with_iobinding(binding)
-    return binding.copy_outputs_to_cpu()
+    return [array_of(value) for value in binding.get_outputs()]
+
+
+def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
+    """A copy of a tensor, also of bfloat16, of which ONNX Runtime makes no array."""
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    shape = value.shape()
+    size = math.prod(shape) * np.dtype(bfloat16).itemsize
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), size), bfloat16).reshape(shape)
 
 
 def types_of(inputs: Arrays, int4_cache: bool) -> dict[str, int]:

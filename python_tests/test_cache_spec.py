@@ -23,8 +23,9 @@ from node import INPUTS, node_model, node_types, session_of
 
 SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
 ONNX_TYPES = {name: element_type for element_type, name in TYPE_NAMES.items()}
-BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
-ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in SCHEMA["combinations"]]
+BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "bfloat16": 16}
+TABLE = SCHEMA["combinations"] + SCHEMA["extensions"]
+ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in TABLE]
 
 
 def spec_of(row: tuple, cache_layout: int = 0, **sizes: int) -> CacheSpec:
@@ -65,13 +66,15 @@ def check_sizes(row: tuple, cache_layout: int) -> None:
 
 
 def test_types_that_are_left_out() -> None:
-    """T2 is quant_bit's, T3 is T1; without quantization T2 is T1 and there is no scale."""
+    """T2 is quant_bit's, T3 is T1, or float32 of bfloat16; without quantization T2 is T1 and there is no scale."""
     sizes = dict(max_tokens=8, num_kv_heads=1, head_dim=8)
     for dtype, quant_bit, cache_dtype, scale_dtype in (
         ("float16", 0, "float16", None),
         ("int8", 0, "int8", None),
         ("float32", 8, "int8", "float32"),
         ("float16", 4, "int4", "float16"),
+        ("bfloat16", 0, "bfloat16", None),
+        ("bfloat16", 8, "int8", "float32"),
     ):
         spec = CacheSpec(**sizes, dtype=dtype, quant_bit=quant_bit)
         assert (spec.cache_dtype, spec.scale_dtype) == (cache_dtype, scale_dtype)
@@ -100,7 +103,11 @@ def test_attributes_are_all_of_the_nodes() -> None:
         ({"num_layers": 1.5}, "attribute_type", "attribute num_layer is 1.5"),
         ({"cache_dtype": "int8"}, "illegal_types", "cache (T2) is int8"),
         ({"dtype": "int8"}, "illegal_types", "current_key (T1) is int8"),
-        ({"dtype": "bfloat16"}, "type_unknown", 'dtype is "bfloat16", expected one of float32, float16, int8, int4'),
+        (
+            {"dtype": "float8"},
+            "type_unknown",
+            'dtype is "float8", expected one of float32, float16, int8, int4, bfloat16',
+        ),
         ({"dtype": 3}, "type_unknown", "dtype is 3, expected the name of a type"),
         ({"quant_bit": 0, "cache_dtype": None}, "scale_unexpected", "scale_dtype is 'float16', expected None because"),
         ({"max_tokens": 0}, "spec_range", "max_tokens is 0, expected at least 1"),
@@ -188,7 +195,18 @@ def bound_call(session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarr
     return binding.copy_outputs_to_cpu()
 
 
-@pytest.mark.parametrize("row", [(0, "float16", "float16", None), (8, "float16", "int8", "float32"), ROWS[-1]], ids=str)
+def test_ortvalues_of_bfloat16() -> None:
+    """On the memory itself, and of the type that the operator expects."""
+    memory = spec_of((0, "bfloat16", "bfloat16", None)).allocate()
+    value = memory.ortvalues()["cache"]
+    assert (value.data_type(), tuple(value.shape())) == ("tensor(bfloat16)", memory.cache.shape)
+    assert value.data_ptr() == memory.cache.ctypes.data
+
+
+SOME = [(0, "float16", "float16", None), (8, "float16", "int8", "float32"), (4, "float16", "int4", "float16")]
+
+
+@pytest.mark.parametrize("row", SOME, ids=str)
 def test_onnx_runtime_and_run_agree(row: tuple) -> None:
     """A binding, OrtValues and `run` write the same bytes into memory from `allocate`."""
     spec = spec_of(row, cache_layout=3)

@@ -107,7 +107,8 @@ def test_size(capsys: pytest.CaptureFixture[str]) -> None:
             for scale, size in (("float32", 4), ("float16", 2)):
                 taken = elements * half_bytes // 2 + elements // group * size
                 assert rows[cache, scale, str(group)] == (taken, 2**30 // taken)
-    assert len(rows) == len(lines) == 15
+    assert rows["bfloat16", "-", "-"] == rows["float16", "-", "-"]
+    assert len(rows) == len(lines) == 16
     assert main(["size"]) == 0
     out = capsys.readouterr()
     assert out.out.splitlines() == [header, *lines] and out.err.startswith("32 layers, 8 heads, head_dim 128: ")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import load_file
+
+from golden_cases import load_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # By the folder of the cases, what some legal call has at least.
@@ -34,7 +35,7 @@ def test_legal_cases_are_large(folder: str) -> None:
 
 def sizes_of_calls(folder: Path) -> Iterator[dict[str, int]]:
     """The sizes of each legal call of a case."""
-    case, tensors = yaml.safe_load((folder / "case.yaml").read_text()), load_file(folder / "tensors.safetensors")
+    case, tensors = yaml.safe_load((folder / "case.yaml").read_text()), load_tensors(folder / "tensors.safetensors")
     for i, step in enumerate(case["steps"]):
         if "error" in step:
             continue

@@ -57,6 +57,7 @@ impl NanRule {
         let element = one.element();
         let is_nan = |bytes: &[u8]| match (element, bytes) {
             (ElementType::Float16, &[a, b]) => half::f16::from_le_bytes([a, b]).is_nan(),
+            (ElementType::BFloat16, &[a, b]) => half::bf16::from_le_bytes([a, b]).is_nan(),
             (ElementType::Float32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).is_nan(),
             _ => false,
         };

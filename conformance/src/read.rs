@@ -197,6 +197,7 @@ pub(crate) fn read_tensor(view: &safetensors::tensor::TensorView<'_>, int4: Opti
         (Dtype::U8, Some(shape)) => (ElementType::Int4, shape.as_slice()),
         (Dtype::F32, None) => (ElementType::Float32, view.shape()),
         (Dtype::F16, None) => (ElementType::Float16, view.shape()),
+        (Dtype::BF16, None) => (ElementType::BFloat16, view.shape()),
         (Dtype::I8, None) => (ElementType::Int8, view.shape()),
         (Dtype::I64, None) => (ElementType::Int64, view.shape()),
         _ => return None,

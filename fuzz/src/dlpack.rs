@@ -100,7 +100,8 @@ struct Described {
 fn dtype_of(element: ElementType) -> DLDataType {
     let code = match element {
         ElementType::Float32 | ElementType::Float16 => DLDataTypeCode::FLOAT,
-        _ => DLDataTypeCode::INT,
+        ElementType::BFloat16 => DLDataTypeCode::BFLOAT,
+        ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => DLDataTypeCode::INT,
     };
     DLDataType { code, bits: element.bits() as u8, lanes: 1 }
 }

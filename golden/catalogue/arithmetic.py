@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import ml_dtypes
 import numpy as np
+from ml_dtypes import bfloat16
 
 from . import groups
 from .bits import random_bits
 from .case import Case, Sequence, begin
 from .groups import GROUP
 
-T1S: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+T1S: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16}
 QMAX = {8: 127, 4: 7}
 NON_FINITE_WHY = "arithmetic makes the NaN of a group with a non-finite value, with the machine's sign and payload"
 INFINITE_SCALE_WHY = "arithmetic makes a NaN of code 0 times an infinite scale, with the machine's sign and payload"
@@ -89,7 +91,7 @@ def edges(types: str, bits: int) -> Case:
     T1, _, T3 = types.split()
     real, qmax = T1S[T1], QMAX[bits]
     low, high, stride = (-24, 15, 1) if "f16" in (T1, T3) else (-149, 120, 7)
-    tiny = float(np.finfo(real).smallest_subnormal)
+    tiny = float(ml_dtypes.finfo(real).smallest_subnormal)
     zeros = np.zeros((4, GROUP), real)
     zeros[1] = -0.0
     zeros[2] = [tiny, -tiny, 2 * tiny, -3 * tiny, 0.0, -0.0, tiny, tiny]

@@ -18,7 +18,7 @@ from oracle.rules import broken_rules
 from .bits import random_bits, random_scales, random_values
 from .rules import named as named_rules
 
-SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "int8", "int4": "int4"}
+SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "int8", "int4": "int4", "bfloat16": "bf16"}
 LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
 
 

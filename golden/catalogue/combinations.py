@@ -14,11 +14,14 @@ from .case import SHORT_NAMES, Case, Sequence, begin
 
 SCHEMA = yaml.safe_load((Path(__file__).parents[2] / "schema/key_value_cache.yaml").read_text())
 
-# Each legal combination of types, as `begin` takes it, and its quant_bit.
-TYPES = {
-    " ".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row): row["quant_bit"]
-    for row in SCHEMA["combinations"]
-}
+
+def names(row: dict[str, str]) -> str:
+    """The types of a row of the table, as `begin` takes them."""
+    return " ".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
+
+
+# Each legal combination of types of the specification, and its quant_bit.
+TYPES = {names(row): row["quant_bit"] for row in SCHEMA["combinations"]}
 MODES = ("offset", "paged")
 REPEATS = (1, 4)
 GROUPS = (8, 16, 8, 32, 64, 16, 128, 32)
@@ -28,17 +31,18 @@ def cases() -> Iterator[Case]:
     """The whole product; sizes, layers, slots and groups vary along it."""
     combinations = product(LAYOUTS, enumerate(MODES), TYPES, REPEATS)
     for number, (cache_layout, (cache_mode, mode), types, num_repeat) in enumerate(combinations):
-        yield combination(number, cache_layout, cache_mode, mode, types, num_repeat)
+        yield combination(number, cache_layout, cache_mode, mode, types, num_repeat, TYPES[types])
 
 
-def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str, num_repeat: int) -> Case:
+def combination(
+    number: int, cache_layout: int, cache_mode: int, mode: str, types: str, num_repeat: int, quant_bit: int
+) -> Case:
     """A prefill beside a decode step; small groups leave room for a third sequence that continues a prefill."""
     attributes = dict(num_layer=2, layer_idx=number % 2, num_repeat=num_repeat)
     attributes |= dict(cache_mode=cache_mode, cache_layout=cache_layout)
     about = f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, num_repeat {num_repeat}: "
     head_dim = 4 + number % 3
     quant_group = 0
-    quant_bit = TYPES[types]
     rules = f"types.legal cache-mode.{cache_mode} cache-layout.{cache_layout} layer inputs.packed outputs.packed"
     if quant_bit != 0:
         # Eight neighbors of the product share layout, mode and width, and so meet all groups.

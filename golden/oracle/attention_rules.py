@@ -66,7 +66,7 @@ def attribute_rules(attributes: AttentionAttributes) -> Iterator[str]:
 
 def type_rules(inputs: AttentionInputs | CacheAttentionInputs, T1: str) -> Iterator[str]:
     """A T1 that has scores, and what must be of it; decoding_batches is int64."""
-    if T1 not in rules.FLOATS:
+    if T1 not in rules.SCORED:
         yield "attention_type"
     mask = given(inputs.attn_mask)
     for tensor in (inputs.query, *([] if mask is None else [mask])):

@@ -8,7 +8,7 @@ order is the implementation's, so the mean over all orders counts. To first orde
 - an error of weight j, relative to it, of e_j changes it as much: p_j e_j (v_j - o); exp is good to 4 ulp;
 - the sums of weights and of weighted values have the errors of their m partial sums, and the division has one.
 
-Where T1 is float16, an implementation may also round to it the scores (after the product, the division by sqrt(Dh) and
+Where T1 has 16 bits, an implementation may also round to it the scores (after the product, the division by sqrt(Dh) and
 each mask) and the weights, as the public reference does. There the weights are rounded after they were divided by their
 sum, which nothing makes up for: an error e_j changes the output by p_j e_j v_j.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from .portable import square, total
@@ -43,7 +44,7 @@ class Row:
 
 def unit(element: type[np.floating]) -> float:
     """u: half of the distance from 1 to the next number."""
-    return float(np.finfo(element).eps) / 2
+    return float(ml_dtypes.finfo(element).eps) / 2
 
 
 def rounding(element: type[np.floating]) -> float:
@@ -57,12 +58,12 @@ def tolerance(row: Row, T1: type[np.floating]) -> np.ndarray:
     moved = row.weights[:, None] * (row.values - row.output)  # (m, Dh): what a relative error of weight j changes
     exp = EXP_ULPS * 2 * unit(np.float32)  # an ulp is at most 2u of the value
     relative = score_variance(row, r) + exp * exp
-    if T1 is np.float16:
-        relative = relative + half_precision_variance(row)
+    if T1 is not np.float32:
+        relative = relative + narrow_variance(row, T1)
     variance = total(square(moved) * relative[:, None])
     terms = row.weights[:, None] * row.values
-    if T1 is np.float16:
-        variance = variance + total(square(terms * half_precision_weights(row)[:, None]))
+    if T1 is not np.float32:
+        variance = variance + total(square(terms * narrow_weights(row, T1)[:, None]))
     variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
     variance = variance + square(r * row.output) * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
@@ -94,24 +95,24 @@ def score_variance(row: Row, r: float) -> np.ndarray:
     return variance + square(r * (row.scores - row.scores.max()))  # the difference from the largest score
 
 
-def half_precision_variance(row: Row) -> np.ndarray:
-    """The variance of each score and weight (m) where they are rounded to float16."""
-    r = rounding(np.float16)
+def narrow_variance(row: Row, T1: type[np.floating]) -> np.ndarray:
+    """The variance of each score and weight (m) where they are rounded to T1, of 16 bits."""
+    r = rounding(T1)
     products = total(row.keys * row.q, axis=1)
     variance = 2 * square(r * products) / len(row.q)
     sums = products / math.sqrt(len(row.q))
     for mask in row.masks:
         sums = sums + mask
         variance = variance + square(r * mask) + square(r * sums)
-    return variance + square(half_precision_weights(row))
+    return variance + square(narrow_weights(row, T1))
 
 
-def half_precision_weights(row: Row) -> np.ndarray:
-    """The deviation of each weight (m), relative to it, where it is rounded to float16, 0 for a float16 number."""
-    # A weight is rounded in units of at least the smallest number of float16.
-    smallest = float(np.finfo(np.float16).smallest_subnormal) / (2 * math.sqrt(3))
-    deviations = rounding(np.float16) + smallest / np.maximum(row.weights, smallest)
-    return np.where(row.weights == row.weights.astype(np.float16), 0.0, deviations)
+def narrow_weights(row: Row, T1: type[np.floating]) -> np.ndarray:
+    """The deviation of each weight (m), relative to it, where it is rounded to T1, of 16 bits; 0 for a number of T1."""
+    # A weight is rounded in units of at least the smallest number of T1.
+    smallest = float(ml_dtypes.finfo(T1).smallest_subnormal) / (2 * math.sqrt(3))
+    deviations = rounding(T1) + smallest / np.maximum(row.weights, smallest)
+    return np.where(row.weights == row.weights.astype(T1).astype(np.float64), 0.0, deviations)
 
 
 def last_rounding(output: np.ndarray, T1: type[np.floating]) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 INPUTS = (
     "current_key",
@@ -18,7 +19,7 @@ INPUTS = (
 )
 
 # numpy has no int4: such a tensor is an int8 array that holds values from -8 to 7.
-NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.int8}
+NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.int8, "bfloat16": bfloat16}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
         s = plain_nan(np.maximum(amax / T1(qmax), T1(1e-5)))  # T1; a NaN stays
         quotient = x / s  # T1; Inf / Inf is NaN
     rounded = np.rint(quotient)  # half to even
-    q = np.clip(rounded, T1(-qmax), T1(qmax))
+    q = np.minimum(np.maximum(rounded, T1(-qmax)), T1(qmax))  # np.clip makes float32 of bfloat16
     q = np.where(np.isnan(q), T1(0), q)
     assert amax.dtype == s.dtype == quotient.dtype == q.dtype == x.dtype, "nothing is promoted"
     return q.astype(np.int8), s

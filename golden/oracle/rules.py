@@ -16,6 +16,7 @@ from .layouts import LAYOUTS, cache_shape, max_t
 
 INDEX_INPUTS = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen")
 FLOATS = ("float32", "float16")
+SCORED = (*FLOATS, "bfloat16")  # the T1 of attention and of quantization
 
 
 def broken_rules(
@@ -62,9 +63,9 @@ def types_go_together(types: Types, quant_bit: int) -> bool:
     """Whether the table has these types; a T3 that is missing is another rule's."""
     T1, T2 = types.T1, types.T2
     legal = {
-        0: (T1 in FLOATS and T2 in FLOATS) or (T1 == "int8" and T2 == "int8"),
-        8: T1 in FLOATS and T2 == "int8",
-        4: T1 in FLOATS and T2 == "int4",
+        0: (T1 in FLOATS and T2 in FLOATS) or (T1 == T2 and T1 in ("int8", "bfloat16")),
+        8: T1 in SCORED and T2 == "int8",
+        4: T1 in SCORED and T2 == "int4",
     }[quant_bit]
     return legal and types.T3 in (*FLOATS, None)
 

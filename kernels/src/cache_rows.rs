@@ -83,7 +83,7 @@ impl CacheRows {
         quant: Option<(usize, ElementType)>,
     ) -> Result<Self, RowsError> {
         let t3 = quant.map(|(_, t3)| t3);
-        if !TypeCombination::LEGAL.iter().any(|legal| (legal.t2, legal.t3) == (t2, t3)) {
+        if !TypeCombination::all().any(|legal| (legal.t2, legal.t3) == (t2, t3)) {
             return Err(RowsError::Types { t2, t3 });
         }
         let CacheDims { max_t, num_layer, num_heads, inner: head_dim } = dims;

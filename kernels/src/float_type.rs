@@ -19,7 +19,29 @@ macro_rules! float_type {
                 type $T = ::half::f16;
                 $body
             }
+            ::kvcache_schema::ElementType::BFloat16 => {
+                type $T = ::half::bf16;
+                $body
+            }
             element => unreachable!("{element} is no float"),
+        }
+    };
+}
+
+/// [`float_type!`] for the types of scales (T3), which are fewer.
+#[macro_export]
+macro_rules! scale_type {
+    ($element:expr, $T:ident => $body:expr) => {
+        match $element {
+            ::kvcache_schema::ElementType::Float32 => {
+                type $T = f32;
+                $body
+            }
+            ::kvcache_schema::ElementType::Float16 => {
+                type $T = ::half::f16;
+                $body
+            }
+            element => unreachable!("{element} is no type of scales"),
         }
     };
 }

@@ -105,6 +105,7 @@ pub fn element_of(input: &'static str, dtype: DLDataType) -> Result<ElementType,
     match (code, bits, lanes) {
         (DLDataTypeCode::FLOAT, 32, 1) => Ok(ElementType::Float32),
         (DLDataTypeCode::FLOAT, 16, 1) => Ok(ElementType::Float16),
+        (DLDataTypeCode::BFLOAT, 16, 1) => Ok(ElementType::BFloat16),
         (DLDataTypeCode::INT, 64, 1) => Ok(ElementType::Int64),
         (DLDataTypeCode::INT, 8, 1) => Ok(ElementType::Int8),
         (DLDataTypeCode::INT, 4, 1) => Ok(ElementType::Int4),
@@ -254,11 +255,12 @@ mod tests {
     fn each_type_is_known_by_its_code() {
         let of = |code, bits, lanes| element_of("cache", DLDataType { code, bits, lanes }).ok();
         assert_eq!(of(DLDataTypeCode::FLOAT, 16, 1), Some(ElementType::Float16));
+        assert_eq!(of(DLDataTypeCode::BFLOAT, 16, 1), Some(ElementType::BFloat16));
         assert_eq!(of(DLDataTypeCode::INT, 8, 1), Some(ElementType::Int8));
         assert_eq!(of(DLDataTypeCode::INT, 4, 1), Some(ElementType::Int4));
         assert_eq!(of(DLDataTypeCode::INT, 64, 1), Some(ElementType::Int64));
         for (code, bits, lanes) in
-            [(DLDataTypeCode::UINT, 8, 1), (DLDataTypeCode::BFLOAT, 16, 1), (DLDataTypeCode::FLOAT, 32, 4)]
+            [(DLDataTypeCode::UINT, 8, 1), (DLDataTypeCode::BFLOAT, 32, 1), (DLDataTypeCode::FLOAT, 32, 4)]
         {
             assert_eq!(of(code, bits, lanes), None);
         }
@@ -290,7 +292,7 @@ mod tests {
             refused(DLTensor { device, ..good }),
             DlpackError::DeviceMemory { input: "cache", device: "cuda:1".to_owned() }.into()
         );
-        let dtype = DLDataType { code: DLDataTypeCode::BFLOAT, bits: 16, lanes: 1 };
+        let dtype = DLDataType { code: DLDataTypeCode::UINT, bits: 16, lanes: 1 };
         assert_eq!(refused(DLTensor { dtype, ..good }).kind(), "element_type");
         for broken in [
             DLTensor { ndim: -1, ..good },

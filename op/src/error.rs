@@ -278,7 +278,7 @@ pub enum Error {
     },
 
     /// A type of keys, values and queries that has no scores.
-    #[error("{input} is of type {got}, expected float32 or float16: attention has no other T1")]
+    #[error("{input} is of type {got}, expected float32, float16 or bfloat16: attention has no other T1")]
     AttentionType {
         /// The tensor whose type is T1.
         input: &'static str,

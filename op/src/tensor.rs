@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_schema::{ElementType, shape};
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use smallvec::SmallVec;
@@ -68,7 +68,7 @@ macro_rules! element {
     };
 }
 
-element!(f32 => Float32, f16 => Float16, i8 => Int8, i64 => Int64);
+element!(f32 => Float32, f16 => Float16, bf16 => BFloat16, i8 => Int8, i64 => Int64);
 
 /// What is wrong with a tensor as it was made; reported by the checks, which know its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,8 +15,8 @@ from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load
 
-T1 = Literal["float32", "float16", "int8"]
-T2 = Literal["float32", "float16", "int8", "int4"]
+T1 = Literal["float32", "float16", "int8", "bfloat16"]
+T2 = Literal["float32", "float16", "int8", "int4", "bfloat16"]
 T3 = Literal["float32", "float16"]
 CacheShape = tuple[int, int, int, int, int]
 Operand = tuple[str, list[int | None] | None]
@@ -29,7 +29,7 @@ LINE = 64
 """Bytes of a cache line, to which memory is aligned."""
 
 # Types by their names, as onnx.TensorProto numbers them, and as numpy has them: of int4, packed bytes.
-ONNX_TYPES = {"float32": 1, "float16": 10, "int8": 3, "int4": 22}
+ONNX_TYPES = {"float32": 1, "float16": 10, "int8": 3, "int4": 22, "bfloat16": 16}
 _NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.uint8}
 
 # The memory that IOBindings point to, which they do not keep themselves.
@@ -65,10 +65,10 @@ class CacheSpec:
     """A cache for the keys and values of `num_layers` attention layers: its types, sizes, and the order of its axes.
 
     max_tokens: slots for tokens (MaxT). num_kv_heads, head_dim: cache heads (H), elements of a head (Dh).
-    dtype: the type of keys and values as the model has them (T1): "float32", "float16", or "int8" without
+    dtype: the type of keys and values as the model has them (T1): "float32", "float16", "bfloat16", or "int8" without
     quantization. cache_dtype: the type that they are kept in (T2); as `quant_bit` says if None: "int8" for 8, "int4"
     for 4, else `dtype`. scale_dtype: the type of the scales (T3), "float32" or "float16"; if None, that of `dtype` in a
-    quantized cache, else there are no scales.
+    quantized cache ("float32" for "bfloat16"), else there are no scales.
     quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
     cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
@@ -97,7 +97,7 @@ class CacheSpec:
         if self.cache_dtype is None:
             object.__setattr__(self, "cache_dtype", quantized or self.dtype)
         if self.scale_dtype is None and quantized:
-            object.__setattr__(self, "scale_dtype", self.dtype)
+            object.__setattr__(self, "scale_dtype", "float32" if self.dtype == "bfloat16" else self.dtype)
         _ = self._geometry  # checks all
         if self.scale_dtype is not None and not quantized:
             message = f"scale_dtype is {self.scale_dtype!r}, expected None because quant_bit is 0"
@@ -196,7 +196,13 @@ def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any
     except (MemoryError, ValueError) as error:
         raise KvCacheError(f"out of memory for {name}: {nbytes} bytes", "out_of_memory") from error
     start = -memory.ctypes.data % LINE
-    return memory[start : start + nbytes].view(_NUMPY_TYPES[dtype]).reshape(_stored_shape(dtype, shape))
+    zeros: NDArray[Any] = memory[start : start + nbytes].view(numpy_type(dtype))
+    return zeros.reshape(_stored_shape(dtype, shape))
+
+
+def numpy_type(dtype: str) -> Any:
+    """numpy's type of this name; bfloat16 is that of the package ml_dtypes."""
+    return load("ml_dtypes", "a cache of bfloat16").bfloat16 if dtype == "bfloat16" else _NUMPY_TYPES[dtype]
 
 
 def _stored_shape(dtype: str, shape: CacheShape) -> tuple[int, ...]:
@@ -265,7 +271,9 @@ class Cache:
         for name, array, dtype, shape, _ in self._tensors():
             if not isinstance(array, np.ndarray):
                 raise KvCacheError(f"{name} is a {type(array).__name__}, expected a numpy array", "not_an_array")
-            if dtype == "int4":
+            if dtype == "bfloat16":
+                values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_TYPES[dtype])
+            elif dtype == "int4":
                 # ONNX Runtime takes address and shape of the array, and believes the type: so this view of the packed
                 # bytes has the shape in elements. It is never read.
                 array = np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape))

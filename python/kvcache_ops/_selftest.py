@@ -103,7 +103,8 @@ def through_onnxruntime(case: Case, onnxruntime: Any) -> None:
     session = onnxruntime.InferenceSession(case.model, options, providers=["CPUExecutionProvider"])
     state = case.copied_state()
     binding = session.io_binding()
-    element_types = {np.dtype(name): code for name, code in (ONNX_TYPES | {"int64": 7}).items() if name != "int4"}
+    known = ONNX_TYPES | {"int64": 7}
+    element_types = {np.dtype(name): code for name, code in known.items() if name not in ("int4", "bfloat16")}
     for step, inputs in enumerate(case.inputs):
         for name, array in (inputs | state).items():
             shape, element_type = array.shape, element_types.get(array.dtype)

@@ -82,7 +82,8 @@ fn page(file: &str, schema: &Value) -> Result<String, std::fmt::Error> {
             md,
             "\nLegal combinations; without quantization a scale of any T3 may be given and is left untouched.\n"
         )?;
-        table(&mut md, &["quant_bit", "T1", "T2", "T3"], rows(&schema["combinations"]), |row| {
+        let combinations = [rows(&schema["combinations"]), rows(&schema["extensions"])].concat();
+        table(&mut md, &["quant_bit", "T1", "T2", "T3"], &combinations, |row| {
             let t3 = if row["T3"].is_null() { "none".to_owned() } else { text(&row["T3"]) };
             vec![text(&row["quant_bit"]), text(&row["T1"]), text(&row["T2"]), t3]
         })?;

@@ -18,7 +18,7 @@ pub struct TypeCombination {
 }
 
 impl TypeCombination {
-    /// Every legal combination. Without quantization any T3 of [`ElementType::T3`] may be given, and is left untouched.
+    /// The legal combinations of the specification. Without quantization any T3 of [`ElementType::T3`] may be given, and is left untouched.
     pub const LEGAL: [Self; 13] = {
         use ElementType::{Float16, Float32, Int4, Int8};
         const fn row(quant_bit: i64, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {
@@ -41,11 +41,31 @@ impl TypeCombination {
         ]
     };
 
-    /// Whether the combination is in [`TypeCombination::LEGAL`], a given but unused scale left out of account.
+    /// The legal combinations beyond the specification: bfloat16 on the CPU, for models whose values float16 cannot hold.
+    pub const EXTENSIONS: [Self; 5] = {
+        use ElementType::{BFloat16, Float16, Float32, Int4, Int8};
+        const fn row(quant_bit: i64, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {
+            TypeCombination { quant_bit, t1: BFloat16, t2, t3 }
+        }
+        [
+            row(0, BFloat16, None),
+            row(8, Int8, Some(Float32)),
+            row(8, Int8, Some(Float16)),
+            row(4, Int4, Some(Float32)),
+            row(4, Int4, Some(Float16)),
+        ]
+    };
+
+    /// Every legal combination: those of the specification, then the extensions.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::LEGAL.into_iter().chain(Self::EXTENSIONS)
+    }
+
+    /// Whether the combination is in [`TypeCombination::all`], a given but unused scale left out of account.
     pub fn is_legal(self) -> bool {
         let unused_scale = self.quant_bit == 0 && self.t3.is_none_or(|t3| ElementType::T3.contains(&t3));
         let looked_up = if unused_scale { Self { t3: None, ..self } } else { self };
-        Self::LEGAL.contains(&looked_up)
+        Self::all().any(|row| row == looked_up)
     }
 
     /// T1, T2 and, where there is one, T3.
@@ -76,8 +96,8 @@ mod tests {
 
     #[test]
     fn a_row_has_a_name_of_its_own() {
-        let names: HashSet<_> = TypeCombination::LEGAL.map(TypeCombination::name).into();
-        assert_eq!(names.len(), TypeCombination::LEGAL.len());
+        let names: HashSet<_> = TypeCombination::all().map(TypeCombination::name).collect();
+        assert_eq!(names.len(), TypeCombination::all().count());
         assert!(names.contains("f16_i8_f32") && names.contains("f32_f16"));
     }
 }

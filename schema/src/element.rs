@@ -9,6 +9,8 @@ pub enum ElementType {
     Float32,
     /// IEEE 754 binary16.
     Float16,
+    /// bfloat16: the high half of binary32. An extension of the specification.
+    BFloat16,
     /// Eight bits, two's complement.
     Int8,
     /// Four bits, two's complement; element 2i is the low nibble of byte i, as in ONNX.
@@ -19,27 +21,27 @@ pub enum ElementType {
 
 impl ElementType {
     /// Every type.
-    pub const ALL: [Self; 5] = [Self::Float32, Self::Float16, Self::Int8, Self::Int4, Self::Int64];
+    pub const ALL: [Self; 6] = [Self::Float32, Self::Float16, Self::BFloat16, Self::Int8, Self::Int4, Self::Int64];
 
-    /// Legal types of `current_key`, `current_value`, `key` and `value`.
-    pub const T1: [Self; 3] = [Self::Float32, Self::Float16, Self::Int8];
+    /// Legal types of `current_key`, `current_value`, `key` and `value`: those of the specification, then extensions.
+    pub const T1: [Self; 4] = [Self::Float32, Self::Float16, Self::Int8, Self::BFloat16];
 
-    /// Legal types of `cache`.
-    pub const T2: [Self; 4] = [Self::Float32, Self::Float16, Self::Int8, Self::Int4];
+    /// Legal types of `cache`: those of the specification, then extensions.
+    pub const T2: [Self; 5] = [Self::Float32, Self::Float16, Self::Int8, Self::Int4, Self::BFloat16];
 
     /// Legal types of `scale`.
     pub const T3: [Self; 2] = [Self::Float32, Self::Float16];
 
     /// Whether the elements are floats.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::Float32 | Self::Float16)
+        matches!(self, Self::Float32 | Self::Float16 | Self::BFloat16)
     }
 
     /// The width of an element in bits.
     pub const fn bits(self) -> usize {
         match self {
             Self::Float32 => 32,
-            Self::Float16 => 16,
+            Self::Float16 | Self::BFloat16 => 16,
             Self::Int8 => 8,
             Self::Int4 => 4,
             Self::Int64 => 64,
@@ -64,6 +66,7 @@ impl ElementType {
         match self {
             Self::Float32 => "float32",
             Self::Float16 => "float16",
+            Self::BFloat16 => "bfloat16",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
             Self::Int64 => "int64",
@@ -75,6 +78,7 @@ impl ElementType {
         match self {
             Self::Float32 => "f32",
             Self::Float16 => "f16",
+            Self::BFloat16 => "bf16",
             Self::Int8 => "i8",
             Self::Int4 => "i4",
             Self::Int64 => "i64",

@@ -12,8 +12,8 @@ pub const INPUTS: [&str; 9] =
 /// The names of the operator's outputs, by position.
 pub const OUTPUTS: [&str; 1] = ["attn_output"];
 
-/// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`.
-pub const T1: [ElementType; 2] = [ElementType::Float32, ElementType::Float16];
+/// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`; the last is an extension.
+pub const T1: [ElementType; 3] = [ElementType::Float32, ElementType::Float16, ElementType::BFloat16];
 
 /// The operator as data: the text of `multi_head_attention.yaml`.
 pub const SCHEMA: &str = include_str!("../multi_head_attention.yaml");

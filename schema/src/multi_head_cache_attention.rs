@@ -27,7 +27,12 @@ pub const INPUTS: [&str; 13] = [
 /// The operator as data: the text of `multi_head_cache_attention.yaml`.
 pub const SCHEMA: &str = include_str!("../multi_head_cache_attention.yaml");
 
-/// Every legal combination of types: those of `KeyValueCache` whose T1 has scores.
+/// The legal combinations of types of the specification: those of `KeyValueCache` whose T1 has scores.
 pub fn combinations() -> impl Iterator<Item = TypeCombination> {
-    TypeCombination::LEGAL.into_iter().filter(|row| T1.contains(&row.t1))
+    all_combinations().filter(|row| TypeCombination::LEGAL.contains(row))
+}
+
+/// Every legal combination of types: those of `KeyValueCache`, with extensions, whose T1 has scores.
+pub fn all_combinations() -> impl Iterator<Item = TypeCombination> {
+    TypeCombination::all().filter(|row| T1.contains(&row.t1))
 }

@@ -24,6 +24,7 @@ struct Schema {
     outputs: Vec<Operand>,
     types: BTreeMap<String, Vec<String>>,
     combinations: Vec<Combination>,
+    extensions: Vec<Combination>,
     quantization: Quantization,
 }
 
@@ -179,8 +180,9 @@ fn types_and_their_legal_combinations() {
     assert_eq!(constraint("T1"), ElementType::T1);
     assert_eq!(constraint("T2"), ElementType::T2);
     assert_eq!(constraint("T3"), ElementType::T3);
-    assert_eq!(combinations(&schema), TypeCombination::LEGAL);
-    for row in TypeCombination::LEGAL {
+    assert_eq!(combinations(&schema.combinations), TypeCombination::LEGAL);
+    assert_eq!(combinations(&schema.extensions), TypeCombination::EXTENSIONS);
+    for row in TypeCombination::all() {
         assert!(ElementType::T1.contains(&row.t1) && ElementType::T2.contains(&row.t2), "{row:?}");
         if let Some(bits) = QuantBit::from_code(row.quant_bit) {
             assert_eq!(row.t2, bits.element(), "{row:?}");
@@ -188,14 +190,14 @@ fn types_and_their_legal_combinations() {
     }
 }
 
-fn combinations(schema: &Schema) -> Vec<TypeCombination> {
+fn combinations(rows: &[Combination]) -> Vec<TypeCombination> {
     let row = |row: &Combination| TypeCombination {
         quant_bit: row.quant_bit,
         t1: element(&row.t1),
         t2: element(&row.t2),
         t3: row.t3.as_deref().map(element),
     };
-    schema.combinations.iter().map(row).collect()
+    rows.iter().map(row).collect()
 }
 
 #[test]
@@ -226,7 +228,8 @@ fn attention_over_the_cache() {
     attributes_agree(cache.iter(), &rust, &schema().cache_layouts);
 
     let yaml: Schema = operator("multi_head_cache_attention.yaml");
-    assert_eq!(combinations(&yaml), multi_head_cache_attention::combinations().collect::<Vec<_>>());
+    let rows = [combinations(&yaml.combinations), combinations(&yaml.extensions)].concat();
+    assert_eq!(rows, multi_head_cache_attention::all_combinations().collect::<Vec<_>>());
     assert_eq!(yaml.types["T2"], schema().types["T2"]);
     assert_eq!(yaml.types["T3"], schema().types["T3"]);
 }
@@ -253,7 +256,8 @@ fn static_batching() {
         assert_eq!((yaml.code, &yaml.name), (rust.code(), &format!("{rust:?}")));
         assert_eq!(yaml.axes, axes(rust), "{rust:?}");
     }
-    assert_eq!(combinations(&yaml), TypeCombination::LEGAL);
+    assert_eq!(combinations(&yaml.combinations), TypeCombination::LEGAL);
+    assert_eq!(combinations(&yaml.extensions), TypeCombination::EXTENSIONS);
     assert_eq!(yaml.types, schema().types);
 }
 

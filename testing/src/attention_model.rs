@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_attention::AttentionKernel;
 use kvcache_conformance::Tensor;
 use kvcache_schema::{
@@ -50,7 +50,7 @@ impl Placement {
 
 /// Models of all types, with one of these pairs of `num_heads` and `num_kv_heads`, and of `head_dim` and `quant_group`.
 pub fn models(heads: Vec<(i64, i64)>, sizes: Vec<(i64, i64)>) -> impl Strategy<Value = Model> {
-    let rows: Vec<_> = multi_head_cache_attention::combinations().collect();
+    let rows: Vec<_> = multi_head_cache_attention::all_combinations().collect();
     let mask = prop::sample::select(vec![None, Some(2), Some(3)]);
     let (rows, heads, sizes) = (prop::sample::select(rows), prop::sample::select(heads), prop::sample::select(sizes));
     (rows, heads, sizes, mask, any::<[bool; 2]>(), any::<u64>()).prop_map(
@@ -223,6 +223,10 @@ impl Model {
                         let [low, high] = f16::from_f32(float(i)).to_le_bytes();
                         [low, high, low, high]
                     }
+                    ElementType::BFloat16 => {
+                        let [low, high] = bf16::from_f32(float(i)).to_le_bytes();
+                        [low, high, low, high]
+                    }
                     _ => (number(i) as u32).to_le_bytes(),
                 });
             }
@@ -337,6 +341,7 @@ pub fn int64s(shape: Vec<usize>, values: &[i64]) -> Tensor {
 fn floats(element: ElementType, shape: Vec<usize>, values: &[f32]) -> Tensor {
     let bytes: Vec<u8> = match element {
         ElementType::Float16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+        ElementType::BFloat16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
         _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
     };
     Tensor::new(element, shape, &bytes).expect("as many values as the shape has")

@@ -83,7 +83,9 @@ fn merged(value: &Value, origin: &Value) -> Value {
 fn keep_legal_combinations(schema: &mut Value) {
     let t1 = schema["types"]["T1"].clone();
     let legal = |row: &Value| t1.as_sequence().is_some_and(|types| types.contains(&row["T1"]));
-    if let Some(rows) = schema.get_mut("combinations").and_then(Value::as_sequence_mut) {
-        rows.retain(legal);
+    for table in ["combinations", "extensions"] {
+        if let Some(rows) = schema.get_mut(table).and_then(Value::as_sequence_mut) {
+            rows.retain(legal);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Which functions a call gets: those of an instruction set, for the call's types.
 
-use kvcache_kernels::float_type;
+use kvcache_kernels::{float_type, scale_type};
 use kvcache_schema::{ElementType, QuantBit};
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
@@ -73,7 +73,7 @@ pub(crate) fn functions(instructions: InstructionSet, t1: ElementType, floats: E
 
 /// Reads rows of scales of T3.
 pub(crate) fn scale_function(instructions: InstructionSet, t3: ElementType) -> ReadFunction {
-    float_type!(t3, T3 => match instructions {
+    scale_type!(t3, T3 => match instructions {
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon => Neon::outlined::<ReadScales<T3>>(),
         #[cfg(target_arch = "x86_64")]

@@ -96,7 +96,7 @@ proptest! {
 /// Two sequences on the pages of one prompt have the bits of two that keep it each for itself.
 #[test]
 fn a_shared_prefix_is_as_good_as_ones_own() {
-    let types = multi_head_cache_attention::combinations();
+    let types = multi_head_cache_attention::all_combinations();
     for types in types {
         let attention =
             AttentionAttributes { num_heads: 4, head_dim: 8, num_kv_heads: 2, ..AttentionAttributes::default() };

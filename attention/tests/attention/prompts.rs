@@ -54,7 +54,7 @@ fn model(types: TypeCombination, heads: [i64; 3], is_alibi: bool, mask: Option<u
 }
 
 fn combinations() -> impl Iterator<Item = TypeCombination> {
-    multi_head_cache_attention::combinations()
+    multi_head_cache_attention::all_combinations()
 }
 
 #[test]

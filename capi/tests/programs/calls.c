@@ -122,7 +122,7 @@ int main(void)
     broken.device.device_type = (DLDeviceType)2; /* CUDA */
     refused(kvcache_check(op, &inputs, &broken, NULL, shape), "device", "cuda:0");
     broken = cache;
-    broken.dtype.code = 4; /* bfloat16 */
+    broken.dtype.code = 1; /* uint16 */
     broken.dtype.bits = 16;
     refused(kvcache_check(op, &inputs, &broken, NULL, shape), "element_type", "cache");
     broken = cache;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_schema::ElementType;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
@@ -56,6 +56,7 @@ impl Value {
         match self.element {
             ElementType::Float32 => Some(f32::from_bits(self.bits as u32).into()),
             ElementType::Float16 => Some(f16::from_bits(self.bits as u16).to_f64()),
+            ElementType::BFloat16 => Some(bf16::from_bits(self.bits as u16).to_f64()),
             ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => None,
         }
     }
@@ -63,7 +64,7 @@ impl Value {
     /// The number that it stands for, if it is of an integer type.
     pub fn integer(self) -> Option<i64> {
         match self.element {
-            ElementType::Float32 | ElementType::Float16 => None,
+            ElementType::Float32 | ElementType::Float16 | ElementType::BFloat16 => None,
             ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => {
                 let unused = u64::BITS - self.element.bits() as u32;
                 Some((self.bits << unused) as i64 >> unused)
@@ -106,6 +107,7 @@ impl Value {
         match (self.element, self.integer()) {
             (_, Some(integer)) => integer.to_string(),
             (ElementType::Float16, None) => f16::from_bits(self.bits as u16).to_string(),
+            (ElementType::BFloat16, None) => bf16::from_bits(self.bits as u16).to_string(),
             // `{:?}` writes very large and very small numbers with an exponent.
             (_, None) => format!("{:?}", f32::from_bits(self.bits as u32)),
         }

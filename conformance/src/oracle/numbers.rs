@@ -1,6 +1,6 @@
 //! Numbers: how they are rounded to types, and how they lie in memory.
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
 use crate::oracle::decisions::{Behavior, Change, CodeBits, Conversion, NibbleStore, Nibbles};
@@ -9,6 +9,7 @@ use crate::oracle::decisions::{Behavior, Change, CodeBits, Conversion, NibbleSto
 pub(super) fn rounded(conversion: Conversion, element: ElementType, x: f64) -> f64 {
     match element {
         ElementType::Float16 => narrow(conversion, x as f32).into(),
+        ElementType::BFloat16 => narrow_bfloat16(conversion, x as f32).into(),
         _ => float32(conversion, x as f32).into(),
     }
 }
@@ -20,6 +21,7 @@ pub(super) fn read(conversion: Conversion, element: ElementType, bytes: &[u8], i
             let x = f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
             if conversion == Conversion::Float16Flushed { narrow(conversion, x.to_f32()).into() } else { x.into() }
         }
+        ElementType::BFloat16 => bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).into(),
         _ => {
             let x = [bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]];
             float32(conversion, f32::from_le_bytes(x)).into()
@@ -31,6 +33,9 @@ pub(super) fn read(conversion: Conversion, element: ElementType, bytes: &[u8], i
 pub(super) fn write(conversion: Conversion, element: ElementType, bytes: &mut [u8], i: usize, x: f64) {
     match element {
         ElementType::Float16 => bytes[2 * i..][..2].copy_from_slice(&narrow(conversion, x as f32).to_le_bytes()),
+        ElementType::BFloat16 => {
+            bytes[2 * i..][..2].copy_from_slice(&narrow_bfloat16(conversion, x as f32).to_le_bytes());
+        }
         _ => bytes[4 * i..][..4].copy_from_slice(&float32(conversion, x as f32).to_le_bytes()),
     }
 }
@@ -43,6 +48,15 @@ fn narrow(conversion: Conversion, x: f32) -> f16 {
         Conversion::Float16Flushed if nearest.to_f32().abs() < f16::MIN_POSITIVE.to_f32() => {
             f16::ZERO.copysign(nearest)
         }
+        _ => nearest,
+    }
+}
+
+fn narrow_bfloat16(conversion: Conversion, x: f32) -> bf16 {
+    let nearest = bf16::from_f32(x);
+    match conversion {
+        Conversion::Truncated if !x.is_nan() => bf16::from_bits((x.to_bits() >> 16) as u16),
+        Conversion::Saturated if nearest.is_infinite() && x.is_finite() => bf16::MAX.copysign(nearest),
         _ => nearest,
     }
 }
@@ -63,7 +77,11 @@ pub(super) fn to_float16(x: f64) -> f64 {
 
 /// `x`, or, beyond the largest number of a float type, that number.
 pub(super) fn finite(element: ElementType, x: f64) -> f64 {
-    let largest = if element == ElementType::Float16 { f16::MAX.to_f64() } else { f32::MAX.into() };
+    let largest = match element {
+        ElementType::Float16 => f16::MAX.to_f64(),
+        ElementType::BFloat16 => bf16::MAX.to_f64(),
+        _ => f32::MAX.into(),
+    };
     x.clamp(-largest, largest)
 }
 

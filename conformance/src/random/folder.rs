@@ -88,6 +88,7 @@ fn tensors<A: Sync, I: CaseInputs<A>>(case: &Case<A, I>) -> io::Result<Vec<u8>> 
         let (dtype, shape) = match tensor.element() {
             ElementType::Float32 => (Dtype::F32, tensor.shape().to_vec()),
             ElementType::Float16 => (Dtype::F16, tensor.shape().to_vec()),
+            ElementType::BFloat16 => (Dtype::BF16, tensor.shape().to_vec()),
             ElementType::Int8 => (Dtype::I8, tensor.shape().to_vec()),
             ElementType::Int64 => (Dtype::I64, tensor.shape().to_vec()),
             ElementType::Int4 => (Dtype::U8, vec![tensor.bytes().len()]),

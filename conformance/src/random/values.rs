@@ -1,6 +1,6 @@
 //! Tensors with the values that implementations get wrong.
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
 use super::entropy::Entropy;
@@ -38,7 +38,7 @@ pub(super) struct Choice {
 
 /// A tensor of values of a float type, or of random bytes of another.
 pub(super) fn values(entropy: &mut Entropy, element: ElementType, shape: &[usize], choice: Choice) -> Tensor {
-    if !matches!(element, ElementType::Float32 | ElementType::Float16) {
+    if !element.is_float() {
         return bits(entropy, element, shape);
     }
     let len: usize = shape.iter().product();
@@ -53,6 +53,7 @@ pub(super) fn values(entropy: &mut Entropy, element: ElementType, shape: &[usize
 pub(super) fn floats(element: ElementType, shape: &[usize], values: &[f64]) -> Tensor {
     let bytes: Vec<u8> = match element {
         ElementType::Float16 => values.iter().flat_map(|&x| f16::from_f32(x as f32).to_le_bytes()).collect(),
+        ElementType::BFloat16 => values.iter().flat_map(|&x| bf16::from_f32(x as f32).to_le_bytes()).collect(),
         _ => values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
     };
     tensor(element, shape, &bytes)
@@ -63,6 +64,7 @@ fn group_values(entropy: &mut Entropy, element: ElementType, len: usize, choice:
     let qmax = choice.qmax;
     let (largest, tiny, exponents) = match element {
         ElementType::Float16 => (65504.0, 2f64.powi(-24), 20),
+        ElementType::BFloat16 => (bf16::MAX.to_f64(), 2f64.powi(-133), 120),
         _ => (f64::from(f32::MAX), 2f64.powi(-149), 120),
     };
     let power = |entropy: &mut Entropy, most: i32| 2f64.powi(entropy.below(2 * most as usize) as i32 - most);
@@ -115,6 +117,7 @@ pub(super) fn scales(entropy: &mut Entropy, element: ElementType, shape: &[usize
 pub(super) fn has_nan(tensor: &Tensor) -> bool {
     match tensor.element() {
         ElementType::Float16 => tensor.bytes().chunks_exact(2).any(|x| f16::from_le_bytes([x[0], x[1]]).is_nan()),
+        ElementType::BFloat16 => tensor.bytes().chunks_exact(2).any(|x| bf16::from_le_bytes([x[0], x[1]]).is_nan()),
         ElementType::Float32 => {
             tensor.bytes().chunks_exact(4).any(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]).is_nan())
         }

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_conformance::{
     CallResult, Case, Expected, Implementation, Outcome, Suite, Tensor, attention, cases, static_batching,
 };
@@ -59,10 +59,12 @@ pub fn last_outputs(results: &mut [CallResult]) -> &mut Vec<Tensor> {
 
 /// A float32 tensor, rounded to another float type.
 pub fn of_type(tensor: &Tensor, t1: ElementType) -> Tensor {
-    if t1 == ElementType::Float32 {
-        return tensor.clone();
-    }
-    let bytes: Vec<u8> = floats(tensor).into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect();
+    let rounded = |round: fn(f32) -> [u8; 2]| floats(tensor).into_iter().flat_map(round).collect::<Vec<_>>();
+    let bytes = match t1 {
+        ElementType::Float32 => return tensor.clone(),
+        ElementType::BFloat16 => rounded(|x| bf16::from_f32(x).to_le_bytes()),
+        _ => rounded(|x| f16::from_f32(x).to_le_bytes()),
+    };
     Tensor::new(t1, tensor.shape().to_vec(), &bytes).expect("as many elements")
 }
 

@@ -108,8 +108,9 @@ fn a_nan_equals_another_only_where_a_case_says_so() {
 /// Turns the sign of every NaN of a float tensor.
 fn negate_nans(tensor: &mut Tensor) {
     let size = tensor.element().align();
+    let infinity = if tensor.element() == ElementType::BFloat16 { 0x7f80 } else { 0x7c00 };
     let is_nan = |bytes: &[u8]| match *bytes {
-        [a, b] => u16::from_le_bytes([a, b]) & 0x7fff > 0x7c00,
+        [a, b] => u16::from_le_bytes([a, b]) & 0x7fff > infinity,
         [a, b, c, d] => f32::from_le_bytes([a, b, c, d]).is_nan(),
         _ => false,
     };

@@ -168,6 +168,7 @@ fn zeros(element: ElementType, shape: [usize; 5]) -> Result<DynTensor> {
     let element = match element {
         ElementType::Float32 => TensorElementType::Float32,
         ElementType::Float16 => TensorElementType::Float16,
+        ElementType::BFloat16 => TensorElementType::Bfloat16,
         ElementType::Int8 => TensorElementType::Int8,
         ElementType::Int4 => TensorElementType::Int4,
         ElementType::Int64 => bail!("a cache of int64"),

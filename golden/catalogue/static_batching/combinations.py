@@ -16,14 +16,13 @@ from .case import StaticCase, begin
 def cases() -> Iterator[StaticCase]:
     """Everything of this module."""
     for number, (cache_layout, types, num_repeat) in enumerate(product(STATIC_LAYOUTS, TYPES, REPEATS)):
-        yield combination(number, cache_layout, types, num_repeat)
+        yield combination(number, cache_layout, types, num_repeat, TYPES[types])
 
 
-def combination(number: int, cache_layout: int, types: str, num_repeat: int) -> StaticCase:
+def combination(number: int, cache_layout: int, types: str, num_repeat: int, quant_bit: int) -> StaticCase:
     """A prompt and a decode step of two sequences in a cache for three."""
     attributes = dict(num_layer=2, layer_idx=number % 2, num_repeat=num_repeat, cache_layout=cache_layout)
     head_dim = 4 + number % 3
-    quant_bit = TYPES[types]
     rules = f"types.legal cache-layout.{cache_layout} layer stored-positions loaded-positions"
     if quant_bit != 0:
         # The product's neighbors of one layout and width meet all groups.

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
+use half::{bf16, f16};
 use kvcache_schema::ElementType;
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
@@ -21,7 +22,7 @@ use super::generic::quantize::StoreQuantized;
 use super::generic::rotate::RotateHeads;
 use super::portable;
 use super::tiling::Tuning;
-use crate::float_type;
+use crate::scale_type;
 
 /// The row functions of an instruction set for these types (T1, T2, T3) and groups of so many elements.
 ///
@@ -55,15 +56,27 @@ fn for_types<I: Implementation>(
     (t1, t2, t3): (ElementType, ElementType, Option<ElementType>),
     group: usize,
 ) -> RowFunctions {
-    let conversion = match (t2, t3) {
+    use ElementType::{BFloat16, Float16, Float32};
+    let conversion = match (t1, t2, t3) {
         _ if t1 == t2 => Conversion::None,
-        (_, None) => float_type!(t1, V => float_type!(t2, C => I::converted::<V, C>())),
-        (ElementType::Int4, Some(t3)) => {
-            float_type!(t1, V => float_type!(t3, T => I::quantized::<Int4, V, T>(group)))
-        }
-        (_, Some(t3)) => float_type!(t1, V => float_type!(t3, T => I::quantized::<Int8, V, T>(group))),
+        (Float32, Float16, None) => I::converted::<f32, f16>(),
+        (Float16, Float32, None) => I::converted::<f16, f32>(),
+        // No call's types: keys are rotated, and attended to, as float32.
+        (Float32, BFloat16, None) => I::converted::<f32, bf16>(),
+        (_, _, None) => unreachable!("{t1} in a cache of {t2}"),
+        (_, ElementType::Int4, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int4, T>(t1, group)),
+        (_, _, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int8, T>(t1, group)),
     };
     RowFunctions { conversion, ..I::copies() }
+}
+
+/// Those of values of T1 as codes Q with scales T.
+fn codes_of<I: Implementation, Q: CodeLanes, T: Float>(t1: ElementType, group: usize) -> Conversion {
+    match t1 {
+        ElementType::Float32 => I::quantized::<Q, f32, T>(group),
+        ElementType::Float16 => I::quantized::<Q, f16, T>(group),
+        _ => I::quantized_any::<Q, bf16, T>(group),
+    }
 }
 
 /// Where row functions come from.
@@ -76,6 +89,11 @@ trait Implementation {
 
     /// Those of values V as codes Q with scales T.
     fn quantized<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion;
+
+    /// [`quantized`](Self::quantized) with few lengths of groups that the compiler knows: less to compile.
+    fn quantized_any<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion {
+        Self::quantized::<Q, V, T>(group)
+    }
 }
 
 /// Plain Rust: it has no non-temporal stores.
@@ -130,11 +148,17 @@ impl<S: Codes> Implementation for Vector<S> {
             1 => grouped::<S, Q, V, T, 1>(),
             2 => grouped::<S, Q, V, T, 2>(),
             4 => grouped::<S, Q, V, T, 4>(),
-            8 => grouped::<S, Q, V, T, 8>(),
             16 => grouped::<S, Q, V, T, 16>(),
             32 => grouped::<S, Q, V, T, 32>(),
             64 => grouped::<S, Q, V, T, 64>(),
             128 => grouped::<S, Q, V, T, 128>(),
+            _ => Self::quantized_any::<Q, V, T>(group),
+        }
+    }
+
+    fn quantized_any<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion {
+        match group {
+            8 => grouped::<S, Q, V, T, 8>(),
             _ if group >= S::LANES => grouped::<S, Q, V, T, LONG>(),
             _ => grouped::<S, Q, V, T, ODD>(),
         }

@@ -6,10 +6,10 @@ use std::mem::MaybeUninit;
 use kvcache_schema::ElementType::Int8;
 
 use crate::cache_bytes::CacheBytes;
-use crate::float_type;
 use crate::problem::{Kernel, Outputs, Problem, Quant, Stores, Tensors};
 use crate::quantize::{Float, HeadCodec};
 use crate::workers::Workers;
+use crate::{float_type, scale_type};
 
 /// The kernel that all others must match bit for bit: head by head, in the order of the specification.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,7 +42,7 @@ fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
             None => float_type!(t1, V => float_type!(t2, C => run::<V, C, ()>(stores, outputs, &Cast))),
             Some(Quant { bits, group, t3, .. }) => {
                 let codec = HeadCodec { bits, group };
-                float_type!(t1, V => float_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
+                float_type!(t1, V => scale_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
             }
         }
     }

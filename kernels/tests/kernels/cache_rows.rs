@@ -90,13 +90,16 @@ fn packed(element: ElementType, numbers: &[u32]) -> Vec<u8> {
 
 fn caches() -> impl Strategy<Value = Cache> {
     let axes = (0usize..14, 1usize..4, 1usize..4, 1usize..5, 1usize..4);
-    (prop::sample::select(&CacheLayout::ALL[..]), prop::sample::select(&TypeCombination::LEGAL[..]), axes).prop_map(
-        |(layout, TypeCombination { t2, t3, .. }, (max_t, num_layer, num_heads, groups, group))| {
+    (
+        prop::sample::select(&CacheLayout::ALL[..]),
+        prop::sample::select(TypeCombination::all().collect::<Vec<_>>()),
+        axes,
+    )
+        .prop_map(|(layout, TypeCombination { t2, t3, .. }, (max_t, num_layer, num_heads, groups, group))| {
             let group = if t2 == ElementType::Int4 { 2 * group } else { group };
             let dims = CacheDims { max_t, num_layer, num_heads, inner: groups * group };
             Cache { layout, dims, t2, quant: t3.map(|t3| (group, t3)) }
-        },
-    )
+        })
 }
 
 /// Slots inside a cache of `max_t`.

@@ -59,6 +59,7 @@ pub(crate) fn runtime_type(element: ElementType) -> TensorElementType {
     match element {
         ElementType::Float32 => TensorElementType::Float32,
         ElementType::Float16 => TensorElementType::Float16,
+        ElementType::BFloat16 => TensorElementType::Bfloat16,
         ElementType::Int8 => TensorElementType::Int8,
         ElementType::Int4 => TensorElementType::Int4,
         ElementType::Int64 => TensorElementType::Int64,
@@ -79,8 +80,8 @@ mod tests {
     #[test]
     fn every_choice_of_types_is_there_once() {
         for (inputs, expected) in [
-            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 3 * 4),
-            (&["query", "key", "attn_mask"], 3),
+            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 4 * 5),
+            (&["query", "key", "attn_mask"], 4),
         ] {
             let choices = NodeTypes::all(inputs);
             assert_eq!(choices.len(), expected);

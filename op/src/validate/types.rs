@@ -36,7 +36,7 @@ pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: Elemen
 
 /// The rows of the table of types for a `quant_bit` and these T1, in words.
 pub(crate) fn legal_types(quant_bit: i64, t1s: &[ElementType]) -> String {
-    let rows = TypeCombination::LEGAL.into_iter().filter(|row| row.quant_bit == quant_bit && t1s.contains(&row.t1));
+    let rows = TypeCombination::all().filter(|row| row.quant_bit == quant_bit && t1s.contains(&row.t1));
     let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
     rows.map(names).collect::<Vec<_>>().join(", ")
 }

@@ -59,6 +59,26 @@ fn calls_of_long_heads(
     })
 }
 
+/// Rows of the table of types that no plan has, in small calls of every layout, mode and group.
+#[test]
+fn calls_of_bfloat16_agree() {
+    let plans = (plans(12, 12), prop::sample::select(&TypeCombination::EXTENSIONS[..]), 1..9usize);
+    let calls = plans.prop_perturb(|(plan, types, half_group), mut rng| {
+        let group = if types.quant_bit == 4 { 2 * half_group } else { half_group };
+        let max_head_dim = plan.max_head_dim.max(plan.inner * group);
+        RandomCall::new(&Plan { types, group, max_head_dim, ..plan }, &mut rng)
+    });
+    let mut runner = TestRunner::new(Config { cases: 192, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&calls, |call| {
+        let reference = run(&call, Backend::Reference, &Serial);
+        for backend in backends() {
+            prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
 /// Every row of the table of types, with rows longer than what is quantized, dequantized or streamed at once.
 #[test]
 fn calls_of_long_heads_agree() {
@@ -73,7 +93,7 @@ fn calls_of_long_heads_agree() {
         });
         outcome.unwrap_or_else(|error| panic!("{types:?}, groups of {group:?}: {error}"));
     };
-    for types in TypeCombination::LEGAL {
+    for types in TypeCombination::all() {
         let groups = if types.t3.is_some() { &[Some(1), Some(16), None][..] } else { &[None] };
         for &group in groups {
             check(2, types, 200..600, group);

@@ -55,9 +55,8 @@ fn illegal_types_are_told_which_would_be_legal_here() {
     let error = op.check_types(Float32, Float32, Float32, Int8, None).unwrap_err();
     assert_eq!(error.kind(), "illegal_types");
     let message = error.to_string();
-    assert!(
-        message.ends_with("expected one of float32 x float32, float32 x float16, float16 x float32, float16 x float16")
-    );
+    let floats = "float32 x float32, float32 x float16, float16 x float32, float16 x float16, bfloat16 x bfloat16";
+    assert!(message.ends_with(&format!("expected one of {floats}")), "{message}");
     assert_eq!(op.check_types(Float16, Float16, Float16, Float32, None), Ok(()));
 }
 

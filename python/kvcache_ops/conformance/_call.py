@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache_ops._cache import numpy_type
 from kvcache_ops._int4 import pack_int4, unpack_int4
 
 Sent = tuple[str, list[int], bytes]
@@ -21,7 +22,7 @@ Reply = tuple[str, str | None, str, list[Sent], Sent | None, Sent | None]
 BUGS = (AttributeError, NameError, ImportError, SyntaxError, RecursionError, SystemError)
 """Exceptions that no implementation means as a refusal: the case fails, as one that could not be run."""
 
-_DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int64": np.int64}
+_DTYPES = ("float32", "float16", "bfloat16", "int8", "int64")
 
 
 class Int4Array(np.ndarray[Any, np.dtype[np.int8]]):
@@ -178,7 +179,7 @@ def check_signature(implementation: Callable[..., Any], attends: bool) -> None:
 def _array(tensor: Sent) -> NDArray[Any]:
     """An array with memory of its own, writable."""
     name, shape, data = tensor
-    return np.frombuffer(data, _DTYPES[name]).reshape(shape).copy()
+    return np.frombuffer(data, np.int64 if name == "int64" else numpy_type(name)).reshape(shape).copy()
 
 
 def _as_array(name: str, given: Any) -> NDArray[Any]:

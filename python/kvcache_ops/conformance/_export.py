@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcache_ops import _native
+from kvcache_ops._cache import numpy_type
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load
 from kvcache_ops.conformance._call import Sent
@@ -104,7 +105,7 @@ class _Call:
             return {}
         given = {tensor.name: self.after[tensor.name] for tensor in self.operator.outputs}
         t1 = next(iter(self.inputs.values()))[0]
-        return {name: _rounded(tensor) if t1 == "float16" else tensor for name, tensor in given.items()}
+        return {name: tensor if t1 == "int8" else _rounded(tensor, t1) for name, tensor in given.items()}
 
     def write(self, folder: Path) -> None:
         """Writes the data set."""
@@ -141,15 +142,15 @@ def _model(case: dict[str, Any], calls: list[_Call]) -> bytes:
     return serialized
 
 
-def _rounded(tensor: Sent) -> Sent:
-    """A float32 tensor in float16; another as it is."""
+def _rounded(tensor: Sent, t1: str) -> Sent:
+    """A float32 tensor in another float type; one of another type as it is."""
     import numpy as np
 
     element, shape, data = tensor
     if element != "float32":
         return tensor
     with np.errstate(over="ignore"):
-        return "float16", shape, np.frombuffer(data, np.float32).astype(np.float16).tobytes()
+        return t1, shape, np.frombuffer(data, np.float32).astype(numpy_type(t1)).tobytes()
 
 
 def _write(file: Path, name: str, tensor: Sent) -> None:

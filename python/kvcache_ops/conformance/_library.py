@@ -5,6 +5,8 @@ The calls are made in a process of their own, so that a library that crashes or 
 
 from __future__ import annotations
 
+import ctypes
+import math
 import multiprocessing
 import os
 import re
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
+from kvcache_ops._cache import numpy_type
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._optional import load
@@ -188,5 +191,15 @@ def _run(session: Any, fed: dict[str, Fed]) -> list[Array]:
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     session.run_with_iobinding(binding)
-    outputs: list[Array] = binding.copy_outputs_to_cpu()
-    return outputs
+    return [_array_of(value) for value in binding.get_outputs()]
+
+
+def _array_of(value: Any) -> Array:
+    """A copy of a tensor, also of bfloat16, of which ONNX Runtime makes no array."""
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    shape = value.shape()
+    element = numpy_type("bfloat16")
+    data = ctypes.string_at(value.data_ptr(), math.prod(shape) * np.dtype(element).itemsize)
+    return np.frombuffer(data, element).reshape(shape)

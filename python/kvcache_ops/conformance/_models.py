@@ -11,7 +11,7 @@ from kvcache_ops._schemas import BY_DOMAIN_AND_NAME, Operator
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-ELEMENTS = {"float32": 1, "int8": 3, "int64": 7, "float16": 10, "int4": 22}
+ELEMENTS = {"float32": 1, "int8": 3, "int64": 7, "float16": 10, "bfloat16": 16, "int4": 22}
 """The codes of TensorProto.DataType by the names of types."""
 
 IR_VERSION, OPSET = 10, 21

@@ -118,8 +118,18 @@ fn allocate<'py>(
     shape: [usize; 3],
     element: ElementType,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = match element {
+        // numpy has it from this package alone.
+        ElementType::BFloat16 => {
+            py.import("ml_dtypes").and_then(|package| package.getattr("bfloat16")).map_err(|error| {
+                let message = format!("{output} of bfloat16 needs the package ml_dtypes, unless it is given: {error}");
+                PyErr::from(Refused::new("package_missing", message))
+            })?
+        }
+        _ => element.name().into_pyobject(py)?.into_any(),
+    };
     py.import("numpy")?
-        .call_method1("empty", (<(usize, usize, usize)>::from(shape), element.name()))
+        .call_method1("empty", (<(usize, usize, usize)>::from(shape), dtype))
         .map_err(|_| Refused::from(Error::OutOfMemory { output, shape: shape.into() }).into())
 }
 

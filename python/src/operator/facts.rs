@@ -63,7 +63,7 @@ pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<Str
 #[pyfunction]
 pub fn legal_types() -> Vec<(i64, &'static str, &'static str, Option<&'static str>)> {
     let row = |row: TypeCombination| (row.quant_bit, row.t1.name(), row.t2.name(), row.t3.map(ElementType::name));
-    TypeCombination::LEGAL.map(row).to_vec()
+    TypeCombination::all().map(row).collect()
 }
 
 /// The CPU kernels by their instruction sets, the best last, and whether this machine has the instructions.

@@ -42,7 +42,7 @@ pub(super) struct Attend<'a> {
 pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
     let element = tensor.element();
     match element {
-        ElementType::Float32 | ElementType::Float16 => {
+        ElementType::Float32 | ElementType::Float16 | ElementType::BFloat16 => {
             let count = tensor.bytes().len() / element.align();
             (0..count).map(|i| read(Conversion::Nearest, element, tensor.bytes(), i)).collect()
         }

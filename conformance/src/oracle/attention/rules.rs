@@ -27,7 +27,7 @@ pub(super) fn legal(operator: Operator, attributes: &AttentionAttributes, t1: El
     broken.stage()?;
 
     // T1 has scores.
-    broken.unless(matches!(t1, ElementType::Float32 | ElementType::Float16), "attention_type");
+    broken.unless(t1.is_float(), "attention_type");
     broken.stage()?;
     [input("query"), input(key), input(value)].into_iter().chain(mask).for_each(|tensor| broken.element(tensor, t1));
     own_indices.iter().for_each(|name| broken.element(input(name), ElementType::Int64));

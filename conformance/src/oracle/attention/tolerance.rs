@@ -2,7 +2,7 @@
 //! `golden/oracle/attention_tolerance.py` explains it: independent errors of every rounding, eight deviations of their
 //! sum, and half a unit in the last place of the result.
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
 use crate::oracle::attention::attend::Scored;
@@ -24,7 +24,7 @@ pub(super) fn tolerance(
     // Of each key the variance of its weight, relative to it; and the deviation of that where it is rounded after the
     // division: nothing makes up for such errors.
     let errors = keys.iter().map(|key| {
-        let rounded = if t1 == ElementType::Float16 { half_precision_weight(key.weight) } else { 0.0 };
+        let rounded = if t1 == ElementType::Float32 { 0.0 } else { narrow_weight(t1, key.weight) };
         let variance = score_variance(key, t1, output.len(), largest) + rounded * rounded;
         // A score that is not finite has no error: what it does to the output has no tolerance either.
         (exp * exp + if variance.is_finite() { variance } else { 0.0 }, rounded)
@@ -50,6 +50,7 @@ pub(super) fn tolerance(
 fn unit(element: ElementType) -> f64 {
     match element {
         ElementType::Float16 => f16::EPSILON.to_f64() / 2.0,
+        ElementType::BFloat16 => bf16::EPSILON.to_f64() / 2.0,
         _ => f64::from(f32::EPSILON) / 2.0,
     }
 }
@@ -70,10 +71,10 @@ fn of_partial_sums(n: f64, whole: f64, squares: f64) -> f64 {
     whole * whole * (n + 1.0) * (2.0 * n + 1.0) / (6.0 * n) + scatter * (n + 1.0) / 6.0
 }
 
-/// The variance of a score in float32; of float16 with room for scores and masks that are rounded to it.
+/// The variance of a score in float32; of a narrower type with room for scores and masks that are rounded to it.
 fn score_variance(key: &Scored, t1: ElementType, head_dim: usize, largest: f64) -> f64 {
     let r = rounding(ElementType::Float32).powi(2);
-    let both = r + if t1 == ElementType::Float16 { rounding(t1).powi(2) } else { 0.0 };
+    let both = r + if t1 == ElementType::Float32 { 0.0 } else { rounding(t1).powi(2) };
     let mut sum = key.terms.product * key.terms.factor;
     let sums = key.squares + of_partial_sums(head_dim as f64, sum, key.squares);
     let mut variance = r * sums + 2.0 * both * sum * sum;
@@ -88,19 +89,24 @@ fn score_variance(key: &Scored, t1: ElementType, head_dim: usize, largest: f64) 
     variance + r * (key.score - largest).powi(2)
 }
 
-/// The deviation of a weight, relative to it, where it is rounded to float16: none if it is a float16 number.
-fn half_precision_weight(weight: f64) -> f64 {
-    if f16::from_f64(weight).to_f64() == weight {
+/// The deviation of a weight, relative to it, where it is rounded to a type of 16 bits: none if it is of that type.
+fn narrow_weight(t1: ElementType, weight: f64) -> f64 {
+    let (rounded, smallest) = match t1 {
+        ElementType::BFloat16 => (bf16::from_f64(weight).to_f64(), bf16::MIN_POSITIVE_SUBNORMAL.to_f64()),
+        _ => (f16::from_f64(weight).to_f64(), f16::MIN_POSITIVE_SUBNORMAL.to_f64()),
+    };
+    if rounded == weight {
         return 0.0;
     }
-    let smallest = f16::MIN_POSITIVE_SUBNORMAL.to_f64() / (2.0 * 3f64.sqrt());
-    rounding(ElementType::Float16) + smallest / weight.max(smallest)
+    let smallest = smallest / (2.0 * 3f64.sqrt());
+    rounding(t1) + smallest / weight.max(smallest)
 }
 
 /// Half a unit in the last place of a type.
 fn last_rounding(element: ElementType, x: f64) -> f64 {
     let (x, digits, least) = match element {
         ElementType::Float16 => (f16::from_f64(x.abs()).to_f64(), 11, -24),
+        ElementType::BFloat16 => (bf16::from_f64(x.abs()).to_f64(), 8, -133),
         _ => (f64::from(x.abs() as f32), 24, -149),
     };
     if !x.is_finite() {

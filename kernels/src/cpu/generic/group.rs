@@ -233,16 +233,25 @@ pub(crate) unsafe fn factors<S: Codes, V: Float>(s: S::F32, reciprocal: S::F32) 
 /// Of float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`scale`]) to eleven bits. The
 /// large product need not be that of the quotient, only have no bits below those of the difference.
 ///
+/// A quotient is less than `qmax` + 1/2, and its code at most `qmax`, but of a type with as few digits as a code: of
+/// bfloat16 and int8 it can be 127.5.
+///
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn quotient<S: Codes, V: Float>(x: S::F32, [a, b]: [S::F32; 2]) -> S::F32 {
+pub(crate) unsafe fn quotient<S: Codes, Q: CodeType, V: Float>(x: S::F32, [a, b]: [S::F32; 2]) -> S::F32 {
     // SAFETY: the instruction set is enabled.
     unsafe {
         if V::IS_F16 {
             let large = S::mul(x, b);
             return S::sub(large, S::mul_sub_from(x, a, large));
         }
-        V::round::<S>(divide::<S>(x, a, b))
+        let quotient = V::round::<S>(divide::<S>(x, a, b));
+        if V::DIGITS > Q::BITS.code() as u32 {
+            return quotient;
+        }
+        // What is NaN remains.
+        let (least, minus) = (S::splat(-f32::from(Q::BITS.qmax())), S::splat(-1.0));
+        S::mul(S::max(least, S::mul(S::max(least, quotient), minus)), minus)
     }
 }

@@ -216,7 +216,8 @@ unsafe fn encode_two<S: Codes, Q: CodeLanes, V: Float>(
         if let Some(ahead) = ahead {
             prefetch_bytes::<S>(ahead.wrapping_add(at).cast(), 2 * S::LANES * size_of::<V>());
         }
-        let codes = [codes::<S, V>(values.add(at), factors[0]), codes::<S, V>(values.add(at + S::LANES), factors[1])];
+        let codes =
+            [codes::<S, Q, V>(values.add(at), factors[0]), codes::<S, Q, V>(values.add(at + S::LANES), factors[1])];
         Q::write_two::<S>(cache.add(Q::bytes(at)), codes);
     }
 }
@@ -230,12 +231,12 @@ unsafe fn encode_one<S: Codes, Q: CodeLanes, V: Float>(
     at: usize,
 ) {
     // SAFETY: a register of values, and its codes, are there from `at` on.
-    unsafe { Q::write::<S>(cache.add(Q::bytes(at)), codes::<S, V>(values.add(at), factors)) }
+    unsafe { Q::write::<S>(cache.add(Q::bytes(at)), codes::<S, Q, V>(values.add(at), factors)) }
 }
 
 /// The codes of a register of values.
 #[inline(always)]
-unsafe fn codes<S: Codes, V: Float>(values: *const V, factors: [S::F32; 2]) -> S::Code {
+unsafe fn codes<S: Codes, Q: CodeLanes, V: Float>(values: *const V, factors: [S::F32; 2]) -> S::Code {
     // SAFETY: a register of values is there: this function's condition.
-    unsafe { S::codes(group::quotient::<S, V>(V::read::<S>(values), factors)) }
+    unsafe { S::codes(group::quotient::<S, Q, V>(V::read::<S>(values), factors)) }
 }

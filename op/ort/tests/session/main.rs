@@ -25,6 +25,7 @@ fn value(tensor: &Tensor) -> ort::Result<DynTensor> {
     let element = match tensor.element() {
         ElementType::Float32 => TensorElementType::Float32,
         ElementType::Float16 => TensorElementType::Float16,
+        ElementType::BFloat16 => TensorElementType::Bfloat16,
         ElementType::Int8 => TensorElementType::Int8,
         ElementType::Int4 => TensorElementType::Int4,
         ElementType::Int64 => TensorElementType::Int64,
