@@ -1,9 +1,9 @@
 //! A cache whose keys are rotated: by a kernel, and by the codec and the rope alone.
 
-use half::f16;
+use half::{bf16, f16};
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Reference, Rope, Rotation, RowsError, Workers};
-use kvcache_schema::ElementType::{Float16, Float32, Int4};
+use kvcache_schema::ElementType::{BFloat16, Float16, Float32, Int4};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 /// Memory that is aligned for float32, and for no more.
@@ -76,6 +76,10 @@ impl Cache {
                     let f16s = memory.bytes_mut().as_chunks_mut().0;
                     f16s.iter_mut().for_each(|x| *x = f16::from_f32(number()).to_ne_bytes());
                 }
+                Some(BFloat16) => {
+                    let bf16s = memory.bytes_mut().as_chunks_mut().0;
+                    bf16s.iter_mut().for_each(|x| *x = bf16::from_f32(number()).to_ne_bytes());
+                }
                 _ => memory.bytes_mut().iter_mut().for_each(|code| *code = next() as u8),
             }
         }
@@ -131,6 +135,10 @@ impl Cache {
         match types {
             (Float32, _) => values = floats(cells),
             (Float16, _) => values = halves(cells).iter().map(|x| x.to_f32()).collect(),
+            (BFloat16, _) => {
+                let numbers = cells.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).to_f32());
+                values = numbers.collect();
+            }
             (_, Some(Float16)) => codec.decode(cells, &halves(scales), &mut values),
             _ => codec.decode(cells, &floats(scales), &mut values),
         }
@@ -140,6 +148,7 @@ impl Cache {
         match types {
             (Float32, _) => write(cells, turned.iter().flat_map(|x| x.to_ne_bytes()).collect()),
             (Float16, _) => write(cells, turned.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect()),
+            (BFloat16, _) => write(cells, turned.iter().flat_map(|&x| bf16::from_f32(x).to_ne_bytes()).collect()),
             (_, Some(Float16)) => {
                 let mut new = halves(scales);
                 codec.encode(&values, cells, &mut new);
@@ -165,6 +174,10 @@ impl Cache {
                 }
                 Some(Float16) => {
                     let numbers = memory.bytes().as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x));
+                    numbers.map(|x| number(x.to_f32(), x.to_bits().into())).collect()
+                }
+                Some(BFloat16) => {
+                    let numbers = memory.bytes().as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x));
                     numbers.map(|x| number(x.to_f32(), x.to_bits().into())).collect()
                 }
                 _ => memory.bytes().iter().map(|&code| code.into()).collect(),

@@ -7,16 +7,17 @@ mod refused;
 use half::f16;
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{Cpu, Rope, RopeStyle, Rotation, Serial};
-use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
+use kvcache_schema::ElementType::{BFloat16, Float16, Float32, Int4, Int8};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 use proptest::prelude::*;
 
 use cache::{Cache, Kernel, random};
 
 /// The types of a cache and its scales whose keys can be rotated.
-const TYPES: [(ElementType, Option<ElementType>); 6] = [
+const TYPES: [(ElementType, Option<ElementType>); 7] = [
     (Float32, None),
     (Float16, None),
+    (BFloat16, None),
     (Int8, Some(Float32)),
     (Int8, Some(Float16)),
     (Int4, Some(Float32)),
@@ -211,7 +212,7 @@ proptest! {
                 let turned = rotations.iter().any(|&Rotation { slot: first, len, delta }| {
                     (first..first + len).contains(&slot) && delta != 0
                 });
-                let float = matches!(cache.rows.types().0, Float32 | Float16);
+                let float = cache.rows.types().0.is_float();
                 for (before, after) in cache.read(slot).iter().zip(rotated.read(slot)) {
                     let head_len = before.len() / (2 * cache.dims.num_layer * cache.dims.num_heads);
                     if head_len == 0 {
