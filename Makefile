@@ -39,6 +39,7 @@
 # make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
 # make bench-tiers      pages in host memory, files and S3 against copies and files of the same bytes
 # make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
+# make bench-passkey    pass keys in texts longer than that model was trained for, with InfLlm and without
 #
 # make golden           writes the golden cases anew             make header    writes the C header anew
 # make docs             writes the generated pages, and builds the book; make book alone does that

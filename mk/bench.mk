@@ -45,3 +45,8 @@ bench-model: .venv/wheel smollm2
 .PHONY: bench-quality
 bench-quality: .venv/wheel smollm2
 	PYTHONPATH=examples:bench/cpu $(VENV) bench/model/quality.py "$(SMOLLM2)"
+
+# Texts longer than this model was trained for. All takes hours; BENCH_PASSKEY="--times 1 2 --ways Quest" takes less.
+.PHONY: bench-passkey
+bench-passkey: .venv/wheel smollm2
+	PYTHONPATH=examples:bench/cpu $(VENV) bench/model/passkey.py "$(SMOLLM2)" $(BENCH_PASSKEY)

@@ -30,8 +30,8 @@ impl LayerRows {
         [cache..cache + cache_len, scale..scale + scale_len]
     }
 
-    /// Writes rows of this layer into some slots, whose other layers keep their bytes: as [`CacheRows::write`], with the
-    /// memory of the whole cache.
+    /// Writes rows of this layer into some slots, whose other layers keep their bytes: as [`CacheRows::write`], with
+    /// the memory of the whole cache.
     ///
     /// # Errors
     /// [`RowsError::Length`], [`RowsError::Slots`].
