@@ -12,11 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
+from ml_dtypes import bfloat16
 from onnx import TensorProto
 
 from compare import Arrays
-from kvcache import ELEMENT_TYPES, find_library
-from node import quiet_options
+from kvcache import find_library
+from node import ELEMENT_TYPES, quiet_options
 
 EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
 DEVICE = "cpu" if EMULATED else "cuda"
@@ -103,15 +104,17 @@ class DeviceArray:
     def __init__(self, array: np.ndarray, int4_shape: tuple[int, ...] | None = None):
         # One element more than there are, so that there is memory in any case.
         flat = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
+        if array.dtype == bfloat16:  # ONNX Runtime takes no such array
+            flat = flat.view(np.uint16)
         self._memory = EmulatedMemory(flat) if EMULATED else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
-        self._shape = array.shape
+        self._shape, self._dtype = array.shape, array.dtype
         element_type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4
         # What binds the memory itself: the type, the shape in elements, and the address.
         self.bound = (element_type, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())
 
     def numpy(self) -> np.ndarray:
         """A copy on the host."""
-        return self._memory.numpy()[:-1].reshape(self._shape)
+        return self._memory.numpy()[:-1].view(self._dtype).reshape(self._shape)
 
 
 def device_call(

@@ -21,8 +21,8 @@ fn main() -> io::Result<()> {
     let has = |feature: &str| env::var_os(format!("CARGO_FEATURE_{feature}")).is_some();
     let mut generated = Generated::default();
 
-    let combinations: Vec<_> = TypeCombination::LEGAL.map(TypeCombination::name).into();
-    let with_scores: Vec<_> = multi_head_cache_attention::combinations().map(TypeCombination::name).collect();
+    let combinations: Vec<_> = TypeCombination::all().map(TypeCombination::name).collect();
+    let with_scores: Vec<_> = multi_head_cache_attention::all_combinations().map(TypeCombination::name).collect();
     for ([list, _, source, entry], combinations) in SUITES.into_iter().zip([combinations, with_scores]) {
         generated.begin(list, "The kernels as they are");
         // Two files, which are compiled at once.

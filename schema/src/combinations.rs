@@ -41,7 +41,7 @@ impl TypeCombination {
         ]
     };
 
-    /// The legal combinations beyond the specification: bfloat16 on the CPU, for models whose values float16 cannot hold.
+    /// The legal combinations beyond the specification: bfloat16, for models whose values float16 cannot hold.
     pub const EXTENSIONS: [Self; 5] = {
         use ElementType::{BFloat16, Float16, Float32, Int4, Int8};
         const fn row(quant_bit: i64, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {

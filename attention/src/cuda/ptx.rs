@@ -30,7 +30,7 @@ macro_rules! modules {
 
 /// Every module: one for each legal combination of types of `MultiHeadCacheAttention`. Packed keys and values are
 /// served by those in which T2 is T1.
-pub static MODULES: [Module; 12] = modules![
+pub static MODULES: [Module; 17] = modules![
     "f32_f32",
     "f32_f16",
     "f16_f32",
@@ -42,26 +42,31 @@ pub static MODULES: [Module; 12] = modules![
     "f32_i4_f32",
     "f32_i4_f16",
     "f16_i4_f32",
-    "f16_i4_f16"
+    "f16_i4_f16",
+    "bf16_bf16",
+    "bf16_i8_f32",
+    "bf16_i8_f16",
+    "bf16_i4_f32",
+    "bf16_i4_f16"
 ];
 
 /// The module for a legal combination of T1, T2 and, with quantization, T3.
 pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
-    let row = TypeCombination::LEGAL.iter().find(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
+    let row = TypeCombination::all().find(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
     let module = row.and_then(|row| MODULES.iter().find(|module| module.types == row.name()));
     module.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use kvcache_schema::multi_head_cache_attention::combinations;
+    use kvcache_schema::multi_head_cache_attention::all_combinations;
 
     use super::*;
 
     #[test]
     fn every_combination_has_its_module() {
-        assert_eq!(combinations().count(), MODULES.len());
-        for row in combinations() {
+        assert_eq!(all_combinations().count(), MODULES.len());
+        for row in all_combinations() {
             let module = module(row.t1, row.t2, row.t3);
             assert_eq!(module.types, row.name());
             let ptx = module.ptx().unwrap();

@@ -16,7 +16,7 @@ def cases() -> Iterator[AttentionCase]:
         cache_layout, cache_mode, head_dim = number % 4, number % 2, (16, 40)[number // 2 % 2]
         attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout)
         if quant_bit != 0:
-            attributes |= dict(quant_bit=quant_bit, quant_group=(8, 4)[number // 2 % 2])
+            attributes |= dict(quant_bit=quant_bit, quant_group=8)
         if cache_mode == 1:
             attributes |= dict(page_size=2)
         name = f"layout{cache_layout}-{('offset', 'paged')[cache_mode]}-{types.replace(' ', '-')}"

@@ -1,7 +1,6 @@
 //! Errors of the launcher.
 
 use cudarc::driver::DriverError;
-use kvcache_schema::ElementType;
 use thiserror::Error;
 
 use super::launch::TooLarge;
@@ -41,13 +40,6 @@ pub enum Error {
         types: &'static str,
     },
 
-    /// A type of values without kernels.
-    #[error("there are no CUDA kernels for {t1}: the CPU has them")]
-    NoKernels {
-        /// The type of `current_key` or `query` (T1).
-        t1: ElementType,
-    },
-
     /// Kernels that the driver does not accept.
     #[error("the kernels for {types} cannot be loaded: {reason}")]
     Module {
@@ -83,7 +75,6 @@ impl Error {
             Self::OldDriver { .. } => "old_cuda_driver",
             Self::NoContext => "no_cuda_context",
             Self::NotPrepared { .. } => "not_prepared",
-            Self::NoKernels { .. } => "no_cuda_kernels",
             Self::Module { .. } => "cuda_module",
             Self::TooLarge(_) => "too_large",
             Self::OtherContext => "other_cuda_context",

@@ -28,7 +28,7 @@ import yaml
 HERE = Path(__file__).parent
 SCHEMA = HERE.parents[2] / "schema/key_value_cache.yaml"
 
-SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "i8", "int4": "i4"}
+SHORT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int4": "i4"}
 
 OLDEST = "75"
 # The version of PTX that the modules need: that of CUDA 12.4, which is the oldest driver's (driver.rs has it).
@@ -39,7 +39,7 @@ PTXAS, OLDEST_PTXAS = "cu13/bin/ptxas", "cuda_nvcc/bin/ptxas"
 ARCHITECTURES = ["75", "80", "90", "100", "120"]
 OLDEST_PTXAS_ARCHITECTURES = ["75", "80", "90"]
 # Of one folder's modules.
-MOST_BYTES = 1_000_000
+MOST_BYTES = 1_100_000
 
 
 def wheel(file: str) -> Path:
@@ -62,9 +62,10 @@ class Folder:
         self.kernels = modules["kernels"]
         self.ptx = path / "ptx"
         # A module for each row of the table of types, named by its T1, T2 and T3; ptx.rs embeds them.
+        schema = yaml.safe_load(SCHEMA.read_text())
         self.types = [
             "_".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
-            for row in yaml.safe_load(SCHEMA.read_text())["combinations"]
+            for row in schema["combinations"] + schema["extensions"]
             if row["T1"] in modules["T1"]
         ]
 

@@ -46,7 +46,7 @@ macro_rules! modules {
 }
 
 /// Every module, in the order of the table of types.
-pub static MODULES: [Module; TypeCombination::LEGAL.len()] = modules![
+pub static MODULES: [Module; TypeCombination::LEGAL.len() + TypeCombination::EXTENSIONS.len()] = modules![
     "f32_f32",
     "f32_f16",
     "f16_f32",
@@ -59,7 +59,12 @@ pub static MODULES: [Module; TypeCombination::LEGAL.len()] = modules![
     "f32_i4_f32",
     "f32_i4_f16",
     "f16_i4_f32",
-    "f16_i4_f16"
+    "f16_i4_f16",
+    "bf16_bf16",
+    "bf16_i8_f32",
+    "bf16_i8_f16",
+    "bf16_i4_f32",
+    "bf16_i4_f16"
 ];
 
 impl fmt::Debug for Module {
@@ -92,7 +97,7 @@ impl Module {
 
 /// The module for a legal combination of T1, T2 and, with quantization, T3.
 pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
-    let row = TypeCombination::LEGAL.iter().position(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
+    let row = TypeCombination::all().position(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
     &MODULES[row.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))]
 }
 
@@ -102,7 +107,7 @@ mod tests {
 
     #[test]
     fn every_combination_has_its_module() {
-        for row in TypeCombination::LEGAL {
+        for row in TypeCombination::all() {
             let module = module(row.t1, row.t2, row.t3);
             assert_eq!(module.types, row.name());
             let ptx = module.ptx().unwrap();

@@ -174,7 +174,6 @@ unsafe impl Device for Cuda {
     }
 
     fn prepare(queue: &Queue<'_>, (t1, t2, t3): Types) -> Result<(), LaunchError> {
-        has_kernels(t1)?;
         queue.prepare(t1, t2, t3)
     }
 
@@ -182,12 +181,10 @@ unsafe impl Device for Cuda {
         if head_dim > MAX_HEAD_DIM {
             return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM }.into());
         }
-        has_kernels(t1)?;
         queue.prepare_module(attention_kernels::module(t1, t2, t3))
     }
 
     unsafe fn run(queue: &Queue<'_>, problem: &DeviceProblem) -> Result<(), LaunchError> {
-        has_kernels(problem.stores.geometry.t1)?;
         // SAFETY: the conditions are the same: see `# Safety`.
         unsafe { queue.run(problem) }
     }
@@ -201,15 +198,9 @@ unsafe impl Device for Cuda {
     }
 
     unsafe fn attend(queue: &Queue<'_>, call: &DeviceAttention) -> Result<(), LaunchError> {
-        has_kernels(call.geometry.t1)?;
         // SAFETY: the conditions are the same: see `# Safety`.
         unsafe { attention_kernels::run(queue, call) }
     }
-}
-
-/// Refuses the types of the extensions, which the embedded modules do not have.
-fn has_kernels(t1: ElementType) -> Result<(), LaunchError> {
-    if t1 == ElementType::BFloat16 { Err(LaunchError::NoKernels { t1 }) } else { Ok(()) }
 }
 
 impl<'a> DeviceRef<'a> {

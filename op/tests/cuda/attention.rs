@@ -152,9 +152,6 @@ impl Implementation<Case> for AttentionOnDevice<'_> {
     }
 
     fn cannot_run(&self, case: &Case) -> Option<String> {
-        if case.t1 == ElementType::BFloat16 {
-            return Some("there are no kernels for bfloat16".to_owned());
-        }
         let mut state = State::new(self.gpu, case, self.unaligned).ok()?;
         let kind = case.steps.iter().find_map(|step| match &step.expected {
             Expected::Refusal { kind, .. } if state.check(case, step, |_| Ok(())).is_ok() => Some(kind),

@@ -2,16 +2,12 @@
 //! prompt is cut into calls, and however the work is cut into units.
 
 use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
-use kvcache_schema::TypeCombination;
 use kvcache_testing::attention_model::{self, Model, Part, Placement, placements};
 use proptest::prelude::*;
 
 fn models() -> impl Strategy<Value = Model> {
     let heads = vec![(1, 1), (4, 2), (3, 1), (20, 1)];
-    let models = attention_model::models(heads, vec![(8, 8), (8, 4), (4, 2), (24, 8)]);
-    // CUDA has no kernels for the extensions.
-    let specified = models.prop_filter("specified", |model| TypeCombination::LEGAL.contains(&model.types));
-    specified.prop_map(|mut model| {
+    attention_model::models(heads, vec![(8, 8), (8, 4), (4, 2), (24, 8)]).prop_map(|mut model| {
         model.attention.is_causal = 1;
         model
     })

@@ -154,23 +154,12 @@ const READ: &str = "the golden cases can be read";
 /// The reports of `KeyValueCache` and of static batching.
 pub fn stored(device: EmulatedCuda) -> [Report; 2] {
     let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-    let (mut cases, mut static_cases) =
-        (kvcache_conformance::cases().expect(READ), static_batching::cases().expect(READ));
-    cases.retain(|case| has_kernels(case.types.t1));
-    static_cases.retain(|case| has_kernels(case.types.t1));
-    [run(&emulated, &cases), run(&emulated, &static_cases)]
+    [run(&emulated, &kvcache_conformance::cases().expect(READ)), run(&emulated, &static_batching::cases().expect(READ))]
 }
 
 /// The report of attention, where the caller says this bound of seqlen.
 pub fn attended(device: EmulatedCuda, max_seqlen: usize) -> Report {
-    let mut cases = attention::cases().expect(READ);
-    cases.retain(|case| has_kernels(case.t1));
-    run(&Emulated(EmulatedAttention { device, max_seqlen }), &cases)
-}
-
-/// Whether the modules have this T1.
-fn has_kernels(t1: ElementType) -> bool {
-    t1 != ElementType::BFloat16
+    run(&Emulated(EmulatedAttention { device, max_seqlen }), &attention::cases().expect(READ))
 }
 
 fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) {

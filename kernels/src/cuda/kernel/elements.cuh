@@ -13,6 +13,12 @@ struct F16 {
     static constexpr u32 BITS = 16;
 };
 
+// The high half of F32.
+struct BF16 {
+    using Bits = u16;
+    static constexpr u32 BITS = 16;
+};
+
 struct I8 {
     using Bits = u8;
     static constexpr u32 BITS = 8;
@@ -37,6 +43,13 @@ constexpr bool SAME<A, A> = true;
 
 constexpr u32 F32_INFINITY = 0x7f800000;
 constexpr u32 F16_INFINITY = 0x7c00;
+constexpr u32 BF16_INFINITY = 0x7f80;
+
+// Float32 as bits, rounded to bfloat16: to nearest, ties to even. A NaN becomes quiet.
+__device__ __forceinline__ u16 bfloat16_of(u32 bits) {
+    const u32 nearest = bits + 0x7fff + (bits >> 16 & 1);
+    return (bits & 0x7fffffff) > F32_INFINITY ? bits >> 16 | 0x0040 : nearest >> 16;
+}
 
 // Converts a float, as bits, to another type or the same: an assignment. A NaN that is converted becomes quiet, and
 // keeps its sign and the payload that fits, as on the CPU.
@@ -44,6 +57,10 @@ template <class To, class From>
 __device__ __forceinline__ typename To::Bits convert(typename From::Bits from) {
     if constexpr (SAME<To, From>) {
         return from;
+    } else if constexpr (SAME<From, BF16>) {
+        return convert<To, F32>(static_cast<u32>(from) << 16);
+    } else if constexpr (SAME<To, BF16>) {
+        return bfloat16_of(convert<F32, From>(from));
     } else if constexpr (SAME<From, F16>) {
         const u32 magnitude = from & 0x7fff;
         const u32 nan = (from & 0x8000u) << 16 | 0x7fc00000 | (magnitude & 0x3ff) << 13;
@@ -60,6 +77,8 @@ template <class T>
 __device__ __forceinline__ float value_of(typename T::Bits bits) {
     if constexpr (SAME<T, F16>) {
         return half_to_float(bits);
+    } else if constexpr (SAME<T, BF16>) {
+        return __uint_as_float(static_cast<u32>(bits) << 16);
     } else {
         return __uint_as_float(bits);
     }
@@ -70,6 +89,8 @@ template <class T>
 __device__ __forceinline__ typename T::Bits bits_of(float x) {
     if constexpr (SAME<T, F16>) {
         return float_to_half(x);
+    } else if constexpr (SAME<T, BF16>) {
+        return bfloat16_of(__float_as_uint(x));
     } else {
         return __float_as_uint(x);
     }

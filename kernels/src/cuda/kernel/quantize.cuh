@@ -8,18 +8,18 @@ constexpr float QMAX = SAME<Codes, I8> ? 127.0f : 7.0f;
 
 // 1e-5, rounded to T.
 template <class T>
-constexpr u32 SCALE_FLOOR = SAME<T, F16> ? 168 : 0x3727c5ac;
+constexpr u32 SCALE_FLOOR = SAME<T, F16> ? 168 : SAME<T, BF16> ? 0x3728 : 0x3727c5ac;
 
 template <class T>
-constexpr u32 INFINITY_OF = SAME<T, F16> ? F16_INFINITY : F32_INFINITY;
+constexpr u32 INFINITY_OF = SAME<T, F16> ? F16_INFINITY : SAME<T, BF16> ? BF16_INFINITY : F32_INFINITY;
 
 template <class T>
-constexpr u32 QUIET = SAME<T, F16> ? 0x0200 : 0x00400000;
+constexpr u32 QUIET = SAME<T, F16> ? 0x0200 : SAME<T, BF16> ? 0x0040 : 0x00400000;
 
 // The bits of |x|. As integers they are ordered as the magnitudes are, with NaN above infinity.
 template <class T>
 __device__ __forceinline__ u32 magnitude(typename T::Bits x) {
-    return x & (SAME<T, F16> ? 0x7fffu : 0x7fffffffu);
+    return x & (T::BITS == 16 ? 0x7fffu : 0x7fffffffu);
 }
 
 // The key by which a group's largest value is found: its magnitude. A signaling float16 NaN counts as the quiet one
@@ -41,7 +41,7 @@ __device__ __forceinline__ float reciprocal_of(float y) {
 // codes are made from it: where |x / y| < 2^-2 its last bits may differ from those of division, but there the code is
 // 0.
 //
-// Float32: the first correction makes the quotient faithful (within one unit in the last place), and from a faithful
+// Float32, and bfloat16, which is some of its numbers: the first correction makes the quotient faithful (within one unit in the last place), and from a faithful
 // quotient and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem, which
 // needs y >= 1e-5, |x / y| >= 2^-2).
 //
@@ -51,7 +51,7 @@ template <class T>
 __device__ __forceinline__ float unrounded_quotient(float x, float y, float reciprocal) {
     float quotient = __fmul_rn(x, reciprocal);
     quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
-    if constexpr (SAME<T, F32>) {
+    if constexpr (!SAME<T, F16>) {
         quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
     }
     return quotient;
@@ -98,10 +98,14 @@ __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
 // The code of x, in the low bits. The higher bits are arbitrary, and all are if the scale is not finite.
 //
 // No clamp is needed: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
-// the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2.
+// the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2. A bfloat16 scale may be smaller by 1
+// part in 257, and x / 127 of it 127.5.
 template <class T1>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
-    const float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
+    float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
+    if constexpr (SAME<T1, BF16>) {
+        quotient = quotient > 127.0f ? 127.0f : quotient < -127.0f ? -127.0f : quotient;
+    }
     // 1.5 * 2^23: floats of this magnitude are integers, so the addition rounds to an integer, ties to even.
     return __float_as_uint(__fadd_rn(quotient, 12582912.0f));
 }

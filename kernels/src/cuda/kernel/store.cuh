@@ -23,10 +23,10 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
             high = max(high, values.word[i] & 0x7fffffff);
         }
         amax = max(amax, high >> 16);
-        if (amax > F16_INFINITY) {
+        if (SAME<T1, F16> && amax > F16_INFINITY) {
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
-                amax = max(amax, rank<F16>(element<F16>(values, i)));
+                amax = max(amax, rank<T1>(element<T1>(values, i)));
             }
         }
     }
