@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError};
 
 #[derive(Debug, Default)]
 pub struct BlockMap {
@@ -23,6 +23,11 @@ impl BlockMap {
     pub fn len(&self) -> usize {
         self.blocks.lock().unwrap().len()
     }
+
+    /// How many blocks of a kind it has.
+    pub fn count(&self, kind: BlockKind) -> usize {
+        self.blocks.lock().unwrap().values().filter(|block| Block::kind_of(block) == Some(kind)).count()
+    }
 }
 
 impl BlockStore for BlockMap {
@@ -37,7 +42,9 @@ impl BlockStore for BlockMap {
             1 => return Err(StoreError::Failed("injected".into())),
             left => self.puts_left.store(left - 1, Ordering::Relaxed),
         }
-        assert!(self.blocks.lock().unwrap().insert(*key, block).is_none(), "a key is used once");
+        let kind = Block::kind_of(&block);
+        let before = self.blocks.lock().unwrap().insert(*key, block);
+        assert!(before.is_none() || kind == Some(BlockKind::Prefix), "a key of one sequence is used once");
         Ok(())
     }
 

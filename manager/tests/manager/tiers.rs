@@ -1,56 +1,16 @@
 //! Stores where the model of scripts cannot tell: rows of the same tokens that differ in their bytes, other managers, and
 //! what is left in the store. The scripts' store has every fault.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{
-    Append, BlockKey, BlockKind, BlockStore, CacheSpec, Error, Geometry, Manager, Mode, SeqId, StoreError,
-};
+use kvcache_manager::{Append, BlockKind, BlockStore, CacheSpec, Error, Geometry, Manager, Mode, SeqId};
 use kvcache_testing::manager::memory::Memory;
 
-/// Blocks in memory, with the number of those that were read.
-#[derive(Debug, Default)]
-struct Store {
-    blocks: Mutex<HashMap<BlockKey, Bytes>>,
-    reads: Mutex<usize>,
-}
-
-impl BlockStore for Store {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        *self.reads.lock().unwrap() += 1;
-        Ok(self.blocks.lock().unwrap().get(key).cloned())
-    }
-
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
-        self.blocks.lock().unwrap().insert(*key, block);
-        Ok(())
-    }
-
-    fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
-        Ok(self.blocks.lock().unwrap().contains_key(key))
-    }
-
-    fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
-        self.blocks.lock().unwrap().remove(key);
-        Ok(())
-    }
-}
-
-impl Store {
-    fn count(&self, kind: BlockKind) -> usize {
-        let blocks = self.blocks.lock().unwrap();
-        let of = |(key, block): &(&BlockKey, &Bytes)| {
-            kvcache_manager::Block::verify(key, Bytes::clone(block)).unwrap().kind() == kind
-        };
-        blocks.iter().filter(of).count()
-    }
-}
+use crate::block_map::BlockMap;
 
 /// A cache of this many pages of 4 slots, with a store.
-fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> (Manager, Memory) {
+fn made(num_pages: usize, fingerprint: &str, store: &Arc<BlockMap>) -> (Manager, Memory) {
     let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).fingerprint(fingerprint);
     let spec = builder.mode(Mode::Paged { page_size: 4 }).build().unwrap();
@@ -129,10 +89,10 @@ fn another_manager_finds_what_was_evicted_or_offloaded_but_not_what_another_mode
     let c = second.create();
     assert_eq!(append(&mut second, &mut others, c, &PROMPT, 2), 8);
     assert_eq!(bytes(&second, &others, c), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
-    let reads = *store.reads.lock().unwrap();
+    let reads = store.gets();
     let d = second.create();
     assert_eq!(append(&mut second, &mut others, d, &PROMPT, 2), 8);
-    assert_eq!(*store.reads.lock().unwrap(), reads, "pages that are in the cache are not read");
+    assert_eq!(store.gets(), reads, "pages that are in the cache are not read");
     assert_eq!(second.store_stats().unwrap().hits, 2);
 
     let e = second.create_with(&kvcache_manager::Create { salt: b"tenant", ..Default::default() });
