@@ -102,7 +102,7 @@ pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
 impl Blocks {
     pub(crate) fn new(spec: &CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|source| Error::Random { source })?;
+        getrandom::fill(&mut random)?;
         let (names, row_len) = (Names::new(random), spec.bytes_per_token());
         Ok(Self { store, names, row_len, kept: Vec::new(), stats: StoreStats::default() })
     }

@@ -110,7 +110,7 @@ impl Error {
             Self::Swapped { seq } => fields![seq],
             Self::RowsMissing { seq, missing, rows, reason } => fields![seq, missing, rows, reason],
             Self::NoTiers => fields![],
-            Self::Random { source } => said(source),
+            Self::Random(source) => said(source),
             Self::UpdatePending { copies, sequences } => fields![copies, sequences],
             Self::TensorType { input, expected, got } => fields![input, expected, got],
             Self::TensorShape { input, expected, got } => fields![input, expected, got],

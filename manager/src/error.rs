@@ -82,7 +82,7 @@ pub enum Error {
     },
 
     /// An id that no sequence has: that of a freed sequence, or the null id, which no sequence ever has.
-    #[error("no sequence has the id {seq}: {}", absence(*.seq))]
+    #[error("no sequence has the id {seq}: {}", .seq.absence())]
     UnknownSeq {
         /// The id.
         seq: SeqId,
@@ -287,11 +287,8 @@ pub enum Error {
     NoTiers,
 
     /// No random bytes from the operating system.
-    #[error("no random bytes: {source}")]
-    Random {
-        /// What the system said.
-        source: getrandom::Error,
-    },
+    #[error("no random bytes: {0}")]
+    Random(#[from] getrandom::Error),
 
     /// Rows that a memory has still to move or to rotate.
     #[error("{copies} copies and the keys of {sequences} sequences wait for an update")]
@@ -386,11 +383,6 @@ pub enum Error {
 /// Names an append in front of what is wrong with it.
 fn of(append: Option<usize>) -> String {
     append.map_or_else(String::new, |append| format!("append {append}: "))
-}
-
-/// Why no sequence has an id.
-fn absence(seq: SeqId) -> &'static str {
-    if seq == SeqId::default() { "it is the null id" } else { "it was freed" }
 }
 
 impl Error {

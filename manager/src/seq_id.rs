@@ -12,6 +12,13 @@ new_key_type! {
     pub struct SeqId;
 }
 
+impl SeqId {
+    /// Why no sequence has it.
+    pub(crate) fn absence(self) -> &'static str {
+        if self == Self::default() { "it is the null id" } else { "it was freed" }
+    }
+}
+
 impl fmt::Display for SeqId {
     /// The number that names the sequence in other languages: `slotmap::KeyData::as_ffi`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

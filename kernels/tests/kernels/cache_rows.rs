@@ -2,31 +2,31 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
+use half::f16;
 use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial, Workers};
 use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
 use proptest::prelude::*;
 
 /// What a cache is made from.
 #[derive(Debug, Clone, Copy)]
-struct Cache {
-    layout: CacheLayout,
-    dims: CacheDims,
-    t2: ElementType,
-    quant: Option<(usize, ElementType)>,
+pub struct Cache {
+    pub layout: CacheLayout,
+    pub dims: CacheDims,
+    pub t2: ElementType,
+    pub quant: Option<(usize, ElementType)>,
 }
 
 /// One tensor as numbers: by slot, then by layer, key/value, head and element.
-type Rows = Vec<Vec<u32>>;
+pub type Rows = Vec<Vec<u32>>;
 
 /// A cache's memory, and what should be in it.
-struct Model {
-    memory: [Vec<u8>; 2],
-    rows: [Rows; 2],
+pub struct Model {
+    pub memory: [Vec<u8>; 2],
+    pub rows: [Rows; 2],
 }
 
 impl Cache {
-    fn rows(&self) -> CacheRows {
+    pub fn rows(&self) -> CacheRows {
         CacheRows::new(self.layout, self.dims, self.t2, self.quant).unwrap()
     }
 
@@ -38,7 +38,7 @@ impl Cache {
     }
 
     /// A cache of which every element is another number, as far as its type has as many.
-    fn filled(&self, seed: u32) -> Model {
+    pub fn filled(&self, seed: u32) -> Model {
         let rows = self.tensors().map(|(element, dims)| {
             let len = dims.num_layer * 2 * dims.num_heads * dims.inner;
             let number = |i: usize| {
@@ -51,7 +51,7 @@ impl Cache {
     }
 
     /// The tensors' bytes: each number at its place in the shape, row-major.
-    fn memory(&self, rows: &[Rows; 2]) -> [Vec<u8>; 2] {
+    pub fn memory(&self, rows: &[Rows; 2]) -> [Vec<u8>; 2] {
         let mut tensors = self.tensors().into_iter().zip(rows).map(|((element, dims), rows)| {
             let shape = self.layout.shape(dims);
             let mut numbers = vec![0; shape.iter().product()];
@@ -75,7 +75,7 @@ impl Cache {
     }
 
     /// The canonical row of a slot.
-    fn canonical(&self, rows: &[Rows; 2], slot: usize) -> Vec<u8> {
+    pub fn canonical(&self, rows: &[Rows; 2], slot: usize) -> Vec<u8> {
         self.tensors().iter().zip(rows).flat_map(|((element, _), rows)| packed(*element, &rows[slot])).collect()
     }
 }
@@ -88,7 +88,7 @@ fn packed(element: ElementType, numbers: &[u32]) -> Vec<u8> {
     }
 }
 
-fn caches() -> impl Strategy<Value = Cache> {
+pub fn caches() -> impl Strategy<Value = Cache> {
     let axes = (0usize..14, 1usize..4, 1usize..4, 1usize..5, 1usize..4);
     (
         prop::sample::select(&CacheLayout::ALL[..]),
@@ -108,7 +108,7 @@ fn runs(max_t: usize) -> impl Strategy<Value = Range<usize>> {
 }
 
 /// Some slots of a cache of `max_t`, in any order.
-fn slots(max_t: usize) -> impl Strategy<Value = Vec<usize>> {
+pub fn slots(max_t: usize) -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(0..max_t.max(1), if max_t == 0 { 0..1 } else { 0..9 })
 }
 
@@ -120,7 +120,7 @@ fn copies(max_t: usize) -> impl Strategy<Value = RowCopy> {
 }
 
 /// A cache, and what `slots` makes of its `max_t`.
-fn with<S: Strategy>(slots: impl Fn(usize) -> S) -> impl Strategy<Value = (Cache, S::Value)>
+pub fn with<S: Strategy>(slots: impl Fn(usize) -> S) -> impl Strategy<Value = (Cache, S::Value)>
 where
     S::Value: Clone,
 {
@@ -170,67 +170,6 @@ proptest! {
             }
         }
         prop_assert_eq!(written.memory, target.memory(&written.rows));
-    }
-
-    /// Rows of one layer are parts of canonical rows, and leave the bytes of other layers.
-    #[test]
-    fn rows_of_a_layer_are_written_alone((cache, slots) in with(slots), layer: prop::sample::Index, seed: u32) {
-        let layer = layer.index(cache.dims.num_layer);
-        let (from, mut to) = (cache.filled(seed), cache.filled(seed ^ 0x5555_5555));
-        let of_layer = cache.rows().layer(layer).unwrap();
-        let mut rows = Vec::new();
-        for &slot in &slots {
-            let row = cache.canonical(&from.rows, slot);
-            // A cache without slots has rows without bytes.
-            of_layer.in_row().into_iter().for_each(|part| rows.extend_from_slice(&row[part]));
-        }
-        prop_assert_eq!(rows.len(), slots.len() * of_layer.row_len());
-        let [memory, scale] = &mut to.memory;
-        of_layer.write(memory, scale, &slots, &rows).unwrap();
-        for (to, from) in to.rows.iter_mut().zip(&from.rows) {
-            for &slot in &slots {
-                let len = from[slot].len() / cache.dims.num_layer;
-                to[slot][layer * len..(layer + 1) * len].copy_from_slice(&from[slot][layer * len..(layer + 1) * len]);
-            }
-        }
-        prop_assert_eq!(to.memory, cache.memory(&to.rows));
-    }
-
-    /// Keys are the decoded heads of their layer in canonical rows.
-    #[test]
-    fn keys_are_decoded_from_canonical_rows(
-        (cache, layer, seed) in (caches(), any::<prop::sample::Index>(), any::<u32>())
-    ) {
-        prop_assume!(cache.dims.max_t > 0);
-        let model = cache.filled(seed);
-        let CacheDims { num_layer, num_heads, inner, .. } = cache.dims;
-        let layer = layer.index(num_layer);
-        let mut keys = vec![0.0; num_heads * inner];
-        cache.rows().keys(layer, &cache.canonical(&model.rows, 0), &mut keys).unwrap();
-        for (i, key) in keys.into_iter().enumerate() {
-            let number = model.rows[0][0][layer * 2 * num_heads * inner + i];
-            let code = match cache.t2 {
-                ElementType::Int4 => f32::from((number << 4) as i8 >> 4),
-                ElementType::Int8 => f32::from(number as i8),
-                ElementType::Float16 => f16::from_bits(number as u16).to_f32(),
-                ElementType::BFloat16 => bf16::from_bits(number as u16).to_f32(),
-                _ => f32::from_bits(number),
-            };
-            let expected = match cache.quant {
-                None => code,
-                Some((group, t3)) => {
-                    let scales = inner / group;
-                    let scale = model.rows[1][0][layer * 2 * num_heads * scales + i / group];
-                    match t3 {
-                        ElementType::Float16 => {
-                            f16::from_f32(code * f16::from_bits(scale as u16).to_f32()).to_f32()
-                        }
-                        _ => code * f32::from_bits(scale),
-                    }
-                }
-            };
-            prop_assert!(key.to_bits() == expected.to_bits() || key.is_nan() && expected.is_nan(), "{i}");
-        }
     }
 
     /// The ranges of some slots are in order, do not touch, and hold just what the slots' heads hold.

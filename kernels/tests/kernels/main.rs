@@ -3,4 +3,5 @@
 
 mod cache_rows;
 mod every_float16;
+mod layer_rows;
 mod rotate_keys;
