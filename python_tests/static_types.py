@@ -16,7 +16,7 @@ def calls(current: NDArray[np.float16], query: NDArray[np.float16], out: NDArray
     """Types by name or numpy's; outputs are those given, or new arrays."""
     spec = kvcache_ops.CacheSpec(64, 2, 8, dtype=np.float16, quant_bit=8)
     kvcache_ops.CacheSpec(64, 2, 8, dtype="fp16")  # type: ignore[arg-type]
-    assert_type(spec.dtype, Literal["float32", "float16", "int8"])
+    assert_type(spec.dtype, Literal["float32", "float16", "int8", "bfloat16"])
     indices = kvcache_ops.step_indices([1], [0], cachestarts=[0])
     cache = spec.allocate()
     assert_type(kvcache_ops.run(spec, current, current, *indices, *cache), tuple[Number, Number])
