@@ -11,7 +11,7 @@ import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops._sampling import Sampler
 from kvcache_ops.engine import Engine, Request, Sampling
-from kvcache_ops.manager import ManagerError
+from kvcache_ops.manager import FileTier, HostTier, ManagerError
 
 from tiny_models import TOKENS, random_tensors, write_gguf
 
@@ -232,3 +232,28 @@ def test_the_same_seed_the_same_answer(path: Path) -> None:
         expected.answer,
         expected.answer,
     ]
+
+
+@pytest.mark.parametrize("cache", ["float16", "int4"])
+def test_a_reused_prefix_gives_the_bits_of_a_recomputed_one(cache: str, tmp_path: Path) -> None:
+    """Of a whole model: two engines that share a folder, and one that computes all by itself."""
+    path = models.build(write_gguf(tmp_path / "model.gguf", tensors=random_tensors()), tmp_path / "model", page_size=8,
+                        cache=cache, quant_group=32)  # fmt: skip
+    question = [7 * i % 200 + 3 for i in range(60)]
+
+    def logits(engine: Engine) -> tuple[int, bytes]:
+        request = engine.submit(question, max_new_tokens=2)
+        engine.step()
+        bits = engine._logits[0].tobytes()
+        engine.generate([])
+        return request.cached, bits
+
+    def with_folder() -> Engine:
+        return Engine(path, max_tokens=256, threads=1, tiers=[HostTier(1 << 20), FileTier(tmp_path / "tier", 1 << 24)])
+
+    alone, first = logits(Engine(path, max_tokens=256, threads=1)), with_folder()
+    assert logits(first) == (0, alone[1])
+    first.manager.offload_prefix()
+    first.generate([[5, 6, 7]], max_new_tokens=1)
+    assert first.manager.flush(30)
+    assert logits(with_folder()) == (56, alone[1])

@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvcache_ops import models
-from kvcache_ops.engine import Engine
 from kvcache_ops.manager import Append, FileTier, HostMemory, HostTier, Manager, ManagerError
 
 from managed import MODES, make, make_spec, refused, sequence
-from tiny_models import random_tensors, write_gguf
 
 TOKENS = list(range(100, 119))
 
@@ -241,31 +238,6 @@ def test_a_second_process_finds_the_prefixes_of_the_first(is_killed: bool, tmp_p
     s = other.create()
     with other.begin_step([Append(s, tokens=list(range(50)))], memory) as step:
         assert step.cached[0] == 0, "blocks of another model"
-
-
-@pytest.mark.parametrize("cache", ["float16", "int4"])
-def test_a_reused_prefix_gives_the_bits_of_a_recomputed_one(cache: str, tmp_path: Path) -> None:
-    """Of a whole model: two engines that share a folder, and one that computes all by itself."""
-    path = models.build(write_gguf(tmp_path / "model.gguf", tensors=random_tensors()), tmp_path / "model", page_size=8,
-                        cache=cache, quant_group=32)  # fmt: skip
-    question = [7 * i % 200 + 3 for i in range(60)]
-
-    def logits(engine: Engine) -> tuple[int, bytes]:
-        request = engine.submit(question, max_new_tokens=2)
-        engine.step()
-        bits = engine._logits[0].tobytes()
-        engine.generate([])
-        return request.cached, bits
-
-    def with_folder() -> Engine:
-        return Engine(path, max_tokens=256, threads=1, tiers=[HostTier(1 << 20), FileTier(tmp_path / "tier", 1 << 24)])
-
-    alone, first = logits(Engine(path, max_tokens=256, threads=1)), with_folder()
-    assert logits(first) == (0, alone[1])
-    first.manager.offload_prefix()
-    first.generate([[5, 6, 7]], max_new_tokens=1)
-    assert first.manager.flush(30)
-    assert logits(with_folder()) == (56, alone[1])
 
 
 def test_bad_tiers_are_refused(tmp_path: Path) -> None:
