@@ -13,7 +13,7 @@ fn failures(build: &'static Build, attends: bool) -> usize {
             true => vec![attended(device, if order == Order::Forward { usize::MAX } else { 0 })],
             false => stored(device).into(),
         };
-        assert!(reports.iter().all(|report| report.passed() + report.failed() > 2), "{build:?}: no case has its types");
+        assert!(reports.iter().all(|report| report.passed() + report.failed() > 0), "{build:?}: no case has its types");
         reports.iter().map(|report| report.failed()).sum::<usize>()
     });
     failed.into_iter().sum()
