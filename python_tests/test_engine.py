@@ -12,6 +12,7 @@ from kvcache_ops import KvCacheError, models
 from kvcache_ops._sampling import Sampler
 from kvcache_ops.engine import Engine, Request, Sampling
 from kvcache_ops.manager import FileTier, HostTier, ManagerError
+from tokenizers.pre_tokenizers import ByteLevel
 
 from tiny_models import TOKENS, random_tensors, write_gguf
 
@@ -138,6 +139,17 @@ def test_stops(path: Path, alone: list[list[int]]) -> None:
     assert "".join(request) == request.text == whole[: whole.index(stop)] and request.finish == "stop"
     request = shared.submit(PROMPTS[1], max_new_tokens=12, stop=("not there",))
     assert "".join(request) == whole
+
+
+def test_an_answer_that_ends_within_a_character(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last bytes are not lost: they are U+FFFD."""
+    shared = engine(path)
+    tokens = [TOKENS.index(ByteLevel(False).pre_tokenize_str("é")[0][0][i]) for i in (0, 1)]
+    for count, text in ((2, "é"), (1, "\ufffd")):
+        answer = iter(tokens)
+        monkeypatch.setattr(Sampler, "__call__", lambda *_, answer=answer: next(answer))
+        request = shared.submit(PROMPTS[0], max_new_tokens=count)
+        assert "".join(request) == request.text == text
 
 
 @pytest.mark.parametrize("cache", ["float16", "int4"])

@@ -10,14 +10,19 @@ from typing import Any
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._interrupt import interruptible
+from kvcache_ops._status_line import StatusLine
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.models import ChatTemplate
 
 _HELP = "/save FILE  /load FILE  /reset  /quit; Ctrl-C ends an answer"
+_STATUS_SECONDS = 0.1  # between two states of the status line
 
 
 class Chat:
-    """Reads messages from standard input, and prints answers as they come, with a line about each to standard error."""
+    """Reads messages from standard input, and prints answers as they come.
+
+    A line about the answer is at the bottom of the terminal while it comes, and goes to standard error behind it.
+    """
 
     def __init__(self, engine: Engine, system: str | None, **sampling: Any) -> None:
         self._engine, self._template = engine, ChatTemplate(engine.model)
@@ -65,8 +70,8 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         """Says an answer. One that is interrupted stays as far as it came; one that fails takes its question along."""
-        with interruptible() as interrupted:
-            begin = first = time.perf_counter()
+        with interruptible() as interrupted, StatusLine() as status:
+            begin = first = shown = time.perf_counter()
             messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
             request = self._engine.submit(tokens, **self._sampling)
             said = 0
@@ -76,16 +81,19 @@ class Chat:
                     first = time.perf_counter()
                 print(request.text[said:], end="", flush=True)
                 said = len(request.text)
+                if (now := time.perf_counter()) >= shown + _STATUS_SECONDS:
+                    status.show(self._status(request, first - begin, now - first))
+                    shown = now
                 if interrupted.is_set():
                     request.cancel()
-            print()
+        print()
         if request.error is not None:
             raise request.error
         if len(messages) <= len(self._messages):
             forgotten = len(self._messages) + 1 - len(messages)
             _say(f"the context has {self._engine.context_length} tokens: the oldest {forgotten} messages are forgotten")
         self._messages = [*messages, {"role": "assistant", "content": request.text}]
-        self._status(request, first - begin, time.perf_counter() - first)
+        _say(f"[{self._status(request, first - begin, time.perf_counter() - first)}]")
 
     def _in_context(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
         """Messages and their tokens; past 3/4 of the context without the oldest messages, down to a half."""
@@ -97,16 +105,16 @@ class Chat:
                 tokens = self._template.tokens(messages)
         return messages, tokens
 
-    def _status(self, request: Request, waited: float, seconds: float) -> None:
+    def _status(self, request: Request, waited: float, seconds: float) -> str:
         count, stats = len(request.answer), self._engine.manager.stats()
         held = stats["used"] + stats["cached"]
         parts = [
-            f"{count} tokens, {request.finish}",
+            f"{count} tokens" + (f", {request.finish}" if request.finish else ""),
             f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 else "",
             f"first token after {waited:.2f} s, {request.cached} of {len(request.prompt)} prompt tokens from the cache",
             f"cache {held} of {stats['slots']} slots, {held * self._engine.cache.spec.bytes_per_token / 1e6:.1f} MB",
         ]
-        _say(f"[{'; '.join(filter(None, parts))}]")
+        return "; ".join(filter(None, parts))
 
     def _save(self, path: Path) -> None:
         """The messages as JSON, and their keys and values in a file beside it."""

@@ -49,6 +49,7 @@ class Request:
         self._engine = engine
         self._sampler = Sampler(sampling)
         self._decoder = DecodeStream(skip_special_tokens=True)
+        self._decoded = 0  # characters that the decoder has given
         self._unsaid = ""  # text that may be the beginning of a stop
         # The engine's:
         self.context = list(prompt)  # the tokens that attention sees, or will see
@@ -77,14 +78,20 @@ class Request:
         """Draws the next token; gives why the answer ends with it, if it does."""
         token = self._sampler(logits)
         if token in self._engine.model.stops:
-            self._say("", last=True)
+            self._say(self._rest(), last=True)
             return "stop"
         self.answer.append(token)
         self.context.append(token)
         last = len(self.answer) == self.sampling.max_new_tokens
-        if self._say(self._decoder.step(self._engine.model.tokenizer, token) or "", last):
+        piece = self._decoder.step(self._engine.model.tokenizer, token) or ""
+        self._decoded += len(piece)
+        if self._say(piece + self._rest() if last else piece, last):
             return "stop"
         return "length" if last else None
+
+    def _rest(self) -> str:
+        """What the decoder holds back: the last tokens' text if it ends within a character, which is then U+FFFD."""
+        return self._engine.model.tokenizer.decode(self.answer)[self._decoded :]
 
     def _say(self, piece: str, last: bool) -> bool:
         """Adds to the text, but for what may begin a stop; whether there is one."""
