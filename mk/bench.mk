@@ -11,11 +11,11 @@ bench-operator: .venv/wheel build
 		$(VENV) bench/cpu/bench.py $(BENCH)
 
 .PHONY: bench-attention
-bench-attention: .venv/wheel build
+bench-attention: .venv/wheel build llama-cpp
 	cargo build --release --locked -p kvcache-bench
 	KVCACHE_ORT_LIB="$(TARGET)/release/libkvcache_ort.so" \
 		KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
-		$(VENV) bench/attention/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
+		LLAMA_CPP="$(LLAMA_CPP)" $(VENV) bench/attention/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
 
 .PHONY: bench-manager
 bench-manager: .venv/wheel
@@ -31,14 +31,20 @@ bench-tiers: .venv/wheel .venv-tiers/ready
 		KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
 		$(VENV) bench/tiers/bench_tiers.py $(filter --quick,$(BENCH))
 
-# A whole model, of 92 MB, against llama.cpp, whose libraries come compiled in an npm package, and against ONNX Runtime's
-# GroupQueryAttention. Without npm the benchmark says that llama.cpp is missing.
-LLAMA_CPP := $(TARGET)/llama_cpp
+# llama.cpp's libraries come compiled in an npm package; without npm, benchmarks go without them.
+LLAMA_CPP_PACKAGE := $(TARGET)/llama_cpp
+LLAMA_CPP := $(LLAMA_CPP_PACKAGE)/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64
+.PHONY: llama-cpp
+llama-cpp:
+	mkdir -p "$(LLAMA_CPP_PACKAGE)" && cp bench/model/package.json bench/model/package-lock.json "$(LLAMA_CPP_PACKAGE)"
+	cd "$(LLAMA_CPP_PACKAGE)" && npm ci --ignore-scripts --no-audit --no-fund || rm -rf node_modules
+
+# A whole model, of 92 MB, against llama.cpp, ONNX Runtime's GroupQueryAttention and onnxruntime-genai; against
+# transformers, too, after `make .venv-torch/ready`, which is gigabytes. The benchmark says what is missing.
 .PHONY: bench-model
-bench-model: .venv/wheel smollm2
-	mkdir -p "$(LLAMA_CPP)" && cp bench/model/package.json bench/model/package-lock.json "$(LLAMA_CPP)"
-	cd "$(LLAMA_CPP)" && npm ci --ignore-scripts --no-audit --no-fund || rm -rf node_modules
-	LLAMA_CPP="$(LLAMA_CPP)/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64" PYTHONPATH=examples:bench/cpu \
+bench-model: .venv/wheel .venv-peers/ready llama-cpp smollm2
+	LLAMA_CPP="$(LLAMA_CPP)" PYTHONPATH=examples:bench/cpu \
+		PEERS="$$(echo .venv-peers/lib/python*/site-packages .venv-torch/lib/python*/site-packages)" \
 		$(VENV) bench/model/bench_model.py "$(SMOLLM2)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
 
 # What a cache's format costs this model: perplexity, pass keys, repetition.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 
+import ggml
 from attention_case import SMALL, AttentionCase
 from attention_tensors import tensors_of
 from cases import F16, F32, FLOAT, HALF, INT4, INT8, Format, decode, prefill, quantized, ragged
@@ -19,7 +20,7 @@ THREADS = 2
 
 INT8S = quantized(INT8, (8, 32, 128), (HALF,), (HALF,))
 INT4S = quantized(INT4, (8, 16, 32, 128), (HALF,), (HALF,))
-INT8_F32 = Format(FLOAT, INT8, FLOAT, 8, 32)
+INT8_F32, INT4_F32 = Format(FLOAT, INT8, FLOAT, 8, 32), Format(FLOAT, INT4, FLOAT, 4, 32)
 
 # By the type of the cache: of the bare loop that reads as many bytes.
 OF_READ = {INT8: 0.6}
@@ -114,6 +115,16 @@ def decoding_peers(native: Native, with_torch: bool) -> list[Row]:
         if with_torch:
             peer = torch_attention(tensors, THREADS)
             rows.append(Row(f"{lengths.name} {form.name}, torch of ours", [peer, ours], quotient, at_least=2))
+    for form in (INT8_F32, INT4_F32):
+        tensors = Direct(native, tensors_of(AttentionCase(lengths, form), arena), THREADS).tensors
+        ours = operator(tensors, THREADS, tensors.check)
+        peer = group_query_attention(tensors, THREADS, arena, form.quant_bit)
+        what = f"{lengths.name} {form.name}, GroupQueryAttention with a scale for each channel of ours"
+        rows.append(Row(what, [peer, ours], quotient))
+    for form in (F16, INT8S[1], INT4S[2]) if ggml.LIBRARIES.is_dir() else ():
+        direct = Direct(native, tensors_of(AttentionCase(lengths, form), arena), THREADS)
+        peer = ggml.flash_attention(direct.tensors, THREADS)
+        rows.append(Row(f"{lengths.name} {form.name}, llama.cpp of ours", [peer, direct.contender(THREADS)], quotient))
     return rows
 
 

@@ -66,26 +66,38 @@ class AttentionTensors(Tensors):
 
     def expect(self) -> None:
         """Computes what a call on the first layer must give in some rows, by what the cache holds."""
-        heads, layer_idx = self.case.heads, self.layers[0]
+        self.expected.extend(self.answers(lambda kv, b: self.values(self.layers[0], kv, b)))
+
+    def answers(self, values: Callable[[int, int], np.ndarray]) -> Expected:
+        """What attention gives over these keys and values, by kv and sequence, each (tokens, heads, elements)."""
+        heads, expected = self.case.heads, []
         seqstarts = self.inputs["seqstarts"]
         for b, (n, m) in enumerate(zip(self.case.lengths.seqlens, self.case.lengths.kvlens)):
             chosen = np.unique(np.linspace(0, n - 1, min(n, QUERIES)).astype(np.int64))
             rows = seqstarts[b] + chosen
             query = self.inputs["query"][rows].astype(np.float64).reshape(len(rows), heads.key, -1, heads.dim)
-            key, value = (self.values(layer_idx, kv, b).transpose(1, 0, 2) for kv in range(2))
+            key, value = (values(kv, b).transpose(1, 0, 2) for kv in range(2))
             scores = np.einsum("qkgd,ktd->kgqt", query, key, optimize=True) / np.sqrt(heads.dim)
             scores[..., np.arange(m) > (m - n + chosen)[:, None]] = -np.inf
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
             answer = np.einsum("kgqt,ktd->qkgd", weights, value, optimize=True)
-            self.expected.append((rows, answer.reshape(len(rows), heads.query, heads.dim)))
+            expected.append((rows, answer.reshape(len(rows), heads.query, heads.dim)))
+        return expected
 
-    def check(self, who: str, run: Callable[[], object], output: np.ndarray | None = None) -> None:
-        """Raises `WrongAnswer` unless a run writes the right answer."""
+    def check(
+        self,
+        who: str,
+        run: Callable[[], object],
+        output: np.ndarray | None = None,
+        values: Callable[[int, int], np.ndarray] | None = None,
+    ) -> None:
+        """Raises `WrongAnswer` unless a run writes the right answer, over other `values` than the cache's if it has
+        its own."""
         output = self.output if output is None else output
         output[:] = np.nan
         run()
-        for b, (rows, answer) in enumerate(self.expected):
+        for b, (rows, answer) in enumerate(self.answers(values) if values else self.expected):
             got, largest = output[rows].astype(np.float64), np.abs(answer).max()
             error = np.abs(got - answer).max()
             if not error <= self.case.tolerance * largest:

@@ -4,7 +4,7 @@
     bench_attention.py --quick             fewer rounds, and a sample of the calls
     bench_attention.py --filter prefill    only the groups whose names contain a word
 
-Contenders are measured in turn, in one process; figures are ratios within a round, medians with quartiles. An answer
+LLAMA_CPP is the folder of llama.cpp's libraries, a peer where there is one. Contenders are measured in turn, in one process; figures are ratios within a round, medians with quartiles. An answer
 that differs from numpy's in float64 by more than the number format explains ends the benchmark.
 """
 

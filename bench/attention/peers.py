@@ -19,15 +19,17 @@ from tensors import Arena
 MICROSOFT = "com.microsoft"
 
 
-def group_query_attention(tensors: AttentionTensors, threads: int, arena: Arena) -> Contender:
+def group_query_attention(tensors: AttentionTensors, threads: int, arena: Arena, bits: int = 0) -> Contender:
     """ONNX Runtime's own operator over contiguous caches, (B, Hk, MaxT, Dh), which it extends in place.
 
-    It has one length of new tokens for all sequences.
+    It has one length of new tokens for all sequences. With `bits`, eight or four, the caches are codes, with a scale for
+    each channel of each head that never changes.
     """
     case, heads = tensors.case, tensors.case.heads
     t1, (tokens,) = case.format.t1, set(case.lengths.seqlens)
     batch, kvlen = len(case.lengths.kvlens), max(case.lengths.kvlens)
-    shape = (batch, heads.key, kvlen, heads.dim)
+    shape = (batch, heads.key, kvlen, heads.dim * (bits or 8) // 8)
+    t_cache = {0: t1, 8: TensorProto.INT8, 4: TensorProto.UINT8}[bits]
     inputs = {
         "query": tensors.inputs["query"].reshape(batch, tokens, -1),
         "key": tensors.inputs["current_key"].reshape(batch, tokens, -1),
@@ -37,23 +39,54 @@ def group_query_attention(tensors: AttentionTensors, threads: int, arena: Arena)
         "seqlens_k": np.array(case.lengths.kvlens, np.int32) - 1,
         "total_sequence_length": np.array(kvlen, np.int32),
     }
-    names = [*inputs, "past_key", "past_value", *lengths]
-    types = dict.fromkeys(names, t1) | dict.fromkeys(lengths, TensorProto.INT32)
-    outputs = dict.fromkeys(("output", "present_key", "present_value"), t1)
-    counts = dict(num_heads=heads.query, kv_num_heads=heads.key)
-    session = session_of(node_model("GroupQueryAttention", types, outputs, MICROSOFT, **counts), threads)
+    caches = ("past_key", "past_value")
+    names = [*inputs, *caches, *lengths]
+    types = dict.fromkeys(names, t1) | dict.fromkeys(caches, t_cache) | dict.fromkeys(lengths, TensorProto.INT32)
+    outputs = {"output": t1} | dict.fromkeys(("present_key", "present_value"), t_cache)
+    attributes: dict[str, int | str] = dict(num_heads=heads.query, kv_num_heads=heads.key)
+    scales: dict[str, np.ndarray] = {}
+    if bits:
+        attributes |= dict(k_quant_type="PER_CHANNEL", v_quant_type="PER_CHANNEL", kv_cache_bit_width=bits)
+        # Channels that reach as far as the case's values, most of which are below 4.
+        scale = np.full((1, heads.key, 1, heads.dim), 4 / 2 ** (bits - 1), np.float32)
+        scales = dict.fromkeys(("k_scale", "v_scale"), scale)
+        types |= dict.fromkeys(("cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink"), 0)
+        types |= dict.fromkeys(scales, TensorProto.FLOAT)
+    session = session_of(node_model("GroupQueryAttention", types, outputs, MICROSOFT, **attributes), threads)
     output = arena.tensor(f"{case.name} peer's output", t1, (batch, tokens, heads.query * heads.dim))
-    runs = []
+    runs, layers = [], []
     for layer_idx in tensors.layers:
-        held = [arena.tensor(f"{case.name} past {kv} of {layer_idx}", t1, shape) for kv in range(2)]
+        held = [arena.tensor(f"{case.name} past {kv} of {layer_idx}, {bits}", t_cache, shape) for kv in range(2)]
         for kv, array in enumerate(held):
             for b, m in enumerate(case.lengths.kvlens):
-                array[b, :, :m] = tensors.values(layer_idx, kv, b).transpose(1, 0, 2)
+                values = tensors.values(layer_idx, kv, b).transpose(1, 0, 2)
+                array[b, :, :m] = static_codes(values / scale[0], bits) if bits else values
         past, present = (dict(zip((f"{when}_key", f"{when}_value"), held)) for when in ("past", "present"))
-        runs.append(bound(session, inputs | past | lengths, {"output": output} | present))
-    name = f"{case.format.name}, GroupQueryAttention"
-    tensors.check(f"{name} on {threads} threads", runs[0], output.reshape(-1, heads.query, heads.dim))
+        runs.append(bound(session, inputs | past | lengths | scales, {"output": output} | present))
+        layers.append(held)
+
+    def own_values(kv: int, b: int) -> np.ndarray:
+        """What its codes stand for, once it has stored the current tokens."""
+        codes = layers[0][kv][b].transpose(1, 0, 2)
+        if bits == 4:
+            codes = (np.stack([codes & 15, codes >> 4], -1).reshape(kvlen, heads.key, heads.dim)).astype(np.int8) - 8
+        return codes * scale[0, :, 0].astype(np.float64)
+
+    kind = f"int{bits} with a scale for each channel" if bits else case.format.name
+    name = f"{kind}, GroupQueryAttention"
+    rows = output.reshape(-1, heads.query, heads.dim)
+    tensors.check(f"{name} on {threads} threads", runs[0], rows, own_values if bits else None)
     return Contender(name, threads, timed(runs, busy_threads=threads), cold=case.cold)
+
+
+def static_codes(quotients: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of these quotients of value and scale; of four bits two are a byte, each plus 8, the first one low."""
+    largest = 2 ** (bits - 1) - 1
+    codes = np.clip(np.rint(quotients), -largest - 1, largest).astype(np.int8)
+    if bits == 8:
+        return codes
+    nibbles = (codes + 8).astype(np.uint8)
+    return nibbles[..., ::2] | nibbles[..., 1::2] << 4
 
 
 def standard(tensors: AttentionTensors, threads: int, arena: Arena) -> Contender:

@@ -83,11 +83,14 @@ def timed(runs: list[Run], busy_threads: int = 0) -> Callable[[int, int], Measur
 
 
 def node_model(
-    op_type: str, inputs: dict[str, int], outputs: dict[str, int], domain: str = "", **attributes: int
+    op_type: str, inputs: dict[str, int], outputs: dict[str, int], domain: str = "", **attributes: int | str
 ) -> bytes:
-    """A graph of one node, whose inputs and outputs have these types."""
-    node = helper.make_node(op_type, list(inputs), list(outputs), domain=domain, **attributes)
-    values = [[helper.make_tensor_value_info(*item, None) for item in each.items()] for each in (inputs, outputs)]
+    """A graph of one node, whose inputs and outputs have these types; an input of type 0 is left out."""
+    names = [name if element else "" for name, element in inputs.items()]
+    node = helper.make_node(op_type, names, list(outputs), domain=domain, **attributes)
+    values = [
+        [helper.make_tensor_value_info(*item, None) for item in each.items() if item[1]] for each in (inputs, outputs)
+    ]
     graph = helper.make_graph([node], op_type, *values)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets[: 1 + bool(domain)]).SerializeToString()

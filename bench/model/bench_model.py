@@ -1,11 +1,12 @@
-"""The benchmark of a whole model: one GGUF file in kvcache_ops, in llama.cpp and with GroupQueryAttention, in one run.
+"""The benchmark of a whole model: one GGUF file in kvcache_ops and in its peers, in one run.
 
     bench_model.py SmolLM2-135M-Instruct.Q4_1.gguf     everything; writes model.md and model.json in target/bench
     bench_model.py FILE --quick                        int8 alone, short prompts, depths of 0 and 1024
 
 Each contender is a process of its own. They are measured in turn; ratios are taken within a round. After each figure
 their logits are compared, of the same tokens in all of them: what differs by more than rounding to 8 bits explains ends
-the benchmark. LLAMA_CPP is the folder of llama.cpp's libraries; where there is none, its column stays empty.
+the benchmark. Peers are llama.cpp (LLAMA_CPP is the folder of its libraries), ONNX Runtime's GroupQueryAttention in a loop
+like ours and in onnxruntime-genai, and transformers on torch. What is not installed has an empty column.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import genai
+import naive
 from group_query import GroupQuery
 from llama_cpp import LIBRARIES, VERSION, LlamaCpp
 
@@ -30,7 +33,8 @@ from figures import ROOT, markdown, provenance
 from measure import Spread
 from ours import OurEngine, Ours
 
-OURS, LLAMA_CPP, GROUP_QUERY = "kvcache_ops", f"llama.cpp {VERSION}", "GroupQueryAttention"
+OURS, LLAMA_CPP, GROUP_QUERY = "kvcache_ops", f"llama.cpp {VERSION}", "GroupQueryAttention, float32"
+GENAI, NAIVE = genai.TITLE or "onnxruntime-genai", naive.TITLE or "transformers"
 LENGTH = 8192  # tokens of a sequence, the model's context
 SEQUENCES = 16
 FEW = 4  # sequences of GroupQueryAttention, whose cache is float32
@@ -41,9 +45,9 @@ REST = 0.05  # seconds, in which workers that have nothing to do cease to spin
 # most in the first tokens of a text; a token that is left out 0.2 to 3.
 BOUND = 0.4
 GOALS = {
-    "prompt of 1024": {GROUP_QUERY: 1.0},
+    "prompt of 1024": {GROUP_QUERY: 1.0, GENAI: 1.0},
     "prompt of 4096": {LLAMA_CPP: 1.0},
-    "decode, batch 1, depth 1024": {LLAMA_CPP: 1.0, GROUP_QUERY: 1.2},
+    "decode, batch 1, depth 1024": {LLAMA_CPP: 1.0, GROUP_QUERY: 1.2, GENAI: 1.2},
     "decode, batch 16, depth 1024": {LLAMA_CPP: 1.3},
 }
 
@@ -111,6 +115,12 @@ class Benchmark:
             self.contenders[LLAMA_CPP] = Contender(LlamaCpp, *given, SEQUENCES, *sizes, **many)
         if cache == "float16":
             self.contenders[GROUP_QUERY] = Contender(GroupQuery, str(arguments.source), FEW, *sizes, **few)
+            if genai.TITLE:
+                self.contenders[GENAI] = Contender(genai.Genai, str(arguments.source), *sizes, sequences=1)
+            if naive.TITLE:
+                self.contenders[NAIVE] = Contender(
+                    naive.Transformers, str(arguments.source), arguments.threads, sequences=1
+                )
         self._cache, self._text, self._rounds = cache, text, arguments.rounds
         self.rows: list[dict[str, Any]] = []
 
@@ -180,7 +190,7 @@ class Benchmark:
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
     said = [row["cache"], row["what"], f"{row['tokens/s'][OURS]:.0f}"]
-    for peer in (LLAMA_CPP, GROUP_QUERY):
+    for peer in (LLAMA_CPP, GROUP_QUERY, GENAI, NAIVE):
         if peer in row["ratios"]:
             goal = GOALS.get(row["what"], {}).get(peer)
             beside = "" if goal is None else f" (goal >= {goal:g})"
@@ -246,7 +256,8 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = {"origin": origin, "rows": rows, "lines": lines}
     (arguments.out / "model.json").write_text(json.dumps(report, indent=1) + "\n")
-    header = ["cache", "tokens/s", OURS, LLAMA_CPP, "times as fast", f"{GROUP_QUERY}, float32", "times as fast"]
+    peers = [title for peer in (LLAMA_CPP, GROUP_QUERY, GENAI, NAIVE) for title in (peer, "times as fast")]
+    header = ["cache", "tokens/s", OURS, *peers]
     said = [*(f"- {name}: {value}" for name, value in origin.items()), "", markdown(header, [cells(r) for r in rows])]
     page = "\n".join(["# model", "", *said, "", *(f"- {line}" for line in lines)])
     (arguments.out / "model.md").write_text(page + "\n")

@@ -24,12 +24,16 @@ class GroupQueryDecoder(Decoder):
     """A decoder whose attention is GroupQueryAttention, which rotates, too."""
 
     def _declare(self) -> None:
-        graph, config = self._graph, self._config
+        graph = self._graph
         graph.input("token_ids", TensorProto.INT64, ["T"])
         graph.input("logit_rows", TensorProto.INT64, ["R"])
         graph.input("batch_shape", TensorProto.INT64, [3])
         graph.input("seqlens_k", TensorProto.INT32, ["B"])
         graph.input("total_length", TensorProto.INT32, [1])
+        self._past()
+
+    def _past(self) -> None:
+        graph, config = self._graph, self._config
         shape = ["B", config.num_kv_heads, "length", config.head_dim]
         for i in range(config.num_layers):
             for part in ("key", "value"):
