@@ -98,12 +98,7 @@ struct Described {
 
 /// The type of DLPack of elements.
 fn dtype_of(element: ElementType) -> DLDataType {
-    let code = match element {
-        ElementType::Float32 | ElementType::Float16 => DLDataTypeCode::FLOAT,
-        ElementType::BFloat16 => DLDataTypeCode::BFLOAT,
-        ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => DLDataTypeCode::INT,
-    };
-    DLDataType { code, bits: element.bits() as u8, lanes: 1 }
+    DLDataType { code: DLDataTypeCode(element.dlpack()), bits: element.bits() as u8, lanes: 1 }
 }
 
 /// A number near one, or at which something ends.

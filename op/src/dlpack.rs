@@ -102,15 +102,9 @@ impl TensorMut<'_> {
 /// [`DlpackError::UnknownElementType`].
 pub fn element_of(input: &'static str, dtype: DLDataType) -> Result<ElementType, Error> {
     let DLDataType { code, bits, lanes } = dtype;
-    match (code, bits, lanes) {
-        (DLDataTypeCode::FLOAT, 32, 1) => Ok(ElementType::Float32),
-        (DLDataTypeCode::FLOAT, 16, 1) => Ok(ElementType::Float16),
-        (DLDataTypeCode::BFLOAT, 16, 1) => Ok(ElementType::BFloat16),
-        (DLDataTypeCode::INT, 64, 1) => Ok(ElementType::Int64),
-        (DLDataTypeCode::INT, 8, 1) => Ok(ElementType::Int8),
-        (DLDataTypeCode::INT, 4, 1) => Ok(ElementType::Int4),
-        _ => Err(DlpackError::UnknownElementType { input, code: code.0, bits, lanes }.into()),
-    }
+    let is_it = |known: &ElementType| (known.dlpack(), known.bits(), 1) == (code.0, bits.into(), lanes);
+    let unknown = || DlpackError::UnknownElementType { input, code: code.0, bits, lanes }.into();
+    ElementType::ALL.into_iter().find(is_it).ok_or_else(unknown)
 }
 
 /// What a `DLTensor` says of its memory.

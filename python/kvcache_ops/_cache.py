@@ -28,9 +28,11 @@ CACHE_LAYOUTS = tuple((*axes, "Dh") for axes in _native.cache_layouts())
 LINE = 64
 """Bytes of a cache line, to which memory is aligned."""
 
-# Types by their names, as onnx.TensorProto numbers them, and as numpy has them: of int4, packed bytes.
-ONNX_TYPES = {"float32": 1, "float16": 10, "int8": 3, "int4": 22, "bfloat16": 16}
-_NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.uint8}
+ONNX_TYPES = _native.element_types()
+"""The types of tensors by their names, as onnx.TensorProto numbers them."""
+
+# Those that numpy has by another name than ours: of int4, packed bytes, and those of the package ml_dtypes.
+_PACKED, _OF_ML_DTYPES = {"int4": "uint8"}, {"bfloat16": "bfloat16"}
 
 # The memory that IOBindings point to, which they do not keep themselves.
 _BOUND: WeakKeyDictionary[Any, list[Cache]] = WeakKeyDictionary()
@@ -202,7 +204,9 @@ def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any
 
 def numpy_type(dtype: str) -> Any:
     """numpy's type of this name; bfloat16 is that of the package ml_dtypes."""
-    return load("ml_dtypes", "a cache of bfloat16").bfloat16 if dtype == "bfloat16" else _NUMPY_TYPES[dtype]
+    if dtype in _OF_ML_DTYPES:
+        return getattr(load("ml_dtypes", f"a cache of {dtype}"), _OF_ML_DTYPES[dtype])
+    return np.dtype(_PACKED.get(dtype, dtype))
 
 
 def _stored_shape(dtype: str, shape: CacheShape) -> tuple[int, ...]:
@@ -271,8 +275,9 @@ class Cache:
         for name, array, dtype, shape, _ in self._tensors():
             if not isinstance(array, np.ndarray):
                 raise KvCacheError(f"{name} is a {type(array).__name__}, expected a numpy array", "not_an_array")
-            if dtype == "bfloat16":
-                values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_TYPES[dtype])
+            if dtype in _OF_ML_DTYPES:
+                bits = array.view(f"u{array.itemsize}")
+                values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(bits, ONNX_TYPES[dtype])
             elif dtype == "int4":
                 # ONNX Runtime takes address and shape of the array, and believes the type: so this view of the packed
                 # bytes has the shape in elements. It is never read.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES
+from kvcache_ops._cache import ONNX_TYPES, numpy_type
 from kvcache_ops._registration import register
 
 Arrays = dict[str, NDArray[Any]]
@@ -103,8 +103,7 @@ def through_onnxruntime(case: Case, onnxruntime: Any) -> None:
     session = onnxruntime.InferenceSession(case.model, options, providers=["CPUExecutionProvider"])
     state = case.copied_state()
     binding = session.io_binding()
-    known = ONNX_TYPES | {"int64": 7}
-    element_types = {np.dtype(name): code for name, code in known.items() if name not in ("int4", "bfloat16")}
+    element_types = {numpy_type(name): code for name, code in ONNX_TYPES.items() if name in np.sctypeDict}
     for step, inputs in enumerate(case.inputs):
         for name, array in (inputs | state).items():
             shape, element_type = array.shape, element_types.get(array.dtype)

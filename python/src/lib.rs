@@ -51,8 +51,8 @@ mod _native {
     use super::memory::HostMemory;
     #[pymodule_export]
     use super::operator::{
-        address_of, attribute_names, cache_geometry, cache_layouts, check, check_node, cuda, domains, input_names,
-        instruction_sets, legal_types, oldest_onnxruntime, output_names, pack_int4, run, unpack_int4,
+        address_of, attribute_names, cache_geometry, cache_layouts, check, check_node, cuda, domains, element_types,
+        input_names, instruction_sets, legal_types, oldest_onnxruntime, output_names, pack_int4, run, unpack_int4,
     };
     #[pymodule_export]
     use super::rope::Rope;

@@ -19,6 +19,19 @@ pub enum ElementType {
     Int64,
 }
 
+/// A row of the table of types.
+struct Row {
+    name: &'static str,
+    short_name: &'static str,
+    bits: usize,
+    onnx: i32,
+    dlpack: u8,
+}
+
+const DLPACK_INT: u8 = 0;
+const DLPACK_FLOAT: u8 = 2;
+const DLPACK_BFLOAT: u8 = 4;
+
 impl ElementType {
     /// Every type.
     pub const ALL: [Self; 6] = [Self::Float32, Self::Float16, Self::BFloat16, Self::Int8, Self::Int4, Self::Int64];
@@ -32,20 +45,39 @@ impl ElementType {
     /// Legal types of `scale`.
     pub const T3: [Self; 2] = [Self::Float32, Self::Float16];
 
+    /// The table of types: what is known of each.
+    const fn row(self) -> Row {
+        const fn row(name: &'static str, short_name: &'static str, bits: usize, onnx: i32, dlpack: u8) -> Row {
+            Row { name, short_name, bits, onnx, dlpack }
+        }
+        match self {
+            Self::Float32 => row("float32", "f32", 32, 1, DLPACK_FLOAT),
+            Self::Float16 => row("float16", "f16", 16, 10, DLPACK_FLOAT),
+            Self::BFloat16 => row("bfloat16", "bf16", 16, 16, DLPACK_BFLOAT),
+            Self::Int8 => row("int8", "i8", 8, 3, DLPACK_INT),
+            Self::Int4 => row("int4", "i4", 4, 22, DLPACK_INT),
+            Self::Int64 => row("int64", "i64", 64, 7, DLPACK_INT),
+        }
+    }
+
     /// Whether the elements are floats.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::Float32 | Self::Float16 | Self::BFloat16)
+        matches!(self.row().dlpack, DLPACK_FLOAT | DLPACK_BFLOAT)
     }
 
     /// The width of an element in bits.
     pub const fn bits(self) -> usize {
-        match self {
-            Self::Float32 => 32,
-            Self::Float16 | Self::BFloat16 => 16,
-            Self::Int8 => 8,
-            Self::Int4 => 4,
-            Self::Int64 => 64,
-        }
+        self.row().bits
+    }
+
+    /// The type's number in ONNX (`TensorProto.DataType`) and in ONNX Runtime.
+    pub const fn onnx(self) -> i32 {
+        self.row().onnx
+    }
+
+    /// The type's code in DLPack, which has types of several widths.
+    pub const fn dlpack(self) -> u8 {
+        self.row().dlpack
     }
 
     /// The bytes that `len` neighboring elements take, rounded up to whole bytes; `None` if that overflows.
@@ -63,26 +95,12 @@ impl ElementType {
 
     /// The type's name in the specification.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Float32 => "float32",
-            Self::Float16 => "float16",
-            Self::BFloat16 => "bfloat16",
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-            Self::Int64 => "int64",
-        }
+        self.row().name
     }
 
     /// The type's name in the names of CUDA modules and kernels.
     pub const fn short_name(self) -> &'static str {
-        match self {
-            Self::Float32 => "f32",
-            Self::Float16 => "f16",
-            Self::BFloat16 => "bf16",
-            Self::Int8 => "i8",
-            Self::Int4 => "i4",
-            Self::Int64 => "i64",
-        }
+        self.row().short_name
     }
 
     /// The type of that name in the specification, if there is one.

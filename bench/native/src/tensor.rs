@@ -16,14 +16,8 @@ pub(crate) struct Tensors(pub(crate) HashMap<String, Description>);
 impl Tensors {
     fn get(&self, name: &str) -> Result<(ElementType, &[usize], *mut u8), String> {
         let (element, shape, address) = self.0.get(name).ok_or_else(|| format!("there is no {name}"))?;
-        let element = match element {
-            1 => ElementType::Float32,
-            3 => ElementType::Int8,
-            7 => ElementType::Int64,
-            10 => ElementType::Float16,
-            22 => ElementType::Int4,
-            _ => return Err(format!("{name}: expected an element type of 1, 3, 7, 10 or 22, got {element}")),
-        };
+        let known = ElementType::ALL.into_iter().find(|known| known.onnx() == *element);
+        let element = known.ok_or_else(|| format!("{name}: no operator has tensors of ONNX's type {element}"))?;
         Ok((element, shape, *address as *mut u8))
     }
 

@@ -8,7 +8,7 @@ use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{CacheSpec, Geometry, HostMemory, MaskSpec, Mode, Rope, RopeStyle, Step, op};
 use ort::memory::Allocator;
 use ort::session::{Session, SessionInputValue};
-use ort::value::{DynTensor, Tensor, TensorElementType};
+use ort::value::{DynTensor, Tensor};
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
@@ -165,15 +165,7 @@ impl Memory {
 fn zeros(element: ElementType, shape: [usize; 5]) -> Result<DynTensor> {
     let number = shape.iter().product();
     let bytes = element.bytes(number).context("the cache is too large")?;
-    let element = match element {
-        ElementType::Float32 => TensorElementType::Float32,
-        ElementType::Float16 => TensorElementType::Float16,
-        ElementType::BFloat16 => TensorElementType::Bfloat16,
-        ElementType::Int8 => TensorElementType::Int8,
-        ElementType::Int4 => TensorElementType::Int4,
-        ElementType::Int64 => bail!("a cache of int64"),
-    };
-    let mut value = DynTensor::new(&Allocator::default(), element, shape.map(|dim| dim as i64))?;
+    let mut value = DynTensor::new(&Allocator::default(), kvcache_ort::runtime_type(element), shape.map(|dim| dim as i64))?;
     // SAFETY: the value has just been made of this type and shape, and so has as many bytes.
     unsafe { value.data_ptr_mut().cast::<u8>().write_bytes(0, bytes) };
     Ok(value)

@@ -94,6 +94,7 @@ mod shape_inference;
 mod unwind;
 mod workers;
 
+pub use node_types::runtime_type;
 /// The interface of ONNX Runtime that the library needs: that of version 1.20 and later.
 pub use ort::sys::ORT_API_VERSION;
 pub use register::{RegisterCustomOps, register};

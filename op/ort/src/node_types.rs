@@ -54,8 +54,8 @@ impl NodeTypes {
     }
 }
 
-/// ONNX Runtime's name of a type.
-pub(crate) fn runtime_type(element: ElementType) -> TensorElementType {
+/// A type's name in `ort`.
+pub fn runtime_type(element: ElementType) -> TensorElementType {
     match element {
         ElementType::Float32 => TensorElementType::Float32,
         ElementType::Float16 => TensorElementType::Float16,

@@ -179,7 +179,7 @@ def check_signature(implementation: Callable[..., Any], attends: bool) -> None:
 def _array(tensor: Sent) -> NDArray[Any]:
     """An array with memory of its own, writable."""
     name, shape, data = tensor
-    return np.frombuffer(data, np.int64 if name == "int64" else numpy_type(name)).reshape(shape).copy()
+    return np.frombuffer(data, numpy_type(name)).reshape(shape).copy()
 
 
 def _as_array(name: str, given: Any) -> NDArray[Any]:

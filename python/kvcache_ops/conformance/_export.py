@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kvcache_ops import _native
-from kvcache_ops._cache import numpy_type
+from kvcache_ops._cache import ONNX_TYPES, numpy_type
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load
 from kvcache_ops.conformance._call import Sent
-from kvcache_ops.conformance._models import ELEMENTS, node_model, operator
+from kvcache_ops.conformance._models import node_model, operator
 
 Tensors = dict[str, Sent]
 
@@ -157,4 +157,4 @@ def _write(file: Path, name: str, tensor: Sent) -> None:
     """Writes a tensor under a name."""
     element, shape, data = tensor
     helper = load("onnx.helper", "export_onnx()")
-    file.write_bytes(helper.make_tensor(name, ELEMENTS[element], shape, data, raw=True).SerializeToString())
+    file.write_bytes(helper.make_tensor(name, ONNX_TYPES[element], shape, data, raw=True).SerializeToString())

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import numpy_type
+from kvcache_ops._cache import ONNX_TYPES, numpy_type
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._optional import load
 from kvcache_ops.conformance._call import Int4Array, NotRun
-from kvcache_ops.conformance._models import ELEMENTS, node_model, operator
+from kvcache_ops.conformance._models import node_model, operator
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -187,7 +187,7 @@ def _run(session: Any, fed: dict[str, Fed]) -> list[Array]:
     """The outputs of a session on this memory itself."""
     binding = session.io_binding()
     for name, (element, shape, memory) in fed.items():
-        binding.bind_input(name, "cpu", 0, ELEMENTS[element], shape, memory.ctypes.data)
+        binding.bind_input(name, "cpu", 0, ONNX_TYPES[element], shape, memory.ctypes.data)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     session.run_with_iobinding(binding)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvcache_ops._cache import ONNX_TYPES
 from kvcache_ops._optional import load
 from kvcache_ops._schemas import BY_DOMAIN_AND_NAME, Operator
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-ELEMENTS = {"float32": 1, "int8": 3, "int64": 7, "float16": 10, "bfloat16": 16, "int4": 22}
-"""The codes of TensorProto.DataType by the names of types."""
 
 IR_VERSION, OPSET = 10, 21
 """What every supported ONNX Runtime reads."""
@@ -55,7 +53,7 @@ def node_model(
     )
 
     def value(name: str, element: str) -> object:
-        return helper.make_tensor_value_info(name, ELEMENTS[element], shapes.get(name))
+        return helper.make_tensor_value_info(name, ONNX_TYPES[element], shapes.get(name))
 
     graph = helper.make_graph(
         [node],
@@ -63,7 +61,7 @@ def node_model(
         [value(name, types[name]) for name in names if name in types],
         # All outputs have the type of the first input, which is never left out.
         [value(tensor.name, types[names[0]]) for tensor in of.outputs],
-        [helper.make_tensor(name, ELEMENTS["float16"], [0], []) for name in left_out if fill],
+        [helper.make_tensor(name, ONNX_TYPES["float16"], [0], []) for name in left_out if fill],
         about,
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, of.version)]

@@ -1,5 +1,7 @@
 //! What the operators are and what this machine has, for Python: the rules stay in `kvcache-schema` and `kvcache-op`.
 
+use std::collections::HashMap;
+
 use kvcache_op::kernels::InstructionSet;
 use kvcache_op::schema::{QuantBit, TypeCombination};
 use kvcache_op::{Backend, ElementType};
@@ -64,6 +66,12 @@ pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<Str
 pub fn legal_types() -> Vec<(i64, &'static str, &'static str, Option<&'static str>)> {
     let row = |row: TypeCombination| (row.quant_bit, row.t1.name(), row.t2.name(), row.t3.map(ElementType::name));
     TypeCombination::all().map(row).collect()
+}
+
+/// The types of tensors: their names, and their numbers in ONNX.
+#[pyfunction]
+pub fn element_types() -> HashMap<&'static str, i32> {
+    ElementType::ALL.into_iter().map(|element| (element.name(), element.onnx())).collect()
 }
 
 /// The CPU kernels by their instruction sets, the best last, and whether this machine has the instructions.

@@ -6,10 +6,9 @@ mod runtime;
 use std::path::Path;
 
 use kvcache_conformance::{Case, Expected, NamedInputs, Step, Tensor, cases};
-use kvcache_schema::ElementType;
 use ort::memory::Allocator;
 use ort::session::{Session, SessionInputValue, SessionOutputs};
-use ort::value::{DynTensor, DynTensorRef, TensorElementType};
+use ort::value::{DynTensor, DynTensorRef};
 
 use crate::runtime::Operators;
 
@@ -22,16 +21,8 @@ fn load(name: &str, operators: Operators) -> (Case, ort::Result<Session>) {
 
 /// The tensor in memory of its own, which a session may write.
 fn value(tensor: &Tensor) -> ort::Result<DynTensor> {
-    let element = match tensor.element() {
-        ElementType::Float32 => TensorElementType::Float32,
-        ElementType::Float16 => TensorElementType::Float16,
-        ElementType::BFloat16 => TensorElementType::Bfloat16,
-        ElementType::Int8 => TensorElementType::Int8,
-        ElementType::Int4 => TensorElementType::Int4,
-        ElementType::Int64 => TensorElementType::Int64,
-    };
     let shape: Vec<i64> = tensor.shape().iter().map(|&dim| dim as i64).collect();
-    let mut value = DynTensor::new(&Allocator::default(), element, shape)?;
+    let mut value = DynTensor::new(&Allocator::default(), kvcache_ort::runtime_type(tensor.element()), shape)?;
     // SAFETY: the value has just been made of the tensor's type and shape, and so has as many bytes.
     unsafe {
         value.data_ptr_mut().cast::<u8>().copy_from_nonoverlapping(tensor.bytes().as_ptr(), tensor.bytes().len())
