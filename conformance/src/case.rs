@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use kvcache_schema::{Attributes, ElementType};
 
+use crate::difference::Value;
 use crate::tensor::Tensor;
 
 /// A node with its state, and calls that are made one after the other; its attributes are `A`, and a call is given `I`.
@@ -54,18 +55,10 @@ pub enum NanRule {
 impl NanRule {
     /// Whether tensors are equal.
     pub(crate) fn are_alike(self, one: &Tensor, other: &Tensor) -> bool {
-        let element = one.element();
-        let is_nan = |bytes: &[u8]| match (element, bytes) {
-            (ElementType::Float16, &[a, b]) => half::f16::from_le_bytes([a, b]).is_nan(),
-            (ElementType::BFloat16, &[a, b]) => half::bf16::from_le_bytes([a, b]).is_nan(),
-            (ElementType::Float32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).is_nan(),
-            _ => false,
-        };
-        let size = element.align();
-        let mut pairs = one.bytes().chunks_exact(size).zip(other.bytes().chunks_exact(size));
-        (element, one.shape()) == (other.element(), other.shape())
-            && (one.bytes() == other.bytes()
-                || self == Self::Any && pairs.all(|(one, other)| one == other || is_nan(one) && is_nan(other)))
+        let equal = |(one, other): (Value, Value)| one == other || one.is_nan() && other.is_nan();
+        let pairs = || (0..Value::count(one)).map(|i| (Value::at(one, i), Value::at(other, i)));
+        (one.element(), one.shape()) == (other.element(), other.shape())
+            && (one.bytes() == other.bytes() || self == Self::Any && pairs().all(equal))
     }
 }
 

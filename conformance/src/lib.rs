@@ -43,6 +43,7 @@ mod difference;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod files;
+mod floats;
 mod implementation;
 mod key_value_cache;
 pub mod mistakes;

@@ -191,16 +191,24 @@ impl Tensors<'_> {
     }
 }
 
+/// The type of a file's tensor; none of int4, of which a file has the bytes.
+pub(crate) fn dtype(element: ElementType) -> Option<Dtype> {
+    match element {
+        ElementType::Float32 => Some(Dtype::F32),
+        ElementType::Float16 => Some(Dtype::F16),
+        ElementType::BFloat16 => Some(Dtype::BF16),
+        ElementType::Int8 => Some(Dtype::I8),
+        ElementType::Int64 => Some(Dtype::I64),
+        ElementType::Int4 => None,
+    }
+}
+
 /// A tensor of a file; with a logical shape it is packed int4.
 pub(crate) fn read_tensor(view: &safetensors::tensor::TensorView<'_>, int4: Option<&Vec<usize>>) -> Option<Tensor> {
-    let (element, shape) = match (view.dtype(), int4) {
-        (Dtype::U8, Some(shape)) => (ElementType::Int4, shape.as_slice()),
-        (Dtype::F32, None) => (ElementType::Float32, view.shape()),
-        (Dtype::F16, None) => (ElementType::Float16, view.shape()),
-        (Dtype::BF16, None) => (ElementType::BFloat16, view.shape()),
-        (Dtype::I8, None) => (ElementType::Int8, view.shape()),
-        (Dtype::I64, None) => (ElementType::Int64, view.shape()),
-        _ => return None,
+    let (element, shape) = match int4 {
+        Some(shape) if view.dtype() == Dtype::U8 => (ElementType::Int4, shape.as_slice()),
+        Some(_) => return None,
+        None => (ElementType::ALL.into_iter().find(|&known| dtype(known) == Some(view.dtype()))?, view.shape()),
     };
     Tensor::new(element, shape.to_vec(), view.data())
 }

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use half::{bf16, f16};
 use kvcache_schema::ElementType;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
+use crate::floats::{format, format_of};
 use crate::tensor::Tensor;
 
 /// An element of a tensor. Displayed: the number, then its bits.
@@ -44,7 +44,7 @@ impl Value {
     pub(crate) fn rounded(self, element: ElementType) -> Self {
         match (self.element, element) {
             (ElementType::Float32, ElementType::Float16) => {
-                let bits = f16::from_f32(f32::from_bits(self.bits as u32)).to_bits().into();
+                let bits = (format_of(element).nearest)(f32::from_bits(self.bits as u32).into()).into();
                 Self { element, bits }
             }
             _ => self,
@@ -53,23 +53,13 @@ impl Value {
 
     /// The number that it stands for, if it is of a float type.
     pub fn float(self) -> Option<f64> {
-        match self.element {
-            ElementType::Float32 => Some(f32::from_bits(self.bits as u32).into()),
-            ElementType::Float16 => Some(f16::from_bits(self.bits as u16).to_f64()),
-            ElementType::BFloat16 => Some(bf16::from_bits(self.bits as u16).to_f64()),
-            ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => None,
-        }
+        format(self.element).map(|format| (format.value)(self.bits as u32))
     }
 
     /// The number that it stands for, if it is of an integer type.
     pub fn integer(self) -> Option<i64> {
-        match self.element {
-            ElementType::Float32 | ElementType::Float16 | ElementType::BFloat16 => None,
-            ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => {
-                let unused = u64::BITS - self.element.bits() as u32;
-                Some((self.bits << unused) as i64 >> unused)
-            }
-        }
+        let unused = u64::BITS - self.element.bits() as u32;
+        format(self.element).is_none().then_some((self.bits << unused) as i64 >> unused)
     }
 
     /// Whether it is a NaN.
@@ -104,12 +94,11 @@ impl Value {
     }
 
     fn number(self) -> String {
-        match (self.element, self.integer()) {
+        match (self.float(), self.integer()) {
             (_, Some(integer)) => integer.to_string(),
-            (ElementType::Float16, None) => f16::from_bits(self.bits as u16).to_string(),
-            (ElementType::BFloat16, None) => bf16::from_bits(self.bits as u16).to_string(),
             // `{:?}` writes very large and very small numbers with an exponent.
-            (_, None) => format!("{:?}", f32::from_bits(self.bits as u32)),
+            (Some(x), _) if self.element == ElementType::Float32 => format!("{:?}", x as f32),
+            (x, _) => x.map_or_else(String::new, |x| (x as f32).to_string()),
         }
     }
 }

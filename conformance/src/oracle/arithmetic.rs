@@ -7,9 +7,10 @@
 use kvcache_schema::ElementType;
 
 use crate::oracle::decisions::{
-    Amax, Behavior, Clamp, GroupOf, Least, NanCode, Qmax, Quotient, Rounding, Step, StoredScale, ValueOf, Width,
+    Amax, Behavior, Clamp, Conversion, GroupOf, Least, NanCode, Qmax, Quotient, Rounding, Step, StoredScale, ValueOf,
+    Width,
 };
-use crate::oracle::numbers::{finite, rounded, to_float16, truncated};
+use crate::oracle::numbers::{finite, rounded, to_float16};
 
 /// What is known of a group: its types and width, and the decisions.
 #[derive(Debug, Clone, Copy)]
@@ -138,7 +139,7 @@ impl Group<'_> {
     pub(super) fn stored_scale(self, steps: &Steps) -> f64 {
         let is_narrow = self.t3 == ElementType::Float16;
         match self.behavior.stored_scale {
-            StoredScale::Truncated if is_narrow => truncated(steps.step as f32).into(),
+            StoredScale::Truncated if is_narrow => rounded(Conversion::Truncated, self.t3, steps.step),
             StoredScale::Saturated if is_narrow && steps.step.is_finite() => finite(self.t3, steps.scale),
             StoredScale::ThroughFloat16 => to_float16(steps.step),
             _ => steps.scale,

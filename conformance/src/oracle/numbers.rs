@@ -1,99 +1,70 @@
 //! Numbers: how they are rounded to types, and how they lie in memory.
 
-use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
+use crate::floats::format_of;
 use crate::oracle::decisions::{Behavior, Change, CodeBits, Conversion, NibbleStore, Nibbles};
 
 /// `x` rounded to a float type, to nearest, ties to even.
 pub(super) fn rounded(conversion: Conversion, element: ElementType, x: f64) -> f64 {
-    match element {
-        ElementType::Float16 => narrow(conversion, x as f32).into(),
-        ElementType::BFloat16 => narrow_bfloat16(conversion, x as f32).into(),
-        _ => float32(conversion, x as f32).into(),
-    }
+    (format_of(element).value)(narrowed(conversion, element, x))
 }
 
 /// Element `i` of a float tensor with these bytes.
 pub(super) fn read(conversion: Conversion, element: ElementType, bytes: &[u8], i: usize) -> f64 {
-    match element {
-        ElementType::Float16 => {
-            let x = f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
-            if conversion == Conversion::Float16Flushed { narrow(conversion, x.to_f32()).into() } else { x.into() }
-        }
-        ElementType::BFloat16 => bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).into(),
-        _ => {
-            let x = [bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]];
-            float32(conversion, f32::from_le_bytes(x)).into()
-        }
-    }
+    let size = element.align();
+    let mut bits = [0; 4];
+    bits[..size].copy_from_slice(&bytes[size * i..][..size]);
+    let x = (format_of(element).value)(u32::from_le_bytes(bits));
+    if flushes(conversion, element, x) { 0f64.copysign(x) } else { x }
 }
 
 /// Makes `x`, rounded to the tensor's type, element `i` of a float tensor with these bytes.
 pub(super) fn write(conversion: Conversion, element: ElementType, bytes: &mut [u8], i: usize, x: f64) {
-    match element {
-        ElementType::Float16 => bytes[2 * i..][..2].copy_from_slice(&narrow(conversion, x as f32).to_le_bytes()),
-        ElementType::BFloat16 => {
-            bytes[2 * i..][..2].copy_from_slice(&narrow_bfloat16(conversion, x as f32).to_le_bytes());
-        }
-        _ => bytes[4 * i..][..4].copy_from_slice(&float32(conversion, x as f32).to_le_bytes()),
-    }
+    let size = element.align();
+    bytes[size * i..][..size].copy_from_slice(&narrowed(conversion, element, x).to_le_bytes()[..size]);
 }
 
-fn narrow(conversion: Conversion, x: f32) -> f16 {
-    let nearest = f16::from_f32(x);
+/// The bits of `x` as float32, rounded to a float type.
+fn narrowed(conversion: Conversion, element: ElementType, x: f64) -> u32 {
+    let (x, format) = (f64::from(x as f32), format_of(element));
+    let bits = (format.nearest)(x);
+    let nearest = (format.value)(bits);
     match conversion {
-        Conversion::Truncated => truncated(x),
-        Conversion::Saturated if nearest.is_infinite() && x.is_finite() => f16::MAX.copysign(nearest),
-        Conversion::Float16Flushed if nearest.to_f32().abs() < f16::MIN_POSITIVE.to_f32() => {
-            f16::ZERO.copysign(nearest)
-        }
-        _ => nearest,
+        Conversion::Truncated if nearest.abs() > x.abs() => bits - 1,
+        Conversion::Saturated if nearest.is_infinite() && x.is_finite() => (format.nearest)(format.max.copysign(x)),
+        _ if flushes(conversion, element, nearest) => (format.nearest)(0f64.copysign(x)),
+        _ => bits,
     }
 }
 
-fn narrow_bfloat16(conversion: Conversion, x: f32) -> bf16 {
-    let nearest = bf16::from_f32(x);
-    match conversion {
-        Conversion::Truncated if !x.is_nan() => bf16::from_bits((x.to_bits() >> 16) as u16),
-        Conversion::Saturated if nearest.is_infinite() && x.is_finite() => bf16::MAX.copysign(nearest),
-        _ => nearest,
-    }
-}
-
-fn float32(conversion: Conversion, x: f32) -> f32 {
-    if conversion == Conversion::Float32Flushed && x.is_subnormal() { 0f32.copysign(x) } else { x }
-}
-
-/// `x` as float16, rounded toward zero.
-pub(super) fn truncated(x: f32) -> f16 {
-    let nearest = f16::from_f32(x);
-    if nearest.to_f32().abs() > x.abs() { f16::from_bits(nearest.to_bits() - 1) } else { nearest }
+/// Whether a number of a float type becomes zero.
+fn flushes(conversion: Conversion, element: ElementType, x: f64) -> bool {
+    let flushed = match conversion {
+        Conversion::Float16Flushed => ElementType::Float16,
+        Conversion::Float32Flushed => ElementType::Float32,
+        _ => return false,
+    };
+    element == flushed && x.abs() < format_of(element).least_normal()
 }
 
 pub(super) fn to_float16(x: f64) -> f64 {
-    f16::from_f64(x).to_f64()
+    format_of(ElementType::Float16).rounded(x)
 }
 
 /// `x`, or, beyond the largest number of a float type, that number.
 pub(super) fn finite(element: ElementType, x: f64) -> f64 {
-    let largest = match element {
-        ElementType::Float16 => f16::MAX.to_f64(),
-        ElementType::BFloat16 => bf16::MAX.to_f64(),
-        _ => f32::MAX.into(),
-    };
+    let largest = format_of(element).max;
     x.clamp(-largest, largest)
 }
 
 impl Change {
     /// What becomes of a value of type T1.
     pub(super) fn of(self, t1: ElementType, x: f64) -> f64 {
-        let least_normal =
-            || if t1 == ElementType::Float16 { f16::MIN_POSITIVE.to_f64() } else { f32::MIN_POSITIVE.into() };
         match self {
             Self::NanZeroed if x.is_nan() => 0.0,
             Self::InfinityReplaced if x.is_infinite() => finite(t1, x),
-            Self::DenormalsZeroed if x.abs() < least_normal() => 0f64.copysign(x),
+            Self::DenormalsZeroed if x.abs() < format_of(t1).least_normal() => 0f64.copysign(x),
             Self::NegativeZeroLost if x == 0.0 => 0.0,
             _ => x,
         }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::case::{Case, Expected, NanRule};
 use crate::key_value_cache::CaseInputs;
+use crate::read::dtype;
 use crate::rules::OperatorPage;
 use crate::suite::Suite;
 
@@ -85,13 +86,9 @@ fn tensors<A: Sync, I: CaseInputs<A>>(case: &Case<A, I>) -> io::Result<Vec<u8>> 
     }
     let views = named.iter().map(|(name, tensor)| {
         // Two elements of int4 are a byte there, and a row of all of them.
-        let (dtype, shape) = match tensor.element() {
-            ElementType::Float32 => (Dtype::F32, tensor.shape().to_vec()),
-            ElementType::Float16 => (Dtype::F16, tensor.shape().to_vec()),
-            ElementType::BFloat16 => (Dtype::BF16, tensor.shape().to_vec()),
-            ElementType::Int8 => (Dtype::I8, tensor.shape().to_vec()),
-            ElementType::Int64 => (Dtype::I64, tensor.shape().to_vec()),
-            ElementType::Int4 => (Dtype::U8, vec![tensor.bytes().len()]),
+        let (dtype, shape) = match dtype(tensor.element()) {
+            Some(dtype) => (dtype, tensor.shape().to_vec()),
+            None => (Dtype::U8, vec![tensor.bytes().len()]),
         };
         Ok((name.as_str(), TensorView::new(dtype, shape, tensor.bytes())?))
     });

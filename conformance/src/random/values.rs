@@ -1,9 +1,10 @@
 //! Tensors with the values that implementations get wrong.
 
-use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
 use super::entropy::Entropy;
+use crate::difference::Value;
+use crate::floats::format_of;
 use crate::tensor::Tensor;
 
 /// A tensor with these indices; `shape` is theirs.
@@ -51,22 +52,18 @@ pub(super) fn values(entropy: &mut Entropy, element: ElementType, shape: &[usize
 
 /// A tensor of these numbers, rounded to a float type.
 pub(super) fn floats(element: ElementType, shape: &[usize], values: &[f64]) -> Tensor {
-    let bytes: Vec<u8> = match element {
-        ElementType::Float16 => values.iter().flat_map(|&x| f16::from_f32(x as f32).to_le_bytes()).collect(),
-        ElementType::BFloat16 => values.iter().flat_map(|&x| bf16::from_f32(x as f32).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
-    };
+    let (nearest, size) = (format_of(element).nearest, element.align());
+    let bytes: Vec<u8> =
+        values.iter().flat_map(|&x| nearest((x as f32).into()).to_le_bytes().into_iter().take(size)).collect();
     tensor(element, shape, &bytes)
 }
 
 /// The values of a group: of one of some sorts.
 fn group_values(entropy: &mut Entropy, element: ElementType, len: usize, choice: Choice) -> Vec<f64> {
     let qmax = choice.qmax;
-    let (largest, tiny, exponents) = match element {
-        ElementType::Float16 => (65504.0, 2f64.powi(-24), 20),
-        ElementType::BFloat16 => (bf16::MAX.to_f64(), 2f64.powi(-133), 120),
-        _ => (f64::from(f32::MAX), 2f64.powi(-149), 120),
-    };
+    let format = format_of(element);
+    let (largest, tiny) = (format.max, 2f64.powi(format.least));
+    let exponents = if element == ElementType::Float16 { 14 } else { 120 };
     let power = |entropy: &mut Entropy, most: i32| 2f64.powi(entropy.below(2 * most as usize) as i32 - most);
     let mut values: Vec<f64> = match if choice.moderate { 9 } else { entropy.below(10) } {
         // Quotients of exactly an integer and a half, and on and beside them.
@@ -91,7 +88,7 @@ fn group_values(entropy: &mut Entropy, element: ElementType, len: usize, choice:
         4 => (0..len).map(|_| largest * entropy.pick(&[1.0, -1.0, 0.5, -0.25, 1e-3])).collect(),
         // Any magnitude.
         5 => {
-            let scale = power(entropy, exponents.min(if element == ElementType::Float16 { 14 } else { 120 }));
+            let scale = power(entropy, exponents);
             (0..len).map(|_| scale * entropy.unit()).collect()
         }
         _ => (0..len).map(|_| 4.0 * entropy.unit()).collect(),
@@ -115,14 +112,7 @@ pub(super) fn scales(entropy: &mut Entropy, element: ElementType, shape: &[usize
 
 /// Whether a float tensor holds a NaN.
 pub(super) fn has_nan(tensor: &Tensor) -> bool {
-    match tensor.element() {
-        ElementType::Float16 => tensor.bytes().chunks_exact(2).any(|x| f16::from_le_bytes([x[0], x[1]]).is_nan()),
-        ElementType::BFloat16 => tensor.bytes().chunks_exact(2).any(|x| bf16::from_le_bytes([x[0], x[1]]).is_nan()),
-        ElementType::Float32 => {
-            tensor.bytes().chunks_exact(4).any(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]).is_nan())
-        }
-        _ => false,
-    }
+    (0..Value::count(tensor)).any(|i| Value::at(tensor, i).is_nan())
 }
 
 /// The same bytes in another shape of as many elements, or as another type of elements of that size.

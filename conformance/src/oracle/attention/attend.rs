@@ -41,13 +41,8 @@ pub(super) struct Attend<'a> {
 /// The elements of a tensor of T1; none if it has another type, like a mask without elements may have.
 pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
     let element = tensor.element();
-    match element {
-        ElementType::Float32 | ElementType::Float16 | ElementType::BFloat16 => {
-            let count = tensor.bytes().len() / element.align();
-            (0..count).map(|i| read(Conversion::Nearest, element, tensor.bytes(), i)).collect()
-        }
-        ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => Vec::new(),
-    }
+    let count = if element.is_float() { tensor.bytes().len() / element.align() } else { 0 };
+    (0..count).map(|i| read(Conversion::Nearest, element, tensor.bytes(), i)).collect()
 }
 
 impl Attend<'_> {

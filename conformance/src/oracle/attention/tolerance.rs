@@ -2,9 +2,9 @@
 //! `golden/oracle/attention_tolerance.py` explains it: independent errors of every rounding, eight deviations of their
 //! sum, and half a unit in the last place of the result.
 
-use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
+use crate::floats::format_of;
 use crate::oracle::attention::attend::Scored;
 
 const DEVIATIONS: f64 = 8.0;
@@ -48,11 +48,7 @@ pub(super) fn tolerance(
 
 /// Half of the distance from 1 to the next number.
 fn unit(element: ElementType) -> f64 {
-    match element {
-        ElementType::Float16 => f16::EPSILON.to_f64() / 2.0,
-        ElementType::BFloat16 => bf16::EPSILON.to_f64() / 2.0,
-        _ => f64::from(f32::EPSILON) / 2.0,
-    }
+    f64::exp2(f64::from(-format_of(element).digits))
 }
 
 /// The standard deviation of one rounding, relative to the value.
@@ -91,10 +87,8 @@ fn score_variance(key: &Scored, t1: ElementType, head_dim: usize, largest: f64) 
 
 /// The deviation of a weight, relative to it, where it is rounded to a type of 16 bits: none if it is of that type.
 fn narrow_weight(t1: ElementType, weight: f64) -> f64 {
-    let (rounded, smallest) = match t1 {
-        ElementType::BFloat16 => (bf16::from_f64(weight).to_f64(), bf16::MIN_POSITIVE_SUBNORMAL.to_f64()),
-        _ => (f16::from_f64(weight).to_f64(), f16::MIN_POSITIVE_SUBNORMAL.to_f64()),
-    };
+    let format = format_of(t1);
+    let (rounded, smallest) = (format.rounded(weight), f64::exp2(f64::from(format.least)));
     if rounded == weight {
         return 0.0;
     }
@@ -104,11 +98,8 @@ fn narrow_weight(t1: ElementType, weight: f64) -> f64 {
 
 /// Half a unit in the last place of a type.
 fn last_rounding(element: ElementType, x: f64) -> f64 {
-    let (x, digits, least) = match element {
-        ElementType::Float16 => (f16::from_f64(x.abs()).to_f64(), 11, -24),
-        ElementType::BFloat16 => (bf16::from_f64(x.abs()).to_f64(), 8, -133),
-        _ => (f64::from(x.abs() as f32), 24, -149),
-    };
+    let format = format_of(element);
+    let (x, digits, least) = (format.rounded(x.abs()), format.digits, format.least);
     if !x.is_finite() {
         return 0.0;
     }

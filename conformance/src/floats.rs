@@ -1,0 +1,64 @@
+//! The float types: a format for each, by which numbers are rounded to it and read from it.
+
+use half::{bf16, f16};
+use kvcache_schema::ElementType;
+
+/// A float type. Every value of it is a float32, and a number here is an `f64`.
+#[derive(Debug)]
+pub(crate) struct Format {
+    /// Bits of the significand, with the one that is not stored.
+    pub(crate) digits: i32,
+    /// The exponent of the smallest positive number, a power of two.
+    pub(crate) least: i32,
+    /// The largest number.
+    pub(crate) max: f64,
+    /// The number that these bits stand for.
+    pub(crate) value: fn(u32) -> f64,
+    /// The bits of the nearest number, ties to even.
+    pub(crate) nearest: fn(f64) -> u32,
+}
+
+/// The format of a float type; none of another type.
+pub(crate) fn format(element: ElementType) -> Option<Format> {
+    match element {
+        ElementType::Float32 => Some(Format {
+            digits: 24,
+            least: -149,
+            max: f32::MAX as f64,
+            value: |bits| f32::from_bits(bits).into(),
+            nearest: |x| (x as f32).to_bits(),
+        }),
+        ElementType::Float16 => Some(Format {
+            digits: 11,
+            least: -24,
+            max: f16::MAX.to_f64_const(),
+            value: |bits| f16::from_bits(bits as u16).to_f64(),
+            nearest: |x| f16::from_f64(x).to_bits().into(),
+        }),
+        ElementType::BFloat16 => Some(Format {
+            digits: 8,
+            least: -133,
+            max: bf16::MAX.to_f64_const(),
+            value: |bits| bf16::from_bits(bits as u16).to_f64(),
+            nearest: |x| bf16::from_f64(x).to_bits().into(),
+        }),
+        ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => None,
+    }
+}
+
+/// The format of a type that is known to be a float type.
+pub(crate) fn format_of(element: ElementType) -> Format {
+    format(element).unwrap_or_else(|| unreachable!("{element} is no float type"))
+}
+
+impl Format {
+    /// `x`, rounded to the type.
+    pub(crate) fn rounded(&self, x: f64) -> f64 {
+        (self.value)((self.nearest)(x))
+    }
+
+    /// The smallest positive normal number.
+    pub(crate) fn least_normal(&self) -> f64 {
+        f64::exp2(f64::from(self.least + self.digits - 1))
+    }
+}
