@@ -48,7 +48,7 @@ impl AttentionLaunches {
         }
         let parameters = call.parameters(&units)?;
         let (t1, t2, t3) = call.types();
-        let module = ptx::module(t1, t2, t3);
+        let module = kvcache_kernels::cuda::module(&ptx::MODULES, (t1, t2, t3));
         let launch = |kernel: AttentionKernelName, units: usize| {
             let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
             Launch { module, kernel: name(module, kernel), grid: (units as u64).min(most) as u32, parameters }

@@ -16,6 +16,6 @@ mod units;
 
 pub use launch::AttentionLaunches;
 pub use parameters::AttentionParameters;
-pub use ptx::{AttentionKernelName, MODULES, module};
+pub use ptx::{AttentionKernelName, MODULES};
 pub use queue::run;
 pub use units::MAX_HEAD_DIM;

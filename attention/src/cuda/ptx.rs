@@ -1,7 +1,7 @@
 //! The embedded PTX, compiled ahead of time by `kernels/src/cuda/generate.py`: the module for each combination of types.
 
 use kvcache_kernels::cuda::Module;
-use kvcache_schema::{ElementType, TypeCombination};
+use kvcache_kernels::float_combinations;
 
 /// The kernels of a module in [`MODULES`], by their places in [`Module::kernels`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,35 +30,11 @@ macro_rules! modules {
 
 /// Every module: one for each legal combination of types of `MultiHeadCacheAttention`. Packed keys and values are
 /// served by those in which T2 is T1.
-pub static MODULES: [Module; 17] = modules![
-    "f32_f32",
-    "f32_f16",
-    "f16_f32",
-    "f16_f16",
-    "f32_i8_f32",
-    "f32_i8_f16",
-    "f16_i8_f32",
-    "f16_i8_f16",
-    "f32_i4_f32",
-    "f32_i4_f16",
-    "f16_i4_f32",
-    "f16_i4_f16",
-    "bf16_bf16",
-    "bf16_i8_f32",
-    "bf16_i8_f16",
-    "bf16_i4_f32",
-    "bf16_i4_f16"
-];
-
-/// The module for a legal combination of T1, T2 and, with quantization, T3.
-pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
-    let row = TypeCombination::all().find(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
-    let module = row.and_then(|row| MODULES.iter().find(|module| module.types == row.name()));
-    module.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))
-}
+pub static MODULES: [Module; 17] = float_combinations!(modules);
 
 #[cfg(test)]
 mod tests {
+    use kvcache_kernels::cuda::module;
     use kvcache_schema::multi_head_cache_attention::all_combinations;
 
     use super::*;
@@ -67,7 +43,7 @@ mod tests {
     fn every_combination_has_its_module() {
         assert_eq!(all_combinations().count(), MODULES.len());
         for row in all_combinations() {
-            let module = module(row.t1, row.t2, row.t3);
+            let module = module(&MODULES, (row.t1, row.t2, row.t3));
             assert_eq!(module.types, row.name());
             let ptx = module.ptx().unwrap();
             // The oldest driver and GPU that the module is for.

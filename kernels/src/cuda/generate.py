@@ -66,7 +66,7 @@ class Folder:
         self.types = [
             "_".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
             for row in schema["combinations"] + schema["extensions"]
-            if row["T1"] in modules["T1"]
+            if row["T1"] not in modules.get("without", [])
         ]
 
     def embedded(self, name: str) -> str | None:

@@ -135,7 +135,7 @@ impl DeviceStores {
         let round = round(total, per_token, multiprocessors);
         let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
         let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
-        let module = ptx::module(t1, t2, quant.map(|quant| quant.t3));
+        let module = ptx::module(&ptx::MODULES, (t1, t2, quant.map(|quant| quant.t3)));
         Ok(Some(Launch {
             module,
             kernel: module.kernel(kernel),

@@ -30,6 +30,19 @@ pub enum CacheKernel {
     LoadNarrow,
 }
 
+/// Calls a macro with more names, and with that of every row of the table of types whose T1 is a float type.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! float_combinations {
+    ($with:ident $(, $more:literal)*) => {
+        $with![
+            $($more,)* "f32_f32", "f32_f16", "f16_f32", "f16_f16", "f32_i8_f32", "f32_i8_f16", "f16_i8_f32", "f16_i8_f16",
+            "f32_i4_f32", "f32_i4_f16", "f16_i4_f32", "f16_i4_f16", "bf16_bf16", "bf16_i8_f32", "bf16_i8_f16",
+            "bf16_i4_f32", "bf16_i4_f16"
+        ]
+    };
+}
+
 macro_rules! modules {
     ($($types:literal),*) => {
         [$(Module::new(
@@ -45,27 +58,9 @@ macro_rules! modules {
     };
 }
 
-/// Every module, in the order of the table of types.
-pub static MODULES: [Module; TypeCombination::LEGAL.len() + TypeCombination::EXTENSIONS.len()] = modules![
-    "f32_f32",
-    "f32_f16",
-    "f16_f32",
-    "f16_f16",
-    "i8_i8",
-    "f32_i8_f32",
-    "f32_i8_f16",
-    "f16_i8_f32",
-    "f16_i8_f16",
-    "f32_i4_f32",
-    "f32_i4_f16",
-    "f16_i4_f32",
-    "f16_i4_f16",
-    "bf16_bf16",
-    "bf16_i8_f32",
-    "bf16_i8_f16",
-    "bf16_i4_f32",
-    "bf16_i4_f16"
-];
+/// Every module: one for each row of the table of types.
+pub static MODULES: [Module; TypeCombination::LEGAL.len() + TypeCombination::EXTENSIONS.len()] =
+    float_combinations!(modules, "i8_i8");
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,10 +90,14 @@ impl Module {
     }
 }
 
-/// The module for a legal combination of T1, T2 and, with quantization, T3.
-pub fn module(t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> &'static Module {
-    let row = TypeCombination::all().position(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
-    &MODULES[row.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))]
+/// The module among some for a legal combination of T1, T2 and, with quantization, T3.
+pub fn module(
+    modules: &'static [Module],
+    (t1, t2, t3): (ElementType, ElementType, Option<ElementType>),
+) -> &'static Module {
+    let row = TypeCombination::all().find(|row| (row.t1, row.t2, row.t3) == (t1, t2, t3));
+    let module = row.and_then(|row| modules.iter().find(|module| module.types == row.name()));
+    module.unwrap_or_else(|| unreachable!("a problem has a legal combination of types, not {t1} {t2} {t3:?}"))
 }
 
 #[cfg(test)]
@@ -108,7 +107,7 @@ mod tests {
     #[test]
     fn every_combination_has_its_module() {
         for row in TypeCombination::all() {
-            let module = module(row.t1, row.t2, row.t3);
+            let module = module(&MODULES, (row.t1, row.t2, row.t3));
             assert_eq!(module.types, row.name());
             let ptx = module.ptx().unwrap();
             // The oldest driver and GPU that the module is for.

@@ -68,7 +68,7 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Module`].
     pub fn prepare(&self, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> Result<(), Error> {
-        self.prepare_module(ptx::module(t1, t2, t3))
+        self.prepare_module(ptx::module(&ptx::MODULES, (t1, t2, t3)))
     }
 
     /// Loads a module, unless the context has it.
