@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 
 import numpy as np
-from ml_dtypes import bfloat16
+from ml_dtypes import finfo
 
 from oracle.call import NUMPY_TYPES
 
@@ -44,9 +44,7 @@ def random_bits(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
     """Every bit pattern of the type, NaN and Inf included. int4 comes as int8 from -8 to 7."""
     if element == "int4":
         return random_integers(label, shape, -8, 8).astype(np.int8)
-    if element == "bfloat16":
-        return random_bits(label, shape, "uint16").view(bfloat16)
-    dtype = np.dtype(element).newbyteorder("<")
+    dtype = np.dtype(NUMPY_TYPES.get(element, element)).newbyteorder("<")
     return np.frombuffer(random_bytes(label, dtype.itemsize * math.prod(shape)), dtype).reshape(shape).copy()
 
 
@@ -55,7 +53,7 @@ def random_values(label: str, shape: tuple[int, ...], element: str) -> np.ndarra
     """Finite values between -8 and 8 with a full mantissa; each row has a magnitude of its own. int8 and int4: all."""
     if element in ("int8", "int4"):
         return random_bits(label, shape, element)
-    digits = {"float32": 24, "float16": 11, "bfloat16": 8}[element]
+    digits = finfo(NUMPY_TYPES[element]).nmant + 1
     mantissa = random_integers(f"{label} mantissa", shape, 1 - 2**digits, 2**digits)
     exponent = random_integers(f"{label} exponent", (*shape[:-1], 1), 3 - digits - 6, 3 - digits + 1)
     return np.ldexp(mantissa.astype(np.float64), exponent).astype(NUMPY_TYPES[element])
