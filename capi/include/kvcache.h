@@ -125,6 +125,10 @@ typedef struct kvcache_attributes {
    * Tokens in a page, in cache_mode 1.
    */
   int64_t page_size;
+  /**
+   * What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8.
+   */
+  int64_t quant_type;
 } kvcache_attributes;
 
 /**

@@ -24,6 +24,8 @@ pub struct kvcache_attributes {
     pub cache_layout: i64,
     /// Tokens in a page, in cache_mode 1.
     pub page_size: i64,
+    /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8.
+    pub quant_type: i64,
 }
 
 impl From<&kvcache_attributes> for Attributes {
@@ -37,15 +39,45 @@ impl From<&kvcache_attributes> for Attributes {
             cache_mode,
             cache_layout,
             page_size,
+            quant_type,
         } = attributes;
-        Self { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size }
+        Self {
+            num_layer,
+            layer_idx,
+            quant_bit,
+            quant_group,
+            num_repeat,
+            cache_mode,
+            cache_layout,
+            page_size,
+            quant_type,
+        }
     }
 }
 
 /// The attributes' defaults.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvcache_attributes_default() -> kvcache_attributes {
-    let Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size } =
-        Attributes::default();
-    kvcache_attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size }
+    let Attributes {
+        num_layer,
+        layer_idx,
+        quant_bit,
+        quant_group,
+        num_repeat,
+        cache_mode,
+        cache_layout,
+        page_size,
+        quant_type,
+    } = Attributes::default();
+    kvcache_attributes {
+        num_layer,
+        layer_idx,
+        quant_bit,
+        quant_group,
+        num_repeat,
+        cache_mode,
+        cache_layout,
+        page_size,
+        quant_type,
+    }
 }

@@ -1,5 +1,7 @@
 //! The float types: a format for each, by which numbers are rounded to it and read from it.
 
+use std::cmp::Ordering;
+
 use half::{bf16, f16};
 use kvcache_schema::ElementType;
 
@@ -42,6 +44,9 @@ pub(crate) fn format(element: ElementType) -> Option<Format> {
             value: |bits| bf16::from_bits(bits as u16).to_f64(),
             nearest: |x| bf16::from_f64(x).to_bits().into(),
         }),
+        ElementType::Float8E4M3Fn => {
+            Some(Format { digits: 4, least: -9, max: 448.0, value: value_of_float8, nearest: nearest_float8 })
+        }
         ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => None,
     }
 }
@@ -49,6 +54,25 @@ pub(crate) fn format(element: ElementType) -> Option<Format> {
 /// The format of a type that is known to be a float type.
 pub(crate) fn format_of(element: ElementType) -> Format {
     format(element).unwrap_or_else(|| unreachable!("{element} is no float type"))
+}
+
+/// The number of a float8e4m3fn, which has no infinities.
+fn value_of_float8(bits: u32) -> f64 {
+    let (exponent, mantissa) = ((bits >> 3 & 15) as i32, f64::from(bits & 7));
+    let magnitude = match (exponent, bits & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => mantissa * 2f64.powi(-9),
+        _ => (8.0 + mantissa) * 2f64.powi(exponent - 10),
+    };
+    if bits & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The float8e4m3fn nearest to a number, ties to even, with the largest for what is beyond it.
+fn nearest_float8(x: f64) -> u32 {
+    let distance = |code: &u32| ((value_of_float8(*code) - x.abs()).abs(), code % 2);
+    let nearer = |a: &u32, b: &u32| distance(a).partial_cmp(&distance(b)).unwrap_or(Ordering::Equal);
+    let magnitude = if x.is_nan() { 0x7f } else { (0..0x7f).min_by(nearer).unwrap_or_default() };
+    u32::from(x.is_sign_negative()) << 7 | magnitude
 }
 
 impl Format {

@@ -197,6 +197,7 @@ pub(crate) fn dtype(element: ElementType) -> Option<Dtype> {
         ElementType::Float32 => Some(Dtype::F32),
         ElementType::Float16 => Some(Dtype::F16),
         ElementType::BFloat16 => Some(Dtype::BF16),
+        ElementType::Float8E4M3Fn => Some(Dtype::F8_E4M3),
         ElementType::Int8 => Some(Dtype::I8),
         ElementType::Int64 => Some(Dtype::I64),
         ElementType::Int4 => None,

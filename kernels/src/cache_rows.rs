@@ -98,8 +98,7 @@ impl CacheRows {
             }
         };
         let cache = TensorRows::new("cache", layout, dims, t2)?;
-        let bits = if t2 == ElementType::Int4 { QuantBit::Four } else { QuantBit::Eight };
-        let quant = quant.map(|(group, t3)| RowQuant { bits, group, t3 });
+        let quant = quant.and_then(|(group, t3)| Some(RowQuant { bits: QuantBit::of_element(t2)?, group, t3 }));
         Ok(Self { max_t, num_layer, num_heads, head_dim, t2, quant, cache, scale })
     }
 

@@ -1,11 +1,12 @@
 //! The codec of one quantized head, one element at a time: scales, codes, and how codes are packed.
 //!
 //! A head's values are cut into groups of `quant_group` neighbors along `head_dim`, and each group has a scale. With T1
-//! the type of the values, T3 that of the scales, and `qmax` 127 for eight bits and 7 for four:
+//! the type of the values, T3 that of the scales, and `qmax` 127 for eight bits, 7 for four and 448 for float8:
 //!
 //! 1. `s = max(amax / qmax, 1e-5)`, `amax` being the largest magnitude of the group; the quotient and the constant are
 //!    rounded to T1 (in float16 the constant is 168 * 2^-24);
-//! 2. `code = clamp(round(x / s), -qmax, qmax)`; the quotient is rounded to T1 first, then to an integer;
+//! 2. `code = clamp(round(x / s), -qmax, qmax)`; the quotient is rounded to T1 first, then to an integer, or to a float8, of
+//!    which a zero has the sign of x;
 //! 3. `scale = T3(s)`;
 //! 4. `value = T1(T3(code) * scale)`; the product is rounded to T3 first, then to T1.
 //!
@@ -21,6 +22,7 @@
 
 use kvcache_schema::{QuantBit, SCALE_FLOOR};
 pub use kvcache_simd::Float;
+use kvcache_simd::{e4m3_from_f32, e4m3_to_f32};
 
 /// How heads are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +37,7 @@ impl HeadCodec {
     /// The bytes that the codes of `len` values take.
     pub const fn code_bytes(&self, len: usize) -> usize {
         match self.bits {
-            QuantBit::Eight => len,
+            QuantBit::Eight | QuantBit::Float8 => len,
             QuantBit::Four => len / 2,
         }
     }
@@ -53,7 +55,7 @@ impl HeadCodec {
             for (i, &x) in (g * self.group..).zip(group) {
                 let q = code(x, s, self.bits);
                 match self.bits {
-                    QuantBit::Eight => codes[i] = q as u8,
+                    QuantBit::Eight | QuantBit::Float8 => codes[i] = q as u8,
                     QuantBit::Four => codes[i / 2] = with_nibble(codes[i / 2], i, q),
                 }
             }
@@ -69,10 +71,10 @@ impl HeadCodec {
         for (g, (group, &scale)) in values.chunks_exact_mut(self.group).zip(scales).enumerate() {
             for (i, x) in (g * self.group..).zip(group) {
                 let q = match self.bits {
-                    QuantBit::Eight => codes[i] as i8,
+                    QuantBit::Eight | QuantBit::Float8 => codes[i] as i8,
                     QuantBit::Four => nibble(codes[i / 2], i),
                 };
-                *x = value(q, scale);
+                *x = value(q, scale, self.bits);
             }
         }
     }
@@ -81,7 +83,7 @@ impl HeadCodec {
     fn check(&self, len: usize, codes: usize, scales: usize) {
         let Self { bits, group } = *self;
         assert!(group > 0 && len.is_multiple_of(group), "groups of {group} in a head of {len}");
-        assert!(bits == QuantBit::Eight || group.is_multiple_of(2), "groups of {group} share bytes of int4");
+        assert!(bits != QuantBit::Four || group.is_multiple_of(2), "groups of {group} share bytes of int4");
         assert_eq!((codes, scales), (self.code_bytes(len), len / group), "codes and scales of a head of {len}");
     }
 }
@@ -96,16 +98,21 @@ pub fn scale<T1: Float>(group: &[T1], bits: QuantBit) -> T1 {
     if quotient.to_f32() < floor.to_f32() { floor } else { quotient }
 }
 
-/// The code of `x` in a group with scale `s` (of [`scale`]), in `-qmax..=qmax`; 0 if `x / s` is NaN.
+/// The code of `x` in a group with scale `s` (of [`scale`]): of integers in `-qmax..=qmax`, of float8 its bits; 0 if `s` is
+/// not finite.
 pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
     let quotient: f32 = T1::from_f32(x.to_f32() / s.to_f32()).to_f32();
+    if bits == QuantBit::Float8 {
+        return if s.to_f32().is_finite() { e4m3_from_f32(quotient) as i8 } else { 0 };
+    }
     let qmax = f32::from(bits.qmax());
     quotient.round_ties_even().clamp(-qmax, qmax) as i8
 }
 
 /// The value of code `q` in a group whose stored scale is `scale`.
-pub fn value<T1: Float, T3: Float>(q: i8, scale: T3) -> T1 {
-    T1::from_f32(T3::from_f32(f32::from(q) * scale.to_f32()).to_f32())
+pub fn value<T1: Float, T3: Float>(q: i8, scale: T3, bits: QuantBit) -> T1 {
+    let number = if bits == QuantBit::Float8 { e4m3_to_f32(q as u8) } else { f32::from(q) };
+    T1::from_f32(T3::from_f32(number * scale.to_f32()).to_f32())
 }
 
 /// Code `i` of packed int4, from the byte that holds it: the low nibble if `i` is even, else the high one.
@@ -132,7 +139,7 @@ mod tests {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             // The second group of two is finite.
             let values = [1.0, x, 2.0, 3.0];
-            for bits in [QuantBit::Eight, QuantBit::Four] {
+            for bits in QuantBit::ALL {
                 let codec = HeadCodec { bits, group: 2 };
                 let mut codes = [0xff; 4];
                 let (codes, mut scales) = (&mut codes[..codec.code_bytes(4)], [0.0f32; 2]);
@@ -176,7 +183,7 @@ mod tests {
             1 => any::<f32>().prop_filter("finite", |x| x.is_finite()),
             1 => Just(0.0),
         ];
-        let bits = prop::sample::select(&[QuantBit::Eight, QuantBit::Four][..]);
+        let bits = prop::sample::select(&QuantBit::ALL[..]);
         (bits, 1usize..9, 1usize..5).prop_flat_map(move |(bits, half, groups)| {
             let codec = HeadCodec { bits, group: 2 * half };
             (Just(codec), prop::collection::vec(finite.clone(), groups * codec.group))
@@ -184,7 +191,7 @@ mod tests {
     }
 
     /// Encodes and decodes a head; gives its codes as numbers, its scales, and its values.
-    fn round_trip<T1: Float, T3: Float>(codec: HeadCodec, values: &[T1]) -> (Vec<i8>, Vec<T3>, Vec<T1>) {
+    fn round_trip<T1: Float, T3: Float>(codec: HeadCodec, values: &[T1]) -> (Vec<f64>, Vec<T3>, Vec<T1>) {
         let len = values.len();
         // What was there before does not show.
         let mut packed = vec![0xa5; codec.code_bytes(len)];
@@ -193,10 +200,22 @@ mod tests {
         let mut loaded = vec![T1::default(); len];
         codec.decode(&packed, &scales, &mut loaded);
         let codes = (0..len).map(|i| match codec.bits {
-            QuantBit::Eight => packed[i] as i8,
-            QuantBit::Four => nibble(packed[i / 2], i),
+            QuantBit::Eight => f64::from(packed[i] as i8),
+            QuantBit::Four => f64::from(nibble(packed[i / 2], i)),
+            QuantBit::Float8 => f64::from(e4m3_to_f32(packed[i])),
         });
         (codes.collect(), scales, loaded)
+    }
+
+    /// A quotient as the code that stands for it, in double precision.
+    fn code_of(quotient: f64, bits: QuantBit) -> f64 {
+        if bits != QuantBit::Float8 {
+            let qmax = f64::from(bits.qmax());
+            // An integer has no sign of zero.
+            return quotient.round_ties_even().clamp(-qmax, qmax) + 0.0;
+        }
+        let place = (quotient.abs().log2().floor() - 3.0).clamp(-9.0, 5.0).exp2();
+        ((quotient / place).round_ties_even() * place).clamp(-448.0, 448.0)
     }
 
     proptest! {
@@ -211,9 +230,8 @@ mod tests {
                 let amax = group.iter().fold(0.0, |amax: f64, &x| amax.max(f64::from(x).abs()));
                 let s = ((amax / qmax) as f32).max(1e-5);
                 prop_assert_eq!(scales[i / codec.group], f16::from_f32(s));
-                // An integer has no sign of zero.
-                let code = f64::from((f64::from(x) / f64::from(s)) as f32).round_ties_even().clamp(-qmax, qmax) + 0.0;
-                prop_assert_eq!(f64::from(codes[i]), code);
+                let code = code_of(f64::from((f64::from(x) / f64::from(s)) as f32), codec.bits);
+                prop_assert_eq!(codes[i], code);
                 let value = f16::from_f64(code * f64::from(scales[i / codec.group])).to_f32();
                 prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
             }
@@ -226,8 +244,8 @@ mod tests {
                 let s = f16::from_f64(amax / qmax).max(f16::from_f64(1e-5));
                 prop_assert_eq!(scales[i / codec.group], s.to_f32());
                 let quotient = f16::from_f64(f64::from(x) / f64::from(s));
-                let code = f64::from(quotient).round_ties_even().clamp(-qmax, qmax) + 0.0;
-                prop_assert_eq!(f64::from(codes[i]), code);
+                let code = code_of(f64::from(quotient), codec.bits);
+                prop_assert_eq!(codes[i], code);
                 let value = f16::from_f32((code * f64::from(scales[i / codec.group])) as f32);
                 prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
             }

@@ -231,6 +231,7 @@ impl CacheSpec {
         }
         if let Some(quant) = self.quant {
             attributes.quant_bit = quant.bit.code();
+            attributes.quant_type = quant.bit.quant_type();
             attributes.quant_group = quant.group as i64;
         }
         attributes

@@ -16,9 +16,15 @@ pub(crate) struct CacheConfig {
 
 impl CacheConfig {
     /// Checks the rules that involve two attributes; each is in its own range.
-    pub(crate) fn new([num_layer, layer_idx, quant_bit, quant_group, num_repeat]: [i64; 5]) -> Result<Self, Error> {
+    pub(crate) fn new(
+        [num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type]: [i64; 6],
+    ) -> Result<Self, Error> {
         self::layer_idx(layer_idx as usize, num_layer as usize)?;
-        let quant = QuantBit::from_code(quant_bit);
+        let quant = QuantBit::from_codes(quant_bit, quant_type);
+        if quant.is_none() && quant_type != 0 {
+            let expected = format!("0, because quant_bit is {quant_bit}");
+            return Err(Error::AttributeOutOfRange { name: "quant_type", got: quant_type, expected });
+        }
         if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
             let expected = "an even number, because quant_bit is 4".to_owned();
             return Err(Error::AttributeOutOfRange { name: "quant_group", got: quant_group, expected });
@@ -46,8 +52,9 @@ impl Config {
     /// Checks every attribute: first its own range, then the rules that involve a second attribute.
     pub(crate) fn new(attributes: &Attributes) -> Result<Self, Error> {
         ranges(&Attributes::SPEC, attributes)?;
-        let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, .. } = attributes;
-        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat])?;
+        let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, quant_type, .. } =
+            attributes;
+        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type])?;
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
         let (Some(mode), Some(layout)) = (mode, layout) else {

@@ -28,10 +28,10 @@ pub enum Error {
 
     /// A combination of types that the table of types does not have.
     #[error(
-        "illegal types for quant_bit {quant_bit}: current_key (T1) is {t1}, cache (T2) is {t2}, scale (T3) is {}; \
+        "illegal types for quant_bit {quant_bit} and quant_type {quant_type}: current_key (T1) is {t1}, cache (T2) is {t2}, scale (T3) is {}; \
          expected one of {}",
         t3.map_or("absent", ElementType::name),
-        legal_types(*quant_bit, t1s)
+        legal_types(*quant_bit, *quant_type, t1s)
     )]
     IllegalTypes {
         /// The type of `current_key`.
@@ -42,6 +42,8 @@ pub enum Error {
         t3: Option<ElementType>,
         /// The attribute `quant_bit`.
         quant_bit: i64,
+        /// The attribute `quant_type`.
+        quant_type: i64,
         /// The types that the operator has for `current_key`.
         t1s: &'static [ElementType],
     },

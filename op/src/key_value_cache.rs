@@ -83,7 +83,7 @@ impl KeyValueCache {
         if self.types == Some(got) && current_value == current_key {
             return Ok(());
         }
-        validate::types(got, current_value, &ElementType::T1)?;
+        validate::types(got, self.attributes.quant_type, current_value, &ElementType::T1)?;
         self.types.map_or(Ok(()), |expected| validate::equal_types(got, expected))
     }
 

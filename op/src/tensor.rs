@@ -45,7 +45,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// The Rust type of a tensor's elements. int4 has none: see [`TensorMut::int4`].
+/// The Rust type of a tensor's elements. int4 and float8e4m3fn have none: see [`TensorMut::int4`]
+/// and [`TensorMut::float8e4m3fn`].
 pub trait Element: Copy + sealed::Sealed {
     /// The type's name in the operator.
     const TYPE: ElementType;
@@ -143,10 +144,19 @@ impl<'a> TensorMut<'a> {
     /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte
     /// i.
     pub fn int4(shape: impl Into<Shape>, bytes: &'a mut [u8]) -> Self {
-        let shape = shape.into();
-        let fits = shape::bytes(ElementType::Int4, &shape) == Some(bytes.len());
+        Self::codes(ElementType::Int4, shape.into(), bytes)
+    }
+
+    /// A float8e4m3fn tensor of this shape: a byte for each element.
+    pub fn float8e4m3fn(shape: impl Into<Shape>, bytes: &'a mut [u8]) -> Self {
+        Self::codes(ElementType::Float8E4M3Fn, shape.into(), bytes)
+    }
+
+    /// A tensor of elements that have no Rust type.
+    fn codes(element: ElementType, shape: Shape, bytes: &'a mut [u8]) -> Self {
+        let fits = shape::bytes(element, &shape) == Some(bytes.len());
         Self {
-            element: ElementType::Int4,
+            element,
             shape,
             data: bytes.as_mut_ptr(),
             defect: (!fits).then_some(Defect::PackedLength(bytes.len())),

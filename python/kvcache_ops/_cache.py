@@ -16,7 +16,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load
 
 T1 = Literal["float32", "float16", "int8", "bfloat16"]
-T2 = Literal["float32", "float16", "int8", "int4", "bfloat16"]
+T2 = Literal["float32", "float16", "int8", "int4", "bfloat16", "float8e4m3fn"]
 T3 = Literal["float32", "float16"]
 CacheShape = tuple[int, int, int, int, int]
 Operand = tuple[str, list[int | None] | None]
@@ -32,7 +32,7 @@ ONNX_TYPES = _native.element_types()
 """The types of tensors by their names, as onnx.TensorProto numbers them."""
 
 # Those that numpy has by another name than ours: of int4, packed bytes, and those of the package ml_dtypes.
-_PACKED, _OF_ML_DTYPES = {"int4": "uint8"}, {"bfloat16": "bfloat16"}
+_PACKED, _OF_ML_DTYPES = {"int4": "uint8"}, {"bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn"}
 
 # The memory that IOBindings point to, which they do not keep themselves.
 _BOUND: WeakKeyDictionary[Any, list[Cache]] = WeakKeyDictionary()
@@ -56,7 +56,7 @@ class TypeName(Generic[Name]):
 
     def __set__(self, spec: object, value: Name | type[np.generic] | np.dtype[Any] | None) -> None:
         try:
-            spec.__dict__[self.name] = value if value is None or isinstance(value, str) else np.dtype(value).name
+            spec.__dict__[self.name] = value if value is None or isinstance(value, str) else type_name(value)
         except TypeError:
             message = f"{self.name} is {value!r}, expected the name of a type"
             raise KvCacheError(message, "type_unknown") from None
@@ -69,7 +69,7 @@ class CacheSpec:
     max_tokens: slots for tokens (MaxT). num_kv_heads, head_dim: cache heads (H), elements of a head (Dh).
     dtype: the type of keys and values as the model has them (T1): "float32", "float16", "bfloat16", or "int8" without
     quantization. cache_dtype: the type that they are kept in (T2); as `quant_bit` says if None: "int8" for 8, "int4"
-    for 4, else `dtype`. scale_dtype: the type of the scales (T3), "float32" or "float16"; if None, that of `dtype` in a
+    for 4, else `dtype`. "float8e4m3fn" is floats of 8 bits, and `quant_bit` 8. scale_dtype: the type of the scales (T3), "float32" or "float16"; if None, that of `dtype` in a
     quantized cache ("float32" for "bfloat16"), else there are no scales.
     quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
@@ -135,7 +135,7 @@ class CacheSpec:
 
         `num_repeat` is how often each cache head is repeated in the outputs (grouped-query attention).
         """
-        return {
+        attributes = {
             "num_layer": self.num_layers,
             "layer_idx": layer_idx,
             "quant_bit": self.quant_bit,
@@ -145,6 +145,7 @@ class CacheSpec:
             "cache_layout": self.cache_layout,
             "page_size": self.page_size,
         }
+        return attributes | ({"quant_type": 1} if self.cache_dtype == "float8e4m3fn" else {})
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -203,10 +204,15 @@ def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any
 
 
 def numpy_type(dtype: str) -> Any:
-    """numpy's type of this name; bfloat16 is that of the package ml_dtypes."""
+    """numpy's type of this name; those that numpy has not got are of the package ml_dtypes."""
     if dtype in _OF_ML_DTYPES:
         return getattr(load("ml_dtypes", f"a cache of {dtype}"), _OF_ML_DTYPES[dtype])
     return np.dtype(_PACKED.get(dtype, dtype))
+
+
+def type_name(dtype: Any) -> str:
+    """The name of numpy's type."""
+    return np.dtype(dtype).name.replace("_", "")
 
 
 def _stored_shape(dtype: str, shape: CacheShape) -> tuple[int, ...]:

@@ -20,10 +20,10 @@ def table(layers: int, heads: int, head_dim: int, quant_groups: Sequence[int] | 
     for what is no cache.
     """
     rows = list(formats(layers, heads, head_dim, quant_groups))
-    yield f"{'cache':<8} {'scale':<8} {'group':>5} {'current':<27} {'bytes per token':>15} {'tokens per GiB':>15}"
+    yield f"{'cache':<12} {'scale':<8} {'group':>5} {'current':<27} {'bytes per token':>15} {'tokens per GiB':>15}"
     for spec, current in rows:
         group = str(spec.quant_group) if spec.quant_bit else "-"
-        kept = f"{spec.cache_dtype:<8} {spec.scale_dtype or '-':<8} {group:>5} {current:<27}"
+        kept = f"{spec.cache_dtype:<12} {spec.scale_dtype or '-':<8} {group:>5} {current:<27}"
         yield f"{kept} {spec.bytes_per_token:>15,} {GIB // spec.bytes_per_token:>15,}"
 
 

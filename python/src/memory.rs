@@ -60,6 +60,7 @@ impl Operand {
         let [outer @ .., head_dim] = shape;
         let (numpy_type, last) = match element {
             ElementType::Int4 => ("uint8", head_dim / 2),
+            ElementType::Float8E4M3Fn => ("float8_e4m3fn", head_dim),
             _ => (element.name(), head_dim),
         };
         let shape = [outer[0], outer[1], outer[2], outer[3], last];

@@ -33,9 +33,10 @@ pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
     };
     let layout = CacheLayout::from_code(code("cache_layout")?).ok_or_else(other)?;
     let builder = core::CacheSpec::builder(geometry).layout(layout);
-    Ok(match (QuantBit::from_code(code("quant_bit")?), element("scale_dtype")?) {
+    let cache_type = element("cache_dtype")?.ok_or_else(other)?;
+    Ok(match (QuantBit::of_element(cache_type), element("scale_dtype")?) {
         (Some(bit), Some(scale_type)) => builder.quantized(bit, size("quant_group")?, scale_type),
-        _ => builder.cache_type(element("cache_dtype")?.ok_or_else(other)?),
+        _ => builder.cache_type(cache_type),
     })
 }
 

@@ -30,6 +30,8 @@ pub struct Attributes {
     pub cache_layout: i64,
     /// Tokens in a page, in paged mode.
     pub page_size: i64,
+    /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8. An extension.
+    pub quant_type: i64,
 }
 
 /// What the specification says of one attribute, a field of `A`.
@@ -117,7 +119,7 @@ pub(crate) use attribute;
 
 impl Attributes {
     /// Every attribute, in the specification's order.
-    pub const SPEC: [AttributeSpec; 8] = [
+    pub const SPEC: [AttributeSpec; 9] = [
         attribute!(num_layer, default: 1, min: 1, max: None, one_of: None),
         attribute!(layer_idx, default: 0, min: 0, max: None, one_of: None),
         attribute!(quant_bit, default: 0, min: 0, max: Some(8), one_of: Some(&QuantBit::CODES)),
@@ -126,11 +128,12 @@ impl Attributes {
         attribute!(cache_mode, default: 0, min: 0, max: Some(CacheMode::ALL.len() as i64 - 1), one_of: None),
         attribute!(cache_layout, default: 0, min: 0, max: Some(CacheLayout::ALL.len() as i64 - 1), one_of: None),
         attribute!(page_size, default: 128, min: 1, max: None, one_of: None),
+        attribute!(quant_type, default: 0, min: 0, max: Some(1), one_of: None),
     ];
 
     /// The attributes' names, in the specification's order.
-    pub const NAMES: [&str; 8] = {
-        let mut names = [""; 8];
+    pub const NAMES: [&str; 9] = {
+        let mut names = [""; 9];
         let mut i = 0;
         while i < names.len() {
             names[i] = Self::SPEC[i].name;
@@ -157,6 +160,7 @@ impl Default for Attributes {
             cache_mode: 0,
             cache_layout: 0,
             page_size: 0,
+            quant_type: 0,
         };
         AttributeSpec::set_defaults(&Self::SPEC, &mut attributes);
         attributes

@@ -17,13 +17,14 @@ pub struct TypeCombination {
     pub t3: Option<ElementType>,
 }
 
+const fn row(quant_bit: i64, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {
+    TypeCombination { quant_bit, t1, t2, t3 }
+}
+
 impl TypeCombination {
     /// The legal combinations of the specification. Without quantization any T3 of [`ElementType::T3`] may be given, and is left untouched.
     pub const LEGAL: [Self; 13] = {
         use ElementType::{Float16, Float32, Int4, Int8};
-        const fn row(quant_bit: i64, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {
-            TypeCombination { quant_bit, t1, t2, t3 }
-        }
         [
             row(0, Float32, Float32, None),
             row(0, Float32, Float16, None),
@@ -41,18 +42,22 @@ impl TypeCombination {
         ]
     };
 
-    /// The legal combinations beyond the specification: bfloat16, for models whose values float16 cannot hold.
-    pub const EXTENSIONS: [Self; 5] = {
-        use ElementType::{BFloat16, Float16, Float32, Int4, Int8};
-        const fn row(quant_bit: i64, t2: ElementType, t3: Option<ElementType>) -> TypeCombination {
-            TypeCombination { quant_bit, t1: BFloat16, t2, t3 }
-        }
+    /// The legal combinations beyond the specification: bfloat16, for models whose values float16 cannot hold, and codes
+    /// of float8.
+    pub const EXTENSIONS: [Self; 11] = {
+        use ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
         [
-            row(0, BFloat16, None),
-            row(8, Int8, Some(Float32)),
-            row(8, Int8, Some(Float16)),
-            row(4, Int4, Some(Float32)),
-            row(4, Int4, Some(Float16)),
+            row(0, BFloat16, BFloat16, None),
+            row(8, BFloat16, Int8, Some(Float32)),
+            row(8, BFloat16, Int8, Some(Float16)),
+            row(4, BFloat16, Int4, Some(Float32)),
+            row(4, BFloat16, Int4, Some(Float16)),
+            row(8, Float32, Float8E4M3Fn, Some(Float32)),
+            row(8, Float32, Float8E4M3Fn, Some(Float16)),
+            row(8, Float16, Float8E4M3Fn, Some(Float32)),
+            row(8, Float16, Float8E4M3Fn, Some(Float16)),
+            row(8, BFloat16, Float8E4M3Fn, Some(Float32)),
+            row(8, BFloat16, Float8E4M3Fn, Some(Float16)),
         ]
     };
 
@@ -66,6 +71,11 @@ impl TypeCombination {
         let unused_scale = self.quant_bit == 0 && self.t3.is_none_or(|t3| ElementType::T3.contains(&t3));
         let looked_up = if unused_scale { Self { t3: None, ..self } } else { self };
         Self::all().any(|row| row == looked_up)
+    }
+
+    /// The attribute `quant_type` that the cache's type needs: 1 for codes of float8, else 0.
+    pub const fn quant_type(self) -> i64 {
+        matches!(self.t2, ElementType::Float8E4M3Fn) as i64
     }
 
     /// T1, T2 and, where there is one, T3.

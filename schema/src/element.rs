@@ -11,6 +11,9 @@ pub enum ElementType {
     Float16,
     /// bfloat16: the high half of binary32. An extension of the specification.
     BFloat16,
+    /// 8-bit floats as codes (`float8e4m3fn` of ONNX): a sign, 4 bits of exponent, 3 of mantissa; no infinities, and NaN is
+    /// 0x7f and 0xff. An extension of the specification.
+    Float8E4M3Fn,
     /// Eight bits, two's complement.
     Int8,
     /// Four bits, two's complement; element 2i is the low nibble of byte i, as in ONNX.
@@ -31,16 +34,19 @@ struct Row {
 const DLPACK_INT: u8 = 0;
 const DLPACK_FLOAT: u8 = 2;
 const DLPACK_BFLOAT: u8 = 4;
+const DLPACK_FLOAT8_E4M3FN: u8 = 10;
 
 impl ElementType {
     /// Every type.
-    pub const ALL: [Self; 6] = [Self::Float32, Self::Float16, Self::BFloat16, Self::Int8, Self::Int4, Self::Int64];
+    pub const ALL: [Self; 7] =
+        [Self::Float32, Self::Float16, Self::BFloat16, Self::Float8E4M3Fn, Self::Int8, Self::Int4, Self::Int64];
 
     /// Legal types of `current_key`, `current_value`, `key` and `value`: those of the specification, then extensions.
     pub const T1: [Self; 4] = [Self::Float32, Self::Float16, Self::Int8, Self::BFloat16];
 
     /// Legal types of `cache`: those of the specification, then extensions.
-    pub const T2: [Self; 5] = [Self::Float32, Self::Float16, Self::Int8, Self::Int4, Self::BFloat16];
+    pub const T2: [Self; 6] =
+        [Self::Float32, Self::Float16, Self::Int8, Self::Int4, Self::BFloat16, Self::Float8E4M3Fn];
 
     /// Legal types of `scale`.
     pub const T3: [Self; 2] = [Self::Float32, Self::Float16];
@@ -54,13 +60,14 @@ impl ElementType {
             Self::Float32 => row("float32", "f32", 32, 1, DLPACK_FLOAT),
             Self::Float16 => row("float16", "f16", 16, 10, DLPACK_FLOAT),
             Self::BFloat16 => row("bfloat16", "bf16", 16, 16, DLPACK_BFLOAT),
+            Self::Float8E4M3Fn => row("float8e4m3fn", "f8", 8, 17, DLPACK_FLOAT8_E4M3FN),
             Self::Int8 => row("int8", "i8", 8, 3, DLPACK_INT),
             Self::Int4 => row("int4", "i4", 4, 22, DLPACK_INT),
             Self::Int64 => row("int64", "i64", 64, 7, DLPACK_INT),
         }
     }
 
-    /// Whether the elements are floats.
+    /// Whether the elements are numbers of a float type; codes of a quantized cache are none.
     pub const fn is_float(self) -> bool {
         matches!(self.row().dlpack, DLPACK_FLOAT | DLPACK_BFLOAT)
     }

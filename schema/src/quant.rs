@@ -6,39 +6,52 @@ use crate::ElementType;
 /// (for float16 it is 168 * 2^-24).
 pub const SCALE_FLOOR: f32 = 1e-5;
 
-/// Attribute `quant_bit` of a quantized cache: the width of its elements.
+/// How the elements of a quantized cache are coded: the attributes `quant_bit` and `quant_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuantBit {
     /// int8 cache elements.
     Eight,
     /// int4 cache elements, two to a byte.
     Four,
+    /// float8e4m3fn cache elements.
+    Float8,
 }
 
 impl QuantBit {
+    /// Every coding.
+    pub const ALL: [Self; 3] = [Self::Four, Self::Eight, Self::Float8];
+
     /// Every code of the attribute `quant_bit`; 0 is no quantization.
     pub const CODES: [i64; 3] = [0, 4, 8];
 
-    /// The width with this code; `None` for 0 (no quantization) and for codes that do not exist.
-    pub const fn from_code(code: i64) -> Option<Self> {
-        match code {
-            8 => Some(Self::Eight),
-            4 => Some(Self::Four),
-            _ => None,
-        }
+    /// The coding that `quant_bit` and `quant_type` name; `None` for `quant_bit` 0 (no quantization) and for what does not
+    /// exist.
+    pub fn from_codes(quant_bit: i64, quant_type: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|coding| (coding.code(), coding.quant_type()) == (quant_bit, quant_type))
     }
 
-    /// The width in bits, which is the code in the attribute `quant_bit`.
+    /// The coding of a quantized cache with elements of this type; `None` for other types.
+    pub fn of_element(t2: ElementType) -> Option<Self> {
+        Self::ALL.into_iter().find(|coding| coding.element() == t2)
+    }
+
+    /// The width in bits, which is the attribute `quant_bit`.
     pub const fn code(self) -> i64 {
-        match self {
-            Self::Eight => 8,
-            Self::Four => 4,
-        }
+        self.element().bits() as i64
     }
 
-    /// The largest magnitude of a quantized value: `2^(quant_bit - 1) - 1`.
-    pub const fn qmax(self) -> i8 {
-        ((1 << (self.code() - 1)) - 1) as i8
+    /// The attribute `quant_type`: 0 for integers, 1 for floats.
+    pub const fn quant_type(self) -> i64 {
+        matches!(self, Self::Float8) as i64
+    }
+
+    /// The largest magnitude of a quantized value: `2^(quant_bit - 1) - 1`, and of float8e4m3fn its largest number.
+    pub const fn qmax(self) -> i16 {
+        match self {
+            Self::Eight => 127,
+            Self::Four => 7,
+            Self::Float8 => 448,
+        }
     }
 
     /// The type of the cache's elements (T2).
@@ -46,6 +59,7 @@ impl QuantBit {
         match self {
             Self::Eight => ElementType::Int8,
             Self::Four => ElementType::Int4,
+            Self::Float8 => ElementType::Float8E4M3Fn,
         }
     }
 }
@@ -55,8 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn qmax_is_the_largest_symmetric_value() {
-        assert_eq!(QuantBit::Eight.qmax(), 127);
-        assert_eq!(QuantBit::Four.qmax(), 7);
+    fn a_coding_is_that_of_its_elements() {
+        for coding in QuantBit::ALL {
+            assert_eq!(QuantBit::of_element(coding.element()), Some(coding));
+            assert_eq!(QuantBit::from_codes(coding.code(), coding.quant_type()), Some(coding));
+        }
+        assert_eq!(QuantBit::of_element(ElementType::Float16), None);
     }
 }

@@ -20,11 +20,13 @@ pub struct StaticAttributes {
     pub num_repeat: i64,
     /// The order of the axes of `cache` and `scale`: a [`StaticCacheLayout`].
     pub cache_layout: i64,
+    /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8. An extension.
+    pub quant_type: i64,
 }
 
 impl StaticAttributes {
     /// Every attribute, in the specification's order.
-    pub const SPEC: [AttributeSpec<Self>; 6] = [
+    pub const SPEC: [AttributeSpec<Self>; 7] = [
         attribute!(num_layer, default: 1, min: 1, max: None, one_of: None),
         attribute!(layer_idx, default: 0, min: 0, max: None, one_of: None),
         attribute!(quant_bit, default: 0, min: 0, max: Some(8), one_of: Some(&QuantBit::CODES)),
@@ -37,6 +39,7 @@ impl StaticAttributes {
             max: Some(StaticCacheLayout::ALL.len() as i64 - 1),
             one_of: None
         ),
+        attribute!(quant_type, default: 0, min: 0, max: Some(1), one_of: None),
     ];
 
     /// Sets the attribute called `name`; `false` if the operator has no such attribute.
@@ -48,8 +51,15 @@ impl StaticAttributes {
 
 impl Default for StaticAttributes {
     fn default() -> Self {
-        let mut attributes =
-            Self { num_layer: 0, layer_idx: 0, quant_bit: 0, quant_group: 0, num_repeat: 0, cache_layout: 0 };
+        let mut attributes = Self {
+            num_layer: 0,
+            layer_idx: 0,
+            quant_bit: 0,
+            quant_group: 0,
+            num_repeat: 0,
+            cache_layout: 0,
+            quant_type: 0,
+        };
         AttributeSpec::set_defaults(&Self::SPEC, &mut attributes);
         attributes
     }

@@ -75,7 +75,7 @@ struct Combination {
 #[derive(Deserialize)]
 struct Quantization {
     scale_floor: f32,
-    qmax: BTreeMap<i64, i8>,
+    qmax: BTreeMap<String, i16>,
 }
 
 /// The facts that all operators have.
@@ -184,9 +184,12 @@ fn types_and_their_legal_combinations() {
     assert_eq!(combinations(&schema.extensions), TypeCombination::EXTENSIONS);
     for row in TypeCombination::all() {
         assert!(ElementType::T1.contains(&row.t1) && ElementType::T2.contains(&row.t2), "{row:?}");
-        if let Some(bits) = QuantBit::from_code(row.quant_bit) {
-            assert_eq!(row.t2, bits.element(), "{row:?}");
-        }
+        let coding = QuantBit::of_element(row.t2).filter(|_| row.quant_bit != 0);
+        assert_eq!(
+            coding.map(|coding| (coding.code(), coding.quant_type())),
+            (row.quant_bit != 0).then_some((row.quant_bit, row.quant_type())),
+            "{row:?}"
+        );
     }
 }
 
@@ -204,8 +207,8 @@ fn combinations(rows: &[Combination]) -> Vec<TypeCombination> {
 fn quantization_constants() {
     let yaml = schema().quantization;
     assert_eq!(yaml.scale_floor, SCALE_FLOOR);
-    let rust: BTreeMap<_, _> =
-        QuantBit::CODES.into_iter().filter_map(QuantBit::from_code).map(|bits| (bits.code(), bits.qmax())).collect();
+    let row = |coding: QuantBit| (coding.element().name().to_owned(), coding.qmax());
+    let rust: BTreeMap<_, _> = QuantBit::ALL.into_iter().map(row).collect();
     assert_eq!(yaml.qmax, rust);
 }
 

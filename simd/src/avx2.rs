@@ -38,6 +38,19 @@ unsafe fn high_halves(x: __m256) -> __m128i {
     }
 }
 
+/// Eight float8e4m3fn as float16 of 1/256 of their values; a NaN is 0x7e00 with its sign.
+#[inline(always)]
+unsafe fn e4m3_as_halves(codes: __m128i) -> __m128i {
+    // SAFETY: AVX2 is enabled (see Simd).
+    unsafe {
+        // The sign is at the top, and the exponent where that of float16 is.
+        let halves = _mm_and_si128(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(codes)), _mm_set1_epi16(0xbf80u16 as i16));
+        let all = _mm_set1_epi16(0x3f80);
+        let is_nan = _mm_cmpeq_epi16(_mm_and_si128(halves, all), all);
+        _mm_xor_si128(halves, _mm_and_si128(is_nan, _mm_set1_epi16(0x3f80 ^ 0x7e00)))
+    }
+}
+
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Simd for Avx2 {
@@ -122,6 +135,11 @@ impl Simd for Avx2 {
             let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
             _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(-0x1_0000)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn read_e4m3(from: *const u8) -> __m256 {
+        unsafe { _mm256_mul_ps(_mm256_cvtph_ps(e4m3_as_halves(_mm_loadl_epi64(from.cast()))), _mm256_set1_ps(256.0)) }
     }
 
     #[inline(always)]

@@ -136,6 +136,19 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
+    unsafe fn read_e4m3(from: *const u8) -> __m512 {
+        unsafe {
+            // As float16 of 1/256 of the values: see Avx2.
+            let codes = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+            let halves = _mm256_and_si256(codes, _mm256_set1_epi16(0xbf80u16 as i16));
+            let all = _mm256_set1_epi16(0x3f80);
+            let is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, all), all);
+            let halves = _mm256_xor_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x3f80 ^ 0x7e00)));
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_add_ps(a, b) }
     }

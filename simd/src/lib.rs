@@ -4,6 +4,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod e4m3;
 mod float;
 mod instruction_set;
 #[cfg(target_arch = "aarch64")]
@@ -18,6 +19,7 @@ mod vendor;
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+pub use e4m3::{E4M3_LEAST_NORMAL, E4M3_MAX, E4M3_ROUNDER, e4m3_from_f32, e4m3_to_f32};
 pub use float::Float;
 pub use instruction_set::InstructionSet;
 #[cfg(target_arch = "aarch64")]

@@ -123,6 +123,18 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn read_e4m3(from: *const u8) -> [float32x4_t; 2] {
+        unsafe {
+            // As float16 of 1/256 of the values; a NaN is 0x7e00 with its sign.
+            let codes = vreinterpretq_u16_s16(vshlq_n_s16::<7>(vmovl_s8(vld1_s8(from.cast()))));
+            let (halves, all) = (vandq_u16(codes, vdupq_n_u16(0xbf80)), vdupq_n_u16(0x3f80));
+            let is_nan = vceqq_u16(vandq_u16(halves, all), all);
+            let halves = veorq_u16(halves, vandq_u16(is_nan, vdupq_n_u16(0x3f80 ^ 0x7e00)));
+            values(halves).map(|x| vmulq_n_f32(x, 256.0))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
         unsafe { [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])] }
     }

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::e4m3::e4m3_to_f32;
 use crate::outline::{Function, Outlined};
 use crate::prefetch::prefetch_l1;
 
@@ -74,6 +75,19 @@ pub trait Simd: Sized {
     }
     /// Rounds to bfloat16, to nearest, ties to even; a NaN becomes quiet and keeps its sign and the payload that fits.
     unsafe fn round_bf16(x: Self::F32) -> Self::F32;
+
+    /// Reads a register of float8e4m3fn, exactly; a NaN is quiet and has its sign.
+    #[inline(always)]
+    unsafe fn read_e4m3(from: *const u8) -> Self::F32 {
+        let mut lanes = [0.0; MOST_LANES];
+        // SAFETY: a register of elements can be read; the array has a register's lanes.
+        unsafe {
+            for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+                *lane = e4m3_to_f32(from.add(i).read());
+            }
+            Self::read_f32(lanes.as_ptr())
+        }
+    }
 
     /// `a + b`
     unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;

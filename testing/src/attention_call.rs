@@ -124,7 +124,7 @@ fn stores<'a>(
         let strides = layout.strides(layout.dims(shape)).expect("it fits");
         (shape.iter().product(), strides)
     };
-    let quant = QuantBit::from_code(attributes.quant_bit).map(|bits| {
+    let quant = QuantBit::from_codes(attributes.quant_bit, attributes.quant_type).map(|bits| {
         let scale = scale.as_deref().expect("a quantized cache has a scale");
         let (scale_len, strides) = strides(scale);
         Quant { bits, group: attributes.quant_group as usize, t3: scale.element(), scale_len, scale: strides }

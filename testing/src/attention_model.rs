@@ -132,6 +132,7 @@ impl Model {
                 num_layer: placement.num_layer,
                 layer_idx: placement.layer_idx,
                 quant_bit: self.types.quant_bit,
+                quant_type: self.types.quant_type(),
                 quant_group: self.quant_group,
                 cache_mode: placement.mode.code(),
                 cache_layout: placement.layout.code(),
@@ -227,6 +228,8 @@ impl Model {
                         let [low, high] = bf16::from_f32(float(i)).to_le_bytes();
                         [low, high, low, high]
                     }
+                    // Below 2, and no NaN.
+                    ElementType::Float8E4M3Fn => (number(i) as u32 & 0xbfbf_bfbf).to_le_bytes(),
                     _ => (number(i) as u32).to_le_bytes(),
                 });
             }

@@ -112,11 +112,13 @@ pub(crate) fn code_functions(
         let group_bits = if group == len { usize::BITS - 1 } else { group.ilog2() };
         let is_wide = group >= LANES;
         return Some(match (bits, is_wide) {
-            (QuantBit::Eight, true) => in_registers::<Codes<8, true>>(group_bits, is_wide),
-            (QuantBit::Eight, false) => in_registers::<Codes<8, false>>(group_bits, is_wide),
+            (QuantBit::Eight, true) => in_registers::<Codes<8, false, true>>(group_bits, is_wide),
+            (QuantBit::Eight, false) => in_registers::<Codes<8, false, false>>(group_bits, is_wide),
+            (QuantBit::Float8, true) => in_registers::<Codes<8, true, true>>(group_bits, is_wide),
+            (QuantBit::Float8, false) => in_registers::<Codes<8, true, false>>(group_bits, is_wide),
             (QuantBit::Four, true) if group == len => in_registers::<Int4Rows>(group_bits, is_wide),
-            (QuantBit::Four, true) => in_registers::<Codes<4, true>>(group_bits, is_wide),
-            (QuantBit::Four, false) => in_registers::<Codes<4, false>>(group_bits, is_wide),
+            (QuantBit::Four, true) => in_registers::<Codes<4, false, true>>(group_bits, is_wide),
+            (QuantBit::Four, false) => in_registers::<Codes<4, false, false>>(group_bits, is_wide),
         });
     }
     let _ = (instructions, bits, len, group);

@@ -30,7 +30,7 @@ macro_rules! modules {
 
 /// Every module: one for each legal combination of types of `MultiHeadCacheAttention`. Packed keys and values are
 /// served by those in which T2 is T1.
-pub static MODULES: [Module; 17] = float_combinations!(modules);
+pub static MODULES: [Module; 23] = float_combinations!(modules);
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,7 @@
 
 use kvcache_schema::ElementType;
 
+use crate::floats::{Format, format};
 use crate::oracle::decisions::{
     Amax, Behavior, Clamp, Conversion, GroupOf, Least, NanCode, Qmax, Quotient, Rounding, Step, StoredScale, ValueOf,
     Width,
@@ -17,6 +18,7 @@ use crate::oracle::numbers::{finite, rounded, to_float16};
 pub(super) struct Group<'a> {
     pub(super) behavior: &'a Behavior,
     pub(super) t1: ElementType,
+    pub(super) t2: ElementType,
     pub(super) t3: ElementType,
     pub(super) quant_bit: i64,
 }
@@ -47,9 +49,22 @@ impl Group<'_> {
         }
     }
 
-    /// The largest code of the width.
+    /// The largest code.
     fn largest(self) -> f64 {
-        2f64.powi(self.quant_bit as i32 - 1) - 1.0
+        self.float8().map_or_else(|| 2f64.powi(self.quant_bit as i32 - 1) - 1.0, |format| format.max)
+    }
+
+    /// The format of codes that are floats.
+    fn float8(self) -> Option<Format> {
+        format(self.t2)
+    }
+
+    /// The distance of codes near a number: 1 of integers.
+    fn place(self, x: f64) -> f64 {
+        self.float8().map_or(1.0, |format| {
+            let exponent = x.abs().max(format.least_normal()).log2().floor() as i32;
+            2f64.powi(exponent + 1 - format.digits)
+        })
     }
 
     /// What is taken for the largest code.
@@ -110,7 +125,10 @@ impl Group<'_> {
 
     /// The code of a value.
     pub(super) fn code(self, x: f64, steps: &Steps) -> i8 {
-        let (x, largest) = (self.quotient(x, steps), self.largest());
+        let is_finite = self.float8().is_none() || steps.step.is_finite();
+        let (x, largest) = (if is_finite { self.quotient(x, steps) } else { f64::NAN }, self.largest());
+        let place = self.place(x);
+        let x = x / place;
         let rounded = match self.behavior.rounding {
             Rounding::TiesToEven => x.round_ties_even(),
             Rounding::HalfAway => x.round(),
@@ -119,6 +137,7 @@ impl Group<'_> {
             Rounding::Truncation => x.trunc(),
             Rounding::Down => x.floor(),
         };
+        let rounded = rounded * place;
         let (low, high) = match self.behavior.clamp {
             Clamp::Symmetric => (-largest, largest),
             Clamp::LowestToo => (-largest - 1.0, largest),
@@ -131,8 +150,11 @@ impl Group<'_> {
             NanCode::ClampedLow => -largest,
             NanCode::ClampedHigh => largest,
         };
-        // One that is too large wraps around.
-        code as i32 as i8
+        match self.float8() {
+            Some(format) => (format.nearest)(code) as i8,
+            // One that is too large wraps around.
+            None => code as i32 as i8,
+        }
     }
 
     /// The scale that is stored.

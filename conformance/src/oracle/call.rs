@@ -26,6 +26,7 @@ pub struct SharedAttributes {
     pub num_layer: i64,
     pub layer_idx: i64,
     pub quant_bit: i64,
+    pub quant_type: i64,
     pub quant_group: i64,
     pub num_repeat: i64,
     /// `None` in static batching.

@@ -32,8 +32,17 @@ pub(super) struct Batch {
 
 impl Inputs<Attributes> for StepInputs {
     fn shared(attributes: &Attributes) -> SharedAttributes {
-        let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, .. } = attributes;
-        SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode: Some(cache_mode) }
+        let &Attributes { num_layer, layer_idx, quant_bit, quant_type, quant_group, num_repeat, cache_mode, .. } =
+            attributes;
+        SharedAttributes {
+            num_layer,
+            layer_idx,
+            quant_bit,
+            quant_type,
+            quant_group,
+            num_repeat,
+            cache_mode: Some(cache_mode),
+        }
     }
 
     fn kvlen(&self) -> i64 {

@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
             let x = read(behavior.conversion, t1, current.bytes(), first + d);
             let steps = &steps[behavior.group.of(d, self.attributes.quant_group as usize, groups)];
             let code = group.code(behavior.current.of(t1, x), steps);
-            write_code(behavior, self.attributes.quant_bit, stored, d, head_dim, code);
+            write_code(behavior, t2, stored, d, head_dim, code);
         }
         Ok(())
     }
@@ -229,7 +229,7 @@ impl<'a> Run<'a> {
         for d in 0..elements {
             let g = behavior.loaded_group.of(d, quant_group as usize, groups);
             let scale = read(behavior.conversion, group.t3, from.bytes(), scales * groups + g);
-            let value = group.value(read_code(behavior, quant_bit, head, d, head_dim), scale);
+            let value = group.value(read_code(behavior, t2, head, d, head_dim), scale);
             write(behavior.conversion, t1, output.bytes_mut(), first + d, changed(value));
         }
         Ok(())
@@ -263,7 +263,8 @@ impl<'a> Run<'a> {
 
     fn group(&self) -> Group<'a> {
         let t3 = self.before.scale.as_ref().map_or(self.t1, Tensor::element);
-        Group { behavior: self.behavior, t1: self.t1, t3, quant_bit: self.attributes.quant_bit }
+        let t2 = self.before.cache.element();
+        Group { behavior: self.behavior, t1: self.t1, t2, t3, quant_bit: self.attributes.quant_bit }
     }
 
     /// The number of a head in `current_key` (0) or `current_value` (1), of a row.

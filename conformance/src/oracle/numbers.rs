@@ -2,7 +2,7 @@
 
 use kvcache_schema::ElementType;
 
-use crate::floats::format_of;
+use crate::floats::{format, format_of};
 use crate::oracle::decisions::{Behavior, Change, CodeBits, Conversion, NibbleStore, Nibbles};
 
 /// `x` rounded to a float type, to nearest, ties to even.
@@ -71,8 +71,12 @@ impl Change {
     }
 }
 
-/// Code `i` of a head with these bytes: `quant_bit` bits to a code, `len` codes.
-pub(super) fn read_code(behavior: &Behavior, quant_bit: i64, bytes: &[u8], i: usize, len: usize) -> f64 {
+/// Code `i` of a head of `len` codes with these bytes.
+pub(super) fn read_code(behavior: &Behavior, t2: ElementType, bytes: &[u8], i: usize, len: usize) -> f64 {
+    if let Some(format) = format(t2) {
+        return (format.value)(bytes[i].into());
+    }
+    let quant_bit = t2.bits();
     let bits = if quant_bit == 8 {
         bytes[i]
     } else {
@@ -89,8 +93,10 @@ pub(super) fn read_code(behavior: &Behavior, quant_bit: i64, bytes: &[u8], i: us
 }
 
 /// Stores code `i`, as [`read_code`] loads it.
-pub(super) fn write_code(behavior: &Behavior, quant_bit: i64, bytes: &mut [u8], i: usize, len: usize, code: i8) {
-    let offset = if behavior.code_bits == CodeBits::Offset { 1u8 << (quant_bit - 1) } else { 0 };
+pub(super) fn write_code(behavior: &Behavior, t2: ElementType, bytes: &mut [u8], i: usize, len: usize, code: i8) {
+    let quant_bit = t2.bits();
+    let offset =
+        if behavior.code_bits == CodeBits::Offset && format(t2).is_none() { 1u8 << (quant_bit - 1) } else { 0 };
     let bits = (code as u8).wrapping_add(offset);
     if quant_bit == 8 {
         bytes[i] = bits;

@@ -55,15 +55,19 @@ impl Broken {
     /// Those that depend on another, too.
     fn all_attributes<A>(&mut self, specs: &[AttributeSpec<A>], all: &A, shared: &SharedAttributes) {
         self.attributes(specs, all);
-        let &SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, .. } = shared;
+        let &SharedAttributes { num_layer, layer_idx, quant_bit, quant_type, quant_group, .. } = shared;
         self.unless(num_layer < 1 || layer_idx < num_layer, "attribute_out_of_range");
         self.unless(quant_bit != 4 || quant_group < 1 || quant_group % 2 == 0, "attribute_out_of_range");
+        self.unless(quant_bit == 8 || quant_type != 1, "attribute_out_of_range");
     }
 
     /// The combination of types is in the table, there is a scale where one is needed, and every tensor has its type.
-    fn types<A, I: NamedInputs>(&mut self, call: &Call<'_, A, I>, quant_bit: i64) {
+    fn types<A, I: NamedInputs>(&mut self, call: &Call<'_, A, I>, quant_bit: i64, quant_type: i64) {
         let Types { t1, t2, t3 } = call.types;
-        let is_legal = |t3| TypeCombination { quant_bit, t1, t2, t3 }.is_legal();
+        let is_legal = |t3| {
+            let row = TypeCombination { quant_bit, t1, t2, t3 };
+            row.is_legal() && row.quant_type() == quant_type
+        };
         let only_scale_missing = t3.is_none() && is_legal(Some(ElementType::Float32));
         if is_legal(t3) || only_scale_missing {
             self.unless(quant_bit == 0 || call.scale.is_some(), "scale_missing");
@@ -145,7 +149,7 @@ pub(super) fn dynamic_batching(call: &Call<'_, Attributes, StepInputs>) -> Legal
     let (mut broken, attributes, inputs) = (Broken::default(), call.attributes, call.inputs);
     broken.all_attributes(&Attributes::SPEC, attributes, &StepInputs::shared(attributes));
     broken.stage()?;
-    broken.types(call, attributes.quant_bit);
+    broken.types(call, attributes.quant_bit, attributes.quant_type);
     broken.stage()?;
 
     let paged = attributes.cache_mode == 1;
@@ -233,7 +237,7 @@ pub(super) fn static_batching(call: &Call<'_, StaticAttributes, static_batching:
     let (mut broken, attributes, inputs) = (Broken::default(), call.attributes, call.inputs);
     broken.all_attributes(&StaticAttributes::SPEC, attributes, &static_batching::StepInputs::shared(attributes));
     broken.stage()?;
-    broken.types(call, attributes.quant_bit);
+    broken.types(call, attributes.quant_bit, attributes.quant_type);
     broken.stage()?;
     for (name, tensor) in inputs.named() {
         broken.rank(tensor, if name == "start_pos" { &[0, 1] } else { &[4] });

@@ -9,8 +9,8 @@ use crate::static_batching::StepInputs;
 
 impl Inputs<StaticAttributes> for StepInputs {
     fn shared(attributes: &StaticAttributes) -> SharedAttributes {
-        let &StaticAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, .. } = attributes;
-        SharedAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode: None }
+        let &StaticAttributes { num_layer, layer_idx, quant_bit, quant_type, quant_group, num_repeat, .. } = attributes;
+        SharedAttributes { num_layer, layer_idx, quant_bit, quant_type, quant_group, num_repeat, cache_mode: None }
     }
 
     fn kvlen(&self) -> i64 {

@@ -52,7 +52,7 @@ pub(super) fn group(entropy: &mut Entropy, quant_bit: i64) -> usize {
 
 /// Elements of a head.
 pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most: usize) -> usize {
-    match QuantBit::from_code(types.quant_bit) {
+    match types.t3 {
         Some(_) => inner.min(most / group) * group,
         // Of all lengths, and of those that are whole cache lines.
         None => inner * if group.is_multiple_of(2) { 8 } else { 3 },
@@ -62,7 +62,7 @@ pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most:
 /// The values of calls with heads of `group` elements that share a scale: few tensors have some that are not finite,
 /// which propagate to their group.
 pub(super) fn choice(entropy: &mut Entropy, types: TypeCombination, group: usize) -> Choice {
-    let qmax = if types.quant_bit == 4 { 7.0 } else { 127.0 };
+    let qmax = QuantBit::of_element(types.t2).map_or(127.0, |coding| coding.qmax().into());
     Choice { group, qmax, non_finite: entropy.one_in(4), moderate: false }
 }
 
@@ -124,6 +124,7 @@ impl Plan {
                 cache_mode: self.mode.code(),
                 cache_layout: layout.code(),
                 page_size: self.page_size as i64,
+                quant_type: types.quant_type(),
             },
             inputs: StepInputs {
                 current_key: values(entropy, types.t1, &current, choice),

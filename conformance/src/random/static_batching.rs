@@ -44,6 +44,7 @@ pub fn call(entropy: &mut Entropy, max_inner: usize, tokens: usize) -> Planned<S
         quant_group: group as i64,
         num_repeat: entropy.within(1, 4) as i64,
         cache_layout: layout.code(),
+        quant_type: types.quant_type(),
     };
     let entropy = &mut entropy.fork();
     let current = [batch, seqlen, num_heads, head_dim];
@@ -78,6 +79,7 @@ fn case_of(entropy: &mut Entropy, name: String) -> Case {
         quant_group: node.quant_group as i64,
         num_repeat: node.num_repeat as i64,
         cache_layout: layout.code(),
+        quant_type: 0,
     };
     let dims =
         StaticCacheDims { max_b, max_s, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };

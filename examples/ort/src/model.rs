@@ -88,7 +88,7 @@ impl Model {
             .mode(Mode::Paged { page_size: cache.page_size })
             .rope(Rope::with_frequencies(RopeStyle::Neox, config.inv_freq.clone()))
             .fingerprint(fingerprint);
-        spec = match QuantBit::from_code(cache.quant_bit) {
+        spec = match QuantBit::from_codes(cache.quant_bit, 0) {
             None => spec.cache_type(element(&cache.cache_dtype)?),
             Some(bit) => {
                 spec.quantized(bit, cache.quant_group, element(cache.scale_dtype.as_deref().unwrap_or_default())?)

@@ -1,6 +1,7 @@
 //! The types of codes, as they lie in a quantized cache.
 
 use kvcache_schema::QuantBit;
+use kvcache_simd::e4m3_to_f32;
 
 use crate::quantize;
 
@@ -27,6 +28,28 @@ pub(crate) struct Int8;
 
 /// int4: two codes a byte, the first in the low nibble.
 pub(crate) struct Int4;
+
+/// float8e4m3fn: one code a byte.
+pub(crate) struct Float8;
+
+impl CodeType for Float8 {
+    const BITS: QuantBit = QuantBit::Float8;
+
+    fn bytes(len: usize) -> usize {
+        len
+    }
+
+    unsafe fn pack(len: usize, code: impl Fn(usize) -> i8, to: *mut u8) {
+        // SAFETY: this function's own condition: as many bytes.
+        unsafe { Int8::pack(len, code, to) }
+    }
+
+    fn unpack(from: &[u8], to: &mut [f32]) {
+        for (to, &byte) in to.iter_mut().zip(from) {
+            *to = e4m3_to_f32(byte);
+        }
+    }
+}
 
 impl CodeType for Int8 {
     const BITS: QuantBit = QuantBit::Eight;

@@ -11,7 +11,7 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, is_amd};
 
-use super::code_type::{Int4, Int8};
+use super::code_type::{Float8, Int4, Int8};
 use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::codes::{Codes, LONG, ODD};
 use super::generic::convert::{LoadConverted, StoreConverted};
@@ -22,7 +22,7 @@ use super::generic::quantize::StoreQuantized;
 use super::generic::rotate::RotateHeads;
 use super::portable;
 use super::tiling::Tuning;
-use crate::scale_type;
+use crate::{float_type, scale_type};
 
 /// The row functions of an instruction set for these types (T1, T2, T3) and groups of so many elements.
 ///
@@ -65,6 +65,9 @@ fn for_types<I: Implementation>(
         (Float32, BFloat16, None) => I::converted::<f32, bf16>(),
         (_, _, None) => unreachable!("{t1} in a cache of {t2}"),
         (_, ElementType::Int4, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int4, T>(t1, group)),
+        (_, ElementType::Float8E4M3Fn, Some(t3)) => {
+            float_type!(t1, V => scale_type!(t3, T => I::quantized_any::<Float8, V, T>(group)))
+        }
         (_, _, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int8, T>(t1, group)),
     };
     RowFunctions { conversion, ..I::copies() }

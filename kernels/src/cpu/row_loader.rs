@@ -82,7 +82,7 @@ impl RowLoader {
 
 #[cfg(test)]
 mod tests {
-    use ElementType::{BFloat16, Float16, Float32, Int4, Int8};
+    use ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
     use half::f16;
 
     use super::*;
@@ -128,6 +128,8 @@ mod tests {
                 (Float32, BFloat16, None),
                 (BFloat16, Int8, Some(Float32)),
                 (BFloat16, Int4, Some(Float16)),
+                (Float32, Float8E4M3Fn, Some(Float16)),
+                (Float16, Float8E4M3Fn, Some(Float32)),
             ] {
                 let group = if t3.is_some() { group } else { 1 };
                 let of = |set| RowLoader::new(set, (t1, t2, t3), len, group).expect("not as it is");

@@ -201,7 +201,7 @@ proptest! {
         let model = cache.filled(seed);
         let [(_, _), (_, scale_dims)] = cache.tensors();
         let quant = quant.map(|(group, t3)| Quant {
-            bits: if t2 == ElementType::Int4 { QuantBit::Four } else { QuantBit::Eight },
+            bits: QuantBit::of_element(t2).expect("codes"),
             group,
             t3,
             scale_len: layout.shape(scale_dims).iter().product(),

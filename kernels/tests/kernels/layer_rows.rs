@@ -47,6 +47,7 @@ proptest! {
             let code = match cache.t2 {
                 ElementType::Int4 => f32::from((number << 4) as i8 >> 4),
                 ElementType::Int8 => f32::from(number as i8),
+                ElementType::Float8E4M3Fn => kvcache_simd::e4m3_to_f32(number as u8),
                 ElementType::Float16 => f16::from_bits(number as u16).to_f32(),
                 ElementType::BFloat16 => bf16::from_bits(number as u16).to_f32(),
                 _ => f32::from_bits(number),

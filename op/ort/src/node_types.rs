@@ -60,6 +60,7 @@ pub fn runtime_type(element: ElementType) -> TensorElementType {
         ElementType::Float32 => TensorElementType::Float32,
         ElementType::Float16 => TensorElementType::Float16,
         ElementType::BFloat16 => TensorElementType::Bfloat16,
+        ElementType::Float8E4M3Fn => TensorElementType::Float8E4M3FN,
         ElementType::Int8 => TensorElementType::Int8,
         ElementType::Int4 => TensorElementType::Int4,
         ElementType::Int64 => TensorElementType::Int64,
@@ -80,7 +81,7 @@ mod tests {
     #[test]
     fn every_choice_of_types_is_there_once() {
         for (inputs, expected) in [
-            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 4 * 5),
+            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 4 * 6),
             (&["query", "key", "attn_mask"], 4),
         ] {
             let choices = NodeTypes::all(inputs);

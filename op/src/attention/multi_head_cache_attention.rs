@@ -129,9 +129,9 @@ impl MultiHeadCacheAttention {
         scale: Option<ElementType>,
     ) -> Result<(), Error> {
         checks::t1("current_key", current_key)?;
-        let quant_bit = self.attributes.cache.quant_bit;
+        let (quant_bit, quant_type) = (self.attributes.cache.quant_bit, self.attributes.cache.quant_type);
         let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
-        validate::types(got, current_value, &T1)?;
+        validate::types(got, quant_type, current_value, &T1)?;
         equal_type("query", query, current_key)
     }
 

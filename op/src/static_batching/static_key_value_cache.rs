@@ -93,7 +93,7 @@ impl StaticKeyValueCache {
     ) -> Result<(), Error> {
         let quant_bit = self.attributes.quant_bit;
         let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
-        validate::types(got, current_value, &ElementType::T1)
+        validate::types(got, self.attributes.quant_type, current_value, &ElementType::T1)
     }
 
     /// The shape of `key` and of `value`, as far as it is known before a call.

@@ -5,19 +5,20 @@ use kvcache_schema::{ElementType, TypeCombination};
 use crate::error::Error;
 
 /// Checks the types of the inputs that are not indices against those rows of the table of types whose T1 is one of `t1s`,
-/// which are the operator's.
+/// which are the operator's, and those that `quant_type` has.
 pub(crate) fn types(
     got: TypeCombination,
+    quant_type: i64,
     current_value: ElementType,
     t1s: &'static [ElementType],
 ) -> Result<(), Error> {
     let TypeCombination { quant_bit, t1, t2, t3 } = got;
-    if !got.is_legal() {
-        let legal = |t3| TypeCombination { t3, ..got }.is_legal();
+    let legal = |t3| TypeCombination { t3, ..got }.is_legal() && got.quant_type() == quant_type;
+    if !legal(t3) {
         if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
             return Err(Error::ScaleMissing { quant_bit });
         }
-        return Err(Error::IllegalTypes { t1, t2, t3, quant_bit, t1s });
+        return Err(Error::IllegalTypes { t1, t2, t3, quant_bit, quant_type, t1s });
     }
     equal_type("current_value", current_value, t1)
 }
@@ -34,9 +35,10 @@ pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: Elemen
     if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }
 }
 
-/// The rows of the table of types for a `quant_bit` and these T1, in words.
-pub(crate) fn legal_types(quant_bit: i64, t1s: &[ElementType]) -> String {
-    let rows = TypeCombination::all().filter(|row| row.quant_bit == quant_bit && t1s.contains(&row.t1));
+/// The rows of the table of types for a `quant_bit`, a `quant_type` and these T1, in words.
+pub(crate) fn legal_types(quant_bit: i64, quant_type: i64, t1s: &[ElementType]) -> String {
+    let is_asked = |row: &TypeCombination| (row.quant_bit, row.quant_type()) == (quant_bit, quant_type);
+    let rows = TypeCombination::all().filter(|row| is_asked(row) && t1s.contains(&row.t1));
     let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
     rows.map(names).collect::<Vec<_>>().join(", ")
 }

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache_ops._cache import numpy_type
+from kvcache_ops._cache import ONNX_TYPES, numpy_type, type_name
 from kvcache_ops._int4 import pack_int4, unpack_int4
 
 Sent = tuple[str, list[int], bytes]
@@ -22,7 +22,7 @@ Reply = tuple[str, str | None, str, list[Sent], Sent | None, Sent | None]
 BUGS = (AttributeError, NameError, ImportError, SyntaxError, RecursionError, SystemError)
 """Exceptions that no implementation means as a refusal: the case fails, as one that could not be run."""
 
-_DTYPES = ("float32", "float16", "bfloat16", "int8", "int64")
+_DTYPES = tuple(name for name in ONNX_TYPES if name != "int4")
 
 
 class Int4Array(np.ndarray[Any, np.dtype[np.int8]]):
@@ -193,10 +193,10 @@ def _as_array(name: str, given: Any) -> NDArray[Any]:
 def _sent(name: str, given: Any) -> Sent:
     """A tensor for the native module, of the type and shape that it has."""
     array = _as_array(name, given)
-    if array.dtype.name not in _DTYPES or not array.dtype.isnative:
+    if type_name(array.dtype) not in _DTYPES or not array.dtype.isnative:
         source = "" if isinstance(given, np.ndarray) else f" ({_class(given)})"
         raise _Unusable(f"{name} is of type {array.dtype}{source}, expected one of {', '.join(_DTYPES)}")
-    return array.dtype.name, list(array.shape), array.tobytes()
+    return type_name(array.dtype), list(array.shape), array.tobytes()
 
 
 def _class(given: object) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES, numpy_type
+from kvcache_ops._cache import ONNX_TYPES, numpy_type, type_name
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._optional import load
@@ -145,7 +145,7 @@ class _Worker:
 def _fed(array: Array) -> Fed:
     """An array as an input."""
     if not isinstance(array, Int4Array):
-        return array.dtype.name, list(array.shape), array
+        return type_name(array.dtype), list(array.shape), array
     elements = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8))
     return "int4", list(array.shape), pack_int4(elements)
 

@@ -57,7 +57,7 @@ pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<Str
         return Ok(());
     }
     let (op, t1) = (kvcache_op::KeyValueCache::new(cache.clone()).map_err(Refused::from)?, ElementType::Float16);
-    let t2 = QuantBit::from_code(cache.quant_bit).map_or(t1, QuantBit::element);
+    let t2 = QuantBit::from_codes(cache.quant_bit, cache.quant_type).map_or(t1, QuantBit::element);
     op.check_types(t1, t1, t2, None).map_err(|error| Refused::from(error).into())
 }
 

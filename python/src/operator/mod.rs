@@ -11,8 +11,8 @@ mod tensor;
 
 pub use borrowed_call::{check, run};
 pub use facts::{
-    attribute_names, check_node, cuda, domains, input_names, instruction_sets, legal_types, oldest_onnxruntime,
-    output_names,
+    attribute_names, check_node, cuda, domains, element_types, input_names, instruction_sets, legal_types,
+    oldest_onnxruntime, output_names,
 };
 pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};

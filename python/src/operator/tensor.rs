@@ -230,12 +230,15 @@ impl<'py> Given<'py> {
         let element = match (dtype.kind(), dtype.itemsize()) {
             (b'f', 4) if native => Ok(ElementType::Float32),
             (b'f', 2) if native => Ok(ElementType::Float16),
-            // A type that numpy does not have itself, as of the package ml_dtypes.
-            (b'V', 2) if native && dtype.to_string() == "bfloat16" => Ok(ElementType::BFloat16),
             (b'i', 1) => Ok(ElementType::Int8),
             (b'i', 8) if native => Ok(ElementType::Int64),
             (b'u', 1) => Err(Other::Byte),
-            _ => Err(Other::Named(dtype.to_string())),
+            // A type that numpy does not have itself, as of the package ml_dtypes: "float8_e4m3fn".
+            _ => {
+                let name = dtype.to_string();
+                let known = ElementType::from_name(&name.replace('_', "")).filter(|_| native && dtype.kind() == b'V');
+                known.ok_or(Other::Named(name))
+            }
         };
         // SAFETY: the pointer is that of an array that `array` keeps.
         let (flags, address) = unsafe {

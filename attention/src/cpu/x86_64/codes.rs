@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use kvcache_simd::Avx512;
+use kvcache_simd::{Avx512, Simd};
 
 use super::super::generic::rows::Rows;
 use super::super::generic::stored::Stored;
@@ -17,9 +17,9 @@ const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 /// The number that four bits are.
 const INT4: [f32; LANES] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0];
 
-/// Codes of so many bits, eight or four, with scales of float32; if WIDE, each is for whole registers, else a register of
+/// Codes of so many bits, eight or four, or of float8, with scales of float32; if WIDE, each is for whole registers, else a register of
 /// scales can be read from each on.
-pub(crate) struct Codes<const BITS: usize, const WIDE: bool>;
+pub(crate) struct Codes<const BITS: usize, const FLOAT8: bool, const WIDE: bool>;
 
 /// Codes of four bits with one scale for a row: what they stand for are 16 numbers.
 pub(crate) struct Int4Rows;
@@ -41,7 +41,7 @@ unsafe fn choose(codes: *const u8, numbers: __m512) -> __m512 {
 
 // SAFETY of every block: the instructions are enabled; the codes are the row's, and so are the scales of their groups.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl<const BITS: usize, const WIDE: bool> Stored<Avx512<false>> for Codes<BITS, WIDE> {
+impl<const BITS: usize, const FLOAT8: bool, const WIDE: bool> Stored<Avx512<false>> for Codes<BITS, FLOAT8, WIDE> {
     const BYTES: usize = LANES * BITS / 8;
 
     /// Where its codes and its scales begin.
@@ -60,6 +60,7 @@ impl<const BITS: usize, const WIDE: bool> Stored<Avx512<false>> for Codes<BITS, 
                 let at = at + c * LANES;
                 let codes = codes.add(at * BITS / 8);
                 let values = match BITS {
+                    8 if FLOAT8 => Avx512::<false>::read_e4m3(codes),
                     8 => _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codes.cast()))),
                     _ => choose(codes, _mm512_loadu_ps(INT4.as_ptr())),
                 };

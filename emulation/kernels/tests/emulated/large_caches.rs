@@ -84,10 +84,10 @@ fn large_caches() {
                 let element = cache_at * 8 / t2.bits() + at;
                 let byte = cache.bytes()[element * t2.bits() / 8];
                 let code = match bits {
-                    QuantBit::Eight => byte as i8,
+                    QuantBit::Eight | QuantBit::Float8 => byte as i8,
                     QuantBit::Four => (if element.is_multiple_of(2) { byte << 4 } else { byte }) as i8 >> 4,
                 };
-                assert_eq!(code, bits.qmax() * group(at).signum() as i8, "{layout:?} {t2}: {kv} {t} {h}");
+                assert_eq!(i16::from(code), bits.qmax() * group(at).signum() as i16, "{layout:?} {t2}: {kv} {t} {h}");
                 let stored = &scale.bytes()[scale_at..][..2];
                 let expected = half::f16::from_f32(group(at).abs() / f32::from(bits.qmax()));
                 assert_eq!(stored, expected.to_ne_bytes(), "{layout:?} {t2}: {kv} {t} {h}");

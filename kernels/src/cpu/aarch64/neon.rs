@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use kvcache_simd::{Neon, Simd};
+use kvcache_simd::{E4M3_LEAST_NORMAL, E4M3_ROUNDER, Neon, Simd};
 
 use super::super::generic::codes::Codes;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes};
@@ -77,6 +77,23 @@ unsafe fn floats(codes: int8x8_t) -> [float32x4_t; 2] {
     }
 }
 
+/// Four codes of [`Codes::e4m3_codes`].
+#[inline(always)]
+unsafe fn nearest_e4m3(number: float32x4_t, x: float32x4_t) -> int32x4_t {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let magnitude = vabsq_f32(number);
+        let least = vdupq_n_u32(E4M3_LEAST_NORMAL);
+        let exponent = vmaxq_u32(vandq_u32(vreinterpretq_u32_f32(magnitude), vdupq_n_u32(0x7f80_0000)), least);
+        let rounder = vaddq_u32(exponent, vdupq_n_u32(E4M3_ROUNDER));
+        let sum = vaddq_f32(magnitude, vreinterpretq_f32_u32(rounder));
+        let places = vsubq_u32(vreinterpretq_u32_f32(sum), rounder);
+        let code = vaddq_u32(places, vshrq_n_u32::<20>(vsubq_u32(exponent, least)));
+        let sign = vandq_u32(vshrq_n_u32::<24>(vreinterpretq_u32_f32(x)), vdupq_n_u32(0x80));
+        vreinterpretq_s32_u32(vandq_u32(vorrq_u32(code, sign), vceqq_f32(number, number)))
+    }
+}
+
 /// The larger of each two numbers without signs, in the order of their bits.
 #[inline(always)]
 unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -140,6 +157,11 @@ impl Codes for Neon {
     unsafe fn codes(x: [float32x4_t; 2]) -> [int32x4_t; 2] {
         // The instruction gives 0 for NaN.
         unsafe { [vcvtnq_s32_f32(x[0]), vcvtnq_s32_f32(x[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn e4m3_codes(number: [float32x4_t; 2], x: [float32x4_t; 2]) -> [int32x4_t; 2] {
+        unsafe { [nearest_e4m3(number[0], x[0]), nearest_e4m3(number[1], x[1])] }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use kvcache_simd::{Float, MOST_LANES, Simd};
 
-use super::super::code_type::{CodeType, Int4, Int8};
+use super::super::code_type::{CodeType, Float8, Int4, Int8};
 use super::codes::{Codes, last_inside};
 use super::lane_tables::registers_per_scales;
 
@@ -13,6 +13,12 @@ use super::lane_tables::registers_per_scales;
 pub(crate) trait CodeLanes: CodeType {
     /// Reads a register of codes.
     unsafe fn read<S: Codes>(from: *const u8) -> S::F32;
+    /// The codes of quotients, those of the values `x`.
+    #[inline(always)]
+    unsafe fn codes<S: Codes>(quotient: S::F32, _x: S::F32) -> S::Code {
+        // SAFETY: the instruction set is enabled.
+        unsafe { S::codes(quotient) }
+    }
     /// Writes a register of codes.
     unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code);
     /// Writes two registers of codes.
@@ -25,6 +31,30 @@ impl CodeLanes for Int8 {
     #[inline(always)]
     unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
         unsafe { S::read_i8(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
+        unsafe { S::write_i8(to, codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
+        unsafe { S::write_two_i8(to, codes) }
+    }
+}
+
+// SAFETY of every block: the function's own conditions are those of the one that it calls.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
+impl CodeLanes for Float8 {
+    #[inline(always)]
+    unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
+        unsafe { S::read_e4m3(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<S: Codes>(quotient: S::F32, x: S::F32) -> S::Code {
+        unsafe { S::e4m3_codes(quotient, x) }
     }
 
     #[inline(always)]
@@ -227,8 +257,8 @@ pub(crate) unsafe fn factors<S: Codes, V: Float>(s: S::F32, reciprocal: S::F32) 
     }
 }
 
-/// `x / s` as the reference rounds it, to V, with the [`factors`] of `s`, if the quotient is at most 128; any number
-/// below 1/4 where it is below that, NaN where it is NaN.
+/// `x / s` as the reference rounds it, to V, with the [`factors`] of `s`, if the quotient is at most 464; any number
+/// below 2^-14 where it is below that, NaN where it is NaN.
 ///
 /// Of float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`scale`]) to eleven bits. The
 /// large product need not be that of the quotient, only have no bits below those of the difference.

@@ -64,8 +64,11 @@ unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: 
     let (mut first, mut second): (Numbers, Numbers) =
         ([MaybeUninit::uninit(); GROUPS + MOST_LANES], [MaybeUninit::uninit(); GROUPS + MOST_LANES]);
     let (first, second) = (first.as_mut_ptr().cast::<f32>(), second.as_mut_ptr().cast::<f32>());
-    let native =
-        V::IS_F16 && S::NATIVE_F16 && at_once * group >= NATIVE_LANES && (GROUP != LONG || group >= NATIVE_LANES);
+    let native = V::IS_F16
+        && S::NATIVE_F16
+        && Q::BITS.quant_type() == 0
+        && at_once * group >= NATIVE_LANES
+        && (GROUP != LONG || group >= NATIVE_LANES);
     for g in (0..groups).step_by(at_once) {
         // The last ones may be quantized twice.
         let g = g.min(groups - at_once);
@@ -138,6 +141,8 @@ unsafe fn make_scales<S: Codes, Q: CodeLanes, V: Float, T: Float>(
             // NaN remains.
             let s = S::max(V::round::<S>(S::splat(SCALE_FLOOR)), s);
             T::write_some::<S>(scales.add(g), s, S::LANES.min(groups - g));
+            // Zero over infinity has the sign of x as float8: with NaN all quotients are NaN, whose code is 0.
+            let s = if Q::BITS.quant_type() == 0 { s } else { S::add(s, S::sub(s, s)) };
             let Some(second) = second else {
                 S::write_f32(maxima.add(g), s);
                 continue;
@@ -238,5 +243,8 @@ unsafe fn encode_one<S: Codes, Q: CodeLanes, V: Float>(
 #[inline(always)]
 unsafe fn codes<S: Codes, Q: CodeLanes, V: Float>(values: *const V, factors: [S::F32; 2]) -> S::Code {
     // SAFETY: a register of values is there: this function's condition.
-    unsafe { S::codes(group::quotient::<S, Q, V>(V::read::<S>(values), factors)) }
+    unsafe {
+        let x = V::read::<S>(values);
+        Q::codes::<S>(group::quotient::<S, Q, V>(x, factors), x)
+    }
 }

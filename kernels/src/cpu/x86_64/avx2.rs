@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use kvcache_simd::{Avx2, Simd};
+use kvcache_simd::{Avx2, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Simd};
 
 use super::super::generic::codes::Codes;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
@@ -86,6 +86,22 @@ impl Codes for Avx2 {
     #[inline(always)]
     unsafe fn codes(x: __m256) -> __m256i {
         unsafe { _mm256_cvtps_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn e4m3_codes(number: __m256, x: __m256) -> __m256i {
+        unsafe {
+            let magnitude = _mm256_castps_si256(Self::abs(number));
+            let least = _mm256_set1_epi32(E4M3_LEAST_NORMAL as i32);
+            let exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7f80_0000)), least);
+            let rounder = _mm256_add_epi32(exponent, _mm256_set1_epi32(E4M3_ROUNDER as i32));
+            let sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(rounder));
+            let places = _mm256_sub_epi32(_mm256_castps_si256(sum), rounder);
+            let code = _mm256_add_epi32(places, _mm256_srli_epi32::<20>(_mm256_sub_epi32(exponent, least)));
+            let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(_mm256_castps_si256(x)), _mm256_set1_epi32(0x80));
+            let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(number, number));
+            _mm256_and_si256(_mm256_or_si256(code, sign), is_number)
+        }
     }
 
     #[inline(always)]

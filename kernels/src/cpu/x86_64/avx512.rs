@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kvcache_simd::{Avx512, Float, Simd};
+use kvcache_simd::{Avx512, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd};
 
 use super::super::code_type::CodeType;
 use super::super::generic::codes::{Codes, last_inside};
@@ -108,6 +108,22 @@ impl<const NATIVE_F16: bool> Codes for Avx512<NATIVE_F16> {
     #[inline(always)]
     unsafe fn codes(x: __m512) -> __m512i {
         unsafe { _mm512_cvtps_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn e4m3_codes(number: __m512, x: __m512) -> __m512i {
+        unsafe {
+            let magnitude = _mm512_castps_si512(Self::abs(number));
+            let least = _mm512_set1_epi32(E4M3_LEAST_NORMAL as i32);
+            let exponent = _mm512_max_epi32(_mm512_and_si512(magnitude, _mm512_set1_epi32(0x7f80_0000)), least);
+            let rounder = _mm512_add_epi32(exponent, _mm512_set1_epi32(E4M3_ROUNDER as i32));
+            let sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(rounder));
+            let places = _mm512_sub_epi32(_mm512_castps_si512(sum), rounder);
+            let code = _mm512_add_epi32(places, _mm512_srli_epi32::<20>(_mm512_sub_epi32(exponent, least)));
+            let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(_mm512_castps_si512(x)), _mm512_set1_epi32(0x80));
+            let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(number, number);
+            _mm512_maskz_or_epi32(is_number, code, sign)
+        }
     }
 
     #[inline(always)]
@@ -231,7 +247,9 @@ impl<const NATIVE_F16: bool> Codes for Avx512<NATIVE_F16> {
         len: usize,
         group: usize,
     ) -> bool {
-        NATIVE_F16 && unsafe { native_f16::dequantize::<Q, V, GROUP, STREAM>(cache, scales, values, len, group) }
+        NATIVE_F16
+            && Q::BITS.quant_type() == 0
+            && unsafe { native_f16::dequantize::<Q, V, GROUP, STREAM>(cache, scales, values, len, group) }
     }
 
     #[inline(always)]

@@ -106,6 +106,7 @@ unsafe fn codes<Q: CodeType>(cache: *const u8) -> __m512h {
     // SAFETY: the instructions are enabled, and 32 codes are there.
     unsafe {
         match Q::BITS {
+            QuantBit::Float8 => unreachable!("no native arithmetic makes numbers of float8"),
             QuantBit::Eight => _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(_mm256_loadu_si256(cache.cast()))),
             QuantBit::Four => {
                 // Each byte's nibbles become the low bits of two lanes, by a product with 1 and 2^12: a permutation
@@ -254,6 +255,7 @@ unsafe fn encode_register<Q: CodeType>(
         let codes = _mm512_cvtph_epi16(_mm512_fmadd_ph(remainder, reciprocal, quotient));
         let cache = cache.add(Q::bytes(at));
         match Q::BITS {
+            QuantBit::Float8 => unreachable!("no native arithmetic makes codes of float8"),
             // NaN is the smallest int16, whose low byte is 0.
             QuantBit::Eight => _mm256_storeu_si256(cache.cast(), _mm512_cvtepi16_epi8(codes)),
             QuantBit::Four => {

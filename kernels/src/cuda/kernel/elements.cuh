@@ -3,31 +3,42 @@
 
 #include "machine.cuh"
 
+// Floats have the bits of infinity, the bit of a quiet NaN, and 1e-5 rounded to the type, the least scale.
 struct F32 {
     using Bits = u32;
-    static constexpr u32 BITS = 32;
+    static constexpr u32 BITS = 32, INF = 0x7f800000, QUIET = 0x00400000, SCALE_FLOOR = 0x3727c5ac;
 };
 
 struct F16 {
     using Bits = u16;
-    static constexpr u32 BITS = 16;
+    static constexpr u32 BITS = 16, INF = 0x7c00, QUIET = 0x0200, SCALE_FLOOR = 168;
 };
 
 // The high half of F32.
 struct BF16 {
     using Bits = u16;
-    static constexpr u32 BITS = 16;
+    static constexpr u32 BITS = 16, INF = 0x7f80, QUIET = 0x0040, SCALE_FLOOR = 0x3728;
 };
 
+// Codes have the largest one's value.
 struct I8 {
     using Bits = u8;
     static constexpr u32 BITS = 8;
+    static constexpr float QMAX = 127.0f;
+};
+
+// float8e4m3fn: a sign, 4 bits of exponent, 3 of mantissa; 0x7f and 0xff are NaN.
+struct F8 {
+    using Bits = u8;
+    static constexpr u32 BITS = 8;
+    static constexpr float QMAX = 448.0f;
 };
 
 // Two codes a byte, the first in the low nibble.
 struct I4 {
     using Bits = u8;
     static constexpr u32 BITS = 4;
+    static constexpr float QMAX = 7.0f;
 };
 
 // The type of `scale` without quantization.
@@ -41,14 +52,10 @@ constexpr bool SAME = false;
 template <class A>
 constexpr bool SAME<A, A> = true;
 
-constexpr u32 F32_INFINITY = 0x7f800000;
-constexpr u32 F16_INFINITY = 0x7c00;
-constexpr u32 BF16_INFINITY = 0x7f80;
-
 // Float32 as bits, rounded to bfloat16: to nearest, ties to even. A NaN becomes quiet.
 __device__ __forceinline__ u16 bfloat16_of(u32 bits) {
     const u32 nearest = bits + 0x7fff + (bits >> 16 & 1);
-    return (bits & 0x7fffffff) > F32_INFINITY ? bits >> 16 | 0x0040 : nearest >> 16;
+    return (bits & 0x7fffffff) > F32::INF ? bits >> 16 | 0x0040 : nearest >> 16;
 }
 
 // Converts a float, as bits, to another type or the same: an assignment. A NaN that is converted becomes quiet, and
@@ -64,11 +71,11 @@ __device__ __forceinline__ typename To::Bits convert(typename From::Bits from) {
     } else if constexpr (SAME<From, F16>) {
         const u32 magnitude = from & 0x7fff;
         const u32 nan = (from & 0x8000u) << 16 | 0x7fc00000 | (magnitude & 0x3ff) << 13;
-        return magnitude > F16_INFINITY ? nan : __float_as_uint(half_to_float(from));
+        return magnitude > F16::INF ? nan : __float_as_uint(half_to_float(from));
     } else {
         const u32 magnitude = from & 0x7fffffff;
         const u32 nan = (from >> 16 & 0x8000) | 0x7e00 | (magnitude >> 13 & 0x3ff);
-        return magnitude > F32_INFINITY ? static_cast<u16>(nan) : float_to_half(__uint_as_float(from));
+        return magnitude > F32::INF ? static_cast<u16>(nan) : float_to_half(__uint_as_float(from));
     }
 }
 

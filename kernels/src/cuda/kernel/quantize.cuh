@@ -1,20 +1,7 @@
-// The arithmetic of quantized groups, bit for bit that of quantize.rs. `Codes` is the cache's element type: I8 or I4.
+// The arithmetic of quantized groups, bit for bit that of quantize.rs. `Codes` is the cache's element type: I8, I4 or F8.
 #pragma once
 
 #include "elements.cuh"
-
-template <class Codes>
-constexpr float QMAX = SAME<Codes, I8> ? 127.0f : 7.0f;
-
-// 1e-5, rounded to T.
-template <class T>
-constexpr u32 SCALE_FLOOR = SAME<T, F16> ? 168 : SAME<T, BF16> ? 0x3728 : 0x3727c5ac;
-
-template <class T>
-constexpr u32 INFINITY_OF = SAME<T, F16> ? F16_INFINITY : SAME<T, BF16> ? BF16_INFINITY : F32_INFINITY;
-
-template <class T>
-constexpr u32 QUIET = SAME<T, F16> ? 0x0200 : SAME<T, BF16> ? 0x0040 : 0x00400000;
 
 // The bits of |x|. As integers they are ordered as the magnitudes are, with NaN above infinity.
 template <class T>
@@ -27,7 +14,7 @@ __device__ __forceinline__ u32 magnitude(typename T::Bits x) {
 template <class T>
 __device__ __forceinline__ u32 rank(typename T::Bits x) {
     const u32 size = magnitude<T>(x);
-    return SAME<T, F16> && size > F16_INFINITY ? size | QUIET<F16> : size;
+    return SAME<T, F16> && size > F16::INF ? size | F16::QUIET : size;
 }
 
 // The reciprocal of a scale, for `divide`.
@@ -38,12 +25,12 @@ __device__ __forceinline__ float reciprocal_of(float y) {
 
 // A number that rounds to T as x / y does, given reciprocal_of(y), for x and y in T: the code of a division without the
 // instructions that a group's values share, and without those for very large and very small numbers. Only scales and
-// codes are made from it: where |x / y| < 2^-2 its last bits may differ from those of division, but there the code is
+// codes are made from it: where |x / y| < 2^-20 its last bits may differ from those of division, but there the code is
 // 0.
 //
 // Float32, and bfloat16, which is some of its numbers: the first correction makes the quotient faithful (within one unit in the last place), and from a faithful
 // quotient and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem, which
-// needs y >= 1e-5, |x / y| >= 2^-2).
+// needs y >= 1e-5, |x / y| >= 2^-20: no remainder underflows).
 //
 // Float16: a quotient is either a midpoint of two float16 or at least 2^-23 of itself away from any, and one correction
 // leaves a smaller error than that, whatever the last bit of the reciprocal. A test covers all x and y.
@@ -79,20 +66,31 @@ template <class T1, class Codes>
 __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
     using Bits = typename T1::Bits;
     u32 bits;
-    if (amax >= INFINITY_OF<T1>) {
-        bits = amax > INFINITY_OF<T1> ? amax | QUIET<T1> : amax;
+    if (amax >= T1::INF) {
+        bits = amax > T1::INF ? amax | T1::QUIET : amax;
     } else {
-        constexpr float RECIPROCAL = 1.0f / QMAX<Codes>;
+        constexpr float RECIPROCAL = 1.0f / Codes::QMAX;
         // A quotient too small for `unrounded_quotient` is below the floor.
-        bits = bits_of<T1>(unrounded_quotient<T1>(value_of<T1>(static_cast<Bits>(amax)), QMAX<Codes>, RECIPROCAL));
-        bits = bits < SCALE_FLOOR<T1> ? SCALE_FLOOR<T1> : bits;
+        bits = bits_of<T1>(unrounded_quotient<T1>(value_of<T1>(static_cast<Bits>(amax)), Codes::QMAX, RECIPROCAL));
+        bits = bits < T1::SCALE_FLOOR ? T1::SCALE_FLOOR : bits;
     }
     Scale<T1> scale;
     scale.bits = static_cast<Bits>(bits);
-    scale.non_finite = amax >= INFINITY_OF<T1>;
+    scale.non_finite = amax >= T1::INF;
     scale.value = value_of<T1>(scale.bits);
     scale.reciprocal = reciprocal_of<T1>(scale.value);
     return scale;
+}
+
+// The float8 nearest to a number of at most 464, ties to even, without its sign.
+__device__ __forceinline__ u32 float8_of(float x) {
+    constexpr u32 LEAST_NORMAL = 121 << 23;
+    const u32 magnitude = __float_as_uint(x) & 0x7fffffff;
+    const u32 exponent = max(magnitude & 0x7f800000, LEAST_NORMAL);
+    // The sum's last place is that of the code, so that its bits count from the rounder's in these places.
+    const u32 rounder = exponent + (20 << 23);
+    const u32 places = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), __uint_as_float(rounder))) - rounder;
+    return places + ((exponent - LEAST_NORMAL) >> 20);
 }
 
 // The code of x, in the low bits. The higher bits are arbitrary, and all are if the scale is not finite.
@@ -100,9 +98,12 @@ __device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
 // No clamp is needed: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
 // the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2. A bfloat16 scale may be smaller by 1
 // part in 257, and x / 127 of it 127.5.
-template <class T1>
+template <class T1, class Codes>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
     float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
+    if constexpr (SAME<Codes, F8>) {
+        return float8_of(quotient) | (x >> (T1::BITS - 8) & 0x80);
+    }
     if constexpr (SAME<T1, BF16>) {
         quotient = quotient > 127.0f ? 127.0f : quotient < -127.0f ? -127.0f : quotient;
     }
@@ -111,16 +112,16 @@ __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& sca
 }
 
 // The codes of a and b, each as code_of gives it, in the low bits of the halves of a word.
-template <class T1>
+template <class T1, class Codes>
 __device__ __forceinline__ u32 pair_of_codes(typename T1::Bits a, typename T1::Bits b, const Scale<T1>& scale) {
-    if constexpr (SAME<T1, F16>) {
+    if constexpr (SAME<T1, F16> && !SAME<Codes, F8>) {
         const float x = unrounded_quotient<T1>(value_of<T1>(a), scale.value, scale.reciprocal);
         const float y = unrounded_quotient<T1>(value_of<T1>(b), scale.value, scale.reciprocal);
         // 1.5 * 2^10 in both halves: float16 of this magnitude are integers, so the sums round to integers, ties to
         // even.
         return add_halves(floats_to_halves(x, y), 0x66006600);
     } else {
-        return __byte_perm(code_of<T1>(a, scale), code_of<T1>(b, scale), 0x5410);
+        return __byte_perm(code_of<T1, Codes>(a, scale), code_of<T1, Codes>(b, scale), 0x5410);
     }
 }
 
@@ -140,6 +141,11 @@ __device__ __forceinline__ float code_in(u32 word, u32 i) {
     if constexpr (SAME<Codes, I8>) {
         const u32 bits = __byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 | i);
         return __fadd_rn(__uint_as_float(bits), -8388736.0f);
+    } else if constexpr (SAME<Codes, F8>) {
+        const u32 code = word >> 8 * i & 0xff, magnitude = code & 0x7f;
+        // As float16 it is 1/256 of its value.
+        const float number = __fmul_rn(half_to_float((code & 0x80) << 8 | magnitude << 7), 256.0f);
+        return magnitude == 0x7f ? __uint_as_float((code & 0x80) << 24 | 0x7fc00000) : number;
     } else {
         const u32 bits = ((word ^ 0x88888888) >> 4 * i & 0xf) | 0x4b000000;
         return __fadd_rn(__uint_as_float(bits), -8388616.0f);
@@ -169,11 +175,11 @@ __device__ __forceinline__ typename T1::Bits value_at_non_finite_scale(float cod
 template <class T1, class T3>
 __device__ __forceinline__ typename T1::Bits nan_of(typename T3::Bits scale) {
     const u32 factor = convert<F32, T3>(scale);
-    const bool is_nan = magnitude<F32>(factor) > F32_INFINITY;
-    return convert<T1, T3>(convert<T3, F32>(is_nan ? factor | QUIET<F32> : 0xffc00000));
+    const bool is_nan = magnitude<F32>(factor) > F32::INF;
+    return convert<T1, T3>(convert<T3, F32>(is_nan ? factor | F32::QUIET : 0xffc00000));
 }
 
 template <class T3>
 __device__ __forceinline__ bool is_non_finite(typename T3::Bits scale) {
-    return magnitude<T3>(scale) >= INFINITY_OF<T3>;
+    return magnitude<T3>(scale) >= T3::INF;
 }

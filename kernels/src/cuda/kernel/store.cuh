@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
             high = max(high, values.word[i] & 0x7fffffff);
         }
         amax = max(amax, high >> 16);
-        if (SAME<T1, F16> && amax > F16_INFINITY) {
+        if (SAME<T1, F16> && amax > F16::INF) {
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
                 amax = max(amax, rank<T1>(element<T1>(values, i)));
@@ -44,12 +44,12 @@ __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const 
 #pragma unroll
         for (u32 j = 0; j < 2; ++j) {
             const u32 at = 4 * i + 2 * j;
-            pairs[j] = pair_of_codes<T1>(element<T1>(values, at), element<T1>(values, at + 1), scale);
+            pairs[j] = pair_of_codes<T1, T2>(element<T1>(values, at), element<T1>(values, at + 1), scale);
         }
         bytes[i] = bytes_of(pairs[0], pairs[1]);
     }
     Words<BYTES> codes = {};
-    if constexpr (SAME<T2, I8>) {
+    if constexpr (T2::BITS == 8) {
 #pragma unroll
         for (u32 i = 0; i < FOURS; ++i) {
             codes.word[i] = bytes[i];
@@ -147,17 +147,17 @@ __device__ __forceinline__ void store_narrow(const Parameters& p) {
                     amax = max(amax, rank<T1>(value(i)));
                 }
                 const Scale<T1> scale = scale_of<T1, T2>(amax);
-                if constexpr (SAME<T2, I8>) {
+                if constexpr (T2::BITS == 8) {
 #pragma unroll 1
                     for (u32 i = 0; i < p.group; ++i) {
-                        const u32 code = code_of<T1>(value(i), scale);
+                        const u32 code = code_of<T1, T2>(value(i), scale);
                         write(cache + i, static_cast<u8>(scale.non_finite ? 0 : code));
                     }
                 } else {
 #pragma unroll 1
                     for (u32 i = 0; i < p.group; i += 2) {
-                        const u32 low = code_of<T1>(value(i), scale) & 0xf;
-                        const u32 high = code_of<T1>(value(i + 1), scale) & 0xf;
+                        const u32 low = code_of<T1, T2>(value(i), scale) & 0xf;
+                        const u32 high = code_of<T1, T2>(value(i + 1), scale) & 0xf;
                         write(cache + i / 2, static_cast<u8>(scale.non_finite ? 0 : low | high << 4));
                     }
                 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Reference, Rope, Rotation, RowsError, Workers};
-use kvcache_schema::ElementType::{BFloat16, Float16, Float32, Int4};
+use kvcache_schema::ElementType::{BFloat16, Float16, Float32};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 /// Memory that is aligned for float32, and for no more.
@@ -130,8 +130,7 @@ impl Cache {
         let floats = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect::<Vec<_>>();
         let halves = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x)).collect::<Vec<_>>();
         let types = self.rows.types();
-        let codec =
-            HeadCodec { bits: if types.0 == Int4 { QuantBit::Four } else { QuantBit::Eight }, group: self.group };
+        let codec = HeadCodec { bits: QuantBit::of_element(types.0).unwrap_or(QuantBit::Eight), group: self.group };
         match types {
             (Float32, _) => values = floats(cells),
             (Float16, _) => values = halves(cells).iter().map(|x| x.to_f32()).collect(),

@@ -7,14 +7,14 @@ mod refused;
 use half::f16;
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{Cpu, Rope, RopeStyle, Rotation, Serial};
-use kvcache_schema::ElementType::{BFloat16, Float16, Float32, Int4, Int8};
+use kvcache_schema::ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 use proptest::prelude::*;
 
 use cache::{Cache, Kernel, random};
 
 /// The types of a cache and its scales whose keys can be rotated.
-const TYPES: [(ElementType, Option<ElementType>); 7] = [
+const TYPES: [(ElementType, Option<ElementType>); 8] = [
     (Float32, None),
     (Float16, None),
     (BFloat16, None),
@@ -22,6 +22,7 @@ const TYPES: [(ElementType, Option<ElementType>); 7] = [
     (Int8, Some(Float16)),
     (Int4, Some(Float32)),
     (Int4, Some(Float16)),
+    (Float8E4M3Fn, Some(Float16)),
 ];
 
 /// Normal numbers that a seed determines (Box and Muller).
