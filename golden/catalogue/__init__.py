@@ -11,10 +11,10 @@ from . import (
     arithmetic,
     attention,
     batches,
-    bfloat16,
     combinations,
     conversion,
     decoding,
+    extensions,
     large,
     refused_attributes,
     refused_indices,
@@ -27,7 +27,7 @@ from . import (
 from .case import Case
 
 REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices)
-OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, bfloat16, *REFUSED)
+OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, extensions, *REFUSED)
 # The modules of each operator's cases, by the folder that these are written to.
 SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}
 

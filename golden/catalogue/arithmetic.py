@@ -13,7 +13,7 @@ from oracle.rules import SCORED
 
 from . import groups
 from .bits import random_bits
-from .case import SHORT_NAMES, Case, Sequence, begin
+from .case import SHORT_NAMES, Case, Sequence, begin, quantized
 from .groups import GROUP
 
 T1S: dict[str, type[np.floating]] = {SHORT_NAMES[name]: NUMPY_TYPES[name] for name in SCORED}
@@ -42,7 +42,7 @@ def group_case(
         about += f" Groups {first} to {first + len(values) - 1}: {what}."
         first += len(values)
     token = np.concatenate(list(parts.values())).reshape(1, 1, -1)
-    given = dict(num_heads=1, head_dim=token.size, max_t=2, quant_bit=bits, quant_group=GROUP)
+    given = dict(num_heads=1, head_dim=token.size, max_t=2) | quantized(types, bits, GROUP)
     case = begin(f"{name}-{types.replace(' ', '-')}", about, types, proves=rules, any_nan=any_nan, **given)
     return case.call(Sequence(0, 1, 1), current_key=token, current_value=-token)
 

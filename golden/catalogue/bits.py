@@ -50,9 +50,12 @@ def random_bits(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
 
 @few_rows
 def random_values(label: str, shape: tuple[int, ...], element: str) -> np.ndarray:
-    """Finite values between -8 and 8 with a full mantissa; each row has a magnitude of its own. int8 and int4: all."""
+    """Finite values between -8 and 8 with a full mantissa; each row has a magnitude of its own. Codes: all."""
     if element in ("int8", "int4"):
         return random_bits(label, shape, element)
+    if element == "float8e4m3fn":
+        codes = random_bits(label, shape, element)
+        return np.where(np.isnan(codes), codes.dtype.type(0), codes)
     digits = finfo(NUMPY_TYPES[element]).nmant + 1
     mantissa = random_integers(f"{label} mantissa", shape, 1 - 2**digits, 2**digits)
     exponent = random_integers(f"{label} exponent", (*shape[:-1], 1), 3 - digits - 6, 3 - digits + 1)

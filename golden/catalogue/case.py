@@ -18,7 +18,14 @@ from oracle.rules import broken_rules
 from .bits import random_bits, random_scales, random_values
 from .rules import named as named_rules
 
-SHORT_NAMES = {"float32": "f32", "float16": "f16", "int8": "int8", "int4": "int4", "bfloat16": "bf16"}
+SHORT_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "int8": "int8",
+    "int4": "int4",
+    "bfloat16": "bf16",
+    "float8e4m3fn": "fp8",
+}
 LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
 
 
@@ -173,6 +180,12 @@ class Case:
 def begin(name: str, about: str, types: str, *, max_t: int = 12, **given: Any) -> Case:
     """A case without steps, as `Case.begin` makes it."""
     return Case.begin(name, about, types, max_t, **given)
+
+
+def quantized(types: str, quant_bit: int, quant_group: int) -> dict[str, int]:
+    """The attributes of a cache of these types; none without quantization."""
+    attributes = dict(quant_bit=quant_bit, quant_group=quant_group) if quant_bit != 0 else {}
+    return attributes | (dict(quant_type=1) if types.split()[1] == "fp8" else {})
 
 
 def copied(array: np.ndarray | None) -> np.ndarray | None:

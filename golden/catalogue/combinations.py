@@ -10,7 +10,7 @@ import yaml
 
 from oracle.layouts import LAYOUTS
 
-from .case import SHORT_NAMES, Case, Sequence, begin
+from .case import SHORT_NAMES, Case, Sequence, begin, quantized
 
 SCHEMA = yaml.safe_load((Path(__file__).parents[2] / "schema/key_value_cache.yaml").read_text())
 
@@ -47,7 +47,7 @@ def combination(
     if quant_bit != 0:
         # Eight neighbors of the product share layout, mode and width, and so meet all groups.
         quant_group = GROUPS[(number + cache_layout) % len(GROUPS)]
-        attributes |= dict(quant_bit=quant_bit, quant_group=quant_group)
+        attributes |= quantized(types, quant_bit, quant_group)
         head_dim = 16 if quant_group == 8 else quant_group
         about += f"groups of {quant_group}, "
         rules += " quantizing.groups"

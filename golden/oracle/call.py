@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from ml_dtypes import bfloat16
+from ml_dtypes import bfloat16, float8_e4m3fn
 
 INPUTS = (
     "current_key",
@@ -19,7 +19,14 @@ INPUTS = (
 )
 
 # numpy has no int4: such a tensor is an int8 array that holds values from -8 to 7.
-NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8, "int4": np.int8, "bfloat16": bfloat16}
+NUMPY_TYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "int8": np.int8,
+    "int4": np.int8,
+    "bfloat16": bfloat16,
+    "float8e4m3fn": float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Attributes:
     cache_mode: int = 0
     cache_layout: int = 0
     page_size: int = 128
+    quant_type: int = 0
 
 
 @dataclass

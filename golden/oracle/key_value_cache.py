@@ -99,7 +99,7 @@ def store_head(
         cache[row] = converted(x, cache.dtype.type)
         return
     for d in range(0, len(x), quant_group):
-        codes, step = quantize(x[d : d + quant_group], quant_bit)
+        codes, step = quantize(x[d : d + quant_group], quant_bit, cache.dtype.type)
         cache[row][d : d + quant_group] = codes
         scale[row][d // quant_group] = converted(step, scale.dtype.type)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+from ml_dtypes import float8_e4m3fn
 
 from .portable import converted, plain_nan
 
 
-def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
-    """The codes q (quant_group), int8, and the step s, a T1, of the neighbors x (quant_group) of T1."""
+def quantize(x: np.ndarray, quant_bit: int, codes: type[np.generic]) -> tuple[np.ndarray, np.floating]:
+    """The codes q (quant_group), int8 or float8, and the step s, a T1, of the neighbors x (quant_group) of T1."""
     T1 = x.dtype.type
-    qmax = 2 ** (quant_bit - 1) - 1
+    qmax = 448 if codes is float8_e4m3fn else 2 ** (quant_bit - 1) - 1
     with np.errstate(invalid="ignore"):  # NaN and Inf propagate to the group
         amax = np.max(np.abs(x))  # T1, exact
         s = plain_nan(np.maximum(amax / T1(qmax), T1(1e-5)))  # T1; a NaN stays
         quotient = x / s  # T1; Inf / Inf is NaN
+    if codes is float8_e4m3fn:
+        assert not np.any(np.abs(quotient) > 464), "ml_dtypes makes NaN of what is beyond the largest number"
+        return np.where(np.isfinite(s), quotient, T1(0)).astype(codes), s  # half to even
     rounded = np.rint(quotient)  # half to even
     q = np.minimum(np.maximum(rounded, T1(-qmax)), T1(qmax))  # np.clip makes float32 of bfloat16
     q = np.where(np.isnan(q), T1(0), q)
@@ -23,7 +27,7 @@ def quantize(x: np.ndarray, quant_bit: int) -> tuple[np.ndarray, np.floating]:
 
 
 def dequantize(q: np.ndarray, scale: np.floating, T1: type[np.floating]) -> np.ndarray:
-    """The T1 values (quant_group) that the codes q (quant_group), int8, stand for with their scale, a T3; where T1 is
+    """The T1 values (quant_group) that the codes q (quant_group), int8 or float8, stand for with their scale, a T3; where T1 is
     float64, which has room for it, the product itself."""
     if T1 is np.float64:
         scale = scale.astype(np.float64)

@@ -55,16 +55,17 @@ def attribute_rules(attributes: Any, layouts: Collection[int] = LAYOUTS) -> Iter
         getattr(attributes, "cache_mode", 0) in (0, 1),
         attributes.cache_layout in layouts,
         getattr(attributes, "page_size", 1) >= 1,
+        attributes.quant_type == 0 or (attributes.quant_type, attributes.quant_bit) == (1, 8),
     )
     yield from ("attribute_out_of_range" for legal in in_range if not legal)
 
 
-def types_go_together(types: Types, quant_bit: int) -> bool:
+def types_go_together(types: Types, quant_bit: int, quant_type: int) -> bool:
     """Whether the table has these types; a T3 that is missing is another rule's."""
     T1, T2 = types.T1, types.T2
     legal = {
         0: (T1 in FLOATS and T2 in FLOATS) or (T1 == T2 and T1 in ("int8", "bfloat16")),
-        8: T1 in SCORED and T2 == "int8",
+        8: T1 in SCORED and T2 == ("int8", "float8e4m3fn")[quant_type],
         4: T1 in SCORED and T2 == "int4",
     }[quant_bit]
     return legal and types.T3 in (*FLOATS, None)
@@ -74,7 +75,7 @@ def type_rules(
     inputs: Any, scale: np.ndarray | None, attributes: Any, types: Types, indices: tuple[str, ...] = INDEX_INPUTS
 ) -> Iterator[str]:
     """The combination of types is in the table, and every tensor has the type it should have."""
-    if not types_go_together(types, attributes.quant_bit):
+    if not types_go_together(types, attributes.quant_bit, attributes.quant_type):
         yield "illegal_types"
     elif attributes.quant_bit != 0 and scale is None:
         yield "scale_missing"

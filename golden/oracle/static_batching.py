@@ -25,6 +25,7 @@ class StaticAttributes:
     quant_group: int = 8
     num_repeat: int = 1
     cache_layout: int = 0
+    quant_type: int = 0
 
 
 @dataclass

@@ -9,6 +9,7 @@ import numpy as np
 
 from oracle.static_batching import STATIC_LAYOUTS
 
+from ..case import quantized
 from ..combinations import GROUPS, REPEATS, TYPES
 from .case import StaticCase, begin
 
@@ -27,11 +28,13 @@ def combination(number: int, cache_layout: int, types: str, num_repeat: int, qua
     if quant_bit != 0:
         # The product's neighbors of one layout and width meet all groups.
         quant_group = GROUPS[(number + cache_layout) % len(GROUPS)]
-        attributes |= dict(quant_bit=quant_bit, quant_group=quant_group)
+        attributes |= quantized(types, quant_bit, quant_group)
         head_dim = 16 if quant_group == 8 else quant_group
         rules += " quantizing.groups"
     if quant_bit == 4:
         rules += " int4.nibbles"
+    if "fp8" in types:
+        rules += " quantizing.float8"
     if num_repeat != 1:
         rules += " num-repeat"
     about = (

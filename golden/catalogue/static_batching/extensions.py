@@ -1,10 +1,10 @@
-"""bfloat16, an extension: a prompt and a decode step of each of its rows of the table of types."""
+"""A prompt and a decode step of each row of the table of types that is an extension."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..bfloat16 import TYPES
+from ..extensions import TYPES
 from .case import StaticCase
 from .combinations import combination
 

@@ -1,11 +1,11 @@
-"""bfloat16, an extension: attention over caches of each of its rows of the table of types, and over packed rows."""
+"""Attention over caches of each row of the table of types that is an extension, and over packed rows of bfloat16."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..bfloat16 import TYPES
-from ..case import Sequence
+from ..case import Sequence, quantized
+from ..extensions import TYPES
 from .case import AttentionCase, mask, over_cache, packed
 from .packed import BATCH
 
@@ -14,14 +14,13 @@ def cases() -> Iterator[AttentionCase]:
     """Everything of this module."""
     for number, (types, quant_bit) in enumerate(TYPES.items()):
         cache_layout, cache_mode, head_dim = number % 4, number % 2, (16, 40)[number // 2 % 2]
-        attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout)
-        if quant_bit != 0:
-            attributes |= dict(quant_bit=quant_bit, quant_group=8)
+        attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout) | quantized(types, quant_bit, 8)
         if cache_mode == 1:
             attributes |= dict(page_size=2)
         name = f"layout{cache_layout}-{('offset', 'paged')[cache_mode]}-{types.replace(' ', '-')}"
         about = f"{types.replace(' ', '/')}: a decode step, a prefill and the second chunk of a prompt in one call."
-        case = over_cache(name, about, types, (4, 2), head_dim, proves="types.legal equivalence", max_t=8, **attributes)
+        rules = "types.legal equivalence" + (" quantizing.float8" if "fp8" in types else "")
+        case = over_cache(name, about, types, (4, 2), head_dim, proves=rules, max_t=8, **attributes)
         decode, prefill, chunk = (0, 6, 3) if cache_mode == 0 else ((3, 5), (6,), (1, 0))
         sequences = (Sequence(2, 1, decode), Sequence(0, 2, prefill), Sequence(1, 2, chunk))
         yield case.call(*sequences, decoding_batches=1)
