@@ -12,12 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
-from ml_dtypes import bfloat16
 from onnx import TensorProto
 
 from compare import Arrays
 from kvcache import find_library
-from node import ELEMENT_TYPES, quiet_options
+from node import ELEMENT_TYPES, OF_ML_DTYPES, quiet_options
 
 EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
 DEVICE = "cpu" if EMULATED else "cuda"
@@ -104,8 +103,8 @@ class DeviceArray:
     def __init__(self, array: np.ndarray, int4_shape: tuple[int, ...] | None = None):
         # One element more than there are, so that there is memory in any case.
         flat = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
-        if array.dtype == bfloat16:  # ONNX Runtime takes no such array
-            flat = flat.view(np.uint16)
+        if array.dtype in OF_ML_DTYPES:
+            flat = flat.view(f"u{array.itemsize}")
         self._memory = EmulatedMemory(flat) if EMULATED else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
         self._shape, self._dtype = array.shape, array.dtype
         element_type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ml_dtypes import bfloat16
+from ml_dtypes import bfloat16, float8_e4m3fn
 from safetensors import deserialize
 
 from compare import Arrays, assert_same_bits, assert_within
@@ -83,8 +83,9 @@ def read_case(folder: Path) -> GoldenCase:
 
 
 def load_tensors(path: Path) -> Arrays:
-    """The arrays of a file, which may be of bfloat16: safetensors' own reader for numpy has not got that."""
-    types = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I8": np.int8, "U8": np.uint8, "I64": np.int64}
+    """The arrays of a file, which may be of types that numpy has not got: safetensors' own reader has not got them."""
+    types = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8, "I64": np.int64}
+    types |= {"BF16": bfloat16, "F8_E4M3": float8_e4m3fn}
     return {
         name: np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"])
         for name, view in deserialize(path.read_bytes())

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from kvcache_ops import _native
-from ml_dtypes import bfloat16
+from ml_dtypes import bfloat16, float8_e4m3fn
 from onnx import TensorProto, helper, numpy_helper
 
 from compare import Arrays
@@ -18,7 +18,9 @@ from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
 from kvcache import ELEMENT_TYPES as OF_NUMPY
 
-ELEMENT_TYPES = OF_NUMPY | {np.dtype(bfloat16): TensorProto.BFLOAT16}
+# Of the package ml_dtypes; ONNX Runtime takes no such arrays.
+OF_ML_DTYPES = {np.dtype(bfloat16): TensorProto.BFLOAT16, np.dtype(float8_e4m3fn): TensorProto.FLOAT8E4M3FN}
+ELEMENT_TYPES = OF_NUMPY | OF_ML_DTYPES
 RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 DOMAINS = (DOMAIN, "pmx.dynamic_batching")
 # The domains of static batching, in which `KeyValueCache` has other inputs.
@@ -108,8 +110,8 @@ def run_node(
     for name, array in inputs.items():
         if name == "cache" and int4_shape is not None:
             binding.bind_input(name, "cpu", 0, TensorProto.INT4, int4_shape, array.ctypes.data)
-        elif array.dtype == bfloat16:  # ONNX Runtime takes no such array
-            binding.bind_input(name, "cpu", 0, TensorProto.BFLOAT16, array.shape, array.ctypes.data)
+        elif array.dtype in OF_ML_DTYPES:
+            binding.bind_input(name, "cpu", 0, OF_ML_DTYPES[array.dtype], array.shape, array.ctypes.data)
         else:
             binding.bind_cpu_input(name, array)
     for output in session.get_outputs():

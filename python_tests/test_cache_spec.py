@@ -16,6 +16,7 @@ import pytest
 import yaml
 from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
 from kvcache_ops.manager import HostMemory, Manager
+from ml_dtypes import float8_e4m3fn
 
 from compare import assert_same_bits
 from kvcache import TYPE_NAMES
@@ -23,7 +24,7 @@ from node import INPUTS, node_model, node_types, session_of
 
 SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
 ONNX_TYPES = {name: element_type for element_type, name in TYPE_NAMES.items()}
-BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "bfloat16": 16}
+BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "bfloat16": 16, "float8e4m3fn": 8}
 TABLE = SCHEMA["combinations"] + SCHEMA["extensions"]
 ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in TABLE]
 
@@ -88,7 +89,10 @@ def test_attributes_are_all_of_the_nodes() -> None:
     spec = CacheSpec(8, 1, 8, num_layers=4, cache_layout=2, quant_bit=8, quant_group=4, cache_mode=1, page_size=16)
     expected = dict(num_layer=4, layer_idx=3, quant_bit=8, quant_group=4, num_repeat=2, cache_mode=1, cache_layout=2)
     assert spec.attributes(3, num_repeat=2) == expected | {"page_size": 16}
-    assert list(spec.attributes()) == [attribute["name"] for attribute in SCHEMA["attributes"]]
+    float8 = CacheSpec(8, 1, 8, quant_bit=8, cache_dtype=float8_e4m3fn)
+    assert (float8.cache_dtype, float8.attributes()["quant_type"]) == ("float8e4m3fn", 1)
+    names = [attribute["name"] for attribute in SCHEMA["attributes"]]
+    assert [*spec.attributes(), "quant_type"] == list(float8.attributes()) == names
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_attributes_are_all_of_the_nodes() -> None:
         (
             {"dtype": "float8"},
             "type_unknown",
-            'dtype is "float8", expected one of float32, float16, int8, int4, bfloat16',
+            'dtype is "float8", expected one of float32, float16, int8, int4, bfloat16, float8e4m3fn',
         ),
         ({"dtype": 3}, "type_unknown", "dtype is 3, expected the name of a type"),
         ({"quant_bit": 0, "cache_dtype": None}, "scale_unexpected", "scale_dtype is 'float16', expected None because"),

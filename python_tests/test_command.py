@@ -103,12 +103,12 @@ def test_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["float32", "-", "-"] == (elements * 4, 4096)
     assert rows["int8", "-", "-"] == (elements, 16384)
     for group in (8, 32, 128):
-        for cache, half_bytes in (("int8", 2), ("int4", 1)):
+        for cache, half_bytes in (("int8", 2), ("float8e4m3fn", 2), ("int4", 1)):
             for scale, size in (("float32", 4), ("float16", 2)):
                 taken = elements * half_bytes // 2 + elements // group * size
                 assert rows[cache, scale, str(group)] == (taken, 2**30 // taken)
     assert rows["bfloat16", "-", "-"] == rows["float16", "-", "-"]
-    assert len(rows) == len(lines) == 16
+    assert len(rows) == len(lines) == 22
     assert main(["size"]) == 0
     out = capsys.readouterr()
     assert out.out.splitlines() == [header, *lines] and out.err.startswith("32 layers, 8 heads, head_dim 128: ")

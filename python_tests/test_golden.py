@@ -13,7 +13,7 @@ from node import DOMAIN, INPUTS, OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_
 # The types that ONNX Runtime chooses an operator by: what has none of them it refuses itself, and names the input and
 # the type as the cases ask, but has no kinds of errors. Other inputs may be of any type, which the operator refuses.
 ROWS = {"float32", "float16", "int8", "bfloat16"}
-SIGNATURE = dict(query=ROWS, current_key=ROWS, cache=ROWS | {"uint8"})  # uint8: packed int4
+SIGNATURE = dict(query=ROWS, current_key=ROWS, cache=ROWS | {"uint8", "float8_e4m3fn"})  # uint8: packed int4
 SIGNATURE |= {name: {"int64"} for name in (*INPUTS[2:8], "decoding_batches")}
 
 FUNCTIONS = {
