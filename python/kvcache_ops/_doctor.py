@@ -26,6 +26,7 @@ def doctor() -> int:
     sets = ", ".join(f"{name}{'' if found else ' (not here)'}" for name, found in _native.instruction_sets())
     _say("instruction sets", f"{sets}; calls use {kernel}")
     _say("CUDA", "found" if missing is None else f"not found: {missing}")
+    _say("cache types", ", ".join(dict.fromkeys(t2 for _, _, t2, _ in _native.legal_types())))
     for package in ("onnx", "torch"):
         _say(package, _installed(package) or "not installed (optional)")
     works = _self_test("self-test, run()", through_run)

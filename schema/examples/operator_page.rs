@@ -195,6 +195,9 @@ fn range(attribute: &Value, schema: &Value) -> String {
     if let Some(multiple) = given("divides") {
         words += &format!(", a divisor of `{multiple}` where it is not 0");
     }
+    if let Some(quant_bit) = given("with_quant_bit") {
+        words += &format!(", other than 0 only where `quant_bit` is {quant_bit}");
+    }
     if let Some(quant_bit) = given("even_with_quant_bit") {
         words += &format!(", even where `quant_bit` is {quant_bit}");
     }

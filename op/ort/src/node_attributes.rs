@@ -147,9 +147,9 @@ mod tests {
             assert_eq!(A::names().filter(|name| attributes.set(name, 1)).count(), expected);
             assert_eq!(A::names().count(), expected);
         }
-        check::<Attributes>(8);
-        check::<StaticAttributes>(6);
+        check::<Attributes>(9);
+        check::<StaticAttributes>(7);
         check::<AttentionAttributes>(5);
-        check::<CacheAttentionAttributes>(12);
+        check::<CacheAttentionAttributes>(13);
     }
 }

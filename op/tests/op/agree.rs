@@ -61,7 +61,7 @@ fn calls_of_long_heads(
 
 /// Rows of the table of types that no plan has, in small calls of every layout, mode and group.
 #[test]
-fn calls_of_bfloat16_agree() {
+fn calls_of_extensions_agree() {
     let plans = (plans(12, 12), prop::sample::select(&TypeCombination::EXTENSIONS[..]), 1..9usize);
     let calls = plans.prop_perturb(|(plan, types, half_group), mut rng| {
         let group = if types.quant_bit == 4 { 2 * half_group } else { half_group };

@@ -101,9 +101,14 @@ fn attributes_are_legal_in_their_ranges_alone() {
                 Err(other) => panic!("{other}"),
             }
         };
-        for Attribute { name, min, max, codes_of, one_of, below, divides, even_with_quant_bit } in
+        for Attribute { name, min, max, codes_of, one_of, below, divides, even_with_quant_bit, with_quant_bit } in
             &setting.schema.attributes
         {
+            let mut base = base.clone();
+            if let Some(quant_bit) = with_quant_bit {
+                assert_eq!([0, 1].map(|value| refused(name, value, &base)), [false, true], "{name}");
+                base.insert("quant_bit".to_owned(), *quant_bit);
+            }
             let last_code = match codes_of.as_deref() {
                 None => None,
                 Some("cache_modes") => setting.schema.cache_modes.last().map(|mode| mode.code),

@@ -29,6 +29,7 @@ pub struct Attribute {
     pub below: Option<String>,
     pub divides: Option<String>,
     pub even_with_quant_bit: Option<i64>,
+    pub with_quant_bit: Option<i64>,
 }
 
 #[derive(Deserialize)]
