@@ -26,7 +26,7 @@ class Refused(Exception):
 
 def types_of(inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Types:
     """The element types of a call."""
-    t2 = "int4" if isinstance(cache, Int4Array) else cache.dtype.name
+    t2 = "int4" if isinstance(cache, Int4Array) else cache.dtype.name.replace("_", "")  # float8_e4m3fn
     return Types(inputs["current_key"].dtype.name, t2, None if scale is None else scale.dtype.name)
 
 

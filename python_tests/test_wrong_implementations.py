@@ -46,7 +46,7 @@ def interleaved(output: np.ndarray, cache: np.ndarray, scale: Any, slot: int, kv
 WRONG = [
     (key_value_cache, "load", interleaved, "repeat-interleaved", "repeat"),
     (key_value_cache, "head_index", lambda c, slot, _, *row: head_index(c, slot, 0, *row), "layer-ignored", "layer"),
-    (key_value_cache, "quantize", lambda x, b: quantize(x.astype("f4"), b), "float16-computed-in-float32", "f16"),
+    (key_value_cache, "quantize", lambda x, *t: quantize(x.astype("f4"), *t), "float16-computed-in-float32", "f16"),
     (attention, "exp", np.exp2, "softmax-of-base-2", "chunked"),
     (
         attention,

@@ -27,8 +27,8 @@ def quantize(x: np.ndarray, quant_bit: int, codes: type[np.generic]) -> tuple[np
 
 
 def dequantize(q: np.ndarray, scale: np.floating, T1: type[np.floating]) -> np.ndarray:
-    """The T1 values (quant_group) that the codes q (quant_group), int8 or float8, stand for with their scale, a T3; where T1 is
-    float64, which has room for it, the product itself."""
+    """The T1 values (quant_group) that the codes q (quant_group), int8 or float8, stand for with their scale, a T3;
+    where T1 is float64, which has room for it, the product itself."""
     if T1 is np.float64:
         scale = scale.astype(np.float64)
     T3 = scale.dtype.type

@@ -28,7 +28,7 @@ CACHE_LAYOUTS = tuple((*axes, "Dh") for axes in _native.cache_layouts())
 LINE = 64
 """Bytes of a cache line, to which memory is aligned."""
 
-ONNX_TYPES = _native.element_types()
+ONNX_TYPES = dict(_native.element_types())
 """The types of tensors by their names, as onnx.TensorProto numbers them."""
 
 # Those that numpy has by another name than ours: of int4, packed bytes, and those of the package ml_dtypes.
@@ -69,8 +69,9 @@ class CacheSpec:
     max_tokens: slots for tokens (MaxT). num_kv_heads, head_dim: cache heads (H), elements of a head (Dh).
     dtype: the type of keys and values as the model has them (T1): "float32", "float16", "bfloat16", or "int8" without
     quantization. cache_dtype: the type that they are kept in (T2); as `quant_bit` says if None: "int8" for 8, "int4"
-    for 4, else `dtype`. "float8e4m3fn" is floats of 8 bits, and `quant_bit` 8. scale_dtype: the type of the scales (T3), "float32" or "float16"; if None, that of `dtype` in a
-    quantized cache ("float32" for "bfloat16"), else there are no scales.
+    for 4, else `dtype`; "float8e4m3fn", floats of 8 bits, has `quant_bit` 8. scale_dtype: the type of the scales (T3),
+    "float32" or "float16"; if None, that of `dtype` in a quantized cache ("float32" for "bfloat16"), else there are no
+    scales.
     quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
     cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
@@ -212,7 +213,7 @@ def numpy_type(dtype: str) -> Any:
 
 def type_name(dtype: Any) -> str:
     """The name of numpy's type."""
-    return np.dtype(dtype).name.replace("_", "")
+    return str(np.dtype(dtype).name).replace("_", "")
 
 
 def _stored_shape(dtype: str, shape: CacheShape) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 //! What the operators are and what this machine has, for Python: the rules stay in `kvcache-schema` and `kvcache-op`.
 
-use std::collections::HashMap;
-
 use kvcache_op::kernels::InstructionSet;
 use kvcache_op::schema::{QuantBit, TypeCombination};
 use kvcache_op::{Backend, ElementType};
@@ -70,7 +68,7 @@ pub fn legal_types() -> Vec<(i64, &'static str, &'static str, Option<&'static st
 
 /// The types of tensors: their names, and their numbers in ONNX.
 #[pyfunction]
-pub fn element_types() -> HashMap<&'static str, i32> {
+pub fn element_types() -> Vec<(&'static str, i32)> {
     ElementType::ALL.into_iter().map(|element| (element.name(), element.onnx())).collect()
 }
 
