@@ -81,7 +81,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, sys};
 use kvcache_attention::DeviceAttention;
 use kvcache_attention::cuda::{self as attention_kernels, MAX_HEAD_DIM};
 use kvcache_kernels::DeviceProblem;
-use kvcache_kernels::cuda::{Queue, TooLarge};
+use kvcache_kernels::cuda::{Queue, TooLarge, module};
 use kvcache_schema::ElementType;
 
 use super::{Device, Types};
@@ -177,11 +177,11 @@ unsafe impl Device for Cuda {
         queue.prepare(t1, t2, t3)
     }
 
-    fn prepare_attention(queue: &Queue<'_>, (t1, t2, t3): Types, head_dim: usize) -> Result<(), LaunchError> {
+    fn prepare_attention(queue: &Queue<'_>, types: Types, head_dim: usize) -> Result<(), LaunchError> {
         if head_dim > MAX_HEAD_DIM {
             return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM }.into());
         }
-        queue.prepare_module(attention_kernels::module(t1, t2, t3))
+        queue.prepare_module(module(&attention_kernels::MODULES, types))
     }
 
     unsafe fn run(queue: &Queue<'_>, problem: &DeviceProblem) -> Result<(), LaunchError> {
