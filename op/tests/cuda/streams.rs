@@ -38,8 +38,9 @@ fn expected() -> Vec<f32> {
 }
 
 pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
-    for TypeCombination { quant_bit, t1, t2, t3 } in TypeCombination::all() {
-        let op = KeyValueCache::new(Attributes { quant_bit, ..Attributes::default() })?;
+    for row in TypeCombination::all() {
+        let (TypeCombination { quant_bit, t1, t2, t3 }, quant_type) = (row, row.quant_type());
+        let op = KeyValueCache::new(Attributes { quant_bit, quant_type, ..Attributes::default() })?;
         op.prepare_device::<Cuda>(t1, t2, t3, &gpu.stream)?;
     }
     let error = op()?.prepare_device::<Cuda>(ElementType::Float32, ElementType::Int8, None, &gpu.stream).unwrap_err();
