@@ -1,6 +1,6 @@
 //! Errors: one variant for each rule that a call can break, with what was expected and what it got.
 
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, multi_head_attention};
 use strum::IntoStaticStr;
 use thiserror::Error;
 
@@ -280,7 +280,10 @@ pub enum Error {
     },
 
     /// A type of keys, values and queries that has no scores.
-    #[error("{input} is of type {got}, expected float32, float16 or bfloat16: attention has no other T1")]
+    #[error(
+        "{input} is of type {got}, expected one of {}: attention has no other T1",
+        multi_head_attention::T1.map(ElementType::name).join(", ")
+    )]
     AttentionType {
         /// The tensor whose type is T1.
         input: &'static str,

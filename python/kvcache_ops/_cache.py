@@ -32,7 +32,7 @@ ONNX_TYPES = dict(_native.element_types())
 """The types of tensors by their names, as onnx.TensorProto numbers them."""
 
 # Those that numpy has by another name than ours: of int4, packed bytes, and those of the package ml_dtypes.
-_PACKED, _OF_ML_DTYPES = {"int4": "uint8"}, {"bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn"}
+_PACKED, OF_ML_DTYPES = {"int4": "uint8"}, {"bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn"}
 
 # The memory that IOBindings point to, which they do not keep themselves.
 _BOUND: WeakKeyDictionary[Any, list[Cache]] = WeakKeyDictionary()
@@ -206,8 +206,8 @@ def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any
 
 def numpy_type(dtype: str) -> Any:
     """numpy's type of this name; those that numpy has not got are of the package ml_dtypes."""
-    if dtype in _OF_ML_DTYPES:
-        return getattr(load("ml_dtypes", f"a cache of {dtype}"), _OF_ML_DTYPES[dtype])
+    if dtype in OF_ML_DTYPES:
+        return getattr(load("ml_dtypes", f"a cache of {dtype}"), OF_ML_DTYPES[dtype])
     return np.dtype(_PACKED.get(dtype, dtype))
 
 
@@ -282,7 +282,7 @@ class Cache:
         for name, array, dtype, shape, _ in self._tensors():
             if not isinstance(array, np.ndarray):
                 raise KvCacheError(f"{name} is a {type(array).__name__}, expected a numpy array", "not_an_array")
-            if dtype in _OF_ML_DTYPES:
+            if dtype in OF_ML_DTYPES:
                 bits = array.view(f"u{array.itemsize}")
                 values[name] = ort_value.ortvalue_from_numpy_with_onnx_type(bits, ONNX_TYPES[dtype])
             elif dtype == "int4":

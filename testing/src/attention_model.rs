@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use half::{bf16, f16};
 use kvcache_attention::AttentionKernel;
 use kvcache_conformance::Tensor;
+use kvcache_kernels::write_floats;
 use kvcache_schema::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, TypeCombination,
     multi_head_cache_attention,
@@ -217,22 +217,13 @@ impl Model {
             let number = |i: usize| hash(&[self.seed, seed, i as u64]);
             let float = |i: usize| (number(i) >> 40) as f32 / (1 << 24) as f32;
             let element = tensor.element();
-            for (i, bytes) in tensor.bytes_mut().chunks_exact_mut(4).enumerate() {
-                bytes.copy_from_slice(&match element {
-                    ElementType::Float32 => float(i).to_le_bytes(),
-                    ElementType::Float16 => {
-                        let [low, high] = f16::from_f32(float(i)).to_le_bytes();
-                        [low, high, low, high]
-                    }
-                    ElementType::BFloat16 => {
-                        let [low, high] = bf16::from_f32(float(i)).to_le_bytes();
-                        [low, high, low, high]
-                    }
-                    // Below 2, and no NaN.
-                    ElementType::Float8E4M3Fn => (number(i) as u32 & 0xbfbf_bfbf).to_le_bytes(),
-                    _ => (number(i) as u32).to_le_bytes(),
-                });
+            if element.is_float() {
+                let values: Vec<f32> = (0..tensor.bytes().len() / element.align()).map(float).collect();
+                return write_floats(element, &values, tensor.bytes_mut());
             }
+            // Codes of float8 are below 2, and no NaN.
+            let mask = if element == ElementType::Float8E4M3Fn { 0xbf } else { 0xff };
+            tensor.bytes_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = number(i) as u8 & mask);
         };
         state.cache.iter_mut().for_each(|cache| fill(cache, 1));
         state.scale.iter_mut().for_each(|scale| fill(scale, 2));
@@ -342,10 +333,7 @@ pub fn int64s(shape: Vec<usize>, values: &[i64]) -> Tensor {
 }
 
 fn floats(element: ElementType, shape: Vec<usize>, values: &[f32]) -> Tensor {
-    let bytes: Vec<u8> = match element {
-        ElementType::Float16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
-        ElementType::BFloat16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-    };
+    let mut bytes = vec![0; values.len() * element.align()];
+    write_floats(element, values, &mut bytes);
     Tensor::new(element, shape, &bytes).expect("as many values as the shape has")
 }

@@ -127,7 +127,9 @@ const TOKENS: usize = if cfg!(debug_assertions) { 1 << 9 } else { 1 << 15 };
 /// `key` and `value` of a cache of every code, where all groups of a head have the same scale.
 fn load(kernel: &dyn Kernel, bits: QuantBit, group: usize, t1: ElementType) -> Vec<u64> {
     let head_dim = CODES * 8 / bits.element().bits();
-    let head: Vec<u8> = (0..=u8::MAX).collect();
+    // Of the NaN of a float8 and that of a scale the product is either.
+    let is_nan = |code: u8| bits == QuantBit::Float8 && code & 0x7f == 0x7f;
+    let head: Vec<u8> = (0..=u8::MAX).map(|code| if is_nan(code) { 0 } else { code }).collect();
     // An odd factor spreads a part of the float16, among which is infinity, over all.
     let scale = |number: usize| std::iter::repeat_n(f16::from_bits((number * 40_479) as u16), head_dim / group);
     let mut call = Call {

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES, numpy_type, type_name
+from kvcache_ops._cache import OF_ML_DTYPES, ONNX_TYPES, numpy_type, type_name
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._optional import load
@@ -195,11 +195,11 @@ def _run(session: Any, fed: dict[str, Fed]) -> list[Array]:
 
 
 def _array_of(value: Any) -> Array:
-    """A copy of a tensor, also of bfloat16, of which ONNX Runtime makes no array."""
-    if value.data_type() != "tensor(bfloat16)":
+    """A copy of a tensor, also of a type of which ONNX Runtime makes no array."""
+    name, shape = value.data_type().removeprefix("tensor(").removesuffix(")"), value.shape()
+    if name not in OF_ML_DTYPES:
         array: Array = value.numpy()
         return array
-    shape = value.shape()
-    element = numpy_type("bfloat16")
+    element = numpy_type(name)
     data = ctypes.string_at(value.data_ptr(), math.prod(shape) * np.dtype(element).itemsize)
     return np.frombuffer(data, element).reshape(shape)

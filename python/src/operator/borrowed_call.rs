@@ -118,17 +118,13 @@ fn allocate<'py>(
     shape: [usize; 3],
     element: ElementType,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let dtype = match element {
-        // numpy has it from this package alone.
-        ElementType::BFloat16 => {
-            py.import("ml_dtypes").and_then(|package| package.getattr("bfloat16")).map_err(|error| {
-                let message = format!("{output} of bfloat16 needs the package ml_dtypes, unless it is given: {error}");
-                PyErr::from(Refused::new("package_missing", message))
-            })?
-        }
-        _ => element.name().into_pyobject(py)?.into_any(),
-    };
-    py.import("numpy")?
+    let (numpy, name) = (py.import("numpy")?, element.name());
+    let of_ml_dtypes = |_| py.import("ml_dtypes").and_then(|package| package.getattr(name));
+    let dtype = numpy.getattr(name).or_else(of_ml_dtypes).map_err(|error| {
+        let message = format!("{output} of {name} needs the package ml_dtypes, unless it is given: {error}");
+        PyErr::from(Refused::new("package_missing", message))
+    })?;
+    numpy
         .call_method1("empty", (<(usize, usize, usize)>::from(shape), dtype))
         .map_err(|_| Refused::from(Error::OutOfMemory { output, shape: shape.into() }).into())
 }
