@@ -1,6 +1,7 @@
 //! Errors: one variant for each rule that a call can break, with what was expected and what it got.
 
-use kvcache_schema::{ElementType, multi_head_attention};
+use kvcache_schema::multi_head_attention::T1;
+use kvcache_schema::{ElementType, TypeCombination};
 use strum::IntoStaticStr;
 use thiserror::Error;
 
@@ -28,20 +29,17 @@ pub enum Error {
 
     /// A combination of types that the table of types does not have.
     #[error(
-        "illegal types for quant_bit {quant_bit} and quant_type {quant_type}: current_key (T1) is {t1}, cache (T2) is {t2}, scale (T3) is {}; \
-         expected one of {}",
-        t3.map_or("absent", ElementType::name),
-        legal_types(*quant_bit, *quant_type, t1s)
+        "illegal types for quant_bit {} and quant_type {quant_type}: current_key (T1) is {}, cache (T2) is {}, \
+         scale (T3) is {}; expected one of {}",
+        got.quant_bit,
+        got.t1,
+        got.t2,
+        got.t3.map_or("absent", ElementType::name),
+        legal_types(got.quant_bit, *quant_type, t1s)
     )]
     IllegalTypes {
-        /// The type of `current_key`.
-        t1: ElementType,
-        /// The type of `cache`.
-        t2: ElementType,
-        /// The type of `scale`, if given.
-        t3: Option<ElementType>,
-        /// The attribute `quant_bit`.
-        quant_bit: i64,
+        /// The types of `current_key`, of `cache` and, if it is given, of `scale`, and the attribute `quant_bit`.
+        got: TypeCombination,
         /// The attribute `quant_type`.
         quant_type: i64,
         /// The types that the operator has for `current_key`.
@@ -280,10 +278,7 @@ pub enum Error {
     },
 
     /// A type of keys, values and queries that has no scores.
-    #[error(
-        "{input} is of type {got}, expected one of {}: attention has no other T1",
-        multi_head_attention::T1.map(ElementType::name).join(", ")
-    )]
+    #[error("{input} is of type {got}, expected {}: attention has no other T1", T1.map(ElementType::name).join(", "))]
     AttentionType {
         /// The tensor whose type is T1.
         input: &'static str,

@@ -12,13 +12,13 @@ pub(crate) fn types(
     current_value: ElementType,
     t1s: &'static [ElementType],
 ) -> Result<(), Error> {
-    let TypeCombination { quant_bit, t1, t2, t3 } = got;
+    let TypeCombination { quant_bit, t1, t3, .. } = got;
     let legal = |t3| TypeCombination { t3, ..got }.is_legal() && got.quant_type() == quant_type;
     if !legal(t3) {
         if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
             return Err(Error::ScaleMissing { quant_bit });
         }
-        return Err(Error::IllegalTypes { t1, t2, t3, quant_bit, quant_type, t1s });
+        return Err(Error::IllegalTypes { got, quant_type, t1s });
     }
     equal_type("current_value", current_value, t1)
 }
