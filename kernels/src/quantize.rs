@@ -5,8 +5,8 @@
 //!
 //! 1. `s = max(amax / qmax, 1e-5)`, `amax` being the largest magnitude of the group; the quotient and the constant are
 //!    rounded to T1 (in float16 the constant is 168 * 2^-24);
-//! 2. `code = clamp(round(x / s), -qmax, qmax)`; the quotient is rounded to T1 first, then to an integer, or to a float8, of
-//!    which a zero has the sign of x;
+//! 2. `code = clamp(round(x / s), -qmax, qmax)`; the quotient is rounded to T1 first, then to an integer, or to a
+//!    float8, of which a zero has the sign of x;
 //! 3. `scale = T3(s)`;
 //! 4. `value = T1(T3(code) * scale)`; the product is rounded to T3 first, then to T1.
 //!
@@ -98,8 +98,8 @@ pub fn scale<T1: Float>(group: &[T1], bits: QuantBit) -> T1 {
     if quotient.to_f32() < floor.to_f32() { floor } else { quotient }
 }
 
-/// The code of `x` in a group with scale `s` (of [`scale`]): of integers in `-qmax..=qmax`, of float8 its bits; 0 if `s` is
-/// not finite.
+/// The code of `x` in a group with scale `s` (of [`scale`]): of integers in `-qmax..=qmax`, of float8 its bits; 0 if
+/// `s` is not finite.
 pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
     let quotient: f32 = T1::from_f32(x.to_f32() / s.to_f32()).to_f32();
     if bits == QuantBit::Float8 {

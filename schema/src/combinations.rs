@@ -42,8 +42,8 @@ impl TypeCombination {
         ]
     };
 
-    /// The legal combinations beyond the specification: bfloat16, for models whose values float16 cannot hold, and codes
-    /// of float8.
+    /// The legal combinations beyond the specification: bfloat16, for models whose values float16 cannot hold, and
+    /// codes of float8.
     pub const EXTENSIONS: [Self; 11] = {
         use ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
         [

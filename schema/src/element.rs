@@ -11,8 +11,8 @@ pub enum ElementType {
     Float16,
     /// bfloat16: the high half of binary32. An extension of the specification.
     BFloat16,
-    /// 8-bit floats as codes (`float8e4m3fn` of ONNX): a sign, 4 bits of exponent, 3 of mantissa; no infinities, and NaN is
-    /// 0x7f and 0xff. An extension of the specification.
+    /// 8-bit floats as codes (`float8e4m3fn` of ONNX): a sign, 4 bits of exponent, 3 of mantissa; no infinities, and
+    /// NaN is 0x7f and 0xff. An extension of the specification.
     Float8E4M3Fn,
     /// Eight bits, two's complement.
     Int8,

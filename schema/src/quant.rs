@@ -24,8 +24,8 @@ impl QuantBit {
     /// Every code of the attribute `quant_bit`; 0 is no quantization.
     pub const CODES: [i64; 3] = [0, 4, 8];
 
-    /// The coding that `quant_bit` and `quant_type` name; `None` for `quant_bit` 0 (no quantization) and for what does not
-    /// exist.
+    /// The coding that `quant_bit` and `quant_type` name; `None` for `quant_bit` 0 (no quantization) and for what does
+    /// not exist.
     pub fn from_codes(quant_bit: i64, quant_type: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|coding| (coding.code(), coding.quant_type()) == (quant_bit, quant_type))
     }

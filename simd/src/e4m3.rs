@@ -1,5 +1,5 @@
-//! float8e4m3fn, one by one: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa. There are no infinities, and
-//! NaN is 0x7f and 0xff.
+//! float8e4m3fn, one by one: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa. There are no infinities,
+//! and NaN is 0x7f and 0xff.
 
 /// The largest number.
 pub const E4M3_MAX: f32 = 448.0;

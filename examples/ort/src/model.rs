@@ -165,7 +165,8 @@ impl Memory {
 fn zeros(element: ElementType, shape: [usize; 5]) -> Result<DynTensor> {
     let number = shape.iter().product();
     let bytes = element.bytes(number).context("the cache is too large")?;
-    let mut value = DynTensor::new(&Allocator::default(), kvcache_ort::runtime_type(element), shape.map(|dim| dim as i64))?;
+    let element = kvcache_ort::runtime_type(element);
+    let mut value = DynTensor::new(&Allocator::default(), element, shape.map(|dim| dim as i64))?;
     // SAFETY: the value has just been made of this type and shape, and so has as many bytes.
     unsafe { value.data_ptr_mut().cast::<u8>().write_bytes(0, bytes) };
     Ok(value)

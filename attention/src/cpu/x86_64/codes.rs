@@ -1,5 +1,5 @@
-//! Codes that AVX-512 dequantizes in registers: for few queries, which use each value once. A value is the product of code
-//! and scale in float32.
+//! Codes that AVX-512 dequantizes in registers: for few queries, which use each value once. A value is the product of
+//! code and scale in float32.
 
 use std::arch::x86_64::*;
 
@@ -17,15 +17,15 @@ const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 /// The number that four bits are.
 const INT4: [f32; LANES] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0];
 
-/// Codes of so many bits, eight or four, or of float8, with scales of float32; if WIDE, each is for whole registers, else a register of
-/// scales can be read from each on.
+/// Codes of so many bits, eight or four, or of float8, with scales of float32; if WIDE, each is for whole registers,
+/// else a register of scales can be read from each on.
 pub(crate) struct Codes<const BITS: usize, const FLOAT8: bool, const WIDE: bool>;
 
 /// Codes of four bits with one scale for a row: what they stand for are 16 numbers.
 pub(crate) struct Int4Rows;
 
-/// A register that chooses among 16 numbers by codes of four bits: a permutation looks at the low four bits of its lanes.
-///
+/// A register that chooses among 16 numbers by codes of four bits: a permutation looks at the low four bits of its
+///lanes. 
 /// # Safety
 /// The instructions are enabled, and the codes of a register can be read.
 #[inline(always)]

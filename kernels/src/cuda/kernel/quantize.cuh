@@ -1,4 +1,4 @@
-// The arithmetic of quantized groups, bit for bit that of quantize.rs. `Codes` is the cache's element type: I8, I4 or F8.
+// The arithmetic of quantized groups, bit for bit that of quantize.rs. `Codes` is the cache's element type: I8, I4, F8.
 #pragma once
 
 #include "elements.cuh"
