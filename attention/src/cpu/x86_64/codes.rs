@@ -25,7 +25,7 @@ pub(crate) struct Codes<const BITS: usize, const FLOAT8: bool, const WIDE: bool>
 pub(crate) struct Int4Rows;
 
 /// A register that chooses among 16 numbers by codes of four bits: a permutation looks at the low four bits of its
-///lanes. 
+///lanes.
 /// # Safety
 /// The instructions are enabled, and the codes of a register can be read.
 #[inline(always)]
