@@ -342,7 +342,7 @@ pub enum Error {
         expected: usize,
     },
 
-    /// A packed int4 tensor with other than the bytes of its shape.
+    /// A tensor of codes, as of packed int4, with other than the bytes of its shape.
     #[error("{input} has {got} bytes of packed elements, expected {expected} for shape {shape}")]
     PackedLength {
         /// The tensor's name.

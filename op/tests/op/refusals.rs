@@ -140,6 +140,26 @@ fn packed_caches_of_the_wrong_length() {
 }
 
 #[test]
+fn float8_has_a_byte_for_each_element() {
+    let quantized = |quant_type| Attributes { quant_bit: 8, quant_group: 4, quant_type, ..Attributes::default() };
+    let [int8, float8] = [0, 1].map(|quant_type| KeyValueCache::new(quantized(quant_type)).unwrap());
+    let current = Array3::from_elem((2, 2, 4), 1.75);
+    let (mut bytes, mut scale) = ([0; 128], Array5::<f16>::zeros((8, 1, 2, 2, 1)));
+    let inputs = inputs(&current);
+    let cache = TensorMut::float8e4m3fn([8, 1, 2, 2, 4], &mut bytes);
+    let error = int8.check(&inputs, cache, Some((&mut scale).into())).unwrap_err();
+    assert!(matches!(error, Error::IllegalTypes { quant_type: 0, .. }), "{error}");
+    let cache = TensorMut::float8e4m3fn([8, 1, 2, 2, 4], &mut bytes[..127]);
+    let error = float8.check(&inputs, cache, Some((&mut scale).into())).unwrap_err();
+    assert!(matches!(error, Error::PackedLength { got: 127, expected: 128, .. }), "{error}");
+    let cache = TensorMut::float8e4m3fn([8, 1, 2, 2, 4], &mut bytes);
+    let (key, _) = float8.run_alloc::<f32>(&inputs, cache, Some((&mut scale).into()), &Serial).unwrap();
+    assert_eq!(key.slice(s![3.., .., ..]), current);
+    // 448 times 2^-8.
+    assert_eq!(bytes[64..96], [0x7e; 32]);
+}
+
+#[test]
 fn types_other_than_those_checked_once() {
     use ElementType::{Float16, Float32, Int8};
     let unfixed = |quant_bit| KeyValueCache::new(Attributes { quant_bit, ..Attributes::default() }).unwrap();
