@@ -15,15 +15,14 @@ import onnxruntime
 import pytest
 import yaml
 from kvcache_ops import Cache, CacheSpec, KvCacheError, step_indices
+from kvcache_ops._cache import ONNX_TYPES
 from kvcache_ops.manager import HostMemory, Manager
 from ml_dtypes import float8_e4m3fn
 
 from compare import assert_same_bits
-from kvcache import TYPE_NAMES
 from node import INPUTS, node_model, node_types, session_of
 
 SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
-ONNX_TYPES = {name: element_type for element_type, name in TYPE_NAMES.items()}
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "bfloat16": 16, "float8e4m3fn": 8}
 TABLE = SCHEMA["combinations"] + SCHEMA["extensions"]
 ROWS = [(row["quant_bit"], row["T1"], row["T2"], row.get("T3")) for row in TABLE]
@@ -207,7 +206,12 @@ def test_ortvalues_of_bfloat16() -> None:
     assert value.data_ptr() == memory.cache.ctypes.data
 
 
-SOME = [(0, "float16", "float16", None), (8, "float16", "int8", "float32"), (4, "float16", "int4", "float16")]
+SOME = [
+    (0, "float16", "float16", None),
+    (8, "float16", "int8", "float32"),
+    (4, "float16", "int4", "float16"),
+    (8, "float16", "float8e4m3fn", "float16"),
+]
 
 
 @pytest.mark.parametrize("row", SOME, ids=str)
