@@ -39,6 +39,7 @@ static const DLDataType FLOAT32 = {kDLFloat, 32, 1};
 static const DLDataType INT64 = {kDLInt, 64, 1};
 static const DLDataType INT8 = {kDLInt, 8, 1};
 static const DLDataType INT4 = {kDLInt, 4, 1};
+static const DLDataType FLOAT8 = {10, 8, 1}; /* kDLFloat8_e4m3fn, which older headers have not got */
 
 static DLTensor tensor(void *data, DLDataType dtype, int32_t ndim, int64_t *shape)
 {
@@ -199,6 +200,18 @@ int main(void)
     size_t at = 7 * 2 * HEADS * HEAD_DIM / 2;
     CHECK(codes[at] == 0x97 && codes[at + 1] == 0); /* 7 in the low nibble, -7 in the high one */
     CHECK(out[0][3 * REPEAT / REPEAT][0][0] != 0.0f);
+    kvcache_free(op);
+
+    /* float8 with scales: the largest of a group is 448 steps. */
+    attributes.quant_type = 1;
+    refused(kvcache_create(&attributes, &op), "attribute_out_of_range", "quant_type");
+    attributes.quant_bit = 8;
+    done(kvcache_create(&attributes, &op));
+    static uint8_t floats[MAX_T * 2 * HEADS * HEAD_DIM];
+    DLTensor float8 = tensor(floats, FLOAT8, 5, cache_shape);
+    done(kvcache_run(op, &inputs, &float8, &scale, &key, &value, NULL));
+    CHECK(scale_data[7][0][0][0][0] == 2.0f / 448.0f);
+    CHECK(floats[2 * at] == 0x7e && floats[2 * at + 1] == 0xfe && floats[2 * at + 2] == 0);
     kvcache_free(op);
 
     kvcache_error_free(NULL);
