@@ -43,7 +43,7 @@ fn made(entropy: &mut Entropy) -> (Node, Planned, usize) {
         cache_mode: entropy.below(2) as i64,
         cache_layout: layout.code(),
         page_size: entropy.pick(&[1, 2, 3, 4, 5, 8, 128, i64::MAX]),
-        quant_type: 0,
+        ..Attributes::default()
     };
     let dims = CacheDims { max_t, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };
     let cache = node.cache(entropy, &layout.shape(dims));

@@ -79,7 +79,7 @@ fn case_of(entropy: &mut Entropy, name: String) -> Case {
         quant_group: node.quant_group as i64,
         num_repeat: node.num_repeat as i64,
         cache_layout: layout.code(),
-        quant_type: 0,
+        ..StaticAttributes::default()
     };
     let dims =
         StaticCacheDims { max_b, max_s, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };
