@@ -11,6 +11,9 @@ use crate::cache_bytes::TensorBytes;
 use crate::rows_error::RowsError;
 use crate::workers::{PARALLEL_BYTES, Workers};
 
+/// About so many neighboring bytes of a canonical row are read or written before those of the next row.
+const TILE_BYTES: usize = 2048;
+
 /// One copy of the rows of neighboring slots. Source and destination may overlap, as in `memmove`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowCopy {
@@ -313,12 +316,14 @@ impl TensorRows {
     /// Calls `visit` with ranges of the tensor and of canonical rows that hold the same bytes. The rows have `row_len`
     /// bytes, of which this tensor's begin at `at`.
     fn visit(&self, slots: &[usize], at: usize, row_len: usize, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
-        for Piece { at: piece, row } in self.pieces() {
-            let mut row = at + row.start..at + row.end;
-            for slot in slots {
-                let start = piece + slot * self.bytes.token;
-                visit(start..start + row.len(), row.clone());
-                row = row.start + row_len..row.end + row_len;
+        let pieces: Vec<Piece> = self.pieces().collect();
+        let in_tile = pieces.first().map_or(1, |piece| (TILE_BYTES / piece.row.len()).max(1));
+        for tile in pieces.chunks(in_tile) {
+            for (slot, first) in slots.iter().zip((at..).step_by(row_len)) {
+                for Piece { at: piece, row } in tile {
+                    let start = piece + slot * self.bytes.token;
+                    visit(start..start + row.len(), first + row.start..first + row.end);
+                }
             }
         }
     }
