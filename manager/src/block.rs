@@ -1,14 +1,14 @@
 //! The bytes of a block: what it is, rows, and a checksum.
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::store::BlockKey;
 
 /// What a block begins with: its format and version.
 const MAGIC: [u8; 8] = *b"kvblock1";
 /// Magic, kind, key, number of rows, bytes of a row; all integers little-endian.
-pub(crate) const HEADER: usize = 64;
+const HEADER: usize = 64;
 const CHECKSUM: usize = 16;
 
 /// What a block holds, for stores that treat the two differently.
@@ -42,101 +42,100 @@ pub enum BlockError {
     Geometry,
 }
 
-/// A verified block.
+/// Rows under a key. Bytes from outside become a block by [`verify`](Self::verify) alone, so one that stays in this
+/// process is not verified again; its checksum is computed where its bytes leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    bytes: Bytes,
-    kind: BlockKind,
-    num_rows: usize,
-    row_len: usize,
+    header: [u8; HEADER],
+    rows: Bytes,
 }
 
 fn number(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
+fn checksum(header: &[u8], rows: &[u8]) -> [u8; CHECKSUM] {
+    let mut hash = Xxh3::new();
+    hash.update(header);
+    hash.update(rows);
+    hash.digest128().to_le_bytes()
+}
+
 impl Block {
-    /// A block of rows of `row_len` bytes each.
+    /// A block of rows of `row_len` bytes each. They are not copied.
     ///
     /// # Errors
     /// [`BlockError::Geometry`] if these are not whole rows.
-    pub fn new(kind: BlockKind, key: &BlockKey, rows: &[u8], row_len: usize) -> Result<Self, BlockError> {
+    pub fn new(kind: BlockKind, key: &BlockKey, rows: Bytes, row_len: usize) -> Result<Self, BlockError> {
         if row_len == 0 || !rows.len().is_multiple_of(row_len) {
             return Err(BlockError::Geometry);
         }
-        let num_rows = rows.len() / row_len;
-        let mut bytes = vec![0; Self::len(num_rows, row_len)];
-        bytes[HEADER..HEADER + rows.len()].copy_from_slice(rows);
-        Self::seal(&mut bytes, kind, key, num_rows, row_len);
-        Ok(Self { bytes: bytes.into(), kind, num_rows, row_len })
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..16].copy_from_slice(&u64::from(kind == BlockKind::Private).to_le_bytes());
+        header[16..48].copy_from_slice(key.as_bytes());
+        header[48..56].copy_from_slice(&((rows.len() / row_len) as u64).to_le_bytes());
+        header[56..].copy_from_slice(&(row_len as u64).to_le_bytes());
+        Ok(Self { header, rows })
     }
 
-    /// What these bytes say that they hold, if they begin as a block does. They are not verified.
-    pub fn kind_of(bytes: &[u8]) -> Option<BlockKind> {
-        match (bytes.get(..8)? == MAGIC, number(bytes.get(8..16)?)) {
-            (true, 0) => Some(BlockKind::Prefix),
-            (true, 1) => Some(BlockKind::Private),
-            _ => None,
-        }
-    }
-
-    /// The length of a block, in bytes.
-    pub(crate) fn len(num_rows: usize, row_len: usize) -> usize {
-        HEADER + num_rows * row_len + CHECKSUM
-    }
-
-    /// Completes bytes whose rows are in place, from byte [`HEADER`] on.
-    pub(crate) fn seal(bytes: &mut [u8], kind: BlockKind, key: &BlockKey, num_rows: usize, row_len: usize) {
-        let end = bytes.len() - CHECKSUM;
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..16].copy_from_slice(&u64::from(kind == BlockKind::Private).to_le_bytes());
-        bytes[16..48].copy_from_slice(key.as_bytes());
-        bytes[48..56].copy_from_slice(&(num_rows as u64).to_le_bytes());
-        bytes[56..HEADER].copy_from_slice(&(row_len as u64).to_le_bytes());
-        let checksum = xxh3_128(&bytes[..end]);
-        bytes[end..].copy_from_slice(&checksum.to_le_bytes());
-    }
-
-    /// The block of a key, if these bytes are it.
+    /// The block of a key, if these bytes, which a store has kept, are it. They are not copied.
     ///
     /// # Errors
     /// [`BlockError`], but for [`BlockError::Geometry`]: that is for who asked to check.
     pub fn verify(key: &BlockKey, bytes: Bytes) -> Result<Self, BlockError> {
-        let Some(end) = bytes.len().checked_sub(CHECKSUM).filter(|&end| end >= HEADER) else {
+        let (Some(header), Some(end)) = (bytes.first_chunk(), bytes.len().checked_sub(CHECKSUM)) else {
             return Err(BlockError::Length);
         };
-        let kind = Self::kind_of(&bytes).ok_or(BlockError::Format)?;
-        let (num_rows, row_len) = (number(&bytes[48..56]), number(&bytes[56..HEADER]));
-        if num_rows.checked_mul(row_len) != Some((end - HEADER) as u64) {
+        if header[..8] != MAGIC || number(&header[8..16]) > 1 {
+            return Err(BlockError::Format);
+        }
+        let (num_rows, row_len) = (number(&header[48..56]), number(&header[56..]));
+        if num_rows.checked_mul(row_len) != (end as u64).checked_sub(HEADER as u64) {
             return Err(BlockError::Length);
         }
-        if xxh3_128(&bytes[..end]).to_le_bytes() != bytes[end..] {
+        if checksum(header, &bytes[HEADER..end]) != bytes[end..] {
             return Err(BlockError::Checksum);
         }
-        if bytes[16..48] != *key.as_bytes() {
+        if header[16..48] != *key.as_bytes() {
             return Err(BlockError::Key);
         }
-        Ok(Self { bytes, kind, num_rows: num_rows as usize, row_len: row_len as usize })
+        Ok(Self { header: *header, rows: bytes.slice(HEADER..end) })
     }
 
     /// What it holds.
     pub fn kind(&self) -> BlockKind {
-        self.kind
+        if number(&self.header[8..16]) == 0 { BlockKind::Prefix } else { BlockKind::Private }
     }
 
-    /// Checks that it has so many rows of this size.
-    pub(crate) fn check(&self, num_rows: usize, row_len: usize) -> Result<(), BlockError> {
-        if (self.num_rows, self.row_len) == (num_rows, row_len) { Ok(()) } else { Err(BlockError::Geometry) }
+    /// The number of its bytes in a store.
+    pub fn nbytes(&self) -> u64 {
+        (HEADER + self.rows.len() + CHECKSUM) as u64
+    }
+
+    /// Its bytes in a store, in order: a header, the rows, which are not copied, and a checksum of both.
+    pub fn parts(&self) -> [Bytes; 3] {
+        let checksum = checksum(&self.header, &self.rows);
+        [Bytes::copy_from_slice(&self.header), self.rows.clone(), Bytes::copy_from_slice(&checksum)]
+    }
+
+    /// Checks that it is the block of a key, with so many rows of this size.
+    pub(crate) fn check(&self, key: &BlockKey, num_rows: usize, row_len: usize) -> Result<(), BlockError> {
+        if self.header[16..48] != *key.as_bytes() {
+            return Err(BlockError::Key);
+        }
+        let expected = [num_rows, row_len].map(|number| (number as u64).to_le_bytes());
+        if self.header[48..] == *expected.as_flattened() { Ok(()) } else { Err(BlockError::Geometry) }
     }
 
     /// Its rows in canonical order.
-    pub(crate) fn rows(&self) -> &[u8] {
-        &self.bytes[HEADER..self.bytes.len() - CHECKSUM]
+    pub(crate) fn rows(&self) -> &Bytes {
+        &self.rows
     }
 
-    /// The bytes that it was made of.
-    pub fn into_bytes(self) -> Bytes {
-        self.bytes
+    /// Its rows in canonical order.
+    pub(crate) fn into_rows(self) -> Bytes {
+        self.rows
     }
 }
 
@@ -146,14 +145,15 @@ mod tests {
 
     #[test]
     fn every_cut_and_every_altered_byte_is_found() {
-        let key = BlockKey::from_bytes([7; 32]);
-        let mut bytes = vec![0; Block::len(3, 5)];
-        bytes[HEADER..HEADER + 15].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
-        Block::seal(&mut bytes, BlockKind::Private, &key, 3, 5);
-        let block = Block::verify(&key, bytes.clone().into()).unwrap();
-        assert_eq!((block.kind(), block.rows()), (BlockKind::Private, &bytes[HEADER..HEADER + 15]));
-        assert_eq!((block.check(3, 5), block.check(5, 3)), (Ok(()), Err(BlockError::Geometry)));
-        assert_eq!(Block::verify(&BlockKey::from_bytes([8; 32]), bytes.clone().into()), Err(BlockError::Key));
+        let (key, other) = (BlockKey::from_bytes([7; 32]), BlockKey::from_bytes([8; 32]));
+        let rows = Bytes::from_static(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+        let block = Block::new(BlockKind::Private, &key, rows, 5).unwrap();
+        let bytes = block.parts().concat();
+        assert_eq!((block.nbytes(), block.kind()), (bytes.len() as u64, BlockKind::Private));
+        assert_eq!(Block::verify(&key, bytes.clone().into()), Ok(block.clone()));
+        assert_eq!((block.check(&key, 3, 5), block.check(&key, 5, 3)), (Ok(()), Err(BlockError::Geometry)));
+        assert_eq!(block.check(&other, 3, 5), Err(BlockError::Key));
+        assert_eq!(Block::verify(&other, bytes.clone().into()), Err(BlockError::Key));
         for len in 0..bytes.len() {
             assert!(Block::verify(&key, bytes[..len].to_vec().into()).is_err(), "{len}");
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::BytesMut;
 
-use crate::block::{Block, BlockError, HEADER};
+use crate::block::{Block, BlockError};
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::session::spec::SessionSpec;
@@ -119,14 +119,14 @@ impl Blocks {
     /// Writes rows as a block, before they are overwritten. What fails is missed when it is read.
     pub(crate) fn write(&mut self, spill: &Spill, memory: &(impl CacheMemory + ?Sized)) {
         let Spill { key, kind, slots, .. } = spill;
-        let len = Block::len(slots.len(), self.row_len);
-        let mut bytes = self.kept.pop().unwrap_or_default();
-        bytes.resize(len, 0);
-        let rows = HEADER..HEADER + slots.len() * self.row_len;
-        let refused = match memory.read_rows(slots, &mut bytes[rows]) {
+        let len = slots.len() * self.row_len;
+        // Zeros are only for memory that was not kept: what is longer is cut.
+        let mut rows = self.kept.pop().unwrap_or_else(|| BytesMut::zeroed(len));
+        rows.resize(len, 0);
+        let refused = match memory.read_rows(slots, &mut rows) {
             Ok(()) => {
-                Block::seal(&mut bytes, *kind, key, slots.len(), self.row_len);
-                self.store.put(key, bytes.freeze()).err().map(|error| reason(&error))
+                let block = Block::new(*kind, key, rows.freeze(), self.row_len).map_err(StoreError::from);
+                block.and_then(|block| self.store.put(key, block)).err().map(|error| reason(&error))
             }
             Err(_) => Some("unread"),
         };
@@ -134,7 +134,7 @@ impl Blocks {
             Some(reason) => *self.stats.refused.entry(reason).or_default() += 1,
             None => {
                 (self.stats.writes, self.stats.bytes_written) =
-                    (self.stats.writes + 1, self.stats.bytes_written + (slots.len() * self.row_len) as u64)
+                    (self.stats.writes + 1, self.stats.bytes_written + len as u64)
             }
         }
     }
@@ -143,27 +143,20 @@ impl Blocks {
     /// cannot.
     pub(crate) fn read(&mut self, chain: &[(BlockKey, usize)]) -> (Vec<Block>, Option<&'static str>) {
         let keys: Vec<BlockKey> = chain.iter().map(|link| link.0).collect();
-        let (got, error) = self.store.get_chain(&keys);
-        let mut missed = match error {
-            Some(error) => Some(reason(&error)),
-            None if got.len() < chain.len() => Some("absent"),
-            None => None,
-        };
-        let mut blocks = Vec::with_capacity(got.len());
-        for (bytes, (key, rows)) in got.into_iter().zip(chain) {
-            let verified = Block::verify(key, bytes).and_then(|block| block.check(*rows, self.row_len).map(|()| block));
-            match verified {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    if !matches!(error, BlockError::Geometry) {
-                        // What is damaged is of no use to anybody.
-                        let _ = self.store.delete(key);
-                    }
-                    missed = Some(error.into());
-                    break;
-                }
-            }
+        let (mut blocks, mut error) = self.store.get_chain(&keys);
+        blocks.truncate(chain.len());
+        let wrong = |(block, (key, rows)): (&Block, &(BlockKey, usize))| block.check(key, *rows, self.row_len).err();
+        if let Some((i, bad)) = blocks.iter().zip(chain).map(wrong).enumerate().find_map(|(i, bad)| Some((i, bad?))) {
+            blocks.truncate(i);
+            error = Some(bad.into());
         }
+        if let (Some(StoreError::Bad(bad)), Some(key)) = (&error, keys.get(blocks.len()))
+            && !matches!(bad, BlockError::Geometry)
+        {
+            // What is damaged is of no use to anybody.
+            let _ = self.store.delete(key);
+        }
+        let missed = error.as_ref().map(reason).or((blocks.len() < chain.len()).then_some("absent"));
         self.stats.hits += blocks.len() as u64;
         self.stats.bytes_read += blocks.iter().map(|block| block.rows().len() as u64).sum::<u64>();
         if let Some(reason) = missed {
@@ -183,7 +176,7 @@ impl Blocks {
     /// Keeps the memory of blocks for later ones, where nobody else has it.
     pub(crate) fn keep(&mut self, blocks: impl IntoIterator<Item = Block>) {
         for block in blocks {
-            if let Ok(bytes) = block.into_bytes().try_into_mut()
+            if let Ok(bytes) = block.into_rows().try_into_mut()
                 && self.kept.len() * bytes.capacity() < MOST_KEPT
             {
                 self.kept.push(bytes);
@@ -204,5 +197,5 @@ pub(crate) fn load(block: &Block, slots: &[usize], memory: &mut (impl CacheMemor
 
 /// The name of an error.
 fn reason(error: &StoreError) -> &'static str {
-    error.into()
+    if let StoreError::Bad(error) = error { error.into() } else { error.into() }
 }

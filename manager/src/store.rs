@@ -4,8 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use bytes::Bytes;
 use sha2::{Digest, Sha256};
+
+use crate::block::{Block, BlockError};
 
 /// The name of a block: a SHA-256 digest. Written as 64 hexadecimal digits.
 ///
@@ -84,6 +85,9 @@ pub enum StoreError {
         /// The most that it may hold.
         capacity: u64,
     },
+    /// It has other bytes than the block's.
+    #[error(transparent)]
+    Bad(#[from] BlockError),
     /// It failed.
     #[error(transparent)]
     Failed(#[from] Box<dyn std::error::Error + Send + Sync>),
@@ -110,20 +114,20 @@ pub struct Usage {
 /// is put under a key once is what any later `put` of the key has.
 ///
 /// A manager calls it from one thread at a time, and other managers may at the same time. It waits for every answer:
-/// a store that may be slow needs a deadline of its own, as `kvcache-tiers` adds to any store. Whatever the store gives
-/// is verified before a row of it is used, and whatever goes wrong is a miss.
+/// a store that may be slow needs a deadline of its own, as `kvcache-tiers` adds to any store. A store that keeps bytes
+/// writes [`Block::parts`] and gives what [`Block::verify`] makes of them. Whatever goes wrong is a miss.
 pub trait BlockStore: fmt::Debug + Send + Sync {
     /// The block of a key, if it is there.
     ///
     /// # Errors
     /// [`StoreError`].
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError>;
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError>;
 
     /// Keeps a block, as long as there is room.
     ///
     /// # Errors
     /// [`StoreError`]; the block is not there then, or whole.
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError>;
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError>;
 
     /// Whether a block is there.
     ///
@@ -139,7 +143,7 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
 
     /// The blocks of a chain, each of which is of no use without those before it: up to the first that is not there.
     /// A store that evicts lets go of the last first. Gives what it has with the error that ended it.
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let mut blocks = Vec::new();
         for key in keys {
             match self.get(key) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 use kvcache_tiers::{self as core, Tier, Tiers};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -172,16 +172,18 @@ impl PythonStore {
 }
 
 impl BlockStore for PythonStore {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        self.call(|store| {
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
+        let bytes = self.call(|store| {
             let block = store.call_method1("get", (key.to_string(),))?;
             let block: Option<PyBackedBytes> = block.extract()?;
             Ok(block.map(|block| Bytes::copy_from_slice(&block)))
-        })
+        })?;
+        Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
-        self.call(|store| store.call_method1("put", (key.to_string(), &*block)).map(drop))
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
+        let bytes = block.parts().concat();
+        self.call(|store| store.call_method1("put", (key.to_string(), &bytes[..])).map(drop))
     }
 
     fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {

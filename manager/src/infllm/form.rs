@@ -1,6 +1,7 @@
 //! Blocks that form: their rows go to the store, and what queries are compared with stays.
 
 use bytemuck::cast_slice_mut;
+use bytes::Bytes;
 use kvcache_kernels::{CacheRows, Rotation};
 use kvcache_op::Serial;
 use kvcache_schema::{CacheDims, CacheLayout};
@@ -12,11 +13,11 @@ use super::plan::{Entry, slots};
 use super::scores::{bounds, representative};
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
-use crate::block::{Block, BlockKind, HEADER};
+use crate::block::{Block, BlockKind};
 use crate::error::{Error, MemoryError};
 use crate::memory::CacheMemory;
 use crate::spec::{Geometry, KeyForm};
-use crate::store::BlockKey;
+use crate::store::{BlockKey, StoreError};
 
 impl Setup {
     /// The attention mass of tokens behind the blocks, with that of a step: shape (tokens, heads of queries).
@@ -92,20 +93,16 @@ impl Setup {
     }
 
     /// The rows of a selection's layers in canonical rows.
-    fn group_rows(&self, group: usize, rows: &[u8], to: &mut [u8]) -> Result<(), MemoryError> {
+    fn group_rows(&self, group: usize, rows: &Bytes) -> Result<Bytes, MemoryError> {
         if !self.config.per_layer {
-            to.copy_from_slice(rows);
-            return Ok(());
+            return Ok(rows.clone());
         }
         let layer = self.spec.rows().layer(group)?;
-        let row_len = self.spec.bytes_per_token();
-        for (row, to) in rows.chunks_exact(row_len).zip(to.chunks_exact_mut(layer.row_len())) {
-            let [cache, scale] = layer.in_row();
-            let (to_cache, to_scale) = to.split_at_mut(cache.len());
-            to_cache.copy_from_slice(&row[cache]);
-            to_scale.copy_from_slice(&row[scale]);
+        let mut of_group = Vec::with_capacity(self.config.block * layer.row_len());
+        for row in rows.chunks_exact(self.spec.bytes_per_token()) {
+            layer.in_row().into_iter().for_each(|part| of_group.extend_from_slice(&row[part]));
         }
-        Ok(())
+        Ok(of_group.into())
     }
 }
 
@@ -141,12 +138,11 @@ impl InfLlm {
         };
         let mass: Vec<_> = observed.iter().enumerate().map(mass).collect();
         let index = setup.index(&rows, &mass)?;
-        let (groups, row_len) = (setup.groups(), setup.group_row_len());
+        let (groups, rows) = (setup.groups(), Bytes::from(rows));
         let mut formed = Formed { keys: Vec::with_capacity(groups) };
         for group in 0..groups {
-            let mut of_group = vec![0; block * row_len];
-            self.setup.group_rows(group, &rows, &mut of_group).map_err(failed)?;
-            match self.put(&of_group) {
+            let of_group = self.setup.group_rows(group, &rows).map_err(failed)?;
+            match self.put(of_group) {
                 Ok(key) => formed.keys.push(key),
                 Err(error) => {
                     self.forget(formed);
@@ -161,14 +157,11 @@ impl InfLlm {
     ///
     /// # Errors
     /// [`InfLlmError::Store`].
-    pub(crate) fn put(&mut self, rows: &[u8]) -> Result<BlockKey, InfLlmError> {
-        let (block, row_len) = (self.setup.config.block, self.setup.group_row_len());
-        let mut bytes = vec![0; Block::len(block, row_len)];
-        bytes[HEADER..HEADER + rows.len()].copy_from_slice(rows);
+    pub(crate) fn put(&mut self, rows: Bytes) -> Result<BlockKey, InfLlmError> {
         self.keys += 1;
         let key = BlockKey::digest([&self.secret[..], &self.keys.to_le_bytes()]);
-        Block::seal(&mut bytes, BlockKind::Private, &key, block, row_len);
-        self.store.put(&key, bytes.into())?;
+        let block = Block::new(BlockKind::Private, &key, rows, self.setup.group_row_len()).map_err(StoreError::from)?;
+        self.store.put(&key, block)?;
         Ok(key)
     }
 

@@ -13,7 +13,7 @@ use crate::block::Block;
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
-use crate::store::BlockStore;
+use crate::store::{BlockKey, BlockStore, StoreError};
 
 /// Blocks that were fetched and verified.
 #[derive(Debug)]
@@ -36,11 +36,7 @@ impl Loads {
             for (group, loads) in loads.iter().enumerate() {
                 for &load in loads {
                     let key = &sequences[&seq].blocks[load.block as usize].keys[group];
-                    let lost = |why| InfLlmError::BlockLost { seq, block: load.block, why };
-                    let bytes = store.get(key)?.ok_or(lost(Lost::Missing))?;
-                    let block = Block::verify(key, bytes).map_err(|error| lost(error.into()))?;
-                    block.check(setup.config.block, setup.group_row_len()).map_err(|error| lost(error.into()))?;
-                    fetched.push((seq, group, load, block));
+                    fetched.push((seq, group, load, setup.get(store, seq, load.block, key)?));
                 }
             }
         }
@@ -50,6 +46,28 @@ impl Loads {
     /// How many they are.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+impl Setup {
+    /// A block of a sequence from the store.
+    ///
+    /// # Errors
+    /// [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
+    pub(crate) fn get(
+        &self,
+        store: &dyn BlockStore,
+        seq: SeqId,
+        block: u32,
+        key: &BlockKey,
+    ) -> Result<Block, InfLlmError> {
+        let lost = |why| InfLlmError::BlockLost { seq, block, why };
+        let got = match store.get(key) {
+            Err(StoreError::Bad(error)) => return Err(lost(error.into())),
+            got => got?.ok_or(lost(Lost::Missing))?,
+        };
+        got.check(key, self.config.block, self.group_row_len()).map_err(|error| lost(error.into()))?;
+        Ok(got)
     }
 }
 

@@ -4,16 +4,15 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
+use bytes::Bytes;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
 use super::config::{BlockScore, FarPositions, InfLlmConfig};
-use super::error::{InfLlmError, Lost};
 use super::plan::slots;
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
-use crate::block::Block;
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::positions::MAX_POSITION;
@@ -195,12 +194,7 @@ impl InfLlm {
         }
         for (i, block) in (0..).zip(&sequence.blocks) {
             for key in &block.keys {
-                let lost = |why: Lost| InfLlmError::BlockLost { seq, block: i, why };
-                let bytes = self.store.get(key).map_err(InfLlmError::Store)?.ok_or_else(|| lost(Lost::Missing))?;
-                let verified = Block::verify(key, bytes).map_err(|error| lost(error.into()))?;
-                let geometry = verified.check(self.setup.config.block, self.setup.group_row_len());
-                geometry.map_err(|error| lost(error.into()))?;
-                writer.write(verified.rows())?;
+                writer.write(self.setup.get(&*self.store, seq, i, key)?.rows())?;
             }
         }
         let (page_size, rows) = (self.setup.page_size(), sequence.rows(&self.setup));
@@ -286,7 +280,7 @@ impl InfLlm {
             let mut formed = Formed { keys: Vec::new() };
             let bytes = reader.block(block * row_len)?;
             let stored = bytes.chunks_exact(block * self.setup.group_row_len()).try_for_each(|rows| {
-                formed.keys.push(self.put(rows)?);
+                formed.keys.push(self.put(Bytes::copy_from_slice(rows))?);
                 Ok::<_, Error>(())
             });
             blocks.push((formed, index));

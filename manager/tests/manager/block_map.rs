@@ -26,25 +26,27 @@ impl BlockMap {
 
     /// How many blocks of a kind it has.
     pub fn count(&self, kind: BlockKind) -> usize {
-        self.blocks.lock().unwrap().values().filter(|block| Block::kind_of(block) == Some(kind)).count()
+        let blocks = self.blocks.lock().unwrap();
+        blocks.iter().filter(|(key, bytes)| Block::verify(key, (*bytes).clone()).unwrap().kind() == kind).count()
     }
 }
 
 impl BlockStore for BlockMap {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
         self.gets.fetch_add(1, Ordering::Relaxed);
-        Ok(self.blocks.lock().unwrap().get(key).cloned())
+        let bytes = self.blocks.lock().unwrap().get(key).cloned();
+        Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         match self.puts_left.load(Ordering::Relaxed) {
             0 => {}
             1 => return Err(StoreError::Failed("injected".into())),
             left => self.puts_left.store(left - 1, Ordering::Relaxed),
         }
-        let kind = Block::kind_of(&block);
-        let before = self.blocks.lock().unwrap().insert(*key, block);
-        assert!(before.is_none() || kind == Some(BlockKind::Prefix), "a key of one sequence is used once");
+        let kind = block.kind();
+        let before = self.blocks.lock().unwrap().insert(*key, block.parts().concat().into());
+        assert!(before.is_none() || kind == BlockKind::Prefix, "a key of one sequence is used once");
         Ok(())
     }
 

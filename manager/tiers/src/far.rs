@@ -5,7 +5,6 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 
 use crate::breaker::Breaker;
@@ -86,7 +85,7 @@ impl Far {
     }
 
     /// The first blocks of a chain that are queued to be written.
-    pub(crate) fn queued_chain(&self, keys: &[BlockKey]) -> Vec<Bytes> {
+    pub(crate) fn queued_chain(&self, keys: &[BlockKey]) -> Vec<Block> {
         let put = |key| if let Some(Queued::Put(block)) = self.writes.queued(key) { Some(block) } else { None };
         let blocks: Vec<_> = keys.iter().map_while(put).collect();
         self.state().hits += blocks.len() as u64;
@@ -109,11 +108,10 @@ impl Far {
         slower
     }
 
-    /// The first blocks of a chain from the store, as long as they verify; a bad one is deleted there. On the thread of
-    /// reads.
-    pub(crate) fn fetch(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    /// The first blocks of a chain from the store; a bad one is deleted there. On the thread of reads.
+    pub(crate) fn fetch(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let began = Instant::now();
-        let (found, error) = match keys {
+        let (mut blocks, error) = match keys {
             [key] => match self.store.get(key) {
                 Ok(block) => (block.into_iter().collect(), None),
                 Err(error) => (Vec::new(), Some(error)),
@@ -121,33 +119,25 @@ impl Far {
             _ => self.store.get_chain(keys),
         };
         let elapsed = began.elapsed();
-        let mut blocks = Vec::with_capacity(found.len().min(keys.len()));
-        let mut bad = None;
-        for (key, bytes) in keys.iter().zip(found) {
-            match Block::verify(key, bytes) {
-                Ok(block) => blocks.push(block.into_bytes()),
-                Err(error) => {
-                    bad = Some(error);
-                    self.writes.push(*key, None);
-                    break;
-                }
-            }
+        blocks.truncate(keys.len());
+        let nbytes = blocks.iter().map(Block::nbytes).sum();
+        // A bad block is no failure of the store: it answers.
+        let is_bad = matches!(error, Some(StoreError::Bad(_)));
+        if let (true, Some(&key)) = (is_bad, keys.get(blocks.len())) {
+            self.writes.push(key, None);
         }
-        let nbytes = blocks.iter().map(|block| block.len() as u64).sum();
         let mut state = self.state();
-        state.breaker.record(error.is_none() && elapsed <= self.deadline, Instant::now());
+        state.breaker.record((error.is_none() || is_bad) && elapsed <= self.deadline, Instant::now());
         state.hits += blocks.len() as u64;
         state.bytes_read += nbytes;
         if nbytes > 0 {
             state.rate.record(nbytes, elapsed);
         }
-        match (bad, &error) {
-            (Some(bad), _) => state.misses.bad_block(bad),
-            (None, Some(error)) => state.misses.error(error),
-            (None, None) if blocks.len() < keys.len() => state.misses.absent += 1,
-            (None, None) => {}
+        match &error {
+            Some(error) => state.misses.error(error),
+            None => state.misses.absent += u64::from(blocks.len() < keys.len()),
         }
-        (blocks, error)
+        (blocks, error.filter(|_| !is_bad))
     }
 
     /// Whether the store has a block. Waits for at most the deadline.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore, StoreError, Usage};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, Usage};
 
 use crate::index::{Entry, Index};
 
@@ -140,7 +140,7 @@ impl FileTier {
         self.index().insert(*key, Entry { used, len });
     }
 
-    fn read(&self, key: &BlockKey, used: SystemTime) -> io::Result<Option<Bytes>> {
+    fn read(&self, key: &BlockKey, used: SystemTime) -> Result<Option<Block>, StoreError> {
         let Some(mut file) = existing(File::open(self.path(key)))? else {
             self.index().remove(key);
             return Ok(None);
@@ -148,11 +148,11 @@ impl FileTier {
         let mut block = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0));
         file.read_to_end(&mut block)?;
         self.touch(key, &file, used, block.len() as u64);
-        Ok(Some(block.into()))
+        Ok(Some(Block::verify(key, Bytes::from(block))?))
     }
 
-    fn write(&self, key: &BlockKey, block: &[u8]) -> io::Result<()> {
-        let (path, len, used) = (self.path(key), block.len() as u64, self.now());
+    fn write(&self, key: &BlockKey, block: &Block) -> io::Result<()> {
+        let (path, len, used) = (self.path(key), block.nbytes(), self.now());
         if let Some(file) = existing(File::open(&path))?
             && file.metadata()?.len() == len
         {
@@ -173,7 +173,7 @@ impl FileTier {
                 break file;
             }
         };
-        file.write_all(block)?;
+        block.parts().iter().try_for_each(|part| file.write_all(part))?;
         self.touch(key, file.as_file(), used, len);
         if let Err(error) = file.persist(&path) {
             self.index().remove(key);
@@ -194,12 +194,12 @@ fn remove_abandoned(path: &Path) {
 }
 
 impl BlockStore for FileTier {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        Ok(self.read(key, self.now())?)
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
+        self.read(key, self.now())
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
-        let len = block.len() as u64;
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
+        let len = block.nbytes();
         if len > self.capacity {
             return Err(StoreError::Capacity { len, capacity: self.capacity });
         }
@@ -220,14 +220,14 @@ impl BlockStore for FileTier {
         Ok(())
     }
 
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let uses = self.index().now(keys.len());
         let mut blocks = Vec::new();
         for (key, used) in keys.iter().zip(uses) {
             match self.read(key, used) {
                 Ok(Some(block)) => blocks.push(block),
                 Ok(None) => break,
-                Err(error) => return (blocks, Some(error.into())),
+                Err(error) => return (blocks, Some(error)),
             }
         }
         (blocks, None)

@@ -2,8 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore, StoreError, Usage};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, Usage};
 use lru::LruCache;
 
 /// Blocks in memory, of so many bytes in all; the least recently used ones are evicted.
@@ -15,7 +14,7 @@ pub struct HostTier {
 
 #[derive(Debug)]
 struct Held {
-    blocks: LruCache<BlockKey, Bytes>,
+    blocks: LruCache<BlockKey, Block>,
     nbytes: u64,
     evicted: u64,
 }
@@ -33,8 +32,8 @@ impl HostTier {
     }
 
     /// Keeps a block, the most recently used from now on. Gives the blocks that were evicted for it.
-    pub(crate) fn insert(&self, key: BlockKey, block: Bytes) -> Result<Vec<(BlockKey, Bytes)>, StoreError> {
-        let len = block.len() as u64;
+    pub(crate) fn insert(&self, key: BlockKey, block: Block) -> Result<Vec<(BlockKey, Block)>, StoreError> {
+        let len = block.nbytes();
         if len > self.capacity {
             return Err(StoreError::Capacity { len, capacity: self.capacity });
         }
@@ -45,7 +44,7 @@ impl HostTier {
         }
         while held.nbytes + len > self.capacity {
             let Some((key, block)) = held.blocks.pop_lru() else { break };
-            held.nbytes -= block.len() as u64;
+            held.nbytes -= block.nbytes();
             held.evicted += 1;
             evicted.push((key, block));
         }
@@ -69,11 +68,11 @@ impl HostTier {
 }
 
 impl BlockStore for HostTier {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
         Ok(self.held().blocks.get(key).cloned())
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         self.insert(*key, block).map(drop)
     }
 
@@ -84,12 +83,12 @@ impl BlockStore for HostTier {
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         let mut held = self.held();
         if let Some(block) = held.blocks.pop(key) {
-            held.nbytes -= block.len() as u64;
+            held.nbytes -= block.nbytes();
         }
         Ok(())
     }
 
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let blocks: Vec<_> = {
             let held = self.held();
             keys.iter().map_while(|key| held.blocks.peek(key).cloned()).collect()

@@ -6,9 +6,8 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 use object_store::aws::AmazonS3ConfigKey;
 use object_store::azure::AzureConfigKey;
 use object_store::gcp::GoogleConfigKey;
@@ -101,7 +100,7 @@ impl ObjectTier {
     /// Runs a call on the runtime, and waits for it. That is possible on every thread, even on one of a runtime.
     fn call<T: Send + 'static>(
         &self,
-        call: impl Future<Output = Result<T, Error>> + Send + 'static,
+        call: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let runtime = RUNTIME.as_ref().map_err(|error| failed(error.to_string()))?;
         let (sender, receiver) = sync_channel(1);
@@ -111,7 +110,7 @@ impl ObjectTier {
             let _ = sender.send(timeout(limit, call).await);
         });
         match receiver.recv() {
-            Ok(Ok(answer)) => answer.map_err(failed),
+            Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(StoreError::Late(limit)),
             Err(_) => Err(failed("the call has panicked")),
         }
@@ -119,33 +118,31 @@ impl ObjectTier {
 }
 
 /// None if there is no such object.
-fn existing<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+fn existing<T>(result: Result<T, Error>) -> Result<Option<T>, StoreError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => Err(failed(error)),
     }
 }
 
-async fn read(store: Arc<dyn ObjectStore>, path: Path) -> Result<Option<Bytes>, Error> {
-    match existing(store.get(&path).await)? {
-        Some(found) => Ok(Some(found.bytes().await?)),
-        None => Ok(None),
-    }
+async fn read(store: Arc<dyn ObjectStore>, path: Path, key: BlockKey) -> Result<Option<Block>, StoreError> {
+    let Some(found) = existing(store.get(&path).await)? else { return Ok(None) };
+    Ok(Some(Block::verify(&key, found.bytes().await.map_err(failed)?)?))
 }
 
 impl BlockStore for ObjectTier {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        self.call(read(self.store.clone(), self.path(key)))
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
+        self.call(read(self.store.clone(), self.path(key), *key))
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         let (store, path) = (self.store.clone(), self.path(key));
         self.call(async move {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            match store.put_opts(&path, block.into(), options).await {
+            match store.put_opts(&path, block.parts().into_iter().collect(), options).await {
                 Ok(_) | Err(Error::AlreadyExists { .. }) => Ok(()),
-                Err(error) => Err(error),
+                Err(error) => Err(failed(error)),
             }
         })
     }
@@ -160,10 +157,10 @@ impl BlockStore for ObjectTier {
         self.call(async move { existing(store.delete(&path).await).map(drop) })
     }
 
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let mut blocks = Vec::new();
         for keys in keys.chunks(CONCURRENT) {
-            let reads: Vec<_> = keys.iter().map(|key| read(self.store.clone(), self.path(key))).collect();
+            let reads: Vec<_> = keys.iter().map(|key| read(self.store.clone(), self.path(key), *key)).collect();
             let found = self.call(async move {
                 let (mut found, mut failure) = (Vec::new(), None);
                 let mut reads = stream::iter(reads).buffered(CONCURRENT);
@@ -184,7 +181,7 @@ impl BlockStore for ObjectTier {
                     let ended = found.len() < keys.len();
                     blocks.extend(found);
                     if ended {
-                        return (blocks, failure.map(failed));
+                        return (blocks, failure);
                     }
                 }
                 Err(error) => return (blocks, Some(error)),

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, cmd};
 
 /// So many blocks of a chain are asked for at once.
@@ -96,13 +96,14 @@ fn name(key: &BlockKey) -> String {
 }
 
 impl BlockStore for RedisTier {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        self.call(cmd("GET").arg(name(key)))
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
+        let bytes: Option<Bytes> = self.call(cmd("GET").arg(name(key)))?;
+        Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         let mut set = cmd("SET");
-        set.arg(name(key)).arg(&block[..]).arg("NX");
+        set.arg(name(key)).arg(block.parts().concat()).arg("NX");
         if let Some(expiry) = self.expiry {
             set.arg("PX").arg(u64::try_from(expiry.as_millis()).unwrap_or(i64::MAX as u64));
         }
@@ -118,7 +119,7 @@ impl BlockStore for RedisTier {
         self.call(cmd("DEL").arg(name(key)))
     }
 
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let mut blocks = Vec::new();
         for keys in keys.chunks(CHUNK) {
             let names: Vec<_> = keys.iter().map(name).collect();
@@ -126,10 +127,12 @@ impl BlockStore for RedisTier {
                 Ok(found) => found,
                 Err(error) => return (blocks, Some(error)),
             };
-            let before = blocks.len();
-            blocks.extend(found.into_iter().map_while(|block| block));
-            if blocks.len() < before + keys.len() {
-                break;
+            for (key, bytes) in keys.iter().zip(found) {
+                match bytes.map(|bytes| Block::verify(key, bytes)) {
+                    Some(Ok(block)) => blocks.push(block),
+                    Some(Err(error)) => return (blocks, Some(error.into())),
+                    None => return (blocks, None),
+                }
             }
         }
         (blocks, None)

@@ -80,16 +80,11 @@ impl Misses {
         match error {
             StoreError::Late(_) => self.late += 1,
             StoreError::Busy => self.busy += 1,
+            StoreError::Bad(BlockError::Length) => self.length += 1,
+            StoreError::Bad(BlockError::Checksum) => self.checksum += 1,
+            StoreError::Bad(BlockError::Key) => self.key += 1,
+            StoreError::Bad(_) => self.format += 1,
             _ => self.failed += 1,
-        }
-    }
-
-    pub(crate) fn bad_block(&mut self, error: BlockError) {
-        match error {
-            BlockError::Length => self.length += 1,
-            BlockError::Checksum => self.checksum += 1,
-            BlockError::Key => self.key += 1,
-            _ => self.format += 1,
         }
     }
 }

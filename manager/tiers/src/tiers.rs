@@ -7,8 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError};
 
 use crate::far::{Far, LONGEST, Tier};
 use crate::host::HostTier;
@@ -24,8 +23,8 @@ const FINISH: Duration = Duration::from_secs(5);
 ///
 /// - `put` keeps a block in the host tier and returns. A block of [`BlockKind::Prefix`] is then written to every other
 ///   tier, behind; one of [`BlockKind::Private`] to the next tier once the host tier evicts it.
-/// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is verified, deleted there if it is
-///   bad, and kept in the host tier.
+/// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is kept in the host tier; a bad
+///   block is deleted where it is.
 /// - `prefetch` does that in the background.
 /// - A tier that does not answer within its deadline is a miss, and not asked while the call hangs. A tier that fails
 ///   three times in a row is left alone for a second, then, while it still fails, for twice as long each time, up to
@@ -37,7 +36,7 @@ const FINISH: Duration = Duration::from_secs(5);
 pub struct Tiers(Arc<Shared>);
 
 /// What a chain, or a chunk of it, has given.
-type Answer = (Vec<Bytes>, Option<StoreError>);
+type Answer = (Vec<Block>, Option<StoreError>);
 
 /// What is known of a tier while it is asked for the blocks of a chain.
 struct Asked {
@@ -107,9 +106,9 @@ impl Shared {
     }
 
     /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier.
-    fn keep(&self, key: BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn keep(&self, key: BlockKey, block: Block) -> Result<(), StoreError> {
         for (key, block) in self.host.insert(key, block)? {
-            if Block::kind_of(&block) == Some(BlockKind::Private) {
+            if block.kind() == BlockKind::Private {
                 self.pass_on(key, block);
             }
         }
@@ -117,7 +116,7 @@ impl Shared {
     }
 
     /// Queues a block for the tier behind the host tier.
-    fn pass_on(&self, key: BlockKey, block: Bytes) -> bool {
+    fn pass_on(&self, key: BlockKey, block: Block) -> bool {
         self.far.first().is_some_and(|far| far.writes.push(key, Some(block)))
     }
 
@@ -252,7 +251,7 @@ impl Shared {
 }
 
 impl BlockStore for Tiers {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
         let (mut blocks, error) = self.get_chain(slice::from_ref(key));
         match (blocks.pop(), error) {
             (None, Some(error)) => Err(error),
@@ -260,17 +259,14 @@ impl BlockStore for Tiers {
         }
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
-        let Some(kind) = Block::kind_of(&block) else {
-            return Err(StoreError::Failed(BlockError::Format.into()));
-        };
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         let kept = self.0.keep(*key, block.clone());
         if kept.is_ok() {
             let mut stats = self.0.host_stats();
             stats.puts += 1;
-            stats.bytes_written += block.len() as u64;
+            stats.bytes_written += block.nbytes();
         }
-        let queued = match kind {
+        let queued = match block.kind() {
             BlockKind::Prefix => self.0.far.iter().filter(|far| far.writes.push(*key, Some(block.clone()))).count() > 0,
             BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block),
         };
@@ -305,16 +301,16 @@ impl BlockStore for Tiers {
 
     /// What is not in the host tier is asked of each other tier in turn, as far as the deadline of each, for the whole
     /// chain, lasts.
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let mut asked: Vec<_> = self.0.far.iter().map(|far| Asked { left: far.deadline, absent: None }).collect();
-        let mut blocks: Vec<Bytes> = Vec::new();
+        let mut blocks: Vec<Block> = Vec::new();
         let mut error = None;
         while blocks.len() < keys.len() {
             let rest = &keys[blocks.len()..];
             let (near, _) = self.0.host.get_chain(rest);
             let mut stats = self.0.host_stats();
             stats.hits += near.len() as u64;
-            stats.bytes_read += near.iter().map(|block| block.len() as u64).sum::<u64>();
+            stats.bytes_read += near.iter().map(Block::nbytes).sum::<u64>();
             stats.misses.absent += u64::from(near.len() < rest.len());
             drop(stats);
             if !near.is_empty() {

@@ -5,8 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore};
+use kvcache_manager::{Block, BlockKey, BlockStore};
 use lru::LruCache;
 
 use crate::breaker::Breaker;
@@ -43,7 +42,7 @@ struct State {
 #[derive(Debug, Clone)]
 struct Write {
     id: u64,
-    block: Option<Bytes>,
+    block: Option<Block>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,13 +54,13 @@ pub(crate) struct Counts {
 
 /// What is queued for a key.
 pub(crate) enum Queued {
-    Put(Bytes),
+    Put(Block),
     Delete,
 }
 
 impl Write {
     fn len(&self) -> u64 {
-        OVERHEAD + self.block.as_ref().map_or(0, |block| block.len() as u64)
+        OVERHEAD + self.block.as_ref().map_or(0, Block::nbytes)
     }
 }
 
@@ -110,7 +109,7 @@ impl Shared {
 
     fn run(&self) {
         while let Some((key, write)) = self.next() {
-            let len = write.block.as_ref().map(Bytes::len);
+            let len = write.block.as_ref().map(Block::nbytes);
             let result = match write.block {
                 Some(block) => self.store.put(&key, block),
                 None => self.store.delete(&key),
@@ -120,7 +119,7 @@ impl Shared {
             match (result, len) {
                 (Ok(()), Some(len)) => {
                     state.counts.puts += 1;
-                    state.counts.bytes += len as u64;
+                    state.counts.bytes += len;
                 }
                 (Ok(()), None) => {}
                 (Err(_), _) => state.counts.dropped += 1,
@@ -152,7 +151,7 @@ impl Writes {
     }
 
     /// Queues a put, or, without a block, a delete, in the place of what is queued for this key. Whether there was room.
-    pub(crate) fn push(&self, key: BlockKey, block: Option<Bytes>) -> bool {
+    pub(crate) fn push(&self, key: BlockKey, block: Option<Block>) -> bool {
         let mut state = self.0.state();
         let write = Write { id: state.next_id, block };
         let queued = state.queue.peek(&key);

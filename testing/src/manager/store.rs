@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use kvcache_conformance::random::Entropy;
-use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 
 /// Blocks in memory. A faulty store fails, loses, cuts and alters blocks, gives those of other keys, and says that it has
 /// what it has not.
@@ -35,8 +35,8 @@ impl Store {
 }
 
 impl BlockStore for Store {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        self.with(|blocks, fault| {
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
+        let bytes = self.with(|blocks, fault| {
             let block = blocks.get(key)?;
             match fault {
                 None => Some(block.clone()),
@@ -49,10 +49,12 @@ impl BlockStore for Store {
                 Some((3, at)) => blocks.values().nth(at % blocks.len()).cloned(),
                 Some(_) => None,
             }
-        })
+        })?;
+        Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
+        let block = Bytes::from(block.parts().concat());
         self.with(|blocks, fault| match fault {
             None => drop(blocks.insert(*key, block)),
             Some((1, at)) => drop(blocks.insert(*key, block.slice(..at % block.len()))),

@@ -8,7 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
 
 const NEVER: Duration = Duration::from_secs(60);
@@ -21,8 +20,8 @@ fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
     range.map(key).collect()
 }
 
-fn block(i: u8) -> Bytes {
-    Block::new(BlockKind::Prefix, &key(i), &[i; 40_000], 100).unwrap().into_bytes()
+fn block(i: u8) -> Block {
+    Block::new(BlockKind::Prefix, &key(i), vec![i; 40_000].into(), 100).unwrap()
 }
 
 /// What every store does.

@@ -78,7 +78,7 @@ fn s3_keeps_blocks_and_altered_ones_are_a_miss() {
     let writer = open();
     (0..40).for_each(|i| writer.put(&key(i), block(i)).unwrap());
     assert!(writer.flush(NEVER));
-    let mut altered = block(30).to_vec();
+    let mut altered = block(30).parts().concat();
     altered[5000] ^= 1;
     let path = |i| format!("/blocks/some/prefix/{}/{}", &key(i).to_string()[..2], key(i));
     assert_eq!(s3.request("PUT", &path(30), &altered), Some(200));

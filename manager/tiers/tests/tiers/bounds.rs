@@ -39,7 +39,7 @@ struct Model {
 
 impl Model {
     fn nbytes(&self) -> u64 {
-        self.held.iter().map(|&i| prefix(i).len() as u64).sum()
+        self.held.iter().map(|&i| prefix(i).nbytes()).sum()
     }
 
     fn touch(&mut self, i: u8) -> bool {
@@ -64,7 +64,7 @@ fn agrees<S: BlockStore>(ops: &[Op], capacity: u64, mut reopened: impl FnMut(Opt
     let mut model = Model::default();
     for op in ops {
         match *op {
-            Op::Put(i) if prefix(i).len() as u64 > capacity => {
+            Op::Put(i) if prefix(i).nbytes() > capacity => {
                 let refused = store.put(&key(i), prefix(i));
                 assert!(matches!(refused, Err(StoreError::Capacity { .. })), "{refused:?}");
             }

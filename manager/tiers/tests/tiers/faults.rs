@@ -52,7 +52,7 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 /// Every third block is of one sequence alone.
-fn block(i: u8) -> bytes::Bytes {
+fn block(i: u8) -> kvcache_manager::Block {
     block_of(if i.is_multiple_of(3) { BlockKind::Private } else { BlockKind::Prefix }, i)
 }
 

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
@@ -88,7 +88,7 @@ impl Faulty {
     }
 }
 
-fn altered(block: &Bytes, fault: Fault) -> Bytes {
+fn altered(block: &[u8], fault: Fault) -> Bytes {
     let mut bytes = block.to_vec();
     match fault {
         Fault::Cut(by) => bytes.truncate(bytes.len().saturating_sub(1 + usize::from(by))),
@@ -103,15 +103,15 @@ fn altered(block: &Bytes, fault: Fault) -> Bytes {
 }
 
 impl BlockStore for Faulty {
-    fn get(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+    fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
         let (mut blocks, error) = self.get_chain(&[*key]);
         error.map_or(Ok(blocks.pop()), Err)
     }
 
-    fn put(&self, key: &BlockKey, block: Bytes) -> Result<(), StoreError> {
+    fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         let fault = self.fault()?;
         if fault != Fault::Lose {
-            self.blocks.lock().unwrap().insert(*key, altered(&block, fault));
+            self.blocks.lock().unwrap().insert(*key, altered(&crate::stored(&block), fault));
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl BlockStore for Faulty {
         Ok(())
     }
 
-    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Bytes>, Option<StoreError>) {
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let fault = match self.fault() {
             Ok(Fault::Lose) => return (Vec::new(), None),
             Ok(fault) => fault,
@@ -147,6 +147,14 @@ impl BlockStore for Faulty {
         if let Some(last) = blocks.last_mut() {
             *last = altered(last, fault);
         }
-        (blocks, None)
+        drop(held);
+        let mut verified = Vec::new();
+        for (key, bytes) in keys.iter().zip(blocks) {
+            match Block::verify(key, bytes) {
+                Ok(block) => verified.push(block),
+                Err(error) => return (verified, Some(error.into())),
+            }
+        }
+        (verified, None)
     }
 }

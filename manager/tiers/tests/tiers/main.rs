@@ -25,13 +25,18 @@ fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
 }
 
 /// The block of a key, of a length of its own.
-fn block_of(kind: BlockKind, i: u8) -> Bytes {
+fn block_of(kind: BlockKind, i: u8) -> Block {
     let rows: Vec<u8> = (0..16 * (1 + i % 5)).map(|at| at ^ i).collect();
-    Block::new(kind, &key(i), &rows, 16).unwrap().into_bytes()
+    Block::new(kind, &key(i), rows.into(), 16).unwrap()
 }
 
-fn prefix(i: u8) -> Bytes {
+fn prefix(i: u8) -> Block {
     block_of(BlockKind::Prefix, i)
+}
+
+/// Its bytes, as a store keeps them.
+fn stored(block: &Block) -> Bytes {
+    block.parts().concat().into()
 }
 
 /// Fails if a function does not end.
