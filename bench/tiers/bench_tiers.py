@@ -20,6 +20,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from figures import Row, arguments, quotient, run
 from measure import Contender
@@ -42,6 +43,21 @@ class Blocks:
     def row(self, store: str, above: str, below: str) -> Row:
         """How many times as long one way takes as another."""
         return Row(f"{store}: {above} of {below}", [self.contender(above), self.contender(below)], quotient)
+
+
+def swaps(native: Native) -> list[Row]:
+    """A copy of a sequence's bytes against the sequence that goes out to host memory, and that comes back."""
+    rows = []
+    for cache_layout in range(4):
+        sequence = native.module.Swaps(cache_layout)
+
+        def contender(how: str, sequence: Any = sequence) -> Contender:
+            return Contender(how, 1, lambda _turn, _iterations: Measured(*sequence.measure(how)))
+
+        for how in ("out", "in"):
+            name = f"a copy, of swap_{how}, layout {cache_layout}"
+            rows.append(Row(name, [contender("copy"), contender(how)], quotient, at_least=0.8))
+    return rows
 
 
 def host(native: Native, folder: Path) -> list[Row]:
@@ -85,6 +101,7 @@ def start_server() -> tuple[subprocess.Popen[bytes], int]:
 
 def groups(native: Native, folder: Path, port: int) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """All groups by name."""
+    yield "swaps", partial(swaps, native)
     yield "host", partial(host, native, folder)
     yield "files", partial(files, native, folder)
     yield "s3", partial(s3, native, folder, port)

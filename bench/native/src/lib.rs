@@ -11,6 +11,8 @@ mod limit;
 mod line;
 mod manager;
 mod moved;
+#[cfg(feature = "tiers")]
+mod swaps;
 mod team;
 mod tensor;
 #[cfg(feature = "tiers")]
@@ -32,6 +34,9 @@ mod kvcache_bench {
     use super::limit::limit;
     #[pymodule_export]
     use super::manager::Steps;
+    #[cfg(feature = "tiers")]
+    #[pymodule_export]
+    use super::swaps::Swaps;
     #[pymodule_export]
     use super::team::Team;
     #[cfg(feature = "tiers")]
