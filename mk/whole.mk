@@ -46,7 +46,7 @@ test-layout: .venv/ready
 	$(VENV) golden/add_layout.py
 
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
-CUDA_FOLDERS := kernels/src/cuda attention/src/cuda
+CUDA_FOLDERS := kernels/src/cuda kernels/src/cuda/rows attention/src/cuda
 .PHONY: test-ptx
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check

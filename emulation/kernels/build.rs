@@ -7,11 +7,15 @@ use std::{env, fs, io};
 use kvcache_schema::{TypeCombination, multi_head_cache_attention};
 
 /// The suites of kernels: the lists of their builds, the source that has them all, and what calls them.
-const SUITES: [[&str; 4]; 2] =
-    [["FAITHFUL", "MUTANTS", "kernels", "launch"], ["ATTENTION", "ATTENTION_MUTANTS", "attention", "launch_attention"]];
+const SUITES: [[&str; 4]; 3] = [
+    ["FAITHFUL", "MUTANTS", "kernels", "launch"],
+    ["ATTENTION", "ATTENTION_MUTANTS", "attention", "launch_attention"],
+    ["ROWS", "ROWS_MUTANTS", "cache_rows", "launch_rows"],
+];
 
 /// The folders of the CUDA sources.
-const SOURCES: [&str; 2] = ["../../kernels/src/cuda/kernel", "../../attention/src/cuda/kernel"];
+const SOURCES: [&str; 3] =
+    ["../../kernels/src/cuda/kernel", "../../attention/src/cuda/kernel", "../../kernels/src/cuda/rows/kernel"];
 
 fn main() -> io::Result<()> {
     for path in ["build.rs", "mutants.txt", "shim"].into_iter().chain(SOURCES) {
@@ -23,7 +27,8 @@ fn main() -> io::Result<()> {
 
     let combinations: Vec<_> = TypeCombination::all().map(TypeCombination::name).collect();
     let with_scores: Vec<_> = multi_head_cache_attention::all_combinations().map(TypeCombination::name).collect();
-    for ([list, _, source, entry], combinations) in SUITES.into_iter().zip([combinations, with_scores]) {
+    let rows = vec!["rows".to_owned()];
+    for ([list, _, source, entry], combinations) in SUITES.into_iter().zip([combinations, with_scores, rows]) {
         generated.begin(list, "The kernels as they are");
         // Two files, which are compiled at once.
         for (half, combinations) in combinations.chunks(combinations.len().div_ceil(2)).enumerate() {

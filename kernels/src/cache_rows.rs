@@ -229,6 +229,12 @@ impl CacheRows {
         [self.cache.bytes, self.scale.bytes]
     }
 
+    /// Where layer 0 begins in `cache` and in `scale`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn starts(&self) -> [usize; 2] {
+        [self.cache.start, self.scale.start]
+    }
+
     pub(crate) fn check_memory(&self, cache: &[u8], scale: &[u8]) -> Result<(), RowsError> {
         check_len("cache", self.cache.len, cache)?;
         check_len("scale", self.scale.len, scale)

@@ -29,16 +29,22 @@ impl<'a> KeyRotation<'a> {
         rotations: &[Rotation],
         rope: &'a Rope,
     ) -> Result<Self, RowsError> {
-        let (t2, quant) = (rows.t2(), rows.quant());
-        if quant.is_none() && !t2.is_float() {
+        let rotations = Self::check(rows, rotations, rope)?;
+        rows.check_memory(cache, scale)?;
+        check_alignment("cache", cache, rows.t2())?;
+        if let Some(quant) = rows.quant() {
+            check_alignment("scale", scale, quant.t3)?;
+        }
+        Ok(Self { rows, cache, scale, rotations, rope })
+    }
+
+    /// Checks all but the memory. Gives the rotations that rotate something, in ascending order of slots.
+    pub(crate) fn check(rows: &CacheRows, rotations: &[Rotation], rope: &Rope) -> Result<Vec<Rotation>, RowsError> {
+        let t2 = rows.t2();
+        if rows.quant().is_none() && !t2.is_float() {
             return Err(RowsError::KeyType { t2 });
         }
         rope.check(rows.dims().inner)?;
-        rows.check_memory(cache, scale)?;
-        check_alignment("cache", cache, t2)?;
-        if let Some(quant) = quant {
-            check_alignment("scale", scale, quant.t3)?;
-        }
         rotations.iter().try_for_each(|rotation| rows.check_slots(rotation.slot, rotation.len))?;
         let mut rotations: Vec<_> = rotations.iter().filter(|rotation| rotation.len > 0).copied().collect();
         rotations.sort_unstable_by_key(|rotation| rotation.slot);
@@ -46,8 +52,8 @@ impl<'a> KeyRotation<'a> {
             return Err(RowsError::RotatedTwice { slot: twice[1].slot });
         }
         // The axes of an empty tensor may have any length.
-        rotations.retain(|rotation| rotation.delta != 0 && !cache.is_empty());
-        Ok(Self { rows, cache, scale, rotations, rope })
+        rotations.retain(|rotation| rotation.delta != 0 && rows.cache_len() > 0);
+        Ok(rotations)
     }
 }
 

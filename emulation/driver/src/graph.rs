@@ -4,10 +4,9 @@ use std::ffi::c_ulonglong;
 
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
-use crate::kernel::{run, run_attention};
-use crate::memory::copy;
+use crate::kernel::run;
 use crate::out::Out;
-use crate::state::{Node, driver};
+use crate::state::driver;
 use crate::stream::context_of;
 
 #[unsafe(no_mangle)]
@@ -31,11 +30,7 @@ extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> CUresult {
     driver(|state| {
         context_of(state, stream)?;
         let nodes = state.graphs.get(&executable).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        nodes.iter().try_for_each(|node| match node {
-            Node::Launch(launch) => run(state, launch),
-            Node::Attention(launch) => run_attention(state, launch),
-            &Node::Copy { to, from, len } => copy(state, to, from, len),
-        })
+        nodes.iter().try_for_each(|node| run(state, node))
     })
 }
 

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_uint, c_void};
 
 use kvcache_attention::cuda::AttentionParameters;
-use kvcache_emulation_kernels::{ATTENTION, Access, Build, FAITHFUL, KernelParameters, Operand, Order};
+use kvcache_emulation_kernels::{
+    ATTENTION, Access, Build, FAITHFUL, KernelParameters, Operand, Order, ROWS as ROW_BUILDS,
+};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
-use kvcache_kernels::cuda::{BLOCK, CacheKernel, Launch, MODULES, Module, Parameters};
+use kvcache_kernels::cuda::{
+    BLOCK, CacheKernel, Launch, MODULES, Module, MoveParameters, ROWS, RotateParameters, RowKernel,
+};
 
 use crate::context::current;
-use crate::memory::find;
+use crate::memory::{copy, find};
 use crate::out::{Out, text};
 use crate::state::{Function, LoadedModule, Node, State, driver};
 use crate::stream::context_of;
@@ -82,31 +86,66 @@ extern "C" fn cuLaunchKernel(
         if shape != (true, 1, 1, BLOCK, 1, 1, 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        // SAFETY: the driver API requires an array with a pointer to each parameter, and each kernel has one.
+        let parameters = unsafe { *parameters };
         let node = if attends(module) {
-            // SAFETY: the driver API requires an array with a pointer to each parameter, and the kernels of these
-            // modules have one, of this type.
-            let parameters = unsafe { (*parameters).cast::<AttentionParameters>().read() };
-            Node::Attention(Box::new(Launch { module, kernel, grid: grid_x, parameters }))
+            Node::Attention(of_kernel(module, kernel, grid_x, parameters))
+        } else if !std::ptr::eq(module, &ROWS) {
+            Node::Launch(of_kernel(module, kernel, grid_x, parameters))
+        } else if moves(kernel) {
+            Node::Move(of_kernel(module, kernel, grid_x, parameters))
         } else {
-            // SAFETY: as above.
-            let parameters = unsafe { (*parameters).cast::<Parameters>().read() };
-            Node::Launch(Box::new(Launch { module, kernel, grid: grid_x, parameters }))
+            Node::Rotate(of_kernel(module, kernel, grid_x, parameters))
         };
-        match (state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()), &node) {
-            (Some(capture), _) => {
+        match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+            Some(capture) => {
                 capture.nodes.push(node);
                 Ok(())
             }
-            (None, Node::Attention(launch)) => run_attention(state, launch),
-            (None, Node::Launch(launch)) => run(state, launch),
-            (None, Node::Copy { .. }) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            None => run(state, &node),
         }
     })
 }
 
+/// A launch of a kernel whose parameter, of this type, is there.
+fn of_kernel<P: Copy>(
+    module: &'static Module,
+    kernel: &'static str,
+    grid: u32,
+    parameters: *const c_void,
+) -> Box<Launch<P>> {
+    // SAFETY: the driver API requires a pointer to the kernel's parameter, and the caller names its type.
+    let parameters = unsafe { parameters.cast::<P>().read() };
+    Box::new(Launch { module, kernel, grid, parameters })
+}
+
+/// Whether a kernel of rows moves them.
+fn moves(kernel: &str) -> bool {
+    let of = |kernel: RowKernel| ROWS.kernels[kernel as usize];
+    kernel == of(RowKernel::MoveWide) || kernel == of(RowKernel::MoveNarrow)
+}
+
+/// Runs a node. A launch may access the allocations that its parameters point to, and no others.
+pub(crate) fn run(state: &mut State, node: &Node) -> Result<(), CUresult> {
+    match node {
+        Node::Launch(launch) => run_cache(state, launch),
+        Node::Attention(launch) => run_attention(state, launch),
+        Node::Move(node) => {
+            let MoveParameters { from, to, .. } = node.parameters;
+            // Copies read and write one allocation.
+            launch(state, ROW_BUILDS, node, [(from.base, Access::Read), (to.base, Access::Write)].into_iter())
+        }
+        Node::Rotate(node) => {
+            let RotateParameters { cache, scale, .. } = node.parameters;
+            launch(state, ROW_BUILDS, node, [cache.base, scale.base].map(|at| (at, Access::Write)).into_iter())
+        }
+        &Node::Copy { to, from, len } => copy(state, to, from, len),
+    }
+}
+
 /// Every module of the kernels.
 fn modules() -> impl Iterator<Item = &'static Module> {
-    MODULES.iter().chain(&kvcache_attention::cuda::MODULES)
+    MODULES.iter().chain(&kvcache_attention::cuda::MODULES).chain([&ROWS])
 }
 
 /// Whether the kernels of a module are those of attention.
@@ -114,8 +153,7 @@ fn attends(module: &'static Module) -> bool {
     kvcache_attention::cuda::MODULES.iter().any(|other| std::ptr::eq(other, module))
 }
 
-/// Runs a launch. It may access the allocations that its parameters point to, and no others.
-pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
+fn run_cache(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     let p = node.parameters;
     let stores = [CacheKernel::StoreWide, CacheKernel::StoreNarrow];
     let is_store = stores.iter().any(|&store| node.module.kernel(store) == node.kernel);
@@ -128,8 +166,7 @@ pub(crate) fn run(state: &mut State, node: &Launch) -> Result<(), CUresult> {
     launch(state, FAITHFUL, node, values.into_iter().chain(indices).chain(others))
 }
 
-/// Runs an attention kernel over a device's memory.
-pub(crate) fn run_attention(state: &mut State, node: &Launch<AttentionParameters>) -> Result<(), CUresult> {
+fn run_attention(state: &mut State, node: &Launch<AttentionParameters>) -> Result<(), CUresult> {
     let p = node.parameters;
     let combines = node.module.kernels.last() == Some(&node.kernel);
     let scratch = if combines { Access::Read } else { Access::Write };

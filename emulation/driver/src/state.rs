@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use kvcache_attention::cuda::AttentionParameters;
 use kvcache_emulation_kernels::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
-use kvcache_kernels::cuda::{Launch, Module};
+use kvcache_kernels::cuda::{Launch, Module, MoveParameters, RotateParameters};
 
 /// Everything that has a handle. Handles are never reused, but for the primary context's.
 #[derive(Default)]
@@ -55,6 +55,8 @@ pub(crate) struct Function {
 pub(crate) enum Node {
     Launch(Box<Launch>),
     Attention(Box<Launch<AttentionParameters>>),
+    Move(Box<Launch<MoveParameters>>),
+    Rotate(Box<Launch<RotateParameters>>),
     Copy { to: u64, from: u64, len: usize },
 }
 

@@ -306,7 +306,7 @@ void fail(const char* format, ...) {
 }
 
 void access(const void* at, size_t len, unsigned kind) {
-    static constexpr const char* KINDS[] = {"read", "write", "atomic operation"};
+    static constexpr const char* KINDS[] = {"read", "write", "atomic operation", "read of what is written"};
     const auto address = reinterpret_cast<uintptr_t>(at);
     if (address % len != 0) {
         fail("%s of %zu bytes at an address that is no multiple of it", KINDS[kind], len);
@@ -318,7 +318,7 @@ void access(const void* at, size_t len, unsigned kind) {
         if (address < first || address - first >= operand.len || operand.len - (address - first) < len) {
             continue;
         }
-        if (operand.access != kind) {
+        if (operand.access != kind && !(kind == 3 && operand.access < 2)) {
             fail("%s of operand %llu", KINDS[kind], static_cast<unsigned long long>(i));
         }
         if (operand.writers != nullptr) {
@@ -326,12 +326,12 @@ void access(const void* at, size_t len, unsigned kind) {
             for (size_t j = 0; j < len; ++j) {
                 uint64_t& writer = operand.writers[address - first + j];
                 if (writer != 0 && writer != self) {
-                    fail("writes byte %llu of operand %llu, as thread %llu of block %llu does",
+                    fail("%s byte %llu of operand %llu, which thread %llu of block %llu writes", KINDS[kind],
                          static_cast<unsigned long long>(address - first + j), static_cast<unsigned long long>(i),
                          static_cast<unsigned long long>((writer - 1) % launch.block),
                          static_cast<unsigned long long>((writer - 1) / launch.block));
                 }
-                writer = self;
+                writer = kind == 3 ? writer : self;
             }
         }
         return;

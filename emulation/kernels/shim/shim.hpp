@@ -128,6 +128,13 @@ T __ldg(const T* at) {
     return *at;
 }
 
+// Of memory that the launch may write.
+template <class T>
+T read_global(const T* at) {
+    shim::access(at, sizeof(T), 3);
+    return *at;
+}
+
 template <class T>
 void write_global(T* at, T value) {
     shim::access(at, sizeof(T), 1);

@@ -19,5 +19,6 @@ impl fmt::Debug for Build {
     }
 }
 
-// FAITHFUL and ATTENTION, the kernels as they are; MUTANTS and ATTENTION_MUTANTS, those with one bug each.
+// FAITHFUL, ATTENTION and ROWS, the kernels as they are; MUTANTS, ATTENTION_MUTANTS and ROWS_MUTANTS, those with one bug
+// each.
 include!(concat!(env!("OUT_DIR"), "/builds.rs"));

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use kvcache_attention::cuda::AttentionParameters;
-use kvcache_kernels::cuda::{BLOCK, Launch, Parameters};
+use kvcache_kernels::cuda::{BLOCK, Launch, MoveParameters, Parameters, RotateParameters};
 use thiserror::Error;
 
 use crate::builds::Build;
@@ -70,6 +70,20 @@ impl KernelParameters for AttentionParameters {
     fn max_collectives(&self) -> u64 {
         let blocks = self.tokens.rows as u64 / 64 + 2;
         1000 + 1000 * (self.units + 1) * blocks
+    }
+}
+
+impl KernelParameters for MoveParameters {
+    /// It has none.
+    fn max_collectives(&self) -> u64 {
+        0
+    }
+}
+
+impl KernelParameters for RotateParameters {
+    /// Each warp joins its lanes three times for each head.
+    fn max_collectives(&self) -> u64 {
+        1000 + 3 * self.heads
     }
 }
 

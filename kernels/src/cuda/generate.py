@@ -68,9 +68,10 @@ class Folder:
         self.headers = sorted((header for folder in folders for header in folder.glob("*.cuh")), key=lambda at: at.name)
         self.kernels = modules["kernels"]
         self.ptx = path / "ptx"
-        # A module for each row of the table of types, named by its T1, T2 and T3; ptx.rs embeds them.
+        # The folder's own modules or, where it names none, one for each row of the table of types, named by its T1, T2
+        # and T3; ptx.rs embeds them.
         schema = yaml.safe_load(SCHEMA.read_text())
-        self.types = [
+        self.types = modules.get("modules") or [
             "_".join(SHORT_NAMES[row[name]] for name in ("T1", "T2", "T3") if name in row)
             for row in schema["combinations"] + schema["extensions"]
             if row["T1"] not in modules.get("without", [])
@@ -103,7 +104,7 @@ class Nvrtc:
 
     def ptx(self, folder: Folder, types: str) -> str:
         """The module for a combination of types."""
-        t1, t2, t3 = [*(part.upper() for part in types.split("_")), "None"][:3]
+        t1, t2, t3 = [*(part.upper() for part in types.split("_")), "None", "None"][:3]
         headers = folder.headers
         texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
         names = (ctypes.c_char_p * len(headers))(*(header.name.encode() for header in headers))

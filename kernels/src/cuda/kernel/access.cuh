@@ -13,6 +13,12 @@ __device__ __forceinline__ T read(const u8* at) {
     return __ldg(reinterpret_cast<const T*>(at));
 }
 
+// Reads memory that the launch writes, too.
+template <class T>
+__device__ __forceinline__ T read_written(const u8* at) {
+    return read_global(reinterpret_cast<const T*>(at));
+}
+
 template <class T>
 __device__ __forceinline__ void write(u8* at, T value) {
     write_global(reinterpret_cast<T*>(at), value);

@@ -47,6 +47,12 @@ __device__ __forceinline__ float approximate_reciprocal(float x) {
     return reciprocal;
 }
 
+// A load of memory that the launch writes, too: not through the read-only cache.
+template <class T>
+__device__ __forceinline__ T read_global(const T* at) {
+    return *at;
+}
+
 // A plain store, for which __stwb would be the intrinsic, but that one is ordered with other threads' accesses.
 template <class T>
 __device__ __forceinline__ void write_global(T* at, T value) {
