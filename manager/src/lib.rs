@@ -9,6 +9,8 @@ mod cells;
 mod check;
 mod defrag;
 mod details;
+#[cfg(feature = "cuda")]
+mod device_memory;
 mod edit;
 mod error;
 mod infllm;
@@ -45,6 +47,8 @@ pub use block::{Block, BlockError, BlockKind};
 pub use blocks::StoreStats;
 pub use cells::{find_slot, fragmentation, n_kv};
 pub use details::Detail;
+#[cfg(feature = "cuda")]
+pub use device_memory::DeviceMemory;
 pub use edit::{ContextShift, self_extend_positions};
 pub use error::{Error, MemoryError};
 pub use infllm::{

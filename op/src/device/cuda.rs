@@ -88,6 +88,7 @@ use super::{Device, Types};
 use crate::tensor::{Element, Shape};
 
 pub use super::OutputRows;
+pub use super::cuda_rows::{CacheRowsError, DeviceCacheRows, Staging};
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,
 };

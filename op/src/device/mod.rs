@@ -5,6 +5,8 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_rows;
 mod device_attention_call;
 mod device_call;
 mod device_tensor;

@@ -1,0 +1,59 @@
+//! A cache in a CUDA device's memory.
+
+use kvcache_kernels::{Rope, Rotation, RowCopy};
+use kvcache_op::cuda::cudarc::driver::CudaStream;
+use kvcache_op::cuda::{DeviceCacheRows, DeviceMut, Staging};
+
+use crate::error::{Error, MemoryError};
+use crate::memory::CacheMemory;
+use crate::spec::CacheSpec;
+
+/// A cache in a CUDA device's memory: the tensors that the operator takes there, and the stream on which it runs.
+///
+/// What a manager does to it is put into the stream, in order with the operator's calls. Copies and rotations wait for
+/// nothing, so a step's `apply` does not, unless rows go to a store: [`read_rows`](CacheMemory::read_rows) gives bytes
+/// to the host, and waits for the stream. Rows that are written wait at most for those before them to leave `staging`.
+///
+/// The bytes are those of a [`HostMemory`](crate::HostMemory), but for keys that are not numbers: rotated, they are
+/// another NaN. No GPU has run these kernels yet: they are proven on the emulated driver.
+#[derive(Debug)]
+pub struct DeviceMemory<'a>(DeviceCacheRows<'a>);
+
+impl<'a> DeviceMemory<'a> {
+    /// The tensors of a cache on the device of a stream. `staging` has room for a row at least, better for some pages.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]: what is wrong with the tensors, the staging, or the device.
+    pub fn new(
+        spec: &CacheSpec,
+        cache: DeviceMut<'a>,
+        scale: Option<DeviceMut<'a>>,
+        stream: &'a CudaStream,
+        staging: &'a mut Staging,
+    ) -> Result<Self, Error> {
+        let rows = DeviceCacheRows::new(spec.rows(), cache, scale, stream, staging);
+        rows.map(Self).map_err(|error| Error::Memory { source: error.into() })
+    }
+}
+
+impl CacheMemory for DeviceMemory<'_> {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        Ok(self.0.copy(copies)?)
+    }
+
+    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
+        Ok(self.0.rotate_keys(rotations, rope)?)
+    }
+
+    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
+        Ok(self.0.read(slots, rows)?)
+    }
+
+    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        Ok(self.0.write(slots, rows)?)
+    }
+
+    fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
+        Ok(self.0.write_layer(layer, slots, rows)?)
+    }
+}
