@@ -3,8 +3,8 @@
 use crate::backends::{read, write};
 use crate::{CallResult, Case, Implementation, Outcome, Step, StepInputs, Tensor, static_batching};
 use kvcache_op::{
-    Backend, ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticInputs, StaticKeyValueCache, TensorMut,
-    Workers,
+    Backend, Call, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, StaticCall, StaticInputs,
+    StaticKeyValueCache, TensorMut, Workers,
 };
 
 /// A backend of the operator of dynamic batching, on some threads.
@@ -25,43 +25,61 @@ pub struct StaticOperator<W> {
 
 impl<W: Workers> Implementation for Operator<W> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let op = KeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
-        Ok(results(case, |inputs: &StepInputs, cache, scale| {
-            let inputs = Inputs {
-                current_key: read(&inputs.current_key),
-                current_value: read(&inputs.current_value),
-                indices: IndexInputs {
-                    seqstarts: read(&inputs.seqstarts),
-                    kvstarts: read(&inputs.kvstarts),
-                    cachestarts: read(&inputs.cachestarts),
-                    start_pos: read(&inputs.start_pos),
-                    max_seqlen: read(&inputs.max_seqlen),
-                    max_kvlen: read(&inputs.max_kvlen),
-                },
-            };
-            let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
-            let mut outputs = zeros(case.types.t1, &call.output_shape());
-            call.run(written(&mut outputs), &self.workers)?;
-            Ok(outputs)
-        }))
+        Ok(run_calls(case, self.backend, |call, outputs| call.run(outputs, &self.workers)))
     }
 }
 
 impl<W: Workers> Implementation<static_batching::Case> for StaticOperator<W> {
     fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
-        let op = StaticKeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(self.backend));
-        Ok(results(case, |inputs: &static_batching::StepInputs, cache, scale| {
-            let inputs = StaticInputs {
-                current_key: read(&inputs.current_key),
-                current_value: read(&inputs.current_value),
-                start_pos: read(&inputs.start_pos),
-            };
-            let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
-            let mut outputs = zeros(case.types.t1, &call.output_shape());
-            call.run(written(&mut outputs), &self.workers)?;
-            Ok(outputs)
-        }))
+        Ok(run_static_calls(case, self.backend, |call, outputs| call.run(outputs, &self.workers)))
     }
+}
+
+/// The results of a case's calls, which `run` makes once they are checked.
+pub fn run_calls(
+    case: &Case,
+    backend: Backend,
+    run: impl Fn(Call<'_>, Outputs<'_>) -> Result<(), Error>,
+) -> Vec<CallResult> {
+    let op = KeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(backend));
+    results(case, |inputs: &StepInputs, cache, scale| {
+        let inputs = Inputs {
+            current_key: read(&inputs.current_key),
+            current_value: read(&inputs.current_value),
+            indices: IndexInputs {
+                seqstarts: read(&inputs.seqstarts),
+                kvstarts: read(&inputs.kvstarts),
+                cachestarts: read(&inputs.cachestarts),
+                start_pos: read(&inputs.start_pos),
+                max_seqlen: read(&inputs.max_seqlen),
+                max_kvlen: read(&inputs.max_kvlen),
+            },
+        };
+        let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
+        let mut outputs = zeros(case.types.t1, &call.output_shape());
+        run(call, written(&mut outputs))?;
+        Ok(outputs)
+    })
+}
+
+/// The results of a case's calls of static batching, which `run` makes once they are checked.
+pub fn run_static_calls(
+    case: &static_batching::Case,
+    backend: Backend,
+    run: impl Fn(StaticCall<'_>, Outputs<'_>) -> Result<(), Error>,
+) -> Vec<CallResult> {
+    let op = StaticKeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(backend));
+    results(case, |inputs: &static_batching::StepInputs, cache, scale| {
+        let inputs = StaticInputs {
+            current_key: read(&inputs.current_key),
+            current_value: read(&inputs.current_value),
+            start_pos: read(&inputs.start_pos),
+        };
+        let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
+        let mut outputs = zeros(case.types.t1, &call.output_shape());
+        run(call, written(&mut outputs))?;
+        Ok(outputs)
+    })
 }
 
 /// The results of a case's calls, which `call` makes.
@@ -90,6 +108,6 @@ fn zeros(t1: ElementType, shape: &[usize]) -> [Tensor; 2] {
 }
 
 /// Outputs as the operator writes them.
-fn written([key, value]: &mut [Tensor; 2]) -> kvcache_op::Outputs<'_> {
-    kvcache_op::Outputs { key: write(key), value: write(value) }
+fn written([key, value]: &mut [Tensor; 2]) -> Outputs<'_> {
+    Outputs { key: write(key), value: write(value) }
 }

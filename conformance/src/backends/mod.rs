@@ -5,5 +5,5 @@ mod key_value_cache;
 mod memory;
 
 pub use attention::Attention;
-pub use key_value_cache::{Operator, StaticOperator};
+pub use key_value_cache::{Operator, StaticOperator, run_calls, run_static_calls};
 pub use memory::{read, write};

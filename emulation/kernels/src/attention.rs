@@ -15,7 +15,7 @@ use crate::kernel::{EmulatedCuda, Failure, Uploaded, download};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
-/// Its [`AttentionKernel::attend`] panics on a [`Failure`].
+/// Its [`AttentionKernel::attend`] panics where a launch fails, with memory of the problem as it was.
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedAttention {
     /// The device; it has at least one multiprocessor.
@@ -84,11 +84,7 @@ impl EmulatedAttention {
         }
     }
 
-    /// Attends as [`AttentionKernel::attend`] does.
-    ///
-    /// # Errors
-    /// [`Failure`]; memory of the problem is then as it was.
-    pub fn try_attend(
+    fn try_attend(
         &self,
         problem: &AttentionProblem<'_>,
         attn_output: &mut [MaybeUninit<u8>],

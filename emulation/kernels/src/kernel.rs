@@ -16,7 +16,7 @@ use crate::launch::{Access, Fault, KernelParameters, Operand, Order, launch};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
-/// The methods of [`Kernel`] panic on a [`Failure`].
+/// The methods of [`Kernel`] panic where a launch fails, with memory of the problem as it was.
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedCuda {
     /// The build to run, for problems of its types only; `None` for the unchanged kernels.
@@ -39,7 +39,7 @@ impl Default for EmulatedCuda {
 
 /// Why the kernels have failed on a checked problem.
 #[derive(Debug, Error)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// A launch violated the rules for kernels.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -145,11 +145,7 @@ impl EmulatedCuda {
         Status::from_word(word).map_or(Ok(()), |status| Err(status.into()))
     }
 
-    /// Stores as [`Kernel::store`] does.
-    ///
-    /// # Errors
-    /// [`Failure`]; memory of the problem is then as it was.
-    pub fn try_store(&self, stores: Stores<'_>) -> Result<(), Failure> {
+    fn try_store(&self, stores: Stores<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(&stores);
         let Uploaded { stores: device_stores, current: [key, value], cache, scale, .. } = &uploaded;
         if let Some(store) = device_stores.store(self.multiprocessors)? {
@@ -165,11 +161,7 @@ impl EmulatedCuda {
         Ok(())
     }
 
-    /// Loads as [`Kernel::load`] does.
-    ///
-    /// # Errors
-    /// [`Failure`]; memory of the problem is then as it was.
-    pub fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
+    fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
         let uploaded = self.upload(problem.stores());
         let Uploaded { stores, cache, scale, .. } = &uploaded;
         let (Outputs { num_repeat, pointers }, Geometry { num_heads, head_dim, t1, .. }) =

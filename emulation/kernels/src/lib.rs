@@ -22,5 +22,5 @@ pub use arithmetic::{alibi_slope, exponential, wrong_of_float16, wrong_of_float3
 pub use attention::EmulatedAttention;
 pub use builds::{ATTENTION, ATTENTION_MUTANTS, Build, FAITHFUL, MUTANTS, ROWS, ROWS_MUTANTS};
 pub use device_memory::DeviceMemory;
-pub use kernel::{EmulatedCuda, Failure};
+pub use kernel::EmulatedCuda;
 pub use launch::{Access, Fault, KernelParameters, Operand, Order, launch};

@@ -1,56 +1,24 @@
 //! The CUDA kernels pass every golden case of a legal call. `op` checks the calls of `KeyValueCache`.
 
-use std::any::Any;
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
-use kvcache_conformance::backends::{read, write};
+use kvcache_conformance::backends::{run_calls, run_static_calls};
 use kvcache_conformance::{
-    CallResult, Case, Expected, Implementation, Outcome, Report, Step, Tensor, attention, run, static_batching,
+    CallResult, Case, Expected, Implementation, Outcome, Report, Tensor, attention, run, static_batching,
 };
 use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
-use kvcache_kernels::Problem;
 use kvcache_kernels::cuda::MODULES;
-use kvcache_op::{ElementType, Error, IndexInputs, Inputs, KeyValueCache, StaticInputs, StaticKeyValueCache};
+use kvcache_kernels::{Kernel, Serial};
+use kvcache_op::{Backend, ElementType};
 use kvcache_testing::attention_call::{State, attend};
 
-/// The kernels as the conformance suite sees them. With a build for some types, cases of others cannot be run.
+/// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a build for some types,
+/// cases of others cannot be run.
 #[derive(Debug, Clone, Copy)]
 pub struct Emulated(pub EmulatedAttention);
 
-/// Why a call made no outputs.
-enum Stop {
-    /// The operator refused it, as it may.
-    Refusal(Error),
-    /// The kernels failed.
-    Failure(String),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Self::Refusal(error)
-    }
-}
-
 impl Emulated {
-    /// A checked call, whose outputs are of this type and shape.
-    fn call(
-        &self,
-        (t1, shape): (ElementType, &[usize]),
-        with: impl FnOnce(kvcache_op::Outputs<'_>, &dyn Fn(&mut Problem<'_>) -> Result<(), Stop>) -> Result<(), Stop>,
-    ) -> Result<[Tensor; 2], Stop> {
-        let output = || Tensor::zeros(t1, shape.to_vec()).expect("it fits in memory");
-        let mut outputs = [output(), output()];
-        let [key, value] = &mut outputs;
-        with(kvcache_op::Outputs { key: write(key), value: write(value) }, &|problem| {
-            let done =
-                self.0.device.try_store(problem.reborrow_stores()).and_then(|()| self.0.device.try_load(problem));
-            done.map_err(|failure| Stop::Failure(failure.to_string()))
-        })?;
-        Ok(outputs)
-    }
-
     /// Why a case of these types cannot be run, if so.
     fn lacks(&self, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> Option<String> {
         let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(ElementType::short_name).collect();
@@ -59,43 +27,12 @@ impl Emulated {
     }
 }
 
-/// What became of a call.
-fn result(result: Result<[Tensor; 2], Stop>, cache: &Tensor, scale: Option<&Tensor>) -> Result<CallResult, String> {
-    let outcome = match result {
-        Ok(outputs) => Outcome::Done(outputs.into()),
-        Err(Stop::Refusal(error)) => {
-            Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
-        }
-        Err(Stop::Failure(message)) => return Err(message),
-    };
-    Ok(CallResult { outcome, cache: Some(cache.clone()), scale: scale.cloned() })
-}
-
 impl Implementation for Emulated {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let op = KeyValueCache::new(case.attributes.clone());
-        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let mut run = |Step { inputs, .. }: &Step| {
-            let outputs = op.as_ref().map_err(|error| error.clone().into()).and_then(|op| {
-                let inputs = Inputs {
-                    current_key: read(&inputs.current_key),
-                    current_value: read(&inputs.current_value),
-                    indices: IndexInputs {
-                        seqstarts: read(&inputs.seqstarts),
-                        kvstarts: read(&inputs.kvstarts),
-                        cachestarts: read(&inputs.cachestarts),
-                        start_pos: read(&inputs.start_pos),
-                        max_seqlen: read(&inputs.max_seqlen),
-                        max_kvlen: read(&inputs.max_kvlen),
-                    },
-                };
-                let call = op.check(&inputs, write(&mut cache), scale.as_mut().map(write))?;
-                let shape = call.output_shape();
-                self.call((case.types.t1, &shape), |outputs, run| run(&mut call.bind(outputs)?))
-            });
-            result(outputs, &cache, scale.as_ref())
-        };
-        case.steps.iter().map(&mut run).collect()
+        Ok(run_calls(case, Backend::Reference, |call, outputs| {
+            self.0.device.run(&mut call.bind(outputs)?, &Serial);
+            Ok(())
+        }))
     }
 
     fn cannot_run(&self, case: &Case) -> Option<String> {
@@ -105,22 +42,9 @@ impl Implementation for Emulated {
 
 impl Implementation<static_batching::Case> for Emulated {
     fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
-        let op = StaticKeyValueCache::new(case.attributes.clone());
-        let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-        let mut run = |static_batching::Step { inputs, .. }: &static_batching::Step| {
-            let outputs = op.as_ref().map_err(|error| error.clone().into()).and_then(|op| {
-                let inputs = StaticInputs {
-                    current_key: read(&inputs.current_key),
-                    current_value: read(&inputs.current_value),
-                    start_pos: read(&inputs.start_pos),
-                };
-                let call = op.check(&inputs, write(&mut cache), scale.as_mut().map(write))?;
-                let shape = call.output_shape();
-                self.call((case.types.t1, &shape), |outputs, run| call.with_problem(outputs, run)?)
-            });
-            result(outputs, &cache, scale.as_ref())
-        };
-        case.steps.iter().map(&mut run).collect()
+        Ok(run_static_calls(case, Backend::Reference, |call, outputs| {
+            call.with_problem(outputs, |problem| self.0.device.run(problem, &Serial))
+        }))
     }
 
     fn cannot_run(&self, case: &static_batching::Case) -> Option<String> {
@@ -132,12 +56,10 @@ impl Implementation<attention::Case> for Emulated {
     fn run(&self, case: &attention::Case) -> Result<Vec<CallResult>, String> {
         let mut state = State { cache: case.cache.clone(), scale: case.scale.clone() };
         let calls = case.steps.iter().map(|step| {
-            let call = || attend(&self.0, &case.attributes, &step.inputs, &mut state);
-            let fault = |panic: Box<dyn Any + Send>| format!("{:?}", panic.downcast::<String>());
-            let outcome = Outcome::Done(vec![catch_unwind(AssertUnwindSafe(call)).map_err(fault)?]);
-            Ok(CallResult { outcome, cache: state.cache.clone(), scale: state.scale.clone() })
+            let outcome = Outcome::Done(vec![attend(&self.0, &case.attributes, &step.inputs, &mut state)]);
+            CallResult { outcome, cache: state.cache.clone(), scale: state.scale.clone() }
         });
-        calls.collect()
+        Ok(calls.collect())
     }
 
     fn cannot_run(&self, case: &attention::Case) -> Option<String> {
