@@ -1,4 +1,4 @@
-"""Nodes of the attention operators, random calls of them, and what the golden oracle makes of a call."""
+"""Nodes of the attention operators, and random calls of them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ import onnxruntime
 
 from compare import Arrays
 from node import FUSED_INPUTS, PACKED_INPUTS, node_model, run_node, session_of
-from oracle.attention import Result, multi_head_cache_attention
-from oracle.attention_call import AttentionAttributes, CacheAttentionInputs
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting, random_values
-
-# The rows of the table of types that have scores, one T3 each.
-FORMATS = [
-    (FLOAT, FLOAT, None, 0),
-    (FLOAT, HALF, None, 0),
-    (HALF, FLOAT, None, 0),
-    (HALF, HALF, None, 0),
-    (FLOAT, INT8, HALF, 8),
-    (HALF, INT8, FLOAT, 8),
-    (FLOAT, INT4, FLOAT, 4),
-    (HALF, INT4, HALF, 4),
-]
+from setting import Memory, Setting, random_values
 
 
 @dataclass(frozen=True)
@@ -32,8 +18,6 @@ class Attention:
 
     cached: Setting = field(default_factory=Setting)
     group: int = 2  # query heads for each cache head
-    is_causal: int = 1
-    is_alibi: int = 0
 
     operator = "MultiHeadCacheAttention"
 
@@ -51,8 +35,8 @@ class Attention:
         return dict(
             num_heads=self.num_heads,
             head_dim=self.cached.head_dim,
-            is_causal=self.is_causal,
-            is_alibi=self.is_alibi,
+            is_causal=1,
+            is_alibi=0,
             num_kv_heads=self.cached.num_heads,
         )
 
@@ -85,20 +69,11 @@ class Attention:
         """One call on the memory itself: attn_output alone."""
         return run_node(session or session_of(self.model(inputs)), inputs | memory.arrays, memory.int4_shape)
 
-    def run_packed(self, inputs: Arrays, key: np.ndarray, value: np.ndarray, repeated: int = 1) -> np.ndarray:
-        """The same attention over packed keys and values, of which each head is there `repeated` times."""
+    def run_packed(self, inputs: Arrays, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """The same attention over packed keys and values."""
         given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=value)
-        attributes = self.own_attributes | dict(num_kv_heads=self.cached.num_heads * repeated)
-        model = node_model(self.types(given, PACKED_INPUTS), attributes, operator="MultiHeadAttention")
+        model = node_model(self.types(given, PACKED_INPUTS), self.own_attributes, operator="MultiHeadAttention")
         return run_node(session_of(model), given)[0]
-
-    def oracle(self, inputs: Arrays, memory: Memory) -> Result:
-        """What the oracle makes of a call; cache and scale change in the memory."""
-        cache = memory.values
-        attributes, types = AttentionAttributes(**self.attributes), self.cached.oracle_types
-        result = multi_head_cache_attention(CacheAttentionInputs(**inputs), cache, memory.scale, attributes, types)
-        memory.store(cache)
-        return result
 
     def layers(self) -> list[Attention]:
         """The node once for each layer of its cache."""
@@ -108,16 +83,3 @@ class Attention:
 def random_rows(random: np.random.Generator, shape: tuple[int, ...], element_type: int) -> np.ndarray:
     """Random finite values whose products stay in the range of float16."""
     return np.clip(random_values(random, shape, element_type), -64, 64)
-
-
-def random_mask(random: np.random.Generator, attention: Attention, inputs: Arrays, rank: int, pad: int = 0) -> Arrays:
-    """A mask of numbers and -inf for the call's blocks, with NaN everywhere else, which nobody may read."""
-    tokens, keys = int(inputs["seqstarts"][-1]), int(inputs["kvstarts"][-1])
-    shape = ((attention.num_heads,) if rank == 3 else ()) + (tokens, keys + pad)
-    dtype = inputs["query"].dtype
-    values = np.where(random.random(shape) < 0.2, -np.inf, random.standard_normal(shape)).astype(dtype)
-    mask = np.full(shape, np.nan, dtype)
-    for b in range(len(inputs["start_pos"])):
-        rows, columns = (slice(*inputs[name][b : b + 2]) for name in ("seqstarts", "kvstarts"))
-        mask[..., rows, columns] = values[..., rows, columns]
-    return dict(attn_mask=mask)

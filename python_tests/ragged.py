@@ -35,16 +35,6 @@ class RaggedCache:
         for b, capacity in enumerate(capacities):
             self.sequences.append(Sequence([starts[b, i] for i in range(pages[b])], 0, capacity))
 
-    def share(self, reader: int, owner: int) -> None:
-        """Lets a sequence begin with the full pages that another one has stored; without pages it only reads."""
-        a, b = self.sequences[owner], self.sequences[reader]
-        if self.page_size is None:
-            b.starts, b.length, b.capacity = a.starts, a.length, a.length
-        else:
-            count = min(a.length // self.page_size, len(b.starts))
-            b.starts[:count] = a.starts[:count]
-            b.length = min(count * self.page_size, b.capacity)
-
     def room(self, member: int) -> int:
         """How many more tokens a sequence has slots for."""
         return self.sequences[member].capacity - self.sequences[member].length

@@ -2,5 +2,5 @@
 
     PYTHONPATH=python_tests:examples:golden python -m soak --steps 1000000
 
-`lane` is a thread's decode loop on a `place`, `refusals` are calls beside it that fail, `process` is what is counted.
+`lane` is a thread's decode loop on a `place`, `process` is what is counted.
 """

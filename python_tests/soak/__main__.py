@@ -21,7 +21,6 @@ from setting import FLOAT, HALF, INT4, INT8, Setting
 from soak.lane import Lane, Sizes
 from soak.place import Node, new_session
 from soak.process import Sample, growth, quiet_sample
-from soak.refusals import Refusals
 
 FORMATS = [
     Setting(FLOAT, FLOAT),
@@ -36,7 +35,6 @@ WIDE_NODES: list[Node] = [
     Attention(Setting(HALF, INT8, HALF, quant_bit=8, num_heads=4, head_dim=128)),
 ]
 WIDE = Sizes(sequences=2, longest=600, prompt=560, max_t=1280, page_size=128)
-REFUSALS = 400  # steps for each of which calls are refused
 WARM_UP, LEAST_WARM_UP = 0.2, 2000  # of the steps, and where there are few, half of them at most
 
 
@@ -56,13 +54,11 @@ def soak(
         lanes, wide = [partial(lane, before_step=before_step) for lane in lanes[:2]], []
     made = [lane(seed=seed + i) for i, lane in enumerate(lanes)]
     slow = [lane(seed=seed + len(made) + i) for i, lane in enumerate(wide)]
-    refusals = Refusals(directory)
     # Everything once, so that all that is made at its first use has been made.
     for lane in made + slow:
         for _ in range(2 if lane in slow else 8):
             lane.run(iter(range(4)), 3, directory)
             lane.move(directory / f"{lane.seed}.session")
-    refusals.once()
 
     def run(steps: int) -> None:
         turns, errors = count(), []
@@ -76,8 +72,6 @@ def soak(
                     next(turns)
 
         def beside() -> None:
-            for _ in range(max(1, steps // REFUSALS)):
-                refusals.once()
             for lane in slow:
                 lane.run(iter(range(steps)), steps // 2000, directory)
 
