@@ -40,7 +40,7 @@ pub use kvcache_schema::{
 };
 pub use operands::{IndexInputs, Inputs, Outputs};
 pub use shape_inference::{Dim, InputDims};
-pub use static_batching::{StaticCall, StaticInputDims, StaticInputs, StaticKeyValueCache, StaticLayers};
+pub use static_batching::{StaticCall, StaticInputDims, StaticInputs, StaticKeyValueCache};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
 #[cfg(feature = "rayon")]
 pub use workers::Rayon;

@@ -29,8 +29,8 @@ impl StaticKeyValueCache {
         let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
         let (t1, t3) = (current_key.tensor.element, scale_tensor.map(|scale| scale.element));
         self.check_types(t1, current_value.tensor.element, cache.tensor.element, t3)?;
-        let current = checks::Current::Tensors([&current_key.tensor, &current_value.tensor]);
-        let checked = checks::tensors(self.config(), t1, current, &start_pos, &cache.tensor, scale_tensor)?;
+        let current = [&current_key.tensor, &current_value.tensor];
+        let checked = checks::tensors(self.config(), current, &start_pos, &cache.tensor, scale_tensor)?;
         let max_t = checked.slots();
         // SAFETY: `start_pos` is a `TensorRef` of the host in `StaticInputs`.
         let checked = unsafe { checked.at(&start_pos) }?;

@@ -1,22 +1,12 @@
 //! Validation: every rule is checked before the first byte is written.
 
-use kvcache_kernels::{Geometry, Pointers};
+use kvcache_kernels::Geometry;
 use kvcache_schema::{ElementType, StaticCacheDims};
 
 use super::static_config::StaticConfig;
-use crate::config;
 use crate::error::Error;
 use crate::tensor::{TensorMut, TensorRef};
 use crate::validate::{self, CheckedTensors, ExpectedOutputs, Sizes, equal_type, indices, shapes};
-
-/// The current tokens of a call.
-#[derive(Clone, Copy)]
-pub(crate) enum Current<'t, 'a> {
-    /// `current_key` and `current_value`.
-    Tensors([&'t TensorRef<'a>; 2]),
-    /// They come later, with these first two axes. H and Dh are then what `cache` says.
-    Later([usize; 2]),
-}
 
 /// The sequences of a call, which are all alike.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +40,7 @@ pub(crate) struct CheckedCall {
 /// Checks types, shapes and memory. [`validate::types`] has found T1, T2 and T3 to be a legal combination.
 pub(crate) fn tensors(
     config: &StaticConfig,
-    t1: ElementType,
-    current: Current<'_, '_>,
+    current: [&TensorRef<'_>; 2],
     start_pos: &TensorRef<'_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
@@ -69,12 +58,8 @@ pub(crate) fn tensors(
         cache: strides.map(|strides| strides.slot),
         scale: config.layout.strides(scale_dims).map(|strides| strides.slot),
     };
-    let current = match current {
-        Current::Tensors(tensors) => Some(tensors),
-        Current::Later(_) => None,
-    };
-    let index_inputs = [("start_pos", start_pos)];
-    let tensors = validate::tensors(&config.cache, t1, current, &index_inputs, cache, scale, &sizes)?;
+    let (t1, index_inputs) = (current[0].element, [("start_pos", start_pos)]);
+    let tensors = validate::tensors(&config.cache, t1, Some(current), &index_inputs, cache, scale, &sizes)?;
     let stride = strides.map_or(0, |strides| strides.sequence);
     Ok(CheckedSequences { tensors, num_repeat: config.cache.num_repeat, seqlen, max_s: dims.max_s, stride })
 }
@@ -91,32 +76,24 @@ struct Dims {
 /// Checks ranks, then shapes.
 fn shapes(
     config: &StaticConfig,
-    current: Current<'_, '_>,
+    [key, value]: [&TensorRef<'_>; 2],
     start_pos: &TensorRef<'_>,
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
 ) -> Result<Dims, Error> {
-    let mut current_dims = None;
-    if let Current::Tensors([key, value]) = current {
-        current_dims = Some(shapes::rank::<4>("current_key", &key.shape)?);
-        shapes::rank::<4>("current_value", &value.shape)?;
-    }
+    let [batch, seqlen, num_heads, head_dim] = shapes::rank("current_key", &key.shape)?;
+    shapes::rank::<4>("current_value", &value.shape)?;
     shapes::scalar_or_one_axis("start_pos", &start_pos.shape)?;
     let cache_shape = shapes::rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
         shapes::scale_rank::<6>(&scale.shape, &cache.shape, config.cache.quant)?;
     }
 
-    if let Current::Tensors([key, value]) = current {
-        shapes::equal("current_value", &value.shape, &key.shape, "as in current_key")?;
-    }
+    shapes::equal("current_value", &value.shape, &key.shape, "as in current_key")?;
     shapes::equal("start_pos", &start_pos.shape, &[1][..start_pos.shape.len()], "a single number")?;
-    let mut dims = StaticCacheDims { num_layer: config.cache.num_layer, ..config.layout.dims(cache_shape) };
-    let mut reason = "by cache_layout and num_layer";
-    if let Some([_, _, num_heads, head_dim]) = current_dims {
-        dims = StaticCacheDims { num_heads, inner: head_dim, ..dims };
-        reason = "by cache_layout, num_layer and the shape of current_key";
-    }
+    let num_layer = config.cache.num_layer;
+    let dims = StaticCacheDims { num_layer, num_heads, inner: head_dim, ..config.layout.dims(cache_shape) };
+    let reason = "by cache_layout, num_layer and the shape of current_key";
     shapes::equal("cache", &cache.shape, &config.layout.shape(dims), reason)?;
     let scale_dims = StaticCacheDims { inner: shapes::scales_per_head(&config.cache, dims.inner)?, ..dims };
     if let Some(scale) = scale {
@@ -127,10 +104,6 @@ fn shapes(
             "by the shape of cache and quant_group",
         )?;
     }
-    let [batch, seqlen] = match (current_dims, current) {
-        (Some([batch, seqlen, ..]), _) | (None, Current::Later([batch, seqlen])) => [batch, seqlen],
-        (None, Current::Tensors(_)) => unreachable!("current tensors have dimensions"),
-    };
     if batch > dims.max_b {
         return Err(Error::BatchTooLarge { batch, max_b: dims.max_b });
     }
@@ -162,28 +135,5 @@ impl CheckedSequences {
         let reason = "the shape (B, start_pos + S, H * num_repeat, Dh) of this call";
         let outputs = ExpectedOutputs::of(&tensors.geometry, num_repeat, shape, reason)?;
         Ok(CheckedCall { tensors, sequences: Sequences { seqlen, start_pos, stride }, outputs })
-    }
-}
-
-impl CheckedCall {
-    /// The call of one layer: this one, of which everything but the current tokens has been checked, with those of the
-    /// layer.
-    pub(crate) fn layer(
-        &self,
-        num_layer: usize,
-        layer_idx: usize,
-        current: [&TensorRef<'_>; 2],
-    ) -> Result<Self, Error> {
-        let CheckedTensors { geometry, pointers, extents } = &self.tensors;
-        config::layer_idx(layer_idx, num_layer)?;
-        let expected = [geometry.batch, self.sequences.seqlen, geometry.num_heads, geometry.head_dim];
-        let expected = (&expected[..], "the shape (B, S, H, Dh) of this call");
-        let extents = validate::current_of_layer(geometry.t1, current, expected, extents)?;
-        let tensors = CheckedTensors {
-            geometry: Geometry { layer_idx, ..*geometry },
-            pointers: Pointers { current: current.map(|tensor| tensor.data), ..*pointers },
-            extents,
-        };
-        Ok(Self { tensors, ..*self })
     }
 }

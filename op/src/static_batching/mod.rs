@@ -4,10 +4,8 @@ pub(crate) mod checked_sequences;
 mod static_call;
 mod static_config;
 mod static_key_value_cache;
-mod static_layers;
 mod static_shape_inference;
 
 pub use static_call::StaticCall;
 pub use static_key_value_cache::{StaticInputs, StaticKeyValueCache};
-pub use static_layers::StaticLayers;
 pub use static_shape_inference::StaticInputDims;

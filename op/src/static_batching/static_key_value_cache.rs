@@ -7,7 +7,6 @@ use ndarray::Array4;
 use super::checked_sequences as checks;
 use super::static_call::StaticCall;
 use super::static_config::StaticConfig;
-use super::static_layers::StaticLayers;
 use super::static_shape_inference::{self, StaticInputDims};
 use crate::backend::Backend;
 use crate::error::Error;
@@ -115,33 +114,11 @@ impl StaticKeyValueCache {
         let StaticInputs { current_key, current_value, start_pos } = inputs;
         let t3 = scale.as_ref().map(|scale| scale.element);
         self.check_types(current_key.element, current_value.element, cache.element, t3)?;
-        let current = checks::Current::Tensors([current_key, current_value]);
-        let checked = checks::tensors(&self.config, current_key.element, current, start_pos, &cache, scale.as_ref())?;
+        let current = [current_key, current_value];
+        let checked = checks::tensors(&self.config, current, start_pos, &cache, scale.as_ref())?;
         // SAFETY: `start_pos` is a `TensorRef` of the host, whose type, shape and memory have just been checked.
         let checked = unsafe { checked.at(start_pos) }?;
         Ok(StaticCall::new(self.backend, checked))
-    }
-
-    /// Checks what the calls of all layers of one step have in common: the sequences, cache and scale. `t1` is the type
-    /// of each layer's `current_key` and `current_value`, `batch` and `seqlen` are their first two axes. The attribute
-    /// `layer_idx` is not used; [`StaticLayers::layer`] makes the call of one layer, and checks what is its own.
-    ///
-    /// # Errors
-    /// Every [`Error`] that concerns `start_pos`, `cache` or `scale`.
-    pub fn check_layers<'a>(
-        &self,
-        t1: ElementType,
-        [batch, seqlen]: [usize; 2],
-        start_pos: &TensorRef<'a>,
-        cache: TensorMut<'a>,
-        scale: Option<TensorMut<'a>>,
-    ) -> Result<StaticLayers<'a>, Error> {
-        self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let current = checks::Current::Later([batch, seqlen]);
-        let checked = checks::tensors(&self.config, t1, current, start_pos, &cache, scale.as_ref())?;
-        // SAFETY: `start_pos` is a `TensorRef` of the host, whose type, shape and memory have just been checked.
-        let checked = unsafe { checked.at(start_pos) }?;
-        Ok(StaticLayers::new(self.config.cache.num_layer, self.backend, checked))
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing

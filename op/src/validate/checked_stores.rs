@@ -166,7 +166,7 @@ pub(crate) const CURRENT: [&str; 2] = ["current_key", "current_value"];
 
 /// Checks the current tokens of one layer of a call of which all else has been checked, with the shape that they must
 /// have and what decides it. Gives the memory of all.
-pub(crate) fn current_of_layer(
+fn current_of_layer(
     t1: ElementType,
     current: [&TensorRef<'_>; 2],
     (shape, reason): (&[usize], &'static str),

@@ -8,7 +8,7 @@ pub(crate) mod shapes;
 mod types;
 
 pub(crate) use checked_stores::dynamic_tensors;
-pub(crate) use checked_stores::{CheckedStores, CheckedTensors, Sizes, current_of_layer, stores, tensors};
+pub(crate) use checked_stores::{CheckedStores, CheckedTensors, Sizes, stores, tensors};
 pub(crate) use expected_outputs::ExpectedOutputs;
 pub(crate) use extents::Extents;
 pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
