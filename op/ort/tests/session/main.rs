@@ -1,5 +1,5 @@
-//! The library as a Rust program uses it: registered by its path in a session of the `ort` crate, or linked. Golden cases
-//! run in sessions of the models that `models.py` makes of them.
+//! The operators linked into a Rust program, which registers them in a session of the `ort` crate. Golden cases run in
+//! sessions of the models that `models.py` makes of them. (Tests in Python register the library by its path.)
 
 mod runtime;
 
@@ -10,13 +10,11 @@ use ort::memory::Allocator;
 use ort::session::{Session, SessionInputValue, SessionOutputs};
 use ort::value::{DynTensor, DynTensorRef};
 
-use crate::runtime::Operators;
-
 /// A golden case, and a session of its node.
-fn load(name: &str, operators: Operators) -> (Case, ort::Result<Session>) {
+fn load(name: &str) -> (Case, ort::Result<Session>) {
     let case = cases().expect("the golden cases can be read").into_iter().find(|case| case.name == name);
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/session/models");
-    (case.expect("a golden case"), runtime::session(&models.join(name).with_extension("onnx"), operators))
+    (case.expect("a golden case"), runtime::session(&models.join(name).with_extension("onnx")))
 }
 
 /// The tensor in memory of its own, which a session may write.
@@ -65,44 +63,25 @@ impl State {
 
 #[test]
 fn golden_decoding_writes_the_callers_cache() -> ort::Result<()> {
-    for operators in [Operators::Library, Operators::Linked] {
-        for name in ["decode-mode0-f32-f32", "decode-mode1-f16-int4-f16"] {
-            let (case, session) = load(name, operators);
-            let (mut session, mut state) = (session?, State::new(&case)?);
-            for step in &case.steps {
-                let Expected::Success(after) = &step.expected else { panic!("{name} has legal calls alone") };
-                let outputs = state.run(&mut session, step)?;
-                for (name, expected) in ["key", "value"].into_iter().zip(&after.outputs) {
-                    let got: DynTensorRef<'_> = outputs[name].view().downcast()?;
-                    assert!(same(&got, expected), "{name} of {}, {operators:?}", case.name);
-                }
-                drop(outputs);
-                assert!(state.is(after.cache.as_ref().unwrap(), after.scale.as_ref()), "{name}, {operators:?}");
+    for name in ["decode-mode0-f32-f32", "decode-mode1-f16-int4-f16"] {
+        let (case, session) = load(name);
+        let (mut session, mut state) = (session?, State::new(&case)?);
+        for step in &case.steps {
+            let Expected::Success(after) = &step.expected else { panic!("{name} has legal calls alone") };
+            let outputs = state.run(&mut session, step)?;
+            for (name, expected) in ["key", "value"].into_iter().zip(&after.outputs) {
+                let got: DynTensorRef<'_> = outputs[name].view().downcast()?;
+                assert!(same(&got, expected), "{name} of {}", case.name);
             }
+            drop(outputs);
+            assert!(state.is(after.cache.as_ref().unwrap(), after.scale.as_ref()), "{name}");
         }
-    }
-    Ok(())
-}
-
-#[test]
-fn a_refused_call_says_why_and_leaves_the_cache() -> ort::Result<()> {
-    let (case, session) = load("refuse-kvlen-mismatch-mode1", Operators::Library);
-    let (mut session, mut state) = (session?, State::new(&case)?);
-    for step in &case.steps {
-        let Expected::Refusal { kind, mentions } = &step.expected else { panic!("the case has refused calls alone") };
-        let message = state.run(&mut session, step).map(drop).unwrap_err().to_string();
-        for expected in mentions.iter().chain([kind]) {
-            assert!(message.contains(expected), "{expected} in {message}");
-        }
-        assert!(state.is(&case.cache, case.scale.as_ref()));
     }
     Ok(())
 }
 
 #[test]
 fn a_node_that_cannot_work_is_refused_at_load() {
-    for operators in [Operators::Library, Operators::Linked] {
-        let message = load("refuse-page-size-0", operators).1.map(drop).unwrap_err().to_string();
-        assert!(message.contains("node 'cached'") && message.contains("page_size is 0"), "{message}");
-    }
+    let message = load("refuse-page-size-0").1.map(drop).unwrap_err().to_string();
+    assert!(message.contains("node 'cached'") && message.contains("page_size is 0"), "{message}");
 }

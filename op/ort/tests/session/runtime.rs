@@ -7,36 +7,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::Library;
 use ort::environment::Environment;
 use ort::session::Session;
-use ort::session::builder::SessionBuilder;
 use ort::sys::{ORT_API_VERSION, OrtApiBase};
 
-/// How a session gets the operators.
-#[derive(Debug, Clone, Copy)]
-pub enum Operators {
-    /// From the built library, by its path.
-    Library,
-    /// From this program, into which they are linked.
-    Linked,
-}
-
-/// A session of `model`.
+/// A session of `model` that has the operators.
 ///
 /// Sessions are made one after the other: ONNX Runtime 1.20 may fail to make two with custom operators at the same
 /// time.
-pub fn session(model: &Path, operators: Operators) -> ort::Result<Session> {
+pub fn session(model: &Path) -> ort::Result<Session> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (base, environment) = runtime();
-    let builder: SessionBuilder = Session::builder(environment)?;
-    let mut builder = match operators {
-        Operators::Library => builder.with_operator_library(library())?,
-        Operators::Linked => {
-            let mut builder = builder;
-            // SAFETY: the environment is that of this runtime, which is never closed.
-            unsafe { kvcache_ort::register(&mut builder, base) }?;
-            builder
-        }
-    };
+    let mut builder = Session::builder(environment)?;
+    // SAFETY: the environment is that of this runtime, which is never closed.
+    unsafe { kvcache_ort::register(&mut builder, base) }?;
     builder.commit_from_file(model)
 }
 
@@ -70,10 +53,4 @@ fn runtime_path() -> PathBuf {
     let mut files = versions.flat_map(|python| entries(python.join("site-packages/onnxruntime/capi")));
     let library = files.find(|file| file.to_string_lossy().contains("libonnxruntime.so"));
     library.expect("`make .venv/ready` installs ONNX Runtime, or KVCACHE_ONNXRUNTIME_LIB names its library")
-}
-
-/// The library that `KVCACHE_ORT_LIB` names, or else that of this test's build, which cargo puts beside the test.
-fn library() -> PathBuf {
-    let library = env::var_os("KVCACHE_ORT_LIB").map(PathBuf::from);
-    library.unwrap_or_else(|| env::current_exe().expect("this program is a file").with_file_name("libkvcache_ort.so"))
 }
