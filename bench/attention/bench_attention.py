@@ -4,8 +4,9 @@
     bench_attention.py --quick             fewer rounds, and a sample of the calls
     bench_attention.py --filter prefill    only the groups whose names contain a word
 
-LLAMA_CPP is the folder of llama.cpp's libraries, a peer where there is one. Contenders are measured in turn, in one process; figures are ratios within a round, medians with quartiles. An answer
-that differs from numpy's in float64 by more than the number format explains ends the benchmark.
+Contenders are measured in turn, in one process; figures are ratios within a round, medians with quartiles. An answer
+that differs from numpy's in float64 by more than the number format explains ends the benchmark. LLAMA_CPP is the folder
+of llama.cpp's libraries, a peer where there is one.
 """
 
 from __future__ import annotations

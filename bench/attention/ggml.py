@@ -1,4 +1,4 @@
-"""llama.cpp's attention, ggml_flash_attn_ext, by the C interface of the libraries that node-llama-cpp ships compiled."""
+"""llama.cpp's attention, ggml_flash_attn_ext, by the C interface of the libraries that node-llama-cpp ships."""
 
 from __future__ import annotations
 

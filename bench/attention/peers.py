@@ -22,8 +22,8 @@ MICROSOFT = "com.microsoft"
 def group_query_attention(tensors: AttentionTensors, threads: int, arena: Arena, bits: int = 0) -> Contender:
     """ONNX Runtime's own operator over contiguous caches, (B, Hk, MaxT, Dh), which it extends in place.
 
-    It has one length of new tokens for all sequences. With `bits`, eight or four, the caches are codes, with a scale for
-    each channel of each head that never changes.
+    It has one length of new tokens for all sequences. With `bits`, eight or four, the caches are codes, with a
+    scale for each channel of each head that never changes.
     """
     case, heads = tensors.case, tensors.case.heads
     t1, (tokens,) = case.format.t1, set(case.lengths.seqlens)

@@ -5,8 +5,8 @@
 
 Each contender is a process of its own. They are measured in turn; ratios are taken within a round. After each figure
 their logits are compared, of the same tokens in all of them: what differs by more than rounding to 8 bits explains ends
-the benchmark. Peers are llama.cpp (LLAMA_CPP is the folder of its libraries), ONNX Runtime's GroupQueryAttention in a loop
-like ours and in onnxruntime-genai, and transformers on torch. What is not installed has an empty column.
+the benchmark. Peers are llama.cpp (LLAMA_CPP is the folder of its libraries), ONNX Runtime's GroupQueryAttention in a
+loop like ours and in onnxruntime-genai, and transformers on torch. What is not installed has an empty column.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import genai
 import naive
+import numpy as np
 from group_query import GroupQuery
 from llama_cpp import LIBRARIES, VERSION, LlamaCpp
 

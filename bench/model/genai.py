@@ -1,4 +1,4 @@
-"""onnxruntime-genai over the same weights and products, in a graph with the inputs and outputs that its builder emits."""
+"""onnxruntime-genai over the same weights and products, in a graph with the inputs and outputs of its builder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from group_query import GroupQueryDecoder
 from kvcache_ops.models._checkpoint import open_checkpoint
 from kvcache_ops.models._graph import Graph
 from onnx import TensorProto, helper
-
-from group_query import GroupQueryDecoder
 from packages import titled
 
 TITLE = titled("onnxruntime-genai")
@@ -64,7 +63,9 @@ class Genai:
             [output] = [output for output in model.graph.output if output.name == "logits"]
             output.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", 1, config.vocab_size]))
             onnx.save(model, f"{folder}/model.onnx")
-            cache = {f"{when}_{part}_names": f"{when}.%d.{part}" for when in ("past", "present") for part in ("key", "value")}
+            cache = {
+                f"{when}_{part}_names": f"{when}.%d.{part}" for when in ("past", "present") for part in ("key", "value")
+            }
             about = {
                 "model": {
                     "type": "llama",

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from packages import titled
 
 TITLE = titled("transformers", "torch")

@@ -84,11 +84,7 @@ impl EmulatedAttention {
         }
     }
 
-    fn try_attend(
-        &self,
-        problem: &AttentionProblem<'_>,
-        attn_output: &mut [MaybeUninit<u8>],
-    ) -> Result<(), Failure> {
+    fn try_attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>]) -> Result<(), Failure> {
         let geometry = *problem.geometry();
         let AttentionPointers { query, attn_mask } = problem.pointers();
         let shift = if self.device.unaligned { geometry.t1.align() } else { 0 };

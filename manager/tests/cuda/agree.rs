@@ -2,7 +2,7 @@
 
 use kvcache_conformance::random::Entropy;
 use kvcache_manager::op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use kvcache_manager::schema::ElementType::{BFloat16, Float16, Float32, Int4, Int8};
+use kvcache_manager::schema::ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
 use kvcache_manager::schema::{CacheLayout, QuantBit};
 use kvcache_manager::{CacheMemory, Geometry, MemoryError, Rope, Rotation, RowCopy};
 use libtest_mimic::Failed;
@@ -10,7 +10,7 @@ use libtest_mimic::Failed;
 use crate::device::{Result, Twins, Types, fill, spec};
 
 /// Every kernel's types; heads of 12 float32 and int4 of 24 have no 16 bytes.
-const TYPES: [(Types, usize); 9] = [
+const TYPES: [(Types, usize); 11] = [
     ((Float32, None), 12),
     ((Float16, None), 16),
     ((BFloat16, None), 16),
@@ -20,6 +20,8 @@ const TYPES: [(Types, usize); 9] = [
     ((Int4, Some((QuantBit::Four, 24, Float32))), 24),
     ((Int4, Some((QuantBit::Four, 8, Float16))), 64),
     ((Int4, Some((QuantBit::Four, 2, Float16))), 64),
+    ((Float8E4M3Fn, Some((QuantBit::Float8, 8, Float32))), 32),
+    ((Float8E4M3Fn, Some((QuantBit::Float8, 6, Float16))), 24),
 ];
 
 const MAX_T: usize = 96;

@@ -71,7 +71,7 @@ impl Twins {
     }
 }
 
-/// Numbers of a type; codes are any bytes.
+/// Numbers of a type; codes are any bytes, but for a float8's NaN.
 pub fn fill(element: ElementType, bytes: &mut [u8], entropy: &mut Entropy) {
     if element.is_float() {
         let values: Vec<f32> =
@@ -79,5 +79,8 @@ pub fn fill(element: ElementType, bytes: &mut [u8], entropy: &mut Entropy) {
         write_floats(element, &values, bytes);
     } else {
         bytes.iter_mut().for_each(|byte| *byte = entropy.below(256) as u8);
+        if element == ElementType::Float8E4M3Fn {
+            bytes.iter_mut().filter(|byte| **byte & 0x7f == 0x7f).for_each(|byte| *byte = 0);
+        }
     }
 }

@@ -26,6 +26,10 @@ pub enum RowKernel {
     RotateI4F32,
     /// Rotates int4 keys with float16 scales.
     RotateI4F16,
+    /// Rotates float8 keys with float32 scales.
+    RotateF8F32,
+    /// Rotates float8 keys with float16 scales.
+    RotateF8F16,
 }
 
 /// The module of these kernels.
@@ -41,6 +45,8 @@ pub static ROWS: Module = Module::new(
         "kvcache_rotate_i8_f16_rows",
         "kvcache_rotate_i4_f32_rows",
         "kvcache_rotate_i4_f16_rows",
+        "kvcache_rotate_f8_f32_rows",
+        "kvcache_rotate_f8_f16_rows",
     ],
     include_bytes!("ptx/rows.ptx.z"),
 );
@@ -48,7 +54,7 @@ pub static ROWS: Module = Module::new(
 impl RowKernel {
     /// The kernel that rotates the keys of a cache, if there is one for its types.
     pub(super) fn rotate(rows: &CacheRows) -> Option<Self> {
-        use ElementType::{BFloat16, Float16, Float32, Int4, Int8};
+        use ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
         match rows.types() {
             (Float32, None) => Some(Self::RotateF32),
             (Float16, None) => Some(Self::RotateF16),
@@ -57,6 +63,8 @@ impl RowKernel {
             (Int8, Some(Float16)) => Some(Self::RotateI8F16),
             (Int4, Some(Float32)) => Some(Self::RotateI4F32),
             (Int4, Some(Float16)) => Some(Self::RotateI4F16),
+            (Float8E4M3Fn, Some(Float32)) => Some(Self::RotateF8F32),
+            (Float8E4M3Fn, Some(Float16)) => Some(Self::RotateF8F16),
             _ => None,
         }
     }
@@ -78,6 +86,6 @@ mod tests {
         for kernel in ROWS.kernels {
             assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
         }
-        assert_eq!(RowKernel::RotateI4F16.name(), ROWS.kernels[ROWS.kernels.len() - 1]);
+        assert_eq!(RowKernel::RotateF8F16.name(), ROWS.kernels[ROWS.kernels.len() - 1]);
     }
 }

@@ -100,9 +100,9 @@ __device__ __forceinline__ void rotate_codes(const RotateParameters& p, u8* cach
         const Scale<F32> of_group = scale_of<F32, T2>(amax);
         u8* codes = cache + group * p.group / PER_BYTE;
         for (u32 d = 0; d < p.group; d += PER_BYTE) {
-            u32 byte = code_of<F32>(value(d), of_group);
+            u32 byte = code_of<F32, T2>(value(d), of_group);
             if constexpr (PER_BYTE == 2) {
-                byte = (byte & 0xf) | (code_of<F32>(value(d + 1), of_group) & 0xf) << 4;
+                byte = (byte & 0xf) | (code_of<F32, T2>(value(d + 1), of_group) & 0xf) << 4;
             }
             write(codes + d / PER_BYTE, static_cast<u8>(of_group.non_finite ? 0 : byte));
         }
