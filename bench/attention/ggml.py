@@ -76,7 +76,7 @@ def flash_attention(tensors: AttentionTensors, threads: int) -> Contender:
         base.ggml_backend_dev_backend_reg(device), b"ggml_backend_set_n_threads"
     )
     ctypes.CFUNCTYPE(None, c_void_p, c_int)(set_threads)(backend, threads)
-    context = c_void_p(base.ggml_init(InitParams(1 << 20, None, True)))
+    context = c_void_p(base.ggml_init(InitParams(64 << 20, None, True)))
 
     def tensor(element: int, *lengths: int) -> c_void_p:
         return c_void_p(base.ggml_new_tensor_4d(context, element, *lengths))

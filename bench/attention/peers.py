@@ -6,6 +6,8 @@ must give the right answer before it is measured.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 from onnx import TensorProto
 
@@ -54,9 +56,14 @@ def group_query_attention(tensors: AttentionTensors, threads: int, arena: Arena,
         types |= dict.fromkeys(scales, TensorProto.FLOAT)
     session = session_of(node_model("GroupQueryAttention", types, outputs, MICROSOFT, **attributes), threads)
     output = arena.tensor(f"{case.name} peer's output", t1, (batch, tokens, heads.query * heads.dim))
+    number = {0: NUMPY_TYPES[t1], 8: np.int8, 4: np.uint8}[bits]
+
+    def region(name: str) -> np.ndarray:
+        return arena.bytes(name, prod(shape) * np.dtype(number).itemsize).view(number).reshape(shape)
+
     runs, layers = [], []
     for layer_idx in tensors.layers:
-        held = [arena.tensor(f"{case.name} past {kv} of {layer_idx}, {bits}", t_cache, shape) for kv in range(2)]
+        held = [region(f"{case.name} past {kv} of {layer_idx}, {bits}") for kv in range(2)]
         for kv, array in enumerate(held):
             for b, m in enumerate(case.lengths.kvlens):
                 values = tensors.values(layer_idx, kv, b).transpose(1, 0, 2)
