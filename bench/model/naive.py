@@ -44,7 +44,7 @@ class Transformers:
         held = self._cache.get_seq_length() if self._cache else 0
         if held < len(tokens):
             self.step({source: tokens[held:]})
-        elif tokens:
-            self._cache.crop(len(tokens))
-        else:
+        elif not tokens:
             self._cache = None
+        elif held > len(tokens):
+            self._cache.crop(len(tokens) - held)  # so many fewer
