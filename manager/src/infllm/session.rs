@@ -150,7 +150,8 @@ impl InfLlm {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`]; [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
+    /// [`SessionError::Io`]; [`InfLlmError::BlockLost`](crate::InfLlmError::BlockLost),
+    /// [`InfLlmError::Store`](crate::InfLlmError::Store).
     pub fn save_seq(
         &self,
         path: impl AsRef<Path>,
@@ -215,7 +216,7 @@ impl InfLlm {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::Memory`],
-    /// [`InfLlmError::Store`]. No sequence has changed then.
+    /// [`InfLlmError::Store`](crate::InfLlmError::Store). No sequence has changed then.
     pub fn load_seq(
         &mut self,
         path: impl AsRef<Path>,
