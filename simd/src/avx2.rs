@@ -143,6 +143,38 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> __m256 {
+        unsafe {
+            let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
+            // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
+            let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+            let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i8_of_four(lanes: __m256, i: usize) -> __m256 {
+        unsafe {
+            let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(24 - 8 * i as i32));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i4_of_eight(lanes: __m256, i: usize) -> __m256 {
+        unsafe {
+            let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(28 - 4 * i as i32));
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_add_ps(a, b) }
     }

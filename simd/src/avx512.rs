@@ -29,6 +29,34 @@ unsafe fn outlined_native_f16<const NATIVE_F16: bool, F: Function<Avx512<NATIVE_
 /// Rounds to nearest, ties to even, without exceptions.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+/// The signed value of four bits.
+pub const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
+
+/// For each lane of 32 bits, of the eight bytes that each 128 bits have, the one with its code; nothing above it.
+const TWICE: [u32; 16] = {
+    let mut bytes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        bytes[i] = 0x8080_8000 | (i as u32 / 2);
+        i += 1;
+    }
+    bytes
+};
+
+/// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no
+/// others.
+///
+/// # Safety
+/// AVX-512 F and BW are enabled.
+#[inline(always)]
+pub unsafe fn nibbles(bytes: __m128i) -> __m512i {
+    // SAFETY: the instructions are enabled: see `# Safety`.
+    unsafe {
+        let twice = _mm512_shuffle_epi8(_mm512_broadcastq_epi64(bytes), _mm512_loadu_si512(TWICE.as_ptr().cast()));
+        _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
+    }
+}
+
 /// A mask of the first `n <= 16` lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
@@ -145,6 +173,36 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
             let is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, all), all);
             let halves = _mm256_xor_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x3f80 ^ 0x7e00)));
             _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> __m512 {
+        unsafe {
+            let bytes = _mm_loadl_epi64(from.cast());
+            _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i8_of_four(lanes: __m512, i: usize) -> __m512 {
+        unsafe {
+            let top = _mm512_sllv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(24 - 8 * i as i32));
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i4_of_eight(lanes: __m512, i: usize) -> __m512 {
+        unsafe {
+            // A permutation looks at the low four bits of its lanes.
+            let lowest = _mm512_srlv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(4 * i as i32));
+            _mm512_permutexvar_ps(lowest, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
         }
     }
 

@@ -18,7 +18,7 @@ mod vendor;
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub use avx512::Avx512;
+pub use avx512::{Avx512, VALUE_OF_NIBBLE, nibbles};
 pub use e4m3::{E4M3_LEAST_NORMAL, E4M3_MAX, E4M3_ROUNDER, e4m3_from_f32, e4m3_to_f32};
 pub use float::Float;
 pub use instruction_set::InstructionSet;

@@ -55,6 +55,16 @@ unsafe fn nearest_bf16(x: float32x4_t) -> float32x4_t {
     }
 }
 
+/// Eight int8 as float32.
+#[inline(always)]
+unsafe fn floats(codes: int8x8_t) -> [float32x4_t; 2] {
+    // SAFETY: the instructions are enabled (see Simd).
+    unsafe {
+        let codes = vmovl_s8(codes);
+        [vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(codes)))]
+    }
+}
+
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Simd for Neon {
@@ -132,6 +142,45 @@ impl Simd for Neon {
             let halves = veorq_u16(halves, vandq_u16(is_nan, vdupq_n_u16(0x3f80 ^ 0x7e00)));
             values(halves).map(|x| vmulq_n_f32(x, 256.0))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> [float32x4_t; 2] {
+        unsafe { floats(vld1_s8(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> [float32x4_t; 2] {
+        unsafe {
+            let bytes = vreinterpret_s8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
+            // The low nibble is moved to the top and back, with its sign.
+            let [firsts, seconds] = [vshr_n_s8::<4>(vshl_n_s8::<4>(bytes)), vshr_n_s8::<4>(bytes)];
+            floats(vzip1_s8(firsts, seconds))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i8_of_four(lanes: [float32x4_t; 2], i: usize) -> [float32x4_t; 2] {
+        let mut codes = lanes;
+        for codes in &mut codes {
+            *codes = unsafe {
+                let top = vshlq_s32(vreinterpretq_s32_f32(*codes), vdupq_n_s32(24 - 8 * i as i32));
+                vcvtq_f32_s32(vshrq_n_s32::<24>(top))
+            };
+        }
+        codes
+    }
+
+    #[inline(always)]
+    unsafe fn i4_of_eight(lanes: [float32x4_t; 2], i: usize) -> [float32x4_t; 2] {
+        let mut codes = lanes;
+        for codes in &mut codes {
+            *codes = unsafe {
+                let top = vshlq_s32(vreinterpretq_s32_f32(*codes), vdupq_n_s32(28 - 4 * i as i32));
+                vcvtq_f32_s32(vshrq_n_s32::<28>(top))
+            };
+        }
+        codes
     }
 
     #[inline(always)]

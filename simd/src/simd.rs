@@ -89,6 +89,35 @@ pub trait Simd: Sized {
         }
     }
 
+    /// Reads a register of int8.
+    #[inline(always)]
+    unsafe fn read_i8(from: *const u8) -> Self::F32 {
+        let mut lanes = [0.0; MOST_LANES];
+        // SAFETY: a register of elements can be read; the array has a register's lanes.
+        unsafe {
+            for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+                *lane = f32::from(from.add(i).cast::<i8>().read());
+            }
+            Self::read_f32(lanes.as_ptr())
+        }
+    }
+    /// Reads a register of int4, two a byte.
+    #[inline(always)]
+    unsafe fn read_i4(from: *const u8) -> Self::F32 {
+        let mut lanes = [0.0; MOST_LANES];
+        // SAFETY: a register of elements can be read; the array has a register's lanes.
+        unsafe {
+            for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+                *lane = f32::from((from.add(i / 2).read() << (4 - i % 2 * 4)) as i8 >> 4);
+            }
+            Self::read_f32(lanes.as_ptr())
+        }
+    }
+    /// The `i`-th int8 of four in each lane's bits.
+    unsafe fn i8_of_four(lanes: Self::F32, i: usize) -> Self::F32;
+    /// The `i`-th int4 of eight in each lane's bits.
+    unsafe fn i4_of_eight(lanes: Self::F32, i: usize) -> Self::F32;
+
     /// `a + b`
     unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a - b`

@@ -164,9 +164,8 @@ impl Model {
             parts.sort_by_key(|part| !part.decoding);
             let inputs = self.inputs(placement, &places, &lengths, &parts);
             let output = attend(kernel, &attributes, &inputs, &mut state);
-            let float32 = |element| element == ElementType::Float32;
-            // Products of float32 are what `KeyValueCache` gives; others it rounds, which attention over a cache need not.
-            if self.types.t3.is_none_or(|t3| float32(t3) && float32(self.types.t1)) {
+            // A quantized value is code times scale, whose product `KeyValueCache` rounds, and attention need not.
+            if self.types.t3.is_none() {
                 self.compare_with_packed(kernel, &attributes, &inputs, &mut state, &output);
             }
             let row = self.attention.num_heads as usize * self.head_dim() * (self.types.t1.bits() / 8);

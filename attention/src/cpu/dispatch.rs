@@ -8,20 +8,21 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Portable, Simd};
 
+use super::generic::int_codes::{IntCodes, Word};
 use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
-use super::generic::panel::{Pack, PackKeys};
+use super::generic::panel::{Pack, PackCodes, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
+use super::generic::qk_codes::{CodeScores, QkCodes, Widen, WidenCodes};
 use super::generic::qk_panels::{PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
 use super::generic::read_rows::{Read, ReadRows, ReadScales};
+use super::generic::scales::{ScaleWeights, Scaled, Transpose, TransposeScales};
 use super::generic::softmax::{Block, Hidden, Softmax};
 use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
-#[cfg(target_arch = "x86_64")]
-use super::generic::stored::Stored;
 use super::generic::tiles::Tiles;
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::codes::{Codes, Int4Rows, LANES};
+use super::x86_64::codes::{Codes, LANES};
 
 /// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
@@ -84,10 +85,59 @@ pub(crate) fn scale_function(instructions: InstructionSet, t3: ElementType) -> R
     })
 }
 
+/// Functions over integer codes, whose scales enter sums.
+#[derive(Clone, Copy)]
+pub(crate) struct IntegerFunctions {
+    /// Packs keys as words, of which QK scores are computed for few queries; for many, they become float32 first.
+    pub(crate) pack_keys: PackFunction,
+    pub(crate) qk_words: for<'a> unsafe fn(&CodeScores<'a>),
+    pub(crate) widen: unsafe fn(&Widen),
+    pub(crate) qk_floats: for<'a> unsafe fn(&CodeScores<'a>),
+    pub(crate) pv_rows: PvRowsFunction,
+    pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
+    pub(crate) transpose_scales: unsafe fn(&Transpose),
+    pub(crate) scale_weights: unsafe fn(&Scaled),
+}
+
+/// The functions of an instruction set for codes of a quantized cache; none where they are no integers.
+pub(crate) fn integer_functions(instructions: InstructionSet, bits: QuantBit) -> Option<IntegerFunctions> {
+    Some(match instructions {
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => for_bits::<Neon>(bits)?,
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => for_bits::<Avx2>(bits)?,
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_bits::<Avx512<false>>(bits)?,
+        _ => for_bits::<Portable>(bits)?,
+    })
+}
+
+fn for_bits<S: Tiles>(bits: QuantBit) -> Option<IntegerFunctions> {
+    match bits {
+        QuantBit::Eight => Some(for_integers::<S, 8>()),
+        QuantBit::Four => Some(for_integers::<S, 4>()),
+        QuantBit::Float8 => None,
+    }
+}
+
+fn for_integers<S: Tiles, const BITS: usize>() -> IntegerFunctions {
+    IntegerFunctions {
+        pack_keys: S::outlined::<PackCodes<BITS>>(),
+        qk_words: S::outlined::<QkCodes<Word<BITS>>>(),
+        widen: S::outlined::<WidenCodes<BITS>>(),
+        qk_floats: S::outlined::<QkCodes<f32>>(),
+        pv_rows: S::outlined::<PvRows<IntCodes<BITS>>>(),
+        pack_values: S::outlined::<PackValues<IntCodes<BITS>>>(),
+        transpose_scales: S::outlined::<TransposeScales>(),
+        scale_weights: S::outlined::<ScaleWeights>(),
+    }
+}
+
 /// Functions for few queries, over codes that are dequantized in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeFunctions {
-    pub(crate) qk_rows: QkRowsFunction,
+    /// None where keys are integer codes.
+    pub(crate) qk_rows: Option<QkRowsFunction>,
     pub(crate) pv_rows: PvRowsFunction,
     /// Codes that share a scale, as a power of two, and whether they are whole registers.
     pub(crate) group_bits: u32,
@@ -111,25 +161,24 @@ pub(crate) fn code_functions(
         // A row of one group has scale 0.
         let group_bits = if group == len { usize::BITS - 1 } else { group.ilog2() };
         let is_wide = group >= LANES;
-        return Some(match (bits, is_wide) {
-            (QuantBit::Eight, true) => in_registers::<Codes<8, false, true>>(group_bits, is_wide),
-            (QuantBit::Eight, false) => in_registers::<Codes<8, false, false>>(group_bits, is_wide),
-            (QuantBit::Float8, true) => in_registers::<Codes<8, true, true>>(group_bits, is_wide),
-            (QuantBit::Float8, false) => in_registers::<Codes<8, true, false>>(group_bits, is_wide),
-            (QuantBit::Four, true) if group == len => in_registers::<Int4Rows>(group_bits, is_wide),
-            (QuantBit::Four, true) => in_registers::<Codes<4, false, true>>(group_bits, is_wide),
-            (QuantBit::Four, false) => in_registers::<Codes<4, false, false>>(group_bits, is_wide),
-        });
+        let (qk_rows, pv_rows) = match (bits, is_wide) {
+            (QuantBit::Float8, true) => float8::<true>(),
+            (QuantBit::Float8, false) => float8::<false>(),
+            (QuantBit::Eight, false) => (None, Avx512::<false>::outlined::<PvRows<Codes<8, false, false>>>()),
+            (QuantBit::Four, false) => (None, Avx512::<false>::outlined::<PvRows<Codes<4, false, false>>>()),
+            (QuantBit::Eight | QuantBit::Four, true) => return None,
+        };
+        return Some(CodeFunctions { qk_rows, pv_rows, group_bits, is_wide });
     }
     let _ = (instructions, bits, len, group);
     None
 }
 
-/// Those for codes V.
+/// Those for float8.
 #[cfg(target_arch = "x86_64")]
-fn in_registers<V: Stored<Avx512<false>>>(group_bits: u32, is_wide: bool) -> CodeFunctions {
-    let qk_rows = Avx512::<false>::outlined::<QkRows<V>>();
-    CodeFunctions { qk_rows, pv_rows: Avx512::<false>::outlined::<PvRows<V>>(), group_bits, is_wide }
+fn float8<const WIDE: bool>() -> (Option<QkRowsFunction>, PvRowsFunction) {
+    let qk_rows = Avx512::<false>::outlined::<QkRows<Codes<8, true, WIDE>>>();
+    (Some(qk_rows), Avx512::<false>::outlined::<PvRows<Codes<8, true, WIDE>>>())
 }
 
 /// The functions for T1 and the floats that rows are read as.
@@ -149,7 +198,7 @@ fn for_floats<S: Tiles, T1: Float, E: Float>() -> Functions {
         softmax_rows: S::outlined::<SoftmaxRows>(),
         pv_rows: S::outlined::<PvRows<f32>>(),
         pv_rows_in_place: S::outlined::<PvRows<E>>(),
-        pack_values: S::outlined::<PackValues>(),
+        pack_values: S::outlined::<PackValues<f32>>(),
         pv_panels: S::outlined::<PvPanels>(),
         merge: S::outlined::<Merge>(),
         finish: S::outlined::<Finish<T1>>(),

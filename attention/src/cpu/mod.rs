@@ -6,12 +6,15 @@
 //!    number `d % PARTS`: fused multiply-adds, from the first element to the last. They are added by halves: number i
 //!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * (1 / sqrt(head_dim))`, or with a
 //!    mask or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and
-//!    the mask's number.
+//!    the mask's number. Integer codes of a quantized cache are summed by groups: fused multiply-adds of query and code
+//!    from the first element of a group to its last; that sum times the group's scale is added to those of the groups
+//!    before by a fused multiply-add.
 //! 2. Keys are taken by blocks of [`BLOCK`](generic::rows::BLOCK), the first of which begins at key 0 of the sequence.
 //!    A block raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
 //! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
-//!    values by fused multiply-adds, from the first key to the last.
+//!    values by fused multiply-adds, from the first key to the last. Where groups of integer codes are whole times 16,
+//!    the weight is multiplied with the scale of a key's group, and that with its codes.
 //! 4. Blocks are summed by pieces of [`PIECE`](schedule::PIECE) keys, the first of which begins at key 0. Each piece
 //!    has a maximum and sums of its own. They are merged into those of the pieces before them, in order: both are
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
@@ -23,31 +26,39 @@
 //! nothing else: not on which queries are computed together, nor on who computes which piece. How many lanes a register
 //! has decides nothing either, so all instruction sets with fused multiply-adds give the same bits.
 //!
-//! # Two ways to a product
-//! Few queries, as in decoding, are multiplied with keys where they are: the elements of a row are in the lanes of a
+//! # Three ways to a product
+//! Few queries, as in decoding, are multiplied with floats where they are: the elements of a row are in the lanes of a
 //! register, which are the partial sums, and are added across lanes in the end
 //! ([`qk_rows`](generic::qk_rows)). Nothing is transposed, so less waits for memory. Many queries, as in
 //! prompts, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
-//! the other ([`scores`](generic::scores)), which takes fewer instructions once the panel is there.
+//! the other ([`qk_panels`](generic::qk_panels)), which takes fewer instructions once the panel is there. Integer codes
+//! are transposed as words of four or eight codes, which costs little, and become float32 in registers, or for many
+//! queries in the panel ([`qk_codes`](generic::qk_codes)): a scale is used once a group, and not once an element.
 //!
 //! # Rows
-//! Rows of float32 and of float16 are used where they are. A value of a quantized cache is the product of code and scale
-//! in float32, which nothing rounds further: with AVX-512, at most four queries that share a key head make it in
-//! registers ([`dispatch`]). Scales of float16 are first converted into memory, those of a block at once. All else, to the
-//! same bits, is converted or dequantized by the cache's own functions ([`RowLoader`](kvcache_kernels::RowLoader)), a few
-//! rows at a time, into memory that stays in the first-level cache.
+//! Rows of float32, of float16 and of integer codes are used where they are. A value of float8, or of integer codes in
+//! other groups, is the product of code and scale in float32, which nothing rounds further: with AVX-512, at most four
+//! queries that share a key head make it in registers ([`dispatch`]). Scales are first converted into memory, those of
+//! a block at once. All else, to the same bits, is converted or dequantized by the cache's own functions
+//! ([`RowLoader`](kvcache_kernels::RowLoader)), a few rows at a time, into memory that stays in the first-level cache.
+//!
+//! # What is prefetched
+//! While the keys of a block are multiplied, its values; while these are, the keys of the next block.
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
 //! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `prompt` (many query rows of one
-//! key head over one block of keys); `block` (a few rows); `operands` (of a call) and `source` (rows to addresses);
-//! `dispatch` (which functions); `x86_64`, `aarch64` and `portable`; `generic` (the functions over any vector registers).
+//! key head over one block of keys); `block` (a few rows); `integers` (a block of integer codes); `block_rows` (a
+//! block's rows and memory); `operands` (of a call) and `source` (rows to addresses); `dispatch` (which functions);
+//! `x86_64`, `aarch64` and `portable`; `generic` (the functions over any vector registers).
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod block;
+mod block_rows;
 mod dispatch;
 mod generic;
+mod integers;
 mod kernel;
 mod operands;
 mod portable;

@@ -5,18 +5,16 @@
 
 use std::ops::Range;
 
-use super::block::{BlockMemory, BlockRows, KEY, Queries, VALUE};
+use super::block_rows::{BlockMemory, BlockRows, KEY, Queries, VALUE};
 use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_panels::{PackRows, WeightedPanels};
 use super::generic::qk_panels::PanelScores;
 use super::generic::read_rows::Read;
-use super::generic::rows::{BLOCK, Next, Rows};
+use super::generic::rows::{BLOCK, Next};
 use super::generic::softmax::{Block, SUMS};
 use super::generic::softmax_rows::ManyRows;
+use super::integers::PackedKeys;
 use super::operands::Call;
-
-/// From so many query rows on, packing values is worth it.
-pub(super) const MANY_ROWS: usize = 16;
 
 /// Adds one block of keys to what the query rows have summed.
 ///
@@ -40,21 +38,23 @@ pub(super) unsafe fn attend_many_rows(
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last, or of any numbers.
     unsafe {
+        let packed = call
+            .integers
+            .as_ref()
+            .map(|integers| (integers, PackedKeys::new(call, integers, padded, rows.len(), [here, next], memory)));
         for first in (0..padded).step_by(PANEL) {
             let keys = PANEL.min(padded - first);
-            let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
-            (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
             // These queries see none of the keys.
             let without = seen.partition_point(|&seen| seen <= first);
-            (functions.qk_panels)(&PanelScores {
-                query: query.add(without * width),
-                query_step: width,
-                queries: rows.len() - without,
-                head_dim,
-                panel,
-                keys,
-                scores: weights.add(without * BLOCK + first),
-            });
+            let (query, queries) = (query.add(without * width), rows.len() - without);
+            let scores = weights.add(without * BLOCK + first);
+            if let Some((integers, packed)) = &packed {
+                packed.scores(call, integers, (query, queries), [first, keys], weights.add(without * BLOCK));
+                continue;
+            }
+            let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
+            (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
+            (functions.qk_panels)(&PanelScores { query, query_step: width, queries, head_dim, panel, keys, scores });
         }
         let (factor, max, sums) = (call.factor, state.max, state.weights);
         let hidden = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
@@ -63,22 +63,30 @@ pub(super) unsafe fn attend_many_rows(
             let block = Block { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale };
             (functions.softmax)(&block).among_visible
         };
-        let values = here.floats(call, VALUE, 0..keys.len(), next, memory);
-        if call.in_place {
-            let Rows { from, offsets, next, .. } = values;
-            (functions.pack_values)(&PackRows { from, offsets, width, next, panels: panel });
+        let panels = panel;
+        let (mut group, mut scales) = (0, None);
+        if let Some(integers) = call.integers.filter(|integers| integers.scales_weights) {
+            (group, scales) = (integers.group, Some(here.group_scales(call, VALUE, padded, next, memory)));
+            let rows = here.stored(call, VALUE, 0..keys.len(), next);
+            (integers.functions.pack_values)(&PackRows { rows, width, group, panels });
         } else {
-            (functions.read_rows)(&Read { rows: values, to: memory.rows, to_step: width });
-            let (from, offsets) = (memory.rows.cast_const().cast(), &call.scratch_offsets[..keys.len()]);
-            (functions.pack_values)(&PackRows { from, offsets, width, next: Next::NONE, panels: panel });
+            let mut rows = here.floats(call, VALUE, 0..keys.len(), next, memory);
+            if !call.in_place {
+                (functions.read_rows)(&Read { rows, to: memory.rows, to_step: width });
+                (rows.from, rows.offsets) = (memory.rows.cast_const().cast(), &call.scratch_offsets[..keys.len()]);
+                (rows.scale_offsets, rows.next) = (rows.offsets, Next::NONE);
+            }
+            (functions.pack_values)(&PackRows { rows, width, group, panels });
         }
         (functions.pv_panels)(&WeightedPanels {
             weights,
             seen: &seen,
             hidden,
-            panels: panel,
+            panels,
             keys: keys.len(),
             width,
+            group,
+            scales,
             rescale,
             sums: state.values,
         });

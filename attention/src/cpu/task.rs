@@ -3,12 +3,13 @@
 use std::mem::swap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::block::{BlockMemory, BlockRows, Queries, State, attend_block};
+use super::block::attend_block;
+use super::block_rows::{BlockMemory, BlockRows, MANY_ROWS, Queries, State};
 use super::generic::merge::{Result, Row};
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
 use super::operands::Call;
-use super::prompt::{MANY_ROWS, attend_many_rows};
+use super::prompt::attend_many_rows;
 use super::schedule::{PIECE, Split, Task, Unit};
 use super::scratch;
 use super::source::Offsets;

@@ -11,7 +11,10 @@ use proptest::prelude::*;
 
 fn models() -> impl Strategy<Value = Model> {
     let heads = vec![(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (8, 1)];
-    attention_model::models(heads, vec![(8, 8), (8, 4), (4, 2), (12, 4), (40, 8), (16, 8), (48, 16), (64, 2)])
+    attention_model::models(
+        heads,
+        vec![(8, 8), (8, 4), (4, 2), (12, 4), (40, 8), (16, 8), (48, 16), (64, 2), (64, 32), (80, 80)],
+    )
 }
 
 /// Calls with some of six sequences each, in any order; some of them without new tokens.

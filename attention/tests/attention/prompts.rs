@@ -50,7 +50,9 @@ fn model(types: TypeCombination, heads: [i64; 3], is_alibi: bool, mask: Option<u
     let [num_heads, num_kv_heads, head_dim] = heads;
     let is_alibi = i64::from(is_alibi);
     let attention = AttentionAttributes { num_heads, num_kv_heads, head_dim, is_causal: 1, is_alibi };
-    Model { types, attention, quant_group: 8, mask, seed: 11 }
+    // Groups that are whole registers, and others.
+    let quant_group = if head_dim % 32 == 0 { 16 } else { 8 };
+    Model { types, attention, quant_group, mask, seed: 11 }
 }
 
 fn combinations() -> impl Iterator<Item = TypeCombination> {

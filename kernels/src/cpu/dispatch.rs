@@ -1,7 +1,6 @@
 //! Which row functions a call gets: the machine's widest instruction set, for the call's types and groups.
 
 use std::marker::PhantomData;
-use std::sync::OnceLock;
 
 use half::{bf16, f16};
 use kvcache_schema::ElementType;
@@ -45,10 +44,9 @@ pub(crate) fn row_functions(
     }
 }
 
-/// How large loads are cut on this machine, by the maker of its processor; detected once.
+/// How large loads are cut on this machine, by the maker of its processor.
 pub(crate) fn tuning() -> Tuning {
-    static TUNING: OnceLock<Tuning> = OnceLock::new();
-    *TUNING.get_or_init(|| if is_amd() { Tuning::AMD } else { Tuning::INTEL })
+    if is_amd() { Tuning::AMD } else { Tuning::INTEL }
 }
 
 /// The row functions for a call's types.

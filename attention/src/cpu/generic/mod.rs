@@ -1,15 +1,18 @@
 //! What the kernel computes, over the vector registers of any instruction set.
 
 pub(super) mod exp;
+pub(super) mod int_codes;
 pub(super) mod merge;
 pub(super) mod panel;
 pub(super) mod pv_panels;
 pub(super) mod pv_rows;
+pub(super) mod qk_codes;
 pub(super) mod qk_panels;
 pub(super) mod qk_rows;
 pub(super) mod query_row;
 pub(super) mod read_rows;
 pub(super) mod rows;
+pub(super) mod scales;
 pub(super) mod softmax;
 pub(super) mod softmax_rows;
 pub(super) mod stored;

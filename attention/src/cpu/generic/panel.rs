@@ -3,10 +3,10 @@
 
 use std::marker::PhantomData;
 
-use kvcache_simd::{Float, Function, MOST_LANES};
+use kvcache_simd::{Float, Function, MOST_LANES, Simd};
 
-use super::rows::Rows;
-use super::tiles::{HALVES, Tiles};
+use super::rows::{BLOCK, Rows};
+use super::tiles::{HALVES, Registers, Tiles};
 
 /// Keys in a panel: one of float32 with a `head_dim` of 128 is a third of a first-level cache.
 pub(crate) const PANEL: usize = 32;
@@ -20,7 +20,8 @@ pub(crate) const WORDS: usize = 4;
 /// Keys, and the panel to write.
 ///
 /// The rows, [`PANEL`] of them, can be read; those from `keys` on, which are whole registers, need not be packed. The
-/// panel has [`PANEL`] numbers for each element of a row.
+/// panel has [`PANEL`] numbers for each element of a row. (Of codes there are [`BLOCK`] rows, and as many numbers for
+/// each word.)
 pub(crate) struct Pack<'a> {
     pub(crate) rows: Rows<'a>,
     pub(crate) keys: usize,
@@ -37,32 +38,94 @@ impl<S: Tiles, E: Float> Function<S> for PackKeys<E> {
     #[inline(always)]
     unsafe fn run(pack: &Pack<'_>) {
         // SAFETY: the rows are E, of the bits that the function packs.
-        unsafe { if size_of::<E>() == size_of::<f32>() { pack_words::<S>(pack) } else { pack_halves::<S, E>(pack) } }
+        unsafe {
+            match size_of::<E>() {
+                4 => pack_words::<S, PANEL>(pack, 0, 4 * pack.rows.len),
+                _ => pack_halves::<S, E>(pack),
+            }
+        }
     }
 }
 
-/// Packs keys of float32.
-#[inline(always)]
-unsafe fn pack_words<S: Tiles>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
-    let whole = rows.len - rows.len % WORDS;
-    let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), keys / S::LANES * whole / WORDS);
-    for first in (0..keys).step_by(S::LANES) {
-        // SAFETY: there are PANEL rows, and as many are next; the panel has as many numbers for each element.
+/// Packs keys of codes of BITS, as words.
+pub(crate) struct PackCodes<const BITS: usize>;
+
+impl<S: Tiles, const BITS: usize> Function<S> for PackCodes<BITS> {
+    type Arguments<'a> = Pack<'a>;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run(pack: &Pack<'_>) {
+        // SAFETY: the rows are codes; a word for each eight or four of them is no more than the panel's numbers.
         unsafe {
-            let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.add(first));
-            for d in (0..whole).step_by(WORDS) {
-                cursor.advance(lines);
-                let words = S::read_columns(rows.from.add(4 * d), offsets);
-                let to = to.add(d * PANEL);
-                for (j, &word) in words.iter().enumerate() {
-                    S::write_f32(to.add(j * PANEL), word);
+            let bytes = pack.rows.len * BITS / 8;
+            let first = pack_squares::<S>(pack, bytes);
+            if 4 * first < bytes {
+                pack_words::<S, BLOCK>(pack, first, bytes);
+            }
+        }
+    }
+}
+
+/// Some registers of words, one of each row.
+struct Square {
+    from: *const u8,
+    offsets: *const usize,
+}
+
+impl<S: Simd> Registers<S> for Square {
+    #[inline(always)]
+    unsafe fn read(&self, i: usize) -> S::F32 {
+        // SAFETY: there are LANES rows of whole registers.
+        unsafe { S::read_f32(self.from.add(*self.offsets.add(i)).cast()) }
+    }
+}
+
+/// Packs words of rows of so many bytes in squares of registers, into a panel of [`BLOCK`] keys, and gives how many.
+#[inline(always)]
+unsafe fn pack_squares<S: Tiles>(&Pack { ref rows, keys, panel }: &Pack<'_>, bytes: usize) -> usize {
+    let whole = bytes / 4 / S::LANES * S::LANES;
+    for first in (0..keys).step_by(S::LANES) {
+        for word in (0..whole).step_by(S::LANES) {
+            // SAFETY: there are BLOCK rows; the panel has as many numbers for each word.
+            unsafe {
+                let square = Square { from: rows.from.add(4 * word), offsets: rows.offsets.as_ptr().add(first) };
+                for (j, &word_of_all) in S::transpose(S::square(&square)).as_ref().iter().enumerate() {
+                    S::write_f32(panel.add((word + j) * BLOCK + first), word_of_all);
                 }
             }
-            if whole < rows.len {
-                let words = some_columns::<S>(rows, first, 4 * whole, 4 * rows.len);
-                let to = to.add(whole * PANEL);
-                for (j, &word) in words[..rows.len - whole].iter().enumerate() {
-                    S::write_f32(to.add(j * PANEL), word);
+        }
+    }
+    whole
+}
+
+/// Packs words from `begin` on of so many bytes of a row, of which the last may be a part of one, into a panel of KEYS
+/// keys.
+#[inline(always)]
+unsafe fn pack_words<S: Tiles, const KEYS: usize>(
+    &Pack { ref rows, keys, panel, .. }: &Pack<'_>,
+    begin: usize,
+    bytes: usize,
+) {
+    let whole = bytes / COLUMN * WORDS;
+    let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), keys / S::LANES * whole / WORDS);
+    for first in (0..keys).step_by(S::LANES) {
+        // SAFETY: there are KEYS rows, and as many are next; the panel has as many numbers for each element.
+        unsafe {
+            let (offsets, to) = (rows.offsets.as_ptr().add(first), panel.add(first));
+            for d in (begin..whole).step_by(WORDS) {
+                cursor.advance(lines);
+                let words = S::read_columns(rows.from.add(4 * d), offsets);
+                let to = to.add(d * KEYS);
+                for (j, &word) in words.iter().enumerate() {
+                    S::write_f32(to.add(j * KEYS), word);
+                }
+            }
+            if 4 * whole < bytes {
+                let words = some_columns::<S>(rows, first, 4 * whole, bytes);
+                let to = to.add(whole * KEYS);
+                for (j, &word) in words[..bytes.div_ceil(4) - whole].iter().enumerate() {
+                    S::write_f32(to.add(j * KEYS), word);
                 }
             }
         }

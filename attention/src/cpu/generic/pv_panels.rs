@@ -1,47 +1,55 @@
 //! PV products over panels of values: sums of weighted values for many queries at once.
 
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
 use kvcache_simd::Function;
 
-use super::rows::{BLOCK, Next};
+use super::rows::{BLOCK, Rows};
 use super::softmax::HIDDEN;
+use super::stored::Stored;
 use super::tiles::Tiles;
 
 /// Registers of a row of values that are summed together.
 const COLUMNS: usize = 2;
 
+/// Elements of a row in a panel: those of [`COLUMNS`] registers, or of one where they would not be whole groups' parts.
+fn columns<S: Tiles>(group: usize) -> usize {
+    if group.is_multiple_of(COLUMNS * S::LANES) { COLUMNS * S::LANES } else { S::LANES }
+}
+
 /// Rows of values, and the panels to write: for some registers of a row those of all rows, one after the other.
 pub(crate) struct PackRows<'a> {
-    /// Rows of `width` float32, whole registers, by how many bytes behind `from` they begin.
-    pub(crate) from: *const u8,
-    pub(crate) offsets: &'a [usize],
+    /// Rows of `width` elements, whole registers.
+    pub(crate) rows: Rows<'a>,
     pub(crate) width: usize,
-    /// What is read soon.
-    pub(crate) next: Next<'a>,
+    /// Elements that share a scale; 0 without.
+    pub(crate) group: usize,
     /// As many elements as there are in all rows.
     pub(crate) panels: *mut f32,
 }
 
-/// Packs values into panels.
-pub(crate) struct PackValues;
+/// Packs values, stored as V, into panels.
+pub(crate) struct PackValues<V>(PhantomData<V>);
 
-impl<S: Tiles> Function<S> for PackValues {
+impl<S: Tiles, V: Stored<S>> Function<S> for PackValues<V> {
     type Arguments<'a> = PackRows<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&PackRows { from, offsets, width, next, panels }: &PackRows<'_>) {
-        let step = COLUMNS * S::LANES;
-        let (mut cursor, lines) = next.prefetches(offsets.len(), offsets.len());
-        for (t, &offset) in offsets.iter().enumerate() {
+    unsafe fn run(&PackRows { ref rows, width, group, panels }: &PackRows<'_>) {
+        let step = columns::<S>(group);
+        let count = rows.offsets.len();
+        let (mut cursor, lines) = rows.next.prefetches(count, count);
+        for (t, &offset) in rows.offsets.iter().enumerate() {
             cursor.advance(lines);
-            let row = from.wrapping_add(offset).cast::<f32>();
             for first in (0..width).step_by(step) {
                 let len = step.min(width - first);
                 for at in (0..len).step_by(S::LANES) {
                     // SAFETY: `first + at` is a register of the row, and one of the panel that begins with `first`.
                     unsafe {
-                        let to = panels.add(first * offsets.len() + t * len + at);
-                        S::write_f32(to, S::read_f32(row.add(first + at)));
+                        let [register] = V::read(rows, V::row(rows, offset, 0), first + at);
+                        S::write_f32(panels.add(first * count + t * len + at), register);
                     }
                 }
             }
@@ -62,6 +70,10 @@ pub(crate) struct WeightedPanels<'a> {
     pub(crate) keys: usize,
     /// Elements of a row of values, whole registers.
     pub(crate) width: usize,
+    /// Elements that share a scale, and for each group a scale of each key, one row each [`BLOCK`] elements, that its
+    /// weights are multiplied with; 0 and none without.
+    pub(crate) group: usize,
+    pub(crate) scales: Option<*const f32>,
     /// For each query what its sums are multiplied with before, and a row of `width` sums.
     pub(crate) rescale: *const f32,
     pub(crate) sums: *mut f32,
@@ -76,11 +88,12 @@ impl<S: Tiles> Function<S> for PvPanels {
 
     #[inline(always)]
     unsafe fn run(values: &WeightedPanels<'_>) {
-        let step = COLUMNS * S::LANES;
-        for first in (0..values.width).step_by(step) {
+        let WeightedPanels { width, group, .. } = *values;
+        let step = columns::<S>(group);
+        for first in (0..width).step_by(step) {
             // SAFETY: these registers are there.
             unsafe {
-                match (values.width - first) / S::LANES {
+                match step.min(width - first) / S::LANES {
                     1 => panel::<S, 1>(values, first),
                     _ => panel::<S, COLUMNS>(values, first),
                 }
@@ -120,6 +133,20 @@ unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &WeightedPanels
         let of_all = if values.hidden { 0 } else { least };
         let (panel, to) = (values.panels.add(first * values.keys), values.sums.add(query * values.width + first));
         let weights = values.weights.add(query * BLOCK);
+        let mut products = MaybeUninit::<[[f32; BLOCK]; Q]>::uninit();
+        let scaled = match values.scales {
+            None => weights,
+            Some(scales) => {
+                let (scales, to) = (scales.add(first / values.group * BLOCK), products.as_mut_ptr().cast::<f32>());
+                for i in 0..Q {
+                    for t in (0..most).step_by(S::LANES) {
+                        let product = S::mul(S::read_f32(weights.add(i * BLOCK + t)), S::read_f32(scales.add(t)));
+                        S::write_f32(to.add(i * BLOCK + t), product);
+                    }
+                }
+                to.cast_const()
+            }
+        };
         let mut sums = [[S::splat(0.0); C]; Q];
         for (i, sums) in sums.iter_mut().enumerate() {
             let rescale = S::splat(*values.rescale.add(query + i));
@@ -130,7 +157,7 @@ unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &WeightedPanels
         for t in 0..of_all {
             let row = registers::<S, C>(panel.add(t * step));
             for (i, sums) in sums.iter_mut().enumerate() {
-                let weight = S::splat(*weights.add(i * BLOCK + t));
+                let weight = S::splat(*scaled.add(i * BLOCK + t));
                 for (c, sum) in sums.iter_mut().enumerate() {
                     *sum = S::mul_add(weight, row[c], *sum);
                 }
@@ -140,7 +167,7 @@ unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &WeightedPanels
             let row = registers::<S, C>(panel.add(t * step));
             for (i, sums) in sums.iter_mut().enumerate() {
                 if t < seen[i] && (*weights.add(i * BLOCK + t)).to_bits() != HIDDEN.to_bits() {
-                    let weight = S::splat(*weights.add(i * BLOCK + t));
+                    let weight = S::splat(*scaled.add(i * BLOCK + t));
                     for (c, sum) in sums.iter_mut().enumerate() {
                         *sum = S::mul_add(weight, row[c], *sum);
                     }

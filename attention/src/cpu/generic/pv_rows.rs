@@ -16,6 +16,10 @@ pub(crate) struct WeightedRows<'a> {
     /// Rows of `width` elements, whole registers.
     pub(crate) rows: Rows<'a>,
     pub(crate) width: usize,
+    /// Elements that have weights of their own, whole registers; and from the weights of one such group to those of the
+    /// next.
+    pub(crate) group: usize,
+    pub(crate) group_step: usize,
     /// Whether the rows that are next are prefetched.
     pub(crate) prefetch: bool,
     /// For each query what its sums are multiplied with before, and a row of sums, one each `width` elements.
@@ -56,80 +60,103 @@ impl<S: Tiles, V: Stored<S>> Function<S> for PvRows<V> {
 /// All registers of the sums of Q queries, as many at once as there are accumulators for.
 #[inline(always)]
 unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &WeightedRows<'_>, query: usize) {
-    let mut left = values.width / S::LANES;
-    // SAFETY: `left` registers are left of each row.
+    let registers = values.width / S::LANES;
+    let group = if V::GROUPS { values.group / S::LANES } else { registers };
+    let mut at = 0;
+    // SAFETY: the registers from `at` on are there in each row, and so many of them are of one group.
     unsafe {
-        while left >= 8 && 8 * Q <= S::ACCUMULATORS.max(8) {
-            some::<S, V, Q, 8>(values, query, values.width - left * S::LANES);
-            left -= 8;
-        }
-        while left >= 4 && 4 * Q <= S::ACCUMULATORS {
-            some::<S, V, Q, 4>(values, query, values.width - left * S::LANES);
-            left -= 4;
-        }
-        while left >= 2 {
-            some::<S, V, Q, 2>(values, query, values.width - left * S::LANES);
-            left -= 2;
-        }
-        if left == 1 {
-            some::<S, V, Q, 1>(values, query, values.width - S::LANES);
-        }
-    }
-}
-
-/// C registers of the sums of Q queries; the first queries of all prefetch what comes next.
-#[inline(always)]
-unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize>(
-    values: &WeightedRows<'_>,
-    query: usize,
-    at: usize,
-) {
-    // SAFETY: Q queries and C registers are there: this function's condition.
-    unsafe {
-        match query {
-            0 if values.prefetch => tile::<S, V, Q, C, true>(values, query, at),
-            _ => tile::<S, V, Q, C, false>(values, query, at),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const NEXT: bool>(
-    values: &WeightedRows<'_>,
-    query: usize,
-    at: usize,
-) {
-    // SAFETY: Q queries from `query` on are there, and C registers from `at` on in each row.
-    unsafe {
-        let mut sums = [[S::splat(0.0); C]; Q];
-        for (i, sums) in sums.iter_mut().enumerate() {
-            let rescale = S::splat(*values.rescale.add(query + i));
-            for (c, sum) in sums.iter_mut().enumerate() {
-                let from = values.sums.add((query + i) * values.width + at + c * S::LANES);
-                *sum = S::mul(S::read_f32(from), rescale);
+        while at < registers {
+            let left = registers - at;
+            // Of two groups at once, where one has too few.
+            if V::GROUPS && group == 2 && left >= 4 && 4 * Q <= S::ACCUMULATORS {
+                some::<S, V, Q, 2, 2>(values, query, at * S::LANES);
+                at += 4;
+                continue;
+            }
+            if V::GROUPS && group == 1 && left >= 2 {
+                some::<S, V, Q, 1, 2>(values, query, at * S::LANES);
+                at += 2;
+                continue;
+            }
+            match group - at % group {
+                left if left >= 8 && 8 * Q <= S::ACCUMULATORS.max(8) => {
+                    some::<S, V, Q, 8, 1>(values, query, at * S::LANES);
+                    at += 8;
+                }
+                left if left >= 4 && 4 * Q <= S::ACCUMULATORS => {
+                    some::<S, V, Q, 4, 1>(values, query, at * S::LANES);
+                    at += 4;
+                }
+                left if left >= 2 => {
+                    some::<S, V, Q, 2, 1>(values, query, at * S::LANES);
+                    at += 2;
+                }
+                _ => {
+                    some::<S, V, Q, 1, 1>(values, query, at * S::LANES);
+                    at += 1;
+                }
             }
         }
-        let weights = values.weights.add(query * BLOCK);
+    }
+}
+
+/// C registers of G groups of the sums of Q queries; the first queries of all prefetch what comes next.
+#[inline(always)]
+unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: usize>(
+    values: &WeightedRows<'_>,
+    query: usize,
+    at: usize,
+) {
+    // SAFETY: Q queries and C registers of G groups are there: this function's condition.
+    unsafe {
+        match query {
+            0 if values.prefetch => tile::<S, V, Q, C, G, true>(values, query, at),
+            _ => tile::<S, V, Q, C, G, false>(values, query, at),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: usize, const NEXT: bool>(
+    values: &WeightedRows<'_>,
+    query: usize,
+    at: usize,
+) {
+    // SAFETY: Q queries from `query` on are there, and C registers of G groups from `at` on in each row.
+    unsafe {
+        let mut sums = [[[S::splat(0.0); C]; G]; Q];
+        let to = values.sums.add(query * values.width + at);
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let rescale = S::splat(*values.rescale.add(query + i));
+            for (r, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
+                *sum = S::mul(S::read_f32(to.add(i * values.width + r * S::LANES)), rescale);
+            }
+        }
+        let group = if V::GROUPS { at / values.group } else { 0 };
+        let weights = values.weights.add(group * values.group_step + query * BLOCK);
         // Of the rows that are next, as many as these are of the registers.
         let rows = &values.rows;
         let first = rows.offsets.len() * at / values.width;
-        let end = rows.offsets.len() * (at + C * S::LANES) / values.width;
-        let (mut cursor, lines) = (rows.next.cursor(first..end), (C * V::BYTES).div_ceil(LINE));
+        let end = rows.offsets.len() * (at + G * C * S::LANES) / values.width;
+        let (mut cursor, lines) = (rows.next.cursor(first..end), (G * C * V::BYTES).div_ceil(LINE));
         for (t, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
             if NEXT {
                 cursor.advance(lines);
             }
-            let registers: [S::F32; C] = V::read::<C>(rows, V::row(rows, offset, scale), at);
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let weight = S::splat(*weights.add(i * BLOCK + t));
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::mul_add(weight, registers[c], *sum);
+            let row = V::row(rows, offset, scale);
+            for g in 0..G {
+                let registers: [S::F32; C] = V::read::<C>(rows, row, at + g * C * S::LANES);
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let weight = S::splat(*weights.add(g * values.group_step + i * BLOCK + t));
+                    for (c, sum) in sums[g].iter_mut().enumerate() {
+                        *sum = S::mul_add(weight, registers[c], *sum);
+                    }
                 }
             }
         }
         for (i, sums) in sums.iter().enumerate() {
-            for (c, &sum) in sums.iter().enumerate() {
-                S::write_f32(values.sums.add((query + i) * values.width + at + c * S::LANES), sum);
+            for (r, &sum) in sums.as_flattened().iter().enumerate() {
+                S::write_f32(to.add(i * values.width + r * S::LANES), sum);
             }
         }
     }

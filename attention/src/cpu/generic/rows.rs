@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvcache_simd::{LINE, prefetch_l2};
+use kvcache_simd::{LINE, prefetch_l1, prefetch_l2};
 
 /// Keys in a block, the first of which is key 0 of a sequence; whole panels.
 pub(crate) const BLOCK: usize = 64;
@@ -41,6 +41,8 @@ pub(crate) struct Next<'a> {
     pub(crate) offsets: &'a [usize],
     /// Bytes of each.
     pub(crate) len: usize,
+    /// Whether lines are prefetched into the first-level cache, else into the second.
+    pub(crate) to_l1: bool,
     /// Where scales that are read soon are, at two places, and how many bytes behind these each row's begin.
     pub(crate) scales: [*const u8; 2],
     pub(crate) scale_offsets: &'a [usize],
@@ -53,13 +55,14 @@ impl<'a> Next<'a> {
         rows: std::ptr::null(),
         offsets: &[],
         len: 0,
+        to_l1: false,
         scales: [std::ptr::null(); 2],
         scale_offsets: &[],
         scale_len: 0,
     };
 
     /// The rows from `first` on.
-    fn from(self, first: usize) -> Self {
+    pub(crate) fn from(self, first: usize) -> Self {
         let [offsets, scale_offsets] =
             [self.offsets, self.scale_offsets].map(|offsets| offsets.get(first..).unwrap_or_default());
         Self { offsets, scale_offsets, ..self }
@@ -69,7 +72,8 @@ impl<'a> Next<'a> {
     pub(crate) fn cursor(&self, rows: Range<usize>) -> Cursor<'a> {
         let count = self.offsets.len();
         let offsets = self.offsets[rows.start.min(count)..rows.end.min(count)].iter();
-        Cursor { from: self.rows, offsets, len: self.len, line: std::ptr::null(), end: std::ptr::null() }
+        let (line, end) = (std::ptr::null(), std::ptr::null());
+        Cursor { from: self.rows, offsets, len: self.len, to_l1: self.to_l1, line, end }
     }
 
     /// Prefetches of as many rows, in so many steps: and how many lines in each step.
@@ -82,14 +86,25 @@ impl<'a> Next<'a> {
     /// Prefetches the scales of some rows.
     #[inline(always)]
     pub(crate) fn prefetch_scales(&self, rows: Range<usize>) {
+        let mut first = usize::MAX;
         for &offset in self.scale_offsets.iter().take(rows.end).skip(rows.start) {
+            // Those of the rows before may reach into the line in which these begin.
+            if offset.wrapping_sub(first) < LINE {
+                continue;
+            }
+            first = offset;
             for from in self.scales {
-                for at in (0..self.scale_len).step_by(LINE) {
-                    prefetch_l2(from.wrapping_add(offset + at));
+                for at in (0..LINE + self.scale_len).step_by(LINE) {
+                    prefetch(from.wrapping_add(offset + at), self.to_l1);
                 }
             }
         }
     }
+}
+
+#[inline(always)]
+fn prefetch(line: *const u8, to_l1: bool) {
+    if to_l1 { prefetch_l1(line) } else { prefetch_l2(line) }
 }
 
 /// Where prefetches have come to.
@@ -98,6 +113,7 @@ pub(crate) struct Cursor<'a> {
     offsets: std::slice::Iter<'a, usize>,
     /// Bytes of a row.
     len: usize,
+    to_l1: bool,
     /// The next line, and where the row ends.
     line: *const u8,
     end: *const u8,
@@ -117,7 +133,7 @@ impl Cursor<'_> {
                 }
                 self.end = row.wrapping_add(self.len);
             }
-            prefetch_l2(self.line);
+            prefetch(self.line, self.to_l1);
             self.line = self.line.wrapping_add(LINE);
         }
     }

@@ -12,6 +12,9 @@ pub(crate) trait Stored<S: Simd> {
     /// Bytes of a register.
     const BYTES: usize;
 
+    /// Whether scales are multiplied with weights, so that groups have weights of their own.
+    const GROUPS: bool = false;
+
     /// What is known of a row before its elements are read.
     type Row: Copy;
 

@@ -14,30 +14,9 @@ pub(crate) const LANES: usize = 16;
 /// The numbers of lanes.
 const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// The number that four bits are.
-const INT4: [f32; LANES] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0];
-
 /// Codes of so many bits, eight or four, or of float8, with scales of float32; if WIDE, each is for whole registers,
 /// else a register of scales can be read from each on.
 pub(crate) struct Codes<const BITS: usize, const FLOAT8: bool, const WIDE: bool>;
-
-/// Codes of four bits with one scale for a row: what they stand for are 16 numbers.
-pub(crate) struct Int4Rows;
-
-/// A register that chooses among 16 numbers by codes of four bits: a permutation looks at the low four bits of its
-///lanes.
-/// # Safety
-/// The instructions are enabled, and the codes of a register can be read.
-#[inline(always)]
-unsafe fn choose(codes: *const u8, numbers: __m512) -> __m512 {
-    // SAFETY: see `# Safety`.
-    unsafe {
-        // A byte of two codes in each 64 bits; a product puts the second code into the lowest bits of the upper half.
-        let bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(codes.cast()));
-        let nibbles = _mm512_mul_epu32(bytes, _mm512_set1_epi64((1 << 28) + 1));
-        _mm512_permutexvar_ps(nibbles, numbers)
-    }
-}
 
 // SAFETY of every block: the instructions are enabled; the codes are the row's, and so are the scales of their groups.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
@@ -61,8 +40,8 @@ impl<const BITS: usize, const FLOAT8: bool, const WIDE: bool> Stored<Avx512<fals
                 let codes = codes.add(at * BITS / 8);
                 let values = match BITS {
                     8 if FLOAT8 => Avx512::<false>::read_e4m3(codes),
-                    8 => _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codes.cast()))),
-                    _ => choose(codes, _mm512_loadu_ps(INT4.as_ptr())),
+                    8 => Avx512::<false>::read_i8(codes),
+                    _ => Avx512::<false>::read_i4(codes),
                 };
                 let scales = scales.add(at >> rows.group_bits);
                 let scales = if WIDE {
@@ -73,33 +52,6 @@ impl<const BITS: usize, const FLOAT8: bool, const WIDE: bool> Stored<Avx512<fals
                     _mm512_permutexvar_ps(groups, _mm512_loadu_ps(scales))
                 };
                 *register = _mm512_mul_ps(values, scales);
-            }
-            registers
-        }
-    }
-}
-
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl Stored<Avx512<false>> for Int4Rows {
-    const BYTES: usize = LANES / 2;
-
-    /// Where its codes begin, and what they stand for.
-    type Row = (*const u8, __m512);
-
-    #[inline(always)]
-    unsafe fn row(rows: &Rows<'_>, offset: usize, scale: usize) -> Self::Row {
-        unsafe {
-            let scale = rows.scale.add(scale).cast::<f32>().read();
-            (rows.from.add(offset), _mm512_mul_ps(_mm512_loadu_ps(INT4.as_ptr()), _mm512_set1_ps(scale)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read<const C: usize>(_: &Rows<'_>, (codes, numbers): Self::Row, at: usize) -> [__m512; C] {
-        unsafe {
-            let mut registers = [_mm512_setzero_ps(); C];
-            for (c, register) in registers.iter_mut().enumerate() {
-                *register = choose(codes.add((at + c * LANES) / 2), numbers);
             }
             registers
         }

@@ -67,16 +67,6 @@ unsafe fn nibbles(bytes: uint8x16_t) -> uint8x8_t {
     }
 }
 
-/// Eight int8 as float32.
-#[inline(always)]
-unsafe fn floats(codes: int8x8_t) -> [float32x4_t; 2] {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let codes = vmovl_s8(codes);
-        [vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(codes)))]
-    }
-}
-
 /// Four codes of [`Codes::e4m3_codes`].
 #[inline(always)]
 unsafe fn nearest_e4m3(number: float32x4_t, x: float32x4_t) -> int32x4_t {
@@ -112,21 +102,6 @@ unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Codes for Neon {
     type Code = [int32x4_t; 2];
-
-    #[inline(always)]
-    unsafe fn read_i8(from: *const u8) -> [float32x4_t; 2] {
-        unsafe { floats(vld1_s8(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_i4(from: *const u8) -> [float32x4_t; 2] {
-        unsafe {
-            let bytes = vreinterpret_s8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
-            // The low nibble is moved to the top and back, with its sign.
-            let [firsts, seconds] = [vshr_n_s8::<4>(vshl_n_s8::<4>(bytes)), vshr_n_s8::<4>(bytes)];
-            floats(vzip1_s8(firsts, seconds))
-        }
-    }
 
     #[inline(always)]
     unsafe fn mul_sub_from(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {

@@ -37,10 +37,6 @@ pub(crate) trait Codes: Simd {
     /// A register of codes, as int32.
     type Code: Copy;
 
-    /// Reads a register of int8, one a byte.
-    unsafe fn read_i8(from: *const u8) -> Self::F32;
-    /// Reads a register of int4, two a byte.
-    unsafe fn read_i4(from: *const u8) -> Self::F32;
     /// Rounds to integers, ties to even.
     unsafe fn codes(x: Self::F32) -> Self::Code;
     /// Rounds numbers of at most 464 to float8e4m3fn, ties to even, with the signs of `x`; 0 where the number is NaN.

@@ -36,22 +36,6 @@ impl Codes for Avx2 {
     type Code = __m256i;
 
     #[inline(always)]
-    unsafe fn read_i8(from: *const u8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_i4(from: *const u8) -> __m256 {
-        unsafe {
-            let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
-            // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
-            let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
-            let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn abs(x: __m256) -> __m256 {
         unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
     }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kvcache_simd::{Avx512, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd};
+use kvcache_simd::{Avx512, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd, VALUE_OF_NIBBLE, nibbles};
 
 use super::super::code_type::CodeType;
 use super::super::generic::codes::{Codes, last_inside};
@@ -11,36 +11,11 @@ use super::super::generic::group::product;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
 use super::{f16_maxima, native_f16};
 
-/// For each lane of 32 bits, of the eight bytes that each 128 bits have, the one with its code; nothing above it.
-const TWICE: [u32; 16] = {
-    let mut bytes = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        bytes[i] = 0x8080_8000 | (i as u32 / 2);
-        i += 1;
-    }
-    bytes
-};
-
-/// Each of the first eight bytes for its two codes, whose bits are the low four of a lane: a permutation looks at no
-/// others.
-#[inline(always)]
-pub(super) unsafe fn nibbles(bytes: __m128i) -> __m512i {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let twice = _mm512_shuffle_epi8(_mm512_broadcastq_epi64(bytes), _mm512_loadu_si512(TWICE.as_ptr().cast()));
-        _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
-    }
-}
-
 /// Rounds to nearest, ties to even, without exceptions.
 pub(super) const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 /// The truth table of "if a then b else c".
 const CHOOSE: i32 = 0xca;
-
-/// The signed value of four bits.
-pub(super) const VALUE_OF_NIBBLE: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., -8., -7., -6., -5., -4., -3., -2., -1.];
 
 /// The low halves of the lanes of two registers.
 const LOW_HALVES: [i16; 32] = {
@@ -58,19 +33,6 @@ const LOW_HALVES: [i16; 32] = {
 impl<const NATIVE_F16: bool> Codes for Avx512<NATIVE_F16> {
     const NATIVE_F16: bool = NATIVE_F16;
     type Code = __m512i;
-
-    #[inline(always)]
-    unsafe fn read_i8(from: *const u8) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_i4(from: *const u8) -> __m512 {
-        unsafe {
-            let bytes = _mm_loadl_epi64(from.cast());
-            _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
-        }
-    }
 
     #[inline(always)]
     unsafe fn abs(x: __m512) -> __m512 {

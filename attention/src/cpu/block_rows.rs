@@ -1,0 +1,309 @@
+//! The rows of a block of keys or values, the memory that a block takes, and what query rows have summed.
+
+use std::ops::Range;
+
+use kvcache_kernels::LoadedRows;
+
+use super::dispatch::PvRowsFunction;
+use super::generic::merge::Sums;
+use super::generic::pv_rows::WeightedRows;
+use super::generic::query_row::QueryRow;
+use super::generic::read_rows::Read;
+use super::generic::rows::{BLOCK, Next, Rows};
+use super::generic::scales::Transpose;
+use super::generic::softmax::{HIDDEN, SUMS};
+use super::operands::{Call, Scales};
+use super::scratch::LINE;
+use super::source::Offsets;
+
+pub(super) const KEY: usize = 0;
+pub(super) const VALUE: usize = 1;
+
+/// From so many query rows on, packing values is worth it.
+pub(super) const MANY_ROWS: usize = 16;
+
+/// What query rows have summed over some keys: for each row a maximum, partial sums of weights and sums of values.
+#[derive(Clone, Copy)]
+pub(super) struct State {
+    pub(super) max: *mut f32,
+    pub(super) weights: *mut f32,
+    pub(super) values: *mut f32,
+    width: usize,
+}
+
+impl State {
+    /// The memory that the state of so many rows takes.
+    pub(super) fn len(rows: usize, width: usize) -> usize {
+        rows.next_multiple_of(LINE) + rows * (SUMS + width)
+    }
+
+    /// The state of so many rows in [`len`](Self::len) numbers at `memory`.
+    pub(super) fn new(memory: *mut f32, rows: usize, width: usize) -> Self {
+        let weights = memory.wrapping_add(rows.next_multiple_of(LINE));
+        Self { max: memory, weights, values: weights.wrapping_add(rows * SUMS), width }
+    }
+
+    /// That of the rows from `row` on.
+    pub(super) fn row(self, row: usize) -> Self {
+        let Self { max, weights, values, width } = self;
+        Self {
+            max: max.wrapping_add(row),
+            weights: weights.wrapping_add(row * SUMS),
+            values: values.wrapping_add(row * width),
+            width,
+        }
+    }
+
+    /// Nothing seen yet.
+    ///
+    /// # Safety
+    /// The memory is that of so many rows, and nobody else's.
+    pub(super) unsafe fn clear(self, rows: usize) {
+        // SAFETY: see `# Safety`.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.max, rows).fill(f32::NEG_INFINITY);
+            self.weights.write_bytes(0, rows * SUMS);
+            self.values.write_bytes(0, rows * self.width);
+        }
+    }
+
+    /// The sums of the first row.
+    pub(super) fn sums(self) -> Sums {
+        Sums { max: self.max, weights: self.weights, values: self.values, width: self.width }
+    }
+}
+
+/// Query rows that share a key head.
+pub(super) struct Queries<'a> {
+    pub(super) rows: &'a [QueryRow],
+    /// Each row's elements as float32, `width` of them.
+    pub(super) query: *const f32,
+    /// What they have summed over the piece's keys before the block.
+    pub(super) state: State,
+}
+
+/// Memory for one block of keys.
+#[derive(Clone, Copy)]
+pub(super) struct BlockMemory {
+    /// A panel of keys, and then rows of values or panels of them.
+    pub(super) panel: *mut f32,
+    /// Rows of values as float32.
+    pub(super) rows: *mut f32,
+    /// Rows that are loaded from the cache, and their scales.
+    loaded: *mut f32,
+    scales: *mut f32,
+    /// The scales of integer codes by groups, and weights of few queries times these.
+    group_scales: *mut f32,
+    pub(super) scaled: *mut f32,
+    pub(super) weights: *mut f32,
+    pub(super) rescale: *mut f32,
+    pub(super) ones: *const f32,
+}
+
+impl BlockMemory {
+    /// How much it takes for so many query rows at once.
+    pub(super) fn len(call: &Call<'_>, queries: usize) -> usize {
+        let scales = Self::scales_len(call) + Self::group_scales_len(call) + Self::scaled_len(call, queries);
+        2 * BLOCK * call.width + Self::loaded_len(call) + scales + queries * (BLOCK + 2)
+    }
+
+    /// The memory in [`len`](Self::len) numbers.
+    ///
+    /// # Safety
+    /// They can be written, and are nobody else's.
+    pub(super) unsafe fn new(memory: *mut f32, call: &Call<'_>, queries: usize) -> Self {
+        let rows = memory.wrapping_add(BLOCK * call.width);
+        let loaded = rows.wrapping_add(BLOCK * call.width);
+        let scales = loaded.wrapping_add(Self::loaded_len(call));
+        let group_scales = scales.wrapping_add(Self::scales_len(call));
+        let scaled = group_scales.wrapping_add(Self::group_scales_len(call));
+        let weights = scaled.wrapping_add(Self::scaled_len(call, queries));
+        let rescale = weights.wrapping_add(queries * BLOCK);
+        let ones = rescale.wrapping_add(queries);
+        // SAFETY: the last `queries` numbers are part of the memory: see `# Safety`.
+        unsafe { std::slice::from_raw_parts_mut(ones, queries).fill(1.0) }
+        Self { panel: memory, rows, loaded, scales, group_scales, scaled, weights, rescale, ones }
+    }
+
+    fn loaded_len(call: &Call<'_>) -> usize {
+        if call.loader.is_some() { BLOCK * call.width } else { 0 }
+    }
+
+    /// Whole registers can be read from each scale on.
+    fn scales_len(call: &Call<'_>) -> usize {
+        call.scales.as_ref().map_or(0, |scales| BLOCK * scales.len + LINE)
+    }
+
+    fn group_scales_len(call: &Call<'_>) -> usize {
+        call.integers.map_or(0, |integers| BLOCK * integers.groups)
+    }
+
+    fn scaled_len(call: &Call<'_>, queries: usize) -> usize {
+        if queries < MANY_ROWS { queries * Self::group_scales_len(call) } else { 0 }
+    }
+}
+
+/// The rows of a block of tokens, of one key head.
+#[derive(Clone, Copy)]
+pub(super) struct BlockRows<'a> {
+    /// The key head.
+    pub(super) head: usize,
+    /// The rows of the block's tokens.
+    pub(super) offsets: &'a Offsets,
+}
+
+impl<'a> BlockRows<'a> {
+    /// Rows of some of the tokens, of keys or of values, where they are; what is read in place of them next is
+    /// prefetched.
+    pub(super) fn stored<'b>(self, call: &'b Call<'_>, kv: usize, tokens: Range<usize>, next: BlockRows<'b>) -> Rows<'b>
+    where
+        'a: 'b,
+    {
+        let (from, scale) = call.source.head(kv, self.head);
+        let Offsets { cache: offsets, scale: scale_offsets, .. } = self.offsets;
+        let group_bits = call.codes.map_or(0, |codes| codes.group_bits);
+        let len = call.geometry.head_dim;
+        Rows { from, offsets, scale, scale_offsets, len, group_bits, next: self.ahead(call, kv, next) }.some(tokens)
+    }
+
+    /// The rows with scales of float32: where they are, or read into memory.
+    ///
+    /// # Safety
+    /// The conditions are those of [`floats`](Self::floats).
+    pub(super) unsafe fn codes<'b>(
+        self,
+        call: &'b Call<'_>,
+        kv: usize,
+        tokens: Range<usize>,
+        next: BlockRows<'b>,
+        memory: BlockMemory,
+    ) -> Rows<'b>
+    where
+        'a: 'b,
+    {
+        let rows = self.stored(call, kv, tokens, next);
+        let Some(Scales { read, len, offsets }) = &call.scales else { return rows };
+        let stored = Rows { from: rows.scale, offsets: rows.scale_offsets, len: *len, next: Next::NONE, ..rows };
+        // SAFETY: see `# Safety`: the scales are those of slots, and the memory has room for those of a block.
+        unsafe { read(&Read { rows: stored, to: memory.scales, to_step: *len }) }
+        let scale_offsets = &offsets[..rows.offsets.len()];
+        Rows { scale: memory.scales.cast_const().cast(), scale_offsets, ..rows }
+    }
+
+    /// The scales of the block's rows of integer codes by groups, each of so many tokens, whole registers.
+    ///
+    /// # Safety
+    /// The conditions are those of [`floats`](Self::floats).
+    pub(super) unsafe fn group_scales(
+        self,
+        call: &Call<'_>,
+        kv: usize,
+        tokens: usize,
+        next: BlockRows<'_>,
+        memory: BlockMemory,
+    ) -> *const f32 {
+        let to = memory.group_scales;
+        if let Some(integers) = call.integers {
+            // SAFETY: see `# Safety`: the rows' scales are float32 in memory, and the memory has room for as many.
+            unsafe {
+                let rows = self.codes(call, kv, 0..tokens, next, memory);
+                rows.next.prefetch_scales(0..tokens);
+                let from = rows.scale.cast();
+                (integers.functions.transpose_scales)(&Transpose { from, rows: tokens, len: integers.groups, to });
+            }
+        }
+        to
+    }
+
+    /// What is read when these rows have been: behind the block's keys its values, and behind them the keys of the next
+    /// block. Keys come with the scales of keys and values of the next block.
+    fn ahead<'b>(self, call: &'b Call<'_>, kv: usize, next: BlockRows<'b>) -> Next<'b>
+    where
+        'a: 'b,
+    {
+        let [len, scale_len] = call.source.head_len();
+        let (kv_ahead, ahead) = if kv == KEY { (VALUE, self) } else { (KEY, next) };
+        Next {
+            rows: call.source.head(kv_ahead, ahead.head).0,
+            offsets: &ahead.offsets.cache,
+            len,
+            to_l1: call.prefetch_to_l1,
+            scales: [KEY, VALUE].map(|kv| call.source.head(kv, next.head).1),
+            scale_offsets: if scale_len > 0 && kv == KEY { &next.offsets.scale } else { &[] },
+            scale_len,
+        }
+    }
+
+    /// Rows of some of the tokens as floats: where they are, or loaded.
+    ///
+    /// # Safety
+    /// The instruction set is supported; the memory is nobody else's, and holds nothing that is still needed of rows
+    /// that have been loaded.
+    pub(super) unsafe fn floats<'b>(
+        self,
+        call: &'b Call<'_>,
+        kv: usize,
+        tokens: Range<usize>,
+        next: BlockRows<'b>,
+        memory: BlockMemory,
+    ) -> Rows<'b>
+    where
+        'a: 'b,
+    {
+        // SAFETY: see `# Safety`.
+        let rows = unsafe { self.codes(call, kv, tokens.clone(), next, memory) };
+        let Some(loader) = &call.loader else { return rows };
+        let [cache_step, scale_step] = call.source.steps();
+        let scale_step = call.scales.as_ref().map_or(scale_step, |scales| scales.offsets[1]);
+        let to = memory.loaded.cast::<u8>();
+        for run in self.offsets.runs() {
+            let (first, end) = (run.start.max(tokens.start), run.end.min(tokens.end));
+            if first >= end {
+                continue;
+            }
+            let cache = rows.from.wrapping_add(self.offsets.cache[first]);
+            let scale = rows.scale.wrapping_add(rows.scale_offsets[first - tokens.start]);
+            let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
+            // SAFETY: see `# Safety`: the rows are those of slots, and the memory has room for a block of them.
+            unsafe { loader.load(&rows, to.add(call.loaded_offsets[first - tokens.start]), call.loaded_offsets[1]) }
+        }
+        let offsets = &call.loaded_offsets[..tokens.len()];
+        Rows { from: to, offsets, scale_offsets: offsets, ..rows }
+    }
+}
+
+/// Adds PV products, for each query those of the keys that it sees: those whose weight is not [`HIDDEN`].
+///
+/// # Safety
+/// The conditions are those of [`attend_block`].
+pub(super) unsafe fn pv_visible_rows(
+    pv: PvRowsFunction,
+    values: &WeightedRows<'_>,
+    weights: *const f32,
+    ones: *const f32,
+) {
+    let keys = values.rows.offsets.len();
+    for r in 0..values.queries {
+        // SAFETY: see `# Safety`: each query has a weight for each row.
+        unsafe {
+            let is_hidden = |t: usize| (*weights.add(r * BLOCK + t)).to_bits() == HIDDEN.to_bits();
+            let mut rescale = values.rescale.add(r);
+            let mut end = 0;
+            // Runs of keys that it sees; the first one, which may be empty, rescales.
+            while end < keys || rescale != ones {
+                let first = (end..keys).find(|&t| !is_hidden(t)).unwrap_or(keys);
+                end = (first..keys).find(|&t| is_hidden(t)).unwrap_or(keys);
+                pv(&WeightedRows {
+                    weights: values.weights.add(r * BLOCK + first),
+                    queries: 1,
+                    rows: values.rows.some(first..end),
+                    prefetch: false,
+                    rescale,
+                    sums: values.sums.add(r * values.width),
+                    ..*values
+                });
+                rescale = ones;
+            }
+        }
+    }
+}
