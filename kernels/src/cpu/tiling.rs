@@ -124,7 +124,7 @@ pub(crate) enum Kind {
     Quantized,
 }
 
-/// A tile's size and a prefetch distance, in bytes of T1 of keys or of values.
+/// A tile's size and a prefetch distance, in bytes of T1 of keys or of values; each is a token at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Distances {
     /// Of a tile.
@@ -133,22 +133,33 @@ pub(crate) struct Distances {
     pub(crate) prefetch: usize,
 }
 
+const fn kib(tile: usize, prefetch: usize) -> Distances {
+    Distances { tile: tile << 10, prefetch: prefetch << 10 }
+}
+
 /// How large loads with non-temporal stores are cut on a machine: measured there, since machines differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tuning {
-    /// A layer whose tokens are contiguous, or nearly, copied.
-    pub(crate) contiguous_copied: Distances,
-    /// A layer whose tokens are contiguous, or nearly, converted or dequantized.
-    pub(crate) contiguous_converted: Distances,
-    /// A layer whose tokens are strided (layout 0), copied once.
-    pub(crate) strided_copied: Distances,
-    /// A layer whose tokens are strided, converted, dequantized or repeated.
-    pub(crate) strided_converted: Distances,
-    /// Head-major layouts, token by token; none if head by head is faster, in tiles of [`HEAD_TILE_BYTES`].
-    pub(crate) head_major: Option<Distances>,
+    /// A layer whose tokens are contiguous, or nearly: copied; converted or dequantized.
+    pub(crate) contiguous: [Distances; 2],
+    /// A layer whose tokens are strided (layout 0): copied once; converted, dequantized or repeated.
+    pub(crate) strided: [Distances; 2],
+    /// A layer whose values are behind the keys of each token (layout 1): copied once; converted or dequantized once.
+    pub(crate) adjacent: [Distances; 2],
+    /// Head-major layouts.
+    pub(crate) head_major: HeadMajor,
 }
 
-/// Bytes of the cache in a head's part of a tile, where a load goes head by head: memory is read in long pieces.
+/// How loads of head-major layouts with non-temporal stores go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadMajor {
+    /// Token by token.
+    Tokens(Distances),
+    /// Head by head: so many bytes of the cache in a head's part of a tile.
+    Heads(usize),
+}
+
+/// Bytes of the cache in a head's part of a tile, where a load by plain stores goes head by head.
 const HEAD_TILE_BYTES: usize = 4096;
 
 /// Bytes of T1 in a tile of a store: all heads go through it, one after the other, and it stays in the first-level
@@ -165,20 +176,19 @@ impl Tuning {
     /// Intel's Emerald Rapids (Xeon, family 6, model 207). Several streams are read at once, whatever the
     /// layout; short rows, so that prefetches come in small portions.
     pub(crate) const INTEL: Self = Self {
-        contiguous_copied: Distances { tile: 128 << 10, prefetch: 8 << 10 },
-        contiguous_converted: Distances { tile: 128 << 10, prefetch: 8 << 10 },
-        strided_copied: Distances { tile: 64 << 10, prefetch: 64 << 10 },
-        strided_converted: Distances { tile: 32 << 10, prefetch: 4 << 10 },
-        head_major: Some(Distances { tile: 256 << 10, prefetch: 8 << 10 }),
+        contiguous: [kib(128, 8), kib(128, 8)],
+        strided: [kib(64, 64), kib(32, 4)],
+        adjacent: [kib(128, 8), kib(128, 8)],
+        head_major: HeadMajor::Tokens(kib(256, 8)),
     };
 
-    /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four; head-major tiles of 4 KiB win.
+    /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four: what is adjacent is read in order, the
+    /// key and the value of one token after the other where they are copied, and head-major tiles are long.
     pub(crate) const AMD: Self = Self {
-        contiguous_copied: Distances { tile: 16 << 10, prefetch: 16 << 10 },
-        contiguous_converted: Distances { tile: 32 << 10, prefetch: 8 << 10 },
-        strided_copied: Distances { tile: 32 << 10, prefetch: 32 << 10 },
-        strided_converted: Distances { tile: 32 << 10, prefetch: 32 << 10 },
-        head_major: None,
+        contiguous: [kib(16, 16), kib(32, 8)],
+        strided: [kib(256, 4), kib(8, 8)],
+        adjacent: [kib(0, 0), kib(8, 8)],
+        head_major: HeadMajor::Heads(16 << 10),
     };
 }
 
@@ -193,7 +203,7 @@ impl Shape {
 
     fn plain_tiling(self, num_repeat: usize) -> Tiling {
         if self.is_head_major() {
-            return self.head_by_head();
+            return self.head_by_head(HEAD_TILE_BYTES);
         }
         let one_row = num_repeat == 1 && self.strides.token == self.token_len();
         let tokens = if one_row { usize::MAX } else { tokens_in(PLAIN_TILE_BYTES, self.token_bytes()) };
@@ -206,25 +216,27 @@ impl Shape {
     pub(crate) fn streamed_load(self, num_repeat: usize, whole_lines: bool, tuning: Tuning) -> Tiling {
         if self.is_head_major() {
             return match tuning.head_major {
-                None if whole_lines => self.head_by_head(),
+                HeadMajor::Heads(tile) if whole_lines => self.head_by_head(tile),
                 // Only token by token does a row follow the one before it in the outputs, and can share its last line.
-                distances => self.token_by_token(distances.unwrap_or(Self::JOINED), self.num_heads, false),
+                HeadMajor::Heads(_) => self.token_by_token(Self::JOINED, self.num_heads, false),
+                HeadMajor::Tokens(distances) => self.token_by_token(distances, self.num_heads, false),
             };
         }
-        let contiguous = self.strides.token <= 2 * self.token_len();
-        let distances = match (contiguous, self.kind) {
-            (true, Kind::Copied) => tuning.contiguous_copied,
-            (true, _) => tuning.contiguous_converted,
-            (false, Kind::Copied) if num_repeat == 1 => tuning.strided_copied,
-            (false, _) => tuning.strided_converted,
+        let (once, copied) = (num_repeat == 1, self.kind == Kind::Copied);
+        let [copies, others] = match self.strides.token {
+            token if token > 2 * self.token_len() && once => tuning.strided,
+            token if token > 2 * self.token_len() => [tuning.strided[1]; 2],
+            token if token == 2 * self.token_len() && once => tuning.adjacent,
+            _ => tuning.contiguous,
         };
+        let distances = if copied { copies } else { others };
         // A copy prefetches line by line; other rows all that they need at once, so these are better short.
-        let one_row = num_repeat == 1 && self.strides.token == self.token_len() && self.kind == Kind::Copied;
-        self.token_by_token(distances, if num_repeat == 1 { 1 } else { self.num_heads }, one_row)
+        let one_row = once && self.strides.token == self.token_len() && copied;
+        self.token_by_token(distances, if once { 1 } else { self.num_heads }, one_row)
     }
 
     /// Token by token where a machine prefers head by head.
-    const JOINED: Distances = Distances { tile: 32 << 10, prefetch: 8 << 10 };
+    const JOINED: Distances = kib(32, 8);
 
     /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is
     /// whole lines.
@@ -247,9 +259,9 @@ impl Shape {
         Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
 
-    fn head_by_head(self) -> Tiling {
+    fn head_by_head(self, tile: usize) -> Tiling {
         let neighbors = self.strides.token == self.head_dim;
-        let tokens = if neighbors { tokens_in(HEAD_TILE_BYTES, self.cache_head_bytes) } else { 1 };
+        let tokens = if neighbors { tokens_in(tile, self.cache_head_bytes) } else { 1 };
         Tiling { tokens, order: Order::HeadsOuter, rows: self.num_heads, one_row: false, prefetch: Some(0) }
     }
 
