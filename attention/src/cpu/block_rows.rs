@@ -215,21 +215,29 @@ impl<'a> BlockRows<'a> {
         to
     }
 
-    /// What is read when these rows have been: behind the block's keys its values, and behind them the keys of the next
-    /// block. Keys come with the scales of keys and values of the next block.
+    /// What is prefetched while these rows are read: into the first-level cache what is read after them, the values of
+    /// these keys or the keys of the next block; into the second, which holds more, the same of the next block. Keys
+    /// come with the scales of keys and values of the next block.
     fn ahead<'b>(self, call: &'b Call<'_>, kv: usize, next: BlockRows<'b>) -> Next<'b>
     where
         'a: 'b,
     {
         let [len, scale_len] = call.source.head_len();
-        let (kv_ahead, ahead) = if kv == KEY { (VALUE, self) } else { (KEY, next) };
+        let (kv_ahead, ahead) = match (call.prefetch_to_l1, kv) {
+            (true, KEY) => (VALUE, self),
+            (true, _) => (KEY, next),
+            (false, kv) => (kv, next),
+        };
+        // Those of the next head of these tokens may be in the lines that this head's are in.
+        let line = |head| call.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
+        let is_there = std::ptr::eq(self.offsets, next.offsets) && line(self.head) == line(next.head);
         Next {
             rows: call.source.head(kv_ahead, ahead.head).0,
             offsets: &ahead.offsets.cache,
             len,
             to_l1: call.prefetch_to_l1,
             scales: [KEY, VALUE].map(|kv| call.source.head(kv, next.head).1),
-            scale_offsets: if scale_len > 0 && kv == KEY { &next.offsets.scale } else { &[] },
+            scale_offsets: if scale_len > 0 && kv == KEY && !is_there { &next.offsets.scale } else { &[] },
             scale_len,
         }
     }

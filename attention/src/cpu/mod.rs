@@ -42,9 +42,6 @@
 //! a block at once. All else, to the same bits, is converted or dequantized by the cache's own functions
 //! ([`RowLoader`](kvcache_kernels::RowLoader)), a few rows at a time, into memory that stays in the first-level cache.
 //!
-//! # What is prefetched
-//! While the keys of a block are multiplied, its values; while these are, the keys of the next block.
-//!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `task` (a
 //! thread's work: query rows over pieces); `schedule` (queries and pieces to tasks); `prompt` (many query rows of one

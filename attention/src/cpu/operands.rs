@@ -87,8 +87,9 @@ pub(super) struct Call<'a> {
     pub(super) loaded_offsets: [usize; BLOCK],
     /// How many rows are loaded at once.
     pub(super) loaded_at_once: usize,
-    /// Whether what is read soon is prefetched into the first-level cache, which takes AMD's processors 0.8 to 0.9 of the
-    /// time (Zen 5); Intel's wait for few lines at once there.
+    /// Whether what is read soon is prefetched into the first-level cache, else into the second. With it AMD's
+    /// processors take 0.8 to 0.9 of the time (Zen 5) where a head's rows are contiguous; others are too far apart for
+    /// the few lines that one set of that cache holds. Intel's wait for few lines at once there.
     pub(super) prefetch_to_l1: bool,
     /// What products are multiplied with.
     pub(super) factor: f32,
@@ -132,6 +133,8 @@ impl<'a> Call<'a> {
         let codes = quant.and_then(|quant| code_functions(instructions, quant.bits, head_dim, quant.group));
         let integers = quant.and_then(|quant| Integers::new(instructions, quant, head_dim));
         let functions = functions(instructions, t1, floats);
+        let source = Source::new(problem);
+        let prefetch_to_l1 = is_amd() && !source.heads_are_adjacent();
         let width = head_dim.next_multiple_of(functions.lanes);
         let whole = head_dim.is_multiple_of(functions.lanes);
         let each = |bytes: usize| std::array::from_fn(|t| t * width * bytes);
@@ -140,7 +143,7 @@ impl<'a> Call<'a> {
             geometry,
             indices: problem.indices(),
             functions,
-            source: Source::new(problem),
+            source,
             loader,
             integers,
             codes,
@@ -158,7 +161,7 @@ impl<'a> Call<'a> {
             scratch_offsets: each(size_of::<f32>()),
             loaded_offsets: each(float_bytes),
             loaded_at_once: (LOADED_BYTES / (width * float_bytes).max(1) / SUMS * SUMS).clamp(SUMS, BLOCK),
-            prefetch_to_l1: is_amd(),
+            prefetch_to_l1,
             factor: 1.0 / (head_dim as f32).sqrt(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
             pointers: problem.pointers(),

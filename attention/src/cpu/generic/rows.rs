@@ -86,15 +86,17 @@ impl<'a> Next<'a> {
     /// Prefetches the scales of some rows.
     #[inline(always)]
     pub(crate) fn prefetch_scales(&self, rows: Range<usize>) {
-        let mut first = usize::MAX;
-        for &offset in self.scale_offsets.iter().take(rows.end).skip(rows.start) {
-            // Those of the rows before may reach into the line in which these begin.
-            if offset.wrapping_sub(first) < LINE {
+        let (mut first, offsets) = (usize::MAX, self.scale_offsets.get(rows).unwrap_or_default());
+        let are_near = offsets.first_chunk().is_some_and(|[a, b]| b.wrapping_sub(*a) < LINE);
+        // The scales of near rows, up to a line from the first, may reach into the next line.
+        let bytes = if are_near { LINE + self.scale_len } else { self.scale_len };
+        for &offset in offsets {
+            if are_near && offset.wrapping_sub(first) < LINE {
                 continue;
             }
             first = offset;
             for from in self.scales {
-                for at in (0..LINE + self.scale_len).step_by(LINE) {
+                for at in (0..bytes).step_by(LINE) {
                     prefetch(from.wrapping_add(offset + at), self.to_l1);
                 }
             }
