@@ -1,11 +1,11 @@
-"""The tiers' benchmark: pages put into stores and given back, against what moves the same bytes without one.
+"""The tiers' benchmark: sequences and pages that leave the cache and come back, against what moves the same bytes.
 
     bench_tiers.py                   everything; writes tiers.md and tiers.json in target/bench
     bench_tiers.py --quick           fewer rounds
     bench_tiers.py --filter files    only the groups whose names contain a word
 
-A page that is put is copied into a block with a checksum; one that is given back is verified and copied. Files are in
-memory where there is such a folder. The S3 server is one in Python: its figure is about waiting, not about bytes.
+A block that is put into files or S3 gets a checksum, and one that is read is verified. Files are in memory where there
+is such a folder. The S3 server is one in Python: its figures are about waiting, not about bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection
+from math import nan
 from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
@@ -24,7 +25,7 @@ from typing import Any
 
 from figures import Row, arguments, quotient, run
 from measure import Contender
-from native import Measured, Native
+from native import Measured, Native, WrongAnswer
 
 PAGES = 64
 ROWS = 256  # of 4096 bytes each: blocks of 1 MiB
@@ -40,9 +41,10 @@ class Blocks:
         """All pages moved in one way."""
         return Contender(name, 1, lambda _turn, _iterations: Measured(*self._blocks.measure(name)))
 
-    def row(self, store: str, above: str, below: str) -> Row:
+    def row(self, store: str, above: str, below: str, at_least: float) -> Row:
         """How many times as long one way takes as another."""
-        return Row(f"{store}: {above} of {below}", [self.contender(above), self.contender(below)], quotient)
+        contenders = [self.contender(above), self.contender(below)]
+        return Row(f"{store}: {above} of {below}", contenders, quotient, at_least=at_least)
 
 
 def swaps(native: Native) -> list[Row]:
@@ -60,24 +62,99 @@ def swaps(native: Native) -> list[Row]:
     return rows
 
 
-def host(native: Native, folder: Path) -> list[Row]:
-    """Against copies."""
-    blocks = Blocks(native, "host", folder, ROWS)
-    return [blocks.row("host", how, "copy") for how in ("put", "get", "chain")]
+def resident(native: Native) -> list[Row]:
+    """Steps of 256 sequences of known tokens, whose pages are all in the cache."""
+    without, with_tiers = (native.module.Steps(256, 2048, 1 << 23, 0, tiered) for tiered in (False, True))
+
+    def contender(name: str, steps: Any) -> Contender:
+        return Contender(name, 1, lambda _turn, _iterations: Measured(*steps.measure(False)))
+
+    name = "a step with tiers, all pages resident, of one without"
+    contenders = [contender("with tiers", with_tiers), contender("without", without)]
+    return [Row(name, contenders, quotient, at_most=1.05)]
+
+
+class Prefetch:
+    """A sequence that is swapped in from files: at once, from host memory, and behind a step as long as the first."""
+
+    def __init__(self, native: Native, folder: Path) -> None:
+        self._sequence = native.module.Swaps(3, folder / "prefetch")
+        self._far_ns = 0.0
+
+    def sample(self, how: str) -> Measured:
+        """One way; a step is as long as the last one from far away."""
+        if how == "far":
+            self._far_ns = self._sequence.swap_in(True)
+            return Measured(self._far_ns, nan)
+        step_ns = round(self._far_ns) if how == "behind a step" else None
+        return Measured(self._sequence.swap_in(how != "near", step_ns), nan)
+
+    def contender(self, how: str) -> Contender:
+        """One way."""
+        return Contender(how, 1, lambda _turn, _iterations: self.sample(how))
+
+
+def prefetch(native: Native, folder: Path) -> list[Row]:
+    """The part of the time for reading files that a step hides."""
+    case = Prefetch(native, folder)
+    contenders = [case.contender(how) for how in ("far", "near", "behind a step")]
+
+    def hidden(far: float, near: float, behind: float) -> float:
+        return (far - behind) / (far - near)
+
+    return [Row("of reading files, hidden behind a step as long", contenders, hidden, at_least=0.8)]
 
 
 def files(native: Native, folder: Path) -> list[Row]:
-    """Against writing and reading files."""
+    """Writing and reading files against putting and getting blocks."""
     blocks = Blocks(native, "files", folder, ROWS)
-    return [blocks.row("files", *ways) for ways in (("put", "write"), ("get", "read"), ("chain", "read"))]
+    ways = ("write", "put"), ("read", "get"), ("read", "chain")
+    return [blocks.row("files", *each, at_least=0.6) for each in ways]
+
+
+class Bare:
+    """As many objects, written and read one after the other by Python's HTTP client."""
+
+    def __init__(self, port: int, nbytes: int) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port)
+        self._bodies = [os.urandom(nbytes) for _ in range(PAGES)]
+
+    def request(self, method: str, i: int) -> bytes:
+        """The answer."""
+        body = self._bodies[i] if method == "PUT" else None
+        self._connection.request(method, f"/blocks/bare-{i}", body, {"Authorization": "AWS id:secret"})
+        response = self._connection.getresponse()
+        answer = response.read()
+        if response.status != 200:
+            raise WrongAnswer(f"{method}: {response.status}")
+        return answer
+
+    def sample(self, method: str) -> Measured:
+        """All of them."""
+        begin = time.perf_counter_ns()
+        answers = [self.request(method, i) for i in range(PAGES)]
+        wall = time.perf_counter_ns() - begin
+        if method == "GET" and answers != self._bodies:
+            raise WrongAnswer("other bytes are read than were written")
+        return Measured(wall, nan)
+
+    def contender(self, method: str) -> Contender:
+        """One way."""
+        return Contender(method, 1, lambda _turn, _iterations: self.sample(method))
 
 
 def s3(native: Native, folder: Path, port: int) -> list[Row]:
-    """A chain, whose blocks are asked for 16 at a time, against one block after the other."""
+    """The same bytes written and read against blocks; and a chain, whose blocks are asked for 16 at a time."""
     options = dict(aws_endpoint=f"http://127.0.0.1:{port}", allow_http="true", region="us-east-1")
     options |= dict(aws_access_key_id="id", aws_secret_access_key="secret")
-    blocks = Blocks(native, "s3://blocks", folder, ROWS // 16, **options)
-    return [blocks.row("S3", "chain", "get")]
+    blocks, bare = Blocks(native, "s3://blocks", folder, ROWS // 16, **options), Bare(port, ROWS // 16 * 4096 + 80)
+    put, get = bare.contender("PUT"), bare.contender("GET")
+    put.sample(0, 1)  # what is read is there
+    pairs = (put, "put"), (get, "get"), (get, "chain")
+    name = "S3: {} of {}".format
+    return [
+        Row(name(above.name, below), [above, blocks.contender(below)], quotient, at_least=0.8) for above, below in pairs
+    ]
 
 
 def start_server() -> tuple[subprocess.Popen[bytes], int]:
@@ -102,7 +179,8 @@ def start_server() -> tuple[subprocess.Popen[bytes], int]:
 def groups(native: Native, folder: Path, port: int) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """All groups by name."""
     yield "swaps", partial(swaps, native)
-    yield "host", partial(host, native, folder)
+    yield "resident", partial(resident, native)
+    yield "prefetch", partial(prefetch, native, folder)
     yield "files", partial(files, native, folder)
     yield "s3", partial(s3, native, folder, port)
 

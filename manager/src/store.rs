@@ -24,7 +24,7 @@ impl BlockKey {
     }
 
     /// A key of these bytes.
-    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 

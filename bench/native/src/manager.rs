@@ -46,40 +46,54 @@ pub(crate) struct Steps {
     seqs: Vec<SeqId>,
     /// The rows of each sequence when a measurement begins.
     lens: Vec<usize>,
+    /// Whether tokens are; then the next one is new, so that no page is as another.
+    is_known: bool,
+    next: u32,
 }
 
 #[pymethods]
 impl Steps {
     /// `batch` sequences of `kvlen` rows and up to a page more, so that their pages end in different steps, in a cache
-    /// of `max_t` slots. Beside them there are `idle` sequences of a row each, in no step.
+    /// of `max_t` slots. Beside them there are `idle` sequences of a row each, in no step. If `is_tiered` is given tokens
+    /// are known, and pages go to a host tier or nowhere.
     #[new]
-    fn new(batch: usize, kvlen: usize, max_t: usize, idle: usize) -> PyResult<Self> {
+    #[pyo3(signature = (batch, kvlen, max_t, idle, is_tiered=None))]
+    fn new(batch: usize, kvlen: usize, max_t: usize, idle: usize, is_tiered: Option<bool>) -> PyResult<Self> {
         let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
         let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
         let spec = builder.mode(Mode::Paged { page_size: PAGE_SIZE }).max_pages(kvlen / PAGE_SIZE + 6).build();
-        let mut manager = Manager::new(spec.map_err(refused)?).map_err(refused)?;
+        let spec = spec.map_err(refused)?;
+        let mut manager = match is_tiered {
+            Some(true) => with_tiers(spec)?,
+            _ => Manager::new(spec).map_err(refused)?,
+        };
+        let is_known = is_tiered.is_some();
         let lens: Vec<usize> = (0..batch).map(|i| kvlen + i % PAGE_SIZE).collect();
         let mut seqs = Vec::new();
         for &len in lens.iter().chain(std::iter::repeat_n(&1, idle)) {
             let seq = manager.create();
-            step(&mut manager, &[Append::count(seq, len)])?;
+            let tokens = vec![seqs.len() as u32; if is_known { len } else { 0 }];
+            step(&mut manager, &[if is_known { Append::tokens(seq, &tokens) } else { Append::count(seq, len) }])?;
             seqs.push(seq);
         }
         seqs.truncate(batch);
-        Ok(Self { manager, seqs, lens })
+        Ok(Self { manager, seqs, lens, is_known, next: 0 })
     }
 
     /// A step of one token for each sequence: begin_step, apply and commit, of the sequences in the same order as the
     /// last one or, if `changed`, in another.
     fn measure(&mut self, changed: bool) -> PyResult<Sample> {
-        let appends: Vec<_> = self.seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
-        let mut others = appends.clone();
-        others.rotate_left(usize::from(changed));
-        step(&mut self.manager, &appends)?;
+        let first = self.next;
+        self.next += STEPS as u32 + 1;
+        let tokens: Vec<[u32; 1]> = (first..self.next).map(|token| [token]).collect();
+        let is_known = self.is_known;
+        let append = |seq, token| if is_known { Append::tokens(seq, token) } else { Append::count(seq, 1) };
+        let of = |token| self.seqs.iter().map(|&seq| append(seq, token)).collect();
+        let mut steps: Vec<Vec<_>> = tokens.iter().map(|token| of(token.as_slice())).collect();
+        steps.iter_mut().skip(1).step_by(2).for_each(|step| step.rotate_left(usize::from(changed)));
+        step(&mut self.manager, &steps[0])?;
         let clocks = Clocks::start();
-        for i in 0..STEPS {
-            step(&mut self.manager, if i % 2 == 0 { &others } else { &appends })?;
-        }
+        steps[1..].iter().try_for_each(|appends| step(&mut self.manager, appends))?;
         let sample = sample(&clocks);
         self.cut_back()?;
         Ok(sample)
@@ -108,6 +122,18 @@ impl Steps {
         }
         Ok(sample(&clocks))
     }
+}
+
+/// A manager with a host tier.
+#[cfg(feature = "tiers")]
+fn with_tiers(spec: CacheSpec) -> PyResult<Manager> {
+    let tiers = kvcache_tiers::Tiers::new(kvcache_tiers::HostTier::new(1 << 30), [])?;
+    Manager::with_store(spec, std::sync::Arc::new(tiers)).map_err(refused)
+}
+
+#[cfg(not(feature = "tiers"))]
+fn with_tiers(_: CacheSpec) -> PyResult<Manager> {
+    Err(refused("this build has no tiers"))
 }
 
 impl Steps {

@@ -1,12 +1,16 @@
 //! A sequence that leaves the cache for host memory and comes back, beside a copy of its bytes.
 
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvcache_manager::op::Serial;
 use kvcache_manager::schema::{Axis, CacheLayout, ElementType};
-use kvcache_manager::{Append, CacheSpec, Error, Geometry, HostMemory, Manager, Mode, SeqId};
-use kvcache_tiers::{HostTier, Tiers};
+use kvcache_manager::{
+    Append, Block, BlockKey, BlockKind, BlockStore, CacheSpec, Error, Geometry, HostMemory, Manager, Mode, SeqId,
+};
+use kvcache_tiers::{FileTier, HostTier, Tier, Tiers};
 use ndarray::ArrayD;
 use pyo3::prelude::*;
 
@@ -16,12 +20,19 @@ use crate::team::{Clocks, Sample};
 /// Rows of a page, and of the sequence.
 const PAGE_SIZE: usize = 16;
 const ROWS: usize = 2048;
+/// No call to a store is cut short.
+const NEVER: Duration = Duration::from_secs(60);
+/// The name of a block that is no sequence's.
+const OTHER: BlockKey = BlockKey::from_bytes([7; 32]);
 
-/// A sequence of 64 MiB, in every other page of its cache.
+/// A sequence of 64 MiB, in every other page of its cache, and a host tier; files behind it where a folder is given.
 #[pyclass(unsendable)]
 pub(crate) struct Swaps {
     manager: Manager,
     seq: SeqId,
+    tiers: Arc<Tiers>,
+    /// One that leaves a host tier no room for others.
+    other_block: Block,
     cache: ArrayD<f32>,
     /// The sequence's rows.
     rows: Vec<f32>,
@@ -31,17 +42,24 @@ pub(crate) struct Swaps {
 #[pymethods]
 impl Swaps {
     #[new]
-    fn new(cache_layout: i64) -> PyResult<Self> {
+    #[pyo3(signature = (cache_layout, folder=None))]
+    fn new(cache_layout: i64, folder: Option<PathBuf>) -> PyResult<Self> {
         let geometry = Geometry { num_layer: 4, num_heads: 8, head_dim: 128, max_t: 2 * ROWS };
         let layout = CacheLayout::from_code(cache_layout).ok_or_else(|| refused(cache_layout))?;
         let builder = CacheSpec::builder(geometry).layout(layout).cache_type(ElementType::Float32);
         let spec = builder.mode(Mode::Paged { page_size: PAGE_SIZE }).build().map_err(refused)?;
-        let tiers = Tiers::new(HostTier::new(2 * (ROWS * spec.bytes_per_token()) as u64), [])?;
+        let capacity = 2 * (ROWS * spec.bytes_per_token()) as u64;
+        let files = folder.map(|folder| Ok::<_, PyErr>(Arc::new(FileTier::open(folder, capacity)?))).transpose()?;
+        let far = files.map(|files| Tier::new("files", files).deadline(NEVER).max_queued(capacity));
+        let tiers = Arc::new(Tiers::new(HostTier::new(capacity), far)?);
+        // With its header and checksum it is as large as the host tier.
+        let other_block = Block::new(BlockKind::Prefix, &OTHER, vec![0; capacity as usize - 80].into(), 1);
         let numbers = (0..ROWS * spec.bytes_per_token() / 2).map(|i| (i % 9973) as f32).collect();
         let cache = ArrayD::from_shape_vec(&spec.cache_shape()[..], numbers).map_err(refused)?;
-        let mut manager = Manager::with_store(spec, Arc::new(tiers)).map_err(refused)?;
+        let mut manager = Manager::with_store(spec, tiers.clone()).map_err(refused)?;
         let (other, seq) = (manager.create(), manager.create());
-        let mut this = Self { manager, seq, cache, rows: Vec::new(), copy: Vec::new() };
+        let other_block = other_block.map_err(refused)?;
+        let mut this = Self { manager, seq, tiers, other_block, cache, rows: Vec::new(), copy: Vec::new() };
         for _ in 0..ROWS / PAGE_SIZE {
             this.with(|manager, memory| {
                 let appends = [other, seq].map(|seq| Append::count(seq, PAGE_SIZE));
@@ -81,7 +99,39 @@ impl Swaps {
             "in" => back,
             _ => return Err(refused(how)),
         };
-        Ok((wall_ns as f64, cpu_ns as f64 / wall_ns as f64))
+        // One thread works: its processor time is what counts.
+        Ok((cpu_ns as f64, cpu_ns as f64 / wall_ns as f64))
+    }
+
+    /// Nanoseconds that swapping in takes when the blocks are in files, read while a step of `step_ns` nanoseconds runs
+    /// if there is one; without files, when they are near.
+    #[pyo3(signature = (far, step_ns=None))]
+    fn swap_in(&mut self, far: bool, step_ns: Option<u64>) -> PyResult<f64> {
+        let seq = self.seq;
+        self.with(|manager, memory| {
+            manager.swap_out(seq)?;
+            manager.update(memory)
+        })?;
+        if far {
+            // Evicts them, and goes.
+            self.tiers.put(&OTHER, self.other_block.clone()).map_err(refused)?;
+            self.tiers.delete(&OTHER).map_err(refused)?;
+            if !self.tiers.flush(NEVER) {
+                return Err(refused("the files are not written"));
+            }
+        }
+        self.cache.fill(-1.0);
+        if let Some(ns) = step_ns {
+            self.manager.prefetch(&[seq]).map_err(refused)?;
+            let step = Instant::now();
+            while step.elapsed() < Duration::from_nanos(ns) {
+                std::hint::spin_loop();
+            }
+        }
+        let begin = Instant::now();
+        self.with(|manager, memory| manager.swap_in(seq, memory).map(drop))?;
+        let wall_ns = begin.elapsed().as_nanos() as f64;
+        if self.rows()? != self.rows { Err(refused("other rows come back than went out")) } else { Ok(wall_ns) }
     }
 }
 
